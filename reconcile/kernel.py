@@ -21,7 +21,7 @@ try:
 except ImportError:
     _built = None
 
-VERSION: Final = 9
+VERSION: Final = 10
 """Of the source that this package comes with. A file built from another one is not used."""
 
 Column: TypeAlias = NDArray[Any]
@@ -60,17 +60,6 @@ class Kernel(Protocol):
     def encode(self, head: bytes, /, *columns: Column) -> bytes | None:
         """Ranges as bytes."""
 
-    def compose(
-        self,
-        head: bytes,
-        fingerprints: tuple[tuple[Column, ...], ...],
-        sets: tuple[tuple[object, ...], ...],
-        max_ranges: int,
-        max_items: int,
-        /,
-    ) -> tuple[int, int, bytes] | None:
-        """Pieces of an answer as bytes, with the numbers of ranges and items."""
-
     def places(self, index: RowsHandle, /, *columns: Column) -> bool:
         """Where spans without hashes begin and end."""
 
@@ -88,15 +77,6 @@ class Kernel(Protocol):
 
     def match(self, /, *columns: Column) -> None:
         """Where IDs belong among others."""
-
-    def differences(self, /, *columns: Column) -> int:
-        """Mark the IDs that one of two sides lacks."""
-
-    def describe(self, /, *columns: Column) -> None:
-        """What those IDs are."""
-
-    def narrow(self, /, *columns: Column) -> int:
-        """Runs of differences with their bounds."""
 
     def lattice(self, hashes: Column, state: Column, /) -> bool:
         """Add the expansions of hashes to a lattice sum; False: it was built without vectors."""

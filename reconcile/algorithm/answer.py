@@ -10,13 +10,11 @@ made over spans whose upper bound follows their lower one.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from reconcile import kernel
-from reconcile.codec import Payload, RangeKind, Ranges, encode, expressible, payload_head
+from reconcile.codec import Payload, RangeKind, Ranges, encode, expressible
 from reconcile.ids import (
     HASH_DTYPE,
     HASH_WORDS,
@@ -162,43 +160,11 @@ def compose(
         sets: likewise.
         allowed: how many ranges and items a payload may have.
     """
-    if kernel.compiled is not None:
-        written = _composed(
-            kernel.compiled, payload_head(cluster, shards), fingerprints, sets, allowed
-        )
-        if written is not None:
-            return written
     ranges = assemble(fingerprints, sets)
     count, items = len(ranges), len(ranges.items)
     if count > allowed[0] or items > allowed[1]:
         return Written(count, items, None)
     return Written(count, items, encode(Payload(cluster, shards, ranges)))
-
-
-def _composed(
-    own: kernel.Kernel,
-    head: bytes,
-    fingerprints: list[FingerprintPieces],
-    sets: list[SetPieces],
-    allowed: tuple[int, int],
-) -> Written | None:
-    """The same by compiled code; None if a bound has a hash."""
-    prints = tuple((*_columns(some), some.fingerprints) for some in fingerprints)
-    groups = tuple(
-        (*_columns(some), some.counts, some.items.timestamps, some.items.hashes, some.reconciled)
-        for some in sets
-    )
-    found = own.compose(head, prints, groups, *allowed)
-    if found is None:
-        return None
-    ranges, items, payload = found
-    fits = ranges <= allowed[0] and items <= allowed[1]
-    return Written(ranges, items, payload if fits else None)
-
-
-def _columns(pieces: FingerprintPieces | SetPieces) -> tuple[NDArray[Any], ...]:
-    lower, upper = pieces.lower, pieces.upper
-    return pieces.keys, lower.timestamps, lower.hashes, upper.timestamps, upper.hashes
 
 
 def assemble(fingerprints: list[FingerprintPieces], sets: list[SetPieces]) -> Ranges:

@@ -86,11 +86,12 @@ class Direct:
         return DirectReply(reply, ((lower, LOWEST[1]), (upper, LOWEST[1])), bool(whole))
 
     def _plan(self, held: int, sample: bytes) -> tuple[kernel.Column, ...]:
-        """How to go on, as columns: see `make_plan` in `reconcile/native/reply.c`."""
+        """How to go on, as columns: see `make_plan` in `reconcile/native/choice.c`."""
         rules, tuning = self.rules, self.rules.tuning
         known: Estimate | None = None
-        if rules.ordinal > 2:
-            known = likeliest(_sample_of(sample))
+        compared = _sample_of(sample)
+        if rules.ordinal > 2 and compared is not None:
+            known = likeliest(compared)
         large = held >= tuning.large_count if rules.large is None else rules.large
         plan = Plan(tuning, rules.ordinal, large, known)
         numbers = np.array(

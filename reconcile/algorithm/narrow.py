@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from reconcile import kernel
 from reconcile.algorithm.answer import SetPieces, piece_keys
 from reconcile.compare import leading_words, match
 from reconcile.ids import HASH_DTYPE, Bools, Ints, SyncIds, less
@@ -56,8 +55,6 @@ class Differences:
 
 def differences(local: Items, remote: Items) -> Differences:
     """Compare sets; set i is over the same span in both."""
-    if kernel.compiled is not None:
-        return _compared(kernel.compiled, local, remote)
     matched = match(local.ids, remote.ids)
     known = np.zeros(len(local.ids), np.bool_)
     known[matched.places[matched.found]] = True
@@ -84,36 +81,6 @@ def differences(local: Items, remote: Items) -> Differences:
     )
 
 
-def _compared(own: kernel.Kernel, local: Items, remote: Items) -> Differences:
-    """What ``differences`` gives, by compiled code."""
-    most = len(local.ids) + len(remote.ids)
-    marks, merged = np.empty(most, np.int64), np.empty(most, np.int64)
-    ours, theirs = local.ids, remote.ids
-    count = own.differences(
-        ours.timestamps, ours.hashes, theirs.timestamps, theirs.hashes, marks, merged
-    )
-    merged = merged[:count].copy()
-    ids = SyncIds(np.empty(count, np.int64), np.empty((count, HASH_BYTES), HASH_DTYPE))
-    is_ours, sets = np.empty(count, np.bool_), np.empty(count, np.int64)
-    next_local = np.empty(count, np.int64)
-    own.describe(
-        ours.timestamps,
-        ours.hashes,
-        local.offsets,
-        theirs.timestamps,
-        theirs.hashes,
-        remote.offsets,
-        marks[:count],
-        merged,
-        ids.timestamps,
-        ids.hashes,
-        is_ours,
-        sets,
-        next_local,
-    )
-    return Differences(ids, is_ours, sets, merged, next_local)
-
-
 def narrow_sets(found: Differences, local: Items, spans: Spans, sources: Ints) -> SetPieces:
     """Reconciled sets that show these differences to the peer.
 
@@ -123,10 +90,6 @@ def narrow_sets(found: Differences, local: Items, spans: Spans, sources: Ints) -
         spans: of the sets.
         sources: the question that each set belongs to.
     """
-    if kernel.compiled is not None:
-        pieces = _narrow_between_times(kernel.compiled, found, local, spans, sources)
-        if pieces is not None:
-            return pieces
     begins = np.ones(len(found), np.bool_)
     begins[1:] = found.merged[1:] != found.merged[:-1] + 1
     begins[1:] |= found.sets[1:] != found.sets[:-1]
@@ -140,41 +103,6 @@ def narrow_sets(found: Differences, local: Items, spans: Spans, sources: Ints) -
         lower,
         upper,
         counts,
-        found.ids[found.ours],
-        True,
-    )
-
-
-def _narrow_between_times(
-    own: kernel.Kernel, found: Differences, local: Items, spans: Spans, sources: Ints
-) -> SetPieces | None:
-    """What ``narrow_sets`` gives, by compiled code; None if a bound has, or needs, a hash."""
-    if spans.lower.has_hashes() or spans.upper.has_hashes():
-        return None
-    starts, lower, upper, counts = np.empty((4, len(found)), np.int64)
-    runs = own.narrow(
-        found.ids.timestamps,
-        found.ours,
-        found.sets,
-        found.merged,
-        found.next_local,
-        local.ids.timestamps,
-        local.offsets,
-        spans.lower.timestamps,
-        spans.upper.timestamps,
-        starts,
-        lower,
-        upper,
-        counts,
-    )
-    if runs < 0:
-        return None
-    starts = starts[:runs]
-    return SetPieces(
-        piece_keys(sources.take(found.sets.take(starts)), starts),
-        SyncIds.at_times(lower[:runs]),
-        SyncIds.at_times(upper[:runs]),
-        counts[:runs],
         found.ids[found.ours],
         True,
     )

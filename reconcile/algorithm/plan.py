@@ -196,10 +196,8 @@ class Sample:
     items: Ints
 
 
-def estimate(sizes: Ints, differs: NDArray[np.bool_]) -> Estimate | None:
-    """The most likely density of differences, given which of some ranges differ; None: of none."""
-    if not len(sizes):
-        return None
+def estimate(sizes: Ints, differs: NDArray[np.bool_]) -> Estimate:
+    """The most likely density of differences, given which of some ranges differ; one at least."""
     items = np.maximum(sizes, 1)
     magnitude = _by_size(items, lambda some: np.frexp(some.astype(np.float64))[1])
     total, different, summed = (
@@ -209,14 +207,12 @@ def estimate(sizes: Ints, differs: NDArray[np.bool_]) -> Estimate | None:
     return likeliest(Sample(int(sizes.min()), int(sizes.max()), total, different, summed))
 
 
-def likeliest(sample: Sample | None) -> Estimate | None:
-    """The most likely density of differences; None: nothing was compared.
+def likeliest(sample: Sample) -> Estimate:
+    """The most likely density of differences.
 
     Ranges of one magnitude count as equally large. If all differ, the density is one at which
     that is as likely as not.
     """
-    if sample is None:
-        return None
     used = sample.total > 0
     total, different = sample.total[used], sample.different[used].astype(np.float64)
     count, hit = int(total.sum()), int(different.sum())

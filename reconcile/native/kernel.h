@@ -15,7 +15,7 @@
 #include <string.h>
 
 /* Raised with every change of this directory; `reconcile.kernel` takes no other. */
-#define KERNEL_VERSION 9
+#define KERNEL_VERSION 10
 
 #define HASH_BYTES 32
 #define TIME_BYTES 8
@@ -152,12 +152,11 @@ static inline void take_back(PyThreadState *state)
 typedef PyObject *function(PyObject *, PyObject *const *, Py_ssize_t);
 
 function kernel_survey, kernel_parse, kernel_reply;
-function kernel_encode, kernel_compose;
+function kernel_encode, kernel_match;
 function kernel_places, kernel_split, kernel_probe, kernel_fingerprints, kernel_items;
 function kernel_fold;
 function kernel_balance, kernel_cuts, kernel_shorts;
 function kernel_insert, kernel_peel, kernel_find;
-function kernel_match, kernel_differences, kernel_describe, kernel_narrow;
 function kernel_lattice;
 
 #endif

@@ -6,10 +6,10 @@
     {#name, (PyCFunction)(void (*)(void))kernel_##name, METH_FASTCALL, NULL}
 
 static PyMethodDef methods[] = {
-    METHOD(reply), METHOD(survey), METHOD(parse),  METHOD(encode),      METHOD(compose),  METHOD(places),
-    METHOD(fingerprints), METHOD(items), METHOD(split),  METHOD(probe),    METHOD(match),
-    METHOD(differences), METHOD(describe), METHOD(narrow), METHOD(lattice), METHOD(fold),
-    METHOD(balance), METHOD(cuts), METHOD(shorts), METHOD(insert), METHOD(peel), METHOD(find),
+    METHOD(reply),  METHOD(survey), METHOD(parse), METHOD(encode),  METHOD(places),
+    METHOD(fingerprints), METHOD(items), METHOD(split), METHOD(probe), METHOD(match),
+    METHOD(lattice), METHOD(fold), METHOD(balance), METHOD(cuts), METHOD(shorts), METHOD(insert),
+    METHOD(peel), METHOD(find),
     {NULL, NULL, 0, NULL},
 };
 

@@ -23,6 +23,9 @@ typedef struct {
 int open_rows(rows_t *rows, PyObject *index);
 void close_rows(rows_t *rows);
 
+/* So many rows ahead of what is worked on memory is asked for. */
+#define AHEAD 12
+
 /* Where to look for ascending times: the last place that was found, and how far on that was. */
 typedef struct {
     Py_ssize_t chunk, place, step;
@@ -41,19 +44,26 @@ static inline Py_ssize_t search(const uint8_t *times, Py_ssize_t low, Py_ssize_t
     return low;
 }
 
-/* The same, beginning with steps as long as the last way was: bounds come evenly spread. */
-static inline Py_ssize_t search_on(const uint8_t *times, Py_ssize_t low, Py_ssize_t count,
-                                   Py_ssize_t step, int64_t wanted)
+/* The same, near a place where it may be: bounds come evenly spread. */
+static inline Py_ssize_t search_near(const uint8_t *times, Py_ssize_t low, Py_ssize_t high,
+                                     Py_ssize_t guess, int64_t wanted)
 {
-    Py_ssize_t first = low;
-    while (step < count - low) {
-        if (load(times, low + step) >= wanted)
-            return search(times, first, low + step, wanted);
-        low += step;
-        first = low + 1;
-        step *= 2;
+    Py_ssize_t step = 4;
+    guess = guess < high ? guess : high;
+    if (guess == high || load(times, guess) >= wanted) {
+        for (high = guess; step <= guess - low; guess -= step, step *= 2) {
+            if (load(times, guess - step) < wanted)
+                return search(times, guess - step + 1, high, wanted);
+            high = guess - step;
+        }
+        return search(times, low, high, wanted);
     }
-    return search(times, first, count, wanted);
+    for (low = guess + 1; step < high - guess; guess += step, step *= 2) {
+        if (load(times, guess + step) >= wanted)
+            return search(times, low, guess + step, wanted);
+        low = guess + step + 1;
+    }
+    return search(times, low, high, wanted);
 }
 
 static inline Py_ssize_t size_of(const rows_t *rows, Py_ssize_t chunk)
@@ -69,8 +79,11 @@ static inline Py_ssize_t rank(const rows_t *rows, finger_t *finger, int64_t want
         Py_ssize_t count = size_of(rows, finger->chunk);
         if (load(times, count - 1) < wanted)
             continue;
-        Py_ssize_t found = search_on(times, finger->place, count, finger->step, wanted);
-        finger->step = 1 + (found - finger->place) / 2;
+        Py_ssize_t guess = finger->place + (finger->step < count ? finger->step : count);
+        Py_ssize_t found = search_near(times, finger->place, count, guess, wanted);
+        finger->step = found - finger->place;
+        if (finger->step < (count - found) / AHEAD)
+            expect(times, found + AHEAD * finger->step, TIME_BYTES);
         finger->place = found;
         return (Py_ssize_t)load(rows->starts, finger->chunk) + found;
     }
@@ -107,9 +120,6 @@ static inline hash_t running(const rows_t *rows, Py_ssize_t *chunk, Py_ssize_t p
     return rows->count > 1 ? xored(own, load_hash(rows->bases, *chunk)) : own;
 }
 
-/* So many rows ahead of what is worked on memory is asked for. */
-#define AHEAD 12
-
 /* Ask for the running XOR up to a place, where that is easy to find. */
 static inline void expect_running(const rows_t *rows, int64_t place)
 {
@@ -119,18 +129,29 @@ static inline void expect_running(const rows_t *rows, int64_t place)
 
 /* ---- single hashes ------------------------------------------------------------------------ */
 
+#define SCANNED_AT_ONCE 4
+#define ROWS_AHEAD 32
+
 /* The first place from `from` to `to` of a chunk whose hash is the wanted one; else `to`. */
 static inline Py_ssize_t scan(const chunk_t *chunk, Py_ssize_t from, Py_ssize_t to, hash_t wanted)
 {
-    uint64_t before, after;
-    memcpy(&before, chunk->prefix + from * HASH_BYTES, sizeof before);
-    for (; from < to; from++, before = after) {
-        memcpy(&after, chunk->prefix + (from + 1) * HASH_BYTES, sizeof after);
-        if ((before ^ after) != wanted.words[0])
-            continue;
-        hash_t own = xored(load_hash(chunk->prefix, from), load_hash(chunk->prefix, from + 1));
-        if (same_hash(own, wanted))
-            return from;
+    const uint8_t *prefix = chunk->prefix;
+    while (from < to) {
+        Py_ssize_t end = to - from < SCANNED_AT_ONCE ? to : from + SCANNED_AT_ONCE;
+        uint64_t words[SCANNED_AT_ONCE + 1];
+        bool some = end - from < SCANNED_AT_ONCE;
+        if (!some) {
+            expect(prefix, from + ROWS_AHEAD, HASH_BYTES);
+            expect(prefix, from + ROWS_AHEAD + SCANNED_AT_ONCE / 2, HASH_BYTES);
+            for (int i = 0; i <= SCANNED_AT_ONCE; i++)
+                memcpy(&words[i], prefix + (from + i) * HASH_BYTES, sizeof *words);
+            for (int i = 0; i < SCANNED_AT_ONCE; i++)
+                some |= (words[i] ^ words[i + 1]) == wanted.words[0];
+        }
+        for (; some && from < end; from++)
+            if (same_hash(xored(load_hash(prefix, from), load_hash(prefix, from + 1)), wanted))
+                return from;
+        from = end;
     }
     return to;
 }

@@ -9,7 +9,6 @@ import random
 import threading
 from collections.abc import Callable
 from functools import partial
-from itertools import pairwise
 from random import Random
 from typing import TypeVar
 
@@ -19,8 +18,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reconcile import kernel
-from reconcile.algorithm.answer import FingerprintPieces, SetPieces, compose, piece_keys
-from reconcile.algorithm.narrow import differences, narrow_sets
 from reconcile.codec import Payload, encode
 from reconcile.compare import match
 from reconcile.ids import SyncId, SyncIds
@@ -59,70 +56,13 @@ def test_payloads_are_written_alike(random: Random, style: object, count: int, b
     assert first == second
 
 
-def answer_pieces(
-    rng: random.Random, ids: list[SyncId], spans: Spans
-) -> tuple[list[FingerprintPieces], list[SetPieces]]:
-    """Spans as pieces of several makings: two of fingerprints, two of sets."""
-    every = np.arange(len(spans))
-    kind = np.array([rng.randrange(5) for _ in every], np.int64)
-    prints, sets = [], []
-    for number in range(2):
-        at = every[kind == number]
-        some, words = spans[at], np.frombuffer(rng.randbytes(32 * len(at)), np.uint64)
-        prints.append(
-            FingerprintPieces(piece_keys(at), some.lower, some.upper, words.reshape(-1, 4))
-        )
-    for number in range(2, 5):
-        at = every[kind == number]
-        some = spans[at]
-        held = in_spans(ids, some.pairs())
-        sets.append(
-            SetPieces(
-                piece_keys(at),
-                some.lower,
-                some.upper,
-                np.diff(held.offsets),
-                held.ids,
-                number == 2,
-            )
-        )
-    return prints, sets
+# Comparing
 
 
 def whole_times(spans: Spans) -> Spans:
     """Spans whose bounds have no hashes, those of them that are not empty."""
     pairs = [((low, bytes(32)), (up, bytes(32))) for (low, _), (up, _) in spans.pairs()]
     return Spans.of([(lower, upper) for lower, upper in pairs if lower < upper])
-
-
-@pytest.mark.parametrize("world", WORLDS)
-@pytest.mark.parametrize("whole", [True, False])
-def test_answers_are_put_together_alike(world: str, whole: bool) -> None:
-    for seed in range(4):
-        rng = random.Random(seed)
-        ids = sorted(set(WORLDS[world](rng, 300)))
-        spans = random_spans(rng, ids, rng.choice((3, 60, 200)))
-        prints, sets = answer_pieces(rng, ids, whole_times(spans) if whole else spans)
-        if not whole:
-            prints = []  # their bounds are expressible in an answer
-        for allowed in ((10**6, 10**6), (20, 10**6), (10**6, 50)):
-            first, second = on_both(partial(compose, 1, (0,), prints, sets, allowed))
-            assert first == second
-
-
-def test_touching_sets_are_put_together_alike() -> None:
-    rng = random.Random(4)
-    for most in (0, 1, 40, 300, 1000):
-        counts = [rng.randrange(most + 1) for _ in range(60)]
-        ids = [(1000 * n + i, rng.randbytes(32)) for n, c in enumerate(counts) for i in range(c)]
-        edges = [(1000 * n, bytes(32)) for n in range(61)]
-        pairs = [pair for pair in pairwise(edges) if rng.random() < 0.9]
-        prints, sets = answer_pieces(rng, ids, Spans.of(pairs))
-        first, second = on_both(partial(compose, 1, (), prints, sets, (10**6, 10**6)))
-        assert first == second
-
-
-# Comparing
 
 
 @given(many_ids(times), many_ids(times), many_ids(times, 8))
@@ -141,20 +81,6 @@ def compare_sets(ours: list[SyncId], theirs: list[SyncId], spans: Spans) -> None
     matches = on_both(partial(match, local.ids, remote.ids))
     assert matches[0].places.tolist() == matches[1].places.tolist()
     assert matches[0].found.tolist() == matches[1].found.tolist()
-    first, second = on_both(partial(differences, local, remote))
-    for name in ("ids", "ours", "sets", "merged", "next_local"):
-        assert np.array_equal(getattr(first, name), getattr(second, name)), name
-    for chosen in (slice(None), first.ours, ~first.ours):
-        chosen_of = first.select(chosen)
-        places = np.arange(len(spans))
-        shown = on_both(partial(narrow_sets, chosen_of, local, spans, places))
-        same_pieces(*shown)
-
-
-def same_pieces(first: SetPieces, second: SetPieces) -> None:
-    for name in ("keys", "lower", "upper", "counts", "items"):
-        assert np.array_equal(getattr(first, name), getattr(second, name)), name
-    assert first.reconciled == second.reconciled
 
 
 # Asking the index
@@ -280,6 +206,11 @@ def test_columns_that_do_not_fit_are_refused() -> None:
     hashes, far = np.zeros((2, 32), np.uint8), np.array([0, 3])
     frozen = np.zeros(2, np.int64)
     frozen.flags.writeable = False
+    seven = np.zeros(7, np.int64)
+
+    def no_plan(_held: int, _sample: bytes) -> tuple[kernel.Column, ...]:
+        return ()
+
     for own in compiled_parts():
         refused: list[Callable[[], object]] = [
             partial(own.parse, b"\1\0", 0, *[two] * 8),
@@ -292,9 +223,13 @@ def test_columns_that_do_not_fit_are_refused() -> None:
             partial(own.items, handle, two, far, two, hashes),
             partial(own.items, handle, two, two, two, hashes),
             partial(own.match, two, hashes, two, hashes, one, two),
-            partial(own.differences, two, hashes, two, hashes, two, two),
             partial(own.encode, b"", two, hashes, one, hashes, one, one, two, hashes),
-            partial(own.compose, b"", ((one, one),), (), 1, 1),
+            partial(own.reply, handle, b"\1\0", 2, one, no_plan),
+            partial(own.reply, handle, b"\1\0", 3, seven, no_plan),
+            partial(own.reply, handle, b"\1\0", 2, seven - 1, no_plan),
+            partial(
+                own.reply, (handle[0], handle[1], one, handle[3]), b"\1\0", 2, seven + 1, no_plan
+            ),
         ]
         for call in refused:
             with pytest.raises(ValueError, match=r"fit|whole rows|negative"):

@@ -1,0 +1,153 @@
+"""A payload answered by one compiled call: the same as a turn, and only what is usual.
+
+Without a kernel every payload is answered by a turn, and both sides of a comparison are the same.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from reconcile import kernel
+from reconcile.ids import SyncId, SyncIds
+from reconcile.index import IndexView
+from reconcile.limits import CodecLimits, SessionLimits
+from reconcile.session import Begin, Result
+from reconcile.view import Answer, Read
+from tests.support.naive_view import NaiveView
+from tests.support.reconcile_pair import Node, initiator, join, responder
+from tests.unit.reconcile.worlds import WORLDS
+
+YEAR = 10**16
+HEAD = 4  # bytes of a payload in front of its ranges
+
+
+@dataclass
+class Watched:
+    """A view that notes how it was asked: at once, or step by step."""
+
+    view: IndexView
+    start_ns: int = 0
+    at_once: int = 0
+    steps: list[Read] = field(default_factory=list)
+
+    def needs(self, read: Read) -> None:
+        """Nothing."""
+
+    def answer(self, read: Read) -> Answer:
+        if read.direct is None:
+            self.steps.append(read)
+            return self.view.answer(read)
+        answer = self.view.direct(read.direct, self.start_ns)
+        self.at_once += answer.direct is not None
+        return answer
+
+
+def held(ids: list[SyncId]) -> Watched:
+    return Watched(IndexView.of(SyncIds.of(sorted(ids))))
+
+
+def differing(seed: int, count: int, apart: int) -> list[list[SyncId]]:
+    """What two sides have, at a time each."""
+    rng = random.Random(seed)
+    ids = [(time_ns, rng.randbytes(32)) for time_ns in rng.sample(range(YEAR), count + apart)]
+    return [sorted(ids[apart // 2 :]), sorted(ids[: apart // 2] + ids[apart:])]
+
+
+def said(nodes: tuple[Node, Node]) -> tuple[list[bytes], list[Result]]:
+    results = join(*nodes)
+    return nodes[0].payloads + nodes[1].payloads, list(results)
+
+
+@pytest.mark.parametrize("apart", [0, 1, 2, 30, 500, 4_000])
+@pytest.mark.parametrize("horizon", [0, YEAR // 3])
+def test_what_is_usual_takes_one_call(apart: int, horizon: int) -> None:
+    sets = differing(apart + horizon, 6_000, apart)
+    bound = (horizon, bytes(32))
+
+    def nodes() -> tuple[Node, Node]:
+        return initiator(held(sets[0])), responder(held(sets[1]), horizon=bound)
+
+    usual = nodes()
+    payloads, results = said(usual)
+    with kernel.python_only():
+        assert said(nodes()) == (payloads, results)
+    views = [node.view for node in usual]
+    for view in views:
+        assert isinstance(view, Watched)
+        if kernel.compiled is not None:
+            # The initiator measures its window; each payload that is no last word is one call.
+            assert len(view.steps) == (view is views[0])
+            assert view.at_once >= len(usual[views.index(view)].payloads) - 1
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_in_any_world_both_find_the_same(world: str) -> None:
+    for seed in range(6):
+        rng = random.Random(seed)
+        ids = sorted(set(WORLDS[world](rng, rng.choice((2, 60, 900)))))
+        sets = [[each for each in ids if rng.random() < share] for share in (0.9, 0.97)]
+        limits = SessionLimits(
+            payload=CodecLimits(
+                max_payload_bytes=rng.choice((9_000, 10**6)),
+                max_ranges=rng.choice((70, 10**5)),
+                max_elements=rng.choice((50, 10**5)),
+            ),
+            max_rounds=1_000,
+            max_differences=rng.choice((20, 10**5)),
+        )
+
+        def nodes(sets: list[list[SyncId]], limits: SessionLimits) -> tuple[Node, Node]:
+            first, second = held(sets[0]), held(sets[1])
+            return initiator(first, limits=limits), responder(second, limits=limits)
+
+        compiled = said(nodes(sets, limits))
+        with kernel.python_only():
+            assert said(nodes(sets, limits)) == compiled
+
+
+def test_an_index_does_not_answer_for_what_it_lacks() -> None:
+    sets = differing(5, 2_000, 40)
+    lower = sets[0][10]
+    for start_ns, answers in ((lower[0], True), (lower[0] + 1, False)):
+        first, second = held(sets[0]), Watched(IndexView.of(SyncIds.of(sets[1])), start_ns)
+        window = ((lower[0], bytes(32)), (2**63 - 1, bytes(32)))
+        whole = said((initiator(first, window=window), responder(second)))
+        assert (second.at_once > 0) == (answers and kernel.compiled is not None)
+        assert bool(second.steps) == (not second.at_once)
+        plain = said((initiator(held(sets[0]), window=window), responder(NaiveView(sets[1]))))
+        assert whole[1][0].to_send == plain[1][0].to_send
+        assert whole[1][0].to_receive == plain[1][0].to_receive
+
+
+Plan = tuple[kernel.Column, ...]
+
+
+def test_a_planner_that_gives_something_else_is_refused() -> None:
+    if kernel.compiled is None:
+        return
+    own = kernel.compiled
+    view, peer = held(differing(1, 50, 0)[0]).view, initiator(held(differing(2, 50, 0)[0]))
+    sent = peer.give(Begin())
+    assert sent is not None
+    payload = sent.payload
+    numbers = np.array([10**6, 10**6, 10**6, 10**6, 0, 2**63 - 1, 0])
+    short = tuple(np.zeros(n, np.int64) for n in (5, 1, 0, 0, 2, 1, 1, 1))
+
+    def asked(plan: Plan | None) -> object:
+        def planned(_held: int, _sample: bytes) -> Plan:
+            if plan is None:
+                raise KeyError("no plan")
+            return plan
+
+        return own.reply(view.rows.handle, payload, HEAD, numbers, planned)
+
+    plans: list[Plan] = [(), (numbers,) * 8, short]
+    for plan in plans:
+        with pytest.raises(ValueError, match=r"fit|whole rows"):
+            asked(plan)
+    with pytest.raises(KeyError):
+        asked(None)

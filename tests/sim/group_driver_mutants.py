@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -91,12 +92,16 @@ def _connected_and_well(self: Feed, link: Link) -> None:
     self._changed("")
 
 
+_SWALLOWED = 10
+"""So often that a participant does not leave, and the end of a run, which cancels twice as often,
+leaves nothing to the garbage collector: that cannot end a task that swallows everything."""
+
+
 async def _run_whatever_happens(self: Feed) -> None:
-    while True:
-        try:
+    for _ in range(_SWALLOWED):
+        with suppress(asyncio.CancelledError):
             await _RUN(self)
-        except asyncio.CancelledError:
-            continue
+    await _RUN(self)
 
 
 _RUN = Feed.run

@@ -8,7 +8,7 @@ from typing import Any
 
 from storenode.sds import channel
 from storenode.sds.behind import _Lack
-from storenode.sds.bloom import RollingFilter
+from storenode.sds.bloom import RollingFilter, Shape
 from storenode.sds.channel import MessageChannel
 from storenode.sds.claims import Claims, Proof, Verdict
 from storenode.sds.clock import Clock
@@ -46,16 +46,19 @@ def _at_the_end(self: Log, entry: LogEntry) -> int:
 _insert = Log.insert
 
 
-def _one_filter_is_enough(  # noqa: PLR0917 - as replaced
+def _one_filter_is_enough(
     self: OutgoingBuffer,
     seen: bytes,
+    shape: Shape,
     message: SdsMessage,
+    *,
     needed: int,
     max_error: float,
     resend_ms: int,
 ) -> list[Event]:
     events: list[Event] = []
-    for event in _witness(self, seen, message, needed, max_error, resend_ms):
+    bounds = {"needed": needed, "resend_ms": resend_ms}
+    for event in _witness(self, seen, shape, message, max_error=max_error, **bounds):
         if isinstance(event, PossiblyAcknowledged):
             self.remove(event.message_id)
             events.append(Acknowledged(event.message_id))
@@ -107,10 +110,10 @@ def _no_entries(*_: object) -> list[str]:
 
 
 def _offer_all(
-    self: Gaps, bloom_filter: bytes, sender_id: str, entries: Iterable[LogEntry], now_ms: int
+    self: Gaps, seen: bytes, shape: Shape, sender_id: str, entries: Iterable[LogEntry], *now: int
 ) -> list[str]:
     found = list(entries)
-    _look(self, bloom_filter, sender_id, found, now_ms)
+    _look(self, seen, shape, sender_id, found, *now)
     return [entry.message_id for entry in found]
 
 

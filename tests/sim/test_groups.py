@@ -19,6 +19,9 @@ def seen() -> Counter[str]:
     return Counter()
 
 
+pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+
+
 def run(seed: int, size: int, *, with_store: bool, seen: Counter[str]) -> GroupSummary:
     summary = simulate_group(seed, random.Random(seed), size, with_store=with_store)
     assert summary.members == size

@@ -47,10 +47,12 @@ TOGETHER = (SPARK, "tests/install/")
 APART = (f"{SPARK}test_cluster.py", f"{SPARK}test_docs.py")
 """Files of these folders that have processes of their own for most of what they do."""
 RUNBOOKS = "tests/deploy/test_runbooks.py"
-"""Whose tests have nothing in common, and take longer than all others of the folder."""
+MUTANTS = "tests/sim/test_mutants.py"
+SPLIT = (RUNBOOKS, MUTANTS)
+"""Files whose tests have nothing in common, and take longer than all others of their folders."""
 LONGEST = (
     *(*APART, *TOGETHER, "tests/faults/test_soak.py", RUNBOOKS),
-    "tests/deploy/test_composition.py",
+    *("tests/deploy/test_composition.py", "tests/faults/test_attacks.py"),
     *("tests/faults/test_upgrade.py", "tests/integration/demo/"),
 )
 """The longest first."""
@@ -58,7 +60,7 @@ LONGEST = (
 
 def _scope(nodeid: str) -> str | None:
     """What is given to a process as a whole, where that is not a file like any other."""
-    if nodeid.startswith(RUNBOOKS):
+    if nodeid.startswith(SPLIT):
         return nodeid
     return next((each for each in (*APART, *TOGETHER) if nodeid.startswith(each)), None)
 
@@ -81,8 +83,8 @@ class _WholeFiles(LoadFileScheduling):  # type: ignore[misc]  # xdist has no typ
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """One process more than there are cores, since many tests wait for processes of their own."""
-    return (os.cpu_count() or 1) + 1
+    """Two processes more than there are cores: most tests wait for processes of their own."""
+    return (os.cpu_count() or 1) + 2
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadFileScheduling:

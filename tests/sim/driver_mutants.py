@@ -462,7 +462,7 @@ DRIVERS = {
         "are left|do not become equal",
     ),
     "lets a session wait for ever": Mutant(
-        replace_with(exchange.Exchange, "keep", _keep_for_ever), "waits too long"
+        replace_with(exchange.Exchange, "keep", _keep_for_ever), "waits too long", 29
     ),
     "leaves the timer of a claimed session": Mutant(
         replace_with(exchange.Exchange, "claim", _claim_and_leave_the_timer), "that are over"
@@ -470,7 +470,7 @@ DRIVERS = {
     "forgets a session by half": Mutant(
         replace_with(exchange.Exchange, "_forget", _forget_half), "that are over|are left"
     ),
-    "waits for a silent peer for ever": Mutant(_plant_patience, "waited"),
+    "waits for a silent peer for ever": Mutant(_plant_patience, "waited", 26),
     "keeps the slots of callers": Mutant(
         replace_with(responder.Responder, "_slot", _slot_that_is_kept), "do not become equal"
     ),
@@ -530,7 +530,7 @@ DRIVERS = {
         replace_with(resume.Resumer, "_take", _count_before_storing), "has passed over"
     ),
     "hides the error of a resume": Mutant(
-        replace_with(resume.Resumer, "_fetch", _fetch_and_hide_the_error), "has passed over"
+        replace_with(resume.Resumer, "_fetch", _fetch_and_hide_the_error), "has passed over", 15
     ),
     "leaves out of its index what it writes": Mutant(
         replace_with(hot.HotIndex, "_ids_of", _ids_that_others_wrote), "lacks .* that are durable"
@@ -538,6 +538,7 @@ DRIVERS = {
     "passes over a commit that it could not read": Mutant(
         replace_with(hot.HotIndex, "_take_in_all", _take_in_or_pass_over),
         "lacks .* that are durable",
+        29,
     ),
     "prunes its index and leaves the floor": Mutant(
         replace_with(hot.HotIndex, "_raise_floor", _prune_below_the_floor),
@@ -548,7 +549,9 @@ DRIVERS = {
         "lacks .* that are durable|keeps what its database has lost",
     ),
     "opens a view of an index that is behind": Mutant(
-        replace_with(hot.HotIndex, "view_at", _view_of_what_is_there), "lacks .* that are durable"
+        replace_with(hot.HotIndex, "view_at", _view_of_what_is_there),
+        "lacks .* that are durable",
+        26,
     ),
     "forgets what came while it warmed up": Mutant(
         replace_with(hot.HotIndex, "_warm", _warm_and_forget_the_rest),

@@ -183,7 +183,9 @@ CORES = {
         replace_with(exchange, "Sessions", LaxSessions), "two sessions with one"
     ),
     "never forgives": Mutant(
-        replace_with(exchange, "PolicyMemory", LastingMemory), "time has come|do not become equal"
+        replace_with(exchange, "PolicyMemory", LastingMemory),
+        "time has come|do not become equal",
+        18,
     ),
     "leaves a gap": Mutant(replace_with(resume, "Resume", HastyResume), "has passed over"),
     "never looks back": Mutant(

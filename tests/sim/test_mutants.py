@@ -6,11 +6,15 @@ import re
 import pytest
 
 from sim.run import SimulationFailure, simulate
+from sim.world import World
 from tests.sim.driver_mutants import DRIVERS
 from tests.sim.mutants import CORES
 
 SEEDS = 120
 """A fault must show in one of so many runs; most show in the first."""
+
+EVENTS = 150_000
+"""More than in any run of these seeds without a fault; what goes round in circles has no end."""
 
 MUTANTS = CORES | DRIVERS
 
@@ -19,6 +23,7 @@ MUTANTS = CORES | DRIVERS
 def test_a_fault_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     mutant = MUTANTS[name]
     mutant.plant(monkeypatch)
+    monkeypatch.setattr(World, "max_events", EVENTS)
     for seed in range(mutant.first_seed, mutant.first_seed + SEEDS):
         try:
             simulate(seed, random.Random(seed))

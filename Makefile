@@ -19,7 +19,7 @@ TESTS := tests/faults tests/install tests/integration tests/embedded \
 	tests/sim tests/unit tests/interop tests/layering
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo gateway pipeline test check-browser sim bench soak fuzz fuzz-kernel hostile lint format types proto \
+.PHONY: help run demo gateway pipeline test check-browser check-azure sim bench soak fuzz fuzz-kernel hostile lint format types proto \
 	proto-check docs check-deploy audit-dependencies dist lock clean
 
 help: ## show this list
@@ -94,6 +94,10 @@ proto-check: $(DEV) ## check storenode/wire/, the style of proto/, and its compa
 # Not --quiet: it would also hide the warnings from --strict.
 docs: $(DOCS) ## build the documentation's site into build/site; a broken link is an error
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict $(ARGS)
+
+check-azure: $(DEV) ## try archives on Azurite, which npm installs below build/
+	npm install --prefix build/azurite --no-save --no-audit --no-fund --ignore-scripts azurite@3.35.0
+	AZURITE=$(CURDIR)/build/azurite/node_modules/.bin/azurite-blob $(MAKE) test ARGS=tests/integration/pipeline/test_other_stores.py
 
 check-deploy: $(DEV) ## validate deploy/ with docker-compose, promtool, kubectl, systemd-analyze and psql
 	@$(BIN)/python tools/generate_dashboard.py --check

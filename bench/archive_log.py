@@ -22,6 +22,7 @@ from unittest.mock import patch
 
 import psutil
 
+from bench.pipeline.cpu import apart
 from bench.support import report
 from store.pipeline import lake as lakes
 from store.pipeline.fingerprints import Fingerprint, Fingerprints
@@ -59,11 +60,14 @@ def main() -> None:
                 some = written[low : low + SHARDS]
                 added = {each.path: _noted(each) for each in some}
                 manifest.append(Entry(lake.version, added, [], _hours(some[0])))
-        del lake, manifest
-        _measure(Lake(path), files)
+        apart(_measure, path, files)
 
 
-def _measure(lake: Lake, files: int) -> None:
+@patch.object(lakes, "require_visible")
+def _measure(path: str, files: int, _: object) -> None:
+    """In a process of its own, since memory that was used once is not given back."""
+    lake = Lake(path)
+
     def batch(number: int) -> None:
         lake.renew()
         assert lake.unknown_days({}) == sorted(lake.digests())

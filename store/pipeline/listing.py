@@ -6,10 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 from hashlib import sha256
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Final
 from urllib.parse import unquote
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
@@ -25,13 +26,15 @@ Row = tuple[str, int, int, int, int]
 
 
 class Listing:
-    """The files of the state that a table was read in."""
+    """The files of the state that a table was read in, by day."""
 
     def __init__(self, table: DeltaTable) -> None:
         found = pa.table(table.get_add_actions(flatten=True)).select(_COLUMNS)
         found = found.rename_columns(_NAMES)
         days = found["day"].cast(pa.date32()).cast(pa.int32())
-        self._files = found.set_column(found.column_names.index("day"), "day", days)
+        found = found.set_column(found.column_names.index("day"), "day", days)
+        # A copy: while any of the columns is held, delta-rs keeps all that it gave.
+        self._files = found.take(pc.sort_indices(days))
 
     def __len__(self) -> int:
         """How many files there are."""
@@ -68,13 +71,14 @@ class Listing:
 
     def digests(self, days: Collection[int] | None = None) -> dict[int, str]:
         """By day what stands for the set of its files; of some days only if they are given."""
-        chosen = (
-            self._of(days).select(["day", "path"]).group_by("day").aggregate([("path", "list")])
-        )
+        chosen = self._of(days)
+        of_day = chosen["day"].to_numpy()
+        begins = np.flatnonzero(np.diff(of_day, prepend=of_day[:1] - 1))
         found: dict[int, str] = {}
-        for day, paths in zip(chosen["day"].to_pylist(), chosen["path_list"], strict=True):
-            names = sorted(f"/{_plain(each)}" for each in paths.as_py())
-            found[day] = sha256("\n".join(names).encode()).hexdigest()
+        for low, high in pairwise([*begins.tolist(), len(of_day)]):
+            paths = chosen["path"].slice(low, high - low).to_pylist()
+            names = sorted(f"/{_plain(each)}" for each in paths)
+            found[int(of_day[low])] = sha256("\n".join(names).encode()).hexdigest()
         return found
 
     def crowded(self) -> list[Row]:

@@ -47,6 +47,7 @@ _MAX_RETRIES: Final = 5
 _S3: Final = "s3://"
 _GOOGLE: Final = "gs://"
 _GOOGLE_ACCOUNTS: Final = ("GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_PATH")
+_AZURE_EMULATOR: Final = "AZURE_STORAGE_USE_EMULATOR"
 _AZURE_ENDPOINTS: Final = ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT")
 """What obstore and delta-rs read by themselves."""
 
@@ -271,6 +272,8 @@ def _in_clear(path: str, given: Mapping[str, str]) -> bool:
         ]
     else:
         named = [os.environ.get(name, "") for name in _AZURE_ENDPOINTS]
+        if os.environ.get(_AZURE_EMULATOR, "").lower() in {"1", "true", "on", "yes", "y"}:
+            return True
     return any(url.startswith("http://") for url in named)
 
 

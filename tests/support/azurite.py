@@ -16,21 +16,16 @@ from typing import Final
 
 from tests.support.ports import HeldPort
 
-ACCOUNT: Final = "devstoreaccount1"
-KEY: Final = (
+_ACCOUNT: Final = "devstoreaccount1"
+_KEY: Final = (
     "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 )
 """That of every Azurite; it is no secret."""
 
-CONTAINER: Final = "archives"
-URL: Final = f"abfss://{CONTAINER}@{ACCOUNT}.dfs.core.windows.net"
+_CONTAINER: Final = "archives"
+URL: Final = f"abfss://{_CONTAINER}@{_ACCOUNT}.dfs.core.windows.net"
 _VERSION: Final = "2021-08-06"
 _START_S: Final = 60.0
-
-
-def endpoint(port: HeldPort) -> str:
-    """What ``AZURE_STORAGE_ENDPOINT`` is for a server on a port."""
-    return f"http://{port.address}/{ACCOUNT}"
 
 
 @contextmanager
@@ -68,15 +63,15 @@ def _signed(port: HeldPort) -> urllib.request.Request:
     """The request that makes the container, signed with the account's key."""
     date = formatdate(usegmt=True)
     named = f"x-ms-date:{date}\nx-ms-version:{_VERSION}"
-    place = f"/{ACCOUNT}/{ACCOUNT}/{CONTAINER}\nrestype:container"
+    place = f"/{_ACCOUNT}/{_ACCOUNT}/{_CONTAINER}\nrestype:container"
     text = "PUT" + "\n" * 12 + f"{named}\n{place}"
-    digest = hmac.digest(b64decode(KEY), text.encode(), "sha256")
+    digest = hmac.digest(b64decode(_KEY), text.encode(), "sha256")
     return urllib.request.Request(
-        f"{endpoint(port)}/{CONTAINER}?restype=container",
+        f"http://{port.address}/{_ACCOUNT}/{_CONTAINER}?restype=container",
         method="PUT",
         headers={
             "x-ms-date": date,
             "x-ms-version": _VERSION,
-            "Authorization": f"SharedKey {ACCOUNT}:{b64encode(digest).decode()}",
+            "Authorization": f"SharedKey {_ACCOUNT}:{b64encode(digest).decode()}",
         },
     )

@@ -8,13 +8,15 @@ headers; everything else, the conditions too, is up to the store.
 from __future__ import annotations
 
 import http.client
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
 from typing import Final
 from urllib.parse import unquote
 
+from tests.support.pages import ROOT
 from tests.support.ports import HeldPort
 
 _PASSED: Final = {"content-type", "range", "if-none-match", "if-match"}
@@ -64,14 +66,28 @@ class _Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def google_dialect(port: HeldPort, behind: str) -> Iterator[None]:
-    """Listen on a port, for a server at HOST:PORT that lets everybody in."""
+    """Listen on a port, for a server at HOST:PORT that lets everybody in.
+
+    In a process of its own: delta-rs lets no other thread run while it waits for an answer.
+    """
+    command = [sys.executable, "-m", __spec__.name, str(port.number), behind]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as server:
+        try:
+            assert server.stdout is not None
+            assert server.stdout.readline() == b"ready\n"
+            yield
+        finally:
+            server.kill()
+
+
+def main(port: str, behind: str) -> None:
+    """Serve until the end."""
     handler = type("Handler", (_Handler,), {"behind": behind})
-    server = ThreadingHTTPServer(("127.0.0.1", port.number), handler)
-    thread = Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with ThreadingHTTPServer(("127.0.0.1", int(port)), handler) as server:
+        sys.stdout.write("ready\n")
+        sys.stdout.flush()
+        server.serve_forever()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -16,7 +16,6 @@ from store.pipeline.lake import Lake
 from store.pipeline.session import spark_session
 from tests.integration.database.filling import admitted, write
 from tests.integration.pipeline.world import batches
-from tests.support.azurite import KEY, endpoint
 from tests.support.ports import HeldPort
 from tests.support.postgres import PostgresServer
 
@@ -51,8 +50,8 @@ def profile(tmp_path_factory: pytest.TempPathFactory, azure: HeldPort) -> Iterat
         patch.setenv("AWS_CONFIG_FILE", str(path))
         patch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(path.with_name("none")))
         patch.setenv("GOOGLE_SERVICE_ACCOUNT", str(path.with_name("google.json")))
-        patch.setenv("AZURE_STORAGE_ENDPOINT", endpoint(azure))
-        patch.setenv("AZURE_STORAGE_ACCOUNT_KEY", KEY)
+        patch.setenv("AZURE_STORAGE_USE_EMULATOR", "true")
+        patch.setenv("AZURITE_BLOB_STORAGE_URL", f"http://{azure.address}")
         yield path
 
 

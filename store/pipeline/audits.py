@@ -41,13 +41,19 @@ up to there nothing is missing; null: from nowhere on, or of all channels.
 """
 
 
-def note_audit(lake: Lake, channels: DataFrame | pa.Table) -> None:
+def note_audit(lake: Lake, channels: DataFrame) -> None:
     """Add what an audit found; ``channels`` as by `causal.audited.channels_of`.
 
     Raises:
         PipelineError: it cannot be written.
     """
-    found = _worst_here(channels) if isinstance(channels, pa.Table) else _worst(channels)
+    everything = channels.agg(*(_sum(name) for name in _COUNTS)).select(
+        F.lit(None).cast("string").alias("channel"), *_COUNTS, _no_time().alias("point_ts")
+    )
+    worst = channels.orderBy(F.desc(F.col("missing") + F.col("incomplete")), "channel").select(
+        "channel", *_COUNTS, "point_ts"
+    )
+    found = everything.unionByName(worst.limit(MAX_CHANNELS)).toArrow()
     now = pa.scalar(time.time_ns() // 1_000, pa.int64()).cast(_TIME)
     micros = pc.divide(found["point_ts"], 1_000).cast(_TIME)
     columns = [pa.repeat(now, len(found)), *(found[name] for name in ("channel", *_COUNTS)), micros]
@@ -63,30 +69,6 @@ def note_audit(lake: Lake, channels: DataFrame | pa.Table) -> None:
         )
     except (DeltaError, OSError, ValueError) as error:
         raise of_store(path, error, "table of audits") from error
-
-
-def _worst_here(channels: pa.Table) -> pa.Table:
-    """The same as `_worst`, of rows that this process has."""
-    bad = pc.add(channels["missing"], channels["incomplete"])
-    ordered = channels.append_column("bad", bad).sort_by(
-        [("bad", "descending"), ("channel", "ascending")]
-    )
-    names = ["channel", *_COUNTS, "point_ts"]
-    sums = {name: pc.sum(channels[name]).as_py() or 0 for name in _COUNTS}
-    everything = pa.Table.from_pylist(
-        [sums], pa.schema([channels.schema.field(each) for each in names])
-    )
-    return pa.concat_tables([everything, ordered.slice(0, MAX_CHANNELS).select(names)])
-
-
-def _worst(channels: DataFrame) -> pa.Table:
-    everything = channels.agg(*(_sum(name) for name in _COUNTS)).select(
-        F.lit(None).cast("string").alias("channel"), *_COUNTS, _no_time().alias("point_ts")
-    )
-    worst = channels.orderBy(F.desc(F.col("missing") + F.col("incomplete")), "channel").select(
-        "channel", *_COUNTS, "point_ts"
-    )
-    return everything.unionByName(worst.limit(MAX_CHANNELS)).toArrow()
 
 
 def _sum(name: str) -> Column:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import reduce
-from operator import add
 from typing import Any, Final
 
 import pyarrow as pa
@@ -23,7 +21,6 @@ _NOTHING_LACKS: Final[dict[str, Any]] = {"missing_since": None, "naming_senders"
 MAX_SENDERS: Final = 3
 """Senders that are named of those whose messages name what a channel lacks."""
 
-_BAD: Final = ("missing", "incomplete", "violations", "cycles")
 _FAULTS: Final = ("missing", "incomplete", "violations", "cycles", "conflicts", "unsearched")
 
 
@@ -211,101 +208,13 @@ def reported(name: str, tables: Tables) -> Audited:
         list(map(_missed, missing)),
         [_violation(row) for row in of(VIOLATION, *order, "other")],
         [row.asDict() for row in cycles],
-        [_conflict(row.asDict()) for row in conflicts],
+        list(map(_conflict, conflicts)),
         [row["channel"] for row in of(UNSEARCHED, "channel")],
     )
 
 
-def reported_here(name: str, tables: Mapping[str, pa.Table]) -> Audited:
-    """The same of a history whose tables this process has, by name; Spark is not asked."""
-    channels, references, faults, conflicts = (
-        tables[each].to_pylist() for each in ("channels", "references", "faults", "conflicts")
-    )
-    counts = {"channels": len(channels)}
-    counts |= {each: sum(row[each] for row in channels) for each in _COUNTED}
-    counts["conflicts"] = len(conflicts)
-    unsearched = sorted(row["channel"] for row in faults if row["kind"] == UNSEARCHED)
-    counts["unsearched"] = len(unsearched)
-    worst = sorted(channels, key=lambda row: (-sum(row[each] for each in _BAD), row["channel"]))
-    lacking = _lacking_here(references)
-    violations = [row for row in faults if row["kind"] == VIOLATION]
-    order = ("ts", "channel", "message_id")
-    return Audited(
-        name,
-        counts,
-        [
-            {**_channel(row), **lacking.get(row["channel"], _NOTHING_LACKS)}
-            for row in worst[:MAX_LISTED]
-        ],
-        list(map(_missed, _least(_missing_here(references), "ts", "channel", "parent"))),
-        [_violation(row) for row in _least(violations, *order, "other")],
-        _least(_cycles_here(faults), "channel", "cycle"),
-        list(map(_conflict, _least(conflicts, *order))),
-        unsearched[:MAX_LISTED],
-    )
-
-
-def _least(rows: list[dict[str, Any]], *names: str) -> list[dict[str, Any]]:
-    """The first rows as Spark orders them: what is null comes first."""
-    return sorted(rows, key=lambda row: [_placed(row[name]) for name in names])[:MAX_LISTED]
-
-
-def _placed(value: Any) -> tuple[bool, Any]:  # noqa: ANN401 - a number or a text
-    return value is not None, 0 if value is None else value
-
-
-def _smallest(rows: list[dict[str, Any]], name: str) -> Any:  # noqa: ANN401 - of a column
-    return min((row[name] for row in rows if row[name] is not None), default=None)
-
-
-def _missing_here(references: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    by_parent: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for row in references:
-        by_parent.setdefault((row["channel"], row["parent"]), []).append(row)
-    return [
-        {
-            "channel": channel,
-            "parent": parent,
-            "named_by": len({row["message_id"] for row in rows}),
-            "who": min(rows, key=lambda row: (_placed(row["ts"]), _placed(row["hash"]))),
-            **{name: _smallest(rows, name) for name in ("hint", "elsewhere", "ts")},
-        }
-        for (channel, parent), rows in by_parent.items()
-    ]
-
-
-def _lacking_here(references: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    named: dict[str, dict[str | None, set[str]]] = {}
-    since: dict[str, int | None] = {}
-    for row in references:
-        senders = named.setdefault(row["channel"], {})
-        senders.setdefault(row["sender"], set()).add(row["parent"])
-        times = [each for each in (since.get(row["channel"]), row["ts"]) if each is not None]
-        since[row["channel"]] = min(times, default=None)
-    found = {}
-    for channel, senders in named.items():
-        order = sorted(senders, key=lambda each: (-len(senders[each]), each is None, each or ""))
-        found[channel] = {
-            "missing_since": since[channel],
-            "naming_senders": len(senders),
-            "named_by": order[:MAX_SENDERS],
-        }
-    return found
-
-
-def _cycles_here(faults: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    on: dict[tuple[str, str], set[str]] = {}
-    for row in faults:
-        if row["kind"] == CYCLE:
-            on.setdefault((row["channel"], row["other"]), set()).add(row["message_id"])
-    return [
-        {"channel": channel, "cycle": cycle, "messages": len(ids)}
-        for (channel, cycle), ids in on.items()
-    ]
-
-
 def _worse() -> Any:  # noqa: ANN401 - a column
-    return reduce(add, map(F.col, _BAD))
+    return F.col("missing") + F.col("incomplete") + F.col("violations") + F.col("cycles")
 
 
 def _first(rows: DataFrame, *order: Any) -> list[Row]:  # noqa: ANN401 - columns or their names
@@ -373,7 +282,7 @@ def _lamport(signed: int | None) -> int | None:
     return None if signed is None else signed % 2**64
 
 
-def _channel(row: Row | dict[str, Any]) -> dict[str, Any]:
+def _channel(row: Row) -> dict[str, Any]:
     found = {name: row[name] for name in ("channel", *_COUNTED)}
     complete = None
     if row["point_message_id"] is not None:
@@ -385,7 +294,7 @@ def _channel(row: Row | dict[str, Any]) -> dict[str, Any]:
     return {**found, "last_complete": complete}
 
 
-def _missed(row: Row | dict[str, Any]) -> dict[str, Any]:
+def _missed(row: Row) -> dict[str, Any]:
     return {
         "channel": row["channel"],
         "message_id": row["parent"],
@@ -398,7 +307,7 @@ def _missed(row: Row | dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _violation(row: Row | dict[str, Any]) -> dict[str, Any]:
+def _violation(row: Row) -> dict[str, Any]:
     return {
         "channel": row["channel"],
         "message_id": row["message_id"],
@@ -408,9 +317,9 @@ def _violation(row: Row | dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _conflict(row: dict[str, Any]) -> dict[str, Any]:
+def _conflict(row: Row) -> dict[str, Any]:
     hashes = [bytes(each).hex() for each in row["hashes"]]
-    return {**row, "hashes": hashes}
+    return {**row.asDict(), "hashes": hashes}
 
 
 def _channel_line(each: dict[str, Any]) -> str:

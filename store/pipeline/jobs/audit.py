@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 
 from store.pipeline.audits import note_audit
 from store.pipeline.causal.gone_through import WRITTEN, GoneThrough, Range
-from store.pipeline.causal.reported import Audited, reported, reported_here
+from store.pipeline.causal.reported import Audited, reported
 from store.pipeline.causal.written import Outputs
 from store.pipeline.claims import Tried, try_claims
 from store.pipeline.database import FOREVER
@@ -74,14 +74,12 @@ def audit(session: SparkSession, job: Auditing) -> Audited:
                     tables = GoneThrough(stack, _range(job), also=also).tables()
                 else:
                     tables = again.tables(recorded=job.record is not None)
-                here = None if again is None else again.here
-                name = job.side.name
-                result = reported(name, tables) if here is None else reported_here(name, here)
+                result = reported(job.side.name, tables)
             if outputs.wanted:
                 with shown(session, job.say, "write"):
                     outputs.write(tables)
             if job.record is not None:
-                note_audit(job.record, tables.channels if here is None else here["channels"])
+                note_audit(job.record, tables.channels)
                 if again is not None:
                     again.record(tables)
             result.output, result.missing_file = job.output, job.missing

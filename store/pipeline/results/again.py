@@ -62,9 +62,6 @@ class Again:
         self._onward: Onward | None = None
         self._gone: Tables | None = None
         self._parts: dict[str, list[Rows]] = {}
-        self.here: Mapping[str, pa.Table] | None = None
-        """What `tables` found, where it is in this process."""
-
         self._unread: DataFrame | None = None
 
     def tables(self, *, recorded: bool) -> Tables:
@@ -72,9 +69,8 @@ class Again:
         past = self._past
         if past is not None and not self._days:
             few = past.rows <= MAX_NEW_MESSAGES
-            return self._together(
-                {name: [past.local(name) if few else past.table(name)] for name in SCHEMAS}
-            )
+            rows = {name: [past.local(name) if few else past.table(name)] for name in SCHEMAS}
+            return _tables(self._side.session, rows)
         self._onward = None if past is None else self._judged(past)
         if past is None or self._onward is None:
             self._past = None
@@ -93,11 +89,6 @@ class Again:
             found["channels"].append(settled(self._with_unread(self._gone.channels)))
             found["references"].append(_with_hour(self._gone.references))
             found["conflicts"].append(self._gone.conflicts)
-        return self._together(found)
-
-    def _together(self, found: Mapping[str, Sequence[Rows]]) -> Tables:
-        if all(isinstance(each, pa.Table) for parts in found.values() for each in parts):
-            self.here = {name: each for name, (each,) in found.items()}
         return _tables(self._side.session, found)
 
     def record(self, found: Tables) -> None:

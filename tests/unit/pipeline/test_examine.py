@@ -108,7 +108,7 @@ def test_what_is_found_is_what_a_plain_audit_finds(given: list[Claim]) -> None:
     assert len(got[BLOCK]) == len(wanted.channels)
     for row in got[BLOCK]:
         channel = wanted.channels[row["channel"]]  # type: ignore[index]
-        assert row["counts"][: len(COUNTS)] == [channel.counts[name] for name in COUNTS]
+        assert row["counts"][: len(COUNTS)] == [channel.counts[name] for name in COUNTS]  # type: ignore[index]
         lamport = None if row["lamport"] is None else row["lamport"] % 2**64  # type: ignore[operator]
         point = None if lamport is None else (lamport, row["message_id"], row["ts"])
         assert point == channel.point

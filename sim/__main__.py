@@ -11,6 +11,7 @@ from sim.groups.limits import MAX_GROUP
 from sim.groups.run import simulate_group
 from sim.run import SimulationFailure, simulate
 from sim.scenario import MAX_NODES, MIN_NODES
+from sim.year.run import simulate_year
 
 
 def main() -> int:
@@ -33,6 +34,9 @@ def main() -> int:
     parser.add_argument(
         "--fixed", action="store_true", help="groups have the same options at each size and seed"
     )
+    parser.add_argument(
+        "--year", action="store_true", help="runs of a year in coarse steps, with upgrades"
+    )
     parser.add_argument("--trace", action="store_true", help="print what happens")
     given = parser.parse_args()
     if given.groups is not None and not 2 <= given.groups <= MAX_GROUP:
@@ -41,6 +45,8 @@ def main() -> int:
         parser.error("--with-store and --fixed are about groups: give --groups SIZE too")
     if given.groups is not None and (given.gossip is not None or given.nodes is not None):
         parser.error("--groups has neither gossip nor a number of nodes")
+    if given.year and (given.groups, given.gossip, given.nodes) != (None, None, None):
+        parser.error("--year has neither groups nor gossip nor a number of nodes")
     failed = 0
     for seed in range(given.seed, given.seed + given.count):
         try:
@@ -65,6 +71,8 @@ def _run(given: argparse.Namespace, seed: int) -> object:
             fixed=given.fixed,
             sink=sink,
         )
+    if given.year:
+        return simulate_year(seed, dice, sink=sink)
     if given.gossip is None:
         return simulate(seed, dice, nodes=given.nodes, sink=sink)
     beside = given.gossip == "beside"

@@ -73,7 +73,11 @@ class Peering:
             process.world_env,
         )
         self._resumer = Resumer(
-            ResumeConfig(peers=peers, slack_ns=scenario.offset_ns),
+            ResumeConfig(
+                peers=peers,
+                slack_ns=scenario.offset_ns,
+                online_interval_s=scenario.online_every_s,
+            ),
             caller=caller,
             online=self._store,
             writer=self._store,

@@ -14,6 +14,7 @@ from reconcile.limits import CodecLimits, SessionLimits, SummaryLimits
 from sim.dice import Dice, happens
 from sim.limits import NS_PER_MS, NS_PER_S
 from store.sync.index.limits import IndexLimits
+from store.sync.limits import ONLINE_INTERVAL_S
 from store.sync.transfer.limits import TransferLimits
 
 MINUTE_NS: Final = 60 * NS_PER_S
@@ -61,9 +62,9 @@ class Scenario:
     a store with the probability ``share``. ``ask_every_ns``: how often an operator has some node
     reconcile, 0: never. ``sds_share``: of all messages, those of SDS, some of which are looked up
     every ``seek_every_ns``. ``written_ids``: IDs that a node remembers of what it has written, for
-    its index. ``plain_nodes`` do not know keyed digests, and the links of
-    ``clear_nodes``, which are node IDs, are no secret. ``forged``: stores differ in sets that
-    have one XOR.
+    its index. ``online_every_s``: how often a node notes that it is on. ``plain_nodes`` do not
+    know keyed digests, and the links of ``clear_nodes``, which are node IDs, are no secret.
+    ``forged``: stores differ in sets that have one XOR.
     """
 
     stores: tuple[int, ...]
@@ -91,6 +92,7 @@ class Scenario:
     offset_ns: int
     wide_ns: int
     sessions: int
+    online_every_s: float
     silence_ns: int
     network_delay_ns: int
     disk_delay_ns: int
@@ -161,6 +163,7 @@ def drawn(dice: Dice, nodes: int | None = None) -> Scenario:
         offset_ns=dice.choice((0, NS_PER_S, 5 * NS_PER_S)),
         wide_ns=2 * interval_ns,
         sessions=dice.randint(1, 4),
+        online_every_s=ONLINE_INTERVAL_S,
         silence_ns=silence_ns,
         network_delay_ns=dice.choice((1, 10, 60)) * NS_PER_MS,
         disk_delay_ns=dice.choice((1, 5, 30)) * NS_PER_MS,

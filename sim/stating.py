@@ -43,7 +43,9 @@ class SimStatements:
         )
 
     def _replace(self, store_id: str, statements: Sequence[Statement], now_ns: int) -> None:
-        stated = self._process.database.stated
+        stated, horizon_ns = self._process.database.stated, self._process.database.horizon_ns
+        for store, found in stated.items():
+            stated[store] = [each for each in found if each.end_ns > horizon_ns]
         old = stated.get(store_id, [])
         start_ns, end_ns = statements[0].start_ns, statements[-1].end_ns
         about = [each for each in old if each.start_ns < end_ns and each.end_ns > start_ns]

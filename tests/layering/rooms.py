@@ -109,7 +109,7 @@ DRIVERS = frozenset(
     {f"store.sync.session.{name}" for name in ("exchange", "initiator", "reconciling", "responder")}
     | {"store.sync.session.verifying"}
     | {f"store.sync.{name}.driver" for name in ("resume", "schedule", "transfer")}
-    | {"sim", "sim.gossiping", "sim.groups"}
+    | {"sim", "sim.gossiping", "sim.groups", "sim.year"}
     | {"store.gossip.driver", "store.sync.index", "store.sync.lookup", "store.sync.online"}
 )
 

@@ -38,6 +38,7 @@ from typing import Final, TypeAlias
 
 from store.domain.environment import Random
 from store.domain.ports import PeerAddress
+from store.sync.limits import ONLINE_INTERVAL_S
 from storenode.message.limits import NS_PER_S
 
 SHORTEST_GAP_NS: Final = 15 * NS_PER_S
@@ -54,12 +55,14 @@ LONGEST_FETCH_NS: Final = 600 * NS_PER_S
 class ResumeConfig:
     """``slack_ns``: how far before "last online" the gap begins, for clocks that differ.
 
-    ``shortest_ns``: a shorter time off is no gap.
+    ``shortest_ns``: a shorter time off is no gap. ``online_interval_s``: how often it is noted
+    that the store is online.
     """
 
     peers: tuple[PeerAddress, ...]
     slack_ns: int
     shortest_ns: int = SHORTEST_GAP_NS
+    online_interval_s: float = ONLINE_INTERVAL_S
 
 
 @dataclass(frozen=True, slots=True)

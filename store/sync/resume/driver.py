@@ -28,7 +28,6 @@ from store.domain.ports import (
 )
 from store.messages.transfer import MalformedMessage
 from store.sync.errors import PeerSilent, ProtocolBroken
-from store.sync.limits import ONLINE_INTERVAL_S
 from store.sync.resume.core import (
     LONGEST_FETCH_NS,
     Advance,
@@ -96,6 +95,7 @@ class Resumer:
         ``failed`` is told why what a peer was asked for did not come.
         """
         self._peers = config.peers
+        self._online_interval_s = config.online_interval_s
         self._machine = Resume(config, environment.random)
         self._caller = caller
         self._online = online
@@ -134,7 +134,7 @@ class Resumer:
             await self._resume()
         while True:
             await self._note(self._environment.now_ns())
-            await asyncio.sleep(ONLINE_INTERVAL_S)
+            await asyncio.sleep(self._online_interval_s)
 
     async def stop(self) -> None:
         """Note the time at which the store goes off."""

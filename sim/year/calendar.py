@@ -1,0 +1,99 @@
+"""How long a simulated year is, and what happens in it; and the scenario that follows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Final
+
+from reconcile.algorithm.plan import Tuning
+from reconcile.limits import SessionLimits, SummaryLimits
+from sim.dice import Dice
+from sim.scenario import Faults, Scenario, drawn
+from store.domain.partitioning import DAY_NS
+from store.sync.index.limits import IndexLimits
+from store.sync.transfer.limits import TransferLimits
+from storenode.message.limits import NS_PER_S
+
+STORES: Final = 3
+HOUR_NS: Final = 3_600 * NS_PER_S
+
+
+@dataclass(frozen=True, slots=True)
+class Calendar:
+    """``days`` in all, in months of ``month_days``, which is also how long messages are kept."""
+
+    days: int = 365
+    month_days: int = 30
+
+    @property
+    def retention_ns(self) -> int:
+        """Age at which messages are dropped."""
+        return self.month_days * DAY_NS
+
+    @property
+    def certificate_days(self) -> int:
+        """How long a certificate is valid."""
+        return 3 * self.month_days
+
+    def upgrades(self, day: int) -> int | None:
+        """Which of the two phases of an upgrade is on this day: 0, 1, or None."""
+        in_month = day % self.month_days
+        return in_month - 1 if in_month in (1, 2) else None
+
+    def archive_is_away(self, day: int) -> bool:
+        """The archive cannot be written for longer than messages are kept, in the first months."""
+        return self.month_days // 2 <= day < 2 * self.month_days
+
+    def renewed_with(self, day: int) -> int:
+        """How many days are left of a certificate that is renewed on this day.
+
+        Those that end in the second half are renewed too late.
+        """
+        middle = self.days // 2 - self.month_days // 3
+        late = middle <= day < middle + self.certificate_days
+        return -self.month_days // 3 if late else self.certificate_days // 3
+
+    @property
+    def replaced_on(self) -> int:
+        """When the last node is replaced, and what it holds is thrown away."""
+        return self.days // 3
+
+
+SHORT: Final = Calendar(days=36, month_days=9)
+"""Four months of nine days: what a test has time for."""
+
+
+def scenario_of(dice: Dice) -> Scenario:
+    """Three stores that call each other: the faults of the year are those of its calendar."""
+    everyone = [tuple(other for other in range(STORES) if other != one) for one in range(STORES)]
+    return replace(
+        drawn(dice, STORES),
+        stores=tuple(range(STORES)),
+        peers=tuple(everyone),
+        retention_ns=(None,) * STORES,
+        partition_ns=DAY_NS,
+        history=0,
+        moments=1,
+        clients=2,
+        publish_every_ns=3 * HOUR_NS,
+        ask_every_ns=0,
+        sds_share=0.0,
+        large_share=0.0,
+        small_nodes=frozenset(),
+        plain_nodes=frozenset(range(STORES)),
+        clear_nodes=frozenset(),
+        forged=False,
+        interval_ns=8 * HOUR_NS,
+        wide_ns=24 * HOUR_NS,
+        range_ns=24 * HOUR_NS,
+        offset_ns=NS_PER_S,
+        index=IndexLimits(settle_s=6 * 3_600.0),
+        index_window_ns=2 * DAY_NS,
+        written_ids=1_000,
+        online_every_s=3_600.0,
+        limits=SessionLimits(),
+        tuning=Tuning(),
+        transfer=TransferLimits(),
+        summary=SummaryLimits(),
+        faults=Faults(**dict.fromkeys([each.name for each in fields(Faults)], 0)),
+    )

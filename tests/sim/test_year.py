@@ -1,0 +1,65 @@
+"""A short year: what days leave behind is dropped, and the simulator notices where it is not."""
+
+import random
+import re
+
+import pytest
+
+from sim.run import SimulationFailure
+from sim.year import keeping
+from sim.year.calendar import SHORT
+from sim.year.run import simulate_year
+from store.domain.ports import SyncOutcome
+from store.domain.retention import PrunePlan
+from store.sync.session.exchange import Account, Exchange
+from tests.sim.planting import Mutant, replace_with
+
+OBSERVE = Exchange.observe
+
+
+def hoarding(exchange: Exchange, account: Account, outcome: SyncOutcome) -> SyncOutcome:
+    """Keeps every session for as long as the node runs."""
+    exchange.__dict__.setdefault("hoard", []).append((account, outcome, [[] for _ in range(20)]))
+    return OBSERVE(exchange, account, outcome)
+
+
+def dropping_nothing(*_tables: object, **_given: object) -> PrunePlan:
+    """Leaves all partitions where they are."""
+    return PrunePlan(())
+
+
+MUTANTS = {
+    "keeps what it knew of each session": Mutant(
+        replace_with(Exchange, "observe", hoarding), "memory of n0 .* grows"
+    ),
+    "drops no partition": Mutant(
+        replace_with(keeping, "plan_prune", dropping_nothing), "(messages|commits) of .* grows"
+    ),
+    "drops what is not archived": Mutant(
+        replace_with(keeping.Archive, "has_all", lambda *_: True), "neither held nor archived"
+    ),
+}
+
+
+def test_nothing_grows_and_nothing_is_lost() -> None:
+    summary = simulate_year(0, random.Random(0), SHORT)
+    assert summary.days == SHORT.days
+    # What was to happen did.
+    assert summary.upgrades == 3 * SHORT.days // SHORT.month_days
+    assert summary.crashes
+    assert summary.refused
+    assert summary.dropped > 3 * (SHORT.days - SHORT.month_days) // 2
+    assert 0 < summary.archived <= summary.messages
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_fault_that_shows_with_the_days_is_found(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mutant = MUTANTS[name]
+    mutant.plant(monkeypatch)
+    with pytest.raises(SimulationFailure) as failure:
+        simulate_year(mutant.first_seed, random.Random(mutant.first_seed), SHORT)
+    first, *others = str(failure.value).splitlines()
+    assert re.search(mutant.finding, first)
+    assert others[-1] == "repeat it with: python -m sim --year --seed 0 --trace"

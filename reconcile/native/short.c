@@ -245,8 +245,7 @@ static int64_t balance_to(const slicer_t *slicer, Py_ssize_t chunk, Py_ssize_t p
     return sum;
 }
 
-/* Where bounds are, within limits; false: they do not ascend. Rows that will be read are asked for,
- * and so are times about where the next bound will be. */
+/* Where bounds are, within limits; false: they do not ascend. Rows that will be read are asked for. */
 static bool place_all(const slicer_t *slicer)
 {
     const rows_t *rows = slicer->rows;
@@ -258,10 +257,7 @@ static bool place_all(const slicer_t *slicer)
         if (time < before)
             return false;
         before = time;
-        Py_ssize_t last = finger.place;
         int64_t place = time == MAX_TIME ? rows->length : rank(rows, &finger, time);
-        if (finger.chunk < rows->count && 2 * finger.place - last < size_of(rows, finger.chunk))
-            expect(rows->chunks[finger.chunk].times, 2 * finger.place - last, TIME_BYTES);
         place = place < low ? low : place > high ? high : place;
         expect_running(rows, place);
         if (rows->count == 1)

@@ -222,11 +222,17 @@ def _config(
 
 
 def _filters(shape: FilterShape, messages: int) -> tuple[FilterShape, ...]:
-    """Other sizes and numbers of hashes in one of three groups."""
+    """Other sizes and numbers of hashes in one of three groups.
+
+    Each length in bytes has one shape: a filter of the own length is taken for one of the own shape
+    as long as it does not hold enough to be known for another.
+    """
     if messages % 3:
         return (shape,)
     larger = FilterShape(2 * shape.capacity, shape.error_rate)
-    return shape, larger, FilterShape(shape.capacity, shape.error_rate / 20)
+    surer = FilterShape(shape.capacity, shape.error_rate / 20)
+    by_size = {each.size_bytes: each for each in (larger, surer, shape)}
+    return tuple(by_size[size] for size in sorted(by_size))
 
 
 def _limits(dice: Dice) -> RequestLimits:

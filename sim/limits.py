@@ -17,10 +17,6 @@ CHECK_EVERY_EVENTS: Final = 64
 MAX_EVENTS: Final = 300_000
 """In one run; more means that something goes round in circles."""
 
-COLLECT_AFTER_OBJECTS: Final = 500_000
-"""So many new objects may wait for the garbage collector: nearly all live on, and collecting took
-half the time of a run of a group of 10,000."""
-
 MAX_WAITING_EVENTS: Final = 5_000
 """Timers and frames under way at one moment, of all nodes together."""
 

@@ -12,6 +12,7 @@ from tests.deploy.runbooks.archives import archives
 from tests.deploy.runbooks.clusters import clusters
 from tests.deploy.runbooks.databases import calls, maintenance
 from tests.deploy.runbooks.disks import disks
+from tests.deploy.runbooks.gateways import gateways
 from tests.deploy.runbooks.nodes import nodes
 from tests.deploy.runbooks.page import RUNBOOKS
 from tests.deploy.runbooks.peers import peers, sets
@@ -35,14 +36,13 @@ CASES: Final[Mapping[Callable[[World], None], tuple[str, ...]]] = {
     clusters: ("standby-missing", "replication-lag", "commits-lost", "database-host-refused"),
     disks: ("disk-running-out", "disk-full", "postgres-restarting"),
     archives: ("retention-blocked-by-archive", "archive-behind"),
+    gateways: ("gateway-down", "gateway-without-node"),
     sets: ("forged-fingerprint", "differences-not-shrinking"),
 }
 """What each case carries out."""
 
 NOT_HERE: Final[Mapping[str, str]] = {
     "node-restarting": "It asks systemd, Kubernetes and the kernel, which restart and kill nodes.",
-    "gateway-down": "It asks systemd and Kubernetes; the gateway's own tests end and start it.",
-    "gateway-without-node": "Tests of the gateway's process take its node away and give it back.",
 }
 """Pages that are not carried out here, and why."""
 

@@ -49,14 +49,15 @@ class History:
     """Scrapes, each with the number of minutes for which it stands."""
 
     directory: Path
+    job: str = "storenode"
     _periods: list[tuple[int, dict[str, float]]] = field(default_factory=list)
 
     def lasts(self, minutes: int, *targets: str) -> None:
-        """Scrape some HOST:PORT, as the job storenode, for so many minutes from now on."""
+        """Scrape some HOST:PORT, as the job, for so many minutes from now on."""
         begins_s = 60 * (BEGINS_MIN + self._minutes)
         taken: dict[str, float] = {}
         for target in targets:
-            taken |= _scraped(target, begins_s)
+            taken |= _scraped(self.job, target, begins_s)
         self._periods.append((minutes, taken))
 
     def is_true(self, alert: str) -> bool:
@@ -116,8 +117,8 @@ class History:
         return path
 
 
-def _scraped(target: str, begins_s: float) -> dict[str, float]:
-    labels = f'job="storenode",instance="{target}"'
+def _scraped(job: str, target: str, begins_s: float) -> dict[str, float]:
+    labels = f'job="{job}",instance="{target}"'
     try:
         text = get(target, "/metrics")[1]
     except (OSError, HTTPException):

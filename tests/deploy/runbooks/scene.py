@@ -117,7 +117,8 @@ class World:
 
     def incident(self, name: str, *targets: str, **details: Any) -> Incident:  # noqa: ANN401
         """An incident of a page; ``details`` are fields of `Incident`."""
-        history = History(self.directory)
+        job = "storenode-gateway" if name.startswith("gateway-") else "storenode"
+        history = History(self.directory, job)
         return Incident(Page(name), history, targets, self.resolved, **details)
 
 

@@ -183,16 +183,18 @@ class Lacks:
         self.incomparable.pop(sender_id, None)
         bits = int.from_bytes(unread.bits)
         lacking = bits & ~known
+        if lacking and _inserted(shape, bits) >= reach:
+            # What the peer has shown before is neither more nor less true.
+            self._cannot_compare(sender_id)
+            return
         if sender_id in self.peers:
             self.peers[sender_id].reshape(shape)
         if not lacking:
             self._agreed(sender_id, unread.received_ms)
-        elif _inserted(shape, bits) >= reach:
-            self._cannot_compare(sender_id)
-        else:
-            lack = self._lack(sender_id, shape, unread.received_ms)
-            if lack is not None:
-                lack.fresh |= lacking
+            return
+        lack = self._lack(sender_id, shape, unread.received_ms)
+        if lack is not None:
+            lack.fresh |= lacking
 
     def _cannot_compare(self, sender_id: str) -> None:
         self.incomparable[sender_id] = None

@@ -296,12 +296,12 @@ class DatabaseFeed:
             place = (cursor.position, cursor.token)
             if cursor.store_id != self._database.store_id:
                 raise CursorOutOfRange(FOREIGN)
+            # Looked at first: what a standby replays meanwhile is found after it, and not lost.
+            is_ahead = self._read_only and place[0] > (await newest(connection))[0]
             if not cursor.sealed and not await is_held(connection, place):
-                raise CursorOutOfRange(NOT_HELD)
+                raise StoreUnavailable(BEHIND) if is_ahead else CursorOutOfRange(NOT_HELD)
             if not await is_served(connection, place):
-                if self._read_only and place[0] > (await newest(connection))[0]:
-                    raise StoreUnavailable(BEHIND)
-                raise CursorOutOfRange(LOST)
+                raise StoreUnavailable(BEHIND) if is_ahead else CursorOutOfRange(LOST)
             return FeedPosition(
                 place, None if cursor.hash is None else (cursor.timestamp, cursor.hash)
             )

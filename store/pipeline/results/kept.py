@@ -106,15 +106,22 @@ def to_merge(files: Sequence[tuple[str, int]]) -> list[str]:
     return newest[::-1] if len(newest) >= MERGED_AT else []
 
 
-def merged(numbered: Iterable[tuple[int, pa.RecordBatch]]) -> pa.Table:
-    """`IDS` of some audits, of which the first comes first, without what is void."""
+def voided(rows: pa.Table) -> list[str]:
+    """The channels that `IDS` begin anew."""
+    found: list[str] = pc.unique(rows.filter(pc.equal(rows["mark"], BEGUN))["channel"]).to_pylist()
+    return found
+
+
+def merged(numbered: Iterable[tuple[int, pa.RecordBatch]], void: Iterable[str] = ()) -> pa.Table:
+    """`IDS` of some audits, of which the first comes first, without what is void.
+
+    ``void`` are channels that the audit begins anew whose number the result will have.
+    """
     parts = list(numbered)
     since: dict[str, int] = {}
     for number, batch in parts:
-        for channel in pc.unique(
-            batch.filter(pc.equal(batch["mark"], BEGUN))["channel"]
-        ).to_pylist():
-            since[channel] = number
+        since |= dict.fromkeys(voided(pa.Table.from_batches([batch])), number)
+    since |= dict.fromkeys(void, 1 + max((number for number, _ in parts), default=0))
     kept = [_since(batch, [each for each, first in since.items() if number < first])
             for number, batch in parts]  # fmt: skip
     return pa.Table.from_batches(kept, IDS)

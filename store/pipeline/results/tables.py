@@ -43,7 +43,16 @@ from store.pipeline.errors import PipelineError, of_store
 from store.pipeline.files import rows_and_bytes
 from store.pipeline.fingerprints import XOR_WORDS
 from store.pipeline.limits import VACUUM_AFTER_HOURS
-from store.pipeline.results.kept import IDS, PLAIN, Ids, found, held, merged, to_merge
+from store.pipeline.results.kept import (
+    IDS,
+    PLAIN,
+    Ids,
+    found,
+    held,
+    merged,
+    to_merge,
+    voided,
+)
 from store.pipeline.storage import delete, delta_options, for_reading, for_writing
 from store.pipeline.tasks import Batches, spread
 from store.pipeline.writing import day_text
@@ -226,16 +235,9 @@ class ResultTables:
             gone = [each.path for each in there if each.place[0] in days]
         elif days is not None and name in _ADDED_TO:
             gone = to_merge([(each.path, each.rows) for each in there])
-            work = partial(_read, folder, schema)
-            old = (
-                (each.number, rows) for each in there if each.path in gone for rows in work(each)
-            )
             if gone:
-                sources.append(
-                    merged(old)
-                    if name == "ids"
-                    else pa.Table.from_batches((rows for _, rows in old), schema)
-                )
+                old = [each for each in there if each.path in gone]
+                sources.append(_merged(folder, schema, old, sources))
         work_out = partial(_written, folder, f"{number:010}-{uuid.uuid4().hex}", schema)
         added = [_added(*row) for each in sources for row in _write(each, work_out, schema)]
         about = CommitProperties(custom_metadata={_TAG: tag}, max_commit_retries=0)
@@ -283,6 +285,17 @@ class ResultTables:
         except (DeltaError, OSError, ValueError) as error:
             raise _unreadable(folder, "", error) from error
         return table if table.metadata().description == FORMAT else None
+
+
+def _merged(
+    folder: str, schema: pa.Schema, files: Sequence[File], sources: Sequence[Rows]
+) -> pa.Table:
+    """The rows of some files, without what the ``sources`` that come with them void."""
+    old = ((each.number, rows) for each in files for rows in _read(folder, schema, each))
+    if schema is not IDS:
+        return pa.Table.from_batches((rows for _, rows in old), schema)
+    void = [name for each in sources if isinstance(each, pa.Table) for name in voided(each)]
+    return merged(old, void)
 
 
 def _tag(table: DeltaTable) -> str | None:

@@ -26,6 +26,10 @@ LONGEST_BACKOFF_S: Final = 60.0
 THREADED_SUMMED: Final = 16_384
 """A keyed sum over an index of more IDs runs beside the event loop."""
 
+THREADED_ANSWERED: Final = 65_536
+"""A payload is answered beside the event loop from an index of more IDs: fifty bytes may ask for
+all of them, which takes 10 ms for so many."""
+
 MAX_COLD_VIEWS: Final = 4
 """Transactions, each with a connection of its own, that may be open for views at a time."""
 

@@ -28,7 +28,12 @@ from store.domain.hub import Place
 from store.domain.ports import StoreBusy, StoreUnavailable
 from store.domain.view import ColdView, StoredIds, Times
 from store.sync.index.hot import HotIndex, HotView
-from store.sync.index.limits import MAX_COLD_VIEWS, THREADED_SUMMED, IndexLimits
+from store.sync.index.limits import (
+    MAX_COLD_VIEWS,
+    THREADED_ANSWERED,
+    THREADED_SUMMED,
+    IndexLimits,
+)
 from store.sync.index.reading import asks_much, in_thread_if, worked_through
 from store.sync.index.warm_up import at
 from store.sync.limits import THREADED_PAYLOAD_BYTES
@@ -203,8 +208,9 @@ class StoredView:
         """The answer to a whole payload, if all that it is about is in memory."""
         if self._hot is None:
             return Answer()
-        large = len(asked.data) > THREADED_PAYLOAD_BYTES
-        return await in_thread_if(large, self._hot.view.direct, asked, self._hot.floor[0])
+        view = self._hot.view
+        large = len(asked.data) > THREADED_PAYLOAD_BYTES or len(view) > THREADED_ANSWERED
+        return await in_thread_if(large, view.direct, asked, self._hot.floor[0])
 
     async def _opened_cold(self) -> ColdView:
         if self._cold is None:

@@ -17,7 +17,7 @@ from store.db.commits.pages import NOT_HELD
 from store.db.pool import Connection
 from store.db.reading.select import Topics
 from store.domain.commits import CommitRow
-from store.domain.hub import Row
+from store.domain.hub import Place, Row
 from store.domain.ports import CursorOutOfRange, FollowRequest, TopicFilter
 from store.messages.cursor import FollowCursor
 from storenode.message.limits import MAX_MESSAGE_BYTES
@@ -306,3 +306,45 @@ async def test_the_beginning_holds_what_the_tail_has_not_seen(
         behind.set()
         end = await store_one(node, "end")
         assert len(await follower.until_given(end)) == 15
+
+
+async def test_what_a_standby_replays_while_it_is_looked_for_is_not_lost(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await store_some(node, SEED)
+    await store_one(node, "late")
+    cursor = await newest_cursor(node)
+    place = cursor.position, cursor.token
+    await node.rows(
+        "create table storenode.later as select * from storenode.commits where position = %s",
+        place[0],
+    )
+    await node.rows(_FORGET, place[0] - 1)
+    feed = DatabaseFeed(node.database, read_only=True)
+    await feed.start()
+    try:
+        async with following(feed, from_cursor(cursor)) as [early]:
+            assert "has not come to the commit" in str(await early.end())
+
+        async def replay() -> None:
+            await node.rows("insert into storenode.commits select * from storenode.later")
+            await node.rows("drop table storenode.later")
+            monkeypatch.undo()
+
+        async def newest(connection: Connection) -> Place:
+            found = await commit_pages.newest(connection)
+            await replay()
+            return found
+
+        async def is_served(connection: Connection, wanted: Place) -> bool:
+            found = await commit_pages.is_served(connection, wanted)
+            if wanted == place:
+                await replay()
+            return found
+
+        monkeypatch.setattr(feed_module, "newest", newest)
+        monkeypatch.setattr(feed_module, "is_served", is_served)
+        async with following(feed, from_cursor(cursor)) as [follower]:
+            assert (await follower.until_live()).pages[0].cursor == cursor
+    finally:
+        await feed.stop()

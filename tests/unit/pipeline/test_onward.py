@@ -18,6 +18,7 @@ from store.pipeline.causal.rows import (
     BLOCK,
     COUNTS,
     CYCLE,
+    DIGEST_BYTES,
     KEPT,
     MISSING,
     NODES,
@@ -30,12 +31,16 @@ from store.pipeline.results.kept import (
     IDS,
     MERGED_AT,
     MERGED_ROWS,
+    NAMED,
     NODE,
+    Known,
+    begun,
     found,
     held,
     marked,
     merged,
     to_merge,
+    voided,
 )
 from store.pipeline.results.onward import READ, EverythingChangedError, Past, go_on
 from store.pipeline.results.tables import SCHEMAS
@@ -193,10 +198,14 @@ class Kept:
         self.words: list[int] = []
 
     def add(self, number: int, rows: pa.Table) -> None:
-        self.ids += [(number, each) for each in rows.combine_chunks().to_batches()]
-        if number % 3 == 0:
-            together = merged(self.ids).combine_chunks()
-            self.ids = [(number, each) for each in together.to_batches()]
+        more = [(number, each) for each in rows.combine_chunks().to_batches()]
+        if number % 2:
+            self.ids += more
+        else:
+            # What becomes one file has the number of the audit that makes it, and is in no order
+            # with what that audit adds.
+            together = merged(self.ids, voided(rows)).combine_chunks()
+            self.ids = [*more, *((number, each) for each in together.to_batches())]
 
     def past(self, tables: dict[str, list[Row]], before: list[Row]) -> Past:
         plain = pa.record_batch([pa.array(self.words, pa.int64())], ["h0"])
@@ -266,3 +275,18 @@ def test_only_the_newest_and_small_files_become_one() -> None:
     few = [(f"{number}", 10) for number in range(MERGED_AT - 1)]
     assert to_merge([*old, *few]) == []
     assert to_merge([*old, *few, ("last", 1)]) == [*(name for name, _ in few), "last"]
+
+
+def test_what_an_audit_voids_is_not_kept_with_its_number() -> None:
+    digest = b"d" * DIGEST_BYTES
+
+    def said(channel: str, mark: int) -> pa.Table:
+        row = (channel, digest, 1, mark == NODE, 2, mark)
+        return pa.Table.from_pylist([dict(zip(IDS.names, row, strict=True))], IDS)
+
+    old = pa.concat_tables([said("a", NODE), said("b", NODE)]).combine_chunks().to_batches()
+    more = said("a", NAMED).to_batches()
+    now = begun(["a"])
+    both = merged([(0, *old), (1, *more)], voided(now))
+    numbered = [(2, each) for each in (*now.to_batches(), *both.to_batches())]
+    assert found(numbered, pa.array([digest])) == {("b", digest): Known(1, True, 2)}

@@ -170,6 +170,19 @@ def test_a_peer_that_changes_its_shape_is_compared_by_the_new_one() -> None:
     assert not me.lacks.peers
 
 
+def test_a_filter_that_cannot_be_compared_takes_nothing_back() -> None:
+    me, ids = channel(), numbered(150)
+    take(me, *map(wire, ids))
+    take(me, shown([*ids, "hidden"], OTHERS[0]))
+    assert len(of(Behind, later(me, 1, 2, 12, 24))) == 1
+    small = FilterShape(100, 0.001)
+    take(me, shown([*ids, "hidden"], small, NOW + 30_000), now=NOW + 30_000)
+    assert of(CaughtUp, later(me, 31, 32, 44)) == []
+    assert list(me.lacks.incomparable) == list(me.lacks.peers) == ["peer"]
+    take(me, wire("hidden"), now=NOW + 45_000)
+    assert of(CaughtUp, later(me, 56)) == [CaughtUp("peer")]
+
+
 def test_what_says_nothing_is_counted_and_costs_a_bounded_amount() -> None:
     me, ids = channel(), numbered(100)
     take(me, *map(wire, ids))

@@ -132,6 +132,8 @@ class Gaps:
         return chosen
 
     def _further(self, log: Log, capacity: int, count: int) -> list[LogEntry]:
+        if not count:
+            return []
         left = _reach(log, capacity) - self._passed
         found = log.preceding(self._below, min(count, left)) if left > 0 else []
         at_end = len(found) < count

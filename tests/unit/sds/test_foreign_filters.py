@@ -1,6 +1,7 @@
 """Peers whose filters have another size or number of hashes than the channel's."""
 
 import struct
+from itertools import islice
 
 import pytest
 from hypothesis import given, settings
@@ -19,7 +20,7 @@ from storenode.sds.events import (
     PossiblyAcknowledged,
 )
 from storenode.sds.limits import MAX_FOREIGN_SHAPES, MAX_SDS_MESSAGE_BYTES
-from storenode.sds.shapes import Sample
+from storenode.sds.shapes import InferredShape, Sample
 from tests.unit.sds.worlds import NOW, SMALL, channel, dice, of, payloads, take, wire
 
 OTHERS = [
@@ -181,6 +182,21 @@ def test_a_filter_that_cannot_be_compared_takes_nothing_back() -> None:
     assert list(me.lacks.incomparable) == list(me.lacks.peers) == ["peer"]
     take(me, wire("hidden"), now=NOW + 45_000)
     assert of(CaughtUp, later(me, 56)) == [CaughtUp("peer")]
+
+
+def test_a_shape_for_hardly_any_messages_harms_nobody() -> None:
+    shape = InferredShape(100, 32)
+    assert shape.capacity < 4
+    # All positions of these IDs are one and the same, so that the shape looks certain.
+    alike = (each for each in numbered(60_000) if len(set(shape.positions(each))) == 1)
+    ids = list(islice((each for each in alike if shape.positions(each)[0] < 20), 64))
+    me = channel(gap_entries=4, gap_every_ms=1, repair=RepairConfig(1_000, 2_000))
+    take(me, *[wire(each, lamport=NOW + n) for n, each in enumerate(ids)], now=NOW + 100)
+    for at in (NOW + 20_000, NOW + 22_000):
+        take(me, shown(ids, shape, at, "enemy"), now=at)
+    assert me.filters.shape_of("enemy", filter_of(shape, ids)) == shape
+    assert len(of(Behind, later(me, 23, 34, 45))) <= 1  # What an enemy has cannot be checked.
+    me.check()
 
 
 def test_what_says_nothing_is_counted_and_costs_a_bounded_amount() -> None:

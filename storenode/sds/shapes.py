@@ -6,7 +6,7 @@ positions set, where under others it is a matter of chance. The shape under whic
 positions of our newest IDs are set is taken if chance makes it so once in ``2**30`` cases at most.
 
 An ID that is there has at least k positions in a row set, so too few hashes are never taken for
-long, and too many only if by chance all IDs agree that are looked at.
+long, and too many only if all IDs that are looked at agree, by chance or because they were chosen.
 """
 
 import struct
@@ -89,17 +89,28 @@ class Sample:
         return shape if certainty >= _SURE_BITS and told >= _END_BITS else None
 
     def _best(self, bits: int) -> tuple[float, float, InferredShape]:
-        """The likeliest number of hashes; how certain it is, and that it is not one more."""
-        best = 0.0, 0.0, InferredShape(bits, 1)
-        for held, run in enumerate(sorted(self._runs(bits), reverse=True), start=1):
-            certainty = self._certainty(bits, run, held)
-            if run and certainty >= best[0]:
-                best = certainty, held * self._told(bits), InferredShape(bits, run)
-        return best
+        """The likeliest number of hashes; how certain it is, and that it is not one more.
 
-    def _certainty(self, bits: int, hashes: int, held: int) -> float:
-        chances = comb(len(self._hashes), held) * _CHOICES
-        return held * hashes * self._told(bits) - log2(chances)
+        IDs that were chosen for it seem to have more hashes than all others in the filter. Where
+        the others are certainly there as well, nothing is certain.
+        """
+        runs = sorted(self._runs(bits), reverse=True)
+        certainty, held, hashes = self._likeliest(bits, runs)
+        if certainty >= _SURE_BITS and self._likeliest(bits, runs[held:])[0] >= _SURE_BITS:
+            certainty = 0.0
+        return certainty, held * self._told(bits), InferredShape(bits, hashes)
+
+    def _likeliest(self, bits: int, runs: Sequence[int]) -> tuple[float, int, int]:
+        """How certain it is that the first of some IDs are held, by how many hashes; ``runs`` of
+        set positions descend.
+        """
+        best = 0.0, 0, 1
+        for held, run in enumerate(runs, start=1):
+            chances = comb(len(runs), held) * _CHOICES
+            certainty = held * run * self._told(bits) - log2(chances)
+            if run and certainty >= best[0]:
+                best = certainty, held, run
+        return best
 
     def _told(self, bits: int) -> float:
         """What a position that is set tells, in bits."""

@@ -199,6 +199,21 @@ def test_a_shape_for_hardly_any_messages_harms_nobody() -> None:
     me.check()
 
 
+@pytest.mark.parametrize("shape", [SMALL, OTHERS[1]])
+def test_some_chosen_ids_do_not_make_a_shape_of_more_hashes(shape: FilterShape) -> None:
+    # All positions of these IDs are one and the same, as if they were held by any number of hashes.
+    alike = (each for each in numbered(10**6, 1) if not shape.pair(each)[1])
+    ids = [*numbered(400), *islice(alike, 40)]
+    data = filter_of(shape, ids)
+    assert Sample(data, ids[-64:]).infer() is None
+    me = channel(filter=shape)
+    take(me, *[wire(each, lamport=NOW + n) for n, each in enumerate(ids)], now=NOW + 1_000)
+    take(me, shown(ids, shape, NOW + 2_000), now=NOW + 2_000)
+    assert me.filters.shape_of("peer", data) is me.config.filter
+    assert of(Behind, later(me, *range(3, 60, 3))) == []
+    assert not me.lacks.incomparable
+
+
 def test_what_says_nothing_is_counted_and_costs_a_bounded_amount() -> None:
     me, ids = channel(), numbered(100)
     take(me, *map(wire, ids))

@@ -246,8 +246,9 @@ async def _fold_much(connection: Connection) -> None:
     """Fold when there is so much to fold that adding it up here would take too long."""
     cursor = await connection.execute(_UNFOLDED, (MAX_DELTA_COMMITS + 1,), binary=True)
     if await cursor.fetchone() == (MAX_DELTA_COMMITS + 1,):
-        # Another node may be folding; what is left to add up is only more work then.
-        with contextlib.suppress(pg.LockNotAvailable):
+        # Another node may be folding, or this is a standby; what is left to add up is only more
+        # work then.
+        with contextlib.suppress(pg.LockNotAvailable, pg.ReadOnlySqlTransaction):
             await fold_until(connection)
 
 

@@ -8,6 +8,7 @@ import random
 import numpy as np
 import psycopg
 import pytest
+from psycopg.conninfo import make_conninfo
 
 from reconcile.ids import END, LOWEST, SyncIds
 from reconcile.summaries.loading import NeedBuckets, NeedHashes, NeedIds
@@ -110,6 +111,23 @@ async def test_much_that_is_not_folded_is_folded_first(
     async with cold_view(node.database) as cold:
         await check(cold, await held(node), dice)
     assert await node.value("select folded_position from storenode.store") == cold.place[0]
+
+
+async def test_what_cannot_be_folded_where_nothing_is_written_is_added_up(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(summary_read, "MAX_DELTA_COMMITS", 2)
+    dice = random.Random(9)
+    for _ in range(4):
+        await store(node, dice)
+    read_only = {"options": "-c default_transaction_read_only=on", "target_session_attrs": "any"}
+    reading = await Database.open(make_conninfo(node.database.url, **read_only), SETTINGS)
+    try:
+        async with cold_view(reading) as cold:
+            await check(cold, await held(node), dice)
+    finally:
+        await reading.close()
+    assert await node.value("select folded_position from storenode.store") == 0
 
 
 async def test_the_first_and_the_last_moments_of_all_are_read(node: Node) -> None:

@@ -90,8 +90,11 @@ class TimelineLoop(asyncio.AbstractEventLoop):
         try:
             yield
         finally:
-            self._end_all()
-            asyncio.events._set_running_loop(None)
+            try:
+                self._end_all()
+            finally:
+                asyncio.events._set_running_loop(None)
+                self._close_all()
 
     def begin(self, life: Life | None, work: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
         """Begin a task that belongs to a process."""
@@ -116,6 +119,14 @@ class TimelineLoop(asyncio.AbstractEventLoop):
                 task.cancel()
             for _ in range(_ENDING_EVENTS):
                 self._timeline.step()
+
+    def _close_all(self) -> None:
+        """End what takes no cancellation, while no loop runs in which it could begin anything."""
+        for task in list(self._tasks):
+            coroutine = task.get_coro()
+            if isinstance(coroutine, Coroutine):
+                with suppress(Exception, asyncio.CancelledError):
+                    coroutine.close()
 
     def _judge(self, task: asyncio.Task[Any]) -> None:
         error = None if task.cancelled() else task.exception()

@@ -83,6 +83,7 @@ def test_an_event_spreads_over_many_nodes_once_over_each_link_at_most(
     assert result.ids <= 2 * result.links + result.breaks * nodes
 
 
+@pytest.mark.usefixtures("swept")
 @pytest.mark.parametrize("name", GOSSIP_MUTANTS)
 def test_a_fault_is_found(name: str) -> None:
     mutant = GOSSIP_MUTANTS[name]
@@ -99,6 +100,7 @@ def test_a_fault_is_found(name: str) -> None:
     pytest.fail(f"no run of {SEEDS} has found a machine that {name}")
 
 
+@pytest.mark.usefixtures("swept")
 @pytest.mark.parametrize("name", DRIVER_MUTANTS)
 def test_a_fault_of_the_driver_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     mutant = DRIVER_MUTANTS[name]

@@ -11,7 +11,10 @@ from storenode.sds.behind import Lacks
 from tests.sim.group_driver_mutants import GROUP_DRIVER_MUTANTS
 from tests.sim.group_mutants import GROUP_MUTANTS
 
-pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.usefixtures("swept"),
+]
 
 SEEDS = 60
 """A fault must show in one of so many runs; most show in the first."""

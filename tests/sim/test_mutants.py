@@ -18,6 +18,8 @@ EVENTS = 100_000
 
 MUTANTS = CORES | DRIVERS
 
+pytestmark = pytest.mark.usefixtures("swept")
+
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_fault_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,6 +52,7 @@ def test_nothing_grows_and_nothing_is_lost() -> None:
     assert 0 < summary.archived <= summary.messages
 
 
+@pytest.mark.usefixtures("swept")
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_fault_that_shows_with_the_days_is_found(
     name: str, monkeypatch: pytest.MonkeyPatch

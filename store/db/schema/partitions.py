@@ -37,7 +37,8 @@ join pg_class c on c.oid = i.inhrelid
 where p.relnamespace = 'storenode'::regnamespace and p.relkind = 'p' and not i.inhdetachpending
   and c.relkind = 'r'
 """
-_STATE: Final = "select last_value, serves_from from storenode.position_seq, storenode.store"
+_NEXT_POSITION: Final = "select last_value from storenode.position_seq"
+_SERVES_FROM: Final = "select serves_from from storenode.store"
 _LOCK: Final = "select pg_advisory_xact_lock(%s)"
 
 # Rows are only ever added. What is hashed or keyed is all but unique; what is never compared needs
@@ -67,11 +68,10 @@ class Attached:
 
 @dataclass(frozen=True)
 class Catalog:
-    """All partitions, the newest position that was given out, and the oldest nodes served."""
+    """All partitions, and the newest position that was given out."""
 
     partitions: tuple[Attached, ...]
     position: int
-    serves_from: str
 
     def bounds(self, table: str) -> list[Bounds]:
         """The bounds of one table's partitions, ascending."""
@@ -129,7 +129,8 @@ class PartitionMap:
     async def refresh(self, connection: Connection) -> None:
         """Read the catalog."""
         catalog = await read_catalog(connection)
-        self.takes_short_form = catalog.serves_from >= SHORT_FORM
+        row = await (await connection.execute(_SERVES_FROM)).fetchone()
+        self.takes_short_form = row is not None and row[0] >= SHORT_FORM
         self._commits_are_short = bool(
             rules.plan_commits(catalog.bounds(COMMITS_TABLE), catalog.position)
         )
@@ -175,9 +176,8 @@ async def read_catalog(connection: Connection) -> Catalog:
         bounds = None if text is None else rules.parse_bounds(text)
         if bounds is not None:
             found.append(Attached(table, name, oid, bounds))
-    row = await (await connection.execute(_STATE)).fetchone()
-    position, serves_from = row or (0, "")
-    return Catalog(tuple(found), position, serves_from)
+    row = await (await connection.execute(_NEXT_POSITION)).fetchone()
+    return Catalog(tuple(found), row[0] if row else 0)
 
 
 async def ensure_for(

@@ -35,7 +35,8 @@ SLOW = 2
 MAX_GROWTH_BYTES = 128 * 1024 * 1024
 """Of the node's memory, while 60 MiB wait for each of the slow readers."""
 
-OPTIONS = [("grpc.max_receive_message_length", -1)]
+OPTIONS = [("grpc.max_receive_message_length", -1), ("grpc.http2.bdp_probe", 0)]
+"""With probes gRPC may take in a whole answer that comes fast, for a caller who does not read."""
 
 OPEN = """
 select pid, state, query, now() - xact_start from pg_stat_activity

@@ -9,11 +9,9 @@ message every 10 ms, from its publishing at the first node to a follower of the 
 from __future__ import annotations
 
 import argparse
-import re
 import tempfile
 import threading
 import time
-import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import combinations
@@ -25,12 +23,12 @@ from bench.data import Row, batches, publish_request, rows
 from bench.support import Bench, bench_node, bench_node_on, publish_requests, report, seconds, used
 from storenode.wire.storenode.v1 import store_pb2
 from storenode.wire.storenode.v1.store_pb2_grpc import StoreStub
+from tests.faults.processes import metrics
 from tests.support.fleet import exchanging
 
 BATCH = 100
 NODES = 3
 INTERVAL_S = 0.01
-SENT = re.compile(r'^storenode_gossip_body_bytes_total\{direction="sent"\} (\S+)$', re.MULTILINE)
 HELD = "select coalesce(sum(messages), 0)::bigint from storenode.commits"
 OPEN = ("--max-clock-drift", "off")
 
@@ -72,9 +70,7 @@ def wait_until_held(nodes: Sequence[Bench], count: int) -> None:
 
 def sent_bytes(bench: Bench) -> float:
     """Bytes of messages that a node has sent to its peers."""
-    with urllib.request.urlopen(f"http://{bench.node.metrics}/metrics") as response:
-        found = SENT.search(response.read().decode())
-    return float(found.group(1)) if found else 0.0
+    return metrics(bench.node).get(("storenode_gossip_body_bytes_total", "sent"), 0.0)
 
 
 def alone(requests: Sequence[store_pb2.PublishRequest]) -> float:

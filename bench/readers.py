@@ -19,7 +19,6 @@ import argparse
 import asyncio
 import statistics
 import time
-import urllib.request
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field
@@ -34,6 +33,7 @@ from storenode.client.messages import new_message
 from storenode.client.node import NodeClient, connect, content_filter
 from storenode.client.retry import Retry
 from storenode.wire.storenode.v1.store_pb2 import PublishRequest
+from tests.faults.processes import metrics
 
 PARTS: Final = ("grpc", "sse", "scans", "login")
 CROWD: Final = "/bench/1/followed/proto"
@@ -95,11 +95,8 @@ async def peak(bench: Bench) -> AsyncIterator[Callable[[], int]]:
 
 def refused(bench: Bench) -> int:
     """Calls that the node has ended with another code than OK, clients that left apart."""
-    with urllib.request.urlopen(f"http://{bench.node.metrics}/metrics") as response:
-        lines = response.read().decode().splitlines()
-    calls = [line.rsplit(" ", 1) for line in lines if line.startswith("storenode_calls_total{")]
-    expected = ('code="OK"', 'code="CANCELLED"')
-    return sum(int(float(count)) for name, count in calls if not any(e in name for e in expected))
+    calls = (each for each in metrics(bench.node).items() if each[0][0] == "storenode_calls_total")
+    return sum(int(count) for labels, count in calls if not {"OK", "CANCELLED"} & {*labels})
 
 
 # Followers

@@ -14,11 +14,9 @@ import argparse
 import hashlib
 import json
 import random
-import re
 import subprocess
 import tempfile
 import time
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -40,6 +38,7 @@ from bench.support import (
     used,
 )
 from store.embedded import EmbeddedPostgres, EmbeddedSettings
+from tests.faults.processes import metrics
 from tests.support.node import COMMAND, clean_environment
 from tests.support.secured import write_identity
 
@@ -53,7 +52,6 @@ PORTION = 100_000
 """Rows that are in memory at a time."""
 
 FREE = ("--max-clock-drift", "off", "--gossip", "off")
-IN_MEMORY = re.compile(r"^storenode_index_entries (\S+)$", re.MULTILINE)
 MAX_LOADING_S = 120
 HASHES = "copy (select hash from storenode.messages order by hash) to stdout (format binary)"
 
@@ -114,19 +112,12 @@ class Pair:
         """Wait until either node has read that many IDs from its database."""
         deadline = time.monotonic() + MAX_LOADING_S
         for bench in (self.caller, self.callee):
-            while in_memory(bench) < count:
+            while metrics(bench.node).get(("storenode_index_entries",), 0.0) < count:
                 assert time.monotonic() < deadline, "a node does not read its IDs into memory"
                 time.sleep(0.05)
 
     def _used(self) -> tuple[Used, Used]:
         return used(self.caller), used(self.callee)
-
-
-def in_memory(bench: Bench) -> float:
-    """The IDs that a node has in memory."""
-    with urllib.request.urlopen(f"http://{bench.node.metrics}/metrics") as response:
-        found = IN_MEMORY.search(response.read().decode())
-    return float(found.group(1)) if found else 0.0
 
 
 def digest(bench: Bench) -> bytes:

@@ -25,7 +25,6 @@ from store.rpc.identity import (
     NODE_ID,
     REQUEST_ID,
     RETRY_AFTER_MS,
-    RETRY_PUSHBACK,
     CallMetadata,
     identify_peer,
     is_believed_peer,
@@ -42,6 +41,7 @@ from store.serving.methods.reads import LargeReads
 from store.serving.methods.table import Method
 from store.serving.remote import Remote, remote
 from store.serving.unsent import Outlet
+from storenode.connection.errors import RETRY_PUSHBACK
 
 ListenerKind = Literal["client", "peer", "admin"]
 Context: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"

@@ -27,10 +27,6 @@ from store.serving.remote import Remote
 
 AUTHORIZATION: Final = "authorization"
 REQUEST_ID: Final = "x-request-id"
-RETRY_PUSHBACK: Final = "grpc-retry-pushback-ms"
-"""In the trailing metadata of a call that may succeed later: after how many milliseconds to try
-again (gRPC proposal A6, "Pushback")."""
-
 RETRY_AFTER_MS: Final = "1000"
 NODE_ID: Final = "storenode-node-id"
 STORE_ID: Final = "storenode-store-id"

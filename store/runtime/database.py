@@ -64,8 +64,9 @@ def database_host(config: NodeConfig, on_event: HostEvent, on_hosts: GuardEvent)
     if config.database_url is None:
         return EmbeddedHost(config, on_event)
     if config.read_only:
-        return ReplicaHost(config, config.database_url)
-    return ExternalHost(config, config.database_url, on_hosts)
+        return ReplicaHost(config, config.database_url, None)
+    guard = PrimaryGuard(SeenFiles(config.data_dir), on_hosts)
+    return ExternalHost(config, config.database_url, guard)
 
 
 class EmbeddedHost:
@@ -112,14 +113,14 @@ class ExternalHost:
     """A Postgres that others run; its schema is theirs to upgrade.
 
     The data directory is locked all the same: the node ID in it is this node's alone.
+    ``guard`` chooses among its hosts; None: it has one.
     """
 
     kind = "external"
-    guard: PrimaryGuard | None
 
-    def __init__(self, config: NodeConfig, url: str, on_hosts: GuardEvent) -> None:
+    def __init__(self, config: NodeConfig, url: str, guard: PrimaryGuard | None) -> None:
         self._data = DataDir(config.data_dir.absolute())
-        self.guard = PrimaryGuard(SeenFiles(config.data_dir), on_hosts)
+        self.guard = guard
         self._url = url
         self._read_only = config.read_only
         self._patience_s = config.start_timeout / NS_PER_S
@@ -190,10 +191,6 @@ class ExternalHost:
 class ReplicaHost(ExternalHost):
     """One Postgres that is only read; as a standby it may be older than what others have seen."""
 
-    def __init__(self, config: NodeConfig, url: str) -> None:
-        super().__init__(config, url, _unheard)
-        self.guard = None
-
     async def start(self) -> str:
         """Wait for the database; raises as `ExternalHost.start`.
 
@@ -208,10 +205,6 @@ class ReplicaHost(ExternalHost):
                     " Postgres, and run a node for each."
                 )
         return await super().start()
-
-
-def _unheard(name: str, fields: Mapping[str, object], /) -> None:
-    """Without a guard nothing is told of hosts."""
 
 
 def _unreachable(url: str, reason: str) -> str:

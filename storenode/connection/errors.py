@@ -10,8 +10,9 @@ DRAINING: Final = "the node is shutting down"
 
 _NOT_CONNECTED: Final = ("failed to connect", "dns resolution failed")
 _NOT_SENT: Final = 'Failed "execute_batch"'
-_RETRY_PUSHBACK: Final = "grpc-retry-pushback-ms"
-"""In the trailing metadata of a call that the node could not serve for the moment."""
+RETRY_PUSHBACK: Final = "grpc-retry-pushback-ms"
+"""In the trailing metadata of a call that the node could not serve for the moment: after how many
+milliseconds to try again (gRPC proposal A6, "Pushback")."""
 
 _BROKEN: Final = (
     "broken pipe",
@@ -145,7 +146,7 @@ def node_error(error: grpc.aio.AioRpcError, address: str) -> NodeError:
     if code == "RESOURCE_EXHAUSTED":
         # The types of gRPC describe its metadata wrongly: it is pairs of a name and a value.
         told: Iterable[Any] = error.trailing_metadata() or ()
-        failure.retryable = any(name == _RETRY_PUSHBACK for name, _ in told)
+        failure.retryable = any(name == RETRY_PUSHBACK for name, _ in told)
     return failure
 
 

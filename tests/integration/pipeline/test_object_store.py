@@ -26,13 +26,13 @@ from store.pipeline.jobs.repair import Repairing, repair
 from store.pipeline.jobs.restore import Restoring, restore
 from store.pipeline.jobs.verify import Verifying, verify
 from store.pipeline.lake import Lake
-from store.pipeline.manifest import Entry, manifest_of
 from store.pipeline.outputs import read_rows
 from store.pipeline.sides import DatabaseSide, LakeSide
 from store.pipeline.source import FORMAT
 from tests.integration.pipeline.test_follow import wait_for
 from tests.integration.pipeline.test_restore import pruned
 from tests.integration.pipeline.world import held, marks, messages, more, plain, when
+from tests.integration.pipeline.writers import refuse_one_of_two_writers
 from tests.support.object_store import ObjectStore, running_store
 from tests.support.postgres import PostgresServer
 
@@ -122,20 +122,7 @@ def test_of_two_writers_one_is_refused_by_the_store(
 ) -> None:
     path = f"{store.url}/two"
     archived(spark, url, path)
-    one, other = Lake(path).open(), Lake(path).open()
-    (file, *_) = one.files()
-    one.replace([file], [])
-    with pytest.raises(PipelineError, match="Another job has written to the archive"):
-        other.replace([file], [])
-    ahead, behind = manifest_of(path), manifest_of(path)
-    entry = Entry(ahead.version, {}, [], {})
-    ahead.append(entry)
-    with pytest.raises(PipelineError, match="Another job has written to"):
-        behind.append(entry)
-    assert manifest_of(path).broken == []
-    monkeypatch.setattr(storage, "create", lambda *_: None)
-    with pytest.raises(PipelineError, match="does not support conditional writes"):
-        Lake(path).open().begin_run()
+    refuse_one_of_two_writers(path, monkeypatch)
 
 
 def test_requests_are_few(spark: SparkSession, url: str, store: ObjectStore) -> None:

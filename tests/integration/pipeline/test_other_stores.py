@@ -24,9 +24,9 @@ from store.pipeline.jobs.repair import Repairing, repair
 from store.pipeline.jobs.restore import Restoring, restore
 from store.pipeline.jobs.verify import Verifying, verify
 from store.pipeline.lake import Lake
-from store.pipeline.manifest import Entry, manifest_of
 from store.pipeline.sides import LakeSide
 from tests.integration.pipeline.world import held, messages, more, plain, when
+from tests.integration.pipeline.writers import refuse_one_of_two_writers
 from tests.support import azurite
 from tests.support.google_dialect import google_dialect
 from tests.support.object_store import BUCKET, running_store
@@ -90,18 +90,7 @@ def test_the_store_refuses_one_of_two_writers(
 ) -> None:
     path = f"{root}/two"
     archive(spark, Archiving(url, Lake(path)))
-    one, other = Lake(path).open(), Lake(path).open()
-    (file, *_) = one.files()
-    one.replace([file], [])
-    with pytest.raises(PipelineError, match="Another job has written to the archive"):
-        other.replace([file], [])
-    ahead, behind = manifest_of(path), manifest_of(path)
-    ahead.append(Entry(ahead.version, {}, [], {}))
-    with pytest.raises(PipelineError, match="Another job has written to"):
-        behind.append(Entry(behind.version, {}, [], {}))
-    monkeypatch.setattr(storage, "create", lambda *_: None)
-    with pytest.raises(PipelineError, match="does not support conditional writes"):
-        Lake(path).open().begin_run()
+    refuse_one_of_two_writers(path, monkeypatch)
 
 
 def test_files_of_several_parts_and_buckets_that_are_not_there(root: str) -> None:

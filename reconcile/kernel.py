@@ -21,7 +21,7 @@ try:
 except ImportError:
     _built = None
 
-VERSION: Final = 10
+VERSION: Final = 11
 """Of the source that this package comes with. A file built from another one is not used."""
 
 Column: TypeAlias = NDArray[Any]
@@ -88,12 +88,24 @@ class Kernel(Protocol):
         """Running balances of a chunk."""
         ...
 
-    def cuts(self, index: RowsHandle, samples: tuple[Column, ...], /, *columns: Column) -> None:
-        """Places of times, with the keyed prints and balances up to them."""
+    def cut(
+        self, index: RowsHandle, samples: tuple[Column, ...], /, *columns: Column
+    ) -> tuple[bytes, bytes]:
+        """Slices of equal counts: as a frame has them, and as columns."""
         ...
 
-    def shorts(self, index: RowsHandle, /, *columns: Column) -> None:
-        """The short IDs in intervals of places."""
+    def compare(
+        self, index: RowsHandle, samples: tuple[Column, ...], /, *columns: Column | bytes | int
+    ) -> tuple[bytes, bytes, bytes] | None:
+        """The slices of a frame beside one's own: columns, which differ, by which balance."""
+        ...
+
+    def fill(self, index: RowsHandle, /, *columns: Column) -> None:
+        """The short IDs in intervals of places, and a table with them."""
+        ...
+
+    def shorten(self, hashes: Column, key: Column, shorts: Column, /) -> None:
+        """The short IDs of hashes."""
         ...
 
     def insert(self, shorts: Column, shape: Column, cells: Column, /) -> None:

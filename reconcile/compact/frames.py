@@ -104,6 +104,16 @@ class Answered:
 
 
 @dataclass(frozen=True, slots=True)
+class AnswerHead:
+    """The fields of ``Answered`` before its slices."""
+
+    xor: Words
+    count: int
+    differs: Bools
+    print_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Filled:
     """A table; ``differs``: of the responder's slices, None for all of them."""
 
@@ -139,15 +149,15 @@ def encode(frame: Frame) -> bytes:
     """A frame as bytes."""
     match frame:
         case Offer(cut):
-            return _byte(Kind.OFFER) + _bounds(cut) + _contents(cut)
+            return offer_bytes(cut_bytes(cut))
         case Plain(kind):
             return _byte(kind)
         case Single(kind, xor, number):
             return _byte(kind) + xor.tobytes() + (_byte(number) if kind is Kind.LOOK else b"")
         case Answered():
-            head = _byte(Kind.SLICES) + frame.xor.tobytes() + varint(frame.count)
-            edges = _bits(frame.differs) + _byte(frame.cut.print_bytes)
-            return head + edges + _bounds(frame.cut) + _contents(frame.cut)
+            cut = frame.cut
+            head = AnswerHead(frame.xor, frame.count, frame.differs, cut.print_bytes)
+            return answer_bytes(head, cut_bytes(cut))
         case Filled():
             shape = frame.shape
             flag = b"\0" if frame.differs is None else b"\1" + _bits(frame.differs)
@@ -158,6 +168,22 @@ def encode(frame: Frame) -> bytes:
             head = _byte(Kind.RESULT) + frame.xor.tobytes() + counts + _byte(frame.wanted_bytes)
             wanted = _cut_words(frame.wanted, frame.wanted_bytes)
             return head + wanted + _cut_words(frame.offered, SHORT_BYTES)
+
+
+def offer_bytes(cut: bytes) -> bytes:
+    """An offer with slices that are bytes already."""
+    return _byte(Kind.OFFER) + cut
+
+
+def answer_bytes(head: AnswerHead, cut: bytes) -> bytes:
+    """An answer with slices that are bytes already."""
+    first = _byte(Kind.SLICES) + head.xor.tobytes() + varint(head.count)
+    return first + _bits(head.differs) + _byte(head.print_bytes) + cut
+
+
+def cut_bytes(cut: Cut) -> bytes:
+    """Slices, with which a frame ends."""
+    return _bounds(cut) + _contents(cut)
 
 
 def _byte(value: int) -> bytes:
@@ -232,6 +258,18 @@ def decode(data: bytes, regions: Callable[[Bools], int] | None = None, slices: i
     return frame
 
 
+def read_answer_head(data: bytes, slices: int) -> tuple[AnswerHead, int] | None:
+    """What an answer begins with, and where its slices do; None: it is none, or malformed."""
+    if not data or data[0] != Kind.SLICES or len(data) > MAX_FRAME_BYTES:
+        return None
+    reader = _Reader(data)
+    reader.byte()
+    try:
+        return reader.answer_head(slices), reader.at
+    except (MalformedPayload, MalformedCompact):
+        return None
+
+
 def _read(reader: _Reader, regions: Callable[[Bools], int] | None, slices: int) -> Frame:
     match reader.byte():
         case Kind.OFFER:
@@ -241,12 +279,9 @@ def _read(reader: _Reader, regions: Callable[[Bools], int] | None, slices: int) 
         case Kind.FOUND | Kind.LOOK as kind:
             return Single(Kind(kind), reader.xor(), reader.byte() if kind == Kind.LOOK else 0)
         case Kind.SLICES if regions is not None:
-            xor, count, differs = reader.xor(), reader.number(), reader.bits(slices)
-            print_bytes = reader.byte()
-            if print_bytes not in _PRINT_BYTES:
-                raise reader.malformed("Prints have 0, 2 or 3 bytes, not so many")
-            edges = regions(differs)
-            return Answered(xor, count, differs, reader.cut(MAX_SLICES, print_bytes, edges))
+            head = reader.answer_head(slices)
+            cut = reader.cut(MAX_SLICES, head.print_bytes, regions(head.differs))
+            return Answered(head.xor, head.count, head.differs, cut)
         case Kind.TABLE:
             chosen = reader.bits(slices) if reader.byte() else None
             return Filled(chosen, *reader.table())
@@ -261,6 +296,11 @@ class _Reader:
     def __init__(self, data: bytes) -> None:
         self._data = data
         self._at = 0
+
+    @property
+    def at(self) -> int:
+        """How many bytes were read."""
+        return self._at
 
     def malformed(self, what: str) -> MalformedCompact:
         """An error at the present place."""
@@ -329,6 +369,13 @@ class _Reader:
         parts = (octets[:used] & 0x7F).astype(np.int64) << _VARINT_BITS * places
         self._at += used
         return np.add.reduceat(parts, last - lengths + 1)
+
+    def answer_head(self, slices: int) -> AnswerHead:
+        """What an answer begins with, behind its kind."""
+        head = AnswerHead(self.xor(), self.number(), self.bits(slices), self.byte())
+        if head.print_bytes not in _PRINT_BYTES:
+            raise self.malformed("Prints have 0, 2 or 3 bytes, not so many")
+        return head
 
     def cut(self, most: int, print_bytes: int, regions: int) -> Cut:
         """Slices; ``regions``: so many more of them than there are bounds, at most."""

@@ -96,6 +96,10 @@ class ShortKey:
 
     def of_hashes(self, hashes: NDArray[np.uint8]) -> Words:
         """``(n,)`` short IDs of ``(n, 32)`` hashes, or of XORs of hashes."""
+        if kernel.compiled is not None:
+            shorts = np.empty(len(hashes), np.uint64)
+            kernel.compiled.shorten(np.ascontiguousarray(hashes), self.column, shorts)
+            return shorts
         found = np.zeros(len(hashes), np.uint64)
         for at in range(0, len(hashes), _AT_ONCE):
             some = slice(at, at + _AT_ONCE)
@@ -106,28 +110,14 @@ class ShortKey:
 
     def of_xor(self, xor: Words) -> int:
         """The short ID of one hash, or of an XOR of hashes: ``(4,)`` words."""
-        return self._reduced(list(struct.unpack("<4Q", xor.tobytes())))
+        return int(self.of_hashes(xor.reshape(1, -1).view(np.uint8))[0])
 
     def of_places(self, rows: Rows, low: Ints, high: Ints) -> Words:
         """Short IDs of the IDs in ascending intervals of places."""
         count = int((high - low).sum())
-        if kernel.compiled is not None:
-            found = np.empty(count, np.uint64)
-            kernel.compiled.shorts(rows.handle, low, high, self.column, found)
-            return found
         ends = (high - low).cumsum()
         places = np.arange(count) + np.repeat(low - ends + (high - low), high - low)
         return self.of_hashes(rows.hashes(places)) if count else np.empty(0, np.uint64)
-
-    def _reduced(self, words: list[int]) -> int:
-        total = 0
-        for word, key in zip(words, self._words, strict=True):
-            for bit in range(64):
-                total ^= key << bit if word >> bit & 1 else 0
-        for _ in range(2):
-            high = total >> 64
-            total = total & _WORD ^ high ^ high << 1 ^ high << 3 ^ high << 4
-        return total & SHORT_MASK
 
     @cached_property
     def _tables(self) -> Words:

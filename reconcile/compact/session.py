@@ -42,9 +42,10 @@ from typing import Final, TypeVar
 
 import numpy as np
 
+from reconcile import kernel
 from reconcile.compact.frames import (
+    AnswerHead,
     Answered,
-    Cut,
     Decoded,
     Filled,
     Frame,
@@ -52,14 +53,17 @@ from reconcile.compact.frames import (
     Offer,
     Plain,
     Single,
+    answer_bytes,
     decode,
     encode,
+    offer_bytes,
+    read_answer_head,
 )
 from reconcile.compact.keys import SHORT_MASK, SessionKeys, ShortKey, first_key
-from reconcile.compact.limits import MAX_CELLS, MAX_TABLES
+from reconcile.compact.limits import MAX_CELLS, MAX_FIRST_SLICES, MAX_SLICES, MAX_TABLES
 from reconcile.compact.outcome import Expected, FallBack, Found, Step
 from reconcile.compact.plan import FIRST_SLICES, LARGER, MIN_DENSE, slicing, wanted_bytes
-from reconcile.compact.slices import Held, Regions, Slices, differing, estimate, print_mask
+from reconcile.compact.slices import Compared, Held, Regions, Slices, estimate
 from reconcile.compact.table import NOWHERE, Table, cells_for, find, shape_for
 from reconcile.errors import MalformedCompact
 from reconcile.ids import Bools, Ints, SyncId, SyncIds, Words
@@ -125,9 +129,9 @@ class _Side:
     def _fail(self, reason: str) -> Step:
         return self._end(FallBack(reason), Plain(Kind.FAILED))
 
-    def _go(self, state: _State, frame: Frame) -> Step:
+    def _go(self, state: _State, frame: Frame | bytes) -> Step:
         self._state = state
-        return Step(encode(frame))
+        return Step(frame if isinstance(frame, bytes) else encode(frame))
 
     def _found(self, places: Ints, shorts: Words, xor: Words, key: ShortKey) -> Found:
         """What to send, by ascending places, and what to receive."""
@@ -141,14 +145,6 @@ class _Side:
             return np.empty(0, np.int64)
         ((timestamp, digest),) = hit.found.pairs()
         return np.array([self._held.rows.rank((timestamp, digest))])
-
-    def _sent(self, lower: Ints, upper: Ints, cut: Cut) -> bool:
-        """Do bounds make as many slices as there are rows of what is in them."""
-        return len(lower) == len(upper) == len(cut.balances)
-
-
-def _cut(slices: Slices, exponent: int, multiples: Ints, print_bytes: int) -> Cut:
-    return Cut(exponent, multiples, slices.prints, print_bytes, slices.balances)
 
 
 def _gathered(low: Ints, high: Ints, at: Ints) -> Ints:
@@ -188,12 +184,10 @@ class Initiator(_Side):
 
     def begin(self) -> bytes:
         """The first frame."""
-        held = self._held
-        exponent, multiples = held.quantiles(held.regions, FIRST_SLICES)
-        edges = held.regions.edges(multiples << exponent)
-        self._slices = held.slices(*edges, self._first_key)
+        wanted = FIRST_SLICES, self._first_key, _FIRST_PRINT_BYTES
+        self._slices, cut = self._held.cut(self._held.regions, *wanted)
         self._state = _State.OFFERED
-        return encode(Offer(_cut(self._slices, exponent, multiples, _FIRST_PRINT_BYTES)))
+        return offer_bytes(cut)
 
     def agree(self, nonce: bytes) -> None:
         """Take the responder's nonce, which comes with its first frame.
@@ -213,15 +207,18 @@ class Initiator(_Side):
         assert self._slices is not None
         assert self._keys is not None, "both nonces are known by now"
         try:
-            frame = decode(data, self._regions_of, len(self._slices))
+            step = self._sliced_quickly(data, self._slices, self._keys)
+            if step is not None:
+                return step
+            frame = decode(data, lambda differs: len(self._regions(differs).start), len(self._slices))
             return self._take(frame, self._keys)
         except BaseException:
             self._state = _State.ENDED
             raise
 
-    def _regions_of(self, differs: Bools) -> int:
+    def _regions(self, differs: Bools) -> Regions:
         assert self._slices is not None
-        return len(Regions.joined(self._slices.lower[differs], self._slices.upper[differs]).start)
+        return Regions.joined(self._slices.lower[differs], self._slices.upper[differs])
 
     def _take(self, frame: Frame, keys: SessionKeys) -> Step:
         match frame:
@@ -260,29 +257,36 @@ class Initiator(_Side):
         found = self._found(place, _NOTHING, self._nothing(), keys.short)
         return self._end(found, Plain(Kind.DONE))
 
+    def _sliced_quickly(self, data: bytes, first: Slices, keys: SessionKeys) -> Step | None:
+        """What ``_sliced`` does, by compiled code as soon as the slices are reached."""
+        if kernel.compiled is None or self._state not in (_State.OFFERED, _State.ASKED):
+            return None
+        found = read_answer_head(data, len(first))
+        if found is None:
+            return None
+        head, at = found
+        limits = MAX_SLICES, head.print_bytes
+        regions = self._regions(head.differs)
+        compared = self._held.compare_quickly((data, at), regions, keys.short, *limits)
+        return None if compared is None else self._choose(head, compared, keys)
+
     def _sliced(self, frame: Answered, keys: SessionKeys) -> Step:
         """Compare the responder's slices with what is held here."""
-        assert self._slices is not None
-        first, cut = self._slices, frame.cut
-        regions = Regions.joined(first.lower[frame.differs], first.upper[frame.differs])
-        bounds = cut.multiples << cut.exponent
-        if len(bounds) and bounds[-1] >= regions.length:
-            raise MalformedCompact(0, "A bound is outside of the slices that differ")
-        lower, upper = regions.edges(bounds)
-        if not self._sent(lower, upper, cut):
-            raise MalformedCompact(0, "There are fewer slices than rows of what is in them")
-        own = self._held.slices(lower, upper, keys.short)
-        certain = cut.print_bytes > 0
-        prints = cut.prints if certain else None
-        differs = differing(own, prints, cut.balances, print_mask(cut.print_bytes))
-        least = abs(self._held.count - frame.count)
-        _, self._size = estimate(own, cut.balances, differs, least, certain=certain)
+        compared = self._held.compare(frame.cut, self._regions(frame.differs), keys.short)
+        head = AnswerHead(frame.xor, frame.count, frame.differs, frame.cut.print_bytes)
+        return self._choose(head, compared, keys)
+
+    def _choose(self, head: AnswerHead, compared: Compared, keys: SessionKeys) -> Step:
+        """Put what is in slices that differ into a table."""
+        own, differs = compared.own, compared.differs
+        certain = head.print_bytes > 0
+        least = abs(self._held.count - head.count)
+        _, self._size = estimate(compared.apart[differs], least, certain=certain)
         if not certain:
-            self._size = max(self._size, min(self._held.count + frame.count, MIN_DENSE))
+            self._size = max(self._size, min(self._held.count + head.count, MIN_DENSE))
         self._differs = differs if certain else None
-        self._peer = frame.count, frame.xor
+        self._peer = head.count, head.xor
         self._chosen = own.low[differs], own.high[differs]
-        self._shorts = keys.short.of_places(self._held.rows, *self._chosen)
         return self._table(keys)
 
     def _table(self, keys: SessionKeys) -> Step:
@@ -290,8 +294,11 @@ class Initiator(_Side):
             return self._fail(f"about {self._size:.0f} differences, after {self._tables} tables")
         shape = shape_for(self._size)
         table = Table(shape, keys.salts[self._tables])
+        if self._tables:
+            table.toggle(self._shorts)
+        else:
+            self._shorts = table.fill(self._held.rows, *self._chosen, keys.short)
         self._tables += 1
-        table.toggle(self._shorts)
         return self._go(_State.FILLED, Filled(self._differs, shape, table.cells))
 
     def _decoded(self, frame: Decoded, keys: SessionKeys) -> Step:
@@ -345,6 +352,9 @@ class Responder(_Side):
             LimitExceeded: it is larger than this node allows.
         """
         try:
+            step = self._offered_quickly(data)
+            if step is not None:
+                return step
             return self._take(decode(data, None, 0 if self._slices is None else len(self._slices)))
         except BaseException:
             self._state = _State.ENDED
@@ -365,36 +375,50 @@ class Responder(_Side):
             case Plain(Kind.MORE):
                 self._at(frame, Plain, _State.LOOKING)
                 return self._answer()
-            case Offer(cut):
-                self._at(frame, Offer, _State.NEW)
-                return self._offered(cut)
+            case Offer():
+                return self._offered(self._at(frame, Offer, _State.NEW))
         return self._tabled(self._at(frame, Filled, _State.SLICED))
 
     def _to_receive(self, shorts: Words, xor: Words) -> Found:
         return self._found(np.empty(0, np.int64), shorts, xor, self._keys.short)
 
-    def _offered(self, cut: Cut) -> Step:
-        """Compare the initiator's slices; the XOR of both sides may be the only difference."""
-        held, claim = self._held, self._claim
-        if claim.count == held.count and not self._xor.any():
-            return self._end(self._to_receive(_NOTHING, self._xor), Plain(Kind.EQUAL))
-        bounds = cut.multiples << cut.exponent
-        if len(bounds) and bounds[-1] >= self._regions.length:
-            raise MalformedCompact(0, "A bound is outside of the window")
-        lower, upper = self._regions.edges(bounds)
-        if not self._sent(lower, upper, cut):
-            raise MalformedCompact(0, "There are fewer slices than rows of what is in them")
-        own = held.slices(lower, upper, self._first_key)
-        mask = print_mask(_FIRST_PRINT_BYTES)
-        self._differs = differing(own, cut.prints, cut.balances, mask)
+    def _offered_quickly(self, data: bytes) -> Step | None:
+        """What ``_offered`` does, by compiled code."""
+        if self._state is not _State.NEW or data[:1] != bytes((Kind.OFFER,)):
+            return None
+        limits = MAX_FIRST_SLICES - 1, _FIRST_PRINT_BYTES
+        key = self._first_key
+        compared = self._held.compare_quickly((data, 1), self._regions, key, *limits)
+        return None if compared is None else self._compared(compared)
+
+    def _offered(self, frame: Offer) -> Step:
+        """Compare the initiator's slices with what is held here."""
+        if self._is_equal:
+            return self._equal()
+        return self._compared(self._held.compare(frame.cut, self._regions, self._first_key))
+
+    @property
+    def _is_equal(self) -> bool:
+        return self._claim.count == self._held.count and not self._xor.any()
+
+    def _equal(self) -> Step:
+        return self._end(self._to_receive(_NOTHING, self._xor), Plain(Kind.EQUAL))
+
+    def _compared(self, compared: Compared) -> Step:
+        """Go on in slices that differ; the XOR of both sides may be the only difference."""
+        if self._is_equal:
+            return self._equal()
+        own, self._differs = compared.own, compared.differs
         if not self._differs.any():
             return self._fail("no slice differs, and the fingerprints do")
-        least = abs(held.count - claim.count)
-        self._about, _ = estimate(own, cut.balances, self._differs, least, certain=True)
-        self._regions = Regions.joined(lower[self._differs], upper[self._differs])
-        apart = np.abs(own.balances - cut.balances)[self._differs]
-        if least == 1 and len(apart) == 1 and apart[0] == 1:
-            return self._single(own.low[self._differs], own.high[self._differs])
+        apart, low, high = (
+            column[self._differs] for column in (compared.apart, own.low, own.high)
+        )
+        least = abs(self._held.count - self._claim.count)
+        self._about, _ = estimate(apart, least, certain=True)
+        self._regions = Regions.joined(own.lower[self._differs], own.upper[self._differs])
+        if least == 1 and len(apart) == 1 and abs(int(apart[0])) == 1:
+            return self._single(low, high)
         return self._answer()
 
     def _single(self, low: Ints, high: Ints) -> Step:
@@ -411,12 +435,10 @@ class Responder(_Side):
         """Slices of what differs, as many as are worth it."""
         held, regions = self._held, self._regions
         plan = slicing(self._about, held.count_in(regions))
-        exponent, multiples = held.quantiles(regions, plan.count)
-        bounds = multiples << exponent
-        multiples = multiples[(bounds < regions.length) & ~regions.is_edge(bounds)]
-        self._slices = held.slices(*regions.edges(multiples << exponent), self._keys.short)
-        cut = _cut(self._slices, exponent, multiples, plan.print_bytes)
-        return self._go(_State.SLICED, Answered(held.xor, held.count, self._differs, cut))
+        wanted = plan.count, self._keys.short, plan.print_bytes
+        self._slices, cut = held.cut(regions, *wanted)
+        head = AnswerHead(held.xor, held.count, self._differs, plan.print_bytes)
+        return self._go(_State.SLICED, answer_bytes(head, cut))
 
     def _tabled(self, frame: Filled) -> Step:
         """Take out of a table what is held here, and peel the rest."""
@@ -426,10 +448,9 @@ class Responder(_Side):
             low, high = low[frame.differs], high[frame.differs]
         if self._tables == MAX_TABLES:
             return self._fail("too many tables")
-        shorts = self._keys.short.of_places(self._held.rows, low, high)
         table = Table(frame.shape, self._keys.salts[self._tables], frame.cells)
         self._tables += 1
-        table.toggle(shorts)
+        shorts = table.fill(self._held.rows, low, high, self._keys.short)
         decoded = table.peel()
         if decoded is None:
             if self._tables == MAX_TABLES:

@@ -18,7 +18,9 @@ from typing import Final
 import numpy as np
 
 from reconcile import kernel
+from reconcile.compact.frames import Cut, cut_bytes
 from reconcile.compact.keys import SHORT_MASK, ShortKey
+from reconcile.errors import MalformedCompact
 from reconcile.ids import HASH_WORDS, Bools, Ints, SyncId, Words
 from reconcile.index import IndexView
 from reconcile.index.rows import Rows
@@ -111,8 +113,29 @@ class Slices:
     prints: Words
     balances: Ints
 
+    @classmethod
+    def of_columns(cls, columns: bytes) -> Slices:
+        """From what compiled code says: all columns, one behind the other."""
+        rows = np.frombuffer(columns, np.int64).reshape(6, -1)
+        return cls(*rows[:4], rows[4].view(np.uint64), rows[5])
+
     def __len__(self) -> int:
         return len(self.lower)
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """What one side has in slices, beside what the other one says that it has there.
+
+    Attributes:
+        own: what is here.
+        differs: ``(n,)``, in which slices the sides certainly differ; all of them without prints.
+        apart: ``(n,)``, by which balance.
+    """
+
+    own: Slices
+    differs: Bools
+    apart: Ints
 
 
 def _ascending(numbers: Ints) -> Ints:
@@ -152,6 +175,64 @@ class Held:
         """IDs in regions."""
         low, high = self._places(regions)
         return int((high - low).sum())
+
+    def cut(
+        self, regions: Regions, count: int, key: ShortKey, print_bytes: int
+    ) -> tuple[Slices, bytes]:
+        """About so many slices of equal counts, and as a frame has them."""
+        if kernel.compiled is not None:
+            said = kernel.compiled.cut(*self._columns(regions, key, count, print_bytes))
+            if said is not None:
+                return Slices.of_columns(said[1]), said[0]
+        exponent, multiples = self.quantiles(regions, count)
+        bounds = multiples << exponent
+        multiples = multiples[(bounds < regions.length) & ~regions.is_edge(bounds)]
+        own = self.slices(*regions.edges(multiples << exponent), key)
+        cut = Cut(exponent, multiples, own.prints, print_bytes, own.balances)
+        return own, cut_bytes(cut)
+
+    def compare(self, cut: Cut, regions: Regions, key: ShortKey) -> Compared:
+        """Slices of the other side beside what is here.
+
+        Raises:
+            MalformedCompact: a bound is outside of regions, or at an edge of one.
+        """
+        bounds = cut.multiples << cut.exponent
+        if len(bounds) and bounds[-1] >= regions.length:
+            raise MalformedCompact(0, "A bound is outside of what is to be cut into slices")
+        lower, upper = regions.edges(bounds)
+        if not len(lower) == len(upper) == len(cut.balances):
+            raise MalformedCompact(0, "There are fewer slices than rows of what is in them")
+        own = self.slices(lower, upper, key)
+        apart = own.balances - cut.balances
+        if not cut.print_bytes:
+            return Compared(own, np.ones(len(own), np.bool_), apart)
+        mask = np.uint64(SHORT_MASK >> (48 - 8 * cut.print_bytes))
+        return Compared(own, ((own.prints & mask) != cut.prints) | (apart != 0), apart)
+
+    def compare_quickly(
+        self, unread: tuple[bytes, int], regions: Regions, key: ShortKey, most: int, print_bytes: int
+    ) -> Compared | None:
+        """The same of slices with which a frame ends, from a place on, in one compiled call.
+
+        At most so many bounds, and prints of so many bytes. None: it is for ``compare``.
+        """
+        if kernel.compiled is None:
+            return None
+        columns = self._columns(regions, key, most, print_bytes)
+        said = kernel.compiled.compare(*columns, *unread)
+        if said is None:
+            return None
+        differs, apart = np.frombuffer(said[1], np.bool_), np.frombuffer(said[2], np.int64)
+        return Compared(Slices.of_columns(said[0]), differs, apart)
+
+    def _columns(
+        self, regions: Regions, key: ShortKey, count: int, print_bytes: int
+    ) -> tuple[kernel.RowsHandle, tuple[kernel.Column, ...], *tuple[kernel.Column, ...]]:
+        samples, bases = self.rows.balances()
+        numbers = np.array((self.low, self.high, count, print_bytes))
+        handle = self.rows.handle
+        return handle, samples, numbers, bases, key.column, regions.start, regions.end
 
     def quantiles(self, regions: Regions, count: int) -> tuple[int, Ints]:
         """Bounds of about so many slices of equal counts: an exponent of 2, and multiples of it."""
@@ -199,52 +280,24 @@ class Held:
 
     def _cuts(self, times: Ints, key: ShortKey) -> tuple[Ints, Words, Ints]:
         """Of ascending times: places, and what runs up to these, short IDs and balances."""
-        samples, bases = self.rows.balances()
-        if kernel.compiled is not None:
-            places, prints = np.empty(len(times), np.int64), np.empty(len(times), np.uint64)
-            balances = np.empty(len(times), np.int64)
-            limits = np.array([self.low, self.high])
-            kernel.compiled.cuts(
-                self.rows.handle,
-                samples,
-                times,
-                limits,
-                bases,
-                key.column,
-                places,
-                prints,
-                balances,
-            )
-            return places, prints, balances
         places = self._clipped(self.rows.time_ranks(times, "left"), times)
         running = self.rows.running(places)
         prints = key.of_hashes(running.view(np.uint8).reshape(len(times), -1))
         return places, prints, self.rows.balances_to(places)
 
 
-def differing(ours: Slices, prints: Words | None, balances: Ints, mask: int) -> Bools:
-    """``(n,)``: in which slices the sides certainly differ; all of them without prints."""
-    if prints is None:
-        return np.ones(len(ours), np.bool_)
-    return np.asarray(((ours.prints & np.uint64(mask)) != prints) | (ours.balances != balances))
-
-
-def estimate(
-    ours: Slices, balances: Ints, differs: Bools, least: int, *, certain: bool
-) -> tuple[float, float]:
+def estimate(apart: Ints, least: int, *, certain: bool) -> tuple[float, float]:
     """How many differences there are about, and how many a table should be made for.
 
-    ``least``: so many at least. ``certain``: there is a difference wherever ``differs`` says so.
+    ``apart``: by which balance slices that differ do. ``least``: so many at least. ``certain``: there
+    is a difference in each of them.
     """
-    apart = np.abs((ours.balances - balances)[differs]).astype(np.float64)
-    squares = float((apart**2).sum())
-    spread = np.sqrt(max(0.0, 2.0 / 3.0 * float((apart**4 - apart**2).sum())))
-    hidden = 2.0 if certain else 0.0
-    at_least = float(np.where(apart > 0, apart, hidden).sum())
-    about = max(squares, float(least), at_least)
+    size = np.abs(apart).astype(np.float64)
+    squares = size * size
+    total = float(squares.sum())
+    spread = np.sqrt(max(0.0, 2.0 / 3.0 * float((squares * squares - squares).sum())))
+    at_least = float(size.sum())
+    if certain:
+        at_least += 2.0 * float(len(size) - np.count_nonzero(size))
+    about = max(total, float(least), at_least)
     return about, about + _SAFETY * spread
-
-
-def print_mask(print_bytes: int) -> int:
-    """What is sent of a slice's print."""
-    return SHORT_MASK >> (48 - 8 * print_bytes)

@@ -18,9 +18,10 @@ from typing import Final
 import numpy as np
 
 from reconcile import kernel
-from reconcile.compact.keys import SHORT_BYTES, SHORT_MASK
+from reconcile.compact.keys import SHORT_BYTES, SHORT_MASK, ShortKey
 from reconcile.compact.limits import MAX_CELLS, MAX_WINDOWS
 from reconcile.ids import Ints, Words
+from reconcile.index.rows import Rows
 
 MAX_PLACES: Final = 5
 NOWHERE: Final = -1
@@ -147,6 +148,17 @@ class Table:
         values, at = self._entries(shorts)
         for row in at:
             np.bitwise_xor.at(self.cells, row, values)
+
+    def fill(self, rows: Rows, low: Ints, high: Ints, key: ShortKey) -> Words:
+        """Put in, or take out, what is in ascending intervals of places; their short IDs."""
+        if kernel.compiled is None:
+            shorts = key.of_places(rows, low, high)
+            self.toggle(shorts)
+            return shorts
+        shorts = np.empty(int((high - low).sum()), np.uint64)
+        shape, cells = self._column, self.cells
+        kernel.compiled.fill(rows.handle, low, high, key.column, shape, cells, shorts)
+        return shorts
 
     def peel(self) -> Words | None:
         """All short IDs in it, ascending, which are taken out; None: it does not empty."""

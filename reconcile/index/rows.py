@@ -27,7 +27,7 @@ class Rows:
         handle: the same for compiled code.
     """
 
-    __slots__ = ("_bases", "_last_array", "_lasts", "_start_array", "chunks", "handle", "starts")
+    __slots__ = ("_balances", "_bases", "_last_array", "_lasts", "_start_array", "chunks", "handle", "starts")
 
     def __init__(self, chunks: Sequence[Chunk]) -> None:
         self.chunks = tuple(chunks)
@@ -37,6 +37,7 @@ class Rows:
         np.cumsum([len(chunk) for chunk in self.chunks], out=self._start_array[1:])
         self.starts: list[int] = self._start_array.tolist()
         self._bases = _bases(self.chunks)
+        self._balances: tuple[tuple[NDArray[np.int32], ...], Ints] | None = None
         self.handle: RowsHandle = (
             tuple(chunk.timestamps for chunk in self.chunks),
             tuple(chunk.prefix for chunk in self.chunks),
@@ -221,6 +222,11 @@ class Rows:
 
     def balances(self) -> tuple[tuple[NDArray[np.int32], ...], Ints]:
         """Samples of the chunks' balances (`Chunk.samples`), and the balance before each chunk."""
+        if self._balances is None:
+            self._balances = self._computed_balances()
+        return self._balances
+
+    def _computed_balances(self) -> tuple[tuple[NDArray[np.int32], ...], Ints]:
         samples = tuple(chunk.samples for chunk in self.chunks)
         bases = np.zeros(len(self.chunks), np.int64)
         for number, chunk in enumerate(self.chunks[:-1]):

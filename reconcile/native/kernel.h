@@ -15,7 +15,7 @@
 #include <string.h>
 
 /* Raised with every change of this directory; `reconcile.kernel` takes no other. */
-#define KERNEL_VERSION 10
+#define KERNEL_VERSION 11
 
 #define HASH_BYTES 32
 #define TIME_BYTES 8
@@ -155,7 +155,7 @@ function kernel_survey, kernel_parse, kernel_reply;
 function kernel_encode, kernel_match;
 function kernel_places, kernel_split, kernel_probe, kernel_fingerprints, kernel_items;
 function kernel_fold;
-function kernel_balance, kernel_cuts, kernel_shorts;
+function kernel_balance, kernel_cut, kernel_compare, kernel_fill, kernel_shorten;
 function kernel_insert, kernel_peel, kernel_find;
 function kernel_lattice;
 

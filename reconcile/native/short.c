@@ -1,11 +1,7 @@
-/* The compact mode's short IDs and slices of an index (docs/compact.md).
- *
- * A short ID is a linear function of a hash under the session's key, in GF(2^64): the XOR of some
- * hashes has the XOR of their short IDs. So a slice's fingerprint is one multiplication, whatever
- * is in it.
- */
+/* The compact mode's short IDs of an index; short.h says what they are. */
 
-#include "rows.h"
+#include "short.h"
+#include "table.h"
 
 #if defined(__x86_64__) && defined(__GNUC__)
 #define HAS_CLMUL 1
@@ -14,14 +10,10 @@
 #define HAS_CLMUL 0
 #endif
 
-#define KEY_WORDS 4
-#define KEY_ROWS (KEY_WORDS + 1)
 /* The last one says how: the best that the processor has, without its instruction, or with the one
  * that multiplies once. */
 enum { BY_BEST, BY_TABLES, BY_CLMUL };
-#define SHORT_MASK ((UINT64_C(1) << 48) - 1)
 #define POLYNOMIAL UINT64_C(0x1B) /* x^64 = x^4 + x^3 + x + 1 */
-#define SAMPLE 4                  /* IDs from one kept running balance to the next */
 
 static inline uint64_t little(const uint8_t *bytes)
 {
@@ -32,15 +24,6 @@ static inline uint64_t little(const uint8_t *bytes)
 #endif
     return word;
 }
-
-typedef struct hasher hasher_t;
-
-struct hasher {
-    uint64_t key[KEY_WORDS];
-    uint64_t (*of_row)(const hasher_t *, const uint8_t *row);
-    void (*of_rows)(const hasher_t *, const uint8_t *prefix, Py_ssize_t count, uint64_t *out);
-    uint64_t (*tables)[256]; /* of every byte's products; NULL with the instruction */
-};
 
 /* ---- by tables --------------------------------------------------------------------------- */
 
@@ -161,7 +144,7 @@ WIDE static void rows_by_lanes(const hasher_t *hasher, const uint8_t *prefix, Py
 }
 #endif
 
-static bool open_hasher(hasher_t *hasher, const uint8_t *key)
+bool open_hasher(hasher_t *hasher, const uint8_t *key)
 {
     for (int word = 0; word < KEY_WORDS; word++)
         hasher->key[word] = little(key + word * 8);
@@ -184,235 +167,150 @@ static bool open_hasher(hasher_t *hasher, const uint8_t *key)
     return false;
 }
 
-static void close_hasher(hasher_t *hasher)
+void close_hasher(hasher_t *hasher)
 {
     PyMem_Free(hasher->tables);
 }
 
-/* ---- balances ------------------------------------------------------------------------------ */
+/* ---- short IDs ------------------------------------------------------------------------------ */
 
-/* +1 or -1 by the lowest bit of the first byte of the hash behind a row. */
-static inline int balance_at(const uint8_t *prefix, Py_ssize_t row)
-{
-    return 1 - 2 * ((prefix[row * HASH_BYTES] ^ prefix[(row + 1) * HASH_BYTES]) & 1);
-}
+#define STRETCH 64 /* hashes from one request for memory to the next */
 
-/* balance(prefix, samples) -> None; sample i is the balance of the first 4 i IDs. */
-PyObject *kernel_balance(PyObject *module, PyObject *const *arguments, Py_ssize_t given)
-{
-    (void)module;
-    static const column_kind kinds[] = {READ(32), WRITTEN(4)};
-    columns held;
-    if (check_arguments("balance", given, 2) < 0 || hold(&held, arguments, kinds, 2) < 0)
-        return NULL;
-    Py_ssize_t count = held.rows[0] - 1;
-    bool fits = count >= 0 && held.rows[1] == count / SAMPLE + 1;
-    PyThreadState *state = let_go(fits ? count * HASH_BYTES : 0);
-    int32_t sum = 0;
-    for (Py_ssize_t row = 0; fits && row <= count; row++) {
-        if (row % SAMPLE == 0)
-            memcpy(held.at[1] + row / SAMPLE * 4, &sum, sizeof sum);
-        if (row < count)
-            sum += balance_at(held.at[0], row);
-    }
-    take_back(state);
-    release(&held);
-    if (!fits) {
-        misfit("balance");
-        return NULL;
-    }
-    Py_RETURN_NONE;
-}
-
-/* ---- slices -------------------------------------------------------------------------------- */
-
-enum { C_TIMES, C_LIMITS, C_BASES, C_KEY, C_PLACES, C_PRINTS, C_BALANCES };
+enum { F_LOW, F_HIGH, F_KEY, F_SHAPE, F_CELLS, F_SHORTS, F_COLUMNS };
 
 typedef struct {
     const rows_t *rows;
     const columns *held;
-    const Py_buffer *samples; /* of each chunk */
     hasher_t hasher;
-} slicer_t;
+    table_t table;
+    bool narrow;
+    uint64_t *out;      /* what is written next */
+    uint64_t *inserted; /* what goes into the table next */
+} filler_t;
 
-static int64_t balance_to(const slicer_t *slicer, Py_ssize_t chunk, Py_ssize_t place)
+/* Ask for hashes of a chunk, as far as there are so many. */
+static void expect_hashes(const filler_t *filler, Py_ssize_t chunk, int64_t place, int64_t end)
 {
-    int32_t sample;
-    memcpy(&sample, (const uint8_t *)slicer->samples[chunk].buf + place / SAMPLE * 4, 4);
-    int64_t sum = load(slicer->held->at[C_BASES], chunk) + sample;
-    for (Py_ssize_t row = place / SAMPLE * SAMPLE; row < place; row++)
-        sum += balance_at(slicer->rows->chunks[chunk].prefix, row);
-    return sum;
+    Py_ssize_t from = (Py_ssize_t)place;
+    Py_ssize_t to = (Py_ssize_t)(end < place + STRETCH ? end : place + STRETCH);
+    for (; from <= to; from += 64 / HASH_BYTES)
+        expect(filler->rows->chunks[chunk].prefix, from, HASH_BYTES);
 }
 
-/* Where bounds are, within limits; false: they do not ascend. Rows that will be read are asked for. */
-static bool place_all(const slicer_t *slicer)
+/* The short IDs between two places of a chunk. `next`: where the next interval begins. */
+static void fill_piece(filler_t *filler, Py_ssize_t chunk, int64_t from, int64_t to, int64_t next)
 {
-    const rows_t *rows = slicer->rows;
-    const columns *held = slicer->held;
-    finger_t finger = {0, 0, 1};
-    int64_t low = load(held->at[C_LIMITS], 0), high = load(held->at[C_LIMITS], 1), before = 0;
-    for (Py_ssize_t row = 0; row < held->rows[C_TIMES]; row++) {
-        int64_t time = load(held->at[C_TIMES], row);
-        if (time < before)
-            return false;
-        before = time;
-        int64_t place = time == MAX_TIME ? rows->length : rank(rows, &finger, time);
-        place = place < low ? low : place > high ? high : place;
-        expect_running(rows, place);
-        if (rows->count == 1)
-            expect(slicer->samples[0].buf, (Py_ssize_t)place / SAMPLE, sizeof(int32_t));
-        store(held->at[C_PLACES], row, place);
+    int64_t start = load(filler->rows->starts, chunk), end = load(filler->rows->starts, chunk + 1);
+    for (int64_t behind; from < to; from = behind) {
+        behind = to - from < STRETCH ? to : from + STRETCH;
+        if (behind < to)
+            expect_hashes(filler, chunk, behind - start, to - start);
+        else if (next >= to && next + STRETCH < end)
+            expect_hashes(filler, chunk, next - start, end - start);
+        filler->hasher.of_rows(&filler->hasher,
+                               filler->rows->chunks[chunk].prefix + (from - start) * HASH_BYTES,
+                               (Py_ssize_t)(behind - from), filler->out);
+        filler->out += behind - from;
+        if (filler->out - filler->inserted >= STRETCH) {
+            insert_shorts(filler->table, (uint8_t *)filler->inserted, STRETCH,
+                          filler->narrow);
+            filler->inserted += STRETCH;
+        }
     }
-    return true;
 }
 
-/* The running print and balance up to every bound. */
-static bool cut_all(const slicer_t *slicer)
+static bool fill_all(filler_t *filler)
 {
-    const rows_t *rows = slicer->rows;
-    const columns *held = slicer->held;
-    Py_ssize_t chunk = 0;
-    if (!place_all(slicer))
-        return false;
-    memset(held->at[C_PRINTS], 0, (size_t)held->rows[C_PRINTS] * sizeof(uint64_t));
-    memset(held->at[C_BALANCES], 0, (size_t)held->rows[C_BALANCES] * sizeof(int64_t));
-    for (Py_ssize_t row = 0; rows->count && row < held->rows[C_TIMES]; row++) {
-        if (row + AHEAD < held->rows[C_TIMES])
-            expect_running(rows, load(held->at[C_PLACES], row + AHEAD));
-        Py_ssize_t place = (Py_ssize_t)load(held->at[C_PLACES], row);
-        hash_t prefix = running(rows, &chunk, place);
-        uint64_t print = slicer->hasher.of_row(&slicer->hasher, (const uint8_t *)&prefix);
-        store(held->at[C_PRINTS], row, (int64_t)(print & SHORT_MASK));
-        Py_ssize_t own = place - (Py_ssize_t)load(rows->starts, chunk);
-        store(held->at[C_BALANCES], row, balance_to(slicer, chunk, own));
-    }
-    return true;
-}
-
-static bool slices_fit(const slicer_t *slicer, Py_ssize_t chunks)
-{
-    const columns *held = slicer->held;
-    for (Py_ssize_t chunk = 0; chunk < chunks; chunk++)
-        if (slicer->samples[chunk].len != (size_of(slicer->rows, chunk) / SAMPLE + 1) * 4)
-            return false;
-    return chunks == slicer->rows->count && held->rows[C_LIMITS] == 2 &&
-           held->rows[C_BASES] == chunks && held->rows[C_KEY] == KEY_ROWS &&
-           held->rows[C_PLACES] == held->rows[C_TIMES] &&
-           held->rows[C_PRINTS] == held->rows[C_TIMES] &&
-           held->rows[C_BALANCES] == held->rows[C_TIMES] &&
-           load(held->at[C_LIMITS], 0) >= 0 &&
-           load(held->at[C_LIMITS], 1) >= load(held->at[C_LIMITS], 0) &&
-           load(held->at[C_LIMITS], 1) <= slicer->rows->length;
-}
-
-static bool cut_columns(slicer_t *slicer, Py_ssize_t chunks)
-{
-    if (!slices_fit(slicer, chunks) || !open_hasher(&slicer->hasher, slicer->held->at[C_KEY]))
-        return false;
-    PyThreadState *state = let_go(slicer->held->rows[C_TIMES] * HASH_BYTES);
-    bool fits = cut_all(slicer);
-    take_back(state);
-    close_hasher(&slicer->hasher);
-    return fits;
-}
-
-static Py_ssize_t open_samples(Py_buffer *samples, PyObject *tuple, Py_ssize_t count)
-{
-    for (Py_ssize_t done = 0; done < count; done++)
-        if (PyObject_GetBuffer(PyTuple_GetItem(tuple, done), &samples[done], PyBUF_SIMPLE) < 0)
-            return done;
-    return count;
-}
-
-/* cuts(index, samples, times, limits, bases, key, places, prints, balances) -> None
- *   Of ascending times: their places, kept within limits, and what runs up to these: short IDs
- *   and balance. The last time there is stands for the end.
- */
-PyObject *kernel_cuts(PyObject *module, PyObject *const *arguments, Py_ssize_t given)
-{
-    (void)module;
-    static const column_kind kinds[] = {READ(8),    READ(8),    READ(8),   READ(8),
-                                        WRITTEN(8), WRITTEN(8), WRITTEN(8)};
-    rows_t rows;
-    columns held;
-    if (check_arguments("cuts", given, 9) < 0 || open_rows(&rows, arguments[0]) < 0)
-        return NULL;
-    Py_ssize_t chunks = PyTuple_Check(arguments[1]) ? PyTuple_Size(arguments[1]) : 0, opened = 0;
-    Py_buffer *samples = PyMem_Calloc((size_t)chunks + 1, sizeof *samples);
-    bool fits = false;
-    if (!samples)
-        PyErr_NoMemory();
-    else if ((opened = open_samples(samples, arguments[1], chunks)) == chunks &&
-             hold(&held, arguments + 2, kinds, 7) == 0) {
-        slicer_t slicer = {.rows = &rows, .held = &held, .samples = samples};
-        fits = cut_columns(&slicer, chunks);
-        release(&held);
-    }
-    while (opened)
-        PyBuffer_Release(&samples[--opened]);
-    PyMem_Free(samples);
-    close_rows(&rows);
-    if (fits)
-        Py_RETURN_NONE;
-    if (!PyErr_Occurred())
-        misfit("cuts");
-    return NULL;
-}
-
-/* ---- short IDs ------------------------------------------------------------------------------ */
-
-static bool shorten_all(const rows_t *rows, const columns *held, const hasher_t *hasher)
-{
-    uint64_t *out = (uint64_t *)held->at[3];
-    Py_ssize_t chunk = 0, left = held->rows[3];
+    const rows_t *rows = filler->rows;
+    const columns *held = filler->held;
+    Py_ssize_t chunk = 0, left = held->rows[F_SHORTS], intervals = held->rows[F_LOW];
     int64_t before = 0;
-    for (Py_ssize_t row = 0; row < held->rows[0]; row++) {
-        int64_t from = load(held->at[0], row), to = load(held->at[1], row);
+    for (Py_ssize_t row = 0; row < intervals; row++) {
+        int64_t from = load(held->at[F_LOW], row), to = load(held->at[F_HIGH], row);
+        int64_t next = row + 1 < intervals ? load(held->at[F_LOW], row + 1) : rows->length;
         if (from < before || to < from || to > rows->length || to - from > left)
             return false;
         before = to;
         left -= (Py_ssize_t)(to - from);
         while (from < to) {
             go_on(rows, &chunk, (Py_ssize_t)from);
-            int64_t start = load(rows->starts, chunk), end = load(rows->starts, chunk + 1);
-            Py_ssize_t count = (Py_ssize_t)((to < end ? to : end) - from);
-            hasher->of_rows(hasher, rows->chunks[chunk].prefix + (from - start) * HASH_BYTES,
-                            count, out);
-            out += count;
-            from += count;
+            int64_t end = load(rows->starts, chunk + 1), behind = to < end ? to : end;
+            fill_piece(filler, chunk, from, behind, next);
+            from = behind;
         }
     }
+    insert_shorts(filler->table, (uint8_t *)filler->inserted, filler->out - filler->inserted,
+                  filler->narrow);
     return !left;
 }
 
-/* shorts(index, low, high, key, shorts) -> None; of the IDs in ascending intervals of places. */
-PyObject *kernel_shorts(PyObject *module, PyObject *const *arguments, Py_ssize_t given)
+static bool open_filler(filler_t *filler)
+{
+    const columns *held = filler->held;
+    filler->out = filler->inserted = (uint64_t *)held->at[F_SHORTS];
+    return held->rows[F_LOW] == held->rows[F_HIGH] && held->rows[F_KEY] == KEY_ROWS &&
+           (uintptr_t)held->at[F_SHORTS] % sizeof(uint64_t) == 0 &&
+           open_table(&filler->table, held->at[F_SHAPE], held->rows[F_SHAPE], held->at[F_CELLS],
+                      held->rows[F_CELLS]) &&
+           open_hasher(&filler->hasher, held->at[F_KEY]);
+}
+
+/* fill(index, low, high, key, shape, cells, shorts) -> None
+ *   The short IDs in ascending intervals of places, which are put into a table too.
+ */
+PyObject *kernel_fill(PyObject *module, PyObject *const *arguments, Py_ssize_t given)
 {
     (void)module;
-    static const column_kind kinds[] = {READ(8), READ(8), READ(8), WRITTEN(8)};
+    static const column_kind kinds[] = {READ(8), READ(8), READ(8), READ(8), WRITTEN(8), WRITTEN(8)};
     rows_t rows;
     columns held;
-    hasher_t hasher;
-    if (check_arguments("shorts", given, 5) < 0 || open_rows(&rows, arguments[0]) < 0)
+    if (check_arguments("fill", given, 1 + F_COLUMNS) < 0 || open_rows(&rows, arguments[0]) < 0)
         return NULL;
-    if (hold(&held, arguments + 1, kinds, 4) < 0) {
+    if (hold(&held, arguments + 1, kinds, F_COLUMNS) < 0) {
         close_rows(&rows);
         return NULL;
     }
-    bool fits = held.rows[0] == held.rows[1] && held.rows[2] == KEY_ROWS &&
-                (uintptr_t)held.at[3] % sizeof(uint64_t) == 0;
-    if (fits && (fits = open_hasher(&hasher, held.at[2]))) {
-        PyThreadState *state = let_go(held.rows[3] * HASH_BYTES);
-        fits = shorten_all(&rows, &held, &hasher);
+    filler_t filler = {.rows = &rows, .held = &held};
+    bool fits = open_filler(&filler);
+    if (fits) {
+        filler.narrow = load(held.at[F_SHAPE], SHAPE_NARROW) != 0;
+        PyThreadState *state = let_go(held.rows[F_SHORTS] * HASH_BYTES);
+        fits = fill_all(&filler);
         take_back(state);
-        close_hasher(&hasher);
+        close_hasher(&filler.hasher);
     }
     release(&held);
     close_rows(&rows);
     if (fits)
         Py_RETURN_NONE;
     if (!PyErr_Occurred())
-        misfit("shorts");
+        misfit("fill");
+    return NULL;
+}
+
+/* shorten(hashes, key, shorts) -> None; the short IDs of hashes, or of XORs of hashes. */
+PyObject *kernel_shorten(PyObject *module, PyObject *const *arguments, Py_ssize_t given)
+{
+    (void)module;
+    static const column_kind kinds[] = {READ(32), READ(8), WRITTEN(8)};
+    columns held;
+    hasher_t hasher;
+    if (check_arguments("shorten", given, 3) < 0 || hold(&held, arguments, kinds, 3) < 0)
+        return NULL;
+    bool fits = held.rows[0] == held.rows[2] && held.rows[1] == KEY_ROWS;
+    if (fits && (fits = open_hasher(&hasher, held.at[1]))) {
+        PyThreadState *state = let_go(held.rows[0] * HASH_BYTES);
+        for (Py_ssize_t row = 0; row < held.rows[0]; row++) {
+            uint64_t found = hasher.of_row(&hasher, held.at[0] + row * HASH_BYTES);
+            store(held.at[2], row, (int64_t)(found & SHORT_MASK));
+        }
+        take_back(state);
+        close_hasher(&hasher);
+    }
+    release(&held);
+    if (fits)
+        Py_RETURN_NONE;
+    if (!PyErr_Occurred())
+        misfit("shorten");
     return NULL;
 }

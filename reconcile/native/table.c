@@ -1,13 +1,8 @@
-/* The compact mode's tables: filled with short IDs, peeled, and what came of it looked up.
- *
- * A cell is one word: the XOR of short IDs in its lower 48 bits, the XOR of their checks above.
- * What the shape of a table means, `reconcile.compact.table` says.
- */
+/* The compact mode's tables: filled with short IDs, peeled, and what came of it looked up. */
 
-#include "kernel.h"
+#include "short.h"
+#include "table.h"
 
-#define SHORT_BITS 48
-#define SHORT_MASK ((UINT64_C(1) << SHORT_BITS) - 1)
 #define MAX_PLACES 5
 
 #if defined(__GNUC__)
@@ -15,14 +10,6 @@
 #else
 #define EVERYWHERE static inline
 #endif
-
-/* The last row: compute one entry after the other, as processors without wide lanes do. */
-enum { SHAPE_SALT, SHAPE_PLACES, SHAPE_LENGTH, SHAPE_WINDOWS, SHAPE_NARROW, SHAPE_ROWS };
-
-typedef struct {
-    uint64_t salt, places, length, windows;
-    uint64_t *cells;
-} table_t;
 
 typedef struct {
     uint64_t value;
@@ -55,16 +42,16 @@ EVERYWHERE entry_t entry_of(table_t table, uint64_t short_id)
     uint64_t start = 0;
     if (table.windows > 1)
         start = below(mix, MAX_PLACES, table.windows) * table.length;
-    for (uint64_t place = 0; place < table.places; place++, start += table.length)
+    for (uint64_t place = 0; place < MAX_PLACES && place < table.places;
+         place++, start += table.length)
         entry.at[place] = (uint32_t)(start + below(mix, (int)place, table.length));
     uint64_t check = mix * FACTORS[MAX_PLACES + 1] >> SHORT_BITS;
     entry.value = short_id | check << SHORT_BITS;
     return entry;
 }
 
-/* Whether a shape is one, and the cells are as many as it says. */
-static bool open_table(table_t *table, const uint8_t *shape, Py_ssize_t rows, uint8_t *cells,
-                       Py_ssize_t count)
+bool open_table(table_t *table, const uint8_t *shape, Py_ssize_t rows, uint8_t *cells,
+                Py_ssize_t count)
 {
     if (rows != SHAPE_ROWS || (uintptr_t)cells % sizeof(uint64_t))
         return false;
@@ -81,7 +68,7 @@ static bool open_table(table_t *table, const uint8_t *shape, Py_ssize_t rows, ui
 
 EVERYWHERE void toggle(table_t table, entry_t entry)
 {
-    for (uint64_t place = 0; place < table.places; place++)
+    for (uint64_t place = 0; place < MAX_PLACES && place < table.places; place++)
         table.cells[entry.at[place]] ^= entry.value;
 }
 
@@ -151,11 +138,11 @@ static bool has_lanes(void)
 #define HAS_LANES 0
 #endif
 
-static void insert(table_t table, const uint8_t *shorts, Py_ssize_t count, bool narrow)
+void insert_shorts(table_t table, const uint8_t *shorts, Py_ssize_t count, bool narrow)
 {
     Py_ssize_t whole = 0;
 #if HAS_LANES
-    if (!narrow && has_lanes()) {
+    if (!narrow && count >= BLOCK && has_lanes()) {
         whole = count - count % BLOCK;
         insert_blocks(table, shorts, whole);
     }
@@ -178,7 +165,7 @@ PyObject *kernel_insert(PyObject *module, PyObject *const *arguments, Py_ssize_t
     bool fits = open_table(&table, held.at[1], held.rows[1], held.at[2], held.rows[2]);
     PyThreadState *state = let_go(held.rows[0] * HASH_BYTES);
     if (fits)
-        insert(table, held.at[0], held.rows[0], load(held.at[1], SHAPE_NARROW) != 0);
+        insert_shorts(table, held.at[0], held.rows[0], load(held.at[1], SHAPE_NARROW) != 0);
     take_back(state);
     release(&held);
     if (!fits) {
@@ -200,7 +187,7 @@ static inline bool pure(const table_t *table, uint64_t cell, entry_t *entry)
     if (entry->value != value)
         return false;
     bool belongs = false;
-    for (uint64_t place = 0; place < table->places; place++)
+    for (uint64_t place = 0; place < MAX_PLACES && place < table->places; place++)
         belongs |= entry->at[place] == cell;
     return belongs;
 }
@@ -219,7 +206,7 @@ static Py_ssize_t peel_from(const table_t *table, uint64_t cell, uint32_t *stack
             return room + 1;
         store(out, found++, (int64_t)(entry.value & SHORT_MASK));
         toggle(*table, entry);
-        for (uint64_t place = 0; place < table->places; place++)
+        for (uint64_t place = 0; place < MAX_PLACES && place < table->places; place++)
             stack[waiting++] = entry.at[place];
     }
     return found;

@@ -1,0 +1,237 @@
+/* The slices of a frame in one call: what a side sends of its own, and what another one sent
+ * compared with its own.
+ *
+ * What is malformed, and whatever else is unusual, is left to the arrays.
+ */
+
+#include "reader.h"
+#include "slices.h"
+
+#define MAX_EXPONENT 62
+#define MAX_COUNT 65536
+#define MAX_BALANCE (INT64_C(1) << 31)
+#define CUTS 4 /* numbers of each slice and region that `cut_slices` has room for */
+
+/* ---- memory --------------------------------------------------------------------------------- */
+
+typedef struct {
+    slicer_t slicer;
+    bounds_t bounds;
+    slices_t slices;
+    Py_ssize_t print_bytes;
+    PyObject *columns;  /* of `slices`, as bytes */
+    int64_t *multiples, *cuts;
+} work_t;
+
+static bool take_columns(work_t *work, Py_ssize_t rows)
+{
+    work->slices.rows = rows;
+    work->columns = PyBytes_FromStringAndSize(NULL, rows * SLICE_COLUMNS * TIME_BYTES);
+    work->cuts = PyMem_Malloc((size_t)(rows + work->slicer.regions.count + 1) * CUTS *
+                              sizeof *work->cuts);
+    if (work->columns && !work->cuts)
+        PyErr_NoMemory();
+    if (!work->columns || !work->cuts)
+        return false;
+    work->slices.columns = (uint8_t *)PyBytes_AsString(work->columns);
+    return true;
+}
+
+static int open_work(work_t *work, PyObject *const *arguments)
+{
+    memset(work, 0, sizeof *work);
+    if (open_slicer(&work->slicer, arguments) < 0)
+        return -1;
+    Py_ssize_t count = (Py_ssize_t)load(work->slicer.held.at[A_NUMBERS], N_COUNT);
+    work->print_bytes = (Py_ssize_t)load(work->slicer.held.at[A_NUMBERS], N_PRINT_BYTES);
+    if (count < 0 || count > MAX_COUNT || work->print_bytes < 0 || work->print_bytes > 6)
+        misfit("slices");
+    else if (!(work->multiples = PyMem_Malloc(((size_t)count + 1) * sizeof *work->multiples)))
+        PyErr_NoMemory();
+    else {
+        work->bounds.multiples = work->multiples;
+        return 0;
+    }
+    close_slicer(&work->slicer);
+    return -1;
+}
+
+static void close_work(work_t *work)
+{
+    PyMem_Free(work->multiples);
+    PyMem_Free(work->cuts);
+    Py_XDECREF(work->columns);
+    close_slicer(&work->slicer);
+}
+
+/* ---- writing -------------------------------------------------------------------------------- */
+
+static inline uint8_t *put_low_bytes(uint8_t *at, uint64_t value, Py_ssize_t count)
+{
+    for (; count; count--, value >>= 8)
+        *at++ = (uint8_t)value;
+    return at;
+}
+
+static uint8_t *put_slices(const work_t *work, uint8_t *at)
+{
+    const bounds_t *bounds = &work->bounds;
+    const slices_t *slices = &work->slices;
+    int64_t before = 0;
+    *at++ = (uint8_t)bounds->exponent;
+    at = put_varint(at, (uint64_t)bounds->count);
+    for (Py_ssize_t row = 0; row < bounds->count; row++) {
+        at = put_varint(at, (uint64_t)(bounds->multiples[row] - before));
+        before = bounds->multiples[row];
+    }
+    for (Py_ssize_t row = 0; row < slices->rows; row++)
+        at = put_low_bytes(at, (uint64_t)slice_value(slices, S_PRINTS, row), work->print_bytes);
+    for (Py_ssize_t row = 0; row < slices->rows; row++) {
+        int64_t balance = slice_value(slices, S_BALANCES, row);
+        at = put_varint(at, (uint64_t)balance << 1 ^ (balance < 0 ? UINT64_MAX : 0));
+    }
+    return at;
+}
+
+static PyObject *written(work_t *work)
+{
+    size_t row_bytes = (size_t)(2 * (MAX_VARINT_BYTES + 1) + work->print_bytes);
+    uint8_t *body = PyMem_Malloc(32 + (size_t)work->slices.rows * row_bytes);
+    if (!body)
+        return PyErr_NoMemory();
+    Py_ssize_t size = put_slices(work, body) - body;
+    PyObject *found = Py_BuildValue("y#O", (const char *)body, size, work->columns);
+    PyMem_Free(body);
+    return found;
+}
+
+/* cut(index, samples, numbers, bases, key, starts, ends)
+ *   -> (slices of a frame, columns), or None: it is unusual
+ *   Of about as many slices with equal counts in regions as the numbers say. The columns are
+ *   those of slices.h, 8 bytes a row.
+ */
+PyObject *kernel_cut(PyObject *module, PyObject *const *arguments, Py_ssize_t given)
+{
+    (void)module;
+    work_t work;
+    if (check_arguments("cut", given, 2 + A_COLUMNS) < 0 || open_work(&work, arguments) < 0)
+        return NULL;
+    Py_ssize_t count = (Py_ssize_t)load(work.slicer.held.at[A_NUMBERS], N_COUNT);
+    PyObject *found = NULL;
+    if (!work.slicer.usual) {
+        close_work(&work);
+        return Py_BuildValue("");
+    }
+    PyThreadState *state = let_go(count * HASH_BYTES);
+    choose_bounds(&work.slicer, count, &work.bounds);
+    take_back(state);
+    if (take_columns(&work, work.bounds.count + work.slicer.regions.count)) {
+        state = let_go(count * HASH_BYTES);
+        bool fits = cut_slices(&work.slicer, &work.bounds, work.cuts, &work.slices);
+        take_back(state);
+        found = fits ? written(&work) : Py_BuildValue("");
+    }
+    close_work(&work);
+    return found;
+}
+
+/* ---- reading -------------------------------------------------------------------------------- */
+
+static bool read_bounds(reader_t *from, Py_ssize_t most, bounds_t *bounds)
+{
+    int64_t count, step, last = 0;
+    if (!left(from) || *from->at > MAX_EXPONENT)
+        return false;
+    bounds->exponent = *from->at++;
+    int64_t largest = MAX_TIME >> bounds->exponent;
+    if (largest > INT64_C(1) << 62)
+        largest = INT64_C(1) << 62;
+    if (!read_varint(from, &count) || count > most)
+        return false;
+    for (; bounds->count < count; bounds->count++) {
+        if (!read_varint(from, &step) || !step || step > largest - last)
+            return false;
+        bounds->multiples[bounds->count] = last += step;
+    }
+    return true;
+}
+
+static inline uint64_t low_bytes(const uint8_t *at, Py_ssize_t count)
+{
+    uint64_t value = 0;
+    for (; count; count--)
+        value = value << 8 | at[count - 1];
+    return value;
+}
+
+/* Which slices differ, and by which balance; false: that is no end of a frame. */
+static bool read_contents(work_t *work, reader_t *from, uint8_t *differs, uint8_t *apart)
+{
+    const slices_t *slices = &work->slices;
+    Py_ssize_t size = work->print_bytes;
+    uint64_t mask = size ? UINT64_MAX >> (64 - 8 * size) : 0;
+    if (size && slices->rows > left(from) / size)
+        return false;
+    for (Py_ssize_t row = 0; row < slices->rows; row++, from->at += size) {
+        uint64_t print = (uint64_t)slice_value(slices, S_PRINTS, row) & mask;
+        differs[row] = !size || print != low_bytes(from->at, size);
+    }
+    for (Py_ssize_t row = 0; row < slices->rows; row++) {
+        int64_t zigzag;
+        if (!read_varint(from, &zigzag))
+            return false;
+        int64_t balance = zigzag >> 1 ^ -(zigzag & 1);
+        if (balance > MAX_BALANCE || balance < -MAX_BALANCE)
+            return false;
+        balance = slice_value(slices, S_BALANCES, row) - balance;
+        differs[row] |= balance != 0;
+        store(apart, row, balance);
+    }
+    return !left(from);
+}
+
+static PyObject *compared(work_t *work, reader_t *from)
+{
+    Py_ssize_t rows = work->slices.rows;
+    PyObject *differs = PyBytes_FromStringAndSize(NULL, rows);
+    PyObject *apart = PyBytes_FromStringAndSize(NULL, rows * TIME_BYTES), *found = NULL;
+    if (differs && apart) {
+        bool reads = read_contents(work, from, (uint8_t *)PyBytes_AsString(differs),
+                                   (uint8_t *)PyBytes_AsString(apart));
+        found = reads ? Py_BuildValue("OOO", work->columns, differs, apart) : Py_BuildValue("");
+    }
+    Py_XDECREF(differs);
+    Py_XDECREF(apart);
+    return found;
+}
+
+/* compare(index, samples, numbers, bases, key, starts, ends, data, at)
+ *   -> (columns, which slices differ, by which balance), or None: it is unusual
+ *   The slices with which a frame ends, from `at` on, beside one's own: bounds in regions, as many
+ *   as the numbers say at most.
+ */
+PyObject *kernel_compare(PyObject *module, PyObject *const *arguments, Py_ssize_t given)
+{
+    (void)module;
+    work_t work;
+    char *data;
+    Py_ssize_t size, at;
+    if (check_arguments("compare", given, 4 + A_COLUMNS) < 0 ||
+        PyBytes_AsStringAndSize(arguments[2 + A_COLUMNS], &data, &size) < 0 ||
+        size_argument(arguments[3 + A_COLUMNS], &at) < 0 || open_work(&work, arguments) < 0)
+        return NULL;
+    const uint8_t *begin = (const uint8_t *)data;
+    reader_t from = {.at = begin + (at < size ? at : size), .end = begin + size};
+    Py_ssize_t most = (Py_ssize_t)load(work.slicer.held.at[A_NUMBERS], N_COUNT);
+    PyObject *found = NULL;
+    if (!work.slicer.usual || !read_bounds(&from, most, &work.bounds))
+        found = Py_BuildValue("");
+    else if (take_columns(&work, work.bounds.count + work.slicer.regions.count)) {
+        PyThreadState *state = let_go(work.slices.rows * HASH_BYTES);
+        bool fits = cut_slices(&work.slicer, &work.bounds, work.cuts, &work.slices);
+        take_back(state);
+        found = fits ? compared(&work, &from) : Py_BuildValue("");
+    }
+    close_work(&work);
+    return found;
+}

@@ -1,0 +1,326 @@
+/* Cutting an index into slices, and the balances that are kept beside it. */
+
+#include "slices.h"
+
+#define SAMPLE 4 /* IDs from one kept running balance to the next */
+#define BOUND_BITS 6
+#define SHORT_GAP 0.05
+#define NEAR 16 /* places around a guess that are all compared, at both sides of it */
+
+/* ---- balances ------------------------------------------------------------------------------ */
+
+/* +1 or -1 by the lowest bit of the first byte of the hash behind a row. */
+static inline int balance_at(const uint8_t *prefix, Py_ssize_t row)
+{
+    return 1 - 2 * ((prefix[row * HASH_BYTES] ^ prefix[(row + 1) * HASH_BYTES]) & 1);
+}
+
+/* balance(prefix, samples) -> None; sample i is the balance of the first 4 i IDs. */
+PyObject *kernel_balance(PyObject *module, PyObject *const *arguments, Py_ssize_t given)
+{
+    (void)module;
+    static const column_kind kinds[] = {READ(32), WRITTEN(4)};
+    columns held;
+    if (check_arguments("balance", given, 2) < 0 || hold(&held, arguments, kinds, 2) < 0)
+        return NULL;
+    Py_ssize_t count = held.rows[0] - 1;
+    bool fits = count >= 0 && held.rows[1] == count / SAMPLE + 1;
+    PyThreadState *state = let_go(fits ? count * HASH_BYTES : 0);
+    int32_t sum = 0;
+    for (Py_ssize_t row = 0; fits && row <= count; row++) {
+        if (row % SAMPLE == 0)
+            memcpy(held.at[1] + row / SAMPLE * 4, &sum, sizeof sum);
+        if (row < count)
+            sum += balance_at(held.at[0], row);
+    }
+    take_back(state);
+    release(&held);
+    if (!fits) {
+        misfit("balance");
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+/* Of the IDs before a place of a chunk. No branch depends on where between two samples it is. */
+static inline int64_t balance_to(const slicer_t *slicer, Py_ssize_t chunk, Py_ssize_t place)
+{
+    const uint8_t *prefix = slicer->rows.chunks[chunk].prefix;
+    Py_ssize_t first = place / SAMPLE * SAMPLE;
+    int32_t sample;
+    memcpy(&sample, (const uint8_t *)slicer->samples[chunk].buf + place / SAMPLE * 4, 4);
+    int64_t sum = load(slicer->bases, chunk) + sample;
+    for (Py_ssize_t row = first; row < first + SAMPLE - 1; row++) {
+        Py_ssize_t kept = row < place ? row : 0;
+        sum += balance_at(prefix, kept) * (row < place);
+    }
+    return sum;
+}
+
+/* ---- opening ------------------------------------------------------------------------------- */
+
+static void measure_regions(slicer_t *slicer)
+{
+    regions_t *regions = &slicer->regions;
+    int64_t before = 0;
+    slicer->usual = true;
+    for (Py_ssize_t row = 0; row < regions->count; row++) {
+        int64_t start = load(regions->starts, row), end = load(regions->ends, row);
+        slicer->usual &= start >= before && end > start;
+        before = end;
+    }
+}
+
+static bool slicer_fits(slicer_t *slicer)
+{
+    const columns *held = &slicer->held;
+    for (Py_ssize_t chunk = 0; chunk < slicer->opened; chunk++)
+        if (slicer->samples[chunk].len != (size_of(&slicer->rows, chunk) / SAMPLE + 1) * 4)
+            return false;
+    if (slicer->opened != slicer->rows.count || held->rows[A_NUMBERS] != NUMBERS ||
+        held->rows[A_BASES] != slicer->opened || held->rows[A_KEY] != KEY_ROWS ||
+        held->rows[A_STARTS] != held->rows[A_ENDS])
+        return false;
+    slicer->low = load(held->at[A_NUMBERS], N_LOW);
+    slicer->high = load(held->at[A_NUMBERS], N_HIGH);
+    measure_regions(slicer);
+    return slicer->low >= 0 && slicer->low <= slicer->high && slicer->high <= slicer->rows.length;
+}
+
+static int open_samples(slicer_t *slicer, PyObject *tuple)
+{
+    Py_ssize_t count = PyTuple_Check(tuple) ? PyTuple_Size(tuple) : 0;
+    slicer->samples = PyMem_Calloc((size_t)count + 1, sizeof *slicer->samples);
+    if (!slicer->samples) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (; slicer->opened < count; slicer->opened++)
+        if (PyObject_GetBuffer(PyTuple_GetItem(tuple, slicer->opened),
+                               &slicer->samples[slicer->opened], PyBUF_SIMPLE) < 0)
+            return -1;
+    return 0;
+}
+
+int open_slicer(slicer_t *slicer, PyObject *const *arguments)
+{
+    static const column_kind kinds[] = {READ(8), READ(8), READ(8), READ(8), READ(8)};
+    memset(slicer, 0, sizeof *slicer);
+    if (open_rows(&slicer->rows, arguments[0]) < 0)
+        return -1;
+    if (open_samples(slicer, arguments[1]) == 0 &&
+        hold(&slicer->held, arguments + 2, kinds, A_COLUMNS) == 0) {
+        uint8_t **at = slicer->held.at;
+        slicer->bases = at[A_BASES];
+        slicer->regions = (regions_t){at[A_STARTS], at[A_ENDS], slicer->held.rows[A_STARTS]};
+        if (!slicer_fits(slicer))
+            misfit("slices");
+        else if (open_hasher(&slicer->hasher, at[A_KEY]))
+            return 0;
+    }
+    close_slicer(slicer);
+    return -1;
+}
+
+void close_slicer(slicer_t *slicer)
+{
+    close_hasher(&slicer->hasher);
+    release(&slicer->held);
+    while (slicer->opened)
+        PyBuffer_Release(&slicer->samples[--slicer->opened]);
+    PyMem_Free(slicer->samples);
+    close_rows(&slicer->rows);
+}
+
+/* ---- places -------------------------------------------------------------------------------- */
+
+/* How many IDs are before a time, which is not before the one that was asked for last. Most times
+ * are near where the last step leads: all places around it are compared, without a branch. */
+static Py_ssize_t rank_near(const rows_t *rows, finger_t *finger, int64_t wanted)
+{
+    if (finger->chunk < rows->count) {
+        const uint8_t *times = rows->chunks[finger->chunk].times;
+        Py_ssize_t first = finger->place + finger->step - NEAR;
+        if (first > finger->place && first + 2 * NEAR < size_of(rows, finger->chunk)) {
+            Py_ssize_t before = 0;
+            for (int i = 0; i < 2 * NEAR; i++)
+                before += load(times, first + i) < wanted;
+            if (before && before < 2 * NEAR) {
+                finger->step = first + before - finger->place;
+                finger->place = first + before;
+                Py_ssize_t next = finger->place + AHEAD * finger->step;
+                if (next < size_of(rows, finger->chunk))
+                    expect(times, next, TIME_BYTES);
+                return (Py_ssize_t)load(rows->starts, finger->chunk) + finger->place;
+            }
+        }
+    }
+    return rank(rows, finger, wanted);
+}
+
+/* The place of a time in the window; the last time there is stands for the end. */
+static inline int64_t place_of(const slicer_t *slicer, finger_t *finger, int64_t time)
+{
+    int64_t place = slicer->rows.length;
+    if (time != MAX_TIME)
+        place = rank_near(&slicer->rows, finger, time);
+    return place < slicer->low ? slicer->low : place > slicer->high ? slicer->high : place;
+}
+
+/* ---- choosing bounds ----------------------------------------------------------------------- */
+
+static inline int bit_length(uint64_t value)
+{
+    int bits = 0;
+    for (; value; value >>= 1)
+        bits++;
+    return bits;
+}
+
+/* Times on the axis of regions: of the first ID of each slice but the first; each time once. */
+static Py_ssize_t quantiles(const slicer_t *slicer, Py_ssize_t count, int64_t *times)
+{
+    const regions_t *regions = &slicer->regions;
+    finger_t finger = {0, 0, 1}, again = {0, 0, 1};
+    int64_t total = 0, passed = 0, before = 0;
+    for (Py_ssize_t row = 0; row < regions->count; row++) {
+        total -= place_of(slicer, &finger, load(regions->starts, row));
+        total += place_of(slicer, &finger, load(regions->ends, row));
+    }
+    Py_ssize_t number = 1, found = 0, chunk = 0;
+    for (Py_ssize_t row = 0; row < regions->count && total; row++) {
+        int64_t start = load(regions->starts, row), end = load(regions->ends, row);
+        int64_t low = place_of(slicer, &again, start), high = place_of(slicer, &again, end);
+        for (; number < count && number * total / count < passed + high - low; number++) {
+            Py_ssize_t place = (Py_ssize_t)(low + number * total / count - passed);
+            Py_ssize_t later = place + (Py_ssize_t)(AHEAD * total / count);
+            if (slicer->rows.count == 1 && later < slicer->rows.length)
+                expect(slicer->rows.chunks[0].times, later, TIME_BYTES);
+            go_on(&slicer->rows, &chunk, place);
+            int64_t time = time_at(&slicer->rows, chunk, place);
+            time = before + (time < end ? time : end) - start;
+            if (!found || times[found - 1] != time)
+                times[found++] = time;
+        }
+        passed += high - low;
+        before += end - start;
+    }
+    return found;
+}
+
+/* The exponent with which all but the shortest gaps keep some bits. */
+static int exponent_for(const int64_t *times, Py_ssize_t count)
+{
+    Py_ssize_t of_length[65] = {0}, rank = (Py_ssize_t)(SHORT_GAP * (double)(count - 1));
+    for (Py_ssize_t row = 1; row < count; row++)
+        of_length[bit_length((uint64_t)(times[row] - times[row - 1]))]++;
+    int bits = 0;
+    for (; count > 1 && rank >= of_length[bits]; bits++)
+        rank -= of_length[bits];
+    return bits > BOUND_BITS ? bits - BOUND_BITS : 0;
+}
+
+void choose_bounds(const slicer_t *slicer, Py_ssize_t count, bounds_t *bounds)
+{
+    const regions_t *regions = &slicer->regions;
+    int64_t *times = bounds->multiples, last = 0, end = 0;
+    Py_ssize_t found = quantiles(slicer, count, times), region = 0;
+    bounds->exponent = found ? exponent_for(times, found) : 0;
+    for (Py_ssize_t row = 0; row < found; row++) {
+        int64_t multiple = times[row] >> bounds->exponent, bound = multiple << bounds->exponent;
+        for (; region < regions->count && end < bound; region++)
+            end += load(regions->ends, region) - load(regions->starts, region);
+        if (multiple == last || bound == end)
+            continue;
+        bounds->multiples[bounds->count++] = last = multiple;
+    }
+}
+
+/* ---- cutting ------------------------------------------------------------------------------- */
+
+/* Times of the slices; false: a bound is outside of regions, or where one of them begins or ends. */
+static bool lay_out(const slicer_t *slicer, const bounds_t *bounds, slices_t *slices)
+{
+    const regions_t *regions = &slicer->regions;
+    Py_ssize_t row = 0, next = 0;
+    int64_t before = 0;
+    for (Py_ssize_t region = 0; region < regions->count; region++) {
+        int64_t lower = load(regions->starts, region), end = load(regions->ends, region);
+        int64_t behind = before + end - lower, shift = lower - before;
+        for (; next < bounds->count; next++) {
+            int64_t bound = bounds->multiples[next] << bounds->exponent;
+            if (bound >= behind)
+                break;
+            if (bound <= before)
+                return false;
+            store(slices->columns, row, lower);
+            lower = bound + shift;
+            store(slices->columns, slices->rows + row++, lower);
+        }
+        store(slices->columns, row, lower);
+        store(slices->columns, slices->rows + row++, end);
+        before = behind;
+    }
+    return next == bounds->count;
+}
+
+/* Where cuts are. Rows that will be read are asked for. */
+static void place_all(const slicer_t *slicer, const int64_t *times, int64_t *places,
+                      Py_ssize_t count)
+{
+    const rows_t *rows = &slicer->rows;
+    finger_t finger = {0, 0, 1};
+    for (Py_ssize_t row = 0; row < count; row++) {
+        int64_t place = places[row] = place_of(slicer, &finger, times[row]);
+        expect_running(rows, place);
+        if (rows->count == 1)
+            expect(slicer->samples[0].buf, (Py_ssize_t)place / SAMPLE, sizeof(int32_t));
+    }
+}
+
+/* What runs up to cuts. */
+static void sum_all(const slicer_t *slicer, const int64_t *places, uint64_t *prints,
+                    int64_t *balances, Py_ssize_t count)
+{
+    const rows_t *rows = &slicer->rows;
+    Py_ssize_t chunk = 0;
+    if (!rows->count) {
+        memset(prints, 0, (size_t)count * sizeof *prints);
+        memset(balances, 0, (size_t)count * sizeof *balances);
+        return;
+    }
+    for (Py_ssize_t row = 0; row < count; row++) {
+        if (row + AHEAD < count)
+            expect_running(rows, places[row + AHEAD]);
+        hash_t prefix = running(rows, &chunk, (Py_ssize_t)places[row]);
+        prints[row] = slicer->hasher.of_row(&slicer->hasher, (const uint8_t *)&prefix) & SHORT_MASK;
+        Py_ssize_t own = (Py_ssize_t)(places[row] - load(rows->starts, chunk));
+        balances[row] = balance_to(slicer, chunk, own);
+    }
+}
+
+bool cut_slices(const slicer_t *slicer, const bounds_t *bounds, int64_t *cuts, slices_t *slices)
+{
+    if (!lay_out(slicer, bounds, slices))
+        return false;
+    uint8_t *columns = slices->columns;
+    Py_ssize_t rows = slices->rows, room = rows + slicer->regions.count, count = 0;
+    int64_t *places = cuts + room, *balances = cuts + 3 * room;
+    uint64_t *prints = (uint64_t *)cuts + 2 * room;
+    for (Py_ssize_t row = 0; row < rows; row++) {
+        int64_t lower = slice_value(slices, S_LOWER, row);
+        if (!row || slice_value(slices, S_UPPER, row - 1) != lower)
+            cuts[count++] = lower;
+        cuts[count++] = slice_value(slices, S_UPPER, row);
+    }
+    place_all(slicer, cuts, places, count);
+    sum_all(slicer, places, prints, balances, count);
+    for (Py_ssize_t row = 0, cut = 0; row < rows; row++, cut++) {
+        cut += cuts[cut] != slice_value(slices, S_LOWER, row);
+        store(columns, S_LOW * rows + row, places[cut]);
+        store(columns, S_HIGH * rows + row, places[cut + 1]);
+        store(columns, S_PRINTS * rows + row, (int64_t)(prints[cut + 1] ^ prints[cut]));
+        store(columns, S_BALANCES * rows + row, balances[cut + 1] - balances[cut]);
+    }
+    return true;
+}

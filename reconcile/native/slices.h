@@ -1,0 +1,62 @@
+/* Slices of an index in the compact mode (docs/compact.md): where they are, and what is in them. */
+
+#ifndef RECONCILE_SLICES_H
+#define RECONCILE_SLICES_H
+
+#include "short.h"
+
+/* Parts of the window, ascending, none of them empty. */
+typedef struct {
+    const uint8_t *starts, *ends;
+    Py_ssize_t count;
+} regions_t;
+
+typedef struct {
+    rows_t rows;
+    Py_buffer *samples; /* of each chunk's balances */
+    Py_ssize_t opened;  /* of them */
+    const uint8_t *bases; /* the balance before each chunk */
+    int64_t low, high;  /* places of the window */
+    regions_t regions;
+    hasher_t hasher;
+    columns held;
+    bool usual; /* the regions are such */
+} slicer_t;
+
+/* Arguments of both functions, in this order, behind the index and its samples. */
+enum { A_NUMBERS, A_BASES, A_KEY, A_STARTS, A_ENDS, A_COLUMNS };
+/* What is in the first of these. */
+enum { N_LOW, N_HIGH, N_COUNT, N_PRINT_BYTES, NUMBERS };
+
+/* 0, or -1 with an exception; then nothing is held. */
+int open_slicer(slicer_t *slicer, PyObject *const *arguments);
+void close_slicer(slicer_t *slicer);
+
+/* Bounds on the axis of regions without what is between these, as multiples of a power of two. */
+typedef struct {
+    int exponent;
+    Py_ssize_t count;
+    int64_t *multiples;
+} bounds_t;
+
+/* Columns of slices, one behind the other: times and places, from and to, prints and balances. */
+enum { S_LOWER, S_UPPER, S_LOW, S_HIGH, S_PRINTS, S_BALANCES, SLICE_COLUMNS };
+
+typedef struct {
+    uint8_t *columns;
+    Py_ssize_t rows;
+} slices_t;
+
+static inline int64_t slice_value(const slices_t *slices, int column, Py_ssize_t row)
+{
+    return load(slices->columns, column * slices->rows + row);
+}
+
+/* Bounds of about so many slices with equal counts; `multiples` has room for as many. */
+void choose_bounds(const slicer_t *slicer, Py_ssize_t count, bounds_t *bounds);
+
+/* Columns for the slices that bounds make, as many as there are bounds and regions; false: a bound
+ * is no place between two slices. `cuts` has room for four numbers of each slice and region. */
+bool cut_slices(const slicer_t *slicer, const bounds_t *bounds, int64_t *cuts, slices_t *slices);
+
+#endif

@@ -117,7 +117,11 @@ class Kernel(Protocol):
         ...
 
     def find(self, /, *columns: Column) -> None:
-        """Where short IDs are among others."""
+        """Where short IDs, which ascend, are among others."""
+        ...
+
+    def gather(self, index: RowsHandle, /, *columns: Column) -> None:
+        """The IDs at rows of what intervals of places have together."""
         ...
 
 

@@ -341,8 +341,10 @@ class _Reader:
 
     def words(self, count: int, size: int) -> Words:
         """Numbers of so many bytes each."""
-        octets = np.zeros((count, 8), np.uint8)
         taken = np.frombuffer(self.take(count * size), np.uint8)
+        if size == _CELL_BYTES:
+            return taken.view(_XOR_DTYPE).astype(np.uint64)
+        octets = np.zeros((count, 8), np.uint8)
         octets[:, :size] = taken.reshape(count, size)
         return octets.view(_XOR_DTYPE).reshape(-1).astype(np.uint64)
 

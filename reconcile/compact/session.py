@@ -133,25 +133,10 @@ class _Side:
         self._state = state
         return Step(frame if isinstance(frame, bytes) else encode(frame))
 
-    def _found(self, places: Ints, shorts: Words, xor: Words, key: ShortKey) -> Found:
-        """What to send, by ascending places, and what to receive."""
-        to_send = self._held.rows.take(places) if len(places) else SyncIds.empty()
-        return Found(to_send, Expected(shorts, xor, key))
-
-    def _probe(self, low: Ints, high: Ints, xor: Words) -> Ints:
-        """The place of the one ID with a hash, in an interval of places; or none."""
+    def _probe(self, low: Ints, high: Ints, xor: Words) -> SyncIds | None:
+        """The one ID with a hash, in an interval of places; or none."""
         hit = probed(self._held.rows, low, high, xor.reshape(1, -1))
-        if not hit.hit[0]:
-            return np.empty(0, np.int64)
-        ((timestamp, digest),) = hit.found.pairs()
-        return np.array([self._held.rows.rank((timestamp, digest))])
-
-
-def _gathered(low: Ints, high: Ints, at: Ints) -> Ints:
-    """The places of rows `at` of what is gathered from intervals of places; ascending."""
-    ends = (high - low).cumsum()
-    interval = ends.searchsorted(at, "right")
-    return np.sort(low[interval] + at - (ends - high + low)[interval])
+        return hit.found if hit.hit[0] else None
 
 
 class Initiator(_Side):
@@ -226,8 +211,8 @@ class Initiator(_Side):
                 return self._end(FallBack("the peer could not go on"))
             case Plain(Kind.EQUAL):
                 self._at(frame, Plain, _State.OFFERED)
-                none = np.empty(0, np.int64)
-                return self._end(self._found(none, _NOTHING, self._nothing(), keys.short))
+                nothing = Expected(_NOTHING, self._nothing(), keys.short)
+                return self._end(Found(SyncIds.empty(), nothing))
             case Plain(Kind.AGAIN):
                 self._at(frame, Plain, _State.FILLED)
                 self._size *= LARGER
@@ -242,20 +227,19 @@ class Initiator(_Side):
         return np.zeros_like(self._held.xor)
 
     def _single(self, frame: Single, keys: SessionKeys) -> Step:
-        none = np.empty(0, np.int64)
         xor = frame.xor ^ self._held.xor
         if frame.kind is Kind.FOUND:
             short = np.array([keys.short.of_xor(xor)], np.uint64)
-            return self._end(self._found(none, short, xor, keys.short))
+            return self._end(Found(SyncIds.empty(), Expected(short, xor, keys.short)))
         own = self._slices
         if own is None or frame.number >= len(own):
             raise MalformedCompact(0, "There is no such slice")
         number = slice(frame.number, frame.number + 1)
-        place = self._probe(own.low[number], own.high[number], xor)
-        if not len(place):
+        to_send = self._probe(own.low[number], own.high[number], xor)
+        if to_send is None:
             return self._go(_State.ASKED, Plain(Kind.MORE))
-        found = self._found(place, _NOTHING, self._nothing(), keys.short)
-        return self._end(found, Plain(Kind.DONE))
+        nothing = Expected(_NOTHING, self._nothing(), keys.short)
+        return self._end(Found(to_send, nothing), Plain(Kind.DONE))
 
     def _sliced_quickly(self, data: bytes, first: Slices, keys: SessionKeys) -> Step | None:
         """What ``_sliced`` does, by compiled code as soon as the slices are reached."""
@@ -307,13 +291,12 @@ class Initiator(_Side):
         at = find(frame.wanted, self._shorts, mask)
         if bool((at < 0).any()):
             return self._fail("the peer wants an ID that is not here, or not the only one")
-        found = self._found(_gathered(*self._chosen, at), frame.offered, frame.xor, keys.short)
+        to_send, sent = self._held.gather(*self._chosen, np.sort(at))
         count, xor = self._peer
-        sent = np.bitwise_xor.reduce(found.to_send.words, axis=0)
         same = bool((self._held.xor ^ sent ^ frame.xor == xor).all())
         if not same or self._held.count + len(frame.offered) != count + len(frame.wanted):
             return self._fail("the differences do not explain the fingerprints")
-        return self._end(found)
+        return self._end(Found(to_send, Expected(frame.offered, frame.xor, keys.short)))
 
 
 class Responder(_Side):
@@ -380,7 +363,7 @@ class Responder(_Side):
         return self._tabled(self._at(frame, Filled, _State.SLICED))
 
     def _to_receive(self, shorts: Words, xor: Words) -> Found:
-        return self._found(np.empty(0, np.int64), shorts, xor, self._keys.short)
+        return Found(SyncIds.empty(), Expected(shorts, xor, self._keys.short))
 
     def _offered_quickly(self, data: bytes) -> Step | None:
         """What ``_offered`` does, by compiled code."""
@@ -425,11 +408,11 @@ class Responder(_Side):
         if self._held.count < self._claim.count:
             number = int(self._differs.argmax())
             return self._go(_State.LOOKING, Single(Kind.LOOK, self._held.xor, number))
-        place = self._probe(low, high, self._xor)
-        if not len(place):
+        to_send = self._probe(low, high, self._xor)
+        if to_send is None:
             return self._answer()
-        found = self._found(place, _NOTHING, np.zeros_like(self._xor), self._keys.short)
-        return self._end(found, Single(Kind.FOUND, self._held.xor))
+        nothing = Expected(_NOTHING, np.zeros_like(self._xor), self._keys.short)
+        return self._end(Found(to_send, nothing), Single(Kind.FOUND, self._held.xor))
 
     def _answer(self) -> Step:
         """Slices of what differs, as many as are worth it."""
@@ -460,18 +443,21 @@ class Responder(_Side):
         explained = int(np.bitwise_xor.reduce(decoded)) == self._keys.short.of_xor(self._xor)
         if not explained or bool((at < NOWHERE).any()):
             return self._fail("the differences do not explain the fingerprints")
-        return self._decoded(decoded, at, _gathered(low, high, at[at >= 0]), len(shorts))
+        own = at >= 0
+        wanted, offered = decoded[~own], decoded[own]
+        gathered = self._held.gather(low, high, np.sort(at[own]))
+        return self._decoded(wanted, offered, gathered, len(shorts))
 
-    def _decoded(self, decoded: Words, at: Ints, places: Ints, items: int) -> Step:
-        wanted, offered = decoded[at == NOWHERE], decoded[at >= 0]
+    def _decoded(
+        self, wanted: Words, offered: Words, own: tuple[SyncIds, Words], items: int
+    ) -> Step:
+        to_send, sent = own
         if self._held.count + len(wanted) != self._claim.count + len(offered):
             return self._fail("the differences do not explain the counts")
-        found = self._found(places, wanted, self._xor, self._keys.short)
-        sent = np.bitwise_xor.reduce(found.to_send.words, axis=0)
         expected = Expected(wanted, self._xor ^ sent, self._keys.short)
         size, cut = _shortened(wanted, items)
         reply = Decoded(sent, cut, size, offered)
-        return self._end(Found(found.to_send, expected), reply)
+        return self._end(Found(to_send, expected), reply)
 
 
 def _shortened(wanted: Words, items: int) -> tuple[int, Words]:

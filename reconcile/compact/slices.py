@@ -21,10 +21,10 @@ from reconcile import kernel
 from reconcile.compact.frames import Cut, cut_bytes
 from reconcile.compact.keys import SHORT_MASK, ShortKey
 from reconcile.errors import MalformedCompact
-from reconcile.ids import HASH_WORDS, Bools, Ints, SyncId, Words
+from reconcile.ids import HASH_DTYPE, HASH_WORDS, Bools, Ints, SyncId, SyncIds, Words
 from reconcile.index import IndexView
 from reconcile.index.rows import Rows
-from storenode.message.limits import MAX_TIMESTAMP_NS
+from storenode.message.limits import HASH_BYTES, MAX_TIMESTAMP_NS
 
 _BOUND_BITS: Final = 6
 _SHORT_GAP: Final = 0.05
@@ -225,6 +225,19 @@ class Held:
             return None
         differs, apart = np.frombuffer(said[1], np.bool_), np.frombuffer(said[2], np.int64)
         return Compared(Slices.of_columns(said[0]), differs, apart)
+
+    def gather(self, low: Ints, high: Ints, at: Ints) -> tuple[SyncIds, Words]:
+        """The IDs at ascending rows of what intervals of places have together; XOR of hashes."""
+        if kernel.compiled is None:
+            ends = (high - low).cumsum()
+            interval = ends.searchsorted(at, "right")
+            ids = self.rows.take(low[interval] + at - (ends - high + low)[interval])
+            return ids, np.asarray(np.bitwise_xor.reduce(ids.words, axis=0))
+        ids = SyncIds(np.empty(len(at), np.int64), np.empty((len(at), HASH_BYTES), HASH_DTYPE))
+        xor = np.empty((1, HASH_WORDS), np.uint64)
+        columns = ids.timestamps, ids.hashes, xor
+        kernel.compiled.gather(self.rows.handle, low, high, at, *columns)
+        return ids, xor[0]
 
     def _columns(
         self, regions: Regions, key: ShortKey, count: int, print_bytes: int

@@ -216,7 +216,7 @@ def _below(mix: Words, factor: int, count: int) -> Ints:
 def find(wanted: Words, own: Words, mask: int = SHORT_MASK) -> Ints:
     """``(n,)``: where each wanted short ID is among the own ones cut by a mask.
 
-    What is wanted differs from each other. ``NOWHERE``: not there; ``SEVERAL``: more than once.
+    What is wanted ascends, each once. ``NOWHERE``: not there; ``SEVERAL``: more than once.
     """
     places = np.full(len(wanted), NOWHERE)
     if kernel.compiled is not None:
@@ -224,12 +224,10 @@ def find(wanted: Words, own: Words, mask: int = SHORT_MASK) -> Ints:
         return places
     if not len(wanted):
         return places
-    order = wanted.argsort()
-    ascending = wanted[order]
     cut = own & np.uint64(mask)
-    at = np.minimum(ascending.searchsorted(cut), len(wanted) - 1)
-    hits = (ascending[at] == cut).nonzero()[0]
-    rows = order[at[hits]]
+    at = np.minimum(wanted.searchsorted(cut), len(wanted) - 1)
+    hits = (wanted[at] == cut).nonzero()[0]
+    rows = at[hits]
     places[rows] = hits
     places[np.bincount(rows, minlength=len(wanted)) > 1] = SEVERAL
     return places

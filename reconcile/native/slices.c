@@ -5,7 +5,7 @@
 #define SAMPLE 4 /* IDs from one kept running balance to the next */
 #define BOUND_BITS 6
 #define SHORT_GAP 0.05
-#define NEAR 16 /* places around a guess that are all compared, at both sides of it */
+#define NEAR 8 /* places around a guess that are all compared, at both sides of it */
 
 /* ---- balances ------------------------------------------------------------------------------ */
 
@@ -134,36 +134,60 @@ void close_slicer(slicer_t *slicer)
 
 /* ---- places -------------------------------------------------------------------------------- */
 
-/* How many IDs are before a time, which is not before the one that was asked for last. Most times
- * are near where the last step leads: all places around it are compared, without a branch. */
-static Py_ssize_t rank_near(const rows_t *rows, finger_t *finger, int64_t wanted)
+/* Where to look for ascending times that come at an even pace. */
+typedef struct {
+    finger_t finger;
+    Py_ssize_t pace; /* places from one to the next on average, times PACE */
+} walk_t;
+
+#define PACE 16
+#define WEIGHT 4 /* of what is known, beside what comes new */
+
+static const walk_t BEGIN = {{0, 0, 1}, PACE};
+
+/* Ask for the times around a guess. */
+static inline void expect_around(const uint8_t *times, Py_ssize_t guess)
 {
-    if (finger->chunk < rows->count) {
-        const uint8_t *times = rows->chunks[finger->chunk].times;
-        Py_ssize_t first = finger->place + finger->step - NEAR;
-        if (first > finger->place && first + 2 * NEAR < size_of(rows, finger->chunk)) {
-            Py_ssize_t before = 0;
+    for (Py_ssize_t at = guess - NEAR; at <= guess + NEAR; at += 64 / TIME_BYTES)
+        expect(times, at, TIME_BYTES);
+}
+
+/* How many IDs are before a time, which is not before the one that was asked for last. All places
+ * around where the pace leads are compared, without a branch that depends on which it is. */
+static Py_ssize_t rank_near(const rows_t *rows, walk_t *walk, int64_t wanted)
+{
+    finger_t *finger = &walk->finger;
+    Py_ssize_t from = finger->place, found = rows->length, chunk = finger->chunk, before = 0;
+    if (chunk < rows->count) {
+        const uint8_t *times = rows->chunks[chunk].times;
+        Py_ssize_t first = from + walk->pace / PACE - NEAR;
+        if (first >= from && first + 2 * NEAR < size_of(rows, chunk))
             for (int i = 0; i < 2 * NEAR; i++)
                 before += load(times, first + i) < wanted;
-            if (before && before < 2 * NEAR) {
-                finger->step = first + before - finger->place;
-                finger->place = first + before;
-                Py_ssize_t next = finger->place + AHEAD * finger->step;
-                if (next < size_of(rows, finger->chunk))
-                    expect(times, next, TIME_BYTES);
-                return (Py_ssize_t)load(rows->starts, finger->chunk) + finger->place;
-            }
+        if (before && before < 2 * NEAR) {
+            finger->place = first + before;
+            found = (Py_ssize_t)load(rows->starts, chunk) + finger->place;
+        } else {
+            finger->step = walk->pace / PACE;
+            found = rank(rows, finger, wanted);
         }
+        if (finger->chunk != chunk)
+            from = 0;
+        walk->pace += (PACE * (finger->place - from) - walk->pace) / WEIGHT;
+        Py_ssize_t later = finger->place + AHEAD * walk->pace / PACE;
+        if (finger->chunk < rows->count && later + NEAR < size_of(rows, finger->chunk) &&
+            later >= NEAR)
+            expect_around(rows->chunks[finger->chunk].times, later);
     }
-    return rank(rows, finger, wanted);
+    return found;
 }
 
 /* The place of a time in the window; the last time there is stands for the end. */
-static inline int64_t place_of(const slicer_t *slicer, finger_t *finger, int64_t time)
+static inline int64_t place_of(const slicer_t *slicer, walk_t *walk, int64_t time)
 {
     int64_t place = slicer->rows.length;
     if (time != MAX_TIME)
-        place = rank_near(&slicer->rows, finger, time);
+        place = rank_near(&slicer->rows, walk, time);
     return place < slicer->low ? slicer->low : place > slicer->high ? slicer->high : place;
 }
 
@@ -181,11 +205,11 @@ static inline int bit_length(uint64_t value)
 static Py_ssize_t quantiles(const slicer_t *slicer, Py_ssize_t count, int64_t *times)
 {
     const regions_t *regions = &slicer->regions;
-    finger_t finger = {0, 0, 1}, again = {0, 0, 1};
+    walk_t walk = BEGIN, again = BEGIN;
     int64_t total = 0, passed = 0, before = 0;
     for (Py_ssize_t row = 0; row < regions->count; row++) {
-        total -= place_of(slicer, &finger, load(regions->starts, row));
-        total += place_of(slicer, &finger, load(regions->ends, row));
+        total -= place_of(slicer, &walk, load(regions->starts, row));
+        total += place_of(slicer, &walk, load(regions->ends, row));
     }
     Py_ssize_t number = 1, found = 0, chunk = 0;
     for (Py_ssize_t row = 0; row < regions->count && total; row++) {
@@ -264,63 +288,72 @@ static bool lay_out(const slicer_t *slicer, const bounds_t *bounds, slices_t *sl
     return next == bounds->count;
 }
 
-/* Where cuts are. Rows that will be read are asked for. */
-static void place_all(const slicer_t *slicer, const int64_t *times, int64_t *places,
-                      Py_ssize_t count)
-{
-    const rows_t *rows = &slicer->rows;
-    finger_t finger = {0, 0, 1};
-    for (Py_ssize_t row = 0; row < count; row++) {
-        int64_t place = places[row] = place_of(slicer, &finger, times[row]);
-        expect_running(rows, place);
-        if (rows->count == 1)
-            expect(slicer->samples[0].buf, (Py_ssize_t)place / SAMPLE, sizeof(int32_t));
-    }
-}
+typedef struct {
+    int64_t *times, *places;
+    uint64_t *prints; /* what runs up to it: short IDs */
+    int64_t *balances;
+    Py_ssize_t count;
+} cuts_t;
 
-/* What runs up to cuts. */
-static void sum_all(const slicer_t *slicer, const int64_t *places, uint64_t *prints,
-                    int64_t *balances, Py_ssize_t count)
+/* Ask for what is read of a place. */
+static inline void expect_place(const slicer_t *slicer, Py_ssize_t place)
 {
-    const rows_t *rows = &slicer->rows;
-    Py_ssize_t chunk = 0;
-    if (!rows->count) {
-        memset(prints, 0, (size_t)count * sizeof *prints);
-        memset(balances, 0, (size_t)count * sizeof *balances);
+    if (slicer->rows.count != 1)
         return;
-    }
-    for (Py_ssize_t row = 0; row < count; row++) {
-        if (row + AHEAD < count)
-            expect_running(rows, places[row + AHEAD]);
-        hash_t prefix = running(rows, &chunk, (Py_ssize_t)places[row]);
-        prints[row] = slicer->hasher.of_row(&slicer->hasher, (const uint8_t *)&prefix) & SHORT_MASK;
-        Py_ssize_t own = (Py_ssize_t)(places[row] - load(rows->starts, chunk));
-        balances[row] = balance_to(slicer, chunk, own);
+    expect(slicer->rows.chunks[0].prefix, place, HASH_BYTES);
+    expect(slicer->rows.chunks[0].prefix, place / SAMPLE * SAMPLE, HASH_BYTES);
+    expect(slicer->samples[0].buf, place / SAMPLE, sizeof(int32_t));
+}
+
+static void sum_up_to(const slicer_t *slicer, Py_ssize_t *chunk, const cuts_t *cuts, Py_ssize_t row)
+{
+    const rows_t *rows = &slicer->rows;
+    cuts->prints[row] = 0;
+    cuts->balances[row] = 0;
+    if (!rows->count)
+        return;
+    hash_t prefix = running(rows, chunk, (Py_ssize_t)cuts->places[row]);
+    cuts->prints[row] = slicer->hasher.of_row(&slicer->hasher, (const uint8_t *)&prefix);
+    Py_ssize_t own = (Py_ssize_t)(cuts->places[row] - load(rows->starts, *chunk));
+    cuts->balances[row] = balance_to(slicer, *chunk, own);
+}
+
+/* Where cuts are, and some steps later, when memory has come, what runs up to them. */
+static void cut_all(const slicer_t *slicer, const cuts_t *cuts)
+{
+    walk_t walk = BEGIN;
+    Py_ssize_t chunk = 0;
+    for (Py_ssize_t row = 0; row < cuts->count + AHEAD; row++) {
+        if (row < cuts->count) {
+            cuts->places[row] = place_of(slicer, &walk, cuts->times[row]);
+            expect_place(slicer, (Py_ssize_t)cuts->places[row]);
+        }
+        if (row >= AHEAD)
+            sum_up_to(slicer, &chunk, cuts, row - AHEAD);
     }
 }
 
-bool cut_slices(const slicer_t *slicer, const bounds_t *bounds, int64_t *cuts, slices_t *slices)
+bool cut_slices(const slicer_t *slicer, const bounds_t *bounds, int64_t *room, slices_t *slices)
 {
     if (!lay_out(slicer, bounds, slices))
         return false;
     uint8_t *columns = slices->columns;
-    Py_ssize_t rows = slices->rows, room = rows + slicer->regions.count, count = 0;
-    int64_t *places = cuts + room, *balances = cuts + 3 * room;
-    uint64_t *prints = (uint64_t *)cuts + 2 * room;
+    Py_ssize_t rows = slices->rows, most = rows + slicer->regions.count;
+    cuts_t cuts = {room, room + most, (uint64_t *)room + 2 * most, room + 3 * most, 0};
     for (Py_ssize_t row = 0; row < rows; row++) {
         int64_t lower = slice_value(slices, S_LOWER, row);
         if (!row || slice_value(slices, S_UPPER, row - 1) != lower)
-            cuts[count++] = lower;
-        cuts[count++] = slice_value(slices, S_UPPER, row);
+            cuts.times[cuts.count++] = lower;
+        cuts.times[cuts.count++] = slice_value(slices, S_UPPER, row);
     }
-    place_all(slicer, cuts, places, count);
-    sum_all(slicer, places, prints, balances, count);
+    cut_all(slicer, &cuts);
     for (Py_ssize_t row = 0, cut = 0; row < rows; row++, cut++) {
-        cut += cuts[cut] != slice_value(slices, S_LOWER, row);
-        store(columns, S_LOW * rows + row, places[cut]);
-        store(columns, S_HIGH * rows + row, places[cut + 1]);
-        store(columns, S_PRINTS * rows + row, (int64_t)(prints[cut + 1] ^ prints[cut]));
-        store(columns, S_BALANCES * rows + row, balances[cut + 1] - balances[cut]);
+        cut += cuts.times[cut] != slice_value(slices, S_LOWER, row);
+        uint64_t print = (cuts.prints[cut + 1] ^ cuts.prints[cut]) & SHORT_MASK;
+        store(columns, S_LOW * rows + row, cuts.places[cut]);
+        store(columns, S_HIGH * rows + row, cuts.places[cut + 1]);
+        store(columns, S_PRINTS * rows + row, (int64_t)print);
+        store(columns, S_BALANCES * rows + row, cuts.balances[cut + 1] - cuts.balances[cut]);
     }
     return true;
 }

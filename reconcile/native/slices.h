@@ -56,7 +56,7 @@ static inline int64_t slice_value(const slices_t *slices, int column, Py_ssize_t
 void choose_bounds(const slicer_t *slicer, Py_ssize_t count, bounds_t *bounds);
 
 /* Columns for the slices that bounds make, as many as there are bounds and regions; false: a bound
- * is no place between two slices. `cuts` has room for four numbers of each slice and region. */
-bool cut_slices(const slicer_t *slicer, const bounds_t *bounds, int64_t *cuts, slices_t *slices);
+ * is no place between two slices. `room` is for four numbers of each slice and region. */
+bool cut_slices(const slicer_t *slicer, const bounds_t *bounds, int64_t *room, slices_t *slices);
 
 #endif

@@ -96,12 +96,16 @@ class Kernel(Protocol):
 
     def compare(
         self, index: RowsHandle, samples: tuple[Column, ...], /, *columns: Column | bytes | int
-    ) -> tuple[bytes, bytes, bytes] | None:
-        """The slices of a frame beside one's own: columns, which differ, by which balance."""
+    ) -> tuple[bytes, bytes] | None:
+        """The slices of a frame beside one's own: columns of those that differ, and which do."""
         ...
 
     def fill(self, index: RowsHandle, /, *columns: Column) -> None:
         """The short IDs in intervals of places, and a table with them."""
+        ...
+
+    def sift(self, index: RowsHandle, /, *columns: Column) -> int:
+        """The short IDs in intervals of places, without those that a single one explains."""
         ...
 
     def shorten(self, hashes: Column, key: Column, shorts: Column, /) -> None:

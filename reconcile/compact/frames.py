@@ -21,6 +21,7 @@ from reconcile.compact.limits import (
     MAX_FRAME_BYTES,
     MAX_SLICES,
     MAX_WINDOWS,
+    SIFTED_BYTES,
 )
 from reconcile.compact.table import MAX_PLACES, Shape
 from reconcile.errors import LimitExceeded, MalformedCompact, MalformedPayload
@@ -33,7 +34,7 @@ _CELL_BYTES: Final = 8
 _VARINT_BITS: Final = 7
 _MAX_VARINT_BYTES: Final = 9
 _MAX_EXPONENT: Final = 62
-_PRINT_BYTES: Final = (0, 2, 3)
+_PRINT_BYTES: Final = (0, 2, 3, SIFTED_BYTES)
 
 
 class Kind(IntEnum):
@@ -115,11 +116,22 @@ class AnswerHead:
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """A table; ``differs``: of the responder's slices, None for all of them."""
+    """A table, and what is not in it.
+
+    Attributes:
+        differs: which of the responder's slices it is about; None: all of them.
+        shape: how it is laid out.
+        cells: what is in it.
+        explained: which of these slices differ by one ID of the initiator's, and are not in the
+            table; None: that was not looked for.
+        told: the short IDs of these.
+    """
 
     differs: Bools | None
     shape: Shape
     cells: Words = field(repr=False)
+    explained: Bools | None = None
+    told: Words = field(default_factory=lambda: np.empty(0, np.uint64), repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +173,9 @@ def encode(frame: Frame) -> bytes:
         case Filled():
             shape = frame.shape
             flag = b"\0" if frame.differs is None else b"\1" + _bits(frame.differs)
+            if frame.explained is not None:
+                told = _bits(frame.explained) + _cut_words(frame.told, SHORT_BYTES)
+                flag = b"\2" + flag[1:] + told
             numbers = _byte(shape.places) + varint(shape.windows) + varint(shape.length)
             return _byte(Kind.TABLE) + flag + numbers + frame.cells.astype(_XOR_DTYPE).tobytes()
         case Decoded():
@@ -283,8 +298,15 @@ def _read(reader: _Reader, regions: Callable[[Bools], int] | None, slices: int) 
             cut = reader.cut(MAX_SLICES, head.print_bytes, regions(head.differs))
             return Answered(head.xor, head.count, head.differs, cut)
         case Kind.TABLE:
-            chosen = reader.bits(slices) if reader.byte() else None
-            return Filled(chosen, *reader.table())
+            flag = reader.byte()
+            if flag > 2:
+                raise reader.malformed("A table is about no such choice of slices")
+            chosen = reader.bits(slices) if flag else None
+            if chosen is None or flag == 1:
+                return Filled(chosen, *reader.table())
+            explained = reader.bits(int(chosen.sum()))
+            told = reader.words(int(explained.sum()), SHORT_BYTES)
+            return Filled(chosen, *reader.table(), explained, told)
         case Kind.RESULT:
             return reader.decoded()
     raise reader.malformed("No frame of this kind is possible here")
@@ -376,7 +398,7 @@ class _Reader:
         """What an answer begins with, behind its kind."""
         head = AnswerHead(self.xor(), self.number(), self.bits(slices), self.byte())
         if head.print_bytes not in _PRINT_BYTES:
-            raise self.malformed("Prints have 0, 2 or 3 bytes, not so many")
+            raise self.malformed("Prints have 0, 2, 3 or 4 bytes, not so many")
         return head
 
     def cut(self, most: int, print_bytes: int, regions: int) -> Cut:

@@ -19,3 +19,7 @@ MAX_TABLES: Final = 3
 
 MAX_WINDOWS: Final = 128
 """Windows of one table."""
+
+SIFTED_BYTES: Final = 4
+"""Bytes of prints with which single differences are found: an ID that only seems to be one is then
+as rare as other failures."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import isqrt
 from typing import Final
 
-from reconcile.compact.limits import MAX_SLICES
+from reconcile.compact.limits import MAX_SLICES, SIFTED_BYTES
 
 FIRST_SLICES: Final = 16
 """In the initiator's first frame."""
@@ -49,6 +49,8 @@ def slicing(differences: float, items: int) -> Slicing:
         return Slicing(max(1, min(_DENSE_SLICES, items // 4)), 0)
     ratio = _RATIO_OF_FEW if about < _FEW else _RATIO
     count = min(max(isqrt(about * items // ratio), _MIN_SLICES), MAX_SLICES)
+    if about >= _FEW:
+        return Slicing(count, SIFTED_BYTES)
     # Two differences in a slice balance each other half the time, and then the print has to tell.
     silent = about * about / (4 * count)
     return Slicing(count, 2 if silent / 2**16 <= _MISSED else 3)

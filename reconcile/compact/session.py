@@ -60,7 +60,13 @@ from reconcile.compact.frames import (
     read_answer_head,
 )
 from reconcile.compact.keys import SHORT_MASK, SessionKeys, ShortKey, first_key
-from reconcile.compact.limits import MAX_CELLS, MAX_FIRST_SLICES, MAX_SLICES, MAX_TABLES
+from reconcile.compact.limits import (
+    MAX_CELLS,
+    MAX_FIRST_SLICES,
+    MAX_SLICES,
+    MAX_TABLES,
+    SIFTED_BYTES,
+)
 from reconcile.compact.outcome import Expected, FallBack, Found, Step
 from reconcile.compact.plan import FIRST_SLICES, LARGER, MIN_DENSE, slicing, wanted_bytes
 from reconcile.compact.slices import Compared, Held, Regions, Slices, estimate
@@ -160,6 +166,8 @@ class Initiator(_Side):
         self._shorts = _NOTHING
         self._chosen: tuple[Ints, Ints] = (np.empty(0, np.int64),) * 2
         self._differs: Bools | None = None
+        self._explained: Bools | None = None
+        self._told = np.empty(0, np.int64)
         self._size = 0.0
 
     @property
@@ -262,15 +270,20 @@ class Initiator(_Side):
 
     def _choose(self, head: AnswerHead, compared: Compared, keys: SessionKeys) -> Step:
         """Put what is in slices that differ into a table."""
-        own, differs = compared.own, compared.differs
-        certain = head.print_bytes > 0
-        least = abs(self._held.count - head.count)
-        _, self._size = estimate(compared.apart[differs], least, certain=certain)
+        chosen, certain = compared.chosen, head.print_bytes > 0
+        self._peer = head.count, head.xor
+        self._differs = compared.differs if certain else None
+        self._chosen, apart = (chosen.low, chosen.high), chosen.balances
+        if head.print_bytes == SIFTED_BYTES:
+            sifted = self._held.sift(chosen, keys.short)
+            self._chosen, self._shorts = (sifted.low, sifted.high), sifted.shorts
+            self._explained = sifted.told >= 0
+            self._told = sifted.told[self._explained]
+            apart = apart[~self._explained]
+        least = abs(self._held.count - len(self._told) - head.count)
+        _, self._size = estimate(apart, least, certain=certain)
         if not certain:
             self._size = max(self._size, min(self._held.count + head.count, MIN_DENSE))
-        self._differs = differs if certain else None
-        self._peer = head.count, head.xor
-        self._chosen = own.low[differs], own.high[differs]
         return self._table(keys)
 
     def _table(self, keys: SessionKeys) -> Step:
@@ -278,12 +291,15 @@ class Initiator(_Side):
             return self._fail(f"about {self._size:.0f} differences, after {self._tables} tables")
         shape = shape_for(self._size)
         table = Table(shape, keys.salts[self._tables])
-        if self._tables:
+        told = self._shorts[self._told]
+        if self._tables or self._explained is not None:
             table.toggle(self._shorts)
+            table.toggle(told)
         else:
             self._shorts = table.fill(self._held.rows, *self._chosen, keys.short)
         self._tables += 1
-        return self._go(_State.FILLED, Filled(self._differs, shape, table.cells))
+        frame = Filled(self._differs, shape, table.cells, self._explained, told)
+        return self._go(_State.FILLED, frame)
 
     def _decoded(self, frame: Decoded, keys: SessionKeys) -> Step:
         """Find what is wanted, and hold the result to the XOR of both sides."""
@@ -291,10 +307,13 @@ class Initiator(_Side):
         at = find(frame.wanted, self._shorts, mask)
         if bool((at < 0).any()):
             return self._fail("the peer wants an ID that is not here, or not the only one")
-        to_send, sent = self._held.gather(*self._chosen, np.sort(at))
+        at = np.sort(np.concatenate((at, self._told)))
+        if bool((at[1:] == at[:-1]).any()):
+            return self._fail("the peer wants an ID that it was told of")
+        to_send, sent = self._held.gather(*self._chosen, at)
         count, xor = self._peer
         same = bool((self._held.xor ^ sent ^ frame.xor == xor).all())
-        if not same or self._held.count + len(frame.offered) != count + len(frame.wanted):
+        if not same or self._held.count + len(frame.offered) != count + len(at):
             return self._fail("the differences do not explain the fingerprints")
         return self._end(Found(to_send, Expected(frame.offered, frame.xor, keys.short)))
 
@@ -391,17 +410,15 @@ class Responder(_Side):
         """Go on in slices that differ; the XOR of both sides may be the only difference."""
         if self._is_equal:
             return self._equal()
-        own, self._differs = compared.own, compared.differs
-        if not self._differs.any():
+        chosen, apart = compared.chosen, compared.chosen.balances
+        self._differs = compared.differs
+        if not len(chosen):
             return self._fail("no slice differs, and the fingerprints do")
-        apart, low, high = (
-            column[self._differs] for column in (compared.apart, own.low, own.high)
-        )
         least = abs(self._held.count - self._claim.count)
         self._about, _ = estimate(apart, least, certain=True)
-        self._regions = Regions.joined(own.lower[self._differs], own.upper[self._differs])
+        self._regions = Regions.joined(chosen.lower, chosen.upper)
         if least == 1 and len(apart) == 1 and abs(int(apart[0])) == 1:
-            return self._single(low, high)
+            return self._single(chosen.low, chosen.high)
         return self._answer()
 
     def _single(self, low: Ints, high: Ints) -> Step:
@@ -429,6 +446,8 @@ class Responder(_Side):
         low, high = self._slices.low, self._slices.high
         if frame.differs is not None:
             low, high = low[frame.differs], high[frame.differs]
+        if frame.explained is not None:
+            low, high = low[~frame.explained], high[~frame.explained]
         if self._tables == MAX_TABLES:
             return self._fail("too many tables")
         table = Table(frame.shape, self._keys.salts[self._tables], frame.cells)
@@ -440,22 +459,19 @@ class Responder(_Side):
                 return self._fail(f"{MAX_TABLES} tables did not empty")
             return self._go(_State.SLICED, Plain(Kind.AGAIN))
         at = find(decoded, shorts)
-        explained = int(np.bitwise_xor.reduce(decoded)) == self._keys.short.of_xor(self._xor)
+        together = int(np.bitwise_xor.reduce(decoded) ^ np.bitwise_xor.reduce(frame.told))
+        explained = together == self._keys.short.of_xor(self._xor)
         if not explained or bool((at < NOWHERE).any()):
             return self._fail("the differences do not explain the fingerprints")
         own = at >= 0
         wanted, offered = decoded[~own], decoded[own]
-        gathered = self._held.gather(low, high, np.sort(at[own]))
-        return self._decoded(wanted, offered, gathered, len(shorts))
-
-    def _decoded(
-        self, wanted: Words, offered: Words, own: tuple[SyncIds, Words], items: int
-    ) -> Step:
-        to_send, sent = own
-        if self._held.count + len(wanted) != self._claim.count + len(offered):
+        lacking = np.sort(np.concatenate((wanted, frame.told)))
+        count = self._held.count + len(lacking)
+        if count != self._claim.count + len(offered) or bool((lacking[1:] == lacking[:-1]).any()):
             return self._fail("the differences do not explain the counts")
-        expected = Expected(wanted, self._xor ^ sent, self._keys.short)
-        size, cut = _shortened(wanted, items)
+        to_send, sent = self._held.gather(low, high, np.sort(at[own]))
+        expected = Expected(lacking, self._xor ^ sent, self._keys.short)
+        size, cut = _shortened(wanted, len(shorts))
         reply = Decoded(sent, cut, size, offered)
         return self._end(Found(to_send, expected), reply)
 

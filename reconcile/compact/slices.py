@@ -20,6 +20,7 @@ import numpy as np
 from reconcile import kernel
 from reconcile.compact.frames import Cut, cut_bytes
 from reconcile.compact.keys import SHORT_MASK, ShortKey
+from reconcile.compact.limits import SIFTED_BYTES
 from reconcile.errors import MalformedCompact
 from reconcile.ids import HASH_DTYPE, HASH_WORDS, Bools, Ints, SyncId, SyncIds, Words
 from reconcile.index import IndexView
@@ -128,14 +129,29 @@ class Compared:
     """What one side has in slices, beside what the other one says that it has there.
 
     Attributes:
-        own: what is here.
         differs: ``(n,)``, in which slices the sides certainly differ; all of them without prints.
-        apart: ``(n,)``, by which balance.
+        chosen: just these slices; prints and balances are by which they differ.
     """
 
-    own: Slices
     differs: Bools
-    apart: Ints
+    chosen: Slices
+
+
+@dataclass(frozen=True, slots=True)
+class Sifted:
+    """The IDs of slices that differ, after single differences were found by their prints.
+
+    Attributes:
+        low: ``(n,)`` places; where a single ID explains a difference, of this ID.
+        high: ``(n,)``.
+        shorts: the short IDs between them.
+        told: ``(n,)``: which row of these explains a difference, or -1.
+    """
+
+    low: Ints
+    high: Ints
+    shorts: Words
+    told: Ints
 
 
 def _ascending(numbers: Ints) -> Ints:
@@ -205,10 +221,13 @@ class Held:
             raise MalformedCompact(0, "There are fewer slices than rows of what is in them")
         own = self.slices(lower, upper, key)
         apart = own.balances - cut.balances
-        if not cut.print_bytes:
-            return Compared(own, np.ones(len(own), np.bool_), apart)
         mask = np.uint64(SHORT_MASK >> (48 - 8 * cut.print_bytes))
-        return Compared(own, ((own.prints & mask) != cut.prints) | (apart != 0), apart)
+        prints = (own.prints & mask) ^ cut.prints
+        differs = (prints != 0) | (apart != 0)
+        if not cut.print_bytes:
+            differs = np.ones(len(own), np.bool_)
+        columns = own.lower, own.upper, own.low, own.high, prints, apart
+        return Compared(differs, Slices(*(column[differs] for column in columns)))
 
     def compare_quickly(
         self, unread: tuple[bytes, int], regions: Regions, key: ShortKey, most: int, print_bytes: int
@@ -223,8 +242,40 @@ class Held:
         said = kernel.compiled.compare(*columns, *unread)
         if said is None:
             return None
-        differs, apart = np.frombuffer(said[1], np.bool_), np.frombuffer(said[2], np.int64)
-        return Compared(Slices.of_columns(said[0]), differs, apart)
+        return Compared(np.frombuffer(said[1], np.bool_), Slices.of_columns(said[0]))
+
+    def sift(self, compared: Slices, key: ShortKey) -> Sifted:
+        """What is in slices that differ, with prints that are cut to ``SIFTED_BYTES``.
+
+        Where sides differ in one ID, it is the one whose short ID ends like the XOR of both prints.
+        """
+        low, high, apart = compared.low.copy(), compared.high.copy(), compared.balances
+        told = np.full(len(low), -1)
+        if kernel.compiled is not None:
+            shorts = np.empty(int((high - low).sum()), np.uint64)
+            columns = compared.prints, apart, shorts, told
+            count = kernel.compiled.sift(self.rows.handle, low, high, key.column, *columns)
+            return Sifted(low, high, shorts[:count], told)
+        shorts = key.of_places(self.rows, low, high)
+        ends = (high - low).cumsum()
+        interval = np.repeat(np.arange(len(low)), high - low)
+        mask = np.uint64((1 << 8 * SIFTED_BYTES) - 1)
+        alike = ((shorts & mask) == compared.prints[interval]).nonzero()[0]
+        owners = interval[alike]
+        only = (np.bincount(owners, minlength=len(low)) == 1) & (np.abs(apart) == 1)
+        alike, owners = alike[only[owners]], owners[only[owners]]
+        places = low[owners] + alike - (ends - high + low)[owners]
+        if len(places):
+            weight = 1 - 2 * (self.rows.hashes(places)[:, 0] & 1).astype(np.int64)
+            same = weight == apart[owners]
+            alike, owners, places = alike[same], owners[same], places[same]
+        explained = np.zeros(len(low), np.bool_)
+        explained[owners] = True
+        kept = ~explained[interval]
+        kept[alike] = True
+        told[owners] = (kept.cumsum() - 1)[alike]
+        low[owners], high[owners] = places, places + 1
+        return Sifted(low, high, shorts[kept], told)
 
     def gather(self, low: Ints, high: Ints, at: Ints) -> tuple[SyncIds, Words]:
         """The IDs at ascending rows of what intervals of places have together; XOR of hashes."""

@@ -164,8 +164,9 @@ static inline uint64_t low_bytes(const uint8_t *at, Py_ssize_t count)
     return value;
 }
 
-/* Which slices differ, and by which balance; false: that is no end of a frame. */
-static bool read_contents(work_t *work, reader_t *from, uint8_t *differs, uint8_t *apart)
+/* Which slices differ; their prints and balances become by which they do. False: that is no end of a
+ * frame. */
+static bool read_contents(work_t *work, reader_t *from, uint8_t *differs)
 {
     const slices_t *slices = &work->slices;
     Py_ssize_t size = work->print_bytes;
@@ -174,7 +175,9 @@ static bool read_contents(work_t *work, reader_t *from, uint8_t *differs, uint8_
         return false;
     for (Py_ssize_t row = 0; row < slices->rows; row++, from->at += size) {
         uint64_t print = (uint64_t)slice_value(slices, S_PRINTS, row) & mask;
-        differs[row] = !size || print != low_bytes(from->at, size);
+        print ^= low_bytes(from->at, size);
+        store(slices->columns, S_PRINTS * slices->rows + row, (int64_t)print);
+        differs[row] = !size || print;
     }
     for (Py_ssize_t row = 0; row < slices->rows; row++) {
         int64_t zigzag;
@@ -185,30 +188,42 @@ static bool read_contents(work_t *work, reader_t *from, uint8_t *differs, uint8_
             return false;
         balance = slice_value(slices, S_BALANCES, row) - balance;
         differs[row] |= balance != 0;
-        store(apart, row, balance);
+        store(slices->columns, S_BALANCES * slices->rows + row, balance);
     }
     return !left(from);
 }
 
+/* Columns without slices that do not differ. */
+static PyObject *chosen_columns(const slices_t *slices, const uint8_t *differs)
+{
+    Py_ssize_t count = 0, next = 0;
+    for (Py_ssize_t row = 0; row < slices->rows; row++)
+        count += differs[row];
+    PyObject *chosen = PyBytes_FromStringAndSize(NULL, count * SLICE_COLUMNS * TIME_BYTES);
+    uint8_t *to = chosen ? (uint8_t *)PyBytes_AsString(chosen) : NULL;
+    for (int column = 0; to && column < SLICE_COLUMNS; column++)
+        for (Py_ssize_t row = 0; row < slices->rows; row++)
+            if (differs[row])
+                store(to, next++, slice_value(slices, column, row));
+    return chosen;
+}
+
 static PyObject *compared(work_t *work, reader_t *from)
 {
-    Py_ssize_t rows = work->slices.rows;
-    PyObject *differs = PyBytes_FromStringAndSize(NULL, rows);
-    PyObject *apart = PyBytes_FromStringAndSize(NULL, rows * TIME_BYTES), *found = NULL;
-    if (differs && apart) {
-        bool reads = read_contents(work, from, (uint8_t *)PyBytes_AsString(differs),
-                                   (uint8_t *)PyBytes_AsString(apart));
-        found = reads ? Py_BuildValue("OOO", work->columns, differs, apart) : Py_BuildValue("");
-    }
+    PyObject *differs = PyBytes_FromStringAndSize(NULL, work->slices.rows), *found = NULL;
+    uint8_t *flags = differs ? (uint8_t *)PyBytes_AsString(differs) : NULL;
+    if (flags && !read_contents(work, from, flags))
+        found = Py_BuildValue("");
+    else if (flags)
+        found = Py_BuildValue("NO", chosen_columns(&work->slices, flags), differs);
     Py_XDECREF(differs);
-    Py_XDECREF(apart);
     return found;
 }
 
 /* compare(index, samples, numbers, bases, key, starts, ends, data, at)
- *   -> (columns, which slices differ, by which balance), or None: it is unusual
+ *   -> (columns of the slices that differ, which these are), or None: it is unusual
  *   The slices with which a frame ends, from `at` on, beside one's own: bounds in regions, as many
- *   as the numbers say at most.
+ *   as the numbers say at most. Prints and balances of the columns are by which they differ.
  */
 PyObject *kernel_compare(PyObject *module, PyObject *const *arguments, Py_ssize_t given)
 {

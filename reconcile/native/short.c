@@ -198,7 +198,8 @@ static void expect_hashes(const filler_t *filler, Py_ssize_t chunk, int64_t plac
 }
 
 /* The short IDs between two places of a chunk. `next`: where the next interval begins. */
-static void fill_piece(filler_t *filler, Py_ssize_t chunk, int64_t from, int64_t to, int64_t next)
+static void shorten_piece(filler_t *filler, Py_ssize_t chunk, int64_t from, int64_t to,
+                          int64_t next)
 {
     int64_t start = load(filler->rows->starts, chunk), end = load(filler->rows->starts, chunk + 1);
     for (int64_t behind; from < to; from = behind) {
@@ -211,12 +212,17 @@ static void fill_piece(filler_t *filler, Py_ssize_t chunk, int64_t from, int64_t
                                filler->rows->chunks[chunk].prefix + (from - start) * HASH_BYTES,
                                (Py_ssize_t)(behind - from), filler->out);
         filler->out += behind - from;
-        if (filler->out - filler->inserted >= STRETCH) {
-            insert_shorts(filler->table, (uint8_t *)filler->inserted, STRETCH,
-                          filler->narrow);
-            filler->inserted += STRETCH;
-        }
     }
+}
+
+/* Put what is not yet in it into the table: whole stretches, or all. */
+static void insert_new(filler_t *filler, bool all)
+{
+    Py_ssize_t count = filler->out - filler->inserted;
+    count -= all ? 0 : count % STRETCH;
+    if (count)
+        insert_shorts(filler->table, (uint8_t *)filler->inserted, count, filler->narrow);
+    filler->inserted += count;
 }
 
 static bool fill_all(filler_t *filler)
@@ -235,12 +241,12 @@ static bool fill_all(filler_t *filler)
         while (from < to) {
             go_on(rows, &chunk, (Py_ssize_t)from);
             int64_t end = load(rows->starts, chunk + 1), behind = to < end ? to : end;
-            fill_piece(filler, chunk, from, behind, next);
+            shorten_piece(filler, chunk, from, behind, next);
             from = behind;
         }
+        insert_new(filler, false);
     }
-    insert_shorts(filler->table, (uint8_t *)filler->inserted, filler->out - filler->inserted,
-                  filler->narrow);
+    insert_new(filler, true);
     return !left;
 }
 
@@ -285,6 +291,107 @@ PyObject *kernel_fill(PyObject *module, PyObject *const *arguments, Py_ssize_t g
         Py_RETURN_NONE;
     if (!PyErr_Occurred())
         misfit("fill");
+    return NULL;
+}
+
+/* ---- single differences --------------------------------------------------------------------- */
+
+enum { I_LOW, I_HIGH, I_KEY, I_PRINTS, I_APART, I_SHORTS, I_TOLD, I_COLUMNS };
+
+/* Where the only short ID is that ends like the XOR of both sides' prints; -1: there is none, or not
+ * only one. */
+static Py_ssize_t only_one(const uint64_t *shorts, Py_ssize_t count, uint32_t print)
+{
+    Py_ssize_t hits = 0, at = 0;
+    for (Py_ssize_t row = 0; row < count; row++)
+        hits += (uint32_t)shorts[row] == print;
+    if (hits != 1)
+        return -1;
+    while ((uint32_t)shorts[at] != print)
+        at++;
+    return at;
+}
+
+/* Has the ID at a place of the chunks up to `*chunk` the balance by which its slice differs. */
+static bool weighs(const rows_t *rows, Py_ssize_t chunk, int64_t place, int64_t apart)
+{
+    while (load(rows->starts, chunk) > place)
+        chunk--;
+    hash_t hash = hash_at(rows, chunk, (Py_ssize_t)place);
+    return apart == 1 - 2 * (*(const uint8_t *)&hash & 1);
+}
+
+static bool sift_all(filler_t *filler)
+{
+    const rows_t *rows = filler->rows;
+    const columns *held = filler->held;
+    uint64_t *shorts = filler->out;
+    Py_ssize_t chunk = 0, room = held->rows[I_SHORTS], intervals = held->rows[I_LOW];
+    int64_t before = 0;
+    for (Py_ssize_t row = 0; row < intervals; row++) {
+        int64_t low = load(held->at[I_LOW], row), high = load(held->at[I_HIGH], row);
+        int64_t next = row + 1 < intervals ? load(held->at[I_LOW], row + 1) : rows->length;
+        uint64_t *own = filler->out;
+        if (low < before || high < low || high > rows->length || high - low > room - (own - shorts))
+            return false;
+        before = high;
+        for (int64_t from = low; from < high;) {
+            go_on(rows, &chunk, (Py_ssize_t)from);
+            int64_t end = load(rows->starts, chunk + 1), behind = high < end ? high : end;
+            shorten_piece(filler, chunk, from, behind, next);
+            from = behind;
+        }
+        int64_t apart = load(held->at[I_APART], row);
+        Py_ssize_t at = -1;
+        if (apart == 1 || apart == -1)
+            at = only_one(own, filler->out - own, (uint32_t)load(held->at[I_PRINTS], row));
+        bool told = at >= 0 && weighs(rows, chunk, low + at, apart);
+        store(held->at[I_TOLD], row, told ? own - shorts : -1);
+        if (told) {
+            *own = own[at];
+            filler->out = own + 1;
+            store(held->at[I_LOW], row, low + at);
+            store(held->at[I_HIGH], row, low + at + 1);
+        }
+    }
+    return true;
+}
+
+/* sift(index, low, high, key, prints, apart, shorts, told) -> how many short IDs there are
+ *   The short IDs in ascending intervals of places. Where just one ID explains by what the prints and
+ *   balances of an interval differ, the interval becomes this ID alone, and what is told is which
+ *   row of the short IDs it is; -1 elsewhere.
+ */
+PyObject *kernel_sift(PyObject *module, PyObject *const *arguments, Py_ssize_t given)
+{
+    (void)module;
+    static const column_kind kinds[] = {WRITTEN(8), WRITTEN(8), READ(8),   READ(8),
+                                        READ(8),    WRITTEN(8), WRITTEN(8)};
+    rows_t rows;
+    columns held;
+    if (check_arguments("sift", given, 1 + I_COLUMNS) < 0 || open_rows(&rows, arguments[0]) < 0)
+        return NULL;
+    if (hold(&held, arguments + 1, kinds, I_COLUMNS) < 0) {
+        close_rows(&rows);
+        return NULL;
+    }
+    filler_t filler = {.rows = &rows, .held = &held, .out = (uint64_t *)held.at[I_SHORTS]};
+    uint64_t *shorts = filler.out;
+    bool fits = held.rows[I_LOW] == held.rows[I_HIGH] && held.rows[I_LOW] == held.rows[I_PRINTS] &&
+                held.rows[I_LOW] == held.rows[I_APART] && held.rows[I_LOW] == held.rows[I_TOLD] &&
+                held.rows[I_KEY] == KEY_ROWS && (uintptr_t)shorts % sizeof *shorts == 0;
+    if (fits && (fits = open_hasher(&filler.hasher, held.at[I_KEY]))) {
+        PyThreadState *state = let_go(held.rows[I_SHORTS] * HASH_BYTES);
+        fits = sift_all(&filler);
+        take_back(state);
+        close_hasher(&filler.hasher);
+    }
+    release(&held);
+    close_rows(&rows);
+    if (fits)
+        return PyLong_FromSsize_t(filler.out - shorts);
+    if (!PyErr_Occurred())
+        misfit("sift");
     return NULL;
 }
 

@@ -149,7 +149,7 @@ def test_sizes_are_bounded_before_anything_is_allocated(data: bytes, limit: str)
         (head(Kind.RESULT) + bytes(32) + b"\2\0\1\5\5", "do not ascend"),
         (head(Kind.RESULT) + bytes(32) + b"\0\0\7", "have 1 to 6 bytes"),
         (head(Kind.TABLE) + b"\0\6\1\1", "no such shape"),
-        (head(Kind.SLICES) + bytes(32) + b"\0\7\4", "have 0, 2 or 3"),
+        (head(Kind.SLICES) + bytes(32) + b"\0\7\5", "have 0, 2, 3 or 4"),
         (head(Kind.SLICES) + bytes(32) + b"\0\xf7", "stands for nothing"),
         (b"\xee", "No frame of this kind"),
     ],

@@ -34,6 +34,9 @@ _CELL_BYTES: Final = 8
 _VARINT_BITS: Final = 7
 _MAX_VARINT_BYTES: Final = 9
 _MAX_EXPONENT: Final = 62
+_EXPLAINED: Final = 2
+"""The first byte of a table beside which some slices are explained."""
+
 _PRINT_BYTES: Final = (0, 2, 3, SIFTED_BYTES)
 
 
@@ -168,14 +171,14 @@ def encode(frame: Frame) -> bytes:
             return _byte(kind) + xor.tobytes() + (_byte(number) if kind is Kind.LOOK else b"")
         case Answered():
             cut = frame.cut
-            head = AnswerHead(frame.xor, frame.count, frame.differs, cut.print_bytes)
-            return answer_bytes(head, cut_bytes(cut))
+            answer = AnswerHead(frame.xor, frame.count, frame.differs, cut.print_bytes)
+            return answer_bytes(answer, cut_bytes(cut))
         case Filled():
             shape = frame.shape
             flag = b"\0" if frame.differs is None else b"\1" + _bits(frame.differs)
             if frame.explained is not None:
                 told = _bits(frame.explained) + _cut_words(frame.told, SHORT_BYTES)
-                flag = b"\2" + flag[1:] + told
+                flag = _byte(_EXPLAINED) + flag[1:] + told
             numbers = _byte(shape.places) + varint(shape.windows) + varint(shape.length)
             return _byte(Kind.TABLE) + flag + numbers + frame.cells.astype(_XOR_DTYPE).tobytes()
         case Decoded():
@@ -298,15 +301,7 @@ def _read(reader: _Reader, regions: Callable[[Bools], int] | None, slices: int) 
             cut = reader.cut(MAX_SLICES, head.print_bytes, regions(head.differs))
             return Answered(head.xor, head.count, head.differs, cut)
         case Kind.TABLE:
-            flag = reader.byte()
-            if flag > 2:
-                raise reader.malformed("A table is about no such choice of slices")
-            chosen = reader.bits(slices) if flag else None
-            if chosen is None or flag == 1:
-                return Filled(chosen, *reader.table())
-            explained = reader.bits(int(chosen.sum()))
-            told = reader.words(int(explained.sum()), SHORT_BYTES)
-            return Filled(chosen, *reader.table(), explained, told)
+            return reader.filled(slices)
         case Kind.RESULT:
             return reader.decoded()
     raise reader.malformed("No frame of this kind is possible here")
@@ -420,6 +415,18 @@ class _Reader:
         if bool((np.abs(balances) > 1 << 31).any()):
             raise self.malformed("A balance is past what a window can have")
         return Cut(exponent, multiples, prints, print_bytes, balances)
+
+    def filled(self, slices: int) -> Filled:
+        """A table, and what is not in it."""
+        flag = self.byte()
+        if flag > _EXPLAINED:
+            raise self.malformed("A table is about no such choice of slices")
+        chosen = self.bits(slices) if flag else None
+        if chosen is None or flag != _EXPLAINED:
+            return Filled(chosen, *self.table())
+        explained = self.bits(int(chosen.sum()))
+        told = self.words(int(explained.sum()), SHORT_BYTES)
+        return Filled(chosen, *self.table(), explained, told)
 
     def table(self) -> tuple[Shape, Words]:
         """A table's shape and cells."""

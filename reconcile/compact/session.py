@@ -44,8 +44,8 @@ import numpy as np
 
 from reconcile import kernel
 from reconcile.compact.frames import (
-    AnswerHead,
     Answered,
+    AnswerHead,
     Decoded,
     Filled,
     Frame,
@@ -59,7 +59,7 @@ from reconcile.compact.frames import (
     offer_bytes,
     read_answer_head,
 )
-from reconcile.compact.keys import SHORT_MASK, SessionKeys, ShortKey, first_key
+from reconcile.compact.keys import SHORT_MASK, SessionKeys, first_key
 from reconcile.compact.limits import (
     MAX_CELLS,
     MAX_FIRST_SLICES,
@@ -203,7 +203,9 @@ class Initiator(_Side):
             step = self._sliced_quickly(data, self._slices, self._keys)
             if step is not None:
                 return step
-            frame = decode(data, lambda differs: len(self._regions(differs).start), len(self._slices))
+            frame = decode(
+                data, lambda differs: len(self._regions(differs).start), len(self._slices)
+            )
             return self._take(frame, self._keys)
         except BaseException:
             self._state = _State.ENDED

@@ -118,7 +118,8 @@ class Slices:
     def of_columns(cls, columns: bytes) -> Slices:
         """From what compiled code says: all columns, one behind the other."""
         rows = np.frombuffer(columns, np.int64).reshape(6, -1)
-        return cls(*rows[:4], rows[4].view(np.uint64), rows[5])
+        lower, upper, low, high, prints, balances = rows
+        return cls(lower, upper, low, high, prints.view(np.uint64), balances)
 
     def __len__(self) -> int:
         return len(self.lower)
@@ -226,11 +227,16 @@ class Held:
         differs = (prints != 0) | (apart != 0)
         if not cut.print_bytes:
             differs = np.ones(len(own), np.bool_)
-        columns = own.lower, own.upper, own.low, own.high, prints, apart
-        return Compared(differs, Slices(*(column[differs] for column in columns)))
+        places = (column[differs] for column in (own.lower, own.upper, own.low, own.high))
+        return Compared(differs, Slices(*places, prints[differs], apart[differs]))
 
     def compare_quickly(
-        self, unread: tuple[bytes, int], regions: Regions, key: ShortKey, most: int, print_bytes: int
+        self,
+        unread: tuple[bytes, int],
+        regions: Regions,
+        key: ShortKey,
+        most: int,
+        print_bytes: int,
     ) -> Compared | None:
         """The same of slices with which a frame ends, from a place on, in one compiled call.
 
@@ -353,8 +359,8 @@ class Held:
 def estimate(apart: Ints, least: int, *, certain: bool) -> tuple[float, float]:
     """How many differences there are about, and how many a table should be made for.
 
-    ``apart``: by which balance slices that differ do. ``least``: so many at least. ``certain``: there
-    is a difference in each of them.
+    ``apart``: by which balance slices that differ do. ``least``: so many at least. ``certain``:
+    there is a difference in each of them.
     """
     size = np.abs(apart).astype(np.float64)
     squares = size * size

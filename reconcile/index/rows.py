@@ -27,7 +27,16 @@ class Rows:
         handle: the same for compiled code.
     """
 
-    __slots__ = ("_balances", "_bases", "_last_array", "_lasts", "_start_array", "chunks", "handle", "starts")
+    __slots__ = (
+        "_balances",
+        "_bases",
+        "_last_array",
+        "_lasts",
+        "_start_array",
+        "chunks",
+        "handle",
+        "starts",
+    )
 
     def __init__(self, chunks: Sequence[Chunk]) -> None:
         self.chunks = tuple(chunks)

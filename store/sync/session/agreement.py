@@ -38,7 +38,7 @@ from store.sync.frames import Extension, Reconcile
 from store.sync.limits import MAX_LATTICE_SPAN_NS, MAX_REMEMBERED_PEERS
 from storenode.message.limits import HASH_BYTES, MAX_TIMESTAMP_NS, NS_PER_S
 
-VERSION: Final = 1
+VERSION: Final = 2
 
 HOUR_NS: Final = 3600 * NS_PER_S
 """Digests that cannot begin where the range does begin at a whole hour."""

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reconcile import kernel
+from reconcile.compact.frames import Filled, decode
 from reconcile.compact.keys import NONCE_BYTES, Multiply, SessionKeys, ShortKey
 from reconcile.compact.outcome import FallBack, Found
 from reconcile.compact.slices import Regions
@@ -159,6 +160,7 @@ def test_short_ids_are_products(words: tuple[int, ...], hashes: list[bytes]) -> 
         key = ShortKey(words, multiply=multiply)
         assert key.of_hashes(ids.hashes).tolist() == expected
         assert key.of_places(rows, low, high).tolist() == expected
+        assert Table(Shape(1, 1, 1), 0).fill(rows, low, high, key).tolist() == expected
         assert [key.of_xor(row) for row in ids.words] == expected
 
 
@@ -171,7 +173,8 @@ def test_all_ways_to_multiply_find_the_same() -> None:
     for first, count in [(0, 301), (3, 4), (5, 7), (9, 288), (299, 2)]:
         low, high = np.array([first]), np.array([first + count])
         for multiply in Multiply:
-            found = ShortKey(words, multiply=multiply).of_places(rows, low, high)
+            key = ShortKey(words, multiply=multiply)
+            found = Table(Shape(1, 1, 1), 0).fill(rows, low, high, key)
             assert found.tolist() == expected[first : first + count]
 
 
@@ -236,7 +239,41 @@ def test_short_ids_are_looked_up(python: bool) -> None:
         assert find(wanted[:0], own).tolist() == []
 
 
+def test_what_a_peer_wants_may_be_spread_as_it_likes() -> None:
+    clustered = np.arange(1 << 40, (1 << 40) + 40_000, dtype=np.uint64)
+    strided = np.arange(40_000, dtype=np.uint64) << np.uint64(32)
+    for wanted in (clustered, strided):
+        own = np.concatenate((wanted[::-2], wanted[:10_000] + np.uint64((1 << 47) + (1 << 20))))
+        expected = np.full(len(wanted), NOWHERE)
+        expected[::-2] = np.arange(20_000)
+        assert find(wanted, own).tolist() == expected.tolist()
+
+
 # Slices
+
+
+@given(st.integers(0, 2**32), st.sampled_from([40, 90]), st.sampled_from([500, 10_000]))
+@settings(max_examples=15, deadline=None)
+def test_single_differences_are_told_by_their_prints(seed: int, lacking: int, chunk: int) -> None:
+    first, second = sets_of(seed, 6_000, lacking, 5, 10**6)
+    views = []
+    for ids in (first, second):
+        index = Index(min_chunk_ids=chunk)
+        index.insert(SyncIds.of(ids))
+        views.append(index.view())
+    joined = compact_pair(*views)
+    joined.run()
+    assert_exact(joined, set(first), set(second))
+    slices = joined.sides[1]._slices
+    assert slices is not None
+    frame = decode(joined.frames[0][1], slices=len(slices))
+    assert isinstance(frame, Filled)
+    assert frame.explained is not None
+    assert len(frame.told) == int(frame.explained.sum()) > lacking // 4
+    with kernel.python_only():
+        again = compact_pair(*views)
+        again.run()
+    assert again.frames == joined.frames
 
 
 def test_edges_of_regions_are_bounds() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -69,6 +70,8 @@ def frames() -> list[Frame]:
         Answered(XOR, 5, differs, cut(400, 2, 3)),
         Filled(None, shape, cells),
         Filled(differs, shape, cells),
+        Filled(differs, shape, cells, np.array([False, True]), shorts[2:]),
+        Filled(differs, shape, cells, np.array([False, False]), NONE),
         Decoded(XOR, shorts[:2], 1, shorts),
         Decoded(XOR, NONE, 6, NONE),
     ]
@@ -189,6 +192,31 @@ def test_a_peer_that_lies_cannot_make_a_result_wrong(kind: Kind, rng: random.Ran
         own = VIEWS[receiver].rows.between(0, len(VIEWS[receiver])).pairs()
         other = VIEWS[1 - receiver].rows.between(0, len(VIEWS[1 - receiver])).pairs()
         assert step.outcome.to_send.pairs() == sorted(set(own) - set(other))
+
+
+def test_what_is_told_twice_or_not_lacking_ends_in_a_base_session() -> None:
+    for change in ("twice", "another"):
+        joined, receiver, frame = sent_until(Kind.TABLE)
+        side = joined.sides[receiver]
+        assert side._slices is not None
+        filled = decode(frame, slices=len(side._slices))
+        assert isinstance(filled, Filled)
+        assert len(filled.told) > 2
+        told = filled.told.copy()
+        told[1] = told[0] if change == "twice" else told[1] ^ np.uint64(1)
+        step = side.receive(encode(replace(filled, told=told)))
+        assert isinstance(step.outcome, FallBack)
+
+
+def test_who_was_told_of_an_id_may_not_want_it() -> None:
+    joined, receiver, frame = sent_until(Kind.RESULT)
+    result = decode(frame)
+    assert isinstance(result, Decoded)
+    told = joined.sides[0]._shorts[joined.sides[0]._told]
+    mask = np.uint64((1 << 8 * result.wanted_bytes) - 1)
+    wanted = np.union1d(result.wanted, told[:1] & mask)
+    step = joined.sides[receiver].receive(encode(replace(result, wanted=wanted)))
+    assert isinstance(step.outcome, FallBack)
 
 
 def test_tables_that_never_empty_end_in_a_base_session() -> None:

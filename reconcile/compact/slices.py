@@ -227,8 +227,16 @@ class Held:
         differs = (prints != 0) | (apart != 0)
         if not cut.print_bytes:
             differs = np.ones(len(own), np.bool_)
-        places = (column[differs] for column in (own.lower, own.upper, own.low, own.high))
-        return Compared(differs, Slices(*places, prints[differs], apart[differs]))
+        lower, upper, low, high = own.lower, own.upper, own.low, own.high
+        chosen = Slices(
+            lower[differs],
+            upper[differs],
+            low[differs],
+            high[differs],
+            prints[differs],
+            apart[differs],
+        )
+        return Compared(differs, chosen)
 
     def compare_quickly(
         self,

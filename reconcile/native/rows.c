@@ -1,7 +1,7 @@
 /* Reading an index: fingerprints and IDs of ranges.
  *
  * An index is `reconcile.index.rows.Rows`: ascending IDs in chunks, each with its timestamps and
- * the  * running XOR of its hashes. A place is the number of IDs before something.
+ * the running XOR of its hashes. A place is the number of IDs before something.
  */
 
 #include "rows.h"

@@ -261,7 +261,7 @@ def test_single_differences_are_told_by_their_prints(seed: int, lacking: int, ch
         index = Index(min_chunk_ids=chunk)
         index.insert(SyncIds.of(ids))
         views.append(index.view())
-    joined = compact_pair(*views)
+    joined = compact_pair(views[0], views[1])
     joined.run()
     assert_exact(joined, set(first), set(second))
     slices = joined.sides[1]._slices
@@ -271,7 +271,7 @@ def test_single_differences_are_told_by_their_prints(seed: int, lacking: int, ch
     assert frame.explained is not None
     assert len(frame.told) == int(frame.explained.sum()) > lacking // 4
     with kernel.python_only():
-        again = compact_pair(*views)
+        again = compact_pair(views[0], views[1])
         again.run()
     assert again.frames == joined.frames
 

@@ -4,7 +4,8 @@
 directory that it removes, and, in a process that has them preloaded, does two things with it:
 
 1. it mutates payloads, decodes each with the kernel and without, and has a session answer it both
-   ways: results, refusals and answers must be the same;
+   ways, and does the same with frames of the compact mode, a quarter as many: results, refusals
+   and answers must be the same;
 2. with ``--tests`` it runs the unit tests of `reconcile`, which compare every other entry point.
 
 A finding ends it with code 1 and the seed, or the sanitizer's report. Needs gcc or clang.
@@ -20,12 +21,14 @@ import sys
 import sysconfig
 import tempfile
 from collections.abc import Callable
+from copy import copy
 from importlib.machinery import ExtensionFileLoader
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from reconcile.compact.session import Initiator, Responder
     from reconcile.index import IndexView
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -54,6 +57,9 @@ PROGRESS: Final = 20_000
 
 FIRST: Final = 2
 """Of the payloads to begin with, the one that opens a session."""
+
+COMPACT_SHARE: Final = 4
+"""Payloads for each frame of the compact mode."""
 
 LATER: Final = 0.7
 """Share of payloads that are answered in a session's second turn: there a plan has an estimate."""
@@ -139,7 +145,64 @@ def _fuzz(seed: int, count: int) -> int:
         if (number - seed + 1) % PROGRESS == 0:
             print(f"{number - seed + 1:,} payloads", flush=True)
     print(f"{count:,} payloads from seed {seed}: compiled code and Python agree on all")
+    return _fuzz_compact(seed, max(1, count // COMPACT_SHARE))
+
+
+def _fuzz_compact(seed: int, count: int) -> int:
+    from reconcile import kernel  # noqa: PLC0415
+
+    given = _compact_world(random.Random(seed))
+    frames = [frame for _, frame in given]
+    for number in range(seed, seed + count):
+        rng = random.Random(number)
+        side, frame = rng.choice(given)
+        data = _mutated(rng, frame, frames)
+        compiled = _compact_outcome(copy(side), data)
+        with kernel.python_only():
+            plain = _compact_outcome(copy(side), data)
+        if compiled != plain:
+            print(f"seed {number}: {data.hex()}\ncompiled: {compiled}\nplain:    {plain}")
+            return 1
+    print(f"{count:,} compact frames from seed {seed}: compiled code and Python agree on all")
     return 0
+
+
+def _compact_world(rng: random.Random) -> list[tuple[Initiator | Responder, bytes]]:
+    """Sides of sessions with few and with more differences, before each frame that one receives."""
+    from reconcile.compact.session import Initiator, Responder  # noqa: PLC0415
+    from reconcile.ids import END, LOWEST, SyncIds  # noqa: PLC0415
+    from reconcile.index import IndexView  # noqa: PLC0415
+
+    ids = sorted({(rng.randrange(10**15), rng.randbytes(32)) for _ in range(3_000)})
+    found: list[tuple[Initiator | Responder, bytes]] = []
+    for lacking in (1, 4, 50, 600):
+        views = [
+            IndexView.of(SyncIds.of(sorted(rng.sample(ids, len(ids) - lacking)))) for _ in range(2)
+        ]
+        nonces = rng.randbytes(16), rng.randbytes(16)
+        first = Initiator(views[0], (LOWEST, END), nonces[0])
+        first.agree(nonces[1])
+        sides = first, Responder(views[1], (LOWEST, END), nonces, first.claim)
+        frame, receiver = first.begin(), 1
+        while frame:
+            found.append((copy(sides[receiver]), frame))
+            frame, receiver = sides[receiver].receive(frame).frame or b"", 1 - receiver
+    return found
+
+
+def _compact_outcome(side: Initiator | Responder, data: bytes) -> tuple[object, ...]:
+    """What a side answers to a frame and has found, or what it says against it."""
+    from reconcile.compact.outcome import Found  # noqa: PLC0415
+    from reconcile.errors import LimitExceeded, MalformedCompact  # noqa: PLC0415
+
+    try:
+        step = side.receive(data)
+    except (MalformedCompact, LimitExceeded) as refusal:
+        return type(refusal).__name__, str(refusal)
+    if not isinstance(step.outcome, Found):
+        return step.frame, step.outcome
+    expected = step.outcome.to_receive
+    return step.frame, step.outcome.to_send.pairs(), expected.shorts.tolist(), expected.xor.tolist()
 
 
 def _world(rng: random.Random) -> tuple[IndexView, list[bytes]]:

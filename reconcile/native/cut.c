@@ -164,8 +164,8 @@ static inline uint64_t low_bytes(const uint8_t *at, Py_ssize_t count)
     return value;
 }
 
-/* Which slices differ; their prints and balances become by which they do. False: that is no end of a
- * frame. */
+/* Which slices differ; their prints and balances become by which they do. False: that is no end of
+ * a frame. */
 static bool read_contents(work_t *work, reader_t *from, uint8_t *differs)
 {
     const slices_t *slices = &work->slices;

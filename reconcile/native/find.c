@@ -84,8 +84,8 @@ static void look_up(const finder_t *finder, const uint8_t *own, Py_ssize_t count
     }
 }
 
-/* find(wanted, own, mask, places) -> None; where each wanted short ID, which ascend, is among the own
- * ones cut by a mask; -1: nowhere, -2: at several places. */
+/* find(wanted, own, mask, places) -> None; where each wanted short ID, which ascend, is among the
+ * own ones cut by a mask; -1: nowhere, -2: at several places. */
 PyObject *kernel_find(PyObject *module, PyObject *const *arguments, Py_ssize_t given)
 {
     (void)module;

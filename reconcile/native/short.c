@@ -298,7 +298,7 @@ PyObject *kernel_fill(PyObject *module, PyObject *const *arguments, Py_ssize_t g
 
 enum { I_LOW, I_HIGH, I_KEY, I_PRINTS, I_APART, I_SHORTS, I_TOLD, I_COLUMNS };
 
-/* Where the only short ID is that ends like the XOR of both sides' prints; -1: there is none, or not
+/* Where the only short ID is that ends like the XOR of both prints; -1: there is none, or not
  * only one. */
 static Py_ssize_t only_one(const uint64_t *shorts, Py_ssize_t count, uint32_t print)
 {
@@ -358,9 +358,9 @@ static bool sift_all(filler_t *filler)
 }
 
 /* sift(index, low, high, key, prints, apart, shorts, told) -> how many short IDs there are
- *   The short IDs in ascending intervals of places. Where just one ID explains by what the prints and
- *   balances of an interval differ, the interval becomes this ID alone, and what is told is which
- *   row of the short IDs it is; -1 elsewhere.
+ *   The short IDs in ascending intervals of places. Where just one ID explains by what the prints
+ *   and balances of an interval differ, the interval becomes this ID alone, and what is told is
+ *   which row of the short IDs it is; -1 elsewhere.
  */
 PyObject *kernel_sift(PyObject *module, PyObject *const *arguments, Py_ssize_t given)
 {

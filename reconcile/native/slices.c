@@ -222,7 +222,7 @@ static Py_ssize_t quantiles(const slicer_t *slicer, Py_ssize_t count, int64_t *t
                 expect(slicer->rows.chunks[0].times, later, TIME_BYTES);
             go_on(&slicer->rows, &chunk, place);
             int64_t time = time_at(&slicer->rows, chunk, place);
-            time = before + (time < end ? time : end) - start;
+            time = before + ((time < end ? time : end) - start);
             if (!found || times[found - 1] != time)
                 times[found++] = time;
         }
@@ -262,7 +262,7 @@ void choose_bounds(const slicer_t *slicer, Py_ssize_t count, bounds_t *bounds)
 
 /* ---- cutting ------------------------------------------------------------------------------- */
 
-/* Times of the slices; false: a bound is outside of regions, or where one of them begins or ends. */
+/* Times of the slices; false: a bound is outside of regions, or where one begins or ends. */
 static bool lay_out(const slicer_t *slicer, const bounds_t *bounds, slices_t *slices)
 {
     const regions_t *regions = &slicer->regions;
@@ -270,7 +270,7 @@ static bool lay_out(const slicer_t *slicer, const bounds_t *bounds, slices_t *sl
     int64_t before = 0;
     for (Py_ssize_t region = 0; region < regions->count; region++) {
         int64_t lower = load(regions->starts, region), end = load(regions->ends, region);
-        int64_t behind = before + end - lower, shift = lower - before;
+        int64_t behind = before + (end - lower), shift = lower - before;
         for (; next < bounds->count; next++) {
             int64_t bound = bounds->multiples[next] << bounds->exponent;
             if (bound >= behind)

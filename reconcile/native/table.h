@@ -12,8 +12,8 @@ typedef struct {
     uint64_t *cells;
 } table_t;
 
-/* What a shape has. The last one: compute one entry after the other, as processors without wide lanes
- * do. */
+/* What a shape has. The last one: compute one entry after the other, as processors without wide
+ * lanes do. */
 enum { SHAPE_SALT, SHAPE_PLACES, SHAPE_LENGTH, SHAPE_WINDOWS, SHAPE_NARROW, SHAPE_ROWS };
 
 /* Whether a shape is one, and the cells are as many as it says. */

@@ -1,8 +1,8 @@
 """What a job on a cluster uses: the driver, which is this process with its JVM, and each worker's
 executor with its Python workers.
 
-Memory is looked at again and again while the job runs; the counters of processes are read before
-and after it. An executor keeps its processes between jobs.
+Processes are looked at before and after the job, and again and again while it runs. An executor
+keeps its own between jobs; Python workers that have nothing to do end after a while.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, TypeVar
 
 import psutil
 
@@ -20,17 +20,8 @@ EVERY_S: Final = 0.5
 _MIB: Final = 1024 * 1024
 
 
-class Counters(NamedTuple):
-    """Of some processes: seconds of processor time, bytes that they have read and written."""
-
-    cpu_s: float = 0.0
-    read: int = 0
-    written: int = 0
-
-    def plus(self, other: Counters) -> Counters:
-        """Both together."""
-        read, written = self.read + other.read, self.written + other.written
-        return Counters(self.cpu_s + other.cpu_s, read, written)
+Moved = dict[tuple[int, float], tuple[int, int]]
+"""By process (ID and time of its start), the bytes that it has read and written."""
 
 
 @dataclass
@@ -42,6 +33,7 @@ class Watched:
     workers: Mapping[str, int]
     apart: Set[int]
     peaks: dict[str, int] = field(default_factory=dict)
+    moved: Moved = field(default_factory=dict)
 
     def run(self, work: Callable[[], T]) -> tuple[T, dict[str, float]]:
         """Do some work; its result, and what was used.
@@ -49,16 +41,22 @@ class Watched:
         Seconds of processor time, MiB read and written, of files and of other processes, and MiB
         of memory that the driver, and the worker that had most, had at the peak.
         """
-        self.peaks = {}
-        before = self._counters()
+        self.peaks, self.moved = {}, {}
+        before_s = self._look()
+        before = dict(self.moved)
         with self._looking():
             result = work()
-        used = [now - then for now, then in zip(self._counters(), before, strict=True)]
+        cpu_s = self._look() - before_s
         peaks = {name: each / _MIB for name, each in self.peaks.items()}
+        # A worker that has ended meanwhile counts as when it was seen last.
+        now, then = (
+            [sum(each) for each in zip(*moved.values(), strict=True)]
+            for moved in (self.moved, before)
+        )
         return result, {
-            "cpu_s": used[0],
-            "read_mib": used[1] / _MIB,
-            "written_mib": used[2] / _MIB,
+            "cpu_s": cpu_s,
+            "read_mib": (now[0] - then[0]) / _MIB,
+            "written_mib": (now[1] - then[1]) / _MIB,
             "driver_peak_mib": peaks.pop("driver"),
             "worker_peak_mib": max(peaks.values()),
         }
@@ -78,26 +76,21 @@ class Watched:
         finally:
             ended.set()
             watcher.join()
-            self._look()
 
-    def _look(self) -> None:
+    def _look(self) -> float:
+        """Take down memory and bytes; the seconds of processor time that were used until now."""
+        cpu_s = 0.0
         for name, processes in self._groups():
             memory = 0
             for each in processes:
                 with suppress(psutil.Error):
                     memory += each.memory_info().rss
+                    moved = each.io_counters()
+                    self.moved[each.pid, each.create_time()] = moved.read_chars, moved.write_chars
+                    # What a child that has ended used is its parent's to tell.
+                    cpu_s += sum(each.cpu_times()[:4])
             self.peaks[name] = max(self.peaks.get(name, 0), memory)
-
-    def _counters(self) -> Counters:
-        found = Counters()
-        for _, processes in self._groups():
-            for each in processes:
-                with suppress(psutil.Error):
-                    times, moved = each.cpu_times(), each.io_counters()
-                    # Of children that have ended what they used is their parent's to tell.
-                    cpu_s = times.user + times.system + times.children_user + times.children_system
-                    found = found.plus(Counters(cpu_s, moved.read_chars, moved.write_chars))
-        return found
+        return cpu_s
 
     def _groups(self) -> Iterator[tuple[str, list[psutil.Process]]]:
         this = psutil.Process()

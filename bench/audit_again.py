@@ -17,18 +17,17 @@ from typing import Final
 import numpy as np
 import psutil
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from bench.pipeline.cpu import measured
+from bench.pipeline.publishing import publish_rows
 from bench.support import report
 from store.pipeline.columns import ARROW
 from store.pipeline.jobs.audit import Auditing, audit
-from store.pipeline.lake import Lake, Written
+from store.pipeline.lake import Lake
 from store.pipeline.limits import DAY_NS
 from store.pipeline.session import spark_session
 from store.pipeline.sides import LakeSide
-from store.pipeline.writing import day_text, write_batches
 
 _FIRST_DAY: Final = 20_000
 _SEED: Final = 11
@@ -89,17 +88,7 @@ def _publish(lake: Lake, day: int, channels: int, per_day: int) -> None:
         each.ravel() for each in np.meshgrid(levels, np.arange(channels), indexing="ij")
     )
     there = (level != day * per_day + per_day // 2) | (channel % 50 != 0) | (day % 10 != 0)
-    rows = _rows(level[there], channel[there], per_day)
-    run = f"run-{day:08}"
-    folder = Path(lake.path, "messages", run)
-    written = []
-    for batch in write_batches(f"file://{folder}", iter([rows])):
-        for path, count in zip(batch["path"].to_pylist(), batch["rows"].to_pylist(), strict=True):
-            ts = pq.ParquetFile(folder / path).read(columns=["ts"])["ts"].to_numpy()
-            size, of_day = (folder / path).stat().st_size, day_text(int(ts[0]) // DAY_NS)
-            low, high = int(ts.min()), int(ts.max())
-            written.append(Written(f"{run}/{path}", of_day, 0, size, count, low, high))
-    lake.publish(written, {})
+    publish_rows(lake, f"run-{day:08}", iter([_rows(level[there], channel[there], per_day)]))
 
 
 def _rows(level: Numbers, channel: Numbers, per_day: int) -> pa.RecordBatch:

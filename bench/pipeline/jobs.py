@@ -128,7 +128,7 @@ def wrong_hashes(files: list[LakeFile]) -> Ran[int]:
 
     def work(session: SparkSession) -> int:
         faults = file_checks(session, files, [WRONG_HASH])
-        return sum(row["count"] for row in faults)
+        return sum(row["count"] for row in faults if row["kind"] == WRONG_HASH)
 
     return _run(work)
 

@@ -50,6 +50,10 @@ COMPACTION_STEPS: Final = (4 * 1024 * 1024, 32 * 1024 * 1024, 256 * 1024 * 1024)
 """Bytes that small files are brought to one after the other: each step writes a message again a
 few times, however small the portions were in which it came."""
 
+COMPACT_FILES_AT_ONCE: Final = 2_000
+"""Files that one commit replaces by larger ones, those of a day and shard together. What they hold
+of each hour, file by file, is in the job's memory meanwhile."""
+
 VACUUM_AFTER_HOURS: Final = 7 * 24
 """How long files stay that the newest state of a lake does not name: somebody may read an older
 state, or another job be about to publish them."""

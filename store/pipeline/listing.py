@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
 
-from store.pipeline.limits import COMPACT_AT_FILES, COMPACTION_STEPS
+from store.pipeline.limits import COMPACT_AT_FILES, COMPACT_FILES_AT_ONCE, COMPACTION_STEPS
 
 _COLUMNS: Final = ("path", "partition.day", "partition.shard", "size_bytes", "num_records")
 _NAMES: Final = ("path", "day", "shard", "size_bytes", "rows")
@@ -82,7 +82,10 @@ class Listing:
         return found
 
     def crowded(self) -> list[Row]:
-        """Files that should be made one per directory, since it has so many of their size."""
+        """Files that should be made one per directory, since it has so many of their size.
+
+        Of so many directories as have `COMPACT_FILES_AT_ONCE` together, the earliest first.
+        """
         below = pc.less(self._files["size_bytes"], COMPACTION_STEPS[-1] // 2)
         small = self._files.filter(below)
         counted = small.group_by(_DIRECTORY).aggregate([("path", "count")])
@@ -91,7 +94,12 @@ class Listing:
         rows = _rows(small.join(full.select(_DIRECTORY), _DIRECTORY, join_type="left semi"))
         for each in rows:
             found.setdefault((each[1], each[2]), []).append(each)
-        return [each for directory in found.values() for each in _together(directory)]
+        chosen: list[Row] = []
+        for _, directory in sorted(found.items()):
+            if len(chosen) >= COMPACT_FILES_AT_ONCE:
+                break
+            chosen += _together(directory)
+        return chosen
 
     def _of(self, days: Collection[int] | None) -> pa.Table:
         if days is None:

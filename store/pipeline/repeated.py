@@ -7,7 +7,7 @@ nearly nothing, which then is compared in full.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -18,15 +18,20 @@ from pyspark.sql import Row, SparkSession
 
 from store.pipeline.errors import SPARK_ERRORS, of_spark
 from store.pipeline.files import batches_of
-from store.pipeline.fingerprints import numbers_of
+from store.pipeline.fingerprints import Fingerprints, numbers_of
 from store.pipeline.limits import HOUR_NS, MAX_LISTED, MAX_PORTION_ROWS
 from store.pipeline.tasks import in_portions, spread
 
 _FOUND: Final = pa.schema([pa.field("count", pa.int64()), pa.field("where", pa.list_(pa.string()))])
 _WORD: Final = "h0"
 
-Held = Mapping[int, Sequence[tuple[str, int]]]
-"""By hour the files that have messages of it, and how many."""
+
+class Span(NamedTuple):
+    """A file, and the first and the last hour that it has messages of."""
+
+    path: str
+    first_ns: int
+    last_ns: int
 
 
 class _Look(NamedTuple):
@@ -41,27 +46,32 @@ class _Look(NamedTuple):
     parts: int
 
 
-def repeated(session: SparkSession, held: Held) -> list[Row]:
+def repeated(session: SparkSession, held: Fingerprints, files: Sequence[Span]) -> list[Row]:
     """Rows of how many messages are there several times (``count``), and some of them (``where``).
+
+    ``held`` is what some ``files`` hold by hour.
 
     Raises:
         PipelineError: a file cannot be read.
     """
     try:
-        return spread(session, _found, _looks(session, held), _FOUND).collect()
+        return spread(session, _found, _looks(session, held, files), _FOUND).collect()
     except SPARK_ERRORS as error:
         raise of_spark(error) from error
 
 
-def _looks(session: SparkSession, held: Held) -> list[_Look]:
-    rows = {hour: sum(count for _, count in files) for hour, files in held.items()}
+def _looks(session: SparkSession, held: Fingerprints, files: Sequence[Span]) -> list[_Look]:
+    rows = {hour: each.messages for hour, each in held.items()}
+    paths = np.array([each.path for each in files], object)
+    first = np.array([each.first_ns for each in files], np.int64)
+    last = np.array([each.last_ns for each in files], np.int64)
     looks = []
     for hours in in_portions(session, sorted(held), rows.__getitem__):
-        files = sorted({path for hour in hours for path, _ in held[hour]})
+        within = sorted(paths[(first <= hours[-1]) & (last >= hours[0])].tolist())
         # Each part reads all of the files: a portion that is up to a half too large is one.
         parts = max(1, round(sum(rows[hour] for hour in hours) / MAX_PORTION_ROWS))
         ends = hours[0], hours[-1] + HOUR_NS
-        looks += [_Look(*ends, files, part, parts) for part in range(parts)]
+        looks += [_Look(*ends, within, part, parts) for part in range(parts)]
     return looks
 
 

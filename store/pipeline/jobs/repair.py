@@ -17,11 +17,11 @@ import numpy as np
 from pyspark.sql import Row, SparkSession
 
 from store.pipeline.appending import read_back
-from store.pipeline.contents import known_hours
+from store.pipeline.contents import fingerprints_of, known_hours
 from store.pipeline.errors import SPARK_ERRORS, USAGE, PipelineError, of_spark
 from store.pipeline.fingerprints import Fingerprints, collected
 from store.pipeline.jobs.verify import (
-    DIGEST,
+    FILE,
     HOUR,
     TWICE,
     UNREADABLE,
@@ -30,13 +30,14 @@ from store.pipeline.jobs.verify import (
     fault_of,
     faults_as_json,
     file_checks,
+    spans_of,
 )
 from store.pipeline.lake import Lake, LakeFile, Written
-from store.pipeline.limits import DAY_NS
+from store.pipeline.limits import DAY_NS, HOUR_NS
 from store.pipeline.manifest import Entry, FileNote, Manifest, lacking
 from store.pipeline.progress import Say, shown, silent
 from store.pipeline.recording import replaced, whole_manifest
-from store.pipeline.repeated import repeated
+from store.pipeline.repeated import Span, repeated
 from store.pipeline.requiring import CHANGED_FILE, LOST_HOUR, shortfalls
 
 STRANGE: Final = "entry of the manifest does not name a file of an archive"
@@ -200,9 +201,10 @@ class _Repair:
             for path, each in {**here, **new}.items()
             if path not in bad and path not in gone
         }
-        hours = [row for row in rows if row["kind"] == HOUR and row["path"] in files]
-        self._check_hours(days, collected(hours))
-        self._check_once(hours, files)
+        held = self._held(rows, files, all_of_them=not bad and not gone)
+        self._check_hours(days, held)
+        read = [row for row in rows if row["kind"] == FILE and row["path"] in files]
+        self._check_once(held, spans_of(read, files))
         added = {path: each for path, each in files.items() if path in new}
         return added, list(gone.values())
 
@@ -210,7 +212,7 @@ class _Repair:
         self, new: Mapping[str, LakeFile], here: Mapping[str, LakeFile], rows: list[Row]
     ) -> set[str]:
         """Files that cannot be read, and new ones that are not those of the manifest."""
-        digests = {row["path"]: row["where"][0] for row in rows if row["kind"] == DIGEST}
+        digests = {row["path"]: row["where"][0] for row in rows if row["kind"] == FILE}
         unreadable = sorted((new.keys() | here.keys()) - digests.keys())
         wanted = self._manifest.files
         changed = sorted(
@@ -232,13 +234,17 @@ class _Repair:
         if lacking(wanted, held):
             self._note(LOST_HOUR, shortfalls(wanted, held, "in the manifest"))
 
-    def _check_once(self, hours: list[Row], files: Mapping[str, LakeFile]) -> None:
+    def _held(
+        self, rows: list[Row], files: Mapping[str, LakeFile], *, all_of_them: bool
+    ) -> Fingerprints:
+        """What files hold by hour: read again, unless they are all that ``rows`` are about."""
+        if all_of_them:
+            return collected(row for row in rows if row["kind"] == HOUR)
+        return fingerprints_of(self._session, list(files.values()), HOUR_NS)
+
+    def _check_once(self, held: Fingerprints, files: list[Span]) -> None:
         """A message that is there twice is never left: no file of it can be told to be the one."""
-        held: dict[int, list[tuple[str, int]]] = {}
-        for row in hours:
-            place = files[row["path"]].path
-            held.setdefault(row["start_ns"], []).append((place, row["count"]))
-        found = repeated(self._session, held)
+        found = repeated(self._session, held, files)
         if found:
             self._note(TWICE, (text for row in found for text in row["where"]))
             self._result.left_out = False

@@ -11,10 +11,10 @@ manifest of the archive names, or a copy of it, must be there unchanged.
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -41,7 +41,7 @@ from store.pipeline.limits import DAY_NS, HOUR_NS, MAX_LISTED
 from store.pipeline.manifest import manifest_of
 from store.pipeline.progress import Say, shown, silent
 from store.pipeline.recording import digest_of
-from store.pipeline.repeated import repeated
+from store.pipeline.repeated import Span, repeated
 from store.pipeline.reports import time_text
 from store.pipeline.requiring import Held, Required, required, shortfalls
 from store.pipeline.storage import at_hand
@@ -55,17 +55,19 @@ DIFFERENT: Final = "hour is not the same in the database"
 LOST_MARKED: Final = "hour was marked as archived here, and is no longer here in full"
 
 HOUR: Final = "hour"
-DIGEST: Final = "digest"
+FILE: Final = "file"
 _FOUND: Final = pa.schema(
     [
         *ROWS,
         pa.field("kind", pa.string()),
         pa.field("path", pa.string()),
+        pa.field("last_ns", pa.int64()),
         pa.field("where", pa.list_(pa.string())),
     ]
 )
-"""A finding about a file: the fingerprint of an `HOUR`, its SHA-256 as `DIGEST`, or a kind of
-fault with its number and some places."""
+"""What a task found: the fingerprint of an `HOUR` in all of its files; a `FILE` that it could read,
+with its rows, its first and its last hour (null: it has none), and its SHA-256; or a kind of fault
+with its number and some places."""
 
 
 @dataclass(frozen=True)
@@ -207,60 +209,48 @@ class _Rows:
         by_kind: dict[str, list[Row]] = {}
         for row in rows:
             by_kind.setdefault(row["kind"], []).append(row)
-        hours = by_kind.pop(HOUR, [])
-        self.digests |= {row["path"]: row["where"][0] for row in by_kind.pop(DIGEST, [])}
-        self._check_numbers(hours, by_kind)
-        for kind in (UNREADABLE, *ROW_FAULTS):
+        hours = collected(by_kind.pop(HOUR, []))
+        files = by_kind.pop(FILE, [])
+        self.digests |= {row["path"]: row["where"][0] for row in files}
+        self._check_numbers(files)
+        for kind in (UNREADABLE, *ROW_FAULTS, WRONG_DAY):
             self._add(kind, by_kind.get(kind, []))
-        self._check_days(hours)
-        self._add(TWICE, repeated(self._session, self._held(hours)))
-        return collected(hours)
+        self._add(TWICE, repeated(self._session, hours, spans_of(files, self._files)))
+        return hours
 
     def _add(self, kind: str, rows: list[Row]) -> None:
         listed = [text for row in rows for text in row["where"]]
         self._result.add(kind, listed, sum(row["count"] for row in rows))
 
-    def _check_numbers(self, hours: list[Row], faults: Mapping[str, list[Row]]) -> None:
-        """Whether each file has the rows that it should."""
-        found = Counter[str]()
-        for row in hours:
-            found[row["path"]] += row["count"]
-        self._result.messages = found.total()
-        unreadable = {row["path"] for row in faults.get(UNREADABLE, [])}
+    def _check_numbers(self, files: list[Row]) -> None:
+        """Whether each file that could be read has the rows that it should."""
+        self._result.messages = sum(row["count"] for row in files)
         self._result.add(
             WRONG_ROWS,
             (
-                f"{path}: {found[path]:,} rows, {each.rows:,} in the table"
-                for path, each in self._files.items()
-                if found[path] != each.rows and path not in unreadable
+                f"{row['path']}: {row['count']:,} rows, {should:,} in the table"
+                for row in files
+                if row["count"] != (should := self._files[row["path"]].rows)
             ),
         )
 
-    def _held(self, hours: list[Row]) -> dict[int, list[tuple[str, int]]]:
-        """By hour the files that have messages of it, and how many."""
-        held: dict[int, list[tuple[str, int]]] = {}
-        for row in hours:
-            file = self._files[row["path"]].path
-            held.setdefault(row["start_ns"], []).append((file, row["count"]))
-        return held
 
-    def _check_days(self, hours: list[Row]) -> None:
-        self._result.add(
-            WRONG_DAY,
-            (
-                f"{row['count']:,} messages of {time_text(row['start_ns'])} in {row['path']}"
-                for row in hours
-                if row["start_ns"] // DAY_NS != self._files[row["path"]].day
-            ),
-        )
+def spans_of(rows: Iterable[Row], files: Mapping[str, LakeFile]) -> list[Span]:
+    """Which hours files have messages of; ``rows`` are their `FILE` rows, ``files`` by path."""
+    return [
+        Span(files[row["path"]].path, row["start_ns"], row["last_ns"])
+        for row in rows
+        if row["start_ns"] is not None
+    ]
 
 
 def file_checks(
     session: SparkSession, files: Sequence[LakeFile], kinds: Sequence[str] = ROW_FAULTS
 ) -> list[Row]:
-    """What workers find in files, as `_FOUND`: by file and hour a fingerprint, and the faults.
+    """What workers find in files, as `_FOUND`: a row for each file, and for each task one for each
+    hour and kind of fault.
 
-    Faults of ``kinds`` are looked for. A file that cannot be read is one, and has no hours.
+    Faults of ``kinds`` are looked for. A file that cannot be read is one, and no `FILE`.
 
     Raises:
         PipelineError: Spark gives up.
@@ -273,52 +263,79 @@ def file_checks(
 
 
 def _checked(kinds: Sequence[str], files: list[LakeFile]) -> Iterator[pa.RecordBatch]:
+    hours: Fingerprints = {}
+    faults = _Faults()
     for file in files:
         path = relative(file.path)
         try:
             with at_hand(file.path) as here:
-                found, faults = _look(file, here, kinds)
+                count, found, wrong = _look(file, here, kinds)
                 digest = digest_of(here)
         except StoreError as error:  # which says nothing about the file
             raise of_file(file.path, error) from error
         except (PipelineError, FileNotFoundError):
-            yield _row(UNREADABLE, path, 1, [path])
+            faults.add(UNREADABLE, 1, [path])
             continue
-        yield _row(DIGEST, path, 0, [digest])
-        if found:
-            hours = as_rows(found)
-            more = [
-                pa.repeat(HOUR, len(hours)),
-                pa.repeat(path, len(hours)),
-                pa.nulls(len(hours), pa.list_(pa.string())),
-            ]
-            yield pa.record_batch([*hours.columns, *more], schema=_FOUND)
-        for kind, (count, where) in faults.items():
-            yield _row(kind, path, count, where)
+        ends = (min(found), max(found)) if found else (None, None)
+        yield _row(FILE, count, [digest], path, ends)
+        for hour, each in found.items():
+            hours[hour] = hours.get(hour, NOTHING).joined(each)
+        for kind, (number, where) in wrong.items():
+            faults.add(kind, number, where)
+    if hours:
+        rows = as_rows(hours)
+        more = [pa.repeat(HOUR, len(rows))]
+        more += [pa.nulls(len(rows), _FOUND.field(name).type) for name in _FOUND.names[-3:]]
+        yield pa.record_batch([*rows.columns, *more], schema=_FOUND)
+    for kind, (number, where) in faults.items():
+        yield _row(kind, number, where)
 
 
-def _row(kind: str, path: str, count: int, where: list[str]) -> pa.RecordBatch:
+class _Faults(dict[str, tuple[int, list[str]]]):
+    """By kind of fault the number, and some places."""
+
+    def add(self, kind: str, number: int, where: Iterable[str]) -> None:
+        """Count in some more; of the places no more than `MAX_LISTED` are kept."""
+        count, listed = self.get(kind, (0, []))
+        listed.extend(islice(where, MAX_LISTED - len(listed)))
+        self[kind] = count + number, listed
+
+
+def _row(
+    kind: str,
+    count: int,
+    where: list[str],
+    path: str | None = None,
+    ends: tuple[int | None, int | None] = (None, None),
+) -> pa.RecordBatch:
     given = {"kind": kind, "path": path, "count": count, "where": where}
-    return pa.RecordBatch.from_pylist([given], _FOUND)
+    first, last = ends
+    return pa.RecordBatch.from_pylist([{**given, "start_ns": first, "last_ns": last}], _FOUND)
 
 
-def _look(
-    file: LakeFile, here: str, kinds: Sequence[str]
-) -> tuple[Fingerprints, dict[str, tuple[int, list[str]]]]:
-    """What a file holds by hour; of each kind of fault the number, and some that have it."""
+def _look(file: LakeFile, here: str, kinds: Sequence[str]) -> tuple[int, Fingerprints, _Faults]:
+    """How many rows a file has, what it holds by hour, and what is wrong with it."""
+    count = 0
     found: Fingerprints = {}
-    faults: dict[str, tuple[int, list[str]]] = {}
+    faults = _Faults()
     names = HASHED if tuple(kinds) == (WRONG_HASH,) else CHECKED
     for rows in batches_of(here, names):
+        count += len(rows)
         if names is CHECKED:
             add_rows(found, rows, HOUR_NS)
         for kind, which in row_faults(rows, [file.shard], kinds).items():
             places = np.flatnonzero(which)
             if len(places):
-                count, where = faults.get(kind, (0, []))
-                listed = rows.take(pa.array(places[: MAX_LISTED - len(where)]))
-                faults[kind] = count + len(places), [*where, *_named(listed, file.path)]
-    return found, faults
+                listed = rows.take(pa.array(places[:MAX_LISTED]))
+                faults.add(kind, len(places), _named(listed, file.path))
+    wrong = [hour for hour in found if hour // DAY_NS != file.day]
+    if wrong:
+        path = relative(file.path)
+        told = (
+            f"{found[hour].messages:,} messages of {time_text(hour)} in {path}" for hour in wrong
+        )
+        faults.add(WRONG_DAY, len(wrong), told)
+    return count, found, faults
 
 
 def _named(rows: pa.RecordBatch, path: str) -> list[str]:

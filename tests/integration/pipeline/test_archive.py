@@ -260,6 +260,7 @@ def test_small_files_are_made_one(
     spark: SparkSession, url: str, lake_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listing, "COMPACT_AT_FILES", 2)
+    monkeypatch.setattr(listing, "COMPACT_FILES_AT_ONCE", 1)
     more(url, plain(90_000, TODAY - DAY + 1))
     before = len(published(lake_path))
     assert run(spark, url, lake_path).compacted >= 2

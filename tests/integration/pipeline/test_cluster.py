@@ -24,19 +24,26 @@ from store.pipeline.jobs.fingerprint import fingerprint
 from store.pipeline.jobs.verify import Verifying, verify
 from store.pipeline.lake import Lake
 from store.pipeline.sides import DatabaseSide, LakeSide
-from tests.integration.pipeline.cluster import PATIENCE_S, Cluster, ports_of, wait_for
+from tests.integration.pipeline.conftest import QUICK_JVM, QUICK_START
 from tests.integration.pipeline.test_diff import lacking
 from tests.integration.pipeline.world import DAY, TODAY, held, in_lake, marks, more, plain, rows
 from tests.support.command import Command, Ended
 from tests.support.node import clean_environment
 from tests.support.pages import ROOT
+from tests.support.spark import PATIENCE_S, Cluster, ports_of, wait_for
 
 pytestmark = pytest.mark.timeout(3_600)
+
+SETTINGS = {
+    "spark.executor.memory": "512m",
+    "spark.executor.extraJavaOptions": QUICK_JVM,
+    **QUICK_START,
+}
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    made = Cluster(tmp_path_factory.mktemp("cluster"))
+    made = Cluster(tmp_path_factory.mktemp("cluster"), SETTINGS, QUICK_JVM)
     yield made
     made.stop()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,10 +14,11 @@ from pyspark.sql import SparkSession
 from store.pipeline import checking, requiring
 from store.pipeline.errors import PipelineError
 from store.pipeline.jobs import verify as kinds
-from store.pipeline.jobs.verify import Verified, Verifying, verify
+from store.pipeline.jobs.verify import Verified, Verifying, file_checks, verify
 from store.pipeline.lake import Lake
 from tests.integration.pipeline.world import (
     DAY,
+    HOUR,
     NOW,
     TODAY,
     hours_of,
@@ -60,6 +62,19 @@ def test_a_sound_archive_is_found_sound(spark: SparkSession, url: str, archived:
     assert (result.messages, result.files) == (len(messages()), len(published(archived)))
     assert result.hours == len(hours_of(in_lake(archived)))
     assert result.as_json()["compared_with_database"]
+
+
+def test_what_is_collected_does_not_grow_with_files_times_hours(
+    spark: SparkSession, archived: Path
+) -> None:
+    files = Lake(str(archived)).open().files()
+    rows = file_checks(spark, files)
+    by_kind = Counter(row["kind"] for row in rows)
+    hours = len(hours_of(in_lake(archived)))
+    # All of it is one task.
+    assert by_kind == {kinds.FILE: len(files), kinds.HOUR: hours}
+    spans = [row["last_ns"] - row["start_ns"] for row in rows if row["kind"] == kinds.FILE]
+    assert sum(span // HOUR + 1 for span in spans) > 2 * hours
 
 
 def test_what_the_database_has_more_is_found(spark: SparkSession, url: str, archived: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from store.pipeline import lake as lakes
-from store.pipeline import storage
+from store.pipeline import listing, storage
 from store.pipeline.errors import PipelineError
 from store.pipeline.lake import Lake, Written
 
@@ -129,6 +129,11 @@ def test_only_directories_with_many_small_files_are_crowded(
     lake.publish([*(named(number, 1) for number in range(8)), named(8, 2), *large], {})
     assert {each.day for each in lake.crowded()} == {19_997}
     assert len(lake.crowded()) == 8
+    lake.publish([named(number, 3) for number in range(20, 32)], {})
+    assert [len(lake.files({each})) for each in (19_997, 19_999)] == [8, 12]
+    assert len(lake.crowded()) == 20
+    monkeypatch.setattr(listing, "COMPACT_FILES_AT_ONCE", 8)
+    assert {each.day for each in lake.crowded()} == {19_997}
 
 
 def test_a_log_that_is_gone_is_told_by_who_reads_on(lake: Lake, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from store.pipeline import repeated, tasks
+from store.pipeline.fingerprints import NOTHING, Fingerprint, Fingerprints
 from store.pipeline.limits import HOUR_NS
 
 Message = tuple[int, bytes, int]
@@ -44,13 +45,16 @@ def test_every_repetition_is_counted_once(
         again = 1 if number % 10 else rng.randrange(1, 4)
         for _ in range(again):
             rng.choice(files).append(one)
-    held: dict[int, list[tuple[str, int]]] = {}
+    spans = []
+    held: Fingerprints = {}
     for number, messages in enumerate(files):
         path = tmp_path / f"{number}.parquet"
         write(path, sorted(messages))
-        for hour, count in Counter(ts // HOUR_NS * HOUR_NS for ts, _, _ in messages).items():
-            held.setdefault(hour, []).append((f"file://{path}", count))
-    looks = repeated._looks(session(2), held)
+        hours = Counter(ts // HOUR_NS * HOUR_NS for ts, _, _ in messages)
+        spans.append(repeated.Span(f"file://{path}", min(hours), max(hours)))
+        for hour, count in hours.items():
+            held[hour] = held.get(hour, NOTHING).joined(Fingerprint(count, 0, 0, 0, 0))
+    looks = repeated._looks(session(2), held, spans)
     told = [row for look in looks for rows in repeated._found(look) for row in rows.to_pylist()]
     counts = Counter((ts, digest) for messages in files for ts, digest, _ in messages)
     wanted = {

@@ -6,7 +6,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -15,7 +15,6 @@ import psutil
 import pyspark
 
 from store.cli.submit import program
-from tests.integration.pipeline.conftest import QUICK_JVM, QUICK_SQL
 from tests.support.node import clean_environment
 
 SPARK_HOME: Final = Path(pyspark.__file__).parent
@@ -30,11 +29,7 @@ _CONNECT: Final = re.compile(r"Spark Connect server started at: (\S+)")
 _APPLICATION: Final = {
     "spark.cores.max": "2",
     "spark.executor.cores": "1",
-    "spark.executor.memory": "512m",
-    "spark.executor.extraJavaOptions": QUICK_JVM,
-    "spark.driver.extraJavaOptions": QUICK_JVM,
     "spark.ui.enabled": "false",
-    **QUICK_SQL,
 }
 
 
@@ -46,26 +41,23 @@ def wait_for(reached: Callable[[], bool], what: str) -> None:
         time.sleep(POLL_S)
 
 
-def _environment(**more: str) -> dict[str, str]:
+def _environment(java_options: str) -> dict[str, str]:
     return clean_environment(
         SPARK_HOME=str(SPARK_HOME),
         SPARK_LOCAL_IP="127.0.0.1",
-        SPARK_DAEMON_JAVA_OPTS=QUICK_JVM,
-        SPARK_LAUNCHER_OPTS=QUICK_JVM,
+        SPARK_DAEMON_JAVA_OPTS=java_options,
+        SPARK_LAUNCHER_OPTS=java_options,
         SPARK_DAEMON_MEMORY="512m",
         PYSPARK_PYTHON=sys.executable,
-        **more,
     )
-
-
-def _settings() -> list[str]:
-    return [f"--conf={name}={value}" for name, value in _APPLICATION.items()]
 
 
 class Service:
     """A program of Spark's that runs until it is stopped; what it logs is kept in a file."""
 
-    def __init__(self, directory: Path, name: str, *command: str) -> None:
+    def __init__(
+        self, directory: Path, name: str, environment: dict[str, str], *command: str
+    ) -> None:
         self._log = directory / f"{name}.log"
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
@@ -73,7 +65,7 @@ class Service:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=_environment(),
+                env=environment,
                 cwd=directory,
             )
 
@@ -111,13 +103,21 @@ class Service:
 
 
 class Cluster:
-    """A master and two workers; `submit` runs the command by spark-submit."""
+    """A master and two workers; `submit` runs the command by spark-submit.
 
-    def __init__(self, directory: Path) -> None:
+    ``settings`` are those of Spark for every job, ``java_options`` those of the cluster's own JVMs.
+    """
+
+    def __init__(
+        self, directory: Path, settings: Mapping[str, str], java_options: str = ""
+    ) -> None:
         self._directory = directory
+        self._environment = _environment(java_options)
+        given = {**_APPLICATION, **settings}
+        self._settings = [f"--conf={name}={value}" for name, value in given.items()]
         listen = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
-        self._master = Service(
-            directory, "master", "spark-class", "org.apache.spark.deploy.master.Master", *listen
+        self._master = self._service(
+            "master", "spark-class", "org.apache.spark.deploy.master.Master", *listen
         )
         self.workers: list[Service] = []
         try:
@@ -129,10 +129,12 @@ class Cluster:
             self.stop()
             raise
 
+    def _service(self, name: str, *command: str) -> Service:
+        return Service(self._directory, name, self._environment, *command)
+
     def _begin_worker(self, number: int) -> Service:
         name = f"worker-{number}"
-        worker = Service(
-            self._directory,
+        worker = self._service(
             name,
             "spark-class",
             "org.apache.spark.deploy.worker.Worker",
@@ -143,6 +145,11 @@ class Cluster:
         self.workers.append(worker)
         return worker
 
+    @property
+    def pids(self) -> set[int]:
+        """Of its own processes."""
+        return {each.process.pid for each in [self._master, *self.workers]}
+
     def kill(self, worker: Service) -> None:
         """Let a worker's machine fail."""
         self.workers.remove(worker)
@@ -151,11 +158,10 @@ class Cluster:
     @contextmanager
     def connect_server(self) -> Iterator[str]:
         """A Spark Connect server whose jobs are run by the cluster; its address."""
-        server = Service(
-            self._directory,
+        server = self._service(
             "connect",
             *("spark-submit", "--class", "org.apache.spark.sql.connect.service.SparkConnectServer"),
-            *("--master", self.url, *_settings()),
+            *("--master", self.url, *self._settings),
             "--conf=spark.connect.grpc.binding.address=127.0.0.1",
             "--conf=spark.connect.grpc.binding.port=0",
             "spark-internal",
@@ -168,13 +174,13 @@ class Cluster:
     def submit(self, *arguments: str) -> subprocess.Popen[bytes]:
         """Start ``storenode pipeline`` by spark-submit."""
         submit = str(SPARK_HOME / "bin" / "spark-submit")
-        command = [submit, "--master", self.url, *_settings(), program.__file__, "pipeline"]
+        command = [submit, "--master", self.url, *self._settings, program.__file__, "pipeline"]
         return subprocess.Popen(
             [*command, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env=_environment(),
+            env=self._environment,
             cwd=self._directory,
         )
 

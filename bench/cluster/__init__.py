@@ -1,0 +1,1 @@
+"""Jobs of the pipeline on a standalone cluster, by the size of what they read."""

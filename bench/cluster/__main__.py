@@ -1,0 +1,241 @@
+"""Jobs of the pipeline on a standalone cluster of a master and two workers, by size.
+
+``python -m bench.cluster --dir DIR --millions 1 4 16 64``: a synthetic archive of a million
+messages a day grows to each size, and is verified, fingerprinted by minute, compared with one that
+lacks an hour of each day, and audited. With ``--database-millions 1 4``, messages of a Postgres
+database are archived and restored into an empty one. Every answer is checked. All jobs have one
+session, in which a first round does not count. What a job takes for 10,000 messages is its fixed
+cost; ``cpu_s_per_million`` is what it takes beyond that.
+
+DIR must be new or empty, and is empty again afterwards; how much room it needs is printed first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, TypeVar
+
+import psutil
+from pyspark.sql import SparkSession
+
+from bench.cluster.history import History
+from bench.cluster.watched import Watched
+from bench.pipeline.cpu import apart, postgres_cpu_s
+from bench.pipeline.world import filled_database
+from bench.support import report
+from store.db.schema.migrate import upgrade
+from store.embedded import EmbeddedPostgres, EmbeddedSettings
+from store.pipeline.jobs.archive import Archiving, archive
+from store.pipeline.jobs.audit import Auditing, audit
+from store.pipeline.jobs.diff import diff
+from store.pipeline.jobs.fingerprint import fingerprint
+from store.pipeline.jobs.restore import Restoring, restore
+from store.pipeline.jobs.verify import Verifying, verify
+from store.pipeline.lake import Lake
+from store.pipeline.session import spark_session
+from store.pipeline.sides import LakeSide
+from tests.support.spark import Cluster
+
+T = TypeVar("T")
+
+FEW: Final = 10_000
+MILLION: Final = 1_000_000
+FLAT: Final = 0.2
+"""By how much the cost of a million may differ between sizes."""
+
+_ARCHIVE_BYTES: Final = 180
+_DATABASE_BYTES: Final = 3_000
+"""Of each message: in the archive with what its audit shuffles; in its database and its archive."""
+
+_SETTINGS: Final = {
+    "spark.cores.max": "2",
+    "spark.executor.cores": "1",
+    "spark.executor.memory": "1g",
+    "spark.sql.shuffle.partitions": "8",
+    "spark.driver.memory": "1g",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+}
+_QUIET: Final = {"fsync": "off", "synchronous_commit": "off", "max_wal_size": "1GB"}
+
+
+class Bench:
+    """A cluster with a session on it, and what was measured there."""
+
+    def __init__(self, directory: Path, cluster: Cluster, session: SparkSession) -> None:
+        self.directory, self.session = directory, session
+        self._cluster = cluster
+        self.fixed_s: dict[str, float] = {}
+        self.each_s: dict[str, list[float]] = defaultdict(list)
+        self._warm = False
+
+    def begin(self) -> None:
+        """Let what comes now count: the session has compiled and imported what jobs need."""
+        self._warm = True
+        self.fixed_s.clear()
+        self.each_s.clear()
+
+    def take(self, messages: int, job: str, work: Callable[[], T]) -> T:
+        """Run a job, and print what it used; what it answered."""
+        workers = {
+            f"worker-{number}": each.process.pid
+            for number, each in enumerate(self._cluster.workers)
+        }
+        watched = Watched(workers, self._cluster.pids | _pids_of_postgres())
+        served_s, began = postgres_cpu_s(), time.monotonic()
+        answer, figures = watched.run(work)
+        figures["wall_s"] = time.monotonic() - began
+        if served_s:
+            figures["postgres_cpu_s"] = postgres_cpu_s() - served_s
+        self._report(messages, job, figures)
+        return answer
+
+    def _report(self, messages: int, job: str, figures: dict[str, float]) -> None:
+        if messages <= FEW:
+            self.fixed_s[job] = figures["cpu_s"]
+        else:
+            left_s = figures["cpu_s"] - self.fixed_s[job]
+            figures["cpu_s_per_million"] = left_s / messages * MILLION
+            self.each_s[job].append(figures["cpu_s_per_million"])
+        report(benchmark="cluster", measure=job, messages=messages, warm=self._warm, **figures)
+
+    def summed_up(self) -> bool:
+        """Print for each job its fixed cost and the least and greatest cost of a million; whether
+        all are flat.
+        """
+        flat = True
+        for job, each in self.each_s.items():
+            spread = max(each) / min(each) - 1
+            flat = flat and spread <= FLAT
+            report(
+                benchmark="cluster",
+                measure=f"{job}, all sizes",
+                fixed_cpu_s=self.fixed_s[job],
+                least_cpu_s_per_million=min(each),
+                most_cpu_s_per_million=max(each),
+                spread=spread,
+                at_most=FLAT,
+            )
+        return flat
+
+
+def _pids_of_postgres() -> set[int]:
+    return {each.pid for each in psutil.Process().children() if each.name() == "postgres"}
+
+
+def of_archives(bench: Bench, history: History) -> None:
+    """The jobs that need no database; each must find exactly what the history lacks."""
+    session, messages = bench.session, history.messages
+    side, other = (LakeSide(session, Lake(str(each))) for each in (history.first, history.second))
+    checked = bench.take(messages, "verify", lambda: verify(session, Verifying(side.lake)))
+    _same("verify", (checked.sound, checked.messages), (True, messages))
+    found = bench.take(messages, "fingerprint", lambda: fingerprint(side, "minute"))
+    _same("fingerprint", sum(each.messages for each in found.slices.values()), messages)
+    differ = bench.take(messages, "diff", lambda: diff(session, side, other))
+    _same("diff", sorted(differ.lacking.values()), [0, history.lacking])
+    told = bench.take(messages, "audit", lambda: audit(session, Auditing(side)))
+    _same("audit", told.counts["missing"], history.missing)
+
+
+def of_database(bench: Bench, messages: int) -> None:
+    """Archive a database, and restore it into an empty one."""
+    folder = bench.directory / "database"
+    folder.mkdir()
+    lake, session = Lake(str(folder / "archive")), bench.session
+    with filled_database(folder / "node", messages) as url:
+        done = bench.take(messages, "archive", lambda: archive(session, Archiving(url, lake)))
+        _same("archive", done.published, messages)
+    shutil.rmtree(folder / "node")
+    postgres = EmbeddedPostgres(EmbeddedSettings(folder / "empty", _QUIET))
+    url = postgres.start()
+    try:
+        upgrade(url)
+        stored = bench.take(messages, "restore", lambda: restore(session, Restoring(lake, url)))
+        _same("restore", stored.new, messages)
+    finally:
+        postgres.stop()
+    shutil.rmtree(folder)
+
+
+def _same(job: str, found: object, wanted: object) -> None:
+    if found != wanted:
+        raise SystemExit(f"{job}: {found} was found where {wanted} is right.")
+
+
+def take_all(directory: Path, millions: list[int], of_databases: list[int]) -> bool:
+    """Measure everything, the smallest first; whether all is flat."""
+    (directory / "cluster").mkdir()
+    cluster = Cluster(directory / "cluster", {})
+    try:
+        with spark_session(cluster.url, _SETTINGS) as session:
+            bench = Bench(directory, cluster, session)
+            if millions:
+                _synthetic(bench, millions)
+            if of_databases:
+                sizes = [FEW, *(each * MILLION for each in sorted(of_databases))]
+                for messages in sizes[:2]:
+                    of_database(bench, messages)
+                bench.begin()
+                for messages in sizes:
+                    of_database(bench, messages)
+            return bench.summed_up()
+    finally:
+        cluster.stop()
+
+
+def _synthetic(bench: Bench, millions: list[int]) -> None:
+    """Every size, after a round with the smallest that does not count."""
+    few = apart(History.grown, History(bench.directory / "few", FEW), 1)
+    history = History(bench.directory / "history")
+    of_archives(bench, few)
+    for number, size in enumerate(sorted(millions)):
+        # Elsewhere, since memory that was used once is not given back.
+        history = apart(History.grown, history, size * MILLION // history.per_day)
+        if number == 0:
+            of_archives(bench, history)
+            bench.begin()
+            of_archives(bench, few)
+        of_archives(bench, history)
+
+
+def main() -> int:
+    """Read the command line; the exit code is 1 if something is not flat."""
+    parser = argparse.ArgumentParser(description=__doc__, prog="python -m bench.cluster")
+    parser.add_argument("--dir", type=Path, required=True, help="where all data are put")
+    parser.add_argument("--millions", type=int, nargs="*", default=[1, 4], help="default: 1 4")
+    parser.add_argument("--database-millions", type=int, nargs="*", default=[], metavar="MILLIONS")
+    given = parser.parse_args()
+    needed = MILLION * (
+        _ARCHIVE_BYTES * max(given.millions, default=0)
+        + _DATABASE_BYTES * max(given.database_millions, default=0)
+    )
+    given.dir.mkdir(parents=True, exist_ok=True)
+    if any(given.dir.iterdir()):
+        parser.error(f"{given.dir} is not empty: name a new directory")
+    free = shutil.disk_usage(given.dir).free
+    sys.stderr.write(f"needs {needed / 1e9:.1f} GB in {given.dir}, {free / 1e9:.1f} GB are free\n")
+    if free < needed:
+        parser.error("there is not enough room: name another directory, or smaller sizes")
+    # What was begun is taken down again also when it is told to end.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    directory = given.dir.resolve()
+    os.environ["SPARK_LOCAL_DIRS"] = str(directory / "shuffles")
+    try:
+        return 0 if take_all(directory, given.millions, given.database_millions) else 1
+    finally:
+        for each in directory.iterdir():
+            shutil.rmtree(each)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

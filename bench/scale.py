@@ -9,7 +9,8 @@ channel as parents. All are published, with fsync on.
 A line has the rate of the last messages published, pages of 100 by topic at the start, in the
 middle and at the end, 50 hashes, one SDS ID and a causal history of 1,000 at random places (p50
 and p99), the start of the node after a clean stop and after a kill, its memory, and the disk that a
-message takes. A hundred million take some hours and 100 GB.
+message takes. At the end, or at the size that is reached with ``--upkeep-only``, comes a line of
+`bench.scale_upkeep`, which needs as much disk again. A hundred million take some hours and 160 GB.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ import psutil
 
 from bench.data import PUBSUB_TOPIC, Row
 from bench.disk import read
+from bench.scale_upkeep import upkeep
 from bench.support import Bench, bench_node_on, publish, report, seconds, settle
 from storenode.client import Client
 from storenode.message.hashing import message_hash
@@ -60,11 +62,12 @@ class Messages:
     """Every message by its number, the same in each run."""
 
     start_ns: int
+    total: int
     random: bytes = field(repr=False, default=np.random.default_rng(3).bytes(1 << 20))
 
     def timestamp(self, number: int) -> int:
         """At equal distances over 90 days, once all are there."""
-        return self.start_ns + number * (_DAYS * _DAY_NS // _TOTAL)
+        return self.start_ns + number * (_DAYS * _DAY_NS // self.total)
 
     def rows(self, first: int, end: int) -> list[Row]:
         """Some of them, in order."""
@@ -115,20 +118,22 @@ class Progress:
 
     path: Path
     start_ns: int
+    total: int
     published: int = 0
     measured: int = 0
 
     @classmethod
-    def of(cls, directory: Path) -> Progress:
-        """Of a directory that may be new."""
+    def of(cls, directory: Path, total: int) -> Progress:
+        """Of a directory that may be new, and then is to hold so many."""
         path = directory / "progress.json"
         if path.exists():
             return cls(path, **json.loads(path.read_text()))
-        return cls(path, time.time_ns() - (_DAYS + 1) * _DAY_NS)
+        return cls(path, time.time_ns() - (_DAYS + 1) * _DAY_NS, total)
 
     def keep(self) -> None:
         """Write it down."""
-        known = {name: getattr(self, name) for name in ("start_ns", "published", "measured")}
+        names = ("start_ns", "total", "published", "measured")
+        known = {name: getattr(self, name) for name in names}
         whole = self.path.with_suffix(".new")
         whole.write_text(json.dumps(known))
         whole.replace(self.path)
@@ -237,14 +242,25 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("directory", type=Path, help="where the node is, or is to be")
     parser.add_argument("--messages", type=int, default=_TOTAL, help="default: %(default)s")
     parser.add_argument("--steps", type=int, nargs="*", default=_STEPS, help="default: %(default)s")
+    parser.add_argument("--upkeep-only", action="store_true", help="grow no further")
     given = parser.parse_args(arguments)
     if not all(_LEAST <= each <= _TOTAL for each in (given.messages, *given.steps)):
         parser.error(f"choose sizes from {_LEAST} to {_TOTAL}")
     if odd := [each for each in (given.messages, *given.steps) if each % _PORTION]:
         parser.error(f"{odd[0]} messages are no whole number of portions of {_PORTION}")
     given.directory.mkdir(parents=True, exist_ok=True)
-    progress = Progress.of(given.directory)
-    messages = Messages(progress.start_ns)
+    progress = Progress.of(given.directory, given.messages)
+    messages = Messages(progress.start_ns, progress.total)
+    if given.messages != progress.total:
+        parser.error(f"{given.directory} was begun with --messages {progress.total}")
+    if not given.upkeep_only:
+        grow_and_measure(given, progress, messages)
+    upkeep(given.directory, _OPTIONS, progress.start_ns, messages.timestamp(progress.published))
+    return 0
+
+
+def grow_and_measure(given: argparse.Namespace, progress: Progress, messages: Messages) -> None:
+    """Grow to each step that is not measured yet."""
     for step in sorted({min(each, given.messages) for each in (*given.steps, given.messages)}):
         if step <= progress.measured:
             continue
@@ -253,4 +269,3 @@ def main(arguments: list[str]) -> int:
         measure(given.directory, progress, rate, messages)
         progress.measured = step
         progress.keep()
-    return 0

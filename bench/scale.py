@@ -8,8 +8,10 @@ channel as parents. All are published, with fsync on.
 
 A line has the rate of the last messages published, pages of 100 by topic at the start, in the
 middle and at the end, 50 hashes, one SDS ID and a causal history of 1,000 at random places (p50
-and p99), the start of the node after a clean stop and after a kill, its memory, and the disk that a
-message takes. A hundred million take some hours and 100 GB.
+and p99, and the processor time of node and Postgres), the start of the node after a clean stop and
+after a kill, its memory, and the disk that a message takes. At the end, or at the size that is
+reached with ``--upkeep-only``, comes a line of `bench.scale_upkeep`, which needs as much disk
+again. A hundred million take some hours and 160 GB.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ import psutil
 
 from bench.data import PUBSUB_TOPIC, Row
 from bench.disk import read
-from bench.support import Bench, bench_node_on, publish, report, seconds, settle
+from bench.scale_upkeep import upkeep
+from bench.support import Bench, bench_node_on, publish, report, seconds, settle, used
 from storenode.client import Client
 from storenode.message.hashing import message_hash
 from storenode.sds.codec import encode
@@ -60,11 +63,12 @@ class Messages:
     """Every message by its number, the same in each run."""
 
     start_ns: int
+    total: int
     random: bytes = field(repr=False, default=np.random.default_rng(3).bytes(1 << 20))
 
     def timestamp(self, number: int) -> int:
         """At equal distances over 90 days, once all are there."""
-        return self.start_ns + number * (_DAYS * _DAY_NS // _TOTAL)
+        return self.start_ns + number * (_DAYS * _DAY_NS // self.total)
 
     def rows(self, first: int, end: int) -> list[Row]:
         """Some of them, in order."""
@@ -115,44 +119,60 @@ class Progress:
 
     path: Path
     start_ns: int
+    total: int
     published: int = 0
     measured: int = 0
 
     @classmethod
-    def of(cls, directory: Path) -> Progress:
-        """Of a directory that may be new."""
+    def of(cls, directory: Path, total: int) -> Progress:
+        """Of a directory that may be new, and then is to hold so many."""
         path = directory / "progress.json"
         if path.exists():
             return cls(path, **json.loads(path.read_text()))
-        return cls(path, time.time_ns() - (_DAYS + 1) * _DAY_NS)
+        return cls(path, time.time_ns() - (_DAYS + 1) * _DAY_NS, total)
 
     def keep(self) -> None:
         """Write it down."""
-        known = {name: getattr(self, name) for name in ("start_ns", "published", "measured")}
+        names = ("start_ns", "total", "published", "measured")
+        known = {name: getattr(self, name) for name in names}
         whole = self.path.with_suffix(".new")
         whole.write_text(json.dumps(known))
         whole.replace(self.path)
 
 
-def grow(bench: Bench, messages: Messages, progress: Progress, step: int) -> float:
-    """Publish up to a size; messages per second, of the last `_MEASURED`, without making them."""
+def grow(bench: Bench, messages: Messages, progress: Progress, step: int) -> dict[str, float]:
+    """Publish up to a size; the rate of the last `_MEASURED`, without making them, and its cost."""
     taken, counted = 0.0, 0
+    before = used(bench)
     while progress.published < step:
         end = min(step, progress.published + _PORTION)
         rows = messages.rows(progress.published, end)
         lasted = seconds(lambda rows=rows: publish(bench, rows))  # type: ignore[misc]
         if end > step - _MEASURED:
             taken, counted = taken + lasted, counted + len(rows)
+        else:
+            before = used(bench)
         progress.published = end
         progress.keep()
-    return counted / taken if taken else 0.0
+    if not taken:
+        return {}
+    spent = used(bench).since(before, counted)
+    return {
+        "published_per_s": counted / taken,
+        "publish_cpu_us": spent["node_cpu_us"] + spent["postgres_cpu_us"],
+    }
 
 
-def times(name: str, work: Callable[[], object], count: int = _ASKED) -> dict[str, float]:
-    """Milliseconds of a call, p50 and p99."""
+def times(
+    bench: Bench, name: str, work: Callable[[], object], count: int = _ASKED
+) -> dict[str, float]:
+    """Milliseconds of a call: p50, p99, and processor time of the node and Postgres."""
+    before = used(bench)
     taken = [1e3 * seconds(work) for _ in range(count)]
+    spent = used(bench).since(before, count)
     p50, p99 = np.percentile(taken, (50, 99))
-    return {f"{name}_p50_ms": float(p50), f"{name}_p99_ms": float(p99)}
+    cpu = (spent["node_cpu_us"] + spent["postgres_cpu_us"]) / 1e3
+    return {f"{name}_p50_ms": float(p50), f"{name}_p99_ms": float(p99), f"{name}_cpu_ms": cpu}
 
 
 def reads(bench: Bench, messages: Messages, size: int) -> Iterator[dict[str, float]]:
@@ -187,16 +207,16 @@ def reads(bench: Bench, messages: Messages, size: int) -> Iterator[dict[str, flo
             assert len(found.messages) == 1_000, "the history is shorter"
 
         for place, share in {"start": 0.0, "middle": 0.5, "end": 0.98}.items():
-            yield times(f"page_{place}", lambda share=share: page(share, share + 0.01))  # type: ignore[misc]
+            yield times(bench, f"page_{place}", lambda share=share: page(share, share + 0.01))  # type: ignore[misc]
         firsts = [anywhere() // _PORTION * _PORTION for _ in range(4)]
         known = [
             message_hash(PUBSUB_TOPIC, row.payload, row.content_topic, None, row.timestamp)
             for first in firsts
             for row in messages.rows(first, min(first + _PORTION, size))[:: _PORTION // 2_000]
         ]
-        yield times("hashes", hashes)
-        yield times("sds_id", by_id)
-        yield times("history", history, _HISTORIES)
+        yield times(bench, "hashes", hashes)
+        yield times(bench, "sds_id", by_id)
+        yield times(bench, "history", history, _HISTORIES)
 
 
 def starts(bench: Bench) -> dict[str, float]:
@@ -207,7 +227,9 @@ def starts(bench: Bench) -> dict[str, float]:
     return {"start_s": clean, "start_after_kill_s": seconds(bench.node.start)}
 
 
-def measure(directory: Path, progress: Progress, rate: float, messages: Messages) -> None:
+def measure(
+    directory: Path, progress: Progress, grown: dict[str, float], messages: Messages
+) -> None:
     """Report on the present size."""
     size = progress.published
     with bench_node_on(directory / "node", *_OPTIONS) as bench:
@@ -220,7 +242,7 @@ def measure(directory: Path, progress: Progress, rate: float, messages: Messages
         figures |= starts(bench)
     report(
         messages=size,
-        published_per_s=rate,
+        **grown,
         **figures,
         node_mib=memory / 2**20,
         disk_bytes_per_message=sizes.total_bytes / size,
@@ -237,20 +259,30 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("directory", type=Path, help="where the node is, or is to be")
     parser.add_argument("--messages", type=int, default=_TOTAL, help="default: %(default)s")
     parser.add_argument("--steps", type=int, nargs="*", default=_STEPS, help="default: %(default)s")
+    parser.add_argument("--upkeep-only", action="store_true", help="grow no further")
     given = parser.parse_args(arguments)
     if not all(_LEAST <= each <= _TOTAL for each in (given.messages, *given.steps)):
         parser.error(f"choose sizes from {_LEAST} to {_TOTAL}")
     if odd := [each for each in (given.messages, *given.steps) if each % _PORTION]:
         parser.error(f"{odd[0]} messages are no whole number of portions of {_PORTION}")
     given.directory.mkdir(parents=True, exist_ok=True)
-    progress = Progress.of(given.directory)
-    messages = Messages(progress.start_ns)
+    progress = Progress.of(given.directory, given.messages)
+    messages = Messages(progress.start_ns, progress.total)
+    if given.messages != progress.total:
+        parser.error(f"{given.directory} was begun with --messages {progress.total}")
+    if not given.upkeep_only:
+        grow_and_measure(given, progress, messages)
+    upkeep(given.directory, _OPTIONS, progress.start_ns, messages.timestamp(progress.published))
+    return 0
+
+
+def grow_and_measure(given: argparse.Namespace, progress: Progress, messages: Messages) -> None:
+    """Grow to each step that is not measured yet."""
     for step in sorted({min(each, given.messages) for each in (*given.steps, given.messages)}):
         if step <= progress.measured:
             continue
         with bench_node_on(given.directory / "node", *_OPTIONS) as bench:
-            rate = grow(bench, messages, progress, step)
-        measure(given.directory, progress, rate, messages)
+            grown = grow(bench, messages, progress, step)
+        measure(given.directory, progress, grown, messages)
         progress.measured = step
         progress.keep()
-    return 0

@@ -20,6 +20,9 @@ from store.observe.logging import configure
 from storenode.cli.errors import FAILED, UNREACHABLE, USAGE, CliError
 from storenode.cli.options.layers import LayeredCommand
 
+_COLLECT_AFTER = 10_000
+"""New objects between two looks for cycles. A hundred calls at once have so many without one."""
+
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -51,6 +54,7 @@ async def _serve(config: NodeConfig) -> None:
     from store.runtime.node import Node  # noqa: PLC0415
 
     gc.freeze()
+    gc.set_threshold(_COLLECT_AFTER, 20, 20)
     gc.enable()
     node = Node(config, importlib.metadata.version("storenode"), _announce)
     _handle_signals(node.stop, node.reload)

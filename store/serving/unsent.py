@@ -278,7 +278,9 @@ class UnsentAnswers:
         """Begin to count a call; `Outlet.close` must follow when gRPC has done with it."""
         outlet = Outlet(self, caller, connection)
         self._outlets[outlet] = None
-        self._connections.setdefault(caller, Counter())[connection] += 1
+        if caller not in self._connections:
+            self._connections[caller] = Counter()
+        self._connections[caller][connection] += 1
         return outlet
 
     def close(self, outlet: Outlet) -> None:
@@ -344,7 +346,7 @@ class UnsentAnswers:
         return not self.used_bytes or self.used_bytes + size_bytes <= self.limit_bytes
 
     def _ask(self, connection: str, size_bytes: int) -> None:
-        asked = self._asked[connection] + size_bytes
+        asked = self._asked.get(connection, 0) + size_bytes
         if asked:
             self._asked[connection] = asked
         else:

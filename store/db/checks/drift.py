@@ -7,7 +7,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
 from store.db.schema.apply import connect
-from store.db.schema.names import SCHEMA, SEQUENCES, VIEWS
+from store.db.schema.names import SCHEMA, SEQUENCES, VIEWS, WIDE_TOPIC_INDEX
 from store.db.schema.tables import metadata
 
 _Change = tuple[Any, ...] | list[Any]
@@ -72,6 +72,8 @@ def _is_ours(name: str | None, kind: str, parents: object) -> bool:
         return name == SCHEMA
     if kind == "table":
         return f"{SCHEMA}.{name}" in metadata.tables
+    if kind == "index" and name == WIDE_TOPIC_INDEX:
+        return False
     return bool(parents)
 
 

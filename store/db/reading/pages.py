@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cache
 from typing import Final
 
 from store.db.pool import Connection
-from store.db.reading.select import MESSAGE_AT, Entry, Topics, topics_clause, topics_parameters
+from store.db.reading.select import Entry, Topics, topics_clause, topics_parameters
 from store.domain.ports import SyncId
 from storenode.message.limits import MAX_TIMESTAMP_NS
+
+_FEWEST_PER_TOPIC: Final = 16
 
 BEFORE_ALL: Final[SyncId] = (0, b"")
 AFTER_ALL: Final[SyncId] = (MAX_TIMESTAMP_NS, b"\xff" * 33)
@@ -22,31 +24,48 @@ where m.ts >= %(low)b::bigint and m.ts <= %(high)b::bigint
 order by m.ts {way}, m.hash {way} limit %(limit)b::bigint
 """
 
+# In the order of the index by topic, which begins each hash only: those that begin alike at one
+# time are put in order as they come. The first condition is the index's, the second is exact.
+_OF_TOPIC: Final = """
+    m.ts >= %(low)b::bigint and m.ts <= %(high)b::bigint
+  and (m.ts, substr(m.hash, 1, 7)) {beyond}=
+      (%(at_ts)b::bigint, substr(%(at_hash)b::bytea, 1, 7))
+  and (m.ts, m.hash) {beyond} (%(at_ts)b::bigint, %(at_hash)b::bytea)
+order by m.ts {way}, substr(m.hash, 1, 7) {way}, m.hash {way}
+"""
+
+_ONE_TOPIC: Final = f"""
+select m.ts, m.hash, m.head, m.payload, m.tail from storenode.messages m
+where m.topic = (%(topics)b::uuid[])[1] and {_OF_TOPIC} limit %(limit)b::bigint
+"""
+
 # Each topic gives its next few; what lies beyond the first topic to be cut off is not known
-# completely yet and waits for the next page.
-_MERGED: Final = """
+# completely yet and waits for the next page. Those of the page are read where they were found: the
+# index has not all that puts them in order, so their rows had to be looked at already.
+_MERGED: Final = f"""
 select m.ts, m.hash, m.head, m.payload, m.tail from (
     with merged as materialized (
-        select x.ts, x.hash, x.n from unnest(%(topics)b::uuid[]) as given(topic)
+        select x.ts, x.hash, x.place, x.n from unnest(%(topics)b::uuid[]) as given(topic)
         cross join lateral (
-            select n.ts, n.hash, row_number() over () as n from (
-                select m.ts, m.hash from storenode.messages m
-                where m.topic = given.topic
-                  and m.ts >= %(low)b::bigint and m.ts <= %(high)b::bigint
-                  and (m.ts, m.hash) {beyond} (%(at_ts)b::bigint, %(at_hash)b::bytea)
-                order by m.ts {way}, m.hash {way} limit %(each)b::bigint
+            select n.*, row_number() over () as n from (
+                select m.ts, m.hash, m.ctid as place from storenode.messages m
+                where m.topic = given.topic and {_OF_TOPIC} limit %(each)b::bigint
             ) n
         ) x
     ), cut as (
         select ts, hash from merged where n = %(each)b::bigint
-        order by ts {way}, hash {way} limit 1
+        order by ts {{way}}, hash {{way}} limit 1
     )
-    select ts, hash from merged
+    select ts, hash, place from merged
     where not exists (select from cut)
-       or (ts, hash) {until} (select ts, hash from cut)
-    order by ts {way}, hash {way} limit %(limit)b::bigint
-) k cross join {message}
-order by m.ts {way}, m.hash {way}
+       or (ts, hash) {{until}} (select ts, hash from cut)
+    order by ts {{way}}, hash {{way}} limit %(limit)b::bigint
+) k cross join lateral (
+    select n.* from storenode.messages n
+    where n.ts = k.ts and n.ctid = k.place and n.hash = k.hash
+      and n.ts >= %(low)b::bigint and n.ts <= %(high)b::bigint offset 0
+) m
+order by m.ts {{way}}, m.hash {{way}}
 """
 
 SHOWN: Final = "filter (where n <= %(show)b::bigint and (bytes <= %(max_bytes)b::bigint or n = 1))"
@@ -81,6 +100,21 @@ select string_agg(case when {entry_bytes} <= %(most)b::bigint then {entry} end, 
        substr(string_agg(hash, ''::bytea), (32 * count(*) - 31)::int)
 from ({rows}) m
 """
+
+
+class _Rows(Enum):
+    """Where the rows of a page come from: the three statements above."""
+
+    IN_TIME_ORDER = _IN_TIME_ORDER
+    ONE_TOPIC = _ONE_TOPIC
+    MERGED = _MERGED
+
+    @classmethod
+    def of(cls, topics: Topics) -> _Rows:
+        """Those of a selection of topics."""
+        if not topics.mergeable:
+            return cls.IN_TIME_ORDER
+        return cls.ONE_TOPIC if len(topics.keys or ()) == 1 else cls.MERGED
 
 
 class Form(Enum):
@@ -135,14 +169,12 @@ NOTHING: Final = Joined(b"", 0, 0, BEFORE_ALL)
 
 
 @cache
-def _statement(entry: Entry, form: Form, *, merged: bool, filtered: bool, forward: bool) -> str:
+def _statement(entry: Entry, form: Form, source: _Rows, *, filtered: bool, forward: bool) -> str:
     way = "asc" if forward else "desc"
-    template = _MERGED if merged else _IN_TIME_ORDER
-    rows = template.format(
+    rows = source.value.format(
         beyond=">" if forward else "<",
         until="<=" if forward else ">=",
         way=way,
-        message=MESSAGE_AT,
         topics=topics_clause(Topics(())) if filtered else "",
     )
     if form is Form.COUNTED:
@@ -169,6 +201,12 @@ async def read_page(connection: Connection, topics: Topics, window: Window, shap
     if topics.keys == () or window.low_ns > window.high_ns:
         return NOTHING
     if not shape.streamed:
+        some = rows_of_each(topics, shape.read)
+        if topics.mergeable and some < shape.each:
+            few = replace(shape, each=some)
+            page = joined(await _read(connection, topics, window, few, Form.COUNTED))
+            if page.seen == shape.read:
+                return page
         return joined(await _read(connection, topics, window, shape, Form.COUNTED))
     row = await _read(connection, topics, window, shape, Form.SMALL)
     if row is not None and row[2]:
@@ -176,14 +214,20 @@ async def read_page(connection: Connection, topics: Topics, window: Window, shap
     return joined(row)
 
 
+def rows_of_each(topics: Topics, size: int) -> int:
+    """Rows to read per topic so that even topics together give about ``size`` of them."""
+    share = size // max(1, len(topics.keys or ()))
+    return min(size, share + share // 2 + _FEWEST_PER_TOPIC)
+
+
 async def _read(
     connection: Connection, topics: Topics, window: Window, shape: Shape, form: Form
 ) -> tuple[object, ...] | None:
-    merged = topics.mergeable
+    source = _Rows.of(topics)
     statement = _statement(
         shape.entry,
         form,
-        merged=merged,
+        source,
         filtered=topics.keys is not None,
         forward=window.forward,
     )
@@ -201,7 +245,7 @@ async def _read(
     if form is Form.COUNTED:
         parameters["show"] = shape.show
     parameters |= topics_parameters(topics)
-    if merged:
+    if source is _Rows.MERGED:
         parameters["each"] = shape.each
     cursor = await connection.execute(statement, parameters, binary=True)
     return await cursor.fetchone()

@@ -13,7 +13,15 @@ from uuid import UUID
 
 from store.db.pool import Connection, Database
 from store.db.reading.hashes import HashLookups, page_by_hashes
-from store.db.reading.pages import AFTER_ALL, BEFORE_ALL, Joined, Shape, Window, read_page
+from store.db.reading.pages import (
+    AFTER_ALL,
+    BEFORE_ALL,
+    Joined,
+    Shape,
+    Window,
+    read_page,
+    rows_of_each,
+)
 from store.db.reading.select import (
     FRAME,
     PRESENCE,
@@ -41,7 +49,6 @@ from storenode.message.limits import HASH_BYTES
 
 DEFAULT_SCAN_PAGE: Final = 4_000
 MAX_SCAN_PAGE: Final = 10_000
-_FEWEST_PER_TOPIC: Final = 16
 _FEWEST_ROWS: Final = 256
 
 
@@ -162,7 +169,7 @@ class DatabaseReader:
             FRAME if request.include_data else PRESENCE,
             show=size,
             read=size,
-            each=_each(topics, size),
+            each=rows_of_each(topics, size),
             max_bytes=max_bytes,
             streamed=True,
         )
@@ -198,12 +205,6 @@ select pruned_messages, horizon_ns,
        (select ts from storenode.messages order by ts desc, hash desc limit 1)
 from storenode.store
 """
-
-
-def _each(topics: Topics, size: int) -> int:
-    """Rows to read per topic so that even topics together give about one page."""
-    share = size // max(1, len(topics.keys or ()))
-    return min(size, 2 * share + _FEWEST_PER_TOPIC)
 
 
 def query_window(request: PageRequest) -> Window:

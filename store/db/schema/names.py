@@ -21,6 +21,10 @@ VIEWS: Final = (
 )
 """What the data pipeline reads: its contract with the database."""
 
+TOPIC_INDEX: Final = "messages_topic_idx"
+WIDE_TOPIC_INDEX: Final = "messages_topic_hash_idx"
+"""The one of before schema 0011, until maintenance has built the other for every partition."""
+
 HASH_KEY_BYTES: Final = 16
 """Of a message's hash, in ``hashes.key``; the other bytes are in ``hashes.rest``, or not kept."""
 

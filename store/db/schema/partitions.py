@@ -41,6 +41,17 @@ _NEXT_POSITION: Final = "select last_value from storenode.position_seq"
 _SERVES_FROM: Final = "select serves_from from storenode.store"
 _LOCK: Final = "select pg_advisory_xact_lock(%s)"
 
+# What has a fixed size comes first, widest alignment before narrower: in any other order bytes
+# between the columns stay empty. A partition need not have the order of its table.
+_LAYOUT: Final = """
+select a.attname::text, format_type(a.atttypid, a.atttypmod), a.attnotnull,
+       case when a.attstorage <> t.typstorage then a.attstorage::text end
+from pg_attribute a join pg_type t on t.oid = a.atttypid
+where a.attrelid = %s::regclass and a.attnum > 0 and not a.attisdropped
+order by t.typlen < 0, array_position('{d,i,s,c}', t.typalign), a.attnum
+"""
+_STORAGE: Final = {"p": "PLAIN", "e": "EXTERNAL", "m": "MAIN", "x": "EXTENDED"}
+
 # Rows are only ever added. What is hashed or keyed is all but unique; what is never compared needs
 # no statistics, and gathering them from payloads would cost the most.
 _SETTINGS: Final[LiteralString] = (
@@ -249,14 +260,23 @@ async def _create_commits(connection: Connection, catalog: Catalog) -> None:
 async def _create(connection: Connection, table: str, name: str, bounds: Bounds) -> None:
     """Make one partition; an empty table is attached without a scan that matters."""
     parent, partition = sql.Identifier(SCHEMA, table), sql.Identifier(SCHEMA, name)
+    columns, stored = (
+        await _laid_out(connection)
+        if table == FINE_TABLE
+        else (
+            sql.SQL(
+                "LIKE {} INCLUDING DEFAULTS INCLUDING CONSTRAINTS INCLUDING INDEXES"
+                " INCLUDING STORAGE"
+            ).format(parent),
+            [],
+        )
+    )
     await _run(
         connection,
-        sql.SQL(
-            "CREATE TABLE {} (LIKE {} INCLUDING DEFAULTS INCLUDING CONSTRAINTS INCLUDING INDEXES"
-            " INCLUDING STORAGE) WITH ({})"
-        ).format(partition, parent, sql.SQL(_SETTINGS)),
+        sql.SQL("CREATE TABLE {} ({}) WITH ({})").format(partition, columns, sql.SQL(_SETTINGS)),
     )
     tuned = [
+        *stored,
         *(
             sql.SQL(_UNIQUE).format(sql.Identifier(column), sql.Identifier(column))
             for column in _UNIQUE_COLUMNS.get(table, ())
@@ -271,6 +291,26 @@ async def _create(connection: Connection, table: str, name: str, bounds: Bounds)
             connection, sql.SQL("ALTER TABLE {} {}").format(partition, sql.SQL(", ").join(tuned))
         )
     await attach(connection, table, name, bounds)
+
+
+async def _laid_out(connection: Connection) -> tuple[sql.Composed, list[sql.Composed]]:
+    """The columns of a partition of messages, in the order of `_LAYOUT`, and their storage."""
+    cursor = await connection.execute(_LAYOUT, (f"{SCHEMA}.{FINE_TABLE}",))
+    rows = await cursor.fetchall()
+    columns = [
+        sql.SQL("{} {} {}").format(
+            sql.Identifier(name), sql.SQL(kind), sql.SQL("NOT NULL" if required else "")
+        )
+        for name, kind, required, _ in rows
+    ]
+    stored = [
+        sql.SQL("ALTER COLUMN {} SET STORAGE {}").format(
+            sql.Identifier(name), sql.SQL(_STORAGE[storage])
+        )
+        for name, _, _, storage in rows
+        if storage is not None
+    ]
+    return sql.SQL(", ").join(columns), stored
 
 
 async def attach(connection: Connection, table: str, name: str, bounds: Bounds) -> None:

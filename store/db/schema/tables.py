@@ -10,7 +10,7 @@ from typing import Final
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY
 
-from store.db.schema.names import SCHEMA
+from store.db.schema.names import SCHEMA, TOPIC_INDEX
 
 metadata: Final = sa.MetaData(schema=SCHEMA)
 
@@ -52,7 +52,7 @@ sa.Table(
     sa.Column("head", sa.LargeBinary, nullable=False),
     sa.Column("payload", sa.LargeBinary, nullable=False),
     sa.Column("tail", sa.LargeBinary, nullable=False),
-    sa.Index("messages_topic_idx", "topic", "ts", "hash"),
+    sa.Index(TOPIC_INDEX, "topic", "ts", sa.text("substr(hash, 1, 7)")),
     sa.Index("messages_batch_idx", "batch"),
     postgresql_partition_by="RANGE (ts)",
 )

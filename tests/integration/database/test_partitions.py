@@ -95,7 +95,7 @@ async def test_a_partition_is_like_its_table(connection: Connection) -> None:
             await values(
                 connection,
                 f"select array_agg(row(attname, atttypid, attnotnull, attstorage, attcollation)"
-                f"::text order by attnum) from pg_attribute"
+                f"::text order by attname) from pg_attribute"
                 f" where attrelid = 'storenode.{each}'::regclass and attnum > 0",
             )
             for each in (table, name)
@@ -113,6 +113,12 @@ async def test_a_partition_is_like_its_table(connection: Connection) -> None:
             f" and conrelid = 'storenode.{name}'::regclass",
         )
         assert checks == (["sds_parents_check"] if table == "sds" else [])
+    order = "select array_agg(attname::text order by attnum) from pg_attribute where attnum > 0"
+    found = await values(
+        connection, f"{order} and attrelid = 'storenode.messages_20261120'::regclass"
+    )
+    # What has a fixed size is in front: no bytes are lost between columns.
+    assert found == [["ts", "batch", "topic", "hash", "head", "payload", "tail"]]
 
 
 async def test_many_nodes_make_the_same_partitions_at_once(database_url: str) -> None:

@@ -114,12 +114,12 @@ async def test_a_transaction_that_lasts_is_not_waited_for_and_leaves_nothing(
 ) -> None:
     monkeypatch.setattr(rebuild, "LOCK_TIMEOUT_MS", 50)
     now_ns, rebuilder = TODAY + SETTLED_NS, Rebuilder()
-    name, size = (await indexes(connection))["messages_topic_idx"]
+    name, size = (await indexes(connection))["sds_channel_idx"]
     async with await opened(database_url) as reader, reader.transaction():
         await reader.execute("set transaction isolation level repeatable read")
-        await reader.execute("select 1 from storenode.messages limit 1")
+        await reader.execute("select 1 from storenode.sds limit 1")
         assert await rebuilder.rebuild(connection, now_ns) is None
-        assert (await indexes(connection))["messages_topic_idx"] == (name, size)
+        assert (await indexes(connection))["sds_channel_idx"] == (name, size)
     assert await values(connection, "show lock_timeout") == ["0"]
     # One try in the life of a process; what it has left is gone with the next.
     others = await all_of(rebuilder, connection, now_ns)
@@ -142,7 +142,7 @@ async def test_what_a_rebuild_has_left_goes_without_locking_readers_out(
         reader.transaction(),
     ):
         await reader.execute("set transaction isolation level repeatable read")
-        await reader.execute("select 1 from storenode.messages limit 1")
+        await reader.execute("select 1 from storenode.sds limit 1")
         assert await rebuilder.rebuild(connection, now_ns) is None
         assert await values(other, _BROKEN) == [1]
         report = await asyncio.to_thread(check, database_url, now_ns=lambda: NOW)
@@ -153,7 +153,7 @@ async def test_what_a_rebuild_has_left_goes_without_locking_readers_out(
         while await values(other, waiting) == [0] and not dropping.done():
             pass
         await other.execute("set lock_timeout = '1s'")
-        await other.execute("select 1 from storenode.messages limit 1")
+        await other.execute("select 1 from storenode.sds limit 1")
         assert not dropping.done()
     assert await dropping is None, "nothing is over yet"
     assert await values(connection, _BROKEN) == [0]
@@ -164,13 +164,13 @@ async def test_maintenance_goes_on_while_an_index_is_rebuilt(
 ) -> None:
     """A rebuild waits for older transactions; rounds and folding have another connection."""
     monkeypatch.setattr(rebuild, "LOCK_TIMEOUT_MS", 60_000)
-    name, _ = (await indexes(connection))["messages_topic_idx"]
+    name, _ = (await indexes(connection))["sds_channel_idx"]
     events = Events()
     node = maintainer(lambda: opened(database_url), events, None, lambda: TODAY + SETTLED_NS, 0.01)
     async with running(node):
         async with await opened(database_url) as reader, reader.transaction():
             await reader.execute("set transaction isolation level repeatable read")
-            await reader.execute("select 1 from storenode.messages limit 1")
+            await reader.execute("select 1 from storenode.sds limit 1")
             while await values(connection, _REBUILDING) == [0]:
                 pass
             before = node.rounds
@@ -187,7 +187,7 @@ async def test_a_rebuild_ends_with_the_maintenance_of_its_node(
     node = maintainer(lambda: opened(database_url), Events(), None, lambda: TODAY + SETTLED_NS)
     async with await opened(database_url) as reader, reader.transaction():
         await reader.execute("set transaction isolation level repeatable read")
-        await reader.execute("select 1 from storenode.messages limit 1")
+        await reader.execute("select 1 from storenode.sds limit 1")
         async with running(node):
             while await values(connection, _REBUILDING) == [0]:
                 pass

@@ -5,19 +5,25 @@ from __future__ import annotations
 import asyncio
 import random
 from contextlib import aclosing
+from functools import partial
 
 import pytest
+from psycopg import AsyncConnection
 
 from reconcile.ids import SyncIds
 from store.db.checks.check import check
+from store.db.maintenance import narrowing, rebuild
+from store.db.maintenance.rebuild import Rebuilder
 from store.db.reading import hashes as hashes_module
 from store.db.reading.frames import EXACT_POSITIONS, exact_frames, most_frames
 from store.db.reading.transfer_reads import TransferReader
 from store.db.schema import apply, migrate
+from store.db.schema.names import TOPIC_INDEX
 from store.db.writing import writer as writer_module
 from store.domain.ports import PageRequest, ScanRequest, SyncId, TopicFilter, TopicRights
 from store.messages.record import RecordBatch
 from store.messages.transfer import transferred
+from storenode.wire.waku.store.v3.store_pb2 import StoreQueryResponse
 from tests.integration.storage.following import following, from_beginning
 from tests.integration.storage.node import Node, running
 from tests.integration.storage.world import (
@@ -29,6 +35,7 @@ from tests.integration.storage.world import (
     batch_of,
     held_of,
     in_order,
+    matching,
 )
 from tests.support.outlet import WideOutlet
 
@@ -36,6 +43,14 @@ from tests.support.outlet import WideOutlet
 SIZES = (*range(70), *range(110, 130), 200, *range(16_250, 16_390), 150_000)
 EVERYTHING = TopicFilter()
 FOREVER = 2**63 - 1
+OLD_PARTITION = """
+select c.relname::text from pg_inherits i join pg_class c on c.oid = i.inhrelid
+where i.inhparent = 'storenode.messages'::regclass order by 1 limit 1
+"""
+INDEXES = """
+select i.indisvalid, i.indnkeyatts - 1 from pg_index i
+where i.indrelid = 'storenode.messages'::regclass and not i.indisprimary and i.indnkeyatts > 1
+"""
 FORMS = """
 select octet_length(m.head) < 32, h.rest is null, count(*)
 from storenode.messages m join storenode.hashes h
@@ -94,6 +109,8 @@ async def test_both_forms_are_read_alike_and_the_short_one_waits_for_the_end_of_
         held += await store_in_each_way(node, dice, monkeypatch)
         assert await node.rows(FORMS) == [(False, False, count + 1), (True, True, count)]
         await assert_read(node, in_order(held), monkeypatch)
+        await assert_index_is_replaced(url, monkeypatch)
+        await assert_paged(node, held)
     report = await asyncio.to_thread(check, url, now_ns=lambda: NOW)
     # No node makes partitions ahead here.
     assert [each for each in report.findings if "partition" not in each.kind] == []
@@ -123,6 +140,62 @@ async def assert_read(node: Node, held: list[Held], monkeypatch: pytest.MonkeyPa
         most = await most_frames(connection, positions)
     small = [n for n, frame in enumerate(frames) if len(frame) < 8_000]
     assert differing([most[n] for n in small], [frames[n] for n in small]) == []
+
+
+async def assert_index_is_replaced(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Maintenance goes on where it was stopped, and gives up where something lasts."""
+    findings = (await asyncio.to_thread(check, url, now_ns=lambda: NOW)).findings
+    assert [each for each in findings if "partition" not in each.kind] == []
+    monkeypatch.setattr(rebuild, "LOCK_TIMEOUT_MS", 50)
+    connect = partial(AsyncConnection.connect, url, autocommit=True)
+    async with await connect() as connection, await connect() as reader:
+        (name,) = await (await connection.execute(OLD_PARTITION)).fetchone() or ("",)
+        await connection.execute(
+            f"create index {name}_topic_key_idx on storenode.{name} (ts)".encode()
+        )
+        async with reader.transaction():
+            await reader.execute("select from storenode.messages limit 1")
+            assert await Rebuilder().rebuild(connection, NOW) is None
+        assert await narrowing.is_pending(connection)
+        assert await Rebuilder().is_due(connection, NOW)
+        replaced = await Rebuilder().rebuild(connection, NOW)
+        assert replaced is not None
+        assert replaced.index == TOPIC_INDEX
+        assert 0 < replaced.after_bytes < replaced.before_bytes
+        assert not await narrowing.is_pending(connection)
+        assert await (await connection.execute(INDEXES)).fetchall() == [(True, 2)]
+
+
+async def assert_paged(node: Node, held: list[Held]) -> None:
+    """Pages of one topic and of several, either way."""
+    for topics in (TOPICS[:1], TOPICS[:4]):
+        wanted = TopicFilter(TOPICS[0][0], tuple(content for _, content in topics))
+        for forward in (True, False):
+            expected = [each.hash for each in in_order(matching(held, wanted))]
+            found: list[bytes] = []
+            after: SyncId | None = None
+            while len(found) < len(expected):
+                request = PageRequest(wanted, None, 0, FOREVER, after, forward, 3, False)
+                page = await node.reader.query(request)
+                response = StoreQueryResponse.FromString(page.entries)
+                shown = [each.message_hash for each in response.messages]
+                assert len(shown) == min(3, len(expected) - len(found))
+                found += shown if forward else reversed(shown)
+                assert (page.next_cursor is None) == (len(found) == len(expected))
+                after = await node.reader.position(found[-1], TopicRights())
+            assert found == (expected if forward else expected[::-1])
+
+
+async def test_hashes_that_begin_alike_at_one_time_are_paged_in_order(node: Node) -> None:
+    """The index by topic does not tell them apart."""
+    dice = random.Random(7)
+    held: list[Held] = []
+    for start in (b"\0" * 7, b"\x7f" * 7, b"\xff" * 7):
+        batch = batch_of((NOW, dice.choice(TOPICS[:4]), dice.randbytes(20)) for _ in range(40))
+        batch.hashes = [start + dice.randbytes(25) for _ in batch.hashes]
+        assert all(await node.store(batch))
+        held += held_of(batch)
+    await assert_paged(node, held)
 
 
 async def assert_queried(node: Node, held: list[Held], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,10 +20,12 @@ do not keep each other out.
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
+
+from storenode.common.bounded import BoundedDict
 
 FREE: Final = -1
 """A place without a holder."""
@@ -106,7 +108,7 @@ class UsefulPeers:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._known: OrderedDict[tuple[str, str], None] = OrderedDict()
+        self._known = BoundedDict[tuple[str, str], None](limit)
 
     def knows(self, node_id: str, address: str) -> bool:
         """Was it useful lately?"""
@@ -114,11 +116,7 @@ class UsefulPeers:
 
     def add(self, node_id: str, address: str) -> None:
         """It was useful just now; with too many, the one that was longest ago is forgotten."""
-        key = node_id, address
-        self._known[key] = None
-        self._known.move_to_end(key)
-        if len(self._known) > self._limit:
-            self._known.popitem(last=False)
+        self._known[node_id, address] = None
 
     def check(self) -> None:
         """Verify the bound.

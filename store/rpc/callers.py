@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Final
 
+from storenode.common.bounded import BoundedDict
 from storenode.message.limits import NS_PER_S
 
 MAX_CALLERS: Final = 64
@@ -16,14 +16,11 @@ class Callers:
     """Node IDs of callers."""
 
     def __init__(self) -> None:
-        self._heard_ns: OrderedDict[str, int] = OrderedDict()
+        self._heard_ns = BoundedDict[str, int](MAX_CALLERS)
 
     def heard(self, node_id: str, now_ns: int) -> None:
         """A peer has begun or ended a call."""
         self._heard_ns[node_id] = now_ns
-        self._heard_ns.move_to_end(node_id)
-        if len(self._heard_ns) > MAX_CALLERS:
-            self._heard_ns.popitem(last=False)
 
     def last_heard(self) -> Iterator[tuple[str, float]]:
         """Node IDs and Unix seconds, the oldest first."""

@@ -12,7 +12,7 @@ causes. Nothing here decides anything about messages or peers: the machine does.
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Final
@@ -58,6 +58,7 @@ from store.gossip.events import (
 )
 from store.gossip.limits import CATCH_UP_IDS, DEFAULT_CUT_OFF_NS, MAX_OFFENDERS, MAX_UNREAD
 from store.gossip.machine import Gossip
+from storenode.common.bounded import BoundedDict
 from storenode.message.limits import NS_PER_S
 
 LOAD_RETRY_S: Final = 1.0
@@ -104,9 +105,9 @@ class GossipDriver:
         self._is_awake = False
         self._joining: dict[str, PeerStream] = {}
         self._streams: dict[str, PeerStream] = {}
-        self._left_ns: OrderedDict[str, int] = OrderedDict()
-        self._banned: OrderedDict[str, tuple[int, str]] = OrderedDict()
-        self._unread: OrderedDict[bytes, None] = OrderedDict()
+        self._left_ns = BoundedDict[str, int](MAX_OFFENDERS)
+        self._banned = BoundedDict[str, tuple[int, str]](MAX_OFFENDERS)
+        self._unread = BoundedDict[bytes, None](MAX_UNREAD)
         self._inputs: deque[Input] = deque()
         self._stepping = False
         self.turns = asyncio.Lock()
@@ -397,14 +398,9 @@ class GossipDriver:
         self._log.warning("gossip_peer_cut_off", peer=peer, reason=reason)
         self._meter.count(Counted(What.CUT_OFF, 1))
         self._banned[peer] = self._clocks.steady_ns() + DEFAULT_CUT_OFF_NS, reason
-        while len(self._banned) > MAX_OFFENDERS:
-            self._banned.popitem(last=False)
 
     def _remember_left(self, store_id: str) -> None:
         self._left_ns[store_id] = self._clocks.steady_ns()
-        self._left_ns.move_to_end(store_id)
-        while len(self._left_ns) > MAX_OFFENDERS:
-            self._left_ns.popitem(last=False)
 
     # Unread events
 
@@ -418,10 +414,7 @@ class GossipDriver:
                 ids = given.ids
             case Restored():
                 ids = [event.id for event in given.unread]
-        for digest in ids:
-            self._unread[digest] = None
-        while len(self._unread) > MAX_UNREAD:
-            self._unread.popitem(last=False)
+        self._unread.update(dict.fromkeys(ids))
 
     def _forget(self, ids: Sequence[bytes]) -> None:
         for digest in ids:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from store.domain.commits import CommitRow
+from store.domain.environment import Random
 from store.domain.ports import PeerAddress
 from store.domain.unread import Confirmed, UnreadEvent
 from store.gossip.commits import CommittedMessages, OwnBatch
@@ -156,13 +157,6 @@ class Clocks:
 
     unix_ns: Callable[[], int]
     steady_ns: Callable[[], int]
-
-
-class Random(Protocol):
-    """What is asked of a generator of the standard library."""
-
-    def uniform(self, a: float, b: float) -> float:
-        """A number between the two."""
 
 
 class Log(Protocol):

@@ -36,6 +36,7 @@ from store.domain.view import Times
 from store.sync.errors import ProtocolBroken
 from store.sync.frames import Extension, Reconcile
 from store.sync.limits import MAX_LATTICE_SPAN_NS, MAX_REMEMBERED_PEERS
+from storenode.common.bounded import BoundedDict
 from storenode.message.limits import HASH_BYTES, MAX_TIMESTAMP_NS, NS_PER_S
 
 VERSION: Final = 1
@@ -80,7 +81,7 @@ class Pairs:
     """The keys of sums that this node and its peers remember, with what was summed up, by peer."""
 
     def __init__(self) -> None:
-        self._folds: dict[str, Folds] = {}
+        self._folds = BoundedDict[str, Folds](MAX_REMEMBERED_PEERS)
 
     def of(self, node_id: str) -> Folds | None:
         """What is remembered for a peer."""
@@ -88,10 +89,7 @@ class Pairs:
 
     def remember(self, node_id: str, folds: Folds) -> None:
         """Have it for the next session; the peer that was not met for longest is forgotten."""
-        self._folds.pop(node_id, None)
         self._folds[node_id] = folds
-        if len(self._folds) > MAX_REMEMBERED_PEERS:
-            del self._folds[next(iter(self._folds))]
 
 
 class Agreement:

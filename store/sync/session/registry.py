@@ -57,6 +57,7 @@ from store.sync.limits import (
     WAIT_PATIENCE_NS,
 )
 from store.sync.transfer.limits import MAX_SESSIONS, SILENCE_NS
+from storenode.common.bounded import BoundedDict
 from storenode.message.limits import NS_PER_S
 
 
@@ -147,7 +148,7 @@ class Sessions:
         self._useful = UsefulPeers(MAX_USEFUL_PEERS)
         self._silence_ns = silence_ns
         self._sessions: list[Session] = []
-        self._equal: dict[str, tuple[str, int]] = {}
+        self._equal = BoundedDict[str, tuple[str, int]](MAX_EQUAL_PEERS)
 
     def __iter__(self) -> Iterator[Session]:
         """The sessions under way."""
@@ -235,7 +236,7 @@ class Sessions:
         self._demand(session, State.RECONCILING)
         if not len(to_send) and not len(to_receive):
             if not session.own:
-                self._note_equal(now_ns, session)
+                self._equal[session.node_id] = session.session_id, now_ns
             self.end(session)
             return
         session.to_send, session.to_receive = to_send, to_receive
@@ -345,12 +346,6 @@ class Sessions:
         """Does an untrusted session wait for too long to be in the way of the peer it names?"""
         waits_ns = self._waits_ns(now_ns, other)
         return not other.trusted and waits_ns is not None and waits_ns >= WAIT_PATIENCE_NS
-
-    def _note_equal(self, now_ns: int, session: Session) -> None:
-        self._equal.pop(session.node_id, None)
-        self._equal[session.node_id] = session.session_id, now_ns
-        if len(self._equal) > MAX_EQUAL_PEERS:
-            del self._equal[next(iter(self._equal))]
 
     def _stranger(self, node_id: str, store_id: str) -> Refusal | None:
         """Why there can be no session with this node at any time, if so."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
+from store.domain.environment import Environment
 from store.domain.ports import PeerAddress, PeerFailed
 from store.gossip.driver.errors import (
     FrameRejected,
@@ -14,7 +15,6 @@ from store.gossip.driver.errors import (
     Superseded,
     TurnedAway,
 )
-from store.gossip.driver.ports import Environment
 from store.gossip.driver.streams import PeerStreams
 from storenode.common.backoff import Backoff
 

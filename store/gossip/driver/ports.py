@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from store.domain.commits import CommitRow
-from store.domain.environment import Random
 from store.domain.ports import PeerAddress
 from store.domain.unread import Confirmed, UnreadEvent
 from store.gossip.commits import CommittedMessages, OwnBatch
@@ -148,28 +147,7 @@ class Database:
     persist: Callable[[RecordBatch, str], Awaitable[Sequence[bool]]]
 
 
-# Environment
-
-
-@dataclass(frozen=True, slots=True)
-class Clocks:
-    """``unix_ns``: the node's clock. ``steady_ns``: one that never jumps."""
-
-    unix_ns: Callable[[], int]
-    steady_ns: Callable[[], int]
-
-
-class Log(Protocol):
-    """Structured log; ``event`` names what happened."""
-
-    def info(self, event: str, **fields: object) -> object:
-        """Routine."""
-
-    def warning(self, event: str, **fields: object) -> object:
-        """Something for the operator to look at."""
-
-    def exception(self, event: str, **fields: object) -> object:
-        """A fault of this node, with the exception that is being handled."""
+# Metrics
 
 
 class Meter(Protocol):
@@ -178,18 +156,5 @@ class Meter(Protocol):
     def count(self, counted: Counted) -> None:
         """Something happened so many times."""
 
-    def stored(self, new: int, duplicates: int) -> None:
-        """A batch of a peer is durable."""
-
     def body_bytes(self, direction: str, count: int) -> None:
         """Bytes of messages were ``sent`` or ``received``."""
-
-
-@dataclass(frozen=True, slots=True)
-class Environment:
-    """Everything around the driver that is neither a peer nor the database."""
-
-    clocks: Clocks
-    random: Random
-    log: Log
-    meter: Meter

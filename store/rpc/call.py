@@ -40,7 +40,6 @@ from store.serving.failure import exceeded
 from store.serving.methods.reads import LargeReads
 from store.serving.methods.table import Method
 from store.serving.remote import Remote, remote
-from store.serving.unsent import Outlet
 from storenode.connection.errors import RETRY_PUSHBACK
 
 ListenerKind = Literal["client", "peer", "admin"]
@@ -130,10 +129,6 @@ def _unchanged(client: Client) -> Client:
     return client
 
 
-def _close(outlet: Outlet, _context: object) -> None:
-    outlet.close()
-
-
 def _end_with(context: Context, failure: RpcFailure, call_id: str) -> None:
     """Set the status that the call ends with when its handler returns.
 
@@ -167,6 +162,7 @@ class Wrapper:
         who sends it.
         """
         self._begin_counting(method)
+        room = self._room_for(method)
 
         async def serve(_requests: object, context: Context) -> bytes:
             request: bytes | None = None
@@ -177,7 +173,7 @@ class Wrapper:
                 call.check_ready()
                 reading = True
                 request = await call.request(context)
-                with self._room(method, request):
+                with room(len(request)):
                     response = await handle(call, request)
                 await call.outlet.answered(len(response), refusable=method.timed)
                 return response
@@ -204,13 +200,14 @@ class Wrapper:
     def stream(self, method: Method, handle: StreamHandler) -> grpc.RpcMethodHandler[bytes, bytes]:
         """A method that answers one request by a stream; each page waits for the reader."""
         self._begin_counting(method)
+        room = self._room_for(method)
 
         async def serve(_requests: object, context: Context) -> None:
             async def answer(call: Call) -> None:
                 call.check_ready()
                 request = await call.request(context)
                 begun = call.is_peer
-                with self._room(method, request), call.outlet.ending():
+                with room(len(request)), call.outlet.ending():
                     async with aclosing(handle(call, request)) as pages:
                         async for page in pages:
                             async with call.outlet.sending(len(page)):
@@ -237,8 +234,8 @@ class Wrapper:
 
         return grpc.stream_stream_rpc_method_handler(serve)
 
-    def _room(self, method: Method, request: bytes) -> AbstractContextManager[None]:
-        return self._large_reads.room(len(request)) if method.timed else nullcontext()
+    def _room_for(self, method: Method) -> Callable[[int], AbstractContextManager[object]]:
+        return self._large_reads.room if method.timed else nullcontext
 
     async def _serve(
         self,
@@ -300,7 +297,7 @@ class Wrapper:
         if limit is not None:
             raise exceeded(limit)
         outlet = node.unsent.open(client.name, context.peer())
-        context.add_done_callback(partial(_close, outlet))  # type: ignore[arg-type]
+        context.add_done_callback(lambda _: outlet.close())  # type: ignore[arg-type]
         identify = partial(self._client, method, metadata.told, remote(context.peer()))
         if is_peer or method.right is None:
             identify = partial(_unchanged, client)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
@@ -133,7 +134,26 @@ async def _made(kind: Callable[..., _T], *arguments: Any, **options: Any) -> _T:
     return kind(*arguments, **options)
 
 
-class MessageStream(Iterator[Message]):
+class _Closing(ABC):
+    """A context manager; leaving the block closes."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @abstractmethod
+    def close(self) -> None:
+        """End all calls."""
+
+
+class MessageStream(_Closing, Iterator[Message]):
     """Messages of a scan or a follower, one by one, or in pages by `pages`.
 
     An iterator and context manager; leaving the block ends the call. `cursor` and `live` are those
@@ -169,17 +189,6 @@ class MessageStream(Iterator[Message]):
     def close(self) -> None:
         """End the call."""
         _run(self._close())
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _next_page(self) -> Page:
         page = _run(self._next())
@@ -248,21 +257,10 @@ class Publisher:
 _A = TypeVar("_A", AsyncClient, AsyncAdmin)
 
 
-class _Blocking(Generic[_A]):
+class _Blocking(_Closing, Generic[_A]):
     """A client whose calls an asynchronous one makes; a context manager."""
 
     _asynchronous: _A
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """End all calls and connections."""

@@ -25,8 +25,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from storenode.common.bounded import BoundedDict
-
 FREE: Final = -1
 """A place without a holder."""
 
@@ -101,27 +99,3 @@ class Places:
             return False
         at_once = holder.worth < newcomer.worth or (is_fair and not any(holder.worth))
         return waits_ns >= (self.least_wait_ns if at_once else self.patience_ns)
-
-
-class UsefulPeers:
-    """The last peers that were useful, by what they are called and where they call from."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._known = BoundedDict[tuple[str, str], None](limit)
-
-    def knows(self, node_id: str, address: str) -> bool:
-        """Was it useful lately?"""
-        return (node_id, address) in self._known
-
-    def add(self, node_id: str, address: str) -> None:
-        """It was useful just now; with too many, the one that was longest ago is forgotten."""
-        self._known[node_id, address] = None
-
-    def check(self) -> None:
-        """Verify the bound.
-
-        Raises:
-            AssertionError: it is passed.
-        """
-        assert len(self._known) <= self._limit

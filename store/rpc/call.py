@@ -277,7 +277,7 @@ class Wrapper:
             if call is not None:
                 call.account.end(method.kind)
                 if call.is_peer:
-                    node.callers.heard(metadata.told[NODE_ID], node.now_ns())
+                    node.callers[metadata.told[NODE_ID]] = node.now_ns() / _NS_PER_S
             self._measure(method, code, began_ns)
 
     async def _open(self, method: Method, context: Context, metadata: CallMetadata) -> Call:
@@ -286,7 +286,7 @@ class Wrapper:
         client, is_peer = self._identify(method, context, metadata)
         if is_peer:
             assert node.peers is not None
-            node.callers.heard(metadata.told[NODE_ID], node.now_ns())
+            node.callers[metadata.told[NODE_ID]] = node.now_ns() / _NS_PER_S
             own = peer_answer(metadata.told, node.peers, self._own_metadata)
             await context.send_initial_metadata(own)
             # Once more: a caller may learn of the end of a call without responses first.

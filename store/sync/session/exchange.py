@@ -41,7 +41,7 @@ from store.sync.limits import (
     RANDOM_CUTS,
     THREADED_ROWS,
 )
-from store.sync.session.agreement import BY_XOR, Agreement, Pairs, Proof
+from store.sync.session.agreement import BY_XOR, Agreement, Proof, new_pairs
 from store.sync.session.outcome import NOTHING_TRANSFERRED, outcome_of, unsuccessful
 from store.sync.session.reconciling import Frames
 from store.sync.session.registry import Refusal, Session, Sessions, State
@@ -177,7 +177,7 @@ class Exchange:
         self._equal: set[str] = set()
         """Peers with whom the last session found nothing, or the compact mode could not be used."""
         self._large_turn = asyncio.Semaphore()
-        self._pairs = Pairs()
+        self._pairs = new_pairs()
         self._tasks: dict[Session, asyncio.Task[Any]] = {}
         self._gave_way: set[Session] = set()
         self._waiting: dict[Session, tuple[Account, asyncio.TimerHandle]] = {}

@@ -47,7 +47,7 @@ from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 
 from reconcile.ids import SyncIds
-from store.domain.places import FREE, Caller, Places, Standing, UsefulPeers
+from store.domain.places import FREE, Caller, Places, Standing
 from store.sync.limits import (
     MAX_EQUAL_PEERS,
     MAX_USEFUL_PEERS,
@@ -145,7 +145,7 @@ class Sessions:
         self._store_id = store_id
         self._limit = limit
         self._places = Places(limit, min(RESERVED_SESSIONS, limit - 1), WAIT_PATIENCE_NS)
-        self._useful = UsefulPeers(MAX_USEFUL_PEERS)
+        self._useful = BoundedDict[tuple[str, str], None](MAX_USEFUL_PEERS)
         self._silence_ns = silence_ns
         self._sessions: list[Session] = []
         self._equal = BoundedDict[str, tuple[str, int]](MAX_EQUAL_PEERS)
@@ -227,7 +227,7 @@ class Sessions:
 
     def useful(self, session: Session) -> None:
         """A transfer has brought or taken messages: its peer is worth more for a while."""
-        self._useful.add(session.node_id, session.address)
+        self._useful[session.node_id, session.address] = None
 
     def reconciled(
         self, now_ns: int, session: Session, to_send: SyncIds, to_receive: SyncIds
@@ -300,7 +300,6 @@ class Sessions:
         assert len(self._sessions) <= self._limit
         untrusted = sum(not session.trusted for session in self._sessions)
         assert untrusted <= self._limit - self._places.reserved
-        self._useful.check()
         assert all(session.state is not State.ENDED for session in self._sessions)
         nodes = [session.node_id for session in self._sessions if session.node_id]
         stores = [session.store_id for session in self._sessions if session.store_id]
@@ -325,7 +324,7 @@ class Sessions:
         return Accepted(session, ended)
 
     def _standing(self, now_ns: int, session: Session) -> Standing:
-        useful = self._useful.knows(session.node_id, session.address)
+        useful = (session.node_id, session.address) in self._useful
         waits_ns = self._waits_ns(now_ns, session)
         return Standing(session.trusted, useful, session.address, waits_ns)
 

@@ -45,7 +45,7 @@ from store.sync.session.agreement import BY_XOR, Agreement, Proof, new_pairs
 from store.sync.session.outcome import NOTHING_TRANSFERRED, outcome_of, unsuccessful
 from store.sync.session.reconciling import Frames
 from store.sync.session.registry import Refusal, Session, Sessions, State
-from store.sync.session.stating import Compared, compare, note, statements_of
+from store.sync.session.stating import Compared, compare, statements_of
 from store.sync.session.verifying import Verifying
 from store.sync.transfer.core import DEFAULT_LIMITS, Transfer
 from store.sync.transfer.driver import TransferWork
@@ -266,7 +266,12 @@ class Exchange:
             account.opened_ns,
             equal=outcome.in_sync,
         )
-        await note(statements, account.store_id, made, self.environment)
+        try:
+            await statements.note(account.store_id, made, self.environment.now_ns())
+        except (StoreUnavailable, StoreBusy) as error:
+            self.environment.log.warning(
+                "coverage_not_kept", peer_store_id=account.store_id, reason=str(error)
+            )
 
     def _agreement(
         self, role: Role, stream: FrameStream, view: OpenView | None, account: Account

@@ -19,7 +19,7 @@ from reconcile.folds import Folds
 from reconcile.ids import END, LOWEST, SyncIds, ordered
 from reconcile.index import IndexView
 from sim.forgery import CANDIDATES, forged_halves
-from store.sync.session.agreement import Pairs
+from store.sync.session.agreement import new_pairs
 from tests.support.verifying_pair import EVERYTHING, Side, reconcile
 
 HOUR_NS = 3_600 * 10**9
@@ -48,7 +48,7 @@ def processor_ms(work: Callable[[], object]) -> float:
 def session(views: list[IndexView], *, keyed: bool) -> tuple[float, float, list[Side]]:
     """Processor time of the first session of two peers and of later ones, and their sides."""
     sides: list[Side] = []
-    pairs = [Pairs() for _ in views]
+    pairs = [new_pairs() for _ in views]
 
     def run() -> None:
         sides[:] = [

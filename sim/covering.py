@@ -103,8 +103,9 @@ async def _ask_about(
             if store.equal_until_ns > step.start_ns:
                 process.mark(Mark.COVERED)
                 span = step.start_ns, store.equal_until_ns
-                process.judge.equal(
-                    process.database, (store.store_id,), span, store.compared_ns, views.shown
+                database, stores = process.database, (store.store_id,)
+                process.judge.covered(
+                    database, stores, span, store.compared_ns, views.shown, whole=True
                 )
 
 
@@ -120,7 +121,7 @@ async def _ask_messages(process: Process, coverage: Coverage, dice: Dice) -> Non
     if found.until_ns > found.from_ns:
         process.mark(Mark.COVERED)
         span = found.from_ns, found.until_ns
-        process.judge.complete(database, found.store_ids, span, found.compared_ns, held)
+        process.judge.covered(database, found.store_ids, span, found.compared_ns, held, whole=False)
 
 
 def _range(process: Process, dice: Dice) -> Span:

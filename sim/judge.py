@@ -261,29 +261,7 @@ class Judge:
                 f"{each.count}, and {lacking or 'nobody'} lacks some",
             )
 
-    def equal(
-        self,
-        by: Database,
-        store_ids: Sequence[str],
-        span: Span,
-        compared_ns: int,
-        shown: Sequence[SyncId],
-    ) -> None:
-        """A client is told of equality while ``shown`` was held (rule 15)."""
-        self._covered(by, store_ids, span, compared_ns, shown, whole=True)
-
-    def complete(
-        self,
-        by: Database,
-        store_ids: Sequence[str],
-        span: Span,
-        compared_ns: int,
-        shown: Sequence[SyncId],
-    ) -> None:
-        """A client has got ``shown`` and is told that it is complete (rule 16)."""
-        self._covered(by, store_ids, span, compared_ns, shown, whole=False)
-
-    def _covered(
+    def covered(
         self,
         by: Database,
         store_ids: Sequence[str],
@@ -293,6 +271,11 @@ class Judge:
         *,
         whole: bool,
     ) -> None:
+        """A client is told of stores with which ``by`` is equal.
+
+        ``whole``: while all of ``shown`` was held (rule 15); else of ``shown``, as it was got, that
+        it is complete (rule 16).
+        """
         for store_id in store_ids:
             good: list[Span] = []
             for said in self._said.get((by.store_id, store_id), ()):

@@ -278,7 +278,7 @@ class JudgedExchange(shipped.Exchange):
         assert not kept, f"sessions that are over are kept: {kept}"
         assert len(self._tasks) <= len(entries) + 1, "drivers of sessions that are over go on"
         assert len(self._names) <= len(entries) + 1, "names of sessions are kept"
-        latest_ns = self.work.steady_ns() - self.work.transfer_limits.silence_ns - _SLACK_NS
+        latest_ns = self.environment.steady_ns() - self.work.transfer_limits.silence_ns - _SLACK_NS
         waits = [session.since_ns for session in entries if session.state is State.WAITING]
         assert not waits or min(waits) >= latest_ns, "a session waits too long for its transfer"
 

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -27,6 +26,7 @@ from store.gossip.events import GraphEvent
 from store.gossip.graph import graph_events
 from store.messages.record import RecordBatch
 from store.messages.transfer import transferred
+from storenode.common.bounded import BoundedDict
 
 if TYPE_CHECKING:
     from sim.gossiping.world import GossipWorld
@@ -134,7 +134,7 @@ class Session:
         self.database = database
         self._world = world
         self.process = process
-        self._own: OrderedDict[int, OwnBatch] = OrderedDict()
+        self._own = BoundedDict[int, OwnBatch](world.gossip.kept_batches)
         self._keeps = False
         self._tracked: dict[bytes, None] = {}
         database.sessions[process] = self
@@ -246,8 +246,6 @@ class Session:
         places = [place for place, is_new in enumerate(new) if is_new]
         if self._keeps and places:
             self._own[token] = OwnBatch(batch, places, source, needed, 1)
-            while len(self._own) > self._world.gossip.kept_batches:
-                self._own.popitem(last=False)
 
 
 class UnreadSession:

@@ -76,8 +76,6 @@ class Liar(Caller):
             self._heard.update(dict.fromkeys(admission.admitted.hashes))
         elif isinstance(frame, Inventory | SyncLeaves):
             self._heard.update(dict.fromkeys(frame.ids))
-        while len(self._heard) > _REMEMBERED:
-            del self._heard[next(iter(self._heard))]
 
     def _pace_s(self) -> float:
         return 0.5 if self._trick in (Trick.CLAIM, Trick.HOARD, Trick.DEAF) else 0.02

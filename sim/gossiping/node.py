@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from sim.bridge import kept
 from sim.calls import End
 from sim.dice import happens
-from sim.environment import SimLog
+from sim.environment import SimLog, environment_of
 from sim.gossiping.database import MAX_NEEDED, GossipDatabase, Session, UnreadSession
 from sim.gossiping.streams import GOSSIP, Connector, serve
 from sim.limits import NS_PER_MS
@@ -22,7 +22,7 @@ from store.domain.commits import CommitRow
 from store.domain.ports import Source
 from store.gossip.config import GossipConfig
 from store.gossip.driver import node as shipped
-from store.gossip.driver.ports import Clocks, Database, Environment
+from store.gossip.driver.ports import Database
 from store.gossip.events import Counted
 from store.gossip.machine import Gossip
 from store.messages.record import RecordBatch
@@ -96,14 +96,14 @@ class Gossiping:
         self._reported_ns = 0
         session = Session(world, process, owner.database)
         unread = UnreadSession(session, partial(world.judge.confirms, owner, process.life))
-        clocks = Clocks(process.clock.unix_ns, process.clock.steady_ns)
         self.node = shipped.GossipNode(
             replace(world.gossip.config, store_id=owner.database.store_id),
             owner.who.node_id,
             owner.peers,
             database=Database(session, session, unread, session.persist),
             connector=Connector(owner),
-            environment=Environment(clocks, process.dice, _Log(owner, process), self),
+            environment=replace(environment_of(process), log=_Log(owner, process)),
+            meter=self,
             max_needed=MAX_NEEDED,
             make=self._make,
         )
@@ -187,9 +187,6 @@ class Gossiping:
         """Sum up what all machines count."""
         self._world.counts[counted.what] += counted.count
 
-    def stored(self, new: int, duplicates: int) -> None:
-        """The store knows."""
-
     def body_bytes(self, direction: str, count: int) -> None:
         """Nobody asks."""
 
@@ -222,7 +219,7 @@ class _Log(SimLog):
             judge = self._owner.world.judge
             judge.cuts_off(self._owner, str(fields["peer"]), str(fields["reason"]))
 
-    def exception(self, event: str, **fields: object) -> None:
+    def error(self, event: str, **fields: object) -> None:
         """The driver, or the machine, is at fault."""
         del fields
         if self._process.alive:

@@ -24,6 +24,7 @@ from store.db.schema.migrate import application_name
 from store.db.turns import Turns
 from store.domain.outlet import Outlet
 from store.domain.ports import StoreUnavailable
+from storenode.common.backoff import Backoff
 
 Connection = AsyncConnection[tuple[object, ...]]
 MAX_WAITING_PAGES: Final = 40_000
@@ -172,21 +173,25 @@ async def prepare(connection: Connection) -> None:
     await connection.execute(_SESSION_SETTINGS)
 
 
-class Backoff:
-    """Waiting times that double from 50 ms to 1 s, within a total patience."""
+def reconnecting() -> Backoff:
+    """Pauses between attempts to reach the database."""
+    return Backoff(_RETRY_FIRST_S, _RETRY_MOST_S)
+
+
+class Patience:
+    """Pauses between attempts, as long as the patience lasts."""
 
     def __init__(self, patience_s: float) -> None:
         self._loop = asyncio.get_running_loop()
         self._deadline = self._loop.time() + patience_s
-        self._delay = _RETRY_FIRST_S
+        self._backoff = reconnecting()
 
     async def wait(self) -> bool:
         """Wait for the next attempt; False when patience has run out."""
         left = self._deadline - self._loop.time()
         if left <= 0:
             return False
-        await asyncio.sleep(min(self._delay, left))
-        self._delay = min(2 * self._delay, _RETRY_MOST_S)
+        await asyncio.sleep(min(self._backoff.take(), left))
         return True
 
 
@@ -356,7 +361,7 @@ class Database:
         Raises:
             StoreUnavailable: the database did not serve within the settings' patience.
         """
-        backoff = Backoff(self.settings.read_patience_s)
+        patience = Patience(self.settings.read_patience_s)
         while True:
             try:
                 async with self.connection(pool or self.read_pool) as connection:
@@ -366,7 +371,7 @@ class Database:
                     raise unavailable(error) from error
                 if not is_transient(error):
                     raise
-                if not await backoff.wait():
+                if not await patience.wait():
                     raise unavailable(error) from error
 
     async def read_page(

@@ -9,14 +9,13 @@ from collections.abc import Callable, Mapping, MutableSequence, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+from storenode.sds.chance import Chance
+
 _T = TypeVar("_T")
 
 
-class Random(Protocol):
+class Random(Chance, Protocol):
     """The methods of the standard library's generators that are used."""
-
-    def uniform(self, a: float, b: float) -> float:
-        """A number between the two."""
 
     def choice(self, seq: Sequence[_T]) -> _T:
         """One of them; there must be one."""

@@ -19,7 +19,7 @@ Rules:
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict, deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -27,6 +27,7 @@ from typing import Final
 from store.domain.limits import DEFAULT_PAGE_BYTES
 from store.domain.ports import Ephemeral, TopicFilter
 from store.messages.frames import presences
+from storenode.common.bounded import BoundedDict
 from storenode.message.topics import topic_key
 
 MAX_QUEUED_BYTES: Final = DEFAULT_PAGE_BYTES
@@ -173,7 +174,7 @@ class Hub:
         self._exact: dict[bytes, set[Subscriber]] = {}
         self._wide: set[Subscriber] = set()
         self._keys: dict[Subscriber, tuple[bytes, ...]] = {}
-        self._names: OrderedDict[bytes, TopicName] = OrderedDict()
+        self._names = BoundedDict[bytes, TopicName](MAX_NAMED_TOPICS)
         self._queued = Queued()
 
     def __len__(self) -> int:
@@ -225,8 +226,6 @@ class Hub:
     def learn(self, names: Mapping[bytes, TopicName]) -> None:
         """Remember the names of topic keys, the newest `MAX_NAMED_TOPICS` of them."""
         self._names.update(names)
-        while len(self._names) > MAX_NAMED_TOPICS:
-            self._names.popitem(last=False)
 
     def wanted(self, topics: Iterable[bytes]) -> list[bytes]:
         """Topic keys that some subscriber follows."""

@@ -20,7 +20,7 @@ do not keep each other out.
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -99,31 +99,3 @@ class Places:
             return False
         at_once = holder.worth < newcomer.worth or (is_fair and not any(holder.worth))
         return waits_ns >= (self.least_wait_ns if at_once else self.patience_ns)
-
-
-class UsefulPeers:
-    """The last peers that were useful, by what they are called and where they call from."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._known: OrderedDict[tuple[str, str], None] = OrderedDict()
-
-    def knows(self, node_id: str, address: str) -> bool:
-        """Was it useful lately?"""
-        return (node_id, address) in self._known
-
-    def add(self, node_id: str, address: str) -> None:
-        """It was useful just now; with too many, the one that was longest ago is forgotten."""
-        key = node_id, address
-        self._known[key] = None
-        self._known.move_to_end(key)
-        if len(self._known) > self._limit:
-            self._known.popitem(last=False)
-
-    def check(self) -> None:
-        """Verify the bound.
-
-        Raises:
-            AssertionError: it is passed.
-        """
-        assert len(self._known) <= self._limit

@@ -34,6 +34,7 @@ from store.embedded.process import (
 )
 from store.embedded.server import Plan, Server, choose_port
 from store.embedded.settings import EmbeddedSettings, refuse_managed
+from storenode.common.backoff import Backoff
 
 _LOG = logging.getLogger(__name__)
 _STOPPING = "stopping"
@@ -206,15 +207,15 @@ class EmbeddedPostgres:
             self._settled.set()
 
     def _keep_alive(self, plan: Plan) -> None:
-        pause_s = MIN_BACKOFF_S
-        while not self._stopping.wait(pause_s):
+        backoff = Backoff(MIN_BACKOFF_S, MAX_BACKOFF_S)
+        while not self._stopping.wait(backoff.take()):
             begun = time.monotonic()
             try:
                 self._live_once(plan, "restarted")
             except OSError as error:
                 self._emit("exited", pid=None, reason=_text_of(error))
-            stable = time.monotonic() - begun > STABLE_RUN_S
-            pause_s = MIN_BACKOFF_S if stable else min(2 * pause_s, MAX_BACKOFF_S)
+            if time.monotonic() - begun > STABLE_RUN_S:
+                backoff.reset()
 
     def _live_once(self, plan: Plan, event: str) -> bool:
         """Run a server from launch to exit; False when it never became ready.

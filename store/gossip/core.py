@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from dataclasses import dataclass, field
 
 from store.gossip.config import GossipConfig
@@ -20,7 +20,7 @@ from store.gossip.events import (
     What,
 )
 from store.gossip.graph import Graph
-from store.gossip.limits import MAX_REFUSED
+from store.gossip.limits import MAX_PUBLISHING, MAX_REFUSED
 from store.gossip.peer import Peer
 from store.gossip.scores import Scores, Standing
 from store.gossip.seen import Bits, Seen
@@ -28,6 +28,7 @@ from store.gossip.stores import Store, Stores
 from store.gossip.unread import UnreadEvents
 from store.gossip.waiting import WaitingEvents
 from store.gossip.wanted import Wanted
+from storenode.common.bounded import BoundedDict
 
 
 @dataclass(slots=True)
@@ -83,13 +84,13 @@ class Core:
             silence_ns=config.silence_ns,
         )
         self.pending: dict[bytes, Pending] = {}
-        self.publishing: OrderedDict[bytes, int] = OrderedDict()
-        self.early: OrderedDict[bytes, int] = OrderedDict()
+        self.publishing = BoundedDict[bytes, int](MAX_PUBLISHING)
+        self.early = BoundedDict[bytes, int](MAX_PUBLISHING)
         self.requests: dict[int, Request] = {}
         self.failing = False  # the last time that something was to be read
         self.looking = False  # a look-up is under way
         self._tokens = 0
-        self._refused: OrderedDict[tuple[str, bytes], int] = OrderedDict()
+        self._refused = BoundedDict[tuple[str, bytes], int](MAX_REFUSED)
         self._confirms: dict[str, tuple[list[bytes], list[int]]] = {}
         self._read: list[bytes] = []
         self._faults: dict[str, str] = {}
@@ -219,9 +220,6 @@ class Core:
     def refuse(self, peer: str, digest: bytes, until_ns: int) -> None:
         """A message is not to be asked for from a peer again until then."""
         self._refused[peer, digest] = until_ns
-        self._refused.move_to_end((peer, digest))
-        if len(self._refused) > MAX_REFUSED:
-            self._refused.popitem(last=False)
 
     def is_refused(self, peer: str, digest: bytes) -> bool:
         """Was this one of a peer refused a short time ago?"""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Final
 
@@ -18,7 +17,7 @@ from store.gossip.events import (
     Wanted,
     What,
 )
-from store.gossip.limits import MAX_HOLDERS, MAX_PARENT_DEPTH, MAX_PUBLISHING
+from store.gossip.limits import MAX_HOLDERS, MAX_PARENT_DEPTH
 from store.gossip.peer import Peer
 
 _NOBODY: Final = Pending(0, 0)
@@ -33,7 +32,7 @@ class Holding:
     def publishing(self, given: Publishing) -> None:
         """Clients are about to store something."""
         for digest in given.ids:
-            _remember(self._core.publishing, digest, given.min_confirms)
+            self._core.publishing[digest] = given.min_confirms
 
     def committed(self, given: Committed) -> None:
         """Something is durable."""
@@ -82,7 +81,7 @@ class Holding:
             if place >= 0:
                 core.mark_holder(digest, place, store)
             else:
-                _remember(core.early, digest, core.early.get(digest, 0) | store.bit)
+                core.early[digest] = core.early.get(digest, 0) | store.bit
 
     def hold(self, digest: bytes, *, fresh: bool) -> int:
         """A message is held: how many generations of children led to it.
@@ -210,10 +209,3 @@ class Holding:
         holders = core.seen.holders[place] if place >= 0 else 0
         having = [key for key, peer in core.peers.items() if holders & peer.store.bit]
         return (having or list(core.peers))[:MAX_HOLDERS]
-
-
-def _remember(table: OrderedDict[bytes, int], digest: bytes, value: int) -> None:
-    table[digest] = value
-    table.move_to_end(digest)
-    if len(table) > MAX_PUBLISHING:
-        table.popitem(last=False)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from store.gossip.limits import MAX_OFFENDERS, MAX_STORES
 from store.gossip.seen import Bits
+from storenode.common.bounded import BoundedDict
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ class Stores:
         self._bits = Bits()
         self._stores: OrderedDict[str, Store] = OrderedDict()
         self._by_bit: dict[int, Store] = {}
-        self._voices: OrderedDict[str, str] = OrderedDict()
+        self._voices = BoundedDict[str, str](MAX_OFFENDERS)
 
     def meet(self, store_id: str, peer: str, joined: set[str]) -> Store:
         """The store that a peer stands for; of those that are not ``joined``, one may be forgotten.
@@ -74,10 +75,7 @@ class Stores:
     def _voice(self, peer: str, store_id: str) -> str:
         if not peer:
             return store_id
-        voice = self._voices.setdefault(peer, store_id)
-        if len(self._voices) > MAX_OFFENDERS:
-            self._voices.popitem(last=False)
-        return voice
+        return self._voices.setdefault(peer, store_id)
 
     def _make_room(self, joined: set[str]) -> None:
         if len(self._stores) < MAX_STORES:

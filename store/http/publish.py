@@ -32,7 +32,7 @@ class Publisher:
         try:
             asked = read(schemas.Publish, call, exchange, body)
             check_count(call, len(asked.messages))
-            batch = await self._publishing.admit(
+            batch = await self._publishing.judge(
                 call,
                 [_encoded(each) for each in asked.messages],
                 size,

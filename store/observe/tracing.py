@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from store.observe.limits import (
     MAX_TRACED_MESSAGES,
     TRACE_FLUSH_S,
 )
+from storenode.common.bounded import BoundedDict
 
 TRACEPARENT: Final = "traceparent"
 TRACESTATE: Final = "tracestate"
@@ -62,8 +62,8 @@ class Tracing:
     def __init__(self, provider: TracerProvider) -> None:
         self._provider = provider
         self._tracer = provider.get_tracer("storenode")
-        self._book: OrderedDict[bytes, SpanContext] = OrderedDict()
-        self._bodies: OrderedDict[int, bytes] = OrderedDict()
+        self._book = BoundedDict[bytes, SpanContext](MAX_TRACED_MESSAGES)
+        self._bodies = BoundedDict[int, bytes](MAX_TRACED_MESSAGES)
 
     async def close(self) -> None:
         """Hand over the last spans, unless that takes longer than `TRACE_FLUSH_S`."""
@@ -168,7 +168,6 @@ class Tracing:
         for digest, message in zip(hashes, messages, strict=False):
             if message is not None and digest in self._book:
                 self._bodies[hash(message)] = digest
-        _shorten(self._bodies)
 
     @contextmanager
     def pushing(self, messages: Sequence[bytes], peer: str) -> Iterator[Sequence[FrameTrace]]:
@@ -255,9 +254,7 @@ class Tracing:
         return list(found.values())
 
     def _note(self, hashes: Iterable[bytes], context: SpanContext) -> None:
-        for digest in hashes:
-            self._book[digest] = context
-        _shorten(self._book)
+        self._book.update(dict.fromkeys(hashes, context))
 
     def _note_new(self, hashes: Iterable[bytes], context: SpanContext) -> None:
         """Note what is not of another trace already: whoever brought a message first keeps it."""
@@ -265,11 +262,6 @@ class Tracing:
         self._note(
             [digest for digest in hashes if book.get(digest, context).trace_id == trace_id], context
         )
-
-
-def _shorten(book: OrderedDict[int, bytes] | OrderedDict[bytes, SpanContext]) -> None:
-    while len(book) > MAX_TRACED_MESSAGES:
-        book.popitem(last=False)
 
 
 def _within(parent: SpanContext) -> Context:

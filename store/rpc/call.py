@@ -40,7 +40,6 @@ from store.serving.failure import exceeded
 from store.serving.methods.reads import LargeReads
 from store.serving.methods.table import Method
 from store.serving.remote import Remote, remote
-from store.serving.unsent import Outlet
 from storenode.connection.errors import RETRY_PUSHBACK
 
 ListenerKind = Literal["client", "peer", "admin"]
@@ -130,10 +129,6 @@ def _unchanged(client: Client) -> Client:
     return client
 
 
-def _close(outlet: Outlet, _context: object) -> None:
-    outlet.close()
-
-
 def _end_with(context: Context, failure: RpcFailure, call_id: str) -> None:
     """Set the status that the call ends with when its handler returns.
 
@@ -167,6 +162,7 @@ class Wrapper:
         who sends it.
         """
         self._begin_counting(method)
+        room = self._room_for(method)
 
         async def serve(_requests: object, context: Context) -> bytes:
             request: bytes | None = None
@@ -177,7 +173,7 @@ class Wrapper:
                 call.check_ready()
                 reading = True
                 request = await call.request(context)
-                with self._room(method, request):
+                with room(len(request)):
                     response = await handle(call, request)
                 await call.outlet.answered(len(response), refusable=method.timed)
                 return response
@@ -204,13 +200,14 @@ class Wrapper:
     def stream(self, method: Method, handle: StreamHandler) -> grpc.RpcMethodHandler[bytes, bytes]:
         """A method that answers one request by a stream; each page waits for the reader."""
         self._begin_counting(method)
+        room = self._room_for(method)
 
         async def serve(_requests: object, context: Context) -> None:
             async def answer(call: Call) -> None:
                 call.check_ready()
                 request = await call.request(context)
                 begun = call.is_peer
-                with self._room(method, request), call.outlet.ending():
+                with room(len(request)), call.outlet.ending():
                     async with aclosing(handle(call, request)) as pages:
                         async for page in pages:
                             async with call.outlet.sending(len(page)):
@@ -237,8 +234,8 @@ class Wrapper:
 
         return grpc.stream_stream_rpc_method_handler(serve)
 
-    def _room(self, method: Method, request: bytes) -> AbstractContextManager[None]:
-        return self._large_reads.room(len(request)) if method.timed else nullcontext()
+    def _room_for(self, method: Method) -> Callable[[int], AbstractContextManager[object]]:
+        return self._large_reads.room if method.timed else nullcontext
 
     async def _serve(
         self,
@@ -280,7 +277,7 @@ class Wrapper:
             if call is not None:
                 call.account.end(method.kind)
                 if call.is_peer:
-                    node.callers.heard(metadata.told[NODE_ID], node.now_ns())
+                    node.callers[metadata.told[NODE_ID]] = node.now_ns() / _NS_PER_S
             self._measure(method, code, began_ns)
 
     async def _open(self, method: Method, context: Context, metadata: CallMetadata) -> Call:
@@ -289,7 +286,7 @@ class Wrapper:
         client, is_peer = self._identify(method, context, metadata)
         if is_peer:
             assert node.peers is not None
-            node.callers.heard(metadata.told[NODE_ID], node.now_ns())
+            node.callers[metadata.told[NODE_ID]] = node.now_ns() / _NS_PER_S
             own = peer_answer(metadata.told, node.peers, self._own_metadata)
             await context.send_initial_metadata(own)
             # Once more: a caller may learn of the end of a call without responses first.
@@ -300,7 +297,7 @@ class Wrapper:
         if limit is not None:
             raise exceeded(limit)
         outlet = node.unsent.open(client.name, context.peer())
-        context.add_done_callback(partial(_close, outlet))  # type: ignore[arg-type]
+        context.add_done_callback(lambda _: outlet.close())  # type: ignore[arg-type]
         identify = partial(self._client, method, metadata.told, remote(context.peer()))
         if is_peer or method.right is None:
             identify = partial(_unchanged, client)

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 from store.domain.ports import Synchronization
 from store.domain.quota import ClientLimits
 from store.observe.problems import Problem
-from store.rpc.callers import Callers
 from store.rpc.health import Health
-from store.rpc.limits import MAX_UNFINISHED_OPEN_REQUESTS
+from store.rpc.limits import MAX_CALLERS, MAX_UNFINISHED_OPEN_REQUESTS
 from store.rpc.receiving import Receiving
 from store.rpc.secret import PeerSecret
 from store.rpc.unfinished import Unfinished
 from store.serving.context import NodeContext
+from storenode.common.bounded import BoundedDict
 
 if TYPE_CHECKING:
     from store.gossip.driver.streams import PeerStreams
@@ -61,7 +61,8 @@ class RpcContext(NodeContext):
     ``gossip``: the streams of live exchange; None while it is switched off.
     ``open_admin``: the admin listener is on loopback (then it needs no token file).
     ``receiving``, ``open_receiving``: where requests are read, and those of calls without a token.
-    ``callers``: peers that have called. ``problems``: what is wrong with the node.
+    ``callers``: when peers began or ended a call last, in Unix seconds, the oldest first.
+    ``problems``: what is wrong with the node.
     ``unfinished``: what callers have sent of requests that have not come in full.
     """
 
@@ -77,5 +78,5 @@ class RpcContext(NodeContext):
         default_factory=lambda: Receiving(MAX_UNFINISHED_OPEN_REQUESTS)
     )
     unfinished: Unfinished = field(default_factory=Unfinished)
-    callers: Callers = field(default_factory=Callers)
+    callers: dict[str, float] = field(default_factory=lambda: BoundedDict(MAX_CALLERS))
     problems: Callable[[], Sequence[Problem]] = tuple

@@ -42,6 +42,9 @@ STREAM_WINDOW_BYTES: Final = 16 * 1024 * 1024
 """Requests of one ``PublishStream`` that are under way at one time: some are written together, and
 those that follow are judged meanwhile."""
 
+MAX_CALLERS: Final = 64
+"""Peers of which it is remembered when they called: in clear text names are invented easily."""
+
 MAX_SERIES: Final = 512
 """Pairs of a method and a status code whose counters are kept at hand."""
 

@@ -27,6 +27,7 @@ from store.observe.logging import get_logger
 from store.runtime.errors import NodeError, UnreachableError, WrongConfigurationError, ended
 from store.runtime.limits import CONNECT_RETRY_FIRST_S, CONNECT_RETRY_MOST_S
 from store.runtime.seen import SeenFiles
+from storenode.common.backoff import Backoff
 from storenode.message.limits import NS_PER_S
 
 _LOG = get_logger("store.runtime.database")
@@ -158,7 +159,7 @@ class ExternalHost:
 
     async def _wait_for_schema(self, url: str) -> str:
         deadline_s = time.monotonic() + self._patience_s
-        pause_s = CONNECT_RETRY_FIRST_S
+        backoff = Backoff(CONNECT_RETRY_FIRST_S, CONNECT_RETRY_MOST_S)
         while True:
             try:
                 chosen = await self._choose(url)
@@ -169,14 +170,13 @@ class ExternalHost:
                 reason = sentence(error)
                 hopeless = all(_is_hopeless(each) for each in reasons(error))
                 refused = isinstance(error, HostRefused)
-                if hopeless or time.monotonic() + pause_s > deadline_s:
+                if hopeless or time.monotonic() + backoff.pause_s > deadline_s:
                     text = ended(f"The database may not be used: {reason}") if refused else None
                     raise UnreachableError(text or _unreachable(url, reason)) from error
-                _LOG.warning("database_not_reached", reason=reason, retry_in_s=pause_s)
+                _LOG.warning("database_not_reached", reason=reason, retry_in_s=backoff.pause_s)
             else:
                 return chosen
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, CONNECT_RETRY_MOST_S)
+            await asyncio.sleep(backoff.take())
 
     async def _choose(self, url: str) -> str:
         """The URL with the host to be used first; whatever keeps all hosts away is found later."""

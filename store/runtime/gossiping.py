@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -17,13 +16,13 @@ from store.domain.ports import Source, Writer
 from store.domain.unread import Confirmations, GossipState, NoConfirmations
 from store.gossip.config import GossipConfig
 from store.gossip.driver.node import GossipNode
-from store.gossip.driver.ports import Clocks, Database, Environment
+from store.gossip.driver.ports import Database
 from store.gossip.driver.streams import PeerStreams
 from store.gossip.events import Counted, What
 from store.messages.record import RecordBatch
-from store.observe.logging import get_logger
 from store.observe.metrics import Metrics
 from store.rpc.gossiping import GossipTransport
+from store.runtime.environment import system_environment
 from store.runtime.peering import Peering
 from store.runtime.policy import PolicySource
 from store.runtime.services import Wiring
@@ -90,9 +89,6 @@ class _Meter:
         else:
             self._metrics.gossip_events.labels(counted.what.value).inc(counted.count)
 
-    def stored(self, new: int, duplicates: int) -> None:
-        self._metrics.count_intake(Source.GOSSIP.value, new, duplicates, {})
-
     def body_bytes(self, direction: str, count: int) -> None:
         self._metrics.gossip_bytes.labels(direction).inc(count)
 
@@ -122,12 +118,8 @@ async def open_gossip(
         peering.peers,
         database=_database(wiring, wiring.tracking, tracing),
         connector=transport,
-        environment=Environment(
-            Clocks(time.time_ns, time.monotonic_ns),
-            random.Random(),  # noqa: S311 - for pauses
-            get_logger("store.gossip"),
-            _Meter(metrics),
-        ),
+        environment=system_environment("store.gossip", metrics),
+        meter=_Meter(metrics),
         max_needed=MAX_NEEDED,
     )
     peering.sessions.on_found = node.driver.found

@@ -25,9 +25,9 @@ from store.observe.http import MetricsListener
 from store.observe.limits import RATE_INTERVAL_S
 from store.observe.logging import get_logger, write_suppressed
 from store.observe.metrics import Metrics
-from store.rpc.callers import Callers
 from store.rpc.context import RpcContext
 from store.rpc.health import Health
+from store.rpc.limits import MAX_CALLERS
 from store.runtime.database import database_host
 from store.runtime.disk import DiskSpace
 from store.runtime.environment import system_environment
@@ -72,6 +72,7 @@ from store.serving.tls import TlsError
 from store.serving.unsent import UnsentAnswers
 from store.sync.online import OnlineRecorder
 from storenode.cli.options.types import Address
+from storenode.common.bounded import BoundedDict
 from storenode.message.limits import NS_PER_S
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ class Node:
         self._drain = Drain()
         self._readiness = Readiness(self._ready_changed)
         self._status = StatusReport(version, self._metrics, self._readiness)
-        self._callers = Callers()
+        self._callers = BoundedDict[str, float](MAX_CALLERS)
         embedded_in = config.data_dir if config.database_url is None else None
         self._disk = DiskSpace(embedded_in, config.min_free_disk)
         self._policy = PolicySource(config, time.time_ns)

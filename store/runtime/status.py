@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +20,6 @@ from store.observe.limits import RATE_INTERVAL_S
 from store.observe.metrics import Metrics
 from store.observe.problems import Problem, Problems
 from store.observe.rates import Rates, samples, total
-from store.rpc.callers import Callers
 from store.runtime.gossiping import Gossiping
 from store.runtime.hour_coverage import read_hour_coverage
 from store.runtime.limits import (
@@ -53,7 +52,7 @@ class Parts:
     peering: Peering
     gossiping: Gossiping
     retention_ns: int | None
-    callers: Callers
+    callers: Mapping[str, float]
 
 
 class StatusReport:
@@ -259,7 +258,7 @@ def _exchange(parts: Parts) -> Fields:
     peers = parts.peering.synchronizer.peers()
     resume = parts.peering.synchronizer.resume()
     return {
-        "peers": _peers(peers, live, dict(parts.callers.last_heard())),
+        "peers": _peers(peers, live, parts.callers),
         "resume": None if resume is None else _resume(resume),
     }
 
@@ -268,7 +267,7 @@ def _silent(parts: Parts) -> list[tuple[str, float]]:
     """Callers that are neither connected nor called by this node, and when they were heard."""
     peers, live = parts.peering.synchronizer.peers(), _live_peers(parts)
     known = {each.node_id for each in peers} | {each.node_id for each in live if each.connected}
-    return [(name, when) for name, when in parts.callers.last_heard() if name not in known]
+    return [(name, when) for name, when in parts.callers.items() if name not in known]
 
 
 def _live_peers(parts: Parts) -> Sequence[GossipPeerState]:
@@ -276,7 +275,7 @@ def _live_peers(parts: Parts) -> Sequence[GossipPeerState]:
 
 
 def _peers(
-    configured: Sequence[PeerState], live: Sequence[GossipPeerState], heard_s: dict[str, float]
+    configured: Sequence[PeerState], live: Sequence[GossipPeerState], heard_s: Mapping[str, float]
 ) -> list[Fields]:
     """The configured peers, then those that only call this node, or have called it."""
     by_id = {each.node_id: each for each in live}

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 
 from store.observe.logging import get_logger
 from store.runtime.limits import TASK_CANCEL_AGAIN_S, TASK_RETRY_FIRST_S, TASK_RETRY_MOST_S
+from storenode.common.backoff import Backoff
 
 _LOG = get_logger("store.runtime.tasks")
 
@@ -51,11 +52,10 @@ class BackgroundTasks:
 
 
 async def _keep_doing(name: str, work: Work) -> None:
-    pause_s = TASK_RETRY_FIRST_S
+    backoff = Backoff(TASK_RETRY_FIRST_S, TASK_RETRY_MOST_S)
     while True:
         try:
             await work()
         except Exception:  # noqa: BLE001 - whatever it is, the task goes on
-            _LOG.exception("task_failed", task=name, retry_in_s=pause_s)
-        await asyncio.sleep(pause_s)
-        pause_s = min(2 * pause_s, TASK_RETRY_MOST_S)
+            _LOG.exception("task_failed", task=name, retry_in_s=backoff.pause_s)
+        await asyncio.sleep(backoff.take())

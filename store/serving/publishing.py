@@ -40,7 +40,7 @@ class Publishing:
     def __init__(self, services: Services) -> None:
         self._services = services
 
-    async def admit(
+    async def judge(
         self,
         call: Call,
         messages: Sequence[bytes],

@@ -49,7 +49,28 @@ SdsId = str | Entry
 """An SDS message ID, alone or with the hash of the message that is meant."""
 
 
-class AsyncClient:
+class _Connected:
+    """Connections to nodes as a context manager; leaving the block closes them."""
+
+    _calls: NodeClient
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """End all calls and connections."""
+        await self._calls.close()
+
+
+class AsyncClient(_Connected):
     """A client of one store node, or of several that hold the same messages.
 
     ``nodes`` are addresses (``HOST:PORT``), the preferred one first: a call that a node does not
@@ -79,23 +100,8 @@ class AsyncClient:
         retry: Retry = PATIENT,
         timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> None:
-        self._calls: NodeClient = connect(nodes, token=token, tls=tls, retry=retry)
+        self._calls = connect(nodes, token=token, tls=tls, retry=retry)
         self._timeout_s = timeout_s
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.aclose()
-
-    async def aclose(self) -> None:
-        """End all calls and connections."""
-        await self._calls.close()
 
     async def publish(
         self,
@@ -484,7 +490,7 @@ class AsyncClient:
                 yield Page(messages, page.cursor, page.live)
 
 
-class AsyncAdmin:
+class AsyncAdmin(_Connected):
     """A client of a node's admin listener; answers are the schema's own classes.
 
     Examples:
@@ -504,21 +510,6 @@ class AsyncAdmin:
     ) -> None:
         self._calls = connect(node, token=token, tls=tls)
         self._timeout_s = timeout_s
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.aclose()
-
-    async def aclose(self) -> None:
-        """End all calls and the connection."""
-        await self._calls.close()
 
     async def status(self) -> NodeStatus:
         """What the node holds, whether it serves, and how it stands with its peers."""

@@ -7,30 +7,28 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
-from functools import cache
+from functools import cache, wraps
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 from storenode.client.asynchronous import (
     DEFAULT_TIMEOUT_S,
     PATIENT,
     AsyncAdmin,
     AsyncClient,
-    SdsId,
-    Topics,
 )
-from storenode.client.message import Message, Page, Published, SdsResult, Time
+from storenode.client.message import Message, Page, Published
 from storenode.client.publisher import DEFAULT_MAX_PENDING, AsyncPublisher
 from storenode.client.retry import Retry
 from storenode.client.streams import MessageStream as AsyncMessageStream
 from storenode.connection.channel import TlsIdentity
-from storenode.wire.storenode.v1.admin_pb2 import FetchReport, NodeStatus, SyncReport
-from storenode.wire.storenode.v1.store_pb2 import CoverageStep
 
+_P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 
@@ -136,7 +134,26 @@ async def _made(kind: Callable[..., _T], *arguments: Any, **options: Any) -> _T:
     return kind(*arguments, **options)
 
 
-class MessageStream(Iterator[Message]):
+class _Closing(ABC):
+    """A context manager; leaving the block closes."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @abstractmethod
+    def close(self) -> None:
+        """End all calls."""
+
+
+class MessageStream(_Closing, Iterator[Message]):
     """Messages of a scan or a follower, one by one, or in pages by `pages`.
 
     An iterator and context manager; leaving the block ends the call. `cursor` and `live` are those
@@ -172,17 +189,6 @@ class MessageStream(Iterator[Message]):
     def close(self) -> None:
         """End the call."""
         _run(self._close())
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _next_page(self) -> Page:
         page = _run(self._next())
@@ -248,10 +254,55 @@ class Publisher:
         return told
 
 
-class Client:
+_A = TypeVar("_A", AsyncClient, AsyncAdmin)
+
+
+class _Blocking(_Closing, Generic[_A]):
+    """A client whose calls an asynchronous one makes; a context manager."""
+
+    _asynchronous: _A
+
+    def close(self) -> None:
+        """End all calls and connections."""
+        _run(self._asynchronous.aclose())
+
+
+def _blocking(
+    call: Callable[Concatenate[_A, _P], Coroutine[Any, Any, _T]],
+) -> Callable[Concatenate[_Blocking[_A], _P], _T]:
+    @wraps(call)
+    def blocking(client: _Blocking[_A], /, *given: _P.args, **options: _P.kwargs) -> _T:
+        return _run(call(client._asynchronous, *given, **options))
+
+    return blocking
+
+
+def _iterating(
+    call: Callable[Concatenate[_A, _P], AsyncGenerator[_T]],
+) -> Callable[Concatenate[_Blocking[_A], _P], Iterator[_T]]:
+    @wraps(call)
+    def blocking(client: _Blocking[_A], /, *given: _P.args, **options: _P.kwargs) -> Iterator[_T]:
+        return _each(call(client._asynchronous, *given, **options))
+
+    return blocking
+
+
+def _streaming(
+    call: Callable[Concatenate[_A, _P], AsyncMessageStream],
+) -> Callable[Concatenate[_Blocking[_A], _P], MessageStream]:
+    @wraps(call)
+    def blocking(client: _Blocking[_A], /, *given: _P.args, **options: _P.kwargs) -> MessageStream:
+        return MessageStream(call(client._asynchronous, *given, **options))
+
+    return blocking
+
+
+class Client(_Blocking[AsyncClient]):
     """A blocking client of one store node, or of several that hold the same messages.
 
-    Everything is as in `AsyncClient`, with the same names. Clients may be used from any thread.
+    Its calls are those of `AsyncClient`, with the same names and arguments; each blocks until its
+    result is there, and what that one iterates over asynchronously is a common iterator here.
+    Clients may be used from any thread.
 
     Examples:
         ```python
@@ -272,50 +323,7 @@ class Client:
         timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> None:
         made = _made(AsyncClient, nodes, token=token, tls=tls, retry=retry, timeout_s=timeout_s)
-        self._client = _run(made)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """End all calls and connections."""
-        _run(self._client.aclose())
-
-    def publish(
-        self,
-        message: Message,
-        *,
-        min_confirms: int = 0,
-        confirm_timeout_s: float | None = None,
-    ) -> Published:
-        """Publish one message, as `AsyncClient.publish`."""
-        return _run(
-            self._client.publish(
-                message, min_confirms=min_confirms, confirm_timeout_s=confirm_timeout_s
-            )
-        )
-
-    def publish_many(
-        self,
-        messages: Iterable[Message],
-        *,
-        min_confirms: int = 0,
-        confirm_timeout_s: float | None = None,
-    ) -> list[Published]:
-        """Publish messages in batches, as `AsyncClient.publish_many`."""
-        return _run(
-            self._client.publish_many(
-                messages, min_confirms=min_confirms, confirm_timeout_s=confirm_timeout_s
-            )
-        )
+        self._asynchronous = _run(made)
 
     def publisher(
         self,
@@ -327,7 +335,7 @@ class Client:
     ) -> Publisher:
         """Make a publisher for many messages, as `AsyncClient.publisher`."""
         made = _made(
-            self._client.publisher,
+            self._asynchronous.publisher,
             min_confirms=min_confirms,
             confirm_timeout_s=confirm_timeout_s,
             max_pending=max_pending,
@@ -335,166 +343,20 @@ class Client:
         )
         return Publisher(_run(made))
 
-    def get(self, hashes: Iterable[bytes]) -> dict[bytes, Message]:
-        """Look messages up by their hashes, as `AsyncClient.get`."""
-        return _run(self._client.get(hashes))
-
-    def query(
-        self,
-        content_topics: Topics = (),
-        *,
-        pubsub_topic: str | None = None,
-        start: Time | None = None,
-        end: Time | None = None,
-        limit: int | None = None,
-        newest_first: bool = True,
-        cursor: bytes | None = None,
-        coverage: bool = False,
-    ) -> Page:
-        """Fetch one page, as `AsyncClient.query`."""
-        return _run(
-            self._client.query(
-                content_topics,
-                pubsub_topic=pubsub_topic,
-                start=start,
-                end=end,
-                limit=limit,
-                newest_first=newest_first,
-                cursor=cursor,
-                coverage=coverage,
-            )
-        )
-
-    def scan(
-        self,
-        content_topics: Topics = (),
-        *,
-        pubsub_topic: str | None = None,
-        start: Time | None = None,
-        end: Time | None = None,
-        cursor: bytes = b"",
-        page_size: int = 0,
-        coverage: bool = False,
-    ) -> MessageStream:
-        """Read a time range, the oldest message first, as `AsyncClient.scan`."""
-        return MessageStream(
-            self._client.scan(
-                content_topics,
-                pubsub_topic=pubsub_topic,
-                start=start,
-                end=end,
-                cursor=cursor,
-                page_size=page_size,
-                coverage=coverage,
-            )
-        )
-
-    def scan_hashes(
-        self,
-        content_topics: Topics = (),
-        *,
-        pubsub_topic: str | None = None,
-        start: Time | None = None,
-        end: Time | None = None,
-    ) -> Iterator[bytes]:
-        """Read the hashes of a time range, as `AsyncClient.scan_hashes`."""
-        yield from _each(
-            self._client.scan_hashes(
-                content_topics, pubsub_topic=pubsub_topic, start=start, end=end
-            )
-        )
-
-    def coverage(
-        self,
-        content_topics: Topics = (),
-        *,
-        pubsub_topic: str | None = None,
-        start: Time | None = None,
-        end: Time | None = None,
-        by_day: bool = False,
-        channel_id: str = "",
-    ) -> Iterator[CoverageStep]:
-        """Read what is held and which stores are equal, as `AsyncClient.coverage`."""
-        yield from _each(
-            self._client.coverage(
-                content_topics,
-                pubsub_topic=pubsub_topic,
-                start=start,
-                end=end,
-                by_day=by_day,
-                channel_id=channel_id,
-            )
-        )
-
-    def follow(
-        self,
-        content_topics: Topics = (),
-        *,
-        pubsub_topic: str | None = None,
-        cursor: bytes = b"",
-        from_beginning: bool = False,
-        overlap_s: float | None = None,
-    ) -> MessageStream:
-        """Receive messages as they are stored, as `AsyncClient.follow`."""
-        return MessageStream(
-            self._client.follow(
-                content_topics,
-                pubsub_topic=pubsub_topic,
-                cursor=cursor,
-                from_beginning=from_beginning,
-                overlap_s=overlap_s,
-            )
-        )
-
-    def get_sds(
-        self,
-        channel_id: str,
-        ids: Iterable[SdsId],
-        *,
-        pubsub_topic: str | None = None,
-        content_topics: Topics = (),
-        coverage: bool = False,
-    ) -> SdsResult:
-        """Look SDS messages up by message ID, as `AsyncClient.get_sds`."""
-        return _run(
-            self._client.get_sds(
-                channel_id,
-                ids,
-                pubsub_topic=pubsub_topic,
-                content_topics=content_topics,
-                coverage=coverage,
-            )
-        )
-
-    def causal_history(
-        self,
-        channel_id: str,
-        heads: Iterable[SdsId],
-        *,
-        known_ids: Iterable[str] = (),
-        max_messages: int = 0,
-        max_depth: int = 0,
-        pubsub_topic: str | None = None,
-        content_topics: Topics = (),
-        coverage: bool = False,
-    ) -> SdsResult:
-        """Fetch SDS messages with all that they depend on, as `AsyncClient.causal_history`."""
-        return _run(
-            self._client.causal_history(
-                channel_id,
-                heads,
-                known_ids=known_ids,
-                max_messages=max_messages,
-                max_depth=max_depth,
-                pubsub_topic=pubsub_topic,
-                content_topics=content_topics,
-                coverage=coverage,
-            )
-        )
+    publish = _blocking(AsyncClient.publish)
+    publish_many = _blocking(AsyncClient.publish_many)
+    get = _blocking(AsyncClient.get)
+    query = _blocking(AsyncClient.query)
+    scan = _streaming(AsyncClient.scan)
+    scan_hashes = _iterating(AsyncClient.scan_hashes)
+    coverage = _iterating(AsyncClient.coverage)
+    follow = _streaming(AsyncClient.follow)
+    get_sds = _blocking(AsyncClient.get_sds)
+    causal_history = _blocking(AsyncClient.causal_history)
 
 
-class Admin:
-    """A blocking client of a node's admin listener, as `AsyncAdmin`.
+class Admin(_Blocking[AsyncAdmin]):
+    """A blocking client of a node's admin listener; its calls are those of `AsyncAdmin`.
 
     Examples:
         ```python
@@ -511,33 +373,9 @@ class Admin:
         tls: TlsIdentity | None = None,
         timeout_s: float | None = DEFAULT_TIMEOUT_S,
     ) -> None:
-        self._admin = _run(_made(AsyncAdmin, node, token=token, tls=tls, timeout_s=timeout_s))
+        made = _made(AsyncAdmin, node, token=token, tls=tls, timeout_s=timeout_s)
+        self._asynchronous = _run(made)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """End all calls and the connection."""
-        _run(self._admin.aclose())
-
-    def status(self) -> NodeStatus:
-        """What the node holds, whether it serves, and how it stands with its peers."""
-        return _run(self._admin.status())
-
-    def synchronize(
-        self, peer: str = "", *, start: Time | None = None, end: Time | None = None
-    ) -> SyncReport:
-        """Have the node reconcile with a peer now, as `AsyncAdmin.synchronize`."""
-        return _run(self._admin.synchronize(peer, start=start, end=end))
-
-    def fetch_messages(self, peer: str, channel_id: str, ids: Iterable[SdsId]) -> FetchReport:
-        """Have the node fetch some SDS messages from a peer, as `AsyncAdmin.fetch_messages`."""
-        return _run(self._admin.fetch_messages(peer, channel_id, ids))
+    status = _blocking(AsyncAdmin.status)
+    synchronize = _blocking(AsyncAdmin.synchronize)
+    fetch_messages = _blocking(AsyncAdmin.fetch_messages)

@@ -115,7 +115,6 @@ def query_request(
     cursor: bytes | None = None,
     limit: int | None = None,
     include_data: bool = True,
-    request_id: str = "",
     coverage: bool = False,
 ) -> StoreQueryRequest:
     """Build a request; what is not given stays unset, and the node judges the combination.
@@ -124,7 +123,6 @@ def query_request(
     13/WAKU2-STORE, to which ``coverage`` is an addition.
     """
     return StoreQueryRequest(
-        request_id=request_id,
         include_data=include_data,
         pubsub_topic=pubsub_topic,
         content_topics=content_topics,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from contextlib import aclosing
 from types import TracebackType
@@ -11,6 +11,7 @@ from typing import Final, Self
 
 from storenode.client.errors import CursorRefused
 from storenode.client.message import Message, Page
+from storenode.common.bounded import BoundedDict
 from storenode.message.limits import NS_PER_S
 from storenode.wire.storenode.coverage.v1.coverage_pb2 import AnswerCoverage
 
@@ -89,7 +90,7 @@ async def followed_across(
     from a time on. What the other store holds since ``overlap_s`` before the last page comes again,
     less what is remembered.
     """
-    known: OrderedDict[bytes, None] = OrderedDict()
+    known = BoundedDict[bytes, None](MAX_REMEMBERED_HASHES)
     caught_up_ns: int | None = None
     while True:
         try:
@@ -112,7 +113,7 @@ async def followed_across(
 
 
 def _fresh(
-    known: OrderedDict[bytes, None],
+    known: BoundedDict[bytes, None],
     messages: Iterable[Message],
     cursor: bytes | None,
     *,
@@ -125,7 +126,4 @@ def _fresh(
         if digest not in known:
             fresh.append(message)
         known[digest] = None
-        known.move_to_end(digest)
-        if len(known) > MAX_REMEMBERED_HASHES:
-            known.popitem(last=False)
     return Page(fresh, cursor, live)

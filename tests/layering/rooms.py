@@ -4,6 +4,9 @@ A room is a package; a module belongs to the room with the longest matching name
 always import itself. What has no row may be imported by nobody and may import nothing.
 """
 
+COMMON = "storenode.common"
+"""All rooms may import it."""
+
 EDGES_SHARE = frozenset(
     {"store.domain", "store.gossip", "store.messages", "store.observe", "storenode.message"}
 )
@@ -11,6 +14,7 @@ EDGES_SHARE = frozenset(
 MAY_IMPORT: dict[str, frozenset[str]] = {
     # the library: what an application installs, and what knows nothing of the node
     "storenode": frozenset(),
+    COMMON: frozenset(),
     "storenode.wire": frozenset(),
     "storenode.message": frozenset(),
     "storenode.sds": frozenset({"storenode.wire"}),
@@ -100,7 +104,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
 
 PURE_ROOMS = frozenset(
     {"reconcile", "sim", "store.domain", "store.gossip", "store.gossip.driver", "store.messages"}
-    | {"store.sync", "storenode.message", "storenode.sds"}
+    | {"store.sync", COMMON, "storenode.message", "storenode.sds"}
 )
 
 # Drivers, modules or packages of them, run on an event loop, which is given: a node's, or one on

@@ -250,7 +250,7 @@ def _keep_for_ever(self: exchange.Exchange, session: Session, account: exchange.
 def _claim_and_leave_the_timer(
     self: exchange.Exchange, node_id: str, session_id: str
 ) -> tuple[Session, exchange.Account] | Refusal:
-    found = self.sessions.claim(self.work.steady_ns(), node_id, session_id)
+    found = self.sessions.claim(self.environment.steady_ns(), node_id, session_id)
     if isinstance(found, Refusal):
         return found
     return found, self._waiting[found][0]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from store.domain.environment import Environment
 from store.domain.ports import PeerFailed, Source
 from store.domain.unread import Confirmation
 from store.gossip.commits import CommittedMessages, OwnBatch
@@ -16,7 +17,7 @@ from store.gossip.driver import driver as driver_module
 from store.gossip.driver.commits import CommitReader
 from store.gossip.driver.confirmations import DEFAULT_TIMEOUT_S, ConfirmationWaits
 from store.gossip.driver.driver import GossipDriver
-from store.gossip.driver.ports import Database, Environment
+from store.gossip.driver.ports import Database
 from store.gossip.driver.requests import Answer, Request
 from store.gossip.driver.stream import PeerStream, StreamUser
 from store.gossip.events import Committed, Input, Persist, Persisted, Send, Sent

@@ -20,7 +20,7 @@ from store.domain.hub import START
 from store.domain.ports import PeerFailed, SyncObserver
 from store.domain.view import Times
 from store.sync.frames import Reconcile
-from store.sync.session.agreement import Agreement, Pairs
+from store.sync.session.agreement import Agreement, Pairs, new_pairs
 from store.sync.session.reconciling import Frames
 from store.sync.session.verifying import Verifying
 
@@ -96,7 +96,7 @@ class Side:
     tamper: Tamper = unchanged
     miscounted: int = 0
     missummed: int = 0
-    pairs: Pairs = field(default_factory=Pairs)
+    pairs: Pairs = field(default_factory=new_pairs)
     sums: bool = True
     limits: SessionLimits = DEFAULT_SESSION_LIMITS
     sent: list[Reconcile] = field(default_factory=list)

@@ -33,7 +33,7 @@ from store.db.commits.pages import (
     topic_names,
 )
 from store.db.locks import NODES
-from store.db.pool import Backoff, Connection, Database
+from store.db.pool import Connection, Database, reconnecting
 from store.db.reading.select import EVERY_TOPIC, FRAME, PRESENCE, Topics
 from store.domain.commits import CommitRow
 from store.domain.hub import MAX_QUEUED_BYTES, START, Commit, Delivery, Hub, Place, Subscriber
@@ -64,7 +64,6 @@ _COMMITS_AT_ONCE: Final = 500
 _MESSAGES_AT_ONCE: Final = 16 * 1024 * 1024 // MAX_MESSAGE_BYTES
 """Small commits are read together up to so many messages: with the largest ones that is as much as
 one transaction of the writer has."""
-_FOREVER_S: Final = 1e9
 _UNSETTLED_S: Final = 0.2
 
 LostListener = Callable[[Place, Place], None]
@@ -148,7 +147,7 @@ class DatabaseFeed:
     # Tailing
 
     async def _keep_tailing(self) -> None:
-        backoff = Backoff(_FOREVER_S)
+        backoff = reconnecting()
         while True:
             try:
                 async with await self._database.connect() as connection:
@@ -163,8 +162,9 @@ class DatabaseFeed:
                 if self._on_failed is not None:
                     self._on_failed(error)
             if self._tails_well:
-                self._tails_well, backoff = False, Backoff(_FOREVER_S)
-            await backoff.wait()
+                self._tails_well = False
+                backoff.reset()
+            await asyncio.sleep(backoff.take())
 
     async def _check_head(self, connection: Connection) -> None:
         """Compare a database that was out of reach with what was read before.

@@ -31,6 +31,7 @@ from store.db.summaries.fold import fold, is_pending
 from store.db.summaries.sealing import seal
 from store.domain.retention import RetentionPolicy, effective_age_ns
 from store.domain.retention_clock import MAX_DOUBT_NS, Reading, RetentionClock
+from storenode.common.backoff import Backoff
 from storenode.message.limits import NS_PER_S
 
 Connection = AsyncConnection[Any]
@@ -116,20 +117,19 @@ class Maintainer:
 
     async def run(self) -> None:
         """Run until cancelled; errors of the database are events, and end nothing."""
-        backoff_s = FIRST_BACKOFF_S
+        backoff = Backoff(FIRST_BACKOFF_S, LONGEST_BACKOFF_S)
         while True:
             try:
                 async with await self._connect() as connection:
-                    backoff_s = FIRST_BACKOFF_S
+                    backoff.reset()
                     await self._serve(connection)
             except psycopg.Error as error:
                 self._on_event(
-                    "maintenance_disconnected", error=sentence(error), retry_in_s=backoff_s
+                    "maintenance_disconnected", error=sentence(error), retry_in_s=backoff.pause_s
                 )
             finally:
                 await self._yield_charge()
-            await self._pause(backoff_s)
-            backoff_s = min(2 * backoff_s, LONGEST_BACKOFF_S)
+            await self._pause(backoff.take())
 
     async def _serve(self, connection: Connection) -> None:
         while True:

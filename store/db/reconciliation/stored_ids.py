@@ -10,7 +10,7 @@ from reconcile.ids import SyncIds
 from store.db.commits.ids import ids_of
 from store.db.commits.pages import is_served, newest
 from store.db.pool import Connection, Database
-from store.db.reconciliation.summary_read import MAX_VIEW_S, ColdView, cold_view
+from store.db.reconciliation.summary_read import ColdView, cold_view
 from store.domain.commits import CommitRow
 from store.domain.hub import Place
 from store.domain.view import Newest
@@ -19,15 +19,14 @@ _HORIZON: Final = "select horizon_ns from storenode.store"
 
 
 class DatabaseIds:
-    """``max_view_s`` is how long a view may read from the database."""
+    """IDs in a database."""
 
-    def __init__(self, database: Database, *, max_view_s: float = MAX_VIEW_S) -> None:
+    def __init__(self, database: Database) -> None:
         self._database = database
-        self._max_view_s = max_view_s
 
     def open_cold(self) -> AbstractAsyncContextManager[ColdView]:
         """A view of everything that is held now, in a transaction of its own."""
-        return cold_view(self._database, self._max_view_s)
+        return cold_view(self._database)
 
     async def newest(self, seen: Place) -> Newest:
         """The newest commit now, and whether the database still has one that was seen."""

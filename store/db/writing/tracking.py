@@ -19,6 +19,7 @@ from store.db.writing.unread import MAX_UNREAD_EVENTS, UnreadEvents, Wanted, tra
 from store.domain.ports import Source
 from store.gossip.commits import OwnBatch
 from store.messages.record import RecordBatch
+from storenode.common.bounded import BoundedDict
 
 MAX_KEPT_BYTES: Final = 32 * 1024 * 1024
 """Messages that are kept until their commit is seen; the oldest batches make room, and are read
@@ -78,7 +79,7 @@ class Tracking:
         self._kept: OrderedDict[int, OwnBatch] = OrderedDict()
         self._kept_bytes = 0
         self._keeps = False
-        self._tracked: OrderedDict[bytes, None] = OrderedDict()
+        self._tracked = BoundedDict[bytes, None](MAX_TRACKED)
 
     async def write(
         self, connection: Connection, shares: Sequence[Share], written: Written
@@ -124,10 +125,7 @@ class Tracking:
 
     def remember(self, hashes: Iterable[bytes]) -> None:
         """These are unread, or will be with the transaction that is under way."""
-        for digest in hashes:
-            self._tracked[digest] = None
-        while len(self._tracked) > MAX_TRACKED:
-            self._tracked.popitem(last=False)
+        self._tracked.update(dict.fromkeys(hashes))
 
     def forget(self, hashes: Iterable[bytes]) -> None:
         """As many stores have confirmed these as anybody wants: nobody asks for them any more."""

@@ -26,9 +26,9 @@ from store.db.commits.pages import TOKEN_SPAN
 from store.db.errors import is_missing_partition
 from store.db.pool import (
     DISK_FULL,
-    Backoff,
     Connection,
     Database,
+    Patience,
     is_exhausted,
     is_transient,
     unavailable,
@@ -316,7 +316,7 @@ class DatabaseWriter:
                 member.answer.set_exception(unavailable(error) if known else error)
 
     async def _write_until_known(self, group: _Group) -> Inserted:
-        backoff = Backoff(self._database.settings.write_patience_s)
+        patience = Patience(self._database.settings.write_patience_s)
         while True:
             try:
                 async with self._database.connection(self._database.write_pool) as connection:
@@ -330,11 +330,11 @@ class DatabaseWriter:
                 self._guesses.failed()
             except pg.CheckViolation as error:
                 # The map was old: a partition was dropped since, or commits need their next.
-                if not is_missing_partition(error) or not await backoff.wait():
+                if not is_missing_partition(error) or not await patience.wait():
                     raise
                 await self._refresh_partitions(error)
             except (psycopg.Error, PoolTimeout) as error:
-                if not is_transient(error) or not await backoff.wait():
+                if not is_transient(error) or not await patience.wait():
                     raise
                 group.careful = group.uncertain = True
 

@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from store.domain.commits import CommitRow, at_most
+from store.domain.environment import Log
 from store.domain.ports import Source
 from store.domain.unread import UnreadEvent
 from store.gossip.commits import OwnBatch
-from store.gossip.driver.ports import Database, Log
+from store.gossip.driver.ports import Database
 from store.gossip.driver.requests import DATABASE_AWAY
 from store.gossip.events import Committed, Input, Publishing, Restored
 from store.gossip.events import UnreadEvent as GossipUnread

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -18,6 +17,7 @@ from typing import Final
 from store.domain.unread import Confirmation
 from store.gossip.driver.ports import UnreadTable
 from store.gossip.driver.requests import DATABASE_AWAY
+from storenode.common.bounded import BoundedDict
 
 DEFAULT_TIMEOUT_S: Final = 5.0
 MAX_TIMEOUT_S: Final = 300.0
@@ -73,7 +73,7 @@ class ConfirmationWaits:
         self._want = want
         self._most_tracked = most_tracked
         self._loop = asyncio.get_running_loop()
-        self._counts: OrderedDict[bytes, int] = OrderedDict()
+        self._counts = BoundedDict[bytes, int](MAX_REMEMBERED)
         self._waits: dict[bytes, list[_Wait]] = {}
         self._open: dict[_Wait, None] = {}
         self._poll: asyncio.Task[None] | None = None
@@ -95,8 +95,6 @@ class ConfirmationWaits:
         """So many stores have confirmed each of these now."""
         for digest, count in zip(hashes, counts, strict=True):
             self._count(digest, count)
-        while len(self._counts) > MAX_REMEMBERED:
-            self._counts.popitem(last=False)
 
     async def confirmed(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
+from store.domain.environment import Environment
 from store.domain.ports import PeerAddress, PeerFailed
 from store.gossip.driver.errors import (
     FrameRejected,
@@ -14,8 +15,8 @@ from store.gossip.driver.errors import (
     Superseded,
     TurnedAway,
 )
-from store.gossip.driver.ports import Environment
 from store.gossip.driver.streams import PeerStreams
+from storenode.common.backoff import Backoff
 
 FIRST_PAUSE_S: Final = 0.25
 LONGEST_PAUSE_S: Final = 5.0
@@ -40,17 +41,16 @@ class Connecting:
     async def run(self) -> None:
         """Connect until cancelled."""
         loop = asyncio.get_running_loop()
-        pause_s = FIRST_PAUSE_S
+        backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         while True:
             await self._streams.absence(self._peer)
             began_s = loop.time()
             least_s = await self._connect()
             if loop.time() - began_s > STEADY_S:
-                pause_s = FIRST_PAUSE_S
+                backoff.reset()
             # Both sides may connect at the same moment; they should not do so again and again.
             share = self._environment.random.uniform(0.5, 1.0)
-            await asyncio.sleep(max(least_s, pause_s) * share)
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            await asyncio.sleep(max(least_s, backoff.take()) * share)
 
     async def _connect(self) -> float:
         """Run one stream to its end; the shortest pause after it, in seconds."""

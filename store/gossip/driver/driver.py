@@ -12,17 +12,18 @@ causes. Nothing here decides anything about messages or peers: the machine does.
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Final
 
 from store.domain.commits import CommitRow
+from store.domain.environment import Environment
 from store.domain.unread import GossipPeerState, UnreadEvent
 from store.gossip.config import GossipConfig
 from store.gossip.driver.commits import CommitReader, restored
 from store.gossip.driver.errors import DriverFailed, TurnedAway
-from store.gossip.driver.ports import Database, Environment
+from store.gossip.driver.ports import Database, Meter
 from store.gossip.driver.requests import DATABASE_AWAY, Request, WriteBehind, answer
 from store.gossip.driver.stream import PeerStream
 from store.gossip.events import (
@@ -58,6 +59,7 @@ from store.gossip.events import (
 )
 from store.gossip.limits import CATCH_UP_IDS, DEFAULT_CUT_OFF_NS, MAX_OFFENDERS, MAX_UNREAD
 from store.gossip.machine import Gossip
+from storenode.common.bounded import BoundedDict
 from storenode.message.limits import NS_PER_S
 
 LOAD_RETRY_S: Final = 1.0
@@ -86,14 +88,16 @@ class GossipDriver:
         config: GossipConfig,
         database: Database,
         environment: Environment,
+        meter: Meter,
+        *,
         expected: int,
         make: Callable[[GossipConfig], Gossip] = Gossip,
     ) -> None:
         self._config = config
         self._database = database
         self._log = environment.log
-        self._meter = environment.meter
-        self._clocks = environment.clocks
+        self._meter = meter
+        self._steady_ns = environment.steady_ns
         self._environment = environment
         self._expected = expected
         self._make = make
@@ -104,9 +108,9 @@ class GossipDriver:
         self._is_awake = False
         self._joining: dict[str, PeerStream] = {}
         self._streams: dict[str, PeerStream] = {}
-        self._left_ns: OrderedDict[str, int] = OrderedDict()
-        self._banned: OrderedDict[str, tuple[int, str]] = OrderedDict()
-        self._unread: OrderedDict[bytes, None] = OrderedDict()
+        self._left_ns = BoundedDict[str, int](MAX_OFFENDERS)
+        self._banned = BoundedDict[str, tuple[int, str]](MAX_OFFENDERS)
+        self._unread = BoundedDict[bytes, None](MAX_UNREAD)
         self._inputs: deque[Input] = deque()
         self._stepping = False
         self.turns = asyncio.Lock()
@@ -207,7 +211,7 @@ class GossipDriver:
         """
         if not self._expected:
             return None
-        recent_ns = self._clocks.steady_ns() - RECENTLY_NS
+        recent_ns = self._steady_ns() - RECENTLY_NS
         streams = (*self._streams.values(), *self._joining.values())
         stores = {stream.store_id for stream in streams}
         stores |= {store for store, left_ns in self._left_ns.items() if left_ns > recent_ns}
@@ -218,14 +222,14 @@ class GossipDriver:
         """Those that are joined, and those that are turned away."""
         if self._machine is None:
             return []
-        status, ahead_ns = self._machine.status(), self._clocks.unix_ns() - self._clocks.steady_ns()
+        status, ahead_ns = self._machine.status(), self._environment.now_ns() - self._steady_ns()
         found = [
             GossipPeerState(each.peer, each.store_id, connected=True, slowed=each.slowed)
             for each in status.peers
         ]
         banned = [(peer, *why) for peer, why in self._banned.items()]
         for peer, until_ns, reason in (*status.cut_off, *banned):
-            if until_ns > self._clocks.steady_ns():
+            if until_ns > self._steady_ns():
                 found.append(GossipPeerState(peer, "", False, False, until_ns + ahead_ns, reason))
         return found
 
@@ -242,7 +246,7 @@ class GossipDriver:
     def joined(self, stream: PeerStream) -> None:
         """There is a stream with a peer."""
         banned = self._banned.get(stream.peer)
-        if banned is not None and banned[0] > self._clocks.steady_ns():
+        if banned is not None and banned[0] > self._steady_ns():
             stream.close(TurnedAway(banned[1]))
         elif self._is_awake:
             self._join(stream)
@@ -270,7 +274,7 @@ class GossipDriver:
         if isinstance(frame, Bodies):
             self._meter.body_bytes("received", frame.size_bytes)
             if len(frame.batch):
-                stream.brought_ns = self._clocks.steady_ns()
+                stream.brought_ns = self._steady_ns()
         self._take(Received(stream.peer, frame))
 
     def sent(self, stream: PeerStream) -> None:
@@ -297,8 +301,8 @@ class GossipDriver:
         try:
             while self._inputs and self._machine is not None:
                 self._step(self._machine, self._inputs.popleft())
-        except Exception:  # noqa: BLE001 - a fault of this node, which serves on
-            self._log.exception("gossip_failed")
+        except Exception as error:  # noqa: BLE001 - a fault of this node, which serves on
+            self._log.error("gossip_failed", exc_info=error)
             self._begin_anew()
         finally:
             self._stepping = False
@@ -306,7 +310,7 @@ class GossipDriver:
 
     def _step(self, machine: Gossip, given: Input) -> None:
         self._remember_unread(given)
-        for effect in machine.step(self._clocks.steady_ns(), given):
+        for effect in machine.step(self._steady_ns(), given):
             self._do(effect)
 
     def _begin_anew(self) -> None:
@@ -330,7 +334,7 @@ class GossipDriver:
             self._timer = None
         wake_ns = None if self._machine is None else self._machine.next_wake_ns
         if wake_ns is not None:
-            delay_s = max(0, wake_ns - self._clocks.steady_ns()) / NS_PER_S
+            delay_s = max(0, wake_ns - self._steady_ns()) / NS_PER_S
             self._timer = self._loop.call_later(delay_s, self._take, Tick())
 
     def _do(self, effect: Effect) -> None:
@@ -387,7 +391,7 @@ class GossipDriver:
         if stream is None:
             return
         self._remember_left(stream.store_id)
-        seconds = round((effect.until_ns - self._clocks.steady_ns()) / NS_PER_S)
+        seconds = round((effect.until_ns - self._steady_ns()) / NS_PER_S)
         write = self._log.warning if effect.fault else self._log.info
         write("gossip_peer_cut_off", peer=effect.peer, reason=effect.reason, seconds=seconds)
         stream.close(TurnedAway(effect.reason))
@@ -396,15 +400,10 @@ class GossipDriver:
         """Turn a peer away that sends what cannot be read."""
         self._log.warning("gossip_peer_cut_off", peer=peer, reason=reason)
         self._meter.count(Counted(What.CUT_OFF, 1))
-        self._banned[peer] = self._clocks.steady_ns() + DEFAULT_CUT_OFF_NS, reason
-        while len(self._banned) > MAX_OFFENDERS:
-            self._banned.popitem(last=False)
+        self._banned[peer] = self._steady_ns() + DEFAULT_CUT_OFF_NS, reason
 
     def _remember_left(self, store_id: str) -> None:
-        self._left_ns[store_id] = self._clocks.steady_ns()
-        self._left_ns.move_to_end(store_id)
-        while len(self._left_ns) > MAX_OFFENDERS:
-            self._left_ns.popitem(last=False)
+        self._left_ns[store_id] = self._steady_ns()
 
     # Unread events
 
@@ -418,10 +417,7 @@ class GossipDriver:
                 ids = given.ids
             case Restored():
                 ids = [event.id for event in given.unread]
-        for digest in ids:
-            self._unread[digest] = None
-        while len(self._unread) > MAX_UNREAD:
-            self._unread.popitem(last=False)
+        self._unread.update(dict.fromkeys(ids))
 
     def _forget(self, ids: Sequence[bytes]) -> None:
         for digest in ids:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 
+from store.domain.environment import Environment
 from store.domain.ports import PeerAddress
 from store.gossip.config import GossipConfig
 from store.gossip.driver.confirmations import ConfirmationWaits
 from store.gossip.driver.connecting import Connecting
 from store.gossip.driver.driver import GossipDriver
 from store.gossip.driver.errors import Stopping
-from store.gossip.driver.ports import Connector, Database, Environment
+from store.gossip.driver.ports import Connector, Database, Meter
 from store.gossip.driver.streams import PeerStreams
 from store.gossip.machine import Gossip
 
@@ -31,11 +32,14 @@ class GossipNode:
         database: Database,
         connector: Connector,
         environment: Environment,
+        meter: Meter,
         max_needed: int,
         make: Callable[[GossipConfig], Gossip] = Gossip,
     ) -> None:
-        self.driver = GossipDriver(config, database, environment, len(peers), make)
-        self.streams = PeerStreams(node_id, self.driver, connector, environment.clocks.steady_ns)
+        self.driver = GossipDriver(
+            config, database, environment, meter, expected=len(peers), make=make
+        )
+        self.streams = PeerStreams(node_id, self.driver, connector, environment.steady_ns)
         self.waits = ConfirmationWaits(
             database.unread,
             reach=self.driver.reach,

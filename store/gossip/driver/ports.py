@@ -147,35 +147,7 @@ class Database:
     persist: Callable[[RecordBatch, str], Awaitable[Sequence[bool]]]
 
 
-# Environment
-
-
-@dataclass(frozen=True, slots=True)
-class Clocks:
-    """``unix_ns``: the node's clock. ``steady_ns``: one that never jumps."""
-
-    unix_ns: Callable[[], int]
-    steady_ns: Callable[[], int]
-
-
-class Random(Protocol):
-    """What is asked of a generator of the standard library."""
-
-    def uniform(self, a: float, b: float) -> float:
-        """A number between the two."""
-
-
-class Log(Protocol):
-    """Structured log; ``event`` names what happened."""
-
-    def info(self, event: str, **fields: object) -> object:
-        """Routine."""
-
-    def warning(self, event: str, **fields: object) -> object:
-        """Something for the operator to look at."""
-
-    def exception(self, event: str, **fields: object) -> object:
-        """A fault of this node, with the exception that is being handled."""
+# Metrics
 
 
 class Meter(Protocol):
@@ -184,18 +156,5 @@ class Meter(Protocol):
     def count(self, counted: Counted) -> None:
         """Something happened so many times."""
 
-    def stored(self, new: int, duplicates: int) -> None:
-        """A batch of a peer is durable."""
-
     def body_bytes(self, direction: str, count: int) -> None:
         """Bytes of messages were ``sent`` or ``received``."""
-
-
-@dataclass(frozen=True, slots=True)
-class Environment:
-    """Everything around the driver that is neither a peer nor the database."""
-
-    clocks: Clocks
-    random: Random
-    log: Log
-    meter: Meter

@@ -8,9 +8,10 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
-from store.domain.ports import StoreBusy, StoreUnavailable
+from store.domain.environment import Environment, Log
+from store.domain.ports import Source, StoreBusy, StoreUnavailable
 from store.domain.unread import Confirmed
-from store.gossip.driver.ports import Database, Environment, Log, UnreadTable
+from store.gossip.driver.ports import Database, UnreadTable
 from store.gossip.events import (
     Confirm,
     Expire,
@@ -47,7 +48,7 @@ async def answer(database: Database, environment: Environment, request: Request)
             case Persist():
                 new = await database.persist(request.batch, request.peer)
                 stored = sum(new)
-                environment.meter.stored(stored, len(new) - stored)
+                environment.counts.count_intake(Source.GOSSIP.value, stored, len(new) - stored, {})
                 return Persisted(request.token, new)
             case Load():
                 found = await database.messages.load(request.ids, request.max_bytes)
@@ -56,8 +57,10 @@ async def answer(database: Database, environment: Environment, request: Request)
                 return Known(request.token, await database.messages.held(request.ids))
     except DATABASE_AWAY:
         return Failed(request.token)
-    except Exception:
-        environment.log.exception("gossip_request_failed", request=type(request).__name__)
+    except Exception as error:
+        environment.log.error(
+            "gossip_request_failed", request=type(request).__name__, exc_info=error
+        )
         return Failed(request.token)
 
 

@@ -51,11 +51,9 @@ class PeerStreams:
         user: StreamsUser,
         connector: Connector,
         steady_ns: Callable[[], int],
-        places: Places = PLACES,
     ) -> None:
         self._node_id = node_id
         self._steady_ns = steady_ns
-        self._places = places
         self._user = user
         self._connector = connector
         self._streams: dict[str, PeerStream] = {}
@@ -113,10 +111,10 @@ class PeerStreams:
     def _make_room(self, stream: PeerStream) -> None:
         now_ns, holders = self._steady_ns(), list(self._streams.values())
         standings = [_standing(now_ns, each) for each in holders]
-        place = self._places.choose(_standing(now_ns, stream), standings)
+        place = PLACES.choose(_standing(now_ns, stream), standings)
         if place is None:
             raise TurnedAway(
-                f"limit of {self._places.limit} peers, of which {self._places.reserved} are for "
+                f"limit of {PLACES.limit} peers, of which {PLACES.reserved} are for "
                 "those that prove who they are, is reached: try again later"
             )
         if place != FREE:

@@ -7,7 +7,6 @@ from typing import Final
 
 from google.protobuf.message import DecodeError
 
-from store.domain.ports import Services
 from store.messages.transfer import MalformedMessage
 from store.serving.call import Call
 from store.serving.failure import malformed
@@ -25,11 +24,8 @@ _NO_REQUEST: Final = "the request is no storenode.v1.PublishRequest: encode it a
 _NS_PER_S: Final = 1e9
 
 
-class Publisher:
+class Publisher(Publishing):
     """The handler, and its steps."""
-
-    def __init__(self, services: Services) -> None:
-        self._publishing = Publishing(services)
 
     async def publish(self, call: Call, request: bytes) -> bytes:
         """Answer ``Publish``."""
@@ -49,7 +45,7 @@ class Publisher:
             given = decoded.confirm_timeout
             timeout_s = float(given.seconds) + given.nanos / _NS_PER_S
         try:
-            return await self._publishing.admit(
+            return await self.judge(
                 call,
                 decoded.messages,
                 len(request),
@@ -59,13 +55,9 @@ class Publisher:
         except MalformedMessage:
             raise malformed(_NO_REQUEST) from None
 
-    async def store(self, call: Call, batch: Batch) -> Sequence[bool]:
-        """Store what was accepted; what of it was new."""
-        return await self._publishing.store(call, batch)
-
     async def answer(self, call: Call, batch: Batch, stored: Sequence[bool]) -> bytes:
         """The response, once other stores have confirmed what was stored, where that is wanted."""
-        found = await self._publishing.confirmed(call, batch, stored)
+        found = await self.confirmed(call, batch, stored)
         return publish_response(batch.published, stored, found)
 
 

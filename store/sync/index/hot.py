@@ -27,6 +27,7 @@ from store.domain.ports import StoreUnavailable
 from store.domain.view import StoredIds
 from store.sync.index.limits import FLOOR_STEP_NS, FULL_SHARE, LONGEST_BACKOFF_S, IndexLimits
 from store.sync.index.warm_up import at, raised_floor, warm_up
+from storenode.common.backoff import Backoff
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,20 +153,19 @@ class HotIndex:
     # The work
 
     async def _run(self) -> None:
-        delay_s = self._limits.backoff_s
+        backoff = Backoff(self._limits.backoff_s, LONGEST_BACKOFF_S)
         while True:
             try:
                 await self._warm()
-                delay_s = self._limits.backoff_s
+                backoff.reset()
                 await self._follow()
                 self._log.warning("index_lost")
-                await asyncio.sleep(delay_s)
+                await asyncio.sleep(backoff.pause_s)
             except Exception as error:  # noqa: BLE001 - whatever fails, the database still answers
-                self._log.warning("index_failed", reason=_reason(error), retry_s=delay_s)
+                self._log.warning("index_failed", reason=_reason(error), retry_s=backoff.pause_s)
                 self._drop()
                 await self._tell()
-                await asyncio.sleep(delay_s)
-                delay_s = min(2 * delay_s, LONGEST_BACKOFF_S)
+                await asyncio.sleep(backoff.take())
 
     async def _warm(self) -> None:
         self._lost.clear()

@@ -36,6 +36,7 @@ from store.domain.view import Times
 from store.sync.errors import ProtocolBroken
 from store.sync.frames import Extension, Reconcile
 from store.sync.limits import MAX_LATTICE_SPAN_NS, MAX_REMEMBERED_PEERS
+from storenode.common.bounded import BoundedDict
 from storenode.message.limits import HASH_BYTES, MAX_TIMESTAMP_NS, NS_PER_S
 
 VERSION: Final = 2
@@ -76,22 +77,13 @@ class Proof:
 BY_XOR: Final = Proof()
 
 
-class Pairs:
-    """The keys of sums that this node and its peers remember, with what was summed up, by peer."""
+Pairs = BoundedDict[str, Folds]
+"""By peer the keys of sums that it and this node remember, with what was summed up."""
 
-    def __init__(self) -> None:
-        self._folds: dict[str, Folds] = {}
 
-    def of(self, node_id: str) -> Folds | None:
-        """What is remembered for a peer."""
-        return self._folds.get(node_id)
-
-    def remember(self, node_id: str, folds: Folds) -> None:
-        """Have it for the next session; the peer that was not met for longest is forgotten."""
-        self._folds.pop(node_id, None)
-        self._folds[node_id] = folds
-        if len(self._folds) > MAX_REMEMBERED_PEERS:
-            del self._folds[next(iter(self._folds))]
+def new_pairs() -> Pairs:
+    """Nothing is remembered yet; the peer that was not met for longest is forgotten first."""
+    return BoundedDict(MAX_REMEMBERED_PEERS)
 
 
 class Agreement:
@@ -162,7 +154,7 @@ class Agreement:
         """For the own first frame; a responder has heard the initiator's by then."""
         keyed_from_ns = self._keyed_from_ns()
         if self._role is Role.INITIATOR:
-            self._remembered = self._pairs.of(self._peer_id)
+            self._remembered = self._pairs.get(self._peer_id)
         return Extension(
             version=VERSION,
             nonce=self._nonce,
@@ -242,13 +234,13 @@ class Agreement:
             return
         self._theirs = offer
         if self._role is Role.RESPONDER:
-            self._remembered = self._pairs.of(self._peer_id)
+            self._remembered = self._pairs.get(self._peer_id)
         key, remembered = PairKey.derive(self.nonces, self._names()), self._remembered
         if remembered is None or offer.remembered != remembered.name:
             remembered = Folds(key.fold)
             self._remembered = None
         self.key, self.folds = replace(key, fold=remembered.key), remembered
-        self._pairs.remember(self._peer_id, remembered)
+        self._pairs[self._peer_id] = remembered
 
     @property
     def _peer_id(self) -> str:

@@ -41,11 +41,11 @@ from store.sync.limits import (
     RANDOM_CUTS,
     THREADED_ROWS,
 )
-from store.sync.session.agreement import BY_XOR, Agreement, Pairs, Proof
+from store.sync.session.agreement import BY_XOR, Agreement, Proof, new_pairs
 from store.sync.session.outcome import NOTHING_TRANSFERRED, outcome_of, unsuccessful
 from store.sync.session.reconciling import Frames
 from store.sync.session.registry import Refusal, Session, Sessions, State
-from store.sync.session.stating import Compared, compare, note, statements_of
+from store.sync.session.stating import Compared, compare, statements_of
 from store.sync.session.verifying import Verifying
 from store.sync.transfer.core import DEFAULT_LIMITS, Transfer
 from store.sync.transfer.driver import TransferWork
@@ -90,7 +90,8 @@ class ExchangeWork:
 
     def horizon(self, view: OpenView) -> SyncId:
         """Below it nothing is compared: it is not held, or would be refused as too old."""
-        now_ns, refused_below_ns = self.environment.now_ns(), self.transfer.policy().horizon_ns
+        now_ns = self.transfer.environment.now_ns()
+        refused_below_ns = self.transfer.policy().horizon_ns
         if refused_below_ns is None:
             return view.horizon
         return max(view.horizon, (common_horizon(now_ns, refused_below_ns), LOWEST[1]))
@@ -99,20 +100,6 @@ class ExchangeWork:
     def silence_s(self) -> float:
         """A peer that neither sends nor takes a frame for so many seconds has left the session."""
         return self.transfer_limits.silence_ns / NS_PER_S
-
-    @property
-    def environment(self) -> Environment:
-        """Clocks, randomness and the log."""
-        return self.transfer.environment
-
-    def steady_ns(self) -> int:
-        """The time of a clock that nobody sets."""
-        return self.environment.steady_ns()
-
-    @property
-    def observer(self) -> SyncObserver:
-        """Who is told of sessions."""
-        return self.transfer.observer
 
 
 def common_horizon(now_ns: int, horizon_ns: int) -> int:
@@ -176,6 +163,8 @@ class Exchange:
 
     def __init__(self, work: ExchangeWork) -> None:
         self.work = work
+        self.environment: Environment = work.transfer.environment
+        self.observer: SyncObserver = work.transfer.observer
         silence_ns = work.transfer_limits.silence_ns
         self.sessions = Sessions(
             work.node_id, work.store_id, limit=work.max_sessions, silence_ns=silence_ns
@@ -188,7 +177,7 @@ class Exchange:
         self._equal: set[str] = set()
         """Peers with whom the last session found nothing, or the compact mode could not be used."""
         self._large_turn = asyncio.Semaphore()
-        self._pairs = Pairs()
+        self._pairs = new_pairs()
         self._tasks: dict[Session, asyncio.Task[Any]] = {}
         self._gave_way: set[Session] = set()
         self._waiting: dict[Session, tuple[Account, asyncio.TimerHandle]] = {}
@@ -215,6 +204,8 @@ class Exchange:
         """
         work = self.work
         agreement = self._agreement(role, stream, view, account)
+        # An offer costs more than a session that finds nothing: none after such a one.
+        offers_compact = role is Role.RESPONDER or account.node_id not in self._equal
         config = SessionConfig(
             cluster=work.cluster,
             shards=work.shards,
@@ -230,18 +221,13 @@ class Exchange:
             session=Machine(role, config),
             view=view,
             frames=Frames(
-                stream, work.observer, role is Role.RESPONDER, work.silence_s, session_id
+                stream, self.observer, role is Role.RESPONDER, work.silence_s, session_id
             ),
-            now_ns=work.steady_ns,
+            now_ns=self.environment.steady_ns,
             turn=self.turn,
             agreement=agreement,
-            compact_from=self._compact_from(role, account),
+            compact_from=work.compact_from if offers_compact else None,
         )
-
-    def _compact_from(self, role: Role, account: Account) -> int | None:
-        """An offer costs more than a session that finds nothing: none after such a one."""
-        offers = role is Role.RESPONDER or account.node_id not in self._equal
-        return self.work.compact_from if offers else None
 
     def concluded(self, account: Account, work: Verifying, result: Result) -> None:
         """Note what a reconciliation came to, and whether the peer knows keyed digests."""
@@ -258,15 +244,14 @@ class Exchange:
 
     async def compare(self, account: Account, view: OpenView, result: Result) -> None:
         """Measure what this session, which this node began, will make statements about."""
-        environment = self.work.environment
         if self.work.statements is None or not account.store_id:
             return
         try:
             account.compared = await compare(
-                view, result, account.proof, account.opened_ns, environment.now_ns()
+                view, result, account.proof, account.opened_ns, self.environment.now_ns()
             )
         except (StoreUnavailable, StoreBusy) as error:
-            environment.log.warning("coverage_not_measured", reason=str(error))
+            self.environment.log.warning("coverage_not_measured", reason=str(error))
 
     async def state(self, account: Account, outcome: SyncOutcome) -> None:
         """Keep what the session found out."""
@@ -281,7 +266,12 @@ class Exchange:
             account.opened_ns,
             equal=outcome.in_sync,
         )
-        await note(statements, account.store_id, made, self.work.environment)
+        try:
+            await statements.note(account.store_id, made, self.environment.now_ns())
+        except (StoreUnavailable, StoreBusy) as error:
+            self.environment.log.warning(
+                "coverage_not_kept", peer_store_id=account.store_id, reason=str(error)
+            )
 
     def _agreement(
         self, role: Role, stream: FrameStream, view: OpenView | None, account: Account
@@ -299,7 +289,7 @@ class Exchange:
         return Agreement(
             names,
             role,
-            work.environment.random.getrandbits(8 * NONCE_BYTES).to_bytes(NONCE_BYTES, "big"),
+            self.environment.random.getrandbits(8 * NONCE_BYTES).to_bytes(NONCE_BYTES, "big"),
             lower=max(asked, horizon),
             memory_start=view.memory_start,
             pairs=self._pairs,
@@ -310,7 +300,7 @@ class Exchange:
         if window is None or (secure and account.node_id not in self._plain):
             return ()
         start_ns, end_ns = max(window[0], account.horizon or LOWEST)[0], window[1][0]
-        uniform = self.work.environment.random.uniform
+        uniform = self.environment.random.uniform
         times = {int(uniform(start_ns, end_ns)) for _ in range(RANDOM_CUTS)}
         return tuple((time_ns, LOWEST[1]) for time_ns in sorted(times))
 
@@ -367,7 +357,7 @@ class Exchange:
 
     def claim(self, node_id: str, session_id: str) -> tuple[Session, Account] | Refusal:
         """A peer transfers: give it its session, once."""
-        found = self.sessions.claim(self.work.steady_ns(), node_id, session_id)
+        found = self.sessions.claim(self.environment.steady_ns(), node_id, session_id)
         if isinstance(found, Refusal):
             return found
         account, timer = self._waiting.pop(found)
@@ -379,7 +369,7 @@ class Exchange:
 
         Source: the contract, "Transfer after a session without differences".
         """
-        if not self.sessions.found_nothing(self.work.steady_ns(), node_id, session_id):
+        if not self.sessions.found_nothing(self.environment.steady_ns(), node_id, session_id):
             return None
         nothing, limits = SyncIds.empty(), self.work.transfer_limits
         return Transfer(
@@ -388,13 +378,15 @@ class Exchange:
 
     def observe(self, account: Account, outcome: SyncOutcome) -> SyncOutcome:
         """Tell of a session that ended."""
-        self.work.observer.session_ended(account.role, account.node_id, account.store_id, outcome)
+        self.observer.session_ended(account.role, account.node_id, account.store_id, outcome)
         return outcome
 
     async def machine(self, session: Session, account: Account) -> Transfer:
         """The transfer of what a session has found."""
         limits, result = self.work.transfer_limits, account.result
-        self._tell_found(session)
+        newest = session.to_receive[-MAX_TOLD_IDS:].pairs()
+        if newest:
+            self.on_found(session.node_id, session.store_id, [digest for _, digest in newest])
         if session.own:
             limits = limits.with_grace()
 
@@ -413,11 +405,6 @@ class Exchange:
             return await asyncio.to_thread(make)
         return make()
 
-    def _tell_found(self, session: Session) -> None:
-        newest = session.to_receive[-MAX_TOLD_IDS:].pairs()
-        if newest:
-            self.on_found(session.node_id, session.store_id, [digest for _, digest in newest])
-
     def _expire(self, session: Session) -> None:
         self._forget(session, f"the peer did not transfer within {self.work.silence_s:.0f} s")
 
@@ -427,4 +414,4 @@ class Exchange:
         if waited is not None:
             account, timer = waited
             timer.cancel()
-            self.observe(account, account.outcome(self.work.steady_ns(), sentence))
+            self.observe(account, account.outcome(self.environment.steady_ns(), sentence))

@@ -68,7 +68,7 @@ class Initiator:
         self._work = exchange.work
         self._peer = peer
         self._bounds = _bounds(window)
-        now_ns = self._work.steady_ns()
+        now_ns = self._exchange.environment.steady_ns()
         self._account = Account(SyncRole.INITIATOR, now_ns, asked_from=self._bounds[0])
 
     async def run(self) -> SyncOutcome:
@@ -88,7 +88,7 @@ class Initiator:
 
     async def _session(self) -> SyncOutcome:
         opened = self._exchange.sessions.begin(
-            self._work.steady_ns(), self._peer.target, self._account.node_id
+            self._exchange.environment.steady_ns(), self._peer.target, self._account.node_id
         )
         if isinstance(opened, Refusal):
             raise _Declined(opened)
@@ -116,7 +116,7 @@ class Initiator:
             raise _Declined(Refusal(Refused.BUSY, sentence))
         if (len(result.to_send) or len(result.to_receive)) and not session_id:
             raise ProtocolBroken("the peer has not named the session")
-        now_ns = self._work.steady_ns()
+        now_ns = self._exchange.environment.steady_ns()
         self._exchange.sessions.reconciled(now_ns, session, result.to_send, result.to_receive)
         return session_id
 
@@ -124,7 +124,7 @@ class Initiator:
         account = self._account
         account.node_id, account.store_id = callee.node_id, callee.store_id
         known = self._exchange.sessions.identify(
-            self._work.steady_ns(), session, callee.node_id, callee.store_id
+            self._exchange.environment.steady_ns(), session, callee.node_id, callee.store_id
         )
         if isinstance(known, Accepted):
             self._exchange.stop(known.ended)
@@ -133,7 +133,7 @@ class Initiator:
 
     async def _exchange_frames(self, call: FrameStream) -> tuple[Result, str]:
         work = self._work
-        self._account.opened_ns = work.environment.now_ns()
+        self._account.opened_ns = self._exchange.environment.now_ns()
         async with work.reconcilable.open_view(*self._bounds) as view:
             self._account.horizon = work.horizon(view)
             reconciling = self._exchange.reconciling(
@@ -153,7 +153,7 @@ class Initiator:
 
         async with self._connector.call(self._peer, TRANSFER) as made:
             call = _Naming(made, demand_the_same)
-            now_ns = self._work.steady_ns()
+            now_ns = self._exchange.environment.steady_ns()
             self._exchange.sessions.transferring(now_ns, session, session_id)
             machine = await self._exchange.machine(session, self._account)
             self._account.report = machine.report
@@ -176,13 +176,13 @@ class Initiator:
             case StoreUnavailable() | StoreBusy():
                 sentence = f"the database of this node does not serve: {error}"
             case _:
-                log = self._work.environment.log
+                log = self._exchange.environment.log
                 log.error("session_crashed", peer=str(self._peer), exc_info=error)
                 sentence = "this node failed on the session: its log says where"
         return self._outcome(sentence, ending)
 
     def _outcome(self, error: str = "", ending: SyncEnding | None = None) -> SyncOutcome:
-        return self._account.outcome(self._work.steady_ns(), error, ending)
+        return self._account.outcome(self._exchange.environment.steady_ns(), error, ending)
 
 
 class _Naming:

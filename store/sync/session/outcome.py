@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Final
 
@@ -74,9 +74,15 @@ def outcome_of(
         undelivered=report.undelivered,
         left_over=result.truncated,
         middle_ns=_middle_ns(result) if result.truncated else 0,
-        notes=(
-            *_notes(result, hidden, report, asked_from, horizon),
-            *_compact_notes(compact_failed),
+        notes=tuple(
+            _notes(
+                result,
+                hidden,
+                report,
+                asked_from=asked_from,
+                horizon=horizon,
+                compact_failed=compact_failed,
+            )
         ),
         ending=SyncEnding.FAILED if error else SyncEnding.DONE,
         missing_here=len(result.to_receive),
@@ -89,10 +95,6 @@ def outcome_of(
         hidden=hidden,
         compact=proof.compact,
     )
-
-
-def _compact_notes(reason: str) -> list[str]:
-    return [f"the compact mode was given up for a base session: {shown(reason)}"] if reason else []
 
 
 def _equality(result: Result, proof: Proof) -> Equality:
@@ -117,73 +119,58 @@ def _middle_ns(result: Result) -> int:
 
 
 def _notes(
-    result: Result, hidden: Hidden | None, report: Report, asked_from: SyncId, horizon: SyncId
-) -> list[str]:
-    strays = report.unsolicited + report.repeated
-    notes = [
-        (
-            asked_from < horizon,
-            f"not compared: what is older than {_time(horizon[0])}, the horizon of this node",
-        ),
-        (
-            result.truncated,
-            "a session reports no more differences than these: the next one finds the rest",
-        ),
-        (bool(report.refused), f"refused here by policy: {_counts(report.refused)}"),
-        (bool(report.refused_by_peer), f"refused by the peer: {_refused_by_peer(report)}"),
-        (
-            report.undelivered > 0,
-            f"announced by the peer and not delivered: {report.undelivered:,}",
-        ),
-        (
-            report.missed_by_peer > 0,
-            f"sent to the peer, which says that it did not get them: {report.missed_by_peer:,}",
-        ),
-        (
-            report.pruned > 0,
-            f"dropped by retention here before they could be sent: {report.pruned:,}",
-        ),
-        (strays > 0, f"sent by the peer although nobody asked for them: {strays:,}"),
-    ]
-    said = [sentence for applies, sentence in notes if applies]
-    return said + _hidden_notes(hidden) + _count_notes(result)
+    result: Result,
+    hidden: Hidden | None,
+    report: Report,
+    *,
+    asked_from: SyncId,
+    horizon: SyncId,
+    compact_failed: str,
+) -> Iterator[str]:
+    if asked_from < horizon:
+        yield f"not compared: what is older than {_time(horizon[0])}, the horizon of this node"
+    if result.truncated:
+        yield "a session reports no more differences than these: the next one finds the rest"
+    if report.refused:
+        yield f"refused here by policy: {_counts(report.refused)}"
+    if report.refused_by_peer:
+        reasons = "; ".join(report.reasons_of_peer)
+        yield f"refused by the peer: {_counts(report.refused_by_peer)}" + (
+            f" ({shown(reasons)})" if reasons else ""
+        )
+    if report.undelivered:
+        yield f"announced by the peer and not delivered: {report.undelivered:,}"
+    if report.missed_by_peer:
+        yield f"sent to the peer, which says that it did not get them: {report.missed_by_peer:,}"
+    if report.pruned:
+        yield f"dropped by retention here before they could be sent: {report.pruned:,}"
+    if report.unsolicited or report.repeated:
+        strays = report.unsolicited + report.repeated
+        yield f"sent by the peer although nobody asked for them: {strays:,}"
+    if hidden is not None:
+        yield (
+            f"found by keyed fingerprints and hidden from those of WAKU-SYNC: {hidden.count:,}, "
+            f"from {_time(hidden.first_ns)} to {_time(hidden.last_ns)}: a publisher forged them, "
+            "or something is broken; see the runbook StorenodeForgedFingerprint"
+        )
+    yield from _count_notes(result)
+    if compact_failed:
+        yield f"the compact mode was given up for a base session: {shown(compact_failed)}"
 
 
-def _hidden_notes(hidden: Hidden | None) -> list[str]:
-    if hidden is None:
-        return []
-    sentence = (
-        f"found by keyed fingerprints and hidden from those of WAKU-SYNC: {hidden.count:,}, "
-        f"from {_time(hidden.first_ns)} to {_time(hidden.last_ns)}: a publisher forged them, or "
-        "something is broken; see the runbook StorenodeForgedFingerprint"
-    )
-    return [sentence]
-
-
-def _count_notes(result: Result) -> list[str]:
+def _count_notes(result: Result) -> Iterator[str]:
     """Do the counts of the two sides contradict what was found?
 
     They do where a fingerprint was forged, and also where the horizons of the two differ.
     """
     own, peer = result.own_count, result.peer_count
     if own is None or peer is None or result.truncated:
-        return []
-    if own - len(result.to_send) == peer - len(result.to_receive):
-        return []
-    sentence = (
-        f"held in the range: {own:,} here and {peer:,} by the peer's count, which the differences "
-        "do not explain: the horizons of the two differ, or a fingerprint is forged"
-    )
-    return [sentence]
-
-
-def _refused_by_peer(report: Report) -> str:
-    counts = _counts(report.refused_by_peer)
-    return (
-        f"{counts} ({shown('; '.join(report.reasons_of_peer))})"
-        if report.reasons_of_peer
-        else counts
-    )
+        return
+    if own - len(result.to_send) != peer - len(result.to_receive):
+        yield (
+            f"held in the range: {own:,} here and {peer:,} by the peer's count, which the "
+            "differences do not explain: the horizons of the two differ, or a fingerprint is forged"
+        )
 
 
 def _counts(by_label: Mapping[str, int]) -> str:

@@ -150,16 +150,13 @@ class Driving:
     async def _work(self, given: Input) -> list[Effect]:
         """Take an input in, and answer what the session asks, until it has something to say."""
         while True:
-            effects = await self._step(given)
+            effects = await in_thread_if(_is_large(given), self.session.step, self.now_ns(), given)
             reads = [effect.read for effect in effects if isinstance(effect, ReadEffect)]
             if not reads:
                 return effects
             assert self.answer is not None, "a question about nothing"
             (read,) = reads
             given = Answered(await self.answer(read))
-
-    async def _step(self, given: Input) -> list[Effect]:
-        return await in_thread_if(_is_large(given), self.session.step, self.now_ns(), given)
 
 
 def received(frame: Reconcile) -> Received:

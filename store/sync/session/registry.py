@@ -47,7 +47,7 @@ from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 
 from reconcile.ids import SyncIds
-from store.domain.places import FREE, Caller, Places, Standing, UsefulPeers
+from store.domain.places import FREE, Caller, Places, Standing
 from store.sync.limits import (
     MAX_EQUAL_PEERS,
     MAX_USEFUL_PEERS,
@@ -57,6 +57,7 @@ from store.sync.limits import (
     WAIT_PATIENCE_NS,
 )
 from store.sync.transfer.limits import MAX_SESSIONS, SILENCE_NS
+from storenode.common.bounded import BoundedDict
 from storenode.message.limits import NS_PER_S
 
 
@@ -144,10 +145,10 @@ class Sessions:
         self._store_id = store_id
         self._limit = limit
         self._places = Places(limit, min(RESERVED_SESSIONS, limit - 1), WAIT_PATIENCE_NS)
-        self._useful = UsefulPeers(MAX_USEFUL_PEERS)
+        self._useful = BoundedDict[tuple[str, str], None](MAX_USEFUL_PEERS)
         self._silence_ns = silence_ns
         self._sessions: list[Session] = []
-        self._equal: dict[str, tuple[str, int]] = {}
+        self._equal = BoundedDict[str, tuple[str, int]](MAX_EQUAL_PEERS)
 
     def __iter__(self) -> Iterator[Session]:
         """The sessions under way."""
@@ -226,7 +227,7 @@ class Sessions:
 
     def useful(self, session: Session) -> None:
         """A transfer has brought or taken messages: its peer is worth more for a while."""
-        self._useful.add(session.node_id, session.address)
+        self._useful[session.node_id, session.address] = None
 
     def reconciled(
         self, now_ns: int, session: Session, to_send: SyncIds, to_receive: SyncIds
@@ -235,7 +236,7 @@ class Sessions:
         self._demand(session, State.RECONCILING)
         if not len(to_send) and not len(to_receive):
             if not session.own:
-                self._note_equal(now_ns, session)
+                self._equal[session.node_id] = session.session_id, now_ns
             self.end(session)
             return
         session.to_send, session.to_receive = to_send, to_receive
@@ -299,7 +300,6 @@ class Sessions:
         assert len(self._sessions) <= self._limit
         untrusted = sum(not session.trusted for session in self._sessions)
         assert untrusted <= self._limit - self._places.reserved
-        self._useful.check()
         assert all(session.state is not State.ENDED for session in self._sessions)
         nodes = [session.node_id for session in self._sessions if session.node_id]
         stores = [session.store_id for session in self._sessions if session.store_id]
@@ -324,7 +324,7 @@ class Sessions:
         return Accepted(session, ended)
 
     def _standing(self, now_ns: int, session: Session) -> Standing:
-        useful = self._useful.knows(session.node_id, session.address)
+        useful = (session.node_id, session.address) in self._useful
         waits_ns = self._waits_ns(now_ns, session)
         return Standing(session.trusted, useful, session.address, waits_ns)
 
@@ -345,12 +345,6 @@ class Sessions:
         """Does an untrusted session wait for too long to be in the way of the peer it names?"""
         waits_ns = self._waits_ns(now_ns, other)
         return not other.trusted and waits_ns is not None and waits_ns >= WAIT_PATIENCE_NS
-
-    def _note_equal(self, now_ns: int, session: Session) -> None:
-        self._equal.pop(session.node_id, None)
-        self._equal[session.node_id] = session.session_id, now_ns
-        if len(self._equal) > MAX_EQUAL_PEERS:
-            del self._equal[next(iter(self._equal))]
 
     def _stranger(self, node_id: str, store_id: str) -> Refusal | None:
         """Why there can be no session with this node at any time, if so."""

@@ -67,11 +67,11 @@ class Responder:
         """
         exchange, account = self._exchange, self._account(caller)
         async with self._slot(caller):
-            frame = await first_frame(stream, exchange.work.observer)
+            frame = await first_frame(stream, exchange.observer)
             if frame is None:
                 return
-            name = f"{exchange.work.environment.random.getrandbits(8 * SESSION_ID_BYTES):032x}"
-            opened = exchange.sessions.accept(exchange.work.steady_ns(), caller, name)
+            name = f"{exchange.environment.random.getrandbits(8 * SESSION_ID_BYTES):032x}"
+            opened = exchange.sessions.accept(exchange.environment.steady_ns(), caller, name)
         if isinstance(opened, Refusal):
             del frame
             await self._refuse(opened, account, stream)
@@ -161,14 +161,14 @@ class Responder:
     async def _reconcile(
         self, session: Session, account: Account, stream: FrameStream, frame: Reconcile
     ) -> None:
-        exchange, work = self._exchange, self._exchange.work
+        exchange = self._exchange
         with exchange.driving(session):
             async with time_limit():
                 result = await self._answer(session, account, stream, frame)
             if result.refusal:
                 self._end(account, result.refusal, SyncEnding.REFUSED)
                 return
-            now_ns = work.steady_ns()
+            now_ns = exchange.environment.steady_ns()
             exchange.sessions.reconciled(now_ns, session, result.to_send, result.to_receive)
             if session.state is State.WAITING:
                 exchange.keep(session, account)
@@ -221,11 +221,11 @@ class Responder:
             raise
 
     def _account(self, caller: Caller) -> Account:
-        now_ns = self._exchange.work.steady_ns()
+        now_ns = self._exchange.environment.steady_ns()
         return Account(SyncRole.RESPONDER, now_ns, caller.node_id, caller.store_id)
 
     def _end(self, account: Account, error: str = "", ending: SyncEnding | None = None) -> None:
-        now_ns = self._exchange.work.steady_ns()
+        now_ns = self._exchange.environment.steady_ns()
         self._exchange.observe(account, account.outcome(now_ns, error, ending))
 
 
@@ -283,4 +283,4 @@ class _Watched:
                 self._exchange.sessions.works(self._session)
 
     def _await(self) -> None:
-        self._exchange.sessions.awaits(self._exchange.work.steady_ns(), self._session)
+        self._exchange.sessions.awaits(self._exchange.environment.steady_ns(), self._session)

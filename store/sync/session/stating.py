@@ -16,14 +16,11 @@ from store.domain.coverage import (
     Comparison,
     Span,
     Statement,
-    Statements,
     eras,
     spans,
     stated,
 )
-from store.domain.environment import Environment
 from store.domain.partitioning import DAY_NS
-from store.domain.ports import StoreBusy, StoreUnavailable
 from store.domain.view import OpenView
 from store.sync.index.limits import THREADED_SPANS
 from store.sync.index.reading import in_thread_if
@@ -85,16 +82,6 @@ async def statements_of(
     found = _comparison(result, proof, opened_ns, resolved=resolved)
     large = len(compared.where) > THREADED_SPANS
     return await in_thread_if(large, stated, compared.where, compared.measured, found)
-
-
-async def note(
-    kept: Statements, store_id: str, statements: list[Statement], environment: Environment
-) -> None:
-    """Keep statements; where the database does not take them there are none."""
-    try:
-        await kept.note(store_id, statements, environment.now_ns())
-    except (StoreUnavailable, StoreBusy) as error:
-        environment.log.warning("coverage_not_kept", peer_store_id=store_id, reason=str(error))
 
 
 def _comparison(result: Result, proof: Proof, opened_ns: int, *, resolved: bool) -> Comparison:

@@ -62,6 +62,7 @@ from store.sync.transfer.events import (
     SendReady,
     Ticked,
 )
+from storenode.common.backoff import Backoff
 from storenode.message.rules import Policy
 
 _SOURCE: Final = Source.TRANSFER.value
@@ -104,16 +105,15 @@ async def patiently(work: Callable[[], Awaitable[_T]]) -> _T:
     Raises:
         StoreBusy: it was busy for `BUSY_PATIENCE_S`.
     """
-    waited_s, pause_s = 0.0, FIRST_BUSY_PAUSE_S
+    waited_s, backoff = 0.0, Backoff(FIRST_BUSY_PAUSE_S, LONGEST_BUSY_PAUSE_S)
     while True:
         try:
             return await work()
         except StoreBusy:
             if waited_s >= BUSY_PATIENCE_S:
                 raise
-        await asyncio.sleep(pause_s)
-        waited_s += pause_s
-        pause_s = min(2 * pause_s, LONGEST_BUSY_PAUSE_S)
+        waited_s += backoff.pause_s
+        await asyncio.sleep(backoff.take())
 
 
 class _Driver:

@@ -54,9 +54,8 @@ _Entries = dict[bytes, tuple[int, str]]
 class PolicyMemory:
     """The refusals of and by all peers of a node."""
 
-    def __init__(self, limit: int = MAX_REMEMBERED, lasting_ns: int = REMEMBERED_NS) -> None:
+    def __init__(self, limit: int = MAX_REMEMBERED) -> None:
         self._limit = limit
-        self._lasting_ns = lasting_ns
         self._books: dict[tuple[str, Side], _Entries] = {}
         self._count = 0
 
@@ -95,8 +94,8 @@ class PolicyMemory:
     def until_ns(self, now_ns: int, timestamp_ns: int, label: str) -> int:
         """When a refusal is forgotten (rule 2), in Unix nanoseconds."""
         if label == OTHER:
-            return now_ns + min(self._lasting_ns, OTHER_NS)
-        until_ns = now_ns + self._lasting_ns
+            return now_ns + OTHER_NS
+        until_ns = now_ns + REMEMBERED_NS
         return min(until_ns, timestamp_ns) if label == Reason.TOO_NEW else until_ns
 
     def check(self) -> None:

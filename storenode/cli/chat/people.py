@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from storenode.cli.chat.limits import MAX_PEOPLE
 from storenode.cli.client.text import safe
+from storenode.common.bounded import BoundedDict
 
 _MS_PER_S = 1_000
 
@@ -25,7 +26,7 @@ class People:
 
     def __init__(self, own: str) -> None:
         self.own = own
-        self.others: dict[str, Person] = {}
+        self.others = BoundedDict[str, Person](MAX_PEOPLE)
         self.namesakes = False
         """Whether another participant writes under our name."""
 
@@ -50,10 +51,7 @@ class People:
         return sorted(self.others.items(), key=lambda item: item[0].casefold())
 
     def _person(self, name: str) -> Person:
-        person = self.others.pop(name, None) or Person()
-        self.others[name] = person
-        if len(self.others) > MAX_PEOPLE:
-            del self.others[next(iter(self.others))]
+        person = self.others[name] = self.others.get(name) or Person()
         return person
 
 

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import aclosing
-from typing import TYPE_CHECKING
-
 import click
 
-from storenode.cli.client.completeness import coverage_option, tell
-from storenode.cli.client.output import note
+from storenode.cli.client.completeness import coverage_option
 from storenode.cli.client.session import ENTRY, HEX, Session, connected, topic_options
-from storenode.cli.client.walks import missing_note, print_page
+from storenode.cli.client.walks import print_pages
 from storenode.cli.errors import OK
 from storenode.cli.options.layers import LayeredCommand, option
 from storenode.client.node import Entry, content_filter
-
-if TYPE_CHECKING:
-    from storenode.client.types import AnswerCoverage
 
 
 @click.command(cls=LayeredCommand)
@@ -43,19 +36,8 @@ async def get(
         filter=content_filter(pubsub_topic, content_topics),
         coverage=with_coverage,
     )
-    missing, truncated = 0, False
-    said: list[AnswerCoverage] = []
-    async with aclosing(pages):
-        async for page in pages:
-            missing += print_page(session.out, page)
-            truncated |= page.truncated
-            if page.HasField("coverage"):
-                said.append(page.coverage)
-    if truncated:
-        note("An ID has more messages than are returned: give their hashes as hints.")
-    missing_note(missing)
-    if with_coverage:
-        tell(session.out, said)
+    truncated = "An ID has more messages than are returned: give their hashes as hints."
+    await print_pages(session.out, pages, truncated, with_coverage=with_coverage)
     return OK
 
 

@@ -2,32 +2,61 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import TYPE_CHECKING
 
+from storenode.cli.client.completeness import tell
 from storenode.cli.client.output import Output, note
 from storenode.cli.client.text import safe
 from storenode.client.plain import to_plain
 
 if TYPE_CHECKING:
-    from storenode.client.types import CausalHistoryPage, HistoryEntry, SdsMessagesPage
+    from storenode.client.types import (
+        AnswerCoverage,
+        CausalHistoryPage,
+        HistoryEntry,
+        SdsMessagesPage,
+    )
 
 
-def print_page(out: Output, page: SdsMessagesPage | CausalHistoryPage, *, data: bool = True) -> int:
-    """Print the messages of a page, then what is missing; returns how many are missing."""
+async def print_pages(
+    out: Output,
+    pages: AsyncGenerator[SdsMessagesPage] | AsyncGenerator[CausalHistoryPage],
+    truncated_note: str,
+    *,
+    data: bool = True,
+    with_coverage: bool,
+) -> None:
+    """Print messages and what is missing; on standard error what there is to know of them.
+
+    ``truncated_note`` says what to do where the node has left messages out.
+    """
+    missing, truncated = 0, False
+    said: list[AnswerCoverage] = []
+    async with aclosing(pages):
+        async for page in pages:
+            _print_page(out, page, data=data)
+            missing += len(page.missing)
+            truncated |= page.truncated
+            if page.HasField("coverage"):
+                said.append(page.coverage)
+    if truncated:
+        note(truncated_note)
+    if missing:
+        noun = "message is" if missing == 1 else "messages are"
+        note(f"{missing} {noun} missing: this node does not hold what is listed as missing.")
+    if with_coverage:
+        tell(out, said)
+
+
+def _print_page(out: Output, page: SdsMessagesPage | CausalHistoryPage, *, data: bool) -> None:
     for item in page.messages:
         out.sds(item, data=data)
     for entry in page.missing:
         _print_missing(out, entry)
     if page.truncated and out.as_json:
         out.json({"truncated": True})
-    return len(page.missing)
-
-
-def missing_note(count: int) -> None:
-    """Say on standard error how many messages are missing."""
-    if count:
-        noun = "message is" if count == 1 else "messages are"
-        note(f"{count} {noun} missing: this node does not hold what is listed as missing.")
 
 
 def _print_missing(out: Output, entry: HistoryEntry) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from store.domain.places import FREE, Places, Standing, UsefulPeers
+from store.domain.places import FREE, Places, Standing
 
 PLACES = Places(limit=4, reserved=1, patience_ns=50, least_wait_ns=10)
 
@@ -122,14 +122,3 @@ def test_strangers_never_keep_a_trusted_peer_out(callers: list[Standing]) -> Non
 )
 def test_who_gives_way(newcomer: Standing, holders: list[Standing], chosen: int | None) -> None:
     assert PLACES.choose(newcomer, holders) == chosen
-
-
-def test_the_last_useful_peers_are_known() -> None:
-    useful = UsefulPeers(2)
-    for name in ("a", "b", "a", "c"):
-        useful.add(name, "host")
-        useful.check()
-    assert useful.knows("a", "host")
-    assert useful.knows("c", "host")
-    assert not useful.knows("b", "host")
-    assert not useful.knows("a", "another host")

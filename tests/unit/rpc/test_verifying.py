@@ -9,16 +9,14 @@ from functools import cache
 
 import pytest
 
-from reconcile.folds import Folds
 from reconcile.ids import LOWEST, SyncId
 from reconcile.limits import SessionLimits
 from sim.forgery import CANDIDATES, forged_halves
 from store.domain.ports import PeerFailed
 from store.sync.errors import ProtocolBroken
 from store.sync.frames import Extension, Reconcile, Steps
-from store.sync.limits import MAX_REMEMBERED_PEERS
 from store.sync.session import agreement, locating
-from store.sync.session.agreement import HOUR_NS, Pairs
+from store.sync.session.agreement import HOUR_NS, new_pairs
 from tests.support.verifying_pair import Side, reconcile
 
 NO_HASH = bytes(32)
@@ -416,7 +414,7 @@ async def test_the_key_of_sums_is_that_of_the_first_session() -> None:
         one, other = Side(one.ids, pairs=one.pairs), Side(other.ids, pairs=other.pairs)
         exact(*await met(one, other))
         assert proven_from(one) == proven_from(other) == 0
-        mine, theirs = one.pairs.of("r"), other.pairs.of("i")
+        mine, theirs = one.pairs.get("r"), other.pairs.get("i")
         assert mine is not None
         assert theirs is not None
         assert mine.name == theirs.name
@@ -425,12 +423,12 @@ async def test_the_key_of_sums_is_that_of_the_first_session() -> None:
     assert len(set(names)) == 1
     for forgetful in (0, 1):
         pairs = [
-            Pairs() if number == forgetful else each.pairs
+            new_pairs() if number == forgetful else each.pairs
             for number, each in enumerate((one, other))
         ]
         one, other = Side(one.ids, pairs=pairs[0]), Side(other.ids, pairs=pairs[1])
         exact(*await met(one, other))
-        mine, theirs = one.pairs.of("r"), other.pairs.of("i")
+        mine, theirs = one.pairs.get("r"), other.pairs.get("i")
         assert mine is not None
         assert theirs is not None
         assert mine.name == theirs.name
@@ -443,15 +441,6 @@ async def test_forged_sets_are_found_with_a_key_that_is_remembered() -> None:
     other = Side(shared | forged()[1], pairs=other.pairs)
     exact(*await met(one, other))
     assert hidden(one) == hidden(other) == forged()[0] | forged()[1]
-
-
-def test_few_peers_are_remembered() -> None:
-    pairs = Pairs()
-    for number in range(MAX_REMEMBERED_PEERS + 5):
-        pairs.remember(str(number), Folds(bytes(16)))
-        pairs.remember("0", Folds(bytes(16)))
-    known = [number for number in range(MAX_REMEMBERED_PEERS + 5) if pairs.of(str(number))]
-    assert known == [0, *range(6, MAX_REMEMBERED_PEERS + 5)]
 
 
 async def test_an_offer_of_another_version_is_none() -> None:

@@ -1,0 +1,1 @@
+"""What all rooms share: bounded dictionaries, pauses between attempts, randomness."""

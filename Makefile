@@ -15,12 +15,13 @@ DEV := $(VENV)/.dev
 # The schemas that `make proto-check` compares with: those of the release that the name says.
 BASELINE := tests/vectors/proto-0.1.0.binpb
 # All that needs no further programs, the longest first: what only computes fills the gaps at the end.
+# MORE: what is tried in the same run, such as tests/browser and tests/deploy where their programs are.
 TESTS := tests/faults tests/install tests/integration tests/embedded \
 	tests/sim tests/unit tests/interop tests/layering
 
 .DEFAULT_GOAL := help
 .PHONY: help run demo gateway pipeline test check-browser check-azure sim bench soak fuzz fuzz-kernel hostile lint format types proto \
-	proto-check docs check-deploy audit-dependencies dist lock clean
+	proto-check docs check-dashboard check-deploy audit-dependencies dist lock clean
 
 help: ## show this list
 	@echo "usage: make TARGET [ARGS='...']"
@@ -38,11 +39,11 @@ gateway: $(GATEWAY) ## serve a node to Waku clients; ARGS are options of `storen
 pipeline: $(PIPELINE) ## run a job of the data pipeline; ARGS are those of `storenode pipeline`
 	@exec $(BIN)/storenode pipeline $(ARGS)
 
-test: $(if $(ARGS),,java) $(DEV) ## run the tests; ARGS are arguments of pytest
+test: $(if $(ARGS),,java) $(DEV) ## run the tests; ARGS are arguments of pytest, MORE further folders
 ifdef ARGS
 	@exec $(BIN)/python -m pytest $(ARGS)
 else
-	@exec $(BIN)/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder $(TESTS)
+	@exec $(BIN)/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder $(MORE) $(TESTS)
 endif
 
 .PHONY: java
@@ -99,8 +100,10 @@ check-azure: $(DEV) ## try archives on Azurite, which npm installs below build/
 	npm install --prefix build/azurite --no-save --no-audit --no-fund --ignore-scripts azurite@3.35.0
 	AZURITE=$(CURDIR)/build/azurite/node_modules/.bin/azurite-blob $(MAKE) test ARGS=tests/integration/pipeline/test_other_stores.py
 
-check-deploy: $(DEV) ## validate deploy/ with docker-compose, promtool, kubectl, systemd-analyze and psql
+check-dashboard: $(DEV) ## check that the dashboard of deploy/ is the generated one
 	@$(BIN)/python tools/generate_dashboard.py --check
+
+check-deploy: check-dashboard ## validate deploy/ with docker-compose, promtool, kubectl, systemd-analyze and psql
 	@$(BIN)/python -m pytest tests/deploy --numprocesses auto $(ARGS)
 
 audit-dependencies: $(DEV) ## ask for known vulnerabilities of dependencies; code 3: not known

@@ -6,6 +6,7 @@ schema, `empty_database_url` one without any; both are dropped after the test.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -42,8 +43,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 SPARK = "tests/integration/pipeline/"
-TOGETHER = (SPARK, "tests/install/")
-"""Folders whose tests share what takes long to make: a session of Spark, what was built."""
+TOGETHER = (SPARK, "tests/install/", "tests/browser/")
+"""Folders whose tests share what takes long to make: a Spark session, what was built, a browser."""
 APART = (f"{SPARK}test_cluster.py", f"{SPARK}test_docs.py")
 """Files of these folders that have processes of their own for most of what they do."""
 RUNBOOKS = "tests/deploy/test_runbooks.py"
@@ -73,6 +74,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return next(places, len(LONGEST))
 
     items.sort(key=rank)
+
+
+def pytest_collection_finish() -> None:
+    """Spare what lives as long as the process: each collection of garbage would go through it."""
+    gc.freeze()
 
 
 class _WholeFiles(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types

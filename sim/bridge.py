@@ -9,7 +9,6 @@ after a delay that is drawn.
 from __future__ import annotations
 
 import asyncio
-import gc
 import itertools
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Executor
@@ -19,7 +18,7 @@ from functools import partial
 from typing import Any, Final, TypeVar, TypeVarTuple, Unpack
 
 from sim.dice import Dice
-from sim.limits import COLLECT_AFTER_OBJECTS, NS_PER_MS, NS_PER_S
+from sim.limits import NS_PER_MS, NS_PER_S
 from sim.tasks import Cancelled, Promise, Steps
 from sim.timeline import Timeline, Timer
 
@@ -86,9 +85,7 @@ class TimelineLoop(asyncio.AbstractEventLoop):
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Around everything that happens in a run; garbage is collected more rarely than usual."""
-        thresholds = gc.get_threshold()
-        gc.set_threshold(COLLECT_AFTER_OBJECTS)
+        """Around everything that happens in a run."""
         asyncio.events._set_running_loop(self)
         try:
             yield
@@ -98,7 +95,6 @@ class TimelineLoop(asyncio.AbstractEventLoop):
             finally:
                 asyncio.events._set_running_loop(None)
                 self._close_all()
-                gc.set_threshold(*thresholds)
 
     def begin(self, life: Life | None, work: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
         """Begin a task that belongs to a process."""

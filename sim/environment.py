@@ -37,7 +37,9 @@ class SimLog:
         self._note(event, fields)
         error = fields.get("exc_info")
         cause = error if isinstance(error, BaseException) else None
-        raise Violation(f"{self._process.name} logs an error: {event} {cause!r}") from cause
+        violation = Violation(f"{self._process.name} logs an error: {event} {cause!r}")
+        self._process.node.world.loop.fail(violation)
+        raise violation from cause
 
     def _note(self, event: str, fields: Mapping[str, object]) -> None:
         if event in _MARKS:

@@ -32,9 +32,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from reconcile.ids import SyncId
 from reconcile.session import Result, Role
@@ -87,7 +87,9 @@ class _Said:
 
 
 class Judge:
-    """Looks on, and raises `Violation`.
+    """Looks on, raises `Violation`, and fails the run, whoever swallows what it raises.
+
+    ``fail_run`` ends the run at once with an error.
 
     Attributes:
         made: all messages that clients made, by hash.
@@ -97,7 +99,8 @@ class Judge:
         forged: messages of sets that have one XOR.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, fail_run: Callable[[Violation], None]) -> None:
+        self._fail_run = fail_run
         self.made: dict[bytes, Message] = {}
         self.acknowledged: dict[bytes, list[Database]] = {}
         self.lost: set[bytes] = set()
@@ -106,6 +109,20 @@ class Judge:
         self.compared = 0
         self._meetings: dict[str, _Meeting] = {}
         self._said: dict[tuple[str, str], list[_Said]] = {}
+
+    def fail(self, sentence: str) -> NoReturn:
+        """Something that must hold does not.
+
+        Raises:
+            Violation: always.
+        """
+        violation = Violation(sentence)
+        self._fail_run(violation)
+        raise violation
+
+    def _demand(self, holds: bool, sentence: str) -> None:
+        if not holds:
+            self.fail(sentence)
 
     # Messages
 
@@ -118,7 +135,7 @@ class Judge:
         batch.check()
         for index, digest in enumerate(batch.hashes):
             message = self.made.get(digest)
-            _demand(
+            self._demand(
                 message is not None
                 and not message.ephemeral
                 and message.timestamp_ns == batch.timestamps[index]
@@ -146,9 +163,7 @@ class Judge:
 
     def _demand_held(self, database: Database, digest: bytes) -> None:
         if not database.had(digest):
-            raise Violation(
-                f"{database.store_id} acknowledged {digest.hex()[:12]} and does not hold it"
-            )
+            self.fail(f"{database.store_id} acknowledged {digest.hex()[:12]} and does not hold it")
 
     # Reconciliation
 
@@ -158,7 +173,7 @@ class Judge:
         """A view was opened that was asked for when ``durable`` was held (rule 3)."""
         seen = set(shown)
         missing = [each for each in durable if each >= floor and each not in seen]
-        _demand(
+        self._demand(
             not [
                 each
                 for each in missing
@@ -167,7 +182,7 @@ class Judge:
             f"a view of {database.store_id} lacks {len(missing)} messages that are durable",
         )
         strange = [each for each in shown if each[1] not in self.made]
-        _demand(not strange, f"a view of {database.store_id} shows what was never stored")
+        self._demand(not strange, f"a view of {database.store_id} shows what was never stored")
 
     def meet(self, session_id: str, role: Role, side: Side) -> None:
         """A session has a name now."""
@@ -182,7 +197,7 @@ class Judge:
         if len(meeting.results) < 2 or len(meeting.sides) < 2:
             return
         self.compared += 1
-        _demand(
+        self._demand(
             len(set(meeting.keyed_from.values())) == 1,
             f"the sides of session {session_id[:8]} conclude by key from other times: "
             f"{meeting.keyed_from}",
@@ -202,16 +217,15 @@ class Judge:
                 # A sum that was forged may also be taken for that of one message.
                 made_up = self._not_hidden(meeting, given - truth)
                 exact = not made_up and not (whole and missed)
-                _demand(
+                self._demand(
                     exact,
                     f"the {side.value} of session {session_id[:8]} found {len(given)} IDs {what}, "
                     f"of which {len(made_up)} are none, and {len(missed)} are missing",
                 )
 
-    @staticmethod
-    def accused(by: str, what: str) -> None:
+    def accused(self, by: str, what: str) -> None:
         """A node says that its peer does not keep to the protocol (rule 6)."""
-        _demand(False, f"{by} accuses an honest peer: {what}")
+        self._demand(False, f"{by} accuses an honest peer: {what}")
 
     def in_sync(self, session_id: str, refused: int) -> None:
         """An initiator calls its session in sync but for ``refused`` messages (rule 5)."""
@@ -229,7 +243,7 @@ class Judge:
                 and each[1] not in side.database.held
                 and each[1] not in self.lost
             ]
-            _demand(
+            self._demand(
                 len(lost) <= refused,
                 f"session {session_id[:8]} calls itself in sync, and {side.database.store_id} "
                 f"lacks {len(lost)} messages",
@@ -249,13 +263,15 @@ class Judge:
         said.append(_Said(statements, either))
         asked_ns = meeting.sides[Role.INITIATOR].asked_ns
         for each in statements:
-            _demand(each.compared_ns <= asked_ns, f"session {session_id[:8]} is dated too late")
+            self._demand(
+                each.compared_ns <= asked_ns, f"session {session_id[:8]} is dated too late"
+            )
             within = _within(either, each.start_ns, each.end_ns)
             if not each.equal or len(self._not_hidden(meeting, set(within))) < len(within):
                 continue
             sides = [side.database for side in meeting.sides.values()]
             lacking = [one.store_id for one in sides if not all(one.had(at[1]) for at in within)]
-            _demand(
+            self._demand(
                 named(within) == (each.count, each.fingerprint) and not lacking,
                 f"session {session_id[:8]} states equality of {len(within)} messages as of "
                 f"{each.count}, and {lacking or 'nobody'} lacks some",
@@ -288,7 +304,7 @@ class Judge:
             for start_ns, end_ns in sorted(good):
                 if start_ns <= reached_ns:
                     reached_ns = max(reached_ns, end_ns)
-            _demand(
+            self._demand(
                 reached_ns >= span[1],
                 f"{by.store_id} says that {store_id} is equal over {span} as of {compared_ns}, "
                 f"which is not so from {reached_ns} on",
@@ -319,27 +335,28 @@ class Judge:
     def remembered(self, by: str, now_ns: int, digests: Iterable[bytes]) -> None:
         """A node remembers, by its clock, that it has refused messages as too new (rule 8)."""
         due = sum(self.made[digest].timestamp_ns <= now_ns for digest in digests)
-        _demand(not due, f"{by} refuses {due} messages as too new although their time has come")
+        self._demand(
+            not due, f"{by} refuses {due} messages as too new although their time has come"
+        )
 
-    @staticmethod
-    def noticed(by: str, late_ns: int, limit_ns: int) -> None:
+    def noticed(self, by: str, late_ns: int, limit_ns: int) -> None:
         """A node is done with a stream, so long after it was told that it had failed (rule 9)."""
-        _demand(late_ns <= limit_ns, f"{by} goes on for {late_ns} ns after its stream has failed")
+        self._demand(
+            late_ns <= limit_ns, f"{by} goes on for {late_ns} ns after its stream has failed"
+        )
 
-    @staticmethod
-    def waited(by: str, waited_ns: int, limit_ns: int) -> None:
+    def waited(self, by: str, waited_ns: int, limit_ns: int) -> None:
         """A node has waited so long for one frame (rule 10)."""
-        _demand(waited_ns <= limit_ns, f"{by} has waited {waited_ns} ns for a frame")
+        self._demand(waited_ns <= limit_ns, f"{by} has waited {waited_ns} ns for a frame")
 
     # Look-ups
 
-    @staticmethod
-    def asked(by: str, held: set[HistoryEntry]) -> None:
+    def asked(self, by: str, held: set[HistoryEntry]) -> None:
         """A node has asked a peer for messages that its store held all the time (rule 11)."""
-        _demand(not held, f"{by} asks for {len(held)} SDS messages that it holds")
+        self._demand(not held, f"{by} asks for {len(held)} SDS messages that it holds")
 
-    @staticmethod
     def fetched(
+        self,
         database: Database,
         entries: Sequence[HistoryEntry],
         done: FetchDone,
@@ -354,11 +371,11 @@ class Judge:
         by = database.store_id
         known = Counter((*done.held, *done.found, *done.missing, *done.refused))
         whole = known == Counter(entries) if not done.error else known <= Counter(entries)
-        _demand(whole, f"a look-up of {by} does not account for what it was asked for")
+        self._demand(whole, f"a look-up of {by} does not account for what it was asked for")
         passed_over = had.intersection(done.missing)
-        _demand(not passed_over, f"a look-up of {by} misses {len(passed_over)} SDS messages")
+        self._demand(not passed_over, f"a look-up of {by} misses {len(passed_over)} SDS messages")
         pretended = {*done.held, *done.found} - taken
-        _demand(not pretended, f"a look-up of {by} calls found what its store does not hold")
+        self._demand(not pretended, f"a look-up of {by} calls found what its store does not hold")
 
     # Resume
 
@@ -374,12 +391,9 @@ class Judge:
             and each[1] not in refused
             and each[1] not in self.lost
         ]
-        _demand(not lost, f"the resume of {database.store_id} has passed over {len(lost)} messages")
-
-
-def _demand(holds: bool, sentence: str) -> None:
-    if not holds:
-        raise Violation(sentence)
+        self._demand(
+            not lost, f"the resume of {database.store_id} has passed over {len(lost)} messages"
+        )
 
 
 def named(ids: Sequence[SyncId]) -> tuple[int, bytes]:

@@ -14,10 +14,6 @@ TRACE_TAIL_LINES: Final = 60
 CHECK_EVERY_EVENTS: Final = 64
 """After so many events everything is checked that is not checked as it changes."""
 
-COLLECT_AFTER_OBJECTS: Final = 500_000
-"""So many new objects may wait for the garbage collector: nearly all live on, and there are
-millions in a large group, of whose time it took half."""
-
 MAX_EVENTS: Final = 300_000
 """In one run; more means that something goes round in circles."""
 

@@ -148,7 +148,7 @@ class World:
 
     def make_judge(self) -> Judge:
         """The judge of the run."""
-        return Judge()
+        return Judge(self.loop.fail)
 
     def make_node(self, number: int, database: Database) -> Node:
         """One of the nodes."""

@@ -13,12 +13,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from sim.bridge import Life
-from sim.database import Database
-from sim.judge import Judge, Violation
+from sim.judge import Judge
 from sim.limits import NS_PER_S
 from store.domain.unread import Confirmation, Confirmed
 from store.gossip.driver.node import GossipNode as Shipped
@@ -50,34 +49,20 @@ _REPEATED_CALLS: Final = frozenset({"newest", "unread.newest", "arrived", "confi
 
 
 class GossipJudge(Judge):
-    """Looks on, and fails the run, whoever swallows what it raises.
+    """Looks on.
 
     ``in_peace``: messages that were published in peace, each with whether its publisher, if it
     wanted confirmations, was answered.
     """
 
     def __init__(self, world: GossipWorld) -> None:
-        super().__init__()
+        super().__init__(world.loop.fail)
         self.in_peace: dict[bytes, bool] = {}
         self.answers = 0
         self._world = world
         self._voices: dict[tuple[Life, bytes, str], str] = {}
         self._lies: dict[bytes, set[str]] = {}
         self._tries: dict[tuple[object, str], deque[int]] = {}
-
-    def fail(self, sentence: str) -> None:
-        """Something that must hold does not."""
-        violation = Violation(sentence)
-        self._world.loop.fail(violation)
-        raise violation
-
-    def acknowledge(self, database: Database, digests: Iterable[bytes]) -> None:
-        """A node says of messages that its store holds them."""
-        try:
-            super().acknowledge(database, digests)
-        except Violation as violation:
-            self._world.loop.fail(violation)
-            raise
 
     def sends(self, node: GossipNode, frame: FrameOut) -> None:
         """A node sends a frame."""

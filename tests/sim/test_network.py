@@ -236,7 +236,7 @@ def batch(judge: Judge, *texts: bytes) -> RecordBatch:
 
 
 def database(seed: int) -> tuple[Database, Timeline, Judge]:
-    timeline, judge = Timeline(START_NS), Judge()
+    timeline, judge = Timeline(START_NS), Judge(lambda _: None)
     return Database("store", timeline, random.Random(seed), judge, [10**9]), timeline, judge
 
 
@@ -281,9 +281,11 @@ def test_a_database_that_is_away_commits_nothing() -> None:
 
 
 def test_the_judge_sees_what_is_invented_lost_or_changed() -> None:
-    store, _, judge = database(0)
+    failed: list[Violation] = []
+    judge = Judge(failed.append)
+    store = Database("store", Timeline(START_NS), random.Random(0), judge, [10**9])
     known = batch(judge, b"one")
-    changed = batch(Judge(), b"two")
+    changed = batch(Judge(lambda _: None), b"two")
     with pytest.raises(Violation, match="nobody published"):
         store.add(changed, 0)
     judge.make(Message(START_NS, changed.hashes[0], b"other bytes"))
@@ -299,3 +301,4 @@ def test_the_judge_sees_what_is_invented_lost_or_changed() -> None:
     store.horizon_ns = 0
     with pytest.raises(Violation, match="does not hold"):
         judge.check()
+    assert len(failed) == 4, "a driver that swallows what the judge raises would go on"

@@ -446,7 +446,9 @@ async def test_forged_sets_are_found_with_a_key_that_is_remembered() -> None:
 async def test_an_offer_of_another_version_is_none() -> None:
     def tamper(frame: Reconcile) -> Reconcile:
         told = frame.extension
-        return frame if told is None else replace(frame, extension=replace(told, version=2))
+        if told is None:
+            return frame
+        return replace(frame, extension=replace(told, version=told.version + 1))
 
     one = Side(some(50, 1) | some(3, 2), tamper=tamper)
     other = Side(some(50, 1))

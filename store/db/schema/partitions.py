@@ -50,6 +50,10 @@ from pg_attribute a join pg_type t on t.oid = a.atttypid
 where a.attrelid = %s::regclass and a.attnum > 0 and not a.attisdropped
 order by t.typlen < 0, array_position('{d,i,s,c}', t.typalign), a.attnum
 """
+_CHECKS: Final = """
+select conname::text, pg_get_constraintdef(oid) from pg_constraint
+where conrelid = %s::regclass and contype = 'c'
+"""
 _STORAGE: Final = {"p": "PLAIN", "e": "EXTERNAL", "m": "MAIN", "x": "EXTENDED"}
 
 # Rows are only ever added. What is hashed or keyed is all but unique; what is never compared needs
@@ -294,14 +298,23 @@ async def _create(connection: Connection, table: str, name: str, bounds: Bounds)
 
 
 async def _laid_out(connection: Connection) -> tuple[sql.Composed, list[sql.Composed]]:
-    """The columns of a partition of messages, in the order of `_LAYOUT`, and their storage."""
-    cursor = await connection.execute(_LAYOUT, (f"{SCHEMA}.{FINE_TABLE}",))
-    rows = await cursor.fetchall()
+    """The columns of a partition of messages, in the order of `_LAYOUT`, and their storage.
+
+    With the checks of the table, some of which an operator may have added: a partition must have
+    all of them.
+    """
+    table = (f"{SCHEMA}.{FINE_TABLE}",)
+    rows = await (await connection.execute(_LAYOUT, table)).fetchall()
+    checks = await (await connection.execute(_CHECKS, table)).fetchall()
     columns = [
         sql.SQL("{} {} {}").format(
             sql.Identifier(name), sql.SQL(kind), sql.SQL("NOT NULL" if required else "")
         )
         for name, kind, required, _ in rows
+    ]
+    columns += [
+        sql.SQL("CONSTRAINT {} {}").format(sql.Identifier(name), sql.SQL(check))
+        for name, check in checks
     ]
     stored = [
         sql.SQL("ALTER COLUMN {} SET STORAGE {}").format(

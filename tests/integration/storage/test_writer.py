@@ -37,7 +37,10 @@ from tests.integration.storage.world import (
     random_batch,
 )
 
-_WAITING = "select count(*) from pg_locks where locktype = 'advisory' and not granted"
+_WAITING = """
+select count(*) from pg_locks where locktype = 'advisory' and not granted
+and database = (select oid from pg_database where datname = current_database())
+"""
 TIMES = (1, NOW - 800 * DAY, NOW - 40 * DAY, NOW - DAY, NOW - 1, NOW, NOW + DAY)
 SEED = 20261120
 HOWEVER_STORED = pytest.mark.parametrize("fewest_copied", [1, 10**9])

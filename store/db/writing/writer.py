@@ -323,8 +323,8 @@ class DatabaseWriter:
                     return await self._attempt(connection, group)
             except NotNew:
                 group.careful = True
-            except (pg.UniqueViolation, pg.NotNullViolation):
-                if group.careful:
+            except (pg.UniqueViolation, pg.NotNullViolation) as error:
+                if group.careful and not await self._has_lost_short_form(error):
                     raise
                 group.careful = True
                 self._guesses.failed()
@@ -337,6 +337,13 @@ class DatabaseWriter:
                 if not is_transient(error) or not await patience.wait():
                     raise
                 group.careful = group.uncertain = True
+
+    async def _has_lost_short_form(self, error: Exception) -> bool:
+        """A server that took over may have lost the upgrade that allows the short form of rows."""
+        if not isinstance(error, pg.NotNullViolation) or not self._partitions.takes_short_form:
+            return False
+        await self._refresh_partitions(error)
+        return not self._partitions.takes_short_form
 
     async def _refresh_partitions(self, error: Exception) -> None:
         with contextlib.suppress(psycopg.Error, PoolTimeout):

@@ -217,3 +217,21 @@ async def assert_queried(node: Node, held: list[Held], monkeypatch: pytest.Monke
         assert await node.reader.position(part[-1].hash, TopicRights()) == after
         alike = part[-1].hash[:-1] + bytes((part[-1].hash[-1] ^ 1,))
         assert await node.reader.position(alike, TopicRights()) is None
+
+
+@pytest.mark.parametrize("fewest_copied", [1, 10**6])
+async def test_after_a_failover_that_lost_the_upgrade_rows_have_the_long_form(
+    node: Node, monkeypatch: pytest.MonkeyPatch, fewest_copied: int
+) -> None:
+    monkeypatch.setattr(writer_module, "FEWEST_COPIED", fewest_copied)
+    for back, _ in enumerate(("its partitions are made", "they are known")):
+        assert await node.store(batch_of([(NOW - back, TOPICS[0], b"lost")])) == [True]
+    assert await node.rows(FORMS) == [(True, True, 2)]
+    # What a standby holds that fell behind before the upgrade and takes over.
+    for table in ("messages", "hashes", "topics", "commits"):
+        await node.rows(f"delete from storenode.{table}")
+    await node.rows("alter table storenode.hashes alter column rest set not null")
+    await node.rows("update storenode.store set serves_from = '0010'")
+    batch = batch_of((NOW - 2 - back, TOPICS[1], b"kept") for back in range(5))
+    assert await node.store(batch) == [True] * 5
+    assert await node.rows(FORMS) == [(False, False, 5)]

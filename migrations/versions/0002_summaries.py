@@ -8,6 +8,7 @@ from alembic import op
 
 revision = "0002"
 down_revision = "0001"
+locks = "commits"
 
 SCHEMA = "storenode"
 PARTITIONS_LOCK = 0x73746F72 << 32 | 2

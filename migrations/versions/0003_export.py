@@ -8,6 +8,7 @@ from alembic import op
 
 revision = "0003"
 down_revision = "0002"
+locks = "sds"
 
 SCHEMA = "storenode"
 PARTITIONS_LOCK = 0x73746F72 << 32 | 2

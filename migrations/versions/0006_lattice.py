@@ -12,6 +12,7 @@ from alembic import op
 
 revision = "0006"
 down_revision = "0005"
+locks = "buckets"
 
 SCHEMA = "storenode"
 STATE_BYTES = 2048

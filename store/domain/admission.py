@@ -38,6 +38,7 @@ from store.domain.access import Client
 from store.domain.ports import Ephemeral, Source, TopicRights
 from store.messages.record import (
     RecordBatch,
+    begin_frame,
     frame_layout,
     index_batch,
     pubsub_suffix,
@@ -113,19 +114,16 @@ class _Topic(NamedTuple):
     names: tuple[str, str]
 
 
-_Layout = tuple[bytes, bytes]
-"""What stands before and after the hash in a head."""
+_Recognized = tuple[_Topic, bytes, bytes, bytes]
+"""A message that need not be decoded: topic, head, payload, tail."""
 
-_Recognized = tuple[_Topic, bytes, bytes, _Layout]
-"""A message that need not be decoded: topic, payload, tail, layout of its head."""
-
-_Shape = tuple[int, int, int, int, _Layout]
-"""Where payload, ``before``, time and ``after`` begin (`messages.shapes`), and the layout."""
+_Shape = tuple[int, int, int, int, bytes]
+"""Where payload, ``before``, time and ``after`` begin (`messages.shapes`), and the head."""
 
 _ACCEPTED: Final = Verdict.ACCEPTED
 _NO_TIME: Final = bytes(TIME_BYTES)
 _NO_TOPIC: Final = _Topic(None, b"", b"", b"", b"", ("", ""))
-_UNRECOGNIZED: Final[_Recognized] = (_NO_TOPIC, b"", b"", (b"", b""))
+_UNRECOGNIZED: Final[_Recognized] = (_NO_TOPIC, b"", b"", b"")
 _EVERY_TOPIC: Final = TopicRights()
 _EPHEMERAL: Final = Refusal(
     Reason.EPHEMERAL,
@@ -174,24 +172,24 @@ class Admission:
         usable = valid & (self._times.oldest_ns <= timestamps)
         usable &= timestamps <= self._times.newest_ns
         stamps = timestamps.astype(">i8").view("V8").tolist()
-        columns = (messages, seen, timestamps.tolist(), stamps, usable.tolist())
+        at_ns, whole = timestamps.tolist(), usable.tolist()
         digests = message_hashes(
             [
                 (topic[1], payload, topic[2], stamp)
-                for _, (topic, payload, _, _), _, stamp, is_usable in zip(*columns, strict=True)
+                for (topic, _, payload, _), stamp, is_usable in zip(
+                    seen, stamps, whole, strict=True
+                )
                 if is_usable
             ]
         )
         fresh = set(digests)
         if len(fresh) == len(messages) and (not first or fresh.isdisjoint(batch.hashes)):
-            self._keep_all(seen, columns[2], digests, topics)
+            self._keep_all(seen, at_ns, digests, topics)
         else:
             hashed = iter(digests)
-            for message, recognized, timestamp, _, is_usable in zip(*columns, strict=True):
+            for message, found, at, is_usable in zip(messages, seen, at_ns, whole, strict=True):
                 if is_usable:
-                    topic, payload, tail, (before, after) = recognized
-                    digest = next(hashed)
-                    self._keep(timestamp, topic, digest, (before + digest + after, payload, tail))
+                    self._keep(at, found[0], next(hashed), found[1:])
                 else:
                     self._judge(message)
         index_batch(batch, first)
@@ -200,18 +198,18 @@ class Admission:
         self, messages: Sequence[bytes]
     ) -> tuple[list[_Recognized], list[bytes], list[_Topic]]:
         """What can be read off without decoding, the times (no time: it cannot), and the topics."""
-        shapes: dict[tuple[bytes, int], _Shape | None] = {}
+        shapes: dict[bytes, _Shape | None] = {}
         known: dict[tuple[bytes, bytes], _Topic | None] = {}
         seen: list[_Recognized] = []
         times: list[bytes] = []
         for message in messages:
-            sizes = message[:LEAD_BYTES], len(message)
+            lead = message[:LEAD_BYTES]
             try:
-                shape = shapes[sizes]
+                shape = shapes[lead]
             except KeyError:
-                shape = shapes[sizes] = self._shape_of(*sizes)
+                shape = shapes[lead] = self._shape_of(lead)
             if shape is not None:
-                start, before, time, after, layout = shape
+                start, before, time, after, head = shape
                 around = message[before:time], message[after:]
                 try:
                     topic = known[around]
@@ -220,23 +218,20 @@ class Admission:
                     topic = known[around] = None if names is None else self._usual_topic(names)
                 if topic is not None:
                     tail = message[before:after] + topic[4]
-                    seen.append((topic, message[start:before], tail, layout))
+                    seen.append((topic, head, message[start:before], tail))
                     times.append(message[time:after])
                     continue
             seen.append(_UNRECOGNIZED)
             times.append(_NO_TIME)
         return seen, times, [topic for topic in known.values() if topic is not None]
 
-    def _shape_of(self, lead: bytes, message_bytes: int) -> _Shape | None:
+    def _shape_of(self, lead: bytes) -> _Shape | None:
+        """What a message is like that begins so; one that is shorter has nothing after the time."""
         found = read_lead(lead)
-        if found is None or found.after > message_bytes:
+        if found is None or found.body_bytes > self._policy.max_message_bytes:
             return None
         start, before, time, after, body_bytes = found
-        if body_bytes > self._policy.max_message_bytes:
-            return None
-        # The field of the pubsub topic is as long there as it is here.
-        layout = frame_layout(before - start, body_bytes, message_bytes - after)
-        return start, before, time, after, layout[:2]
+        return start, before, time, after, frame_layout(before - start, body_bytes)[0]
 
     def _keep_all(
         self,
@@ -254,12 +249,9 @@ class Admission:
         batch.timestamps += timestamps
         batch.hashes += digests
         batch.topic_keys += [topic[3] for topic, _, _, _ in seen]
-        batch.heads += [
-            before + digest + after
-            for digest, (_, _, _, (before, after)) in zip(digests, seen, strict=True)
-        ]
-        batch.payloads += [payload for _, payload, _, _ in seen]
-        batch.tails += [tail for _, _, tail, _ in seen]
+        batch.heads += [head for _, head, _, _ in seen]
+        batch.payloads += [payload for _, _, payload, _ in seen]
+        batch.tails += [tail for _, _, _, tail in seen]
         batch.topics |= {topic.key: topic.names for topic in topics}
 
     def _usual_topic(self, names: tuple[str, str]) -> _Topic | None:
@@ -283,9 +275,10 @@ class Admission:
             self.admitted.refusals[len(self.admitted.verdicts)] = refusal
             self._decide(Verdict.REJECTED, -1, digest)
             return
-        head, tail = split_frame(digest, item.body, len(item.payload), topic.suffix)
+        head, tail = split_frame(item.body, len(item.payload), topic.suffix)
         if item.ephemeral:
-            self._relay(topic, digest, head + item.payload + tail)
+            rest = head + item.payload + tail
+            self._relay(topic, digest, begin_frame(digest, len(rest)) + rest)
         else:
             assert item.timestamp is not None, "a message without a timestamp is refused"
             self._keep(item.timestamp, topic, digest, (head, item.payload, tail))

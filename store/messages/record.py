@@ -9,7 +9,8 @@ A *frame* is what a response carries for one message: field 1 (tag, length, body
 so that the payload can be read on its own, and a response is spliced together from stored bytes.
 Known fields are in ascending order with their presence as published; an empty payload is not
 encoded, and then ``head`` ends where the content topic begins. What a head has up to the end of the
-hash need not be kept with a message whose hash is (`short_head`).
+hash follows from the hash and the length of the rest: a batch has heads without it, of 2 to 8
+bytes, and so have rows of the short form.
 """
 
 from collections.abc import Sequence
@@ -22,9 +23,11 @@ from storenode.sds.codec import SdsMetadata, decode
 
 _TAG_MESSAGE = b"\x12"
 _TAG_PUBSUB_TOPIC = b"\x1a"
-_MORE = 0x80
 HASH_FIELD_BYTES = 2 + HASH_BYTES
 """Of a frame's first field: tag, length, hash."""
+
+_MAX_BEGINNING_BYTES = 4 + HASH_FIELD_BYTES
+"""Of a frame of less than 2 MiB, up to the end of the hash."""
 
 COLUMNS = ("timestamps", "hashes", "topic_keys", "heads", "payloads", "tails")
 """The columns of `RecordBatch` that have an entry for each message."""
@@ -34,10 +37,10 @@ COLUMNS = ("timestamps", "hashes", "topic_keys", "heads", "payloads", "tails")
 class RecordBatch:
     """Admitted messages as columns; entry *i* of each is about the same message.
 
-    ``timestamps`` in nanoseconds, ``hashes`` 32 bytes, ``topic_keys`` 16 bytes; ``heads``,
-    ``payloads`` and ``tails`` join to frames. ``topics`` names each key of the batch as (pubsub
-    topic, content topic). ``sds[j]`` describes message ``sds_index[j]``; messages whose payload
-    is not a readable SDS message are not listed.
+    ``timestamps`` in nanoseconds, ``hashes`` 32 bytes, ``topic_keys`` 16 bytes; ``heads`` have what
+    follows the hash, and join with ``payloads`` and ``tails`` to frames. ``topics`` names each key
+    of the batch as (pubsub topic, content topic). ``sds[j]`` describes message ``sds_index[j]``;
+    messages whose payload is not a readable SDS message are not listed.
     """
 
     timestamps: list[int] = field(default_factory=list)
@@ -56,12 +59,22 @@ class RecordBatch:
 
     @property
     def frame_bytes(self) -> int:
-        """Size of all frames together."""
-        return sum(sum(map(len, column)) for column in (self.heads, self.payloads, self.tails))
+        """Size of all frames together, or a few bytes more."""
+        columns = (self.heads, self.payloads, self.tails)
+        return sum(sum(map(len, each)) for each in columns) + _MAX_BEGINNING_BYTES * len(self)
 
     def frame(self, index: int) -> bytes:
         """Join the frame of message ``index``."""
-        return self.heads[index] + self.payloads[index] + self.tails[index]
+        rest = self.heads[index] + self.payloads[index] + self.tails[index]
+        return begin_frame(self.hashes[index], len(rest)) + rest
+
+    def whole_heads(self) -> list[bytes]:
+        """The heads with all that stands before them in a frame, as rows of the long form have."""
+        rests = zip(self.heads, self.payloads, self.tails, strict=True)
+        return [
+            begin_frame(digest, len(head) + len(payload) + len(tail)) + head
+            for digest, (head, payload, tail) in zip(self.hashes, rests, strict=True)
+        ]
 
     def extend(self, other: "RecordBatch") -> None:
         """Append another batch; a message that is in both is there twice then."""
@@ -129,39 +142,32 @@ def pubsub_suffix(pubsub_topic: bytes) -> bytes:
     return delimited(_TAG_PUBSUB_TOPIC, pubsub_topic)
 
 
-def split_frame(
-    digest: bytes, body: bytes, payload_bytes: int, suffix: bytes
-) -> tuple[bytes, bytes]:
-    """Lay the frame of a message around its payload: (head, tail).
+def split_frame(body: bytes, payload_bytes: int, suffix: bytes) -> tuple[bytes, bytes]:
+    """Lay the frame of a message around its payload: (head, tail), the head without the hash.
 
     ``body`` is the canonical encoding of the WakuMessage, ``payload_bytes`` the size of its
     payload, ``suffix`` comes from `pubsub_suffix`. Cost: one table look-up and two copies.
     """
-    before_hash, after_hash, tail_start = frame_layout(payload_bytes, len(body), len(suffix))
-    return before_hash + digest + after_hash, body[tail_start:] + suffix
+    head, tail_start = frame_layout(payload_bytes, len(body))
+    return head, body[tail_start:] + suffix
 
 
-def short_head(head: bytes) -> bytes:
-    """What follows the hash in a head: 2 to 8 bytes, of which the rest is known.
-
-    The hash is a column of its own, and the length before it is the sum of all that follows.
-    """
-    start = 2
-    while head[start - 1] >= _MORE:
-        start += 1
-    return head[start + HASH_FIELD_BYTES :]
+def begin_frame(digest: bytes, rest_bytes: int) -> bytes:
+    """All of a frame up to the end of its hash, where so many bytes follow."""
+    return _before_hash(rest_bytes) + digest
 
 
 @lru_cache(maxsize=MAX_CACHED_LAYOUTS)
-def frame_layout(
-    payload_bytes: int, body_bytes: int, suffix_bytes: int
-) -> tuple[bytes, bytes, int]:
-    """What surrounds the hash in a head, and where the tail begins in the encoded WakuMessage.
+def _before_hash(rest_bytes: int) -> bytes:
+    return b"\x0a%b\x0a%b" % (varint(HASH_FIELD_BYTES + rest_bytes), varint(HASH_BYTES))
 
-    The sizes are those of the payload, the WakuMessage and the suffix (see `split_frame`).
+
+@lru_cache(maxsize=MAX_CACHED_LAYOUTS)
+def frame_layout(payload_bytes: int, body_bytes: int) -> tuple[bytes, int]:
+    """A head without the hash, and where the tail begins in the encoded WakuMessage.
+
+    The sizes are those of the payload and the WakuMessage.
     """
-    message_prefix = _TAG_MESSAGE + varint(body_bytes)
     payload_prefix = b"\x0a" + varint(payload_bytes) if payload_bytes else b""
-    size = HASH_FIELD_BYTES + len(message_prefix) + body_bytes + suffix_bytes
-    before_hash = b"\x0a%b\x0a%b" % (varint(size), varint(HASH_BYTES))
-    return before_hash, message_prefix + payload_prefix, len(payload_prefix) + payload_bytes
+    head = _TAG_MESSAGE + varint(body_bytes) + payload_prefix
+    return head, len(payload_prefix) + payload_bytes

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError
 
-from store.messages.record import pubsub_suffix, split_frame
+from store.messages.record import begin_frame, pubsub_suffix, split_frame
 from storenode.wire.waku.store.v3.store_pb2 import WakuMessageKeyValue
 
 _TAG = 0x0A
@@ -42,12 +42,11 @@ def unframe(head: bytes, payload: bytes, tail: bytes) -> Unframed:
     item = _parsed(head + payload + tail)
     message = item.message
     suffix = pubsub_suffix(item.pubsub_topic.encode())
-    parts = split_frame(
-        item.message_hash, message.SerializeToString(), len(message.payload), suffix
-    )
+    laid_out = split_frame(message.SerializeToString(), len(message.payload), suffix)
     if message.payload != payload:
         raise FrameError("the payload lies elsewhere in the frame")
-    if parts != (head, tail):
+    beginning = begin_frame(item.message_hash, len(laid_out[0]) + len(payload) + len(tail))
+    if (beginning + laid_out[0], laid_out[1]) != (head, tail):
         raise FrameError("the frame is not in its canonical form")
     return Unframed(
         message_hash=item.message_hash,

@@ -13,7 +13,7 @@ from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopi
 class Decoding(Admission):
     """Decodes every message, whatever its form."""
 
-    def _shape_of(self, lead: bytes, message_bytes: int) -> None:  # noqa: ARG002 - as it is there
+    def _shape_of(self, lead: bytes) -> None:  # noqa: ARG002 - as it is there
         return None
 
 

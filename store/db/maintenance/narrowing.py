@@ -12,7 +12,7 @@ from typing import Any, Final, LiteralString
 from psycopg import AsyncConnection, sql
 
 from store.db.locks import set_lock_timeout
-from store.db.schema.names import SCHEMA, TOPIC_INDEX, WIDE_TOPIC_INDEX
+from store.db.schema.names import FINE_TABLE, SCHEMA, TOPIC_INDEX, WIDE_TOPIC_INDEX
 
 Connection = AsyncConnection[Any]
 
@@ -21,7 +21,7 @@ LOCK_TIMEOUT_MS: Final = 250
 
 COLUMNS: Final[LiteralString] = "(topic, ts, substr(hash, 1, 7))"
 
-_PENDING: Final = "select to_regclass(%s) is not null"
+_EXISTS: Final = "select to_regclass(%s) is not null"
 _LACKING: Final = """
 select t.relname::text from pg_inherits h join pg_class t on t.oid = h.inhrelid
 where h.inhparent = 'storenode.messages'::regclass and not h.inhdetachpending
@@ -37,8 +37,7 @@ where inhparent = to_regclass(%s)
 
 async def is_pending(connection: Connection) -> bool:
     """Whether the old index is there."""
-    row = await (await connection.execute(_PENDING, (_named(WIDE_TOPIC_INDEX),))).fetchone()
-    return row == (True,)
+    return await _exists(connection, WIDE_TOPIC_INDEX)
 
 
 async def narrow(connection: Connection) -> tuple[int, int]:
@@ -50,6 +49,8 @@ async def narrow(connection: Connection) -> tuple[int, int]:
         psycopg.Error: the database did not serve, or a lock was not to be had in time
             (`LockNotAvailable`); what is built stays, and another call goes on.
     """
+    if not await _exists(connection, TOPIC_INDEX):
+        await _begin(connection)
     while (name := await _lacking(connection)) is not None:
         await _build(connection, name)
     sizes = await _size(connection, WIDE_TOPIC_INDEX), await _size(connection, TOPIC_INDEX)
@@ -57,6 +58,16 @@ async def narrow(connection: Connection) -> tuple[int, int]:
         await set_lock_timeout(connection, LOCK_TIMEOUT_MS)
         await _run(connection, "DROP INDEX IF EXISTS {}", WIDE_TOPIC_INDEX)
     return sizes
+
+
+async def _begin(connection: Connection) -> None:
+    """Let new partitions have the new index; those that are there still lack it."""
+    async with connection.transaction():
+        await set_lock_timeout(connection, LOCK_TIMEOUT_MS)
+        statement = sql.SQL("CREATE INDEX {} ON ONLY {} {}").format(
+            sql.Identifier(TOPIC_INDEX), sql.Identifier(SCHEMA, FINE_TABLE), sql.SQL(COLUMNS)
+        )
+        await connection.execute(statement, prepare=False)
 
 
 async def _build(connection: Connection, partition: str) -> None:
@@ -69,6 +80,11 @@ async def _build(connection: Connection, partition: str) -> None:
     async with connection.transaction():
         await set_lock_timeout(connection, LOCK_TIMEOUT_MS)
         await _run(connection, "ALTER INDEX {} ATTACH PARTITION {}", TOPIC_INDEX, index)
+
+
+async def _exists(connection: Connection, index: str) -> bool:
+    row = await (await connection.execute(_EXISTS, (_named(index),))).fetchone()
+    return row == (True,)
 
 
 async def _lacking(connection: Connection) -> str | None:

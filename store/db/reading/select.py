@@ -41,7 +41,7 @@ class Entry:
 _STORED_BYTES: Final = "(octet_length(m.head) + octet_length(m.payload) + octet_length(m.tail))"
 _BODY_BYTES: Final = f"({_STORED_BYTES} + {HASH_FIELD_BYTES})"
 _SHORT: Final = f"octet_length(m.head) < {HASH_BYTES}"
-"""True of a head that `store.messages.record.short_head` has cut: all before it is known."""
+"""True of the head of a row in the short form, which begins behind the hash."""
 
 # The tag and the length as a varint of 1, 2 or 3 bytes, and the tag and length of the hash, as the
 # last bytes of one number: few operations, since they are done for each row.

@@ -14,7 +14,7 @@ only when there is something to migrate.
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -22,8 +22,9 @@ from typing import Final
 import psycopg
 
 from store.db.errors import SchemaError, sentence
-from store.db.locks import FOLDING, MIGRATION
+from store.db.locks import FOLDING, MIGRATION, PARTITIONS
 from store.db.schema.names import OLDEST_POSTGRES, SCHEMA
+from store.db.schema.upgrade_locks import lock_tables
 
 _MISSING: Final = (
     "the database has no storenode schema: create it with `storenode db upgrade`, or check that"
@@ -65,8 +66,6 @@ APPLICATION_NAME: Final = "storenode"
 """Of a node's connections, followed by the newest revision that the node knows."""
 
 _LOCK_TIMEOUT_S: Final = 5
-_TRIES: Final = 5
-"""Of an upgrade that Postgres ends because it and another transaction wait for each other."""
 
 _FIRST_ROLLING: Final = "0005"
 """The revision from which on a schema says which nodes it serves."""
@@ -77,16 +76,17 @@ where datname = current_database() and application_name ~ '^storenode [0-9]{4}$'
   and right(application_name, 4) < %s
 order by 1, 2
 """
-_ASSIGNMENT: Final = re.compile(r'^(revision|phase|serves_from) = "(\w+)"$', re.MULTILINE)
+_ASSIGNMENT: Final = re.compile(r'^(revision|phase|serves_from|locks) = "([\w ]+)"$', re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
 class Revision:
-    """A migration; ``phase`` and ``serves_from`` as `migrations/versions/0005_rolling.py` says."""
+    """A migration; all but its name as `migrations/versions/0005_rolling.py` says."""
 
     revision: str
     phase: str = "before"
     serves_from: str = ""
+    locks: str = ""
 
     @property
     def is_after(self) -> bool:
@@ -175,18 +175,9 @@ def upgrade(url: str, *, before_restart: bool = False, alone: bool = False) -> s
     if found is not None and found == _target(found, before_restart=before_restart):
         return found
     try:
-        return _migrated(url, before_restart=before_restart, alone=alone)
+        return _migrate(url, before_restart=before_restart, alone=alone)
     except psycopg.Error as error:
         raise _refused(error) from error
-
-
-def _migrated(url: str, *, before_restart: bool, alone: bool) -> str:
-    # Nodes read tables in whatever order a query names them, so no order of ours excludes a
-    # deadlock; nothing has changed after one.
-    for _ in range(_TRIES - 1):
-        with suppress(psycopg.errors.DeadlockDetected):
-            return _migrate(url, before_restart=before_restart, alone=alone)
-    return _migrate(url, before_restart=before_restart, alone=alone)
 
 
 def _migrate(url: str, *, before_restart: bool, alone: bool) -> str:
@@ -200,8 +191,11 @@ def _migrate(url: str, *, before_restart: bool, alone: bool) -> str:
         if found is not None and target != found and not alone:
             _check_alone(raw, found, target)
             raw.execute(f"SET LOCAL lock_timeout = '{_LOCK_TIMEOUT_S}s'")
-            # Before the tables that a node locks after it: see `store.db.locks`.
-            raw.execute("SELECT pg_advisory_xact_lock(%s)", (FOLDING,))
+            # Before the tables that a node locks after them: see `store.db.locks`.
+            for each in (FOLDING, PARTITIONS):
+                raw.execute("SELECT pg_advisory_xact_lock(%s)", (each,))
+            lock_tables(raw, _locked(found, target), _LOCK_TIMEOUT_S)
+            raw.execute(f"SET LOCAL lock_timeout = '{_LOCK_TIMEOUT_S}s'")
         _create_schema(raw)
         apply.upgrade(connection, LOCATION, target)
         if target != found:
@@ -268,6 +262,12 @@ def _serves_from(target: str) -> str:
     """The oldest revision whose nodes work on the schema of another one."""
     told = [each for each in revisions() if each.is_after and each.revision <= target]
     return told[-1].serves_from if told else _FIRST_ROLLING
+
+
+def _locked(found: str, target: str) -> set[str]:
+    """The tables that the revisions between two lock, and the one that every upgrade writes to."""
+    taken = [each.locks.split() for each in revisions() if found < each.revision <= target]
+    return {"store"}.union(*taken)
 
 
 def _target(found: str | None, *, before_restart: bool) -> str:

@@ -18,7 +18,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from store.db.pool import Connection
 from store.db.schema.names import HASH_KEY_BYTES
-from store.messages.record import COLUMNS, RecordBatch, short_head
+from store.messages.record import COLUMNS, RecordBatch
 from storenode.message.limits import HASH_BYTES, TOPIC_KEY_BYTES
 
 FEWEST_COPIED: Final = 100
@@ -86,12 +86,11 @@ class Rows:
 
 
 def in_order(batch: RecordBatch, *, short: bool) -> Rows:
-    """The messages of a batch, ascending by timestamp and hash; ``short``: their heads are."""
+    """The messages of a batch, ascending by timestamp and hash, in the short or the long form."""
     timestamps = np.array(batch.timestamps, np.int64)
     columns = [getattr(batch, name) for name in COLUMNS[1:]]
-    if short:
-        heads = COLUMNS.index("heads") - 1
-        columns[heads] = list(map(short_head, columns[heads]))
+    if not short:
+        columns[COLUMNS.index("heads") - 1] = batch.whole_heads()
     if not bool((timestamps[1:] > timestamps[:-1]).all()):
         keys = list(zip(batch.timestamps, batch.hashes, strict=True))
         order = sorted(range(len(keys)), key=keys.__getitem__)

@@ -20,7 +20,7 @@ from store.db.pool import Connection
 from store.db.summaries import deltas
 from store.db.writing.bulk import copy_new
 from store.domain.ports import Source
-from store.messages.record import RecordBatch, short_head
+from store.messages.record import RecordBatch
 from storenode.message.limits import HASH_BYTES
 from storenode.sds.codec import SdsMetadata, channel_key, sds_key
 
@@ -231,7 +231,7 @@ async def lay_out(batch: RecordBatch, *, short: bool) -> dict[str, object]:
         "ts": arrays.bigints(batch.timestamps),
         "hash": arrays.fixed_bytes(batch.hashes, HASH_BYTES),
         "topic": arrays.uuids(batch.topic_keys),
-        "head": arrays.varied_bytes(list(map(short_head, batch.heads)) if short else batch.heads),
+        "head": arrays.varied_bytes(batch.heads if short else batch.whole_heads()),
         "payload": arrays.varied_bytes(batch.payloads),
         "tail": arrays.varied_bytes(batch.tails),
         "given": len(batch.hashes),

@@ -10,7 +10,8 @@ from alembic.config import Config
 from alembic.script import ScriptDirectory
 
 from store.db.errors import SchemaError
-from store.db.schema import migrate
+from store.db.schema import apply, migrate
+from store.db.schema.names import COARSE_TABLES
 from tests.support.postgres import SUPERUSER, PostgresServer
 
 
@@ -31,15 +32,49 @@ def test_what_is_read_of_the_migrations_is_what_alembic_runs() -> None:
     config.set_main_option("script_location", migrate.LOCATION)
     scripts = ScriptDirectory.from_config(config)
     assert migrate.head() == scripts.get_current_head()
-    read = [(each.revision, each.phase, each.serves_from) for each in migrate.revisions()]
+    read = [
+        (each.revision, each.phase, each.serves_from, each.locks) for each in migrate.revisions()
+    ]
     assert read[::-1] == [
         (
             script.revision,
             getattr(script.module, "phase", "before"),
             getattr(script.module, "serves_from", ""),
+            getattr(script.module, "locks", ""),
         )
         for script in scripts.walk_revisions()
     ]
+
+
+PARTITION = "CREATE TABLE storenode.{0}_old PARTITION OF storenode.{0} FOR VALUES FROM (1) TO (9)"
+LOCKED = """
+SELECT coalesce(p.relname, c.relname) FROM pg_locks l JOIN pg_class c ON c.oid = l.relation
+LEFT JOIN pg_inherits i ON i.inhrelid = c.oid LEFT JOIN pg_class p ON p.oid = i.inhparent
+WHERE l.pid = pg_backend_pid() AND c.relkind IN ('r', 'p') AND c.oid = ANY (%s)
+  AND l.mode IN ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
+"""
+TABLES = """
+SELECT coalesce(array_agg(oid), '{}') FROM pg_class
+WHERE relnamespace = 'storenode'::regnamespace AND relname NOT IN ('store', 'alembic_version')
+"""
+
+
+def test_a_revision_locks_no_table_but_those_that_it_names(empty_database_url: str) -> None:
+    """What it does not name it would wait for while it has others: see `upgrade_locks`."""
+    first, *later = migrate.revisions()
+    with apply.connect(empty_database_url) as connection:
+        raw = apply.driver_connection(connection)
+        with connection.begin():
+            raw.execute("CREATE SCHEMA storenode")
+            apply.upgrade(connection, migrate.LOCATION, first.revision)
+            for table in ("messages", *COARSE_TABLES):
+                raw.execute(PARTITION.format(table))
+        for each in later:
+            with connection.begin():
+                ((tables,),) = raw.execute(TABLES).fetchall()
+                apply.upgrade(connection, migrate.LOCATION, each.revision)
+                locked = {name for (name,) in raw.execute(LOCKED, (tables,))}
+            assert locked <= set(each.locks.split()), each
 
 
 def test_upgrade_makes_the_newest_schema_once(empty_database_url: str) -> None:

@@ -29,6 +29,7 @@ from alembic import op
 
 revision = "9001"
 down_revision = "{newest}"
+locks = "commits messages sds unread"
 
 
 def upgrade() -> None:
@@ -159,21 +160,26 @@ WAITING = "SELECT count(*) FROM pg_locks WHERE NOT granted AND mode = 'AccessExc
 
 
 @pytest.mark.usefixtures("newer")
-def test_an_upgrade_and_a_reader_that_wait_for_each_other_both_end(
-    postgres: PostgresServer, database_url: str
+@pytest.mark.parametrize(
+    "statement", ["SELECT FROM storenode.{}", "LOCK TABLE storenode.{} IN ROW EXCLUSIVE MODE"]
+)
+@pytest.mark.parametrize("order", [("commits", "messages", "sds"), ("sds", "messages", "commits")])
+def test_an_upgrade_gives_way_to_who_locks_tables_in_any_order(
+    postgres: PostgresServer, database_url: str, statement: str, order: tuple[str, ...]
 ) -> None:
     database = str(conninfo_to_dict(database_url)["dbname"])
     with (
-        psycopg.connect(postgres.url(database, SUPERUSER)) as reader,
-        psycopg.connect(database_url, autocommit=True) as watch,
+        psycopg.connect(database_url) as node,
+        psycopg.connect(postgres.url(database, SUPERUSER), autocommit=True) as watch,
         ThreadPoolExecutor() as threads,
     ):
-        # Whom Postgres ends is who finds out first: here never the reader.
-        reader.execute("SET deadlock_timeout = '1h'")
-        reader.execute("SELECT count(*) FROM storenode.commits")
+        # Whom Postgres ends is who finds out first: here never the upgrade.
+        watch.execute(f"ALTER DATABASE {database} SET deadlock_timeout = '1h'")
+        node.execute(statement.format(order[0]))
         upgraded = threads.submit(migrate.upgrade, database_url, before_restart=True)
         while watch.execute(WAITING).fetchone() != (1,):
             assert not upgraded.done()
-        reader.execute("SELECT count(*) FROM storenode.messages")
-        reader.commit()
+        for table in order[1:]:
+            node.execute(statement.format(table))
+        node.commit()
         assert upgraded.result() == "9001"

@@ -40,7 +40,7 @@ def test_a_frame_is_what_protobuf_writes_for_the_message(item: WakuMessageAndTop
 def test_joined_frames_are_a_page(items: list[WakuMessageAndTopic]) -> None:
     batch = admit(items, NOW_NS, POLICY).batch
     joined = b"".join(map(batch.frame, range(len(batch))))
-    assert batch.frame_bytes == len(joined)
+    assert len(joined) <= batch.frame_bytes <= len(joined) + 2 * len(batch)
     page = ScanPage.FromString(joined)
     assert [key_value.message_hash for key_value in page.messages] == batch.hashes
     assert [key_value.message.payload for key_value in page.messages] == batch.payloads

@@ -4,7 +4,7 @@
 messages a day grows to each size, and is verified, fingerprinted by minute, compared with one that
 lacks an hour of each day, and audited. With ``--database-millions 1 4``, messages of a Postgres
 database are archived and restored into an empty one. Every answer is checked. All jobs have one
-session, in which the first rounds do not count: its JVMs compile for minutes. What a job takes for
+session, in which the first two rounds do not count: its JVMs compile for minutes. What a job takes for
 10,000 messages, which are measured again before each size, is its fixed cost; ``cpu_s_per_million``
 is what it takes beyond that.
 
@@ -49,7 +49,7 @@ T = TypeVar("T")
 
 FEW: Final = 10_000
 MILLION: Final = 1_000_000
-COMPILING_ROUNDS: Final = 3
+COMPILING_ROUNDS: Final = 2
 FLAT: Final = 0.2
 """By how much the cost of a million may differ between sizes."""
 

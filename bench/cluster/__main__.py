@@ -4,9 +4,10 @@
 messages a day grows to each size, and is verified, fingerprinted by minute, compared with one that
 lacks an hour of each day, and audited. With ``--database-millions 1 4``, messages of a Postgres
 database are archived and restored into an empty one. Every answer is checked. All jobs have one
-session, in which the first two rounds do not count: its JVMs compile for minutes. What a job takes for
-10,000 messages, which are measured again before each size, is its fixed cost; ``cpu_s_per_million``
-is what it takes beyond that.
+session, in which the first two rounds do not count: its JVMs compile for minutes. What a job takes
+for 10,000 messages, which are measured again before each size, is its fixed cost;
+``cpu_s_per_million`` is what it takes beyond that, and ``further_cpu_s_per_million`` what beyond
+the size before: from one task to the eight that a million messages have, the fixed cost grows, too.
 
 DIR must be new or empty, and is empty again afterwards; how much room it needs is printed first.
 """
@@ -79,6 +80,7 @@ class Bench:
         self._cluster = cluster
         self.fixed_s: dict[str, list[float]] = defaultdict(list)
         self.each_s: dict[str, list[float]] = defaultdict(list)
+        self._before: dict[str, tuple[int, float]] = {}
         self._warm = False
 
     def begin(self) -> None:
@@ -86,6 +88,7 @@ class Bench:
         self._warm = True
         self.fixed_s.clear()
         self.each_s.clear()
+        self._before.clear()
 
     def take(self, messages: int, job: str, work: Callable[[], T]) -> T:
         """Run a job, and print what it used; what it answered."""
@@ -108,6 +111,11 @@ class Bench:
         else:
             left_s = figures["cpu_s"] - self.fixed_s[job][-1]
             figures["cpu_s_per_million"] = left_s / messages * MILLION
+            if job in self._before:
+                fewer, less_s = self._before[job]
+                further_s = (figures["cpu_s"] - less_s) / (messages - fewer)
+                figures["further_cpu_s_per_million"] = further_s * MILLION
+            self._before[job] = messages, figures["cpu_s"]
             self.each_s[job].append(figures["cpu_s_per_million"])
         report(benchmark="cluster", measure=job, messages=messages, warm=self._warm, **figures)
 
@@ -205,6 +213,8 @@ def _synthetic(bench: Bench, millions: list[int]) -> None:
             for each in [few, history] * COMPILING_ROUNDS:
                 of_archives(bench, each)
             bench.begin()
+        # Python workers that have had nothing to do for a while have ended.
+        fingerprint(LakeSide(bench.session, Lake(str(few.first))), "minute")
         of_archives(bench, few)
         of_archives(bench, history)
 

@@ -41,7 +41,9 @@ _CONTENTS: Final = pa.schema(
         pa.field("high", pa.int64()),
     ]
 )
-"""What a file holds of an hour; its path in the table, its size, its earliest and latest time."""
+"""What the files of a task hold of an hour, with no ``path``; or a file's path in the table, the
+number of its messages, its size, its earliest and latest time.
+"""
 
 
 class Appender:
@@ -184,58 +186,50 @@ def read_back(
     Raises:
         PipelineError: one holds another number of rows than ``rows_of`` says.
     """
-    names = sorted(rows_of.items())
-    portions = in_portions(session, names, lambda each: each[1])
-    work = partial(_contents, lake.messages)
-    by_file = spread(session, work, portions, _CONTENTS).collect()
-    files: dict[str, Written] = {}
-    for row in by_file:
-        path = row["path"]
-        one = Written(
-            path,
-            _between(path, "day="),
-            int(_between(path, "shard=")),
-            row["size_bytes"],
-            row["count"],
-            row["low"],
-            row["high"],
-        )
-        files[path] = _joined(files[path], one) if path in files else one
-    for path, rows in names:
+    found = looked_at(session, lake, rows_of)
+    files = {row["path"]: _written(row) for row in found if row["path"] is not None}
+    for path, rows in sorted(rows_of.items()):
         if rows != (files[path].rows if path in files else 0):
             raise PipelineError(
                 f"{lake.messages}/{path} does not hold what was written to it: nothing was"
                 " published."
             )
-    return sorted(files.values(), key=lambda each: each.path), collected(by_file)
+    hours = collected(row for row in found if row["path"] is None)
+    return [each for _, each in sorted(files.items())], hours
+
+
+def looked_at(session: SparkSession, lake: Lake, rows_of: Mapping[str, int]) -> list[Row]:
+    """What workers find in files, as `_CONTENTS`: a row for each, and for each task one an hour."""
+    portions = in_portions(session, sorted(rows_of.items()), lambda each: each[1])
+    return spread(session, partial(_contents, lake.messages), portions, _CONTENTS).collect()
 
 
 def _contents(folder: str, files: list[tuple[str, int]]) -> Iterator[pa.RecordBatch]:
-    """What some files hold, by hour."""
+    """What each of some files holds, and what all of them hold by hour."""
+    hours: Fingerprints = {}
     for name, _ in files:
         path = f"{folder}/{name}"
-        found: Fingerprints = {}
-        low, high = FOREVER, 0
+        count, low, high = 0, FOREVER, 0
         for rows in batches_of(path, KEY):
-            add_rows(found, rows, HOUR_NS)
+            add_rows(hours, rows, HOUR_NS)
+            count += len(rows)
             ends = pc.min_max(rows["ts"])
             low, high = min(low, ends["min"].as_py()), max(high, ends["max"].as_py())
-        hours = as_rows(found)
-        about = (name, rows_and_bytes(path)[1], low, high)
-        told = [pa.repeat(each, len(hours)) for each in about]
-        yield pa.record_batch([*hours.columns, *told], schema=_CONTENTS)
+        if count:
+            told = {"path": name, "count": count, "low": low, "high": high}
+            told["size_bytes"] = rows_and_bytes(path)[1]
+            yield pa.RecordBatch.from_pylist([told], _CONTENTS)
+    if hours:
+        known = as_rows(hours)
+        rest = [pa.nulls(len(known), each.type) for each in list(_CONTENTS)[len(ROWS) :]]
+        yield pa.record_batch([*known.columns, *rest], schema=_CONTENTS)
 
 
-def _joined(one: Written, other: Written) -> Written:
-    return Written(
-        one.path,
-        one.day,
-        one.shard,
-        one.size_bytes,
-        one.rows + other.rows,
-        min(one.min_ts, other.min_ts),
-        max(one.max_ts, other.max_ts),
-    )
+def _written(row: Row) -> Written:
+    path = row["path"]
+    shard = int(_between(path, "shard="))
+    ends = row["low"], row["high"]
+    return Written(path, _between(path, "day="), shard, row["size_bytes"], row["count"], *ends)
 
 
 def _between(path: str, name: str) -> str:

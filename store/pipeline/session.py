@@ -39,22 +39,7 @@ SETTINGS: Final[Mapping[str, str]] = {
     "spark.sql.redaction.options.regex": "(?i)url|password",
     "spark.sql.adaptive.enabled": "true",
 }
-_WORKERS: Final[Mapping[str, str]] = {
-    # What a worker has freed it will need again for the next batch: to hand it back to the system
-    # each time took a third of what workers spend in the system. More than 32 MB, and older
-    # versions of glibc refuse the first and keep the second. Source: mallopt(3).
-    "spark.executorEnv.MALLOC_MMAP_THRESHOLD_": str(32 * 1024 * 1024),
-    "spark.executorEnv.MALLOC_TRIM_THRESHOLD_": str(128 * 1024 * 1024),
-}
-"""The environment of workers, which only who starts Spark can choose."""
-
-_HADOOP: Final = "spark.hadoop."
-"""What a session calls without this is called with it where Spark is started."""
-
-LOGGING: Final = Path(__file__).with_name("log4j2.properties")
-_JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
 _JAVA_FLAGS: Final = (
-    f"-Dlog4j2.configurationFile={LOGGING.as_uri()}",
     # Below it a start collects all of the heap four times, to no end.
     "-XX:MetaspaceSize=128m",
     # Batches come from our own workers: to check every access to them costs a quarter of it.
@@ -67,6 +52,25 @@ _JAVA_FLAGS: Final = (
     "-XX:Tier4CompileThreshold=150000",
     "-XX:Tier4BackEdgeThreshold=400000",
 )
+"""Of every JVM, that of the driver and, on a cluster, those of the executors."""
+
+_WORKERS: Final[Mapping[str, str]] = {
+    # What a worker has freed it will need again for the next batch: to hand it back to the system
+    # each time took a third of what workers spend in the system. More than 32 MB, and older
+    # versions of glibc refuse the first and keep the second. Source: mallopt(3).
+    "spark.executorEnv.MALLOC_MMAP_THRESHOLD_": str(32 * 1024 * 1024),
+    "spark.executorEnv.MALLOC_TRIM_THRESHOLD_": str(128 * 1024 * 1024),
+    # Options of spark.executor.extraJavaOptions come after these, and win.
+    "spark.executor.defaultJavaOptions": " ".join(_JAVA_FLAGS),
+}
+"""The environment of workers, which only who starts Spark can choose."""
+
+_HADOOP: Final = "spark.hadoop."
+"""What a session calls without this is called with it where Spark is started."""
+
+LOGGING: Final = Path(__file__).with_name("log4j2.properties")
+_JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
+_DRIVER_FLAGS: Final = (f"-Dlog4j2.configurationFile={LOGGING.as_uri()}", *_JAVA_FLAGS)
 _COLLECTOR: Final = "-XX:+UseParallelGC"
 """A job wants throughput; G1 takes more processor time for pauses that nobody minds here."""
 
@@ -182,7 +186,7 @@ def _java_options(given: str) -> str:
     """Options of the driver's JVM, which refuses to start when two collectors are chosen."""
     elsewhere = (os.environ.get(name, "") for name in ("JDK_JAVA_OPTIONS", "JAVA_TOOL_OPTIONS"))
     chosen = any(re.search(r"-XX:\+Use\w+GC", text) for text in (given, *elsewhere))
-    return " ".join([*_JAVA_FLAGS, *([] if chosen else [_COLLECTOR]), given]).strip()
+    return " ".join([*_DRIVER_FLAGS, *([] if chosen else [_COLLECTOR]), given]).strip()
 
 
 def _submitted() -> bool:

@@ -122,6 +122,20 @@ def test_a_range_of_time_is_all_that_is_archived(
     assert result.sound
 
 
+def test_what_is_read_back_does_not_grow_with_files_times_hours(
+    spark: SparkSession, archived: Path
+) -> None:
+    lake = Lake(str(archived)).open()
+    rows_of = {lake.within(each): each.rows for each in lake.files()}
+    rows = appending.looked_at(spark, lake, rows_of)
+    # All of it is one task.
+    assert {row["path"]: row["count"] for row in rows if row["path"] is not None} == rows_of
+    assert len(rows) == len(rows_of) + len(hours_of(in_lake(archived)))
+    written, _ = appending.read_back(spark, lake, rows_of)
+    spans = [each.max_ts // HOUR - each.min_ts // HOUR for each in written]
+    assert sum(span + 1 for span in spans) > 2 * len(hours_of(in_lake(archived)))
+
+
 @pytest.mark.parametrize(
     "place", ["write_files", "read_back", "publish", "note_hours", "mark_archived"]
 )

@@ -25,7 +25,14 @@ from store.pipeline.lake import Lake
 from store.pipeline.sides import DatabaseSide, LakeSide
 from storenode.sds import codec
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
-from tests.integration.pipeline.world import HOUR, NOW, more, rows
+from tests.integration.pipeline.world import (
+    HOUR,
+    NOW,
+    documented_columns,
+    more,
+    rows,
+    written_columns,
+)
 from tests.support.audited import Claim, audited
 from tests.unit.builders import entry
 
@@ -99,6 +106,8 @@ def unsigned(lamport: int | None) -> int | None:
 def check(output: Path, result: Report, claims: list[Claim]) -> None:
     """What was written and reported is what a plain audit finds."""
     wanted = audited(claims)
+    for each in output.iterdir():
+        assert written_columns(each) == documented_columns(each.name), each.name
     pair = ("channel", "message_id")
 
     def names(name: str, *columns: str) -> list[tuple[Any, ...]]:

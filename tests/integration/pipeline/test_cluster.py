@@ -10,10 +10,11 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import psycopg
 import pytest
 from pyspark.sql import SparkSession
@@ -39,6 +40,9 @@ SETTINGS = {
     "spark.executor.extraJavaOptions": QUICK_JVM,
     **QUICK_START,
 }
+
+OF_EVERY_JVM = "-Darrow.enable_unsafe_memory_access=true"
+SETTINGS_OF_TESTS = QUICK_JVM.split()[0]
 
 
 @pytest.fixture(scope="module")
@@ -162,12 +166,25 @@ def test_a_job_survives_a_worker_that_dies(
         except BaseException:
             job.kill()
             raise
+        for each in executors(cluster):
+            assert each.index(OF_EVERY_JVM) < each.index(SETTINGS_OF_TESTS), "what is given wins"
         cluster.kill(cluster.workers[0])
     out, err = job.communicate(timeout=PATIENCE_S)
     assert job.returncode == 0, err.decode()
     assert json.loads(out)["messages"] == len(held(url))
     assert in_lake(lake) == sorted(held(url))
     assert verify(spark, Verifying(Lake(str(lake)), url)).sound
+
+
+def executors(cluster: Cluster) -> list[list[str]]:
+    """Command lines of the JVMs in which tasks run, one of each worker."""
+    lines = []
+    for each in (each for worker in cluster.workers for each in worker.descendants()):
+        with suppress(psutil.Error):  # it has ended
+            lines.append(each.cmdline())
+    found = [line for line in lines if any("CoarseGrainedExecutor" in word for word in line)]
+    assert len(found) == len(cluster.workers)
+    return found
 
 
 @contextmanager

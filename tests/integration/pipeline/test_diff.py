@@ -16,7 +16,18 @@ from store.pipeline.jobs.diff import diff
 from store.pipeline.jobs.fingerprint import fingerprint, of_database, of_lake
 from store.pipeline.lake import Lake
 from store.pipeline.sides import DatabaseSide, LakeSide
-from tests.integration.pipeline.world import DAY, HOUR, NOW, TODAY, held, in_lake, more, plain
+from tests.integration.pipeline.world import (
+    DAY,
+    HOUR,
+    NOW,
+    TODAY,
+    documented_columns,
+    held,
+    in_lake,
+    more,
+    plain,
+    written_columns,
+)
 from tests.support.reconcile_pair import reconcile
 
 Ids = list[tuple[int, bytes]]
@@ -62,6 +73,8 @@ def test_the_result_is_that_of_two_nodes_that_reconcile(
     online, _ = reconcile(ours, theirs)
     assert lacking(output, "first") == online.to_receive.pairs()
     assert lacking(output, "second") == online.to_send.pairs() == []
+    name = "lacks=first"
+    assert written_columns(output / name) == documented_columns(name)
     assert result.lacking == {"first": 21, "second": 0}
     assert result.slices["day"] == 2 <= result.slices["hour"] <= result.slices["minute"]
 

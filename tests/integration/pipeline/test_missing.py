@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
@@ -16,14 +18,25 @@ from store.pipeline.jobs import verify as kinds
 from store.pipeline.jobs.archive import Archiving, archive
 from store.pipeline.jobs.verify import Verified, Verifying, verify
 from store.pipeline.lake import Lake
+from store.pipeline.reports import time_text
 from store.pipeline.requiring import (
     BROKEN_MANIFEST,
+    CHANGED_FILE,
     CUT_MANIFEST,
     LOST_COMMIT,
     LOST_FILE,
     LOST_HOUR,
 )
-from tests.integration.pipeline.world import DAY, HOUR, TODAY, more, plain
+from tests.integration.pipeline.world import (
+    DAY,
+    HOUR,
+    TODAY,
+    hours_of,
+    in_lake,
+    more,
+    plain,
+    published,
+)
 
 
 class Killed(BaseException):
@@ -48,6 +61,53 @@ def drop_day(lake: Path) -> str:
     day = sorted({str(each["day"]) for each in table.partitions()})[-2]
     table.delete(f"day = '{day}'")
     return day
+
+
+def without_a_row(lake: Path) -> int:
+    """Write a file without its first row; the start of that row's hour."""
+    file = max(published(lake), key=lambda each: pq.read_metadata(each).num_rows)
+    rows = pq.ParquetFile(file).read()
+    pq.write_table(rows.slice(1), file)
+    return start_ns(rows["ts"][0].as_py())
+
+
+def without_a_file(lake: Path) -> int:
+    """Remove a file; the start of an hour of which it has messages."""
+    file = Path(max(published(lake), key=lambda each: pq.read_metadata(each).num_rows))
+    hour = start_ns(pq.ParquetFile(file).read()["ts"][0].as_py())
+    file.unlink()
+    return hour
+
+
+def without_an_hour(lake: Path) -> int:
+    """Delete the messages of an hour by a commit, as any tool may; its start."""
+    hour = sorted(hours_of(in_lake(lake)))[-20]
+    DeltaTable(lake / "messages").delete(f"ts >= {hour} and ts < {hour + HOUR}")
+    return hour
+
+
+def start_ns(ts: int) -> int:
+    return ts - ts % HOUR
+
+
+@pytest.mark.parametrize(
+    ("remove", "lines"),
+    [
+        (without_a_row, {LOST_HOUR, CHANGED_FILE, kinds.WRONG_ROWS, kinds.WRONG_HOUR}),
+        (without_a_file, {LOST_HOUR, kinds.UNREADABLE, kinds.WRONG_HOUR}),
+        (without_an_hour, {LOST_HOUR, LOST_FILE}),
+    ],
+)
+def test_what_is_removed_has_a_line_that_names_it(
+    spark: SparkSession, lake_path: Path, remove: Callable[[Path], int], lines: set[str]
+) -> None:
+    hour = remove(lake_path)
+    result = looked(spark, lake_path)
+    assert found(result) == lines
+    said = result.lines()
+    (head,) = [number for number, line in enumerate(said) if line.startswith(f"{LOST_HOUR}: ")]
+    text = time_text(hour)
+    assert any(line.startswith(f"  {text}") for line in said[head + 1 :]), said
 
 
 def test_a_removed_day_is_found_and_stays_found(

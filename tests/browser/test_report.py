@@ -1,0 +1,53 @@
+"""The pipeline's report in a browser: everything is within the screen, also on a phone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.browser.browser import Page
+from tests.unit.pipeline.test_page import PAGE
+
+WIDTHS = (390, 1200)
+LEAST_CONTRAST = 4.5
+
+_BEYOND = """
+const width = document.documentElement.clientWidth;
+return [...document.querySelectorAll('h1, h2, h3, p, li, th, td, summary, svg text')]
+  .filter((each) => !each.closest('.scroll') && each.checkVisibility())
+  .filter((each) => {
+    const box = each.getBoundingClientRect();
+    return box.width && (box.left < 0 || box.right > width + 1);
+  })
+  .map((each) => each.outerHTML.slice(0, 200));
+"""
+"""What is cut off by an edge of the screen."""
+
+_SCROLLED = """
+return [...document.querySelectorAll('.scroll')]
+  .filter((each) => each.checkVisibility() && each.scrollWidth > each.clientWidth + 1)
+  .map((each) => each.getAttribute('aria-label'));
+"""
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Address of a report with as much on it as there can be, and names that strangers chose."""
+    path: Path = tmp_path_factory.mktemp("report") / "report.html"
+    path.write_text(PAGE, encoding="utf-8")
+    return path.as_uri()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_nothing_is_cut_off(page: Page, report: str, scheme: str, width: int) -> None:
+    page.look(scheme, width)
+    page.driver.get(report)
+    assert page.run("return innerWidth") == width
+    assert page.run("return document.documentElement.scrollWidth") <= width
+    page.run("document.querySelectorAll('details').forEach((each) => { each.open = true })")
+    assert page.run(_BEYOND) == []
+    assert page.run(_SCROLLED) == []
+    worst, text = page.contrasts()[0]
+    assert worst >= LEAST_CONTRAST, text

@@ -438,7 +438,7 @@ class Responder(_Side):
         held, regions = self._held, self._regions
         plan = slicing(self._about, held.count_in(regions))
         wanted = plan.count, self._keys.short, plan.print_bytes
-        self._slices, cut = held.cut(regions, *wanted)
+        self._slices, cut = held.cut(regions, *wanted, anchored=plan.anchored)
         head = AnswerHead(held.xor, held.count, self._differs, plan.print_bytes)
         return self._go(_State.SLICED, answer_bytes(head, cut))
 

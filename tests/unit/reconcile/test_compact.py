@@ -282,6 +282,6 @@ def test_edges_of_regions_are_bounds() -> None:
     lower, upper = regions.edges(np.array([5, 25, 33]))
     assert lower.tolist() == [0, 5, 40, 45, 60, 63]
     assert upper.tolist() == [5, 20, 45, 50, 63, 70]
-    times = np.array([0, 19, 40, 69])
-    assert regions.collapsed(times).tolist() == [0, 19, 20, 39]
+    times, region = np.array([0, 19, 25, 40, 69]), np.array([0, 0, 0, 1, 2])
+    assert regions.collapsed(times, region).tolist() == [0, 19, 20, 20, 39]
     assert regions.is_edge(np.array([19, 20, 30, 40])).tolist() == [False, True, True, True]

@@ -183,9 +183,10 @@ def _compact_world(rng: random.Random) -> list[tuple[Initiator | Responder, byte
 
     ids = sorted({(rng.randrange(10**15), rng.randbytes(32)) for _ in range(3_000)})
     found: list[tuple[Initiator | Responder, bytes]] = []
-    for lacking in (1, 4, 50, 600):
+    for lacking, gap in ((1, 0), (4, 0), (50, 0), (600, 0), (20, 300)):
         views = [
-            IndexView.of(SyncIds.of(sorted(rng.sample(ids, len(ids) - lacking)))) for _ in range(2)
+            IndexView.of(SyncIds.of(sorted(rng.sample(some, len(some) - lacking))))
+            for some in (ids[:500] + ids[500 + gap :], ids)
         ]
         nonces = rng.randbytes(16), rng.randbytes(16)
         first = Initiator(views[0], (LOWEST, END), nonces[0])

@@ -21,7 +21,7 @@ try:
 except ImportError:
     _built = None
 
-VERSION: Final = 11
+VERSION: Final = 12
 """Of the source that this package comes with. A file built from another one is not used."""
 
 Column: TypeAlias = NDArray[Any]
@@ -84,18 +84,18 @@ class Kernel(Protocol):
     def fold(self, index: RowsHandle, /, *columns: Column) -> None:
         """The keyed sum of the hashes in an interval of places."""
 
-    def balance(self, prefix: Column, samples: Column, /) -> None:
-        """Running balances of a chunk."""
+    def balance(self, times: Column, prefix: Column, samples: Column, anchors: Column, /) -> int:
+        """Running balances of a chunk, and its anchors; how many of these there are."""
         ...
 
     def cut(
-        self, index: RowsHandle, samples: tuple[Column, ...], /, *columns: Column
+        self, index: RowsHandle, sums: tuple[Column, ...], /, *columns: Column
     ) -> tuple[bytes, bytes]:
         """Slices of equal counts: as a frame has them, and as columns."""
         ...
 
     def compare(
-        self, index: RowsHandle, samples: tuple[Column, ...], /, *columns: Column | bytes | int
+        self, index: RowsHandle, sums: tuple[Column, ...], /, *columns: Column | bytes | int
     ) -> tuple[bytes, bytes] | None:
         """The slices of a frame beside one's own: columns of those that differ, and which do."""
         ...

@@ -61,6 +61,9 @@ FIRST: Final = 2
 COMPACT_SHARE: Final = 4
 """Payloads for each frame of the compact mode."""
 
+FEW_ITEMS: Final = 700
+"""IDs from which on half of the sessions cut at anchors, as others do from millions on."""
+
 LATER: Final = 0.7
 """Share of payloads that are answered in a session's second turn: there a plan has an estimate."""
 
@@ -150,11 +153,16 @@ def _fuzz(seed: int, count: int) -> int:
 
 def _fuzz_compact(seed: int, count: int) -> int:
     from reconcile import kernel  # noqa: PLC0415
+    from reconcile.compact import plan  # noqa: PLC0415
 
+    usual = plan.NEAR_ITEMS
     given = _compact_world(random.Random(seed))
+    plan.NEAR_ITEMS = FEW_ITEMS  # type: ignore[misc]
+    given += _compact_world(random.Random(seed))
     frames = [frame for _, frame in given]
     for number in range(seed, seed + count):
         rng = random.Random(number)
+        plan.NEAR_ITEMS = rng.choice((usual, FEW_ITEMS))  # type: ignore[misc]
         side, frame = rng.choice(given)
         data = _mutated(rng, frame, frames)
         compiled = _compact_outcome(copy(side), data)
@@ -175,9 +183,10 @@ def _compact_world(rng: random.Random) -> list[tuple[Initiator | Responder, byte
 
     ids = sorted({(rng.randrange(10**15), rng.randbytes(32)) for _ in range(3_000)})
     found: list[tuple[Initiator | Responder, bytes]] = []
-    for lacking in (1, 4, 50, 600):
+    for lacking, gap in ((1, 0), (4, 0), (50, 0), (600, 0), (20, 300)):
         views = [
-            IndexView.of(SyncIds.of(sorted(rng.sample(ids, len(ids) - lacking)))) for _ in range(2)
+            IndexView.of(SyncIds.of(sorted(rng.sample(some, len(some) - lacking))))
+            for some in (ids[:500] + ids[500 + gap :], ids)
         ]
         nonces = rng.randbytes(16), rng.randbytes(16)
         first = Initiator(views[0], (LOWEST, END), nonces[0])

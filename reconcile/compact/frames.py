@@ -37,6 +37,9 @@ _MAX_EXPONENT: Final = 62
 _EXPLAINED: Final = 2
 """The first byte of a table beside which some slices are explained."""
 
+_LISTED: Final = 3
+"""The same where some others are listed."""
+
 _PRINT_BYTES: Final = (0, 2, 3, SIFTED_BYTES)
 
 
@@ -128,6 +131,9 @@ class Filled:
         explained: which of these slices differ by one ID of the initiator's, and are not in the
             table; None: that was not looked for.
         told: the short IDs of these.
+        listed: of which of the other slices all of the initiator's IDs are named, and are not in
+            the table; None: of none.
+        named: the short IDs of these, ascending.
     """
 
     differs: Bools | None
@@ -135,6 +141,8 @@ class Filled:
     cells: Words = field(repr=False)
     explained: Bools | None = None
     told: Words = field(default_factory=lambda: np.empty(0, np.uint64), repr=False)
+    listed: Bools | None = None
+    named: Words = field(default_factory=lambda: np.empty(0, np.uint64), repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,17 +183,28 @@ def encode(frame: Frame) -> bytes:
             return answer_bytes(answer, cut_bytes(cut))
         case Filled():
             shape = frame.shape
-            flag = b"\0" if frame.differs is None else b"\1" + _bits(frame.differs)
-            if frame.explained is not None:
-                told = _bits(frame.explained) + _cut_words(frame.told, SHORT_BYTES)
-                flag = _byte(_EXPLAINED) + flag[1:] + told
             numbers = _byte(shape.places) + varint(shape.windows) + varint(shape.length)
-            return _byte(Kind.TABLE) + flag + numbers + frame.cells.astype(_XOR_DTYPE).tobytes()
+            cells = frame.cells.astype(_XOR_DTYPE).tobytes()
+            return _byte(Kind.TABLE) + _beside(frame) + numbers + cells
         case Decoded():
             counts = varint(len(frame.wanted)) + varint(len(frame.offered))
             head = _byte(Kind.RESULT) + frame.xor.tobytes() + counts + _byte(frame.wanted_bytes)
             wanted = _cut_words(frame.wanted, frame.wanted_bytes)
             return head + wanted + _cut_words(frame.offered, SHORT_BYTES)
+
+
+def _beside(frame: Filled) -> bytes:
+    """What a table is about, and what is not in it."""
+    if frame.differs is None:
+        return b"\0"
+    found = _bits(frame.differs)
+    if frame.explained is None:
+        return b"\1" + found
+    found += _bits(frame.explained) + _cut_words(frame.told, SHORT_BYTES)
+    if frame.listed is None:
+        return _byte(_EXPLAINED) + found
+    named = varint(len(frame.named)) + _cut_words(frame.named, SHORT_BYTES)
+    return _byte(_LISTED) + found + _bits(frame.listed) + named
 
 
 def offer_bytes(cut: bytes) -> bytes:
@@ -419,14 +438,20 @@ class _Reader:
     def filled(self, slices: int) -> Filled:
         """A table, and what is not in it."""
         flag = self.byte()
-        if flag > _EXPLAINED:
+        if flag > _LISTED:
             raise self.malformed("A table is about no such choice of slices")
         chosen = self.bits(slices) if flag else None
-        if chosen is None or flag != _EXPLAINED:
+        if chosen is None or flag < _EXPLAINED:
             return Filled(chosen, *self.table())
         explained = self.bits(int(chosen.sum()))
         told = self.words(int(explained.sum()), SHORT_BYTES)
-        return Filled(chosen, *self.table(), explained, told)
+        if flag != _LISTED:
+            return Filled(chosen, *self.table(), explained, told)
+        listed, count = self.bits(len(explained) - len(told)), self.number()
+        _allow("max_differences", MAX_CELLS, count)
+        named = self.words(count, SHORT_BYTES)
+        self.ascend(named)
+        return Filled(chosen, *self.table(), explained, told, listed, named)
 
     def table(self) -> tuple[Shape, Words]:
         """A table's shape and cells."""
@@ -438,6 +463,11 @@ class _Reader:
         _allow("max_cells", MAX_CELLS, shape.cells)
         return shape, self.words(shape.cells, _CELL_BYTES)
 
+    def ascend(self, shorts: Words) -> None:
+        """Short IDs must."""
+        if bool((shorts[1:] <= shorts[:-1]).any()):
+            raise self.malformed("Short IDs do not ascend")
+
     def decoded(self) -> Decoded:
         """What was found."""
         xor, wanted, offered = self.xor(), self.number(), self.number()
@@ -446,8 +476,8 @@ class _Reader:
         if not 1 <= size <= SHORT_BYTES:
             raise self.malformed(f"Short IDs have 1 to {SHORT_BYTES} bytes, not so many")
         columns = self.words(wanted, size), self.words(offered, SHORT_BYTES)
-        if any(bool((column[1:] <= column[:-1]).any()) for column in columns):
-            raise self.malformed("Short IDs do not ascend")
+        for column in columns:
+            self.ascend(column)
         return Decoded(xor, columns[0], size, columns[1])
 
 

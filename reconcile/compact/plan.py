@@ -19,6 +19,10 @@ FIRST_SLICES: Final = 16
 MIN_DENSE: Final = 16
 """Differences that a table is made for where nothing but balances says how many there are."""
 
+LISTED_PER_SQUARE: Final = 2
+"""IDs of a slice that are named for each difference that balances tell of, at most: a short ID is
+6 bytes, and a table has about 12 for each difference."""
+
 LARGER: Final = 4
 """A table follows one that did not empty, for so many times the differences."""
 
@@ -26,6 +30,10 @@ _FEW: Final = 30
 _RATIO_OF_FEW: Final = 130
 _RATIO: Final = 60
 _MIN_SLICES: Final = 16
+NEAR_ITEMS: Final = 2_000_000
+"""IDs that a processor's cache holds about as much of as it must. Among more of them memory is what
+takes time: bounds at anchors need less of it, and so many more slices of them are worth it."""
+
 _DENSE: Final = 20
 """If more than one ID in so many differs, nearly every slice would: prints say nothing then."""
 
@@ -36,10 +44,14 @@ _MISSED: Final = 5e-4
 
 @dataclass(frozen=True, slots=True)
 class Slicing:
-    """How many slices, and how many bytes of a print each has; 0: only balances are sent."""
+    """How many slices, how many bytes of a print each has, and whether bounds are at anchors.
+
+    Without bytes of prints only balances are sent.
+    """
 
     count: int
     print_bytes: int
+    anchored: bool = False
 
 
 def slicing(differences: float, items: int) -> Slicing:
@@ -48,9 +60,10 @@ def slicing(differences: float, items: int) -> Slicing:
     if about * _DENSE > items:
         return Slicing(max(1, min(_DENSE_SLICES, items // 4)), 0)
     ratio = _RATIO_OF_FEW if about < _FEW else _RATIO
-    count = min(max(isqrt(about * items // ratio), _MIN_SLICES), MAX_SLICES)
+    weight = max(1, items // NEAR_ITEMS) if about >= _FEW else 1
+    count = min(max(isqrt(about * items * weight // ratio), _MIN_SLICES), MAX_SLICES)
     if about >= _FEW:
-        return Slicing(count, SIFTED_BYTES)
+        return Slicing(count, SIFTED_BYTES, anchored=weight > 1)
     # Two differences in a slice balance each other half the time, and then the print has to tell.
     silent = about * about / (4 * count)
     return Slicing(count, 2 if silent / 2**16 <= _MISSED else 3)

@@ -68,11 +68,18 @@ from reconcile.compact.limits import (
     SIFTED_BYTES,
 )
 from reconcile.compact.outcome import Expected, FallBack, Found, Step
-from reconcile.compact.plan import FIRST_SLICES, LARGER, MIN_DENSE, slicing, wanted_bytes
+from reconcile.compact.plan import (
+    FIRST_SLICES,
+    LARGER,
+    LISTED_PER_SQUARE,
+    MIN_DENSE,
+    slicing,
+    wanted_bytes,
+)
 from reconcile.compact.slices import Compared, Held, Regions, Slices, estimate
 from reconcile.compact.table import NOWHERE, Table, cells_for, find, shape_for
 from reconcile.errors import MalformedCompact
-from reconcile.ids import Bools, Ints, SyncId, SyncIds, Words
+from reconcile.ids import Bools, Ints, SyncId, SyncIds, Words, ordered
 from reconcile.index import IndexView
 from reconcile.index.probe import probed
 
@@ -168,6 +175,8 @@ class Initiator(_Side):
         self._differs: Bools | None = None
         self._explained: Bools | None = None
         self._told = np.empty(0, np.int64)
+        self._listed: Bools | None = None
+        self._named = _NOTHING
         self._size = 0.0
 
     @property
@@ -277,16 +286,33 @@ class Initiator(_Side):
         self._differs = compared.differs if certain else None
         self._chosen, apart = (chosen.low, chosen.high), chosen.balances
         if head.print_bytes == SIFTED_BYTES:
-            sifted = self._held.sift(chosen, keys.short)
-            self._chosen, self._shorts = (sifted.low, sifted.high), sifted.shorts
-            self._explained = sifted.told >= 0
-            self._told = sifted.told[self._explained]
-            apart = apart[~self._explained]
-        least = abs(self._held.count - len(self._told) - head.count)
+            apart = self._sift(chosen, keys)
+        least = 0
+        if self._listed is None:
+            least = abs(self._held.count - len(self._told) - head.count)
         _, self._size = estimate(apart, least, certain=certain)
         if not certain:
             self._size = max(self._size, min(self._held.count + head.count, MIN_DENSE))
         return self._table(keys)
+
+    def _sift(self, chosen: Slices, keys: SessionKeys) -> Ints:
+        """Set apart what does not have to be in a table; by what the balances of the rest differ.
+
+        That is what explains a slice, and slices in which there is little of what differs here.
+        """
+        sifted = self._held.sift(chosen, keys.short)
+        self._chosen, self._shorts = (sifted.low, sifted.high), sifted.shorts
+        self._explained = sifted.told >= 0
+        self._told = sifted.told[self._explained]
+        counts = sifted.high - sifted.low
+        listed = counts <= LISTED_PER_SQUARE * chosen.balances**2
+        listed &= ~self._explained
+        named = int(counts[listed].sum())
+        if not listed.any() or named > MAX_CELLS // 2:
+            return chosen.balances[~self._explained]
+        self._listed = listed[~self._explained]
+        self._named = np.sort(self._shorts[np.repeat(listed, counts)])
+        return chosen.balances[~self._explained & ~listed]
 
     def _table(self, keys: SessionKeys) -> Step:
         if self._tables == MAX_TABLES or cells_for(self._size) > MAX_CELLS // 2:
@@ -297,10 +323,12 @@ class Initiator(_Side):
         if self._tables or self._explained is not None:
             table.toggle(self._shorts)
             table.toggle(told)
+            table.toggle(self._named)
         else:
             self._shorts = table.fill(self._held.rows, *self._chosen, keys.short)
         self._tables += 1
-        frame = Filled(self._differs, shape, table.cells, self._explained, told)
+        beside = self._explained, told, self._listed, self._named
+        frame = Filled(self._differs, shape, table.cells, *beside)
         return self._go(_State.FILLED, frame)
 
     def _decoded(self, frame: Decoded, keys: SessionKeys) -> Step:
@@ -310,7 +338,7 @@ class Initiator(_Side):
         if bool((at < 0).any()):
             return self._fail("the peer wants an ID that is not here, or not the only one")
         at = np.sort(np.concatenate((at, self._told)))
-        if bool((at[1:] == at[:-1]).any()):
+        if _repeats(at):
             return self._fail("the peer wants an ID that it was told of")
         to_send, sent = self._held.gather(*self._chosen, at)
         count, xor = self._peer
@@ -438,44 +466,93 @@ class Responder(_Side):
         held, regions = self._held, self._regions
         plan = slicing(self._about, held.count_in(regions))
         wanted = plan.count, self._keys.short, plan.print_bytes
-        self._slices, cut = held.cut(regions, *wanted)
+        self._slices, cut = held.cut(regions, *wanted, anchored=plan.anchored)
         head = AnswerHead(held.xor, held.count, self._differs, plan.print_bytes)
         return self._go(_State.SLICED, answer_bytes(head, cut))
 
     def _tabled(self, frame: Filled) -> Step:
         """Take out of a table what is held here, and peel the rest."""
+        if self._tables == MAX_TABLES:
+            return self._fail("too many tables")
+        inside, listed = self._parts(frame)
+        if int((listed[1] - listed[0]).sum()) > MAX_CELLS:
+            return self._fail("more is listed than can be told")
+        table = Table(frame.shape, self._keys.salts[self._tables], frame.cells)
+        self._tables += 1
+        shorts = table.fill(self._held.rows, *inside, self._keys.short)
+        decoded = table.peel()
+        if decoded is None:
+            if self._tables == MAX_TABLES:
+                return self._fail(f"{MAX_TABLES} tables did not empty")
+            return self._go(_State.SLICED, Plain(Kind.AGAIN))
+        parts = [self._matched(decoded, shorts, inside)]
+        if frame.listed is not None:
+            own = self._keys.short.of_places(self._held.rows, *listed)
+            apart = np.setxor1d(frame.named, own, assume_unique=True)
+            parts.append(self._matched(apart, own, listed))
+        return self._result(parts, frame.told, len(shorts) + len(frame.named))
+
+    def _parts(self, frame: Filled) -> tuple[tuple[Ints, Ints], tuple[Ints, Ints]]:
+        """Places of what a table is about, and of what is listed beside it."""
         assert self._slices is not None
         low, high = self._slices.low, self._slices.high
         if frame.differs is not None:
             low, high = low[frame.differs], high[frame.differs]
         if frame.explained is not None:
             low, high = low[~frame.explained], high[~frame.explained]
-        if self._tables == MAX_TABLES:
-            return self._fail("too many tables")
-        table = Table(frame.shape, self._keys.salts[self._tables], frame.cells)
-        self._tables += 1
-        shorts = table.fill(self._held.rows, low, high, self._keys.short)
-        decoded = table.peel()
-        if decoded is None:
-            if self._tables == MAX_TABLES:
-                return self._fail(f"{MAX_TABLES} tables did not empty")
-            return self._go(_State.SLICED, Plain(Kind.AGAIN))
-        at = find(decoded, shorts)
-        together = int(np.bitwise_xor.reduce(decoded) ^ np.bitwise_xor.reduce(frame.told))
-        explained = together == self._keys.short.of_xor(self._xor)
-        if not explained or bool((at < NOWHERE).any()):
-            return self._fail("the differences do not explain the fingerprints")
+        listed = frame.listed
+        if listed is None:
+            return (low, high), (low[:0], high[:0])
+        return (low[~listed], high[~listed]), (low[listed], high[listed])
+
+    def _matched(self, apart: Words, shorts: Words, places: tuple[Ints, Ints]) -> _Matched:
+        """Whose short IDs are, by which both sides differ in some intervals of places."""
+        at = find(apart, shorts)
         own = at >= 0
-        wanted, offered = decoded[~own], decoded[own]
-        lacking = np.sort(np.concatenate((wanted, frame.told)))
+        to_send, sent = self._held.gather(*places, np.sort(at[own]))
+        return _Matched(apart[~own], apart[own], to_send, sent, bool((at >= NOWHERE).all()))
+
+    def _result(self, parts: list[_Matched], told: Words, items: int) -> Step:
+        """Hold what was found to what both sides say that they have."""
+        wanted = np.concatenate([part.wanted for part in parts])
+        offered = np.sort(np.concatenate([part.offered for part in parts]))
+        lacking = np.sort(np.concatenate((wanted, told)))
+        together = int(np.bitwise_xor.reduce(np.concatenate((lacking, offered))))
+        explained = together == self._keys.short.of_xor(self._xor)
+        if not explained or not all(part.clear for part in parts):
+            return self._fail("the differences do not explain the fingerprints")
         count = self._held.count + len(lacking)
-        if count != self._claim.count + len(offered) or bool((lacking[1:] == lacking[:-1]).any()):
+        if count != self._claim.count + len(offered) or _repeats(lacking) or _repeats(offered):
             return self._fail("the differences do not explain the counts")
-        to_send, sent = self._held.gather(low, high, np.sort(at[own]))
+        some = [part.to_send for part in parts if len(part.to_send)]
+        to_send = some[0] if len(some) == 1 else ordered(SyncIds.join(some))
+        sent = np.bitwise_xor.reduce([part.sent for part in parts])
         expected = Expected(lacking, self._xor ^ sent, self._keys.short)
-        size, cut = _shortened(wanted, len(shorts))
-        reply = Decoded(sent, cut, size, offered)
-        return self._end(Found(to_send, expected), reply)
+        size, cut = _shortened(wanted, items)
+        return self._end(Found(to_send, expected), Decoded(sent, cut, size, offered))
+
+
+@dataclass(frozen=True, slots=True)
+class _Matched:
+    """What each side has alone.
+
+    Attributes:
+        wanted: short IDs that the responder lacks.
+        offered: short IDs of what it has.
+        to_send: what these are.
+        sent: the XOR of their hashes.
+        clear: no short ID is that of several IDs.
+    """
+
+    wanted: Words
+    offered: Words
+    to_send: SyncIds
+    sent: Words
+    clear: bool
+
+
+def _repeats(ascending: Words | Ints) -> bool:
+    return bool((ascending[1:] == ascending[:-1]).any())
 
 
 def _shortened(wanted: Words, items: int) -> tuple[int, Words]:

@@ -28,6 +28,7 @@ from reconcile.index.rows import Rows
 from storenode.message.limits import HASH_BYTES, MAX_TIMESTAMP_NS
 
 _BOUND_BITS: Final = 6
+_ANCHOR_BOUND_BITS: Final = 13
 _SHORT_GAP: Final = 0.05
 _SAFETY: Final = 3.0
 """Standard deviations that a table is made larger by than what the balances say."""
@@ -68,10 +69,9 @@ class Regions:
         last = np.concatenate((apart, [True]))
         return cls(lower[first], upper[last])
 
-    def collapsed(self, times: Ints) -> Ints:
-        """Times in regions as times without what is between these."""
+    def collapsed(self, times: Ints, region: Ints) -> Ints:
+        """Times, of regions, as times without what is between these; none is past its region."""
         before = (self.end - self.start).cumsum() - (self.end - self.start)
-        region = np.maximum(self.start.searchsorted(times, "right") - 1, 0)
         found: Ints = before[region] + np.minimum(times, self.end[region]) - self.start[region]
         return found
 
@@ -194,14 +194,24 @@ class Held:
         return int((high - low).sum())
 
     def cut(
-        self, regions: Regions, count: int, key: ShortKey, print_bytes: int
+        self,
+        regions: Regions,
+        count: int,
+        key: ShortKey,
+        print_bytes: int,
+        *,
+        anchored: bool = False,
     ) -> tuple[Slices, bytes]:
-        """About so many slices of equal counts, and as a frame has them."""
+        """About so many slices of equal counts, and as a frame has them.
+
+        ``anchored``: bounds are where an index keeps what runs up to them, if both sides have the
+        ID there; these bounds take a byte more each.
+        """
         if kernel.compiled is not None:
-            said = kernel.compiled.cut(*self._columns(regions, key, count, print_bytes))
+            said = kernel.compiled.cut(*self._columns(regions, key, count, print_bytes, anchored))
             if said is not None:
                 return Slices.of_columns(said[1]), said[0]
-        exponent, multiples = self.quantiles(regions, count)
+        exponent, multiples = self.quantiles(regions, count, anchored=anchored)
         bounds = multiples << exponent
         multiples = multiples[(bounds < regions.length) & ~regions.is_edge(bounds)]
         own = self.slices(*regions.edges(multiples << exponent), key)
@@ -305,14 +315,21 @@ class Held:
         return ids, xor[0]
 
     def _columns(
-        self, regions: Regions, key: ShortKey, count: int, print_bytes: int
+        self,
+        regions: Regions,
+        key: ShortKey,
+        count: int,
+        print_bytes: int,
+        anchored: bool = False,
     ) -> tuple[kernel.RowsHandle, tuple[kernel.Column, ...], *tuple[kernel.Column, ...]]:
-        samples, bases = self.rows.balances()
-        numbers = np.array((self.low, self.high, count, print_bytes))
+        sums, bases = self.rows.sums()
+        numbers = np.array((self.low, self.high, count, print_bytes, anchored))
         handle = self.rows.handle
-        return handle, samples, numbers, bases, key.column, regions.start, regions.end
+        return handle, sums, numbers, bases, key.column, regions.start, regions.end
 
-    def quantiles(self, regions: Regions, count: int) -> tuple[int, Ints]:
+    def quantiles(
+        self, regions: Regions, count: int, *, anchored: bool = False
+    ) -> tuple[int, Ints]:
         """Bounds of about so many slices of equal counts: an exponent of 2, and multiples of it."""
         low, high = self._places(regions)
         total = int((high - low).sum())
@@ -322,11 +339,14 @@ class Held:
         places = low[region] + ranks - (ends - high + low)[region]
         if not total:
             return 0, np.empty(0, np.int64)
-        times = _ascending(regions.collapsed(self.rows.timestamps(places)))
+        if anchored:
+            places = self.rows.anchored(places, total // (2 * count))
+        times = _ascending(regions.collapsed(self.rows.timestamps(places), region))
         gaps = times[1:] - times[:-1]
         rank = int(_SHORT_GAP * len(gaps))
         short = int(np.partition(gaps, rank)[rank]) if len(gaps) else 0
-        exponent = max(0, short.bit_length() - _BOUND_BITS)
+        kept = _ANCHOR_BOUND_BITS if anchored else _BOUND_BITS
+        exponent = max(0, short.bit_length() - kept)
         multiples = _ascending(times >> exponent)
         return exponent, multiples[multiples > 0]
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reconcile import kernel
-from reconcile.ids import HASH_DTYPE, HASH_WORDS, Ints, SyncId, SyncIds
+from reconcile.ids import HASH_DTYPE, HASH_WORDS, Ints, SyncId, SyncIds, Words
 
 BYTES_PER_ID: Final = 8 + 8 * HASH_WORDS
 
@@ -30,6 +30,13 @@ _NO_HASH: Final = bytes(8 * HASH_WORDS)
 _SAMPLE_IDS: Final = 4
 """From one balance that is kept to the next: a byte per ID."""
 
+_ANCHOR_BITS: Final = 0x3E
+_ANCHORS_APART: Final = 32
+_ANCHOR_WORDS: Final = 8
+"""Of an anchor: 64 bytes for about 64 IDs, so another byte per ID."""
+
+Sums = tuple[NDArray[np.int32], NDArray[np.uint64]]
+
 
 class Chunk:
     """Ascending IDs that never change; at least one.
@@ -40,13 +47,13 @@ class Chunk:
         last: the greatest timestamp.
     """
 
-    __slots__ = ("_samples", "last", "prefix", "timestamps")
+    __slots__ = ("_sums", "last", "prefix", "timestamps")
 
     def __init__(self, timestamps: NDArray[np.int64], prefix: NDArray[np.uint64]) -> None:
         self.timestamps = timestamps
         self.prefix = prefix
         self.last = int(timestamps[-1])
-        self._samples: NDArray[np.int32] | None = None
+        self._sums: Sums | None = None
 
     def __len__(self) -> int:
         return len(self.timestamps)
@@ -76,24 +83,58 @@ class Chunk:
         return bisect_left(range(end), hash_, first, end, key=self.hash_at)
 
     @property
-    def samples(self) -> NDArray[np.int32]:
-        """``(n // 4 + 1,)``: the balance of every 4 IDs more; made when first asked for.
+    def sums(self) -> Sums:
+        """Balances, and what runs up to anchors; made when first asked for.
 
-        A balance is the sum of +1 or -1 over IDs, by the lowest bit of the hash's first byte.
+        A *balance* is the sum of +1 or -1 over IDs, by the lowest bit of the hash's first byte:
+        ``(n // 4 + 1,)``, of every 4 IDs more.
+
+        An *anchor* is an ID that no other time comes before, whose hash has zeros in five further
+        bits, and that is 32 IDs or more behind the one before it: so two sides choose nearly the
+        same of what both have. Columns, one behind the other: times, places, and rows of 6 words:
+        the time of the ID before it, the balance, the running XOR.
         """
-        if self._samples is None:
+        if self._sums is None:
             samples = np.empty(len(self) // _SAMPLE_IDS + 1, np.int32)
             if kernel.compiled is not None:
-                kernel.compiled.balance(self.prefix, samples)
+                rows = np.empty((len(self) // _ANCHORS_APART, _ANCHOR_WORDS), np.uint64)
+                count = kernel.compiled.balance(self.timestamps, self.prefix, samples, rows)
+                rows = rows[:count]
             else:
                 running = np.concatenate(([0], self._signs(np.arange(len(self))).cumsum()))
                 samples[:] = running[::_SAMPLE_IDS]
-            self._samples = samples
-        return self._samples
+                rows = self._anchors(running)
+            columns = rows[:, 0], rows[:, 1], rows[:, 2:].reshape(-1)
+            self._sums = samples, np.concatenate(columns)
+        return self._sums
+
+    def _anchors(self, running: Ints) -> Words:
+        """``(n, 8)``: times, places, and what else there is of anchors."""
+        octets = self.prefix.view(HASH_DTYPE)[:, 0]
+        later = self.timestamps[1:] > self.timestamps[:-1]
+        marked = ((octets[1:-1] ^ octets[2:]) & _ANCHOR_BITS == 0) & later
+        places: list[int] = []
+        last = 0
+        for place in (marked.nonzero()[0] + 1).tolist():
+            if place - last >= _ANCHORS_APART:
+                places.append(place)
+                last = place
+        at = np.array(places, np.int64)
+        found = np.empty((len(at), _ANCHOR_WORDS), np.uint64)
+        found[:, 0], found[:, 1] = self.timestamps[at], at
+        found[:, 2], found[:, 3] = self.timestamps[at - 1], running[at]
+        found[:, 4:] = self.prefix[at]
+        return found
+
+    @property
+    def anchors(self) -> Ints:
+        """``(n,)`` places of the anchors."""
+        columns = self.sums[1].view(np.int64).reshape(_ANCHOR_WORDS, -1)
+        return np.asarray(columns[1])
 
     def balances(self, places: Ints) -> Ints:
         """``(n,)``: the balance of the IDs before each place."""
-        found = self.samples[places // _SAMPLE_IDS].astype(np.int64)
+        found = self.sums[0][places // _SAMPLE_IDS].astype(np.int64)
         first = places // _SAMPLE_IDS * _SAMPLE_IDS
         for step in range(_SAMPLE_IDS - 1):
             more = (first + step < places).nonzero()[0]

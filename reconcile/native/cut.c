@@ -105,7 +105,7 @@ static PyObject *written(work_t *work)
     return found;
 }
 
-/* cut(index, samples, numbers, bases, key, starts, ends)
+/* cut(index, sums, numbers, bases, key, starts, ends)
  *   -> (slices of a frame, columns), or None: it is unusual
  *   Of about as many slices with equal counts in regions as the numbers say. The columns are
  *   those of slices.h, 8 bytes a row.
@@ -123,7 +123,8 @@ PyObject *kernel_cut(PyObject *module, PyObject *const *arguments, Py_ssize_t gi
         return Py_BuildValue("");
     }
     PyThreadState *state = let_go(count * HASH_BYTES);
-    choose_bounds(&work.slicer, count, &work.bounds);
+    bool anchored = load(work.slicer.held.at[A_NUMBERS], N_ANCHORED) != 0;
+    choose_bounds(&work.slicer, count, anchored, &work.bounds);
     take_back(state);
     if (take_columns(&work, work.bounds.count + work.slicer.regions.count)) {
         state = let_go(count * HASH_BYTES);
@@ -194,17 +195,20 @@ static bool read_contents(work_t *work, reader_t *from, uint8_t *differs)
 }
 
 /* Columns without slices that do not differ. */
-static PyObject *chosen_columns(const slices_t *slices, const uint8_t *differs)
+static PyObject *chosen_columns(const work_t *work, const uint8_t *differs)
 {
+    const slices_t *slices = &work->slices;
+    int64_t *rows = work->cuts; /* there is room, and the cuts are done with */
     Py_ssize_t count = 0, next = 0;
-    for (Py_ssize_t row = 0; row < slices->rows; row++)
+    for (Py_ssize_t row = 0; row < slices->rows; row++) {
+        rows[count] = row;
         count += differs[row];
+    }
     PyObject *chosen = PyBytes_FromStringAndSize(NULL, count * SLICE_COLUMNS * TIME_BYTES);
     uint8_t *to = chosen ? (uint8_t *)PyBytes_AsString(chosen) : NULL;
     for (int column = 0; to && column < SLICE_COLUMNS; column++)
-        for (Py_ssize_t row = 0; row < slices->rows; row++)
-            if (differs[row])
-                store(to, next++, slice_value(slices, column, row));
+        for (Py_ssize_t row = 0; row < count; row++)
+            store(to, next++, slice_value(slices, column, (Py_ssize_t)rows[row]));
     return chosen;
 }
 
@@ -215,12 +219,12 @@ static PyObject *compared(work_t *work, reader_t *from)
     if (flags && !read_contents(work, from, flags))
         found = Py_BuildValue("");
     else if (flags)
-        found = Py_BuildValue("NO", chosen_columns(&work->slices, flags), differs);
+        found = Py_BuildValue("NO", chosen_columns(work, flags), differs);
     Py_XDECREF(differs);
     return found;
 }
 
-/* compare(index, samples, numbers, bases, key, starts, ends, data, at)
+/* compare(index, sums, numbers, bases, key, starts, ends, data, at)
  *   -> (columns of the slices that differ, which these are), or None: it is unusual
  *   The slices with which a frame ends, from `at` on, beside one's own: bounds in regions, as many
  *   as the numbers say at most. Prints and balances of the columns are by which they differ.

@@ -1,10 +1,16 @@
-/* Cutting an index into slices, and the balances that are kept beside it. */
+/* Cutting an index into slices, and the sums that are kept beside it for that. */
 
 #include "slices.h"
 
 #define SAMPLE 4 /* IDs from one kept running balance to the next */
 #define BOUND_BITS 6
+#define ANCHOR_BOUND_BITS 13
 #define SHORT_GAP 0.05
+#define ANCHOR_BITS 0x3E /* of the first byte of a hash: an anchor has none of them */
+#define ANCHORS_APART 32 /* IDs from one anchor to the next, at least */
+#define ANCHOR_BYTES 64
+#define ANCHOR_ROW_BYTES (ANCHOR_BYTES - 2 * TIME_BYTES)
+#define TRIALS 64 /* cuts after which anchors are looked for only if that was worth it */
 #define NEAR 8 /* places around a guess that are all compared, at both sides of it */
 
 /* ---- balances ------------------------------------------------------------------------------ */
@@ -15,31 +21,68 @@ static inline int balance_at(const uint8_t *prefix, Py_ssize_t row)
     return 1 - 2 * ((prefix[row * HASH_BYTES] ^ prefix[(row + 1) * HASH_BYTES]) & 1);
 }
 
-/* balance(prefix, samples) -> None; sample i is the balance of the first 4 i IDs. */
+/* Write an anchor behind some others: its time and place, then a row as in slices.h. */
+static uint8_t *put_anchor(uint8_t *to, const uint8_t *times, const uint8_t *prefix,
+                           Py_ssize_t place, int64_t balance)
+{
+    store(to, 0, load(times, place));
+    store(to, 1, place);
+    store(to, 2, load(times, place - 1));
+    store(to, 3, balance);
+    memcpy(to + 4 * TIME_BYTES, prefix + place * HASH_BYTES, HASH_BYTES);
+    return to + ANCHOR_BYTES;
+}
+
+/* Balances of a chunk, and its anchors; how many of these there are. */
+static Py_ssize_t sum_up(const uint8_t *times, const uint8_t *prefix, Py_ssize_t count,
+                         uint8_t *samples, uint8_t *anchors)
+{
+    int32_t sum = 0;
+    Py_ssize_t last = 0;
+    uint8_t *next = anchors;
+    for (Py_ssize_t row = 0; row <= count; row++) {
+        if (row % SAMPLE == 0)
+            memcpy(samples + row / SAMPLE * 4, &sum, sizeof sum);
+        if (row == count)
+            break;
+        uint8_t octet = prefix[row * HASH_BYTES] ^ prefix[(row + 1) * HASH_BYTES];
+        if (!(octet & ANCHOR_BITS) && row - last >= ANCHORS_APART &&
+            load(times, row) > load(times, row - 1)) {
+            next = put_anchor(next, times, prefix, row, sum);
+            last = row;
+        }
+        sum += 1 - 2 * (octet & 1);
+    }
+    return (next - anchors) / ANCHOR_BYTES;
+}
+
+/* balance(times, prefix, samples, anchors) -> how many anchors there are
+ *   Sample i is the balance of the first 4 i IDs. Anchors are rows of 64 bytes: `put_anchor`.
+ */
 PyObject *kernel_balance(PyObject *module, PyObject *const *arguments, Py_ssize_t given)
 {
     (void)module;
-    static const column_kind kinds[] = {READ(32), WRITTEN(4)};
+    static const column_kind kinds[] = {READ(8), READ(32), WRITTEN(4), WRITTEN(ANCHOR_BYTES)};
     columns held;
-    if (check_arguments("balance", given, 2) < 0 || hold(&held, arguments, kinds, 2) < 0)
+    if (check_arguments("balance", given, 4) < 0 || hold(&held, arguments, kinds, 4) < 0)
         return NULL;
-    Py_ssize_t count = held.rows[0] - 1;
-    bool fits = count >= 0 && held.rows[1] == count / SAMPLE + 1;
+    Py_ssize_t count = held.rows[0], found = 0;
+    bool fits = held.rows[1] == count + 1 && held.rows[2] == count / SAMPLE + 1 &&
+                held.rows[3] == count / ANCHORS_APART;
     PyThreadState *state = let_go(fits ? count * HASH_BYTES : 0);
-    int32_t sum = 0;
-    for (Py_ssize_t row = 0; fits && row <= count; row++) {
-        if (row % SAMPLE == 0)
-            memcpy(held.at[1] + row / SAMPLE * 4, &sum, sizeof sum);
-        if (row < count)
-            sum += balance_at(held.at[0], row);
-    }
+    if (fits)
+        found = sum_up(held.at[0], held.at[1], count, held.at[2], held.at[3]);
     take_back(state);
     release(&held);
-    if (!fits) {
-        misfit("balance");
-        return NULL;
-    }
-    Py_RETURN_NONE;
+    if (fits)
+        return PyLong_FromSsize_t(found);
+    misfit("balance");
+    return NULL;
+}
+
+static inline const uint8_t *samples_of(const slicer_t *slicer, Py_ssize_t chunk)
+{
+    return slicer->sums[2 * chunk].buf;
 }
 
 /* Of the IDs before a place of a chunk. No branch depends on where between two samples it is. */
@@ -48,7 +91,7 @@ static inline int64_t balance_to(const slicer_t *slicer, Py_ssize_t chunk, Py_ss
     const uint8_t *prefix = slicer->rows.chunks[chunk].prefix;
     Py_ssize_t first = place / SAMPLE * SAMPLE;
     int32_t sample;
-    memcpy(&sample, (const uint8_t *)slicer->samples[chunk].buf + place / SAMPLE * 4, 4);
+    memcpy(&sample, samples_of(slicer, chunk) + place / SAMPLE * 4, 4);
     int64_t sum = load(slicer->bases, chunk) + sample;
     for (Py_ssize_t row = first; row < first + SAMPLE - 1; row++) {
         Py_ssize_t kept = row < place ? row : 0;
@@ -74,11 +117,21 @@ static void measure_regions(slicer_t *slicer)
 static bool slicer_fits(slicer_t *slicer)
 {
     const columns *held = &slicer->held;
-    for (Py_ssize_t chunk = 0; chunk < slicer->opened; chunk++)
-        if (slicer->samples[chunk].len != (size_of(&slicer->rows, chunk) / SAMPLE + 1) * 4)
+    if (slicer->opened != 2 * slicer->rows.count)
+        return false;
+    for (Py_ssize_t chunk = 0; chunk < slicer->rows.count; chunk++) {
+        const Py_buffer *sums = &slicer->sums[2 * chunk];
+        if (sums[0].len != (size_of(&slicer->rows, chunk) / SAMPLE + 1) * 4 ||
+            sums[1].len % ANCHOR_BYTES)
             return false;
-    if (slicer->opened != slicer->rows.count || held->rows[A_NUMBERS] != NUMBERS ||
-        held->rows[A_BASES] != slicer->opened || held->rows[A_KEY] != KEY_ROWS ||
+        anchors_t *anchors = &slicer->anchors[chunk];
+        anchors->count = sums[1].len / ANCHOR_BYTES;
+        anchors->times = sums[1].buf;
+        anchors->places = anchors->times + anchors->count * TIME_BYTES;
+        anchors->rows = anchors->places + anchors->count * TIME_BYTES;
+    }
+    if (held->rows[A_NUMBERS] != NUMBERS ||
+        held->rows[A_BASES] != slicer->rows.count || held->rows[A_KEY] != KEY_ROWS ||
         held->rows[A_STARTS] != held->rows[A_ENDS])
         return false;
     slicer->low = load(held->at[A_NUMBERS], N_LOW);
@@ -87,17 +140,18 @@ static bool slicer_fits(slicer_t *slicer)
     return slicer->low >= 0 && slicer->low <= slicer->high && slicer->high <= slicer->rows.length;
 }
 
-static int open_samples(slicer_t *slicer, PyObject *tuple)
+static int open_sums(slicer_t *slicer, PyObject *tuple)
 {
     Py_ssize_t count = PyTuple_Check(tuple) ? PyTuple_Size(tuple) : 0;
-    slicer->samples = PyMem_Calloc((size_t)count + 1, sizeof *slicer->samples);
-    if (!slicer->samples) {
+    slicer->sums = PyMem_Calloc((size_t)count + 1, sizeof *slicer->sums);
+    slicer->anchors = PyMem_Calloc((size_t)count / 2 + 1, sizeof *slicer->anchors);
+    if (!slicer->sums || !slicer->anchors) {
         PyErr_NoMemory();
         return -1;
     }
     for (; slicer->opened < count; slicer->opened++)
         if (PyObject_GetBuffer(PyTuple_GetItem(tuple, slicer->opened),
-                               &slicer->samples[slicer->opened], PyBUF_SIMPLE) < 0)
+                               &slicer->sums[slicer->opened], PyBUF_SIMPLE) < 0)
             return -1;
     return 0;
 }
@@ -108,7 +162,7 @@ int open_slicer(slicer_t *slicer, PyObject *const *arguments)
     memset(slicer, 0, sizeof *slicer);
     if (open_rows(&slicer->rows, arguments[0]) < 0)
         return -1;
-    if (open_samples(slicer, arguments[1]) == 0 &&
+    if (open_sums(slicer, arguments[1]) == 0 &&
         hold(&slicer->held, arguments + 2, kinds, A_COLUMNS) == 0) {
         uint8_t **at = slicer->held.at;
         slicer->bases = at[A_BASES];
@@ -127,8 +181,9 @@ void close_slicer(slicer_t *slicer)
     close_hasher(&slicer->hasher);
     release(&slicer->held);
     while (slicer->opened)
-        PyBuffer_Release(&slicer->samples[--slicer->opened]);
-    PyMem_Free(slicer->samples);
+        PyBuffer_Release(&slicer->sums[--slicer->opened]);
+    PyMem_Free(slicer->sums);
+    PyMem_Free(slicer->anchors);
     close_rows(&slicer->rows);
 }
 
@@ -182,27 +237,66 @@ static Py_ssize_t rank_near(const rows_t *rows, walk_t *walk, int64_t wanted)
     return found;
 }
 
+static inline int64_t clipped(const slicer_t *slicer, int64_t place)
+{
+    return place < slicer->low ? slicer->low : place > slicer->high ? slicer->high : place;
+}
+
 /* The place of a time in the window; the last time there is stands for the end. */
 static inline int64_t place_of(const slicer_t *slicer, walk_t *walk, int64_t time)
 {
     int64_t place = slicer->rows.length;
     if (time != MAX_TIME)
         place = rank_near(&slicer->rows, walk, time);
-    return place < slicer->low ? slicer->low : place > slicer->high ? slicer->high : place;
+    return clipped(slicer, place);
 }
 
 /* ---- choosing bounds ----------------------------------------------------------------------- */
 
 static inline int bit_length(uint64_t value)
 {
+#if defined(__GNUC__)
+    return value ? 64 - __builtin_clzll(value) : 0;
+#endif
     int bits = 0;
     for (; value; value >>= 1)
         bits++;
     return bits;
 }
 
+/* The first of ascending numbers, from a finger on, that is not below one. The next few are
+ * compared without a branch that depends on which it is. */
+static inline Py_ssize_t next_of(const uint8_t *numbers, Py_ssize_t count, finger_t *finger,
+                                 int64_t wanted)
+{
+    Py_ssize_t from = finger->place, found = from;
+    if (from + NEAR <= count && finger->step <= NEAR)
+        for (int i = 0; i < NEAR; i++)
+            found += load(numbers, from + i) < wanted;
+    if (found == from || found == from + NEAR)
+        found = search_near(numbers, found, count, from + finger->step, wanted);
+    finger->step = found - from;
+    return finger->place = found;
+}
+
+/* The time of the first anchor at or behind a place of a chunk, if it is at most so many IDs away,
+ * else of the ID there. Places ascend. */
+static int64_t anchored_time(const slicer_t *slicer, finger_t *finger, Py_ssize_t chunk,
+                             Py_ssize_t place, Py_ssize_t reach)
+{
+    const anchors_t *anchors = &slicer->anchors[chunk];
+    Py_ssize_t own = place - (Py_ssize_t)load(slicer->rows.starts, chunk);
+    if (finger->chunk != chunk)
+        *finger = (finger_t){chunk, 0, 1};
+    Py_ssize_t found = next_of(anchors->places, anchors->count, finger, own);
+    if (found < anchors->count && load(anchors->places, found) - own <= reach)
+        return load(anchors->times, found);
+    return time_at(&slicer->rows, chunk, place);
+}
+
 /* Times on the axis of regions: of the first ID of each slice but the first; each time once. */
-static Py_ssize_t quantiles(const slicer_t *slicer, Py_ssize_t count, int64_t *times)
+static Py_ssize_t quantiles(const slicer_t *slicer, Py_ssize_t count, bool anchored,
+                            int64_t *times)
 {
     const regions_t *regions = &slicer->regions;
     walk_t walk = BEGIN, again = BEGIN;
@@ -212,16 +306,19 @@ static Py_ssize_t quantiles(const slicer_t *slicer, Py_ssize_t count, int64_t *t
         total += place_of(slicer, &walk, load(regions->ends, row));
     }
     Py_ssize_t number = 1, found = 0, chunk = 0;
+    Py_ssize_t reach = (Py_ssize_t)(total / (2 * (count ? count : 1)));
+    finger_t finger = {0, 0, 1};
     for (Py_ssize_t row = 0; row < regions->count && total; row++) {
         int64_t start = load(regions->starts, row), end = load(regions->ends, row);
         int64_t low = place_of(slicer, &again, start), high = place_of(slicer, &again, end);
         for (; number < count && number * total / count < passed + high - low; number++) {
             Py_ssize_t place = (Py_ssize_t)(low + number * total / count - passed);
             Py_ssize_t later = place + (Py_ssize_t)(AHEAD * total / count);
-            if (slicer->rows.count == 1 && later < slicer->rows.length)
+            if (!anchored && slicer->rows.count == 1 && later < slicer->rows.length)
                 expect(slicer->rows.chunks[0].times, later, TIME_BYTES);
             go_on(&slicer->rows, &chunk, place);
-            int64_t time = time_at(&slicer->rows, chunk, place);
+            int64_t time = anchored ? anchored_time(slicer, &finger, chunk, place, reach)
+                                    : time_at(&slicer->rows, chunk, place);
             time = before + ((time < end ? time : end) - start);
             if (!found || times[found - 1] != time)
                 times[found++] = time;
@@ -233,7 +330,7 @@ static Py_ssize_t quantiles(const slicer_t *slicer, Py_ssize_t count, int64_t *t
 }
 
 /* The exponent with which all but the shortest gaps keep some bits. */
-static int exponent_for(const int64_t *times, Py_ssize_t count)
+static int exponent_for(const int64_t *times, Py_ssize_t count, int kept)
 {
     Py_ssize_t of_length[65] = {0}, rank = (Py_ssize_t)(SHORT_GAP * (double)(count - 1));
     for (Py_ssize_t row = 1; row < count; row++)
@@ -241,15 +338,16 @@ static int exponent_for(const int64_t *times, Py_ssize_t count)
     int bits = 0;
     for (; count > 1 && rank >= of_length[bits]; bits++)
         rank -= of_length[bits];
-    return bits > BOUND_BITS ? bits - BOUND_BITS : 0;
+    return bits > kept ? bits - kept : 0;
 }
 
-void choose_bounds(const slicer_t *slicer, Py_ssize_t count, bounds_t *bounds)
+void choose_bounds(const slicer_t *slicer, Py_ssize_t count, bool anchored, bounds_t *bounds)
 {
     const regions_t *regions = &slicer->regions;
     int64_t *times = bounds->multiples, last = 0, end = 0;
-    Py_ssize_t found = quantiles(slicer, count, times), region = 0;
-    bounds->exponent = found ? exponent_for(times, found) : 0;
+    Py_ssize_t found = quantiles(slicer, count, anchored, times), region = 0;
+    int kept = anchored ? ANCHOR_BOUND_BITS : BOUND_BITS;
+    bounds->exponent = found ? exponent_for(times, found, kept) : 0;
     for (Py_ssize_t row = 0; row < found; row++) {
         int64_t multiple = times[row] >> bounds->exponent, bound = multiple << bounds->exponent;
         for (; region < regions->count && end < bound; region++)
@@ -302,7 +400,7 @@ static inline void expect_place(const slicer_t *slicer, Py_ssize_t place)
         return;
     expect(slicer->rows.chunks[0].prefix, place, HASH_BYTES);
     expect(slicer->rows.chunks[0].prefix, place / SAMPLE * SAMPLE, HASH_BYTES);
-    expect(slicer->samples[0].buf, place / SAMPLE, sizeof(int32_t));
+    expect(samples_of(slicer, 0), place / SAMPLE, sizeof(int32_t));
 }
 
 static void sum_up_to(const slicer_t *slicer, Py_ssize_t *chunk, const cuts_t *cuts, Py_ssize_t row)
@@ -318,18 +416,89 @@ static void sum_up_to(const slicer_t *slicer, Py_ssize_t *chunk, const cuts_t *c
     cuts->balances[row] = balance_to(slicer, *chunk, own);
 }
 
+/* An anchor where a cut may be; `row` is NULL: there is none. */
+typedef struct {
+    const uint8_t *row;
+    Py_ssize_t chunk, at;
+} anchor_t;
+
+/* The first anchor whose time is not before one, which is not before what was asked for last. */
+static anchor_t anchor_near(const slicer_t *slicer, finger_t *finger, int64_t wanted)
+{
+    const rows_t *rows = &slicer->rows;
+    while (finger->chunk < rows->count &&
+           load(rows->chunks[finger->chunk].times, size_of(rows, finger->chunk) - 1) < wanted)
+        *finger = (finger_t){finger->chunk + 1, 0, 1};
+    if (finger->chunk == rows->count)
+        return (anchor_t){NULL, 0, 0};
+    const anchors_t *anchors = &slicer->anchors[finger->chunk];
+    Py_ssize_t found = next_of(anchors->times, anchors->count, finger, wanted);
+    if (found == anchors->count)
+        return (anchor_t){NULL, 0, 0};
+    const uint8_t *row = anchors->rows + found * ANCHOR_ROW_BYTES;
+    expect(row, 0, 1);
+    expect(row, ANCHOR_ROW_BYTES - 1, 1);
+    return (anchor_t){row, finger->chunk, found};
+}
+
+/* The place of a time that is not behind an anchor, and behind the anchors before. */
+static int64_t place_before(const slicer_t *slicer, anchor_t anchor, int64_t time)
+{
+    const anchors_t *anchors = &slicer->anchors[anchor.chunk];
+    int64_t high = load(anchors->places, anchor.at), size = size_of(&slicer->rows, anchor.chunk);
+    int64_t low = anchor.at ? load(anchors->places, anchor.at - 1) : 0;
+    high = high < 0 ? 0 : high > size ? size : high; /* never outside, whatever is in a column */
+    low = low < 0 || low > high ? 0 : low;
+    low = search_near(slicer->rows.chunks[anchor.chunk].times, (Py_ssize_t)low, (Py_ssize_t)high,
+                      (Py_ssize_t)high, time);
+    return clipped(slicer, load(slicer->rows.starts, anchor.chunk) + low);
+}
+
+/* What runs up to a cut, if no ID is between it and an anchor, which says it all. */
+static bool sum_of_anchor(const slicer_t *slicer, anchor_t anchor, const cuts_t *cuts,
+                          Py_ssize_t row)
+{
+    if (!anchor.row || load(anchor.row, 0) >= cuts->times[row])
+        return false;
+    int64_t place = load(slicer->rows.starts, anchor.chunk) +
+                    load(slicer->anchors[anchor.chunk].places, anchor.at);
+    if (place < slicer->low || place > slicer->high)
+        return false;
+    hash_t prefix = load_hash(anchor.row + 2 * TIME_BYTES, 0);
+    if (slicer->rows.count > 1)
+        prefix = xored(prefix, load_hash(slicer->rows.bases, anchor.chunk));
+    cuts->places[row] = place;
+    cuts->prints[row] = slicer->hasher.of_row(&slicer->hasher, (const uint8_t *)&prefix);
+    cuts->balances[row] = load(slicer->bases, anchor.chunk) + load(anchor.row, 1);
+    return true;
+}
+
 /* Where cuts are, and some steps later, when memory has come, what runs up to them. */
 static void cut_all(const slicer_t *slicer, const cuts_t *cuts)
 {
     walk_t walk = BEGIN;
-    Py_ssize_t chunk = 0;
-    for (Py_ssize_t row = 0; row < cuts->count + AHEAD; row++) {
-        if (row < cuts->count) {
-            cuts->places[row] = place_of(slicer, &walk, cuts->times[row]);
-            expect_place(slicer, (Py_ssize_t)cuts->places[row]);
+    finger_t finger = {0, 0, 1};
+    Py_ssize_t chunk = 0, hits = 0;
+    anchor_t near[AHEAD];
+    bool known[AHEAD];
+    for (Py_ssize_t row = 0; row < cuts->count + 2 * AHEAD; row++) {
+        Py_ssize_t own = row - AHEAD, slot = row % AHEAD;
+        if (own >= AHEAD && !known[slot])
+            sum_up_to(slicer, &chunk, cuts, own - AHEAD);
+        if (own >= 0 && own < cuts->count) {
+            hits += known[slot] = sum_of_anchor(slicer, near[slot], cuts, own);
+            if (!known[slot]) {
+                int64_t time = cuts->times[own];
+                cuts->places[own] = near[slot].row ? place_before(slicer, near[slot], time)
+                                                   : place_of(slicer, &walk, time);
+                expect_place(slicer, (Py_ssize_t)cuts->places[own]);
+            }
         }
-        if (row >= AHEAD)
-            sum_up_to(slicer, &chunk, cuts, row - AHEAD);
+        if (row < cuts->count) {
+            near[slot] = (anchor_t){NULL, 0, 0};
+            if (row < TRIALS || hits > TRIALS / 4)
+                near[slot] = anchor_near(slicer, &finger, cuts->times[row]);
+        }
     }
 }
 

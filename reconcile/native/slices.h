@@ -11,10 +11,18 @@ typedef struct {
     Py_ssize_t count;
 } regions_t;
 
+/* IDs of a chunk that any side chooses alone, by their hashes, and what is before each: columns of
+ * times and places, then rows of the time of the ID before it, the balance, the running XOR. */
+typedef struct {
+    const uint8_t *times, *places, *rows;
+    Py_ssize_t count;
+} anchors_t;
+
 typedef struct {
     rows_t rows;
-    Py_buffer *samples; /* of each chunk's balances */
+    Py_buffer *sums;    /* of each chunk: its balances, and its anchors */
     Py_ssize_t opened;  /* of them */
+    anchors_t *anchors; /* of each chunk */
     const uint8_t *bases; /* the balance before each chunk */
     int64_t low, high;  /* places of the window */
     regions_t regions;
@@ -23,10 +31,10 @@ typedef struct {
     bool usual; /* the regions are such */
 } slicer_t;
 
-/* Arguments of both functions, in this order, behind the index and its samples. */
+/* Arguments of both functions, in this order, behind the index and its sums. */
 enum { A_NUMBERS, A_BASES, A_KEY, A_STARTS, A_ENDS, A_COLUMNS };
 /* What is in the first of these. */
-enum { N_LOW, N_HIGH, N_COUNT, N_PRINT_BYTES, NUMBERS };
+enum { N_LOW, N_HIGH, N_COUNT, N_PRINT_BYTES, N_ANCHORED, NUMBERS };
 
 /* 0, or -1 with an exception; then nothing is held. */
 int open_slicer(slicer_t *slicer, PyObject *const *arguments);
@@ -52,8 +60,9 @@ static inline int64_t slice_value(const slices_t *slices, int column, Py_ssize_t
     return load(slices->columns, column * slices->rows + row);
 }
 
-/* Bounds of about so many slices with equal counts; `multiples` has room for as many. */
-void choose_bounds(const slicer_t *slicer, Py_ssize_t count, bounds_t *bounds);
+/* Bounds of about so many slices with equal counts, at anchors if that is wanted; `multiples` has
+ * room for as many. */
+void choose_bounds(const slicer_t *slicer, Py_ssize_t count, bool anchored, bounds_t *bounds);
 
 /* Columns for the slices that bounds make, as many as there are bounds and regions; false: a bound
  * is no place between two slices. `room` is for four numbers of each slice and region. */

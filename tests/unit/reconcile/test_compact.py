@@ -276,12 +276,42 @@ def test_single_differences_are_told_by_their_prints(seed: int, lacking: int, ch
     assert again.frames == joined.frames
 
 
+@pytest.mark.parametrize("chunk", [500, 10_000])
+@pytest.mark.parametrize("lacks", [0, 1])
+def test_what_differs_all_over_a_slice_is_listed(lacks: int, chunk: int) -> None:
+    first, second = (sorted(ids) for ids in sets_of(8, 60_000, 30, 20, 10**9))
+    gap = set(sorted(set(first) & set(second))[9_000:9_400])
+    sides = [first, second]
+    sides[lacks] = [an_id for an_id in sides[lacks] if an_id not in gap]
+    views = []
+    for ids in sides:
+        index = Index(min_chunk_ids=chunk)
+        index.insert(SyncIds.of(ids))
+        views.append(index.view())
+    joined = compact_pair(views[0], views[1])
+    joined.run()
+    assert_exact(joined, set(sides[0]), set(sides[1]))
+    assert [len(frames) for frames in joined.frames] == [2, 2]
+    slices = joined.sides[1]._slices
+    assert slices is not None
+    frame = decode(joined.frames[0][1], slices=len(slices))
+    assert isinstance(frame, Filled)
+    assert frame.listed is not None
+    assert frame.listed.any()
+    assert (len(frame.named) < 200) == (lacks == 0)
+    assert len(frame.cells) < 400
+    with kernel.python_only():
+        again = compact_pair(views[0], views[1])
+        again.run()
+    assert again.frames == joined.frames
+
+
 def test_edges_of_regions_are_bounds() -> None:
     regions = Regions.joined(np.array([0, 10, 40, 60]), np.array([10, 20, 50, 70]))
     assert regions.start.tolist() == [0, 40, 60]
     lower, upper = regions.edges(np.array([5, 25, 33]))
     assert lower.tolist() == [0, 5, 40, 45, 60, 63]
     assert upper.tolist() == [5, 20, 45, 50, 63, 70]
-    times = np.array([0, 19, 40, 69])
-    assert regions.collapsed(times).tolist() == [0, 19, 20, 39]
+    times, region = np.array([0, 19, 25, 40, 69]), np.array([0, 0, 0, 1, 2])
+    assert regions.collapsed(times, region).tolist() == [0, 19, 20, 20, 39]
     assert regions.is_edge(np.array([19, 20, 30, 40])).tolist() == [False, True, True, True]

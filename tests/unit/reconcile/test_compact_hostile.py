@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reconcile import kernel
-from reconcile.compact import limits
+from reconcile.compact import limits, session
 from reconcile.compact.frames import (
     Answered,
     Cut,
@@ -73,6 +73,12 @@ def frames() -> list[Frame]:
         Filled(differs, shape, cells),
         Filled(differs, shape, cells, np.array([False, True]), shorts[2:]),
         Filled(differs, shape, cells, np.array([False, False]), NONE),
+        Filled(
+            differs, shape, cells, np.array([False, True]), shorts[2:], np.array([True]), shorts
+        ),
+        Filled(
+            differs, shape, cells, np.array([False, False]), NONE, np.array([True, False]), NONE
+        ),
         Decoded(XOR, shorts[:2], 1, shorts),
         Decoded(XOR, NONE, 6, NONE),
     ]
@@ -132,6 +138,7 @@ def head(kind: Kind) -> bytes:
         (head(Kind.OFFER) + b"\0" + varint(64), "max_slices"),
         (head(Kind.TABLE) + b"\0\4" + varint(129) + varint(1), "max_windows"),
         (head(Kind.TABLE) + b"\0\4" + varint(1) + varint(2**40), "max_cells"),
+        (head(Kind.TABLE) + b"\3\0" + varint(2**40), "max_differences"),
         (head(Kind.RESULT) + bytes(32) + varint(2**50) + varint(0) + b"\6", "max_differences"),
         (bytes(limits.MAX_FRAME_BYTES + 1), "max_frame_bytes"),
     ],
@@ -153,6 +160,8 @@ def test_sizes_are_bounded_before_anything_is_allocated(data: bytes, limit: str)
         (head(Kind.RESULT) + bytes(32) + b"\2\0\1\5\5", "do not ascend"),
         (head(Kind.RESULT) + bytes(32) + b"\0\0\7", "have 1 to 6 bytes"),
         (head(Kind.TABLE) + b"\0\6\1\1", "no such shape"),
+        (head(Kind.TABLE) + b"\4", "no such choice"),
+        (head(Kind.TABLE) + b"\3\0\2" + 2 * b"\5\0\0\0\0\0", "do not ascend"),
         (head(Kind.SLICES) + bytes(32) + b"\0\7\5", "have 0, 2, 3 or 4"),
         (head(Kind.SLICES) + bytes(32) + b"\0\xf7", "stands for nothing"),
         (b"\xee", "No frame of this kind"),
@@ -220,6 +229,46 @@ def test_what_is_told_twice_or_not_lacking_ends_in_a_base_session() -> None:
         told[1] = told[0] if change == "twice" else told[1] ^ np.uint64(1)
         step = side.receive(encode(replace(filled, told=told)))
         assert isinstance(step.outcome, FallBack)
+
+
+def test_lists_that_are_wrong_end_in_a_base_session() -> None:
+    for lie in ("all", "more", "less"):
+        first, second = (sorted(ids) for ids in sets_of(9, 60_000, 0, 30, 10**9))
+        views = [IndexView.of(SyncIds.of(own)) for own in (first[:9_000] + first[9_400:], second)]
+        joined = compact_pair(views[0], views[1])
+        answer = joined.sides[1].receive(joined.sides[0].begin()).frame
+        assert answer is not None
+        frame = joined.sides[0].receive(answer).frame
+        side = joined.sides[1]
+        assert frame is not None
+        assert side._slices is not None
+        filled = decode(frame, slices=len(side._slices))
+        assert isinstance(filled, Filled)
+        assert filled.listed is not None
+        assert len(filled.named)
+        if lie == "all":
+            filled = replace(filled, listed=np.ones_like(filled.listed))
+        elif lie == "more":
+            named = np.union1d(filled.named, np.array([77], np.uint64))
+            filled = replace(filled, named=named)
+        else:
+            filled = replace(filled, named=filled.named[1:])
+        step = side.receive(encode(filled))
+        assert isinstance(step.outcome, FallBack), lie
+
+
+def test_lists_are_of_no_more_than_can_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    joined, receiver, frame = sent_until(Kind.TABLE)
+    side = joined.sides[receiver]
+    assert side._slices is not None
+    filled = decode(frame, slices=len(side._slices))
+    assert isinstance(filled, Filled)
+    assert filled.explained is not None
+    listed = np.ones(int((~filled.explained).sum()), np.bool_)
+    data = encode(replace(filled, listed=listed, named=NONE))
+    monkeypatch.setattr(session, "MAX_CELLS", 100)
+    step = side.receive(data)
+    assert step.outcome == FallBack("more is listed than can be told")
 
 
 def test_who_was_told_of_an_id_may_not_want_it() -> None:

@@ -41,6 +41,10 @@ SETTINGS: Final[Mapping[str, str]] = {
     # What looks like a password or a URL is kept out of plans and logs.
     "spark.sql.redaction.options.regex": "(?i)url|password",
     "spark.sql.adaptive.enabled": "true",
+    # Spark takes what workers make for as small as the numbers of their tasks: only what it has
+    # counted, or what is named as small, may go through the driver to all executors.
+    "spark.sql.autoBroadcastJoinThreshold": "-1",
+    "spark.sql.adaptive.autoBroadcastJoinThreshold": "10MB",
 }
 _JAVA_FLAGS: Final = (
     # Below it a start collects all of the heap four times, to no end.

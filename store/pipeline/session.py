@@ -9,12 +9,15 @@ import logging
 import os
 import re
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
 import pyspark
+from pyspark import SparkConf, SparkContext
+from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 from store.pipeline.errors import SPARK_ERRORS, PipelineError, of_spark
@@ -38,6 +41,10 @@ SETTINGS: Final[Mapping[str, str]] = {
     # What looks like a password or a URL is kept out of plans and logs.
     "spark.sql.redaction.options.regex": "(?i)url|password",
     "spark.sql.adaptive.enabled": "true",
+    # Spark takes what workers make for as small as the numbers of their tasks: only what it has
+    # counted, or what is named as small, may go through the driver to all executors.
+    "spark.sql.autoBroadcastJoinThreshold": "-1",
+    "spark.sql.adaptive.autoBroadcastJoinThreshold": "10MB",
 }
 _JAVA_FLAGS: Final = (
     # Below it a start collects all of the heap four times, to no end.
@@ -73,6 +80,12 @@ _JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
 _DRIVER_FLAGS: Final = (f"-Dlog4j2.configurationFile={LOGGING.as_uri()}", *_JAVA_FLAGS)
 _COLLECTOR: Final = "-XX:+UseParallelGC"
 """A job wants throughput; G1 takes more processor time for pauses that nobody minds here."""
+
+_STRAY: Final = re.compile(rb"WARNING: Using incubator modules: ")
+"""What a JVM says by itself of options that Spark starts it with, and that nobody need know."""
+
+_STDERR: Final = 2
+_LAST_WORDS_S: Final = 10.0
 
 _LOCAL_SETTINGS: Final[Mapping[str, str]] = {
     "spark.ui.enabled": "false",
@@ -141,23 +154,51 @@ def _connect(url: str, settings: Mapping[str, str]) -> SparkSession:
 
 def _start(master: str | None, settings: Mapping[str, str]) -> SparkSession:
     _choose_python(master)
-    builder = SparkSession.builder.appName("storenode pipeline")
-    given = {**SETTINGS, **_WORKERS, **settings}
+    builder = SparkSession.builder
+    given = {"spark.app.name": "storenode pipeline", **SETTINGS, **_WORKERS, **settings}
     if master is not None or not _submitted():
         chosen = master or LOCAL
-        builder = builder.master(chosen)
         if chosen.startswith("local"):
             given = {**_LOCAL_SETTINGS, **given}
         given[_JAVA_OPTIONS] = _java_options(given.get(_JAVA_OPTIONS, ""))
+        given["spark.master"] = chosen
     for name, value in given.items():
         builder = builder.config(name, value)
     try:
+        if getattr(SparkContext, "_gateway", None) is None and not _submitted():
+            _launch(given)
         session = builder.getOrCreate()
     except Exception as error:
         raise _not_started(error) from error
     session.sparkContext.setLogLevel("OFF")
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
     return session
+
+
+def _launch(settings: Mapping[str, str]) -> None:
+    """Begin with a JVM of which stray lines are not shown; a session is then one of its."""
+    conf = SparkConf(loadDefaults=False).setAll([*settings.items()])
+    read, write = os.pipe()
+    relay = threading.Thread(target=_relay, args=(read,), name="spark-stderr", daemon=True)
+    relay.start()
+    try:
+        # Standard output is for the result; a JVM that cannot start says why there.
+        streams = {"stdout": write, "stderr": write}
+        gateway = launch_gateway(conf, streams)  # type: ignore[no-untyped-call]
+    except Exception:
+        os.close(write)
+        relay.join(_LAST_WORDS_S)  # why it has not started is told before we say that it has not
+        raise
+    os.close(write)
+    SparkContext(conf=conf, gateway=gateway)
+
+
+def _relay(source: int) -> None:
+    """Show what a JVM says, but for what is stray."""
+    with os.fdopen(source, "rb") as lines:
+        for line in lines:
+            if not _STRAY.match(line):
+                os.write(_STDERR, line)
 
 
 def _not_started(error: Exception) -> PipelineError:

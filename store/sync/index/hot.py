@@ -67,6 +67,7 @@ class HotIndex:
         self._heard = 0
         self._lost = asyncio.Event()
         self._woken = asyncio.Event()
+        self._hurried = asyncio.Event()
         self.moved = asyncio.Condition()
         """Told whenever `entries`, `floor_ns` or `place` may have changed."""
         self._changing = asyncio.Lock()
@@ -108,6 +109,8 @@ class HotIndex:
                 self._waiting.append(commit)
         if len(self._waiting) > self._limits.waiting_commits:
             self.lost()
+        elif 2 * len(self._waiting) > self._limits.waiting_commits:
+            self._hurried.set()
         self._woken.set()
 
     def lost(self) -> None:
@@ -117,6 +120,7 @@ class HotIndex:
         self._lost.set()
         self._index = None
         self._woken.set()
+        self._hurried.set()
 
     # What views ask
 
@@ -125,6 +129,8 @@ class HotIndex:
 
         The floor is not below the horizon.
         """
+        if self._place[0] < place[0]:
+            self._hurried.set()
         try:
             async with asyncio.timeout(self._limits.patience_s), self.moved:
                 await self.moved.wait_for(lambda: self._index is None or self._place[0] >= place[0])
@@ -191,9 +197,18 @@ class HotIndex:
                 async with asyncio.timeout(self._limits.settle_s):
                     await self._woken.wait()
             self._woken.clear()
+            if self._waiting:
+                await self._gather()
             await self._take_in_all()
             await self._settle()
             await self._tell()
+
+    async def _gather(self) -> None:
+        """Let more commits come: to insert one costs about as much as to insert a hundred."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._limits.gather_s):
+                await self._hurried.wait()
+        self._hurried.clear()
 
     async def _take_in_all(self) -> None:
         """Take in what waits; where the database is away, again until it is back."""

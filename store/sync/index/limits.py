@@ -51,6 +51,7 @@ class IndexLimits:
         warm_up_ids: IDs that the warm-up reads at a time.
         patience_s: how long a view waits until the index has a commit.
         cold_patience_s: how long a view waits until it may read from the database.
+        gather_s: how long commits wait for others, unless a view waits for them.
         settle_s: how often the floor follows the clock where there are no commits.
         backoff_s: the first pause after a failure.
     """
@@ -63,6 +64,7 @@ class IndexLimits:
     warm_up_ids: int = 65_536
     patience_s: float = 5.0
     cold_patience_s: float = 5.0
+    gather_s: float = 0.02
     settle_s: float = 60.0
     backoff_s: float = 1.0
 

@@ -163,11 +163,13 @@ def test_a_job_survives_a_worker_that_dies(
         job = cluster.submit("archive", str(lake), "--database-url", url, "--json", "--quiet")
         try:
             wait_for(lambda: all_read(job.poll(), cluster, url), "every worker reads")
+            for each in executors(cluster):
+                assert each.index(OF_EVERY_JVM) < each.index(SETTINGS_OF_TESTS), (
+                    "what is given wins"
+                )
         except BaseException:
             job.kill()
             raise
-        for each in executors(cluster):
-            assert each.index(OF_EVERY_JVM) < each.index(SETTINGS_OF_TESTS), "what is given wins"
         cluster.kill(cluster.workers[0])
     out, err = job.communicate(timeout=PATIENCE_S)
     assert job.returncode == 0, err.decode()

@@ -33,6 +33,7 @@ def test_an_archive_is_made_by_the_command(url: str, tmp_path: Path) -> None:
     assert done.code == 0, done.err
     assert done.objects[0]["messages"] == len(messages())
     assert f"{len(messages()):,} messages" in done.err
+    assert "WARNING" not in done.err
     assert in_lake(lake) == sorted(held(url))
 
 
@@ -195,3 +196,12 @@ def test_an_old_java_is_told_its_version(tmp_path: Path) -> None:
     java.chmod(0o755)
     ended = run("verify", str(tmp_path), JAVA_HOME=str(tmp_path))
     assert (ended.code, "is version 8: install one" in ended.err) == (2, True)
+
+
+def test_why_a_jvm_does_not_start_is_told_by_itself(archived: Path) -> None:
+    ended = run("verify", str(archived), "--spark-conf", "spark.driver.memory=1k")
+    assert (ended.code, ended.out) == (1, "")
+    assert "Too small maximum heap" in ended.err
+    assert ended.err.splitlines()[-1].startswith(
+        "storenode: Spark's JVM has ended at its start: it says above why"
+    )

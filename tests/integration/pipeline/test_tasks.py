@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 
 import pyarrow as pa
+import pytest
 from pyspark.sql import SparkSession
 
 from store.pipeline.limits import ARROW_BATCH_BYTES
@@ -33,6 +34,18 @@ def test_portions_are_neighbours_of_about_the_same_size(spark: SparkSession) -> 
     assert [size for portion in portions for size in portion] == sizes
     assert portions[-1] == [5, 6]
     assert in_portions(spark, [1] * 10, int) == [[1] * 10]
+
+
+def test_what_workers_make_is_not_sent_to_all_of_them_through_the_driver(
+    spark: SparkSession, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Spark expects a few bytes of a portion, however many rows are made of it."""
+    rows = spread(spark, partial(made, "abcde"), [[0, 1], [2]], MADE)
+    others = spread(spark, partial(made, "fghij"), [[1], [2, 3]], MADE)
+    joined = rows.join(others, "number", "left")
+    joined.explain()
+    assert "Broadcast" not in capsys.readouterr().out
+    assert joined.count() == 3
 
 
 def sized(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

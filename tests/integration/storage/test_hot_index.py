@@ -25,7 +25,7 @@ from store.sync.index.limits import FLOOR_STEP_NS, IndexLimits
 from store.sync.index.warm_up import Warm
 from storenode.message.limits import NS_PER_S
 from tests.integration.storage.following import LongTransaction
-from tests.integration.storage.viewing import WINDOW, ViewingNode, viewing
+from tests.integration.storage.viewing import PATIENCE_S, WINDOW, ViewingNode, viewing
 from tests.integration.storage.world import DAY, NOW, TOPICS, batch_of, random_batch
 
 MINUTE = 60 * NS_PER_S
@@ -173,6 +173,22 @@ async def test_a_view_waits_for_a_commit_and_not_for_ever(database_url: str) -> 
         position = node.hot.place[0]
         assert await node.hot.view_at((position + 1, 0), 0) is None
         assert await node.hot.view_at((position, 0), 0) is not None
+
+
+async def test_commits_wait_for_others_unless_a_view_waits_or_many_do(database_url: str) -> None:
+    dice = random.Random(21)
+    limits = IndexLimits(gather_s=3_600, patience_s=3_600, waiting_commits=8)
+    async with viewing(database_url, limits=limits) as node, asyncio.timeout(PATIENCE_S):
+        for _ in range(2):
+            await store(node, dice)
+            assert node.hot.entries % 40 == 0
+            assert await hot_view(node) is not None
+            await store(node, dice)
+            await check(node)
+        for _ in range(5):
+            await store(node, dice)
+        await node.until(lambda: node.hot.entries > 80)
+        await check(node)
 
 
 @pytest.mark.parametrize("gathered", [True, False], ids=["before", "meanwhile"])

@@ -171,6 +171,7 @@ def test_times_of_another_form_are_not_valid() -> None:
         right[:-1] + b"\x81",
         b"\x01" + right[1:],
     ]
-    _, valid = read_times([right, *wrong])
-    assert valid.tolist() == [True, *[False] * len(wrong)]
+    for repeats in (1, 10):
+        _, valid = read_times([right, *wrong] * repeats)
+        assert valid.tolist() == [True, *[False] * len(wrong)] * repeats
     assert read_times([])[1].tolist() == []

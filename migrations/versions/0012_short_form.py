@@ -8,16 +8,16 @@ The index by topic had whole hashes, and has of each only what puts messages of 
 Where there are partitions already, maintenance builds theirs one by one beside the old index, and
 drops that when all have one (`store.db.maintenance.narrowing`): no table is locked for long.
 
-Revision ID: 0011
+Revision ID: 0012
 """
 
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0011"
-down_revision = "0010"
+revision = "0012"
+down_revision = "0011"
 phase = "after"
-serves_from = "0011"
+serves_from = "0012"
 
 SCHEMA = "storenode"
 PARTITIONS_LOCK = 0x73746F72 << 32 | 2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -23,7 +23,6 @@ from store.domain.ports import (
     HistoryEntry,
     PeerAddress,
     SdsLookup,
-    SdsPage,
 )
 from store.messages.transfer import transferred
 from store.sync.lookup import Fetcher
@@ -102,7 +101,7 @@ def _claims(database: Database, read: Read) -> Iterator[Claim]:
     for key in read.keys:
         message_id, digest = database.sds.get(key, (b"", b""))
         if digest in database.held:
-            yield key, database.held[digest][0], digest, message_id, b"", b""
+            yield key, database.held[digest][0], digest, message_id, b"", b"", False
 
 
 class SimSds:
@@ -111,10 +110,12 @@ class SimSds:
     def __init__(self, process: Process) -> None:
         self._database = process.database
 
-    async def messages(self, request: SdsLookup) -> AsyncIterator[SdsPage]:
+    async def doubtful(
+        self, request: SdsLookup
+    ) -> tuple[Sequence[HistoryEntry], Sequence[HistoryEntry]]:
         """What is missing of some entries."""
         found = await kept(self._database.look(partial(selected, self._database, request)))
-        yield SdsPage(b"", len(found.messages), tuple(found.missing))
+        return found.missing, found.unproven
 
 
 async def serve_lookup(process: Process, stream: EndStream) -> None:

@@ -1,7 +1,8 @@
 """What a simulated store holds of a channel, read by the real look-ups of a node.
 
 `store.domain.lookup` and `store.domain.causal` say what they want read, as of a database. Limits
-and truncation are the node's: claimants per ID, messages of a causal history.
+and truncation are the node's: claimants per ID, messages of a causal history. What is proven comes
+first, as participants ask for it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from store.domain.causal import CausalWalk
-from store.domain.claims import Answer, Claim, Done, Hinted, HintQuery, Read
+from store.domain.claims import Answer, Claim, Done, Hinted, HintQuery, Read, rank
 from store.domain.limits import RequestLimits
 from store.domain.lookup import Lookup
 from store.domain.ports import CausalRequest, HistoryEntry, TopicFilter
@@ -48,7 +49,7 @@ class Shelf:
         self.order.append(message)
         claim = _claim(message)
         self._claims[message.hint] = claim
-        insort(self._by_key.setdefault(claim[0], []), claim, key=lambda each: each[1:3])
+        insort(self._by_key.setdefault(claim[0], []), claim, key=rank)
         return True
 
     def since(self, time_ns: int) -> list[Fetched]:
@@ -80,6 +81,7 @@ class Shelf:
             0,
             TopicFilter(),
             self._limits.sds_claimants,
+            prefer_proven=True,
         )
         walk = CausalWalk(request, keys)
         answer: Answer | None = None
@@ -114,6 +116,7 @@ def _claim(message: Fetched) -> Claim:
         found.message_id,
         _array(_UUID, [sds_key(found.channel_id, parent) for parent, _ in found.parents]),
         _array(_BYTEA, [hint for _, hint in found.parents]),
+        found.proven,
     )
 
 

@@ -21,10 +21,12 @@ from psycopg.pq import Format
 from storenode.message.limits import HASH_BYTES
 
 BIGINT_OID: Final = 20
+BOOL_OID: Final = 16
 BYTEA_OID: Final = 17
 TEXT_OID: Final = 25
 UUID_OID: Final = 2950
 _BIGINT_ARRAY_OID: Final = 1016
+_BOOL_ARRAY_OID: Final = 1000
 _BYTEA_ARRAY_OID: Final = 1001
 _TEXT_ARRAY_OID: Final = 1009
 _UUID_ARRAY_OID: Final = 2951
@@ -45,6 +47,10 @@ class BinaryArray:
 
 class BigintArray(BinaryArray):
     """``bigint[]``."""
+
+
+class BoolArray(BinaryArray):
+    """``boolean[]``."""
 
 
 class ByteaArray(BinaryArray):
@@ -78,6 +84,13 @@ def bigint_column(values: NDArray[np.int64]) -> BigintArray:
     laid_out = np.empty(len(values), [("size", ">i4"), ("value", ">i8")])
     laid_out["size"], laid_out["value"] = 8, values
     return BigintArray(_header(BIGINT_OID, len(values)) + laid_out.tobytes())
+
+
+def booleans(values: Sequence[bool]) -> BoolArray:
+    """Lay out truth values."""
+    laid_out = np.empty(len(values), [("size", ">i4"), ("value", "?")])
+    laid_out["size"], laid_out["value"] = 1, values
+    return BoolArray(_header(BOOL_OID, len(values)) + laid_out.tobytes())
 
 
 def fixed_bytes(values: Sequence[bytes], size: int) -> ByteaArray:
@@ -127,6 +140,10 @@ class _BigintArrayDumper(_ArrayDumper):
     oid = _BIGINT_ARRAY_OID
 
 
+class _BoolArrayDumper(_ArrayDumper):
+    oid = _BOOL_ARRAY_OID
+
+
 class _ByteaArrayDumper(_ArrayDumper):
     oid = _BYTEA_ARRAY_OID
 
@@ -155,6 +172,7 @@ def register(context: AdaptContext) -> None:
     adapters = context.adapters
     assert adapters is not None
     adapters.register_dumper(BigintArray, _BigintArrayDumper)
+    adapters.register_dumper(BoolArray, _BoolArrayDumper)
     adapters.register_dumper(ByteaArray, _ByteaArrayDumper)
     adapters.register_dumper(TextArray, _TextArrayDumper)
     adapters.register_dumper(UuidArray, _UuidArrayDumper)

@@ -49,7 +49,10 @@ class StoredMessage:
 
 @dataclass(frozen=True, slots=True)
 class SdsRow:
-    """A row of ``sds`` beside (ts, hash); ``lamport`` as two's complement."""
+    """A row of ``sds`` beside (ts, hash); ``lamport`` as two's complement.
+
+    ``proof``: the ID proves the message; None: nobody has looked.
+    """
 
     key: bytes
     channel_key: bytes
@@ -60,6 +63,7 @@ class SdsRow:
     parent_keys: tuple[bytes, ...]
     parent_ids: tuple[bytes, ...]
     parent_hints: tuple[bytes | None, ...]
+    proof: bool | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,4 +119,5 @@ def sds_row(payload: bytes) -> SdsRow | None:
         parent_keys=tuple(sds_key(channel, parent) for parent, _ in metadata.parents),
         parent_ids=tuple(parent for parent, _ in metadata.parents),
         parent_hints=tuple(hint for _, hint in metadata.parents),
+        proof=metadata.proven,
     )

@@ -109,6 +109,8 @@ class CausalWalk:
         self._edge_ends = array("i")
         self._members = array("i")  # of all groups, one group after the other
         self._group_ends = array("i")
+        self._led: set[int] = set()  # groups that begin with what is proven
+        self._proven: set[int] = set()  # members of those that are
         self._node = HEADS  # whose references are being looked at
         self._slot = 0
         self._depth = 0
@@ -275,7 +277,7 @@ class CausalWalk:
         return True
 
     def _resolve_in(self, group: int, hint: bytes | None) -> bool:
-        """Resolve a reference that selects a group as a whole, or the member that it names."""
+        """Resolve a reference that selects a group as a whole, or just the member it names."""
         if hint is None:
             self._edges.append(group)
             return True
@@ -283,6 +285,8 @@ class CausalWalk:
         start = self._group_ends[place - 1] if place else 0
         if number is None or number not in self._members[start : self._group_ends[place]]:
             return False
+        if group in self._led and number not in self._proven:
+            return False  # what is proven comes with it
         self._edges.append(number)
         return True
 
@@ -316,9 +320,13 @@ class CausalWalk:
         group = self._outcomes.get(key, _FOUND)
         if group > FIRST_GROUP:
             numbers = [self._number(claim) for claim in claims]
+            proven = [number for number, claim in zip(numbers, claims, strict=True) if claim[6]]
             self._members.extend([number for number in numbers if number >= 0])
             group = self._outcomes[key] = FIRST_GROUP - len(self._group_ends)
             self._group_ends.append(len(self._members))
+            if proven:
+                self._led.add(group)
+                self._proven.update(proven)
         return group
 
     def _take_further(self, claim: Claim) -> None:

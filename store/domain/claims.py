@@ -9,6 +9,11 @@ message hash. It selects:
    and with them the message that the hint names, if its payload cannot be read as an SDS message
    (an encrypted one is found by its hint only).
 
+Where the caller prefers what is proven (`storenode.sds.proofs`), claimants whose ID proves them
+come before all others, in the same order among themselves; and a hint to one that is not proven
+selects those that are, and then what it names. So whoever claims an ID, before or after or as a
+parent's hint, hides nothing that is proven. Else no claim counts as proven.
+
 A hint to a readable message under another ID or channel selects nothing. What is pruned, or
 outside the filter of the call, claims nothing. Source: the node's contract, "SDS".
 
@@ -21,17 +26,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from operator import itemgetter
 from struct import Struct
 from typing import Any, Final
 
 from store.domain.ports import SyncId
 from storenode.message.limits import HASH_BYTES, MAX_SDS_CLAIMANTS
 
-Claim = tuple[bytes, int, bytes, bytes, bytes, bytes]
-"""(key of the ID in its channel, timestamp in ns, message hash, message ID, parent keys, hints).
+Claim = tuple[bytes, int, bytes, bytes, bytes, bytes, bool | None]
+"""(key of the ID in its channel, timestamp in ns, message hash, message ID, parent keys, hints,
+whether it is proven).
 
-The last two are ``uuid[]`` and ``bytea[]`` in Postgres's binary format, read by `references`.
+Parents' keys and hints are ``uuid[]`` and ``bytea[]`` in Postgres's binary format, read by
+`references`. What nobody has judged is None, and counts as not proven.
 """
 
 Found = tuple[bytes, int, bytes, bytes]
@@ -56,12 +62,20 @@ _Layout = tuple[
 ]
 """Reads keys; reads sizes and hints by turns; bytes of the hints' array; the sizes expected."""
 
-_BY_POSITION: Final = itemgetter(1, 2)
-
 
 def usable_hint(hint: bytes | None) -> bytes | None:
     """A hint that can name a message: None unless it has the size of a message hash."""
     return hint if hint is not None and len(hint) == HASH_BYTES else None
+
+
+def is_proven(claim: Claim) -> bool:
+    """Whether a claim is proven, where the caller prefers what is."""
+    return claim[6] is True
+
+
+def rank(claim: Claim) -> tuple[bool, int, bytes]:
+    """The order of the claimants of an ID."""
+    return claim[6] is not True, claim[1], claim[2]
 
 
 def parent_bytes(claim: Claim) -> int:
@@ -165,10 +179,10 @@ class Read:
 class Answer:
     """The answer to a `Read`.
 
-    ``claims`` hold all claimants (the lowest, one more per key than are returned at most, which
-    shows that there are more) of every key in ``asked`` and of every further key that occurs in
-    them; those of a window that is not complete come newest first. ``reached`` is the position of
-    the lowest row of the window, None when it came to the channel's beginning.
+    ``claims`` hold all claimants (the first in their order, one more per key than are returned at
+    most, which shows that there are more) of every key in ``asked`` and of every further key that
+    occurs in them; those of a window that is not complete come newest first. ``reached`` is the
+    position of the lowest row of the window, None when it came to the channel's beginning.
     """
 
     asked: Sequence[bytes]
@@ -311,16 +325,22 @@ class Claims:
         if hint is not None:
             named = next((claim for claim in claims if claim[2] == hint), None)
             if named is not None:
-                return Selection((named,))
+                return Selection(self._with_proven(named, claims))
             if (key, hint) not in self._hinted:
                 return None
             hinted = self._hinted[key, hint]
             if hinted is not None and hinted.readable:
-                return Selection((hinted.claim,))
+                return Selection(self._with_proven(hinted.claim, claims))
             beside = () if hinted is None else (hinted.claim,)
         most = self._claimants
         shared = min(len(claims), most)
         return Selection((*claims[:most], *beside), len(claims) > most, shared)
+
+    def _with_proven(self, named: Claim, claims: Sequence[Claim]) -> Sequence[Claim]:
+        """What a hint names, behind the proven claimants where it is none of them."""
+        if is_proven(named):
+            return (named,)
+        return (*filter(is_proven, claims[: self._claimants]), named)
 
 
 def _sets(claims: Sequence[Claim]) -> Mapping[bytes, Claim | list[Claim]]:
@@ -331,7 +351,7 @@ def _sets(claims: Sequence[Claim]) -> Mapping[bytes, Claim | list[Claim]]:
     for claim in claims:
         grouped.setdefault(claim[0], []).append(claim)
     return {
-        key: group[0] if len(group) == 1 else sorted(group, key=_BY_POSITION)
+        key: group[0] if len(group) == 1 else sorted(group, key=rank)
         for key, group in grouped.items()
     }
 

@@ -2,7 +2,9 @@
 
 Rules: every entry is a reference (see `store.domain.claims`). The selected messages come in the
 order of the entries, each once per ID; an entry that selects nothing is missing, with its hint as
-it was given. The answer is truncated when an ID has more claimants than are returned.
+it was given. Where what is proven is preferred, entries are unproven that select nothing proven,
+although their ID could be a proof. The answer is truncated when an ID has more claimants than are
+returned.
 
 ======================  =============================================
 `Lookup.step` answers   the caller then
@@ -16,10 +18,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from store.domain.claims import Answer, Claims, Found, HintQuery, Read, usable_hint
+from store.domain.claims import Answer, Claim, Claims, Found, HintQuery, Read, usable_hint
 from store.domain.ports import HistoryEntry
 from storenode.message.limits import MAX_SDS_CLAIMANTS
 from storenode.sds.codec import decode, sds_key
+from storenode.sds.proofs import ID_BYTES
 
 
 class Lookup:
@@ -37,6 +40,7 @@ class Lookup:
     ) -> None:
         self.messages: list[Found] = []
         self.missing: list[HistoryEntry] = []
+        self.unproven: list[HistoryEntry] = []
         self.truncated = False
         self.entries = tuple(dict.fromkeys(entries))
         self._references = [
@@ -70,10 +74,16 @@ class Lookup:
             self.truncated |= selection.cut
             if not selection.claims:
                 self.missing.append(entry)
+            elif len(entry.message_id) == ID_BYTES and _all_judged_false(selection.claims):
+                self.unproven.append(entry)
             for claim in selection.claims:
                 if (key, claim[2]) not in sent:
                     sent.add((key, claim[2]))
                     self.messages.append(claim[:4])
+
+
+def _all_judged_false(claims: Sequence[Claim]) -> bool:
+    return all(claim[6] is False for claim in claims)
 
 
 class Asked:

@@ -189,6 +189,7 @@ class SdsLookup:
     entries: tuple[HistoryEntry, ...]
     filter: TopicFilter
     claimants: int = MAX_SDS_CLAIMANTS  # returned for one ID
+    prefer_proven: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +203,7 @@ class CausalRequest:
     max_depth: int  # 0: unlimited
     filter: TopicFilter
     claimants: int = MAX_SDS_CLAIMANTS  # taken for one ID
+    prefer_proven: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,15 +273,17 @@ class Feed(Protocol):
 class SdsLookups(Protocol):
     """Reads by SDS message ID."""
 
-    def messages(self, request: SdsLookup) -> AsyncIterator[SdsPage]:
-        """Claimants of each ID, ``request.claimants`` at most, and the entries that are missing."""
+    async def doubtful(
+        self, request: SdsLookup
+    ) -> tuple[Sequence[HistoryEntry], Sequence[HistoryEntry]]:
+        """Entries that are missing; and those whose ID could be a proof and proves nothing here."""
 
 
 class SdsReader(SdsLookups, Protocol):
     """Reads by SDS message ID, and by what a message follows from."""
 
-    def messages(self, request: SdsLookup, outlet: Outlet | None = None) -> AsyncIterator[SdsPage]:
-        """As `SdsLookups`; without an outlet it is the node itself that reads."""
+    def messages(self, request: SdsLookup, outlet: Outlet) -> AsyncIterator[SdsPage]:
+        """Claimants of each ID, ``request.claimants`` at most, and the entries that are missing."""
 
     def causal_history(self, request: CausalRequest, outlet: Outlet) -> AsyncIterator[SdsPage]:
         """The causal past of the heads, every parent before its children."""

@@ -154,7 +154,12 @@ def filter_by(
 
 
 def sds_lookup(
-    channel_id: str, entries: Sequence[HistoryEntry], topics: TopicFilter, limits: RequestLimits
+    channel_id: str,
+    entries: Sequence[HistoryEntry],
+    topics: TopicFilter,
+    limits: RequestLimits,
+    *,
+    prefer_proven: bool = False,
 ) -> SdsLookup:
     """Check a ``GetSdsMessages`` request; repeated entries count once.
 
@@ -167,6 +172,7 @@ def sds_lookup(
         _entries("entries", entries, limits.page_bytes),
         topics,
         limits.sds_claimants,
+        prefer_proven,
     )
 
 
@@ -179,6 +185,7 @@ def causal_request(
     max_depth: int,
     topics: TopicFilter,
     limits: RequestLimits,
+    prefer_proven: bool = False,
 ) -> CausalRequest:
     """Check a ``GetCausalHistory`` request; a larger ``max_messages`` is clamped.
 
@@ -195,6 +202,7 @@ def causal_request(
         max_depth,
         topics,
         limits.sds_claimants,
+        prefer_proven,
     )
 
 

@@ -11,7 +11,8 @@ depth is set; when the limits on messages or on what is open are passed; when a 
 select exactly one message; when two references to an ID differ in their hints; and when an ID
 that was never met below its children turns out to be claimed somewhere, or the message that a
 hint names to be held (a parent newer than its child, a cycle, a lying hint, a thin history among
-many other messages). An ID that was referenced without a hint must have no second claimant.
+many other messages). An ID that was referenced without a hint must have no second claimant, and
+where the caller prefers what is proven, neither must one whose message is not and might be.
 
 =========  =====================  ==========================================================
 state      `Sweep.step` answers   then
@@ -55,6 +56,7 @@ from store.domain.claims import (
 from store.domain.ports import CausalRequest, SyncId
 from storenode.message.limits import MAX_CAUSAL_MESSAGES
 from storenode.sds.codec import sds_key
+from storenode.sds.proofs import ID_BYTES
 
 MAX_OPEN: Final = MAX_CAUSAL_MESSAGES
 """IDs that are referenced and not met yet; the walk has a limit in bytes."""
@@ -93,7 +95,7 @@ class Sweep:
             for head in request.heads
         ]
         self._open: dict[bytes, _Open] = {}
-        self._unhinted: list[bytes] = []
+        self._doubtful: list[bytes] = []  # must have one claimant
         self._window_claims = 0
         self._window = Answer((), (), {})
         self._seen = 0  # claims of the window that were gone through
@@ -171,6 +173,7 @@ class Sweep:
         ID differ.
         """
         opened, known, taken = self._open, self._known, self.taken
+        prefers = self._request.prefer_proven
         left = STEP_REFERENCES
         for claim in islice(claims, self._seen, None):
             if left <= 0:
@@ -183,7 +186,9 @@ class Sweep:
             if first[0] != claim[2]:
                 if first[0] is not None:
                     continue
-                self._unhinted.append(claim[0])
+                self._doubtful.append(claim[0])
+            elif prefers and not claim[6] and len(claim[3]) == ID_BYTES:
+                self._doubtful.append(claim[0])
             del opened[claim[0]]
             number = len(taken)
             taken.append(claim[:4])
@@ -224,10 +229,10 @@ class Sweep:
         return self._ask_for_sole()
 
     def _ask_for_sole(self) -> Read | Done:
-        if not self._unhinted:
+        if not self._doubtful:
             return DONE
         self._next = self._note_sole
-        return Read((), contested=tuple(self._unhinted))
+        return Read((), contested=tuple(self._doubtful))
 
     @staticmethod
     def _note_sole(answer: Answer) -> Done | GiveUp:

@@ -120,6 +120,7 @@ class Reads:
             history("entries", asked.entries, limits.sds_entries),
             topic_filter(asked, call),
             limits,
+            prefer_proven=asked.prefer_proven,
         )
         told = await telling_all(call, wanted=asked.coverage)
         await _send_sds(call, exchange, self._services.sds.messages(wanted, call.outlet), told)
@@ -135,6 +136,7 @@ class Reads:
             max_depth=asked.max_depth,
             topics=topic_filter(asked, call),
             limits=limits,
+            prefer_proven=asked.prefer_proven,
         )
         told = await telling_all(call, wanted=asked.coverage)
         pages = self._services.sds.causal_history(wanted, call.outlet)

@@ -137,6 +137,13 @@ class Channel(_Request):
     pubsub_topic: str | None = None
     content_topics: list[str] = []
     coverage: Covers = False
+    prefer_proven: Annotated[
+        bool,
+        Meta(
+            description="Of the messages that claim an ID, those that it proves come first,"
+            " whatever their age; a hint to another selects them, too."
+        ),
+    ] = False
 
 
 class SdsLookup(Channel, kw_only=True):

@@ -51,6 +51,7 @@ async def lookup(
             )
             for entry in entries
         ],
+        prefer_proven=True,
     ).SerializeToString()
     asked, left = Asked(channel_id, entries), MAX_LOOKUP_MESSAGES
     async with dialer.ask(peer, LOOKUP, request) as call:

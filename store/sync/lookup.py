@@ -1,7 +1,9 @@
 """Asks a peer for some SDS messages by their IDs, and stores what comes.
 
-What is held already is not asked for, so that a long list may be gone through again. What comes
-takes the way of every message between stores: admission judges it, the writer makes it durable.
+What is held already is not asked for, so that a long list may be gone through again; but for IDs
+that could prove their message and do not prove the one that is held, which may be forged. What
+comes takes the way of every message between stores: admission judges it, the writer makes it
+durable.
 """
 
 from __future__ import annotations
@@ -76,23 +78,24 @@ class Fetcher:
 
     async def fetch(self, peer: PeerAddress, request: FetchRequest) -> FetchDone:
         """One peer, once (see `store.domain.ports.Synchronization.fetch`)."""
-        wanted = await self._missing(request.channel_id, request.entries)
+        wanted, doubtful = await self._missing(request.channel_id, request.entries)
         done = FetchDone(peer, held=_without(request.entries, wanted))
-        if not wanted:
+        asked = wanted + doubtful
+        if not asked:
             return done
         taken, error = _Taken(), ""
         try:
-            pages = self._caller.lookup(peer, request.channel_id, wanted)
+            pages = self._caller.lookup(peer, request.channel_id, asked)
             async with aclosing(pages):
                 async for page in pages:
                     for start in range(0, len(page), _CHUNK):
                         await self._take(page[start : start + _CHUNK], taken)
         except (PeerFailed, MalformedMessage) as failed:
             error = str(failed)
-        left = await self._missing(request.channel_id, wanted)
+        left, _ = await self._missing(request.channel_id, wanted)
         refused = tuple(entry for entry in left if taken.refuses(entry))
         self._environment.log.info(
-            "fetched", peer=str(peer), asked=len(wanted), stored=taken.stored, error=error
+            "fetched", peer=str(peer), asked=len(asked), stored=taken.stored, error=error
         )
         return replace(
             done,
@@ -104,13 +107,15 @@ class Fetcher:
             error=error,
         )
 
-    async def _missing(self, channel_id: bytes, entries: Sequence[HistoryEntry]) -> Entries:
-        """Those of some entries that this store does not hold."""
-        lookup = SdsLookup(channel_id, tuple(entries), TopicFilter(), claimants=1)
-        missing: list[HistoryEntry] = []
-        async for page in self._sds.messages(lookup):
-            missing += page.missing
-        return tuple(missing)
+    async def _missing(
+        self, channel_id: bytes, entries: Sequence[HistoryEntry]
+    ) -> tuple[Entries, Entries]:
+        """Those of some entries that this store does not hold, and those that may be forged."""
+        wanted = SdsLookup(
+            channel_id, tuple(entries), TopicFilter(), claimants=1, prefer_proven=True
+        )
+        missing, unproven = await self._sds.doubtful(wanted)
+        return tuple(missing), tuple(unproven)
 
     async def _take(self, encoded: list[bytes], taken: _Taken) -> None:
         admission = Admission(self._policy(), self._environment.now_ns(), Source.TRANSFER)

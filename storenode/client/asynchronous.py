@@ -393,11 +393,13 @@ class AsyncClient(_Connected):
         pubsub_topic: str | None = None,
         content_topics: Topics = (),
         coverage: bool = False,
+        prefer_proven: bool = True,
     ) -> SdsResult:
         """Look SDS messages of a channel up by message ID, or by (message ID, hash).
 
-        Several messages may claim one ID; the node returns up to 16 of them. With ``coverage``,
-        `SdsResult.coverage` says how complete the store is.
+        Several messages may claim one ID; the node returns up to 16 of them, those first that the
+        ID proves unless ``prefer_proven`` is False. With ``coverage``, `SdsResult.coverage` says
+        how complete the store is.
 
         Examples:
             ```python
@@ -409,6 +411,7 @@ class AsyncClient(_Connected):
             map(_entry, ids),
             filter=content_filter(pubsub_topic, content_topics),
             coverage=coverage,
+            prefer_proven=prefer_proven,
         )
         return await _sds_result(pages)
 
@@ -423,12 +426,13 @@ class AsyncClient(_Connected):
         pubsub_topic: str | None = None,
         content_topics: Topics = (),
         coverage: bool = False,
+        prefer_proven: bool = True,
     ) -> SdsResult:
         """Fetch SDS messages with everything that they depend on, parents first, in one call.
 
         What is behind ``known_ids`` is left out. ``max_messages`` and ``max_depth`` bound the walk;
-        with 0 only the node's own limits do. With ``coverage``, `SdsResult.coverage` says how
-        complete the store is.
+        with 0 only the node's own limits do. ``prefer_proven`` is that of `get_sds`. With
+        ``coverage``, `SdsResult.coverage` says how complete the store is.
 
         Examples:
             ```python
@@ -444,6 +448,7 @@ class AsyncClient(_Connected):
             max_depth=max_depth,
             filter=content_filter(pubsub_topic, content_topics),
             coverage=coverage,
+            prefer_proven=prefer_proven,
         )
         return await _sds_result(pages)
 

@@ -268,10 +268,15 @@ class NodeClient:
         *,
         filter: store_pb2.ContentFilter | None = None,  # noqa: A002 - the field's own name
         coverage: bool = False,
+        prefer_proven: bool = True,
     ) -> AsyncGenerator[store_pb2.SdsMessagesPage, None]:
         """SDS messages by ID, and by hint where one is given."""
         request = store_pb2.GetSdsMessagesRequest(
-            channel_id=channel_id, entries=_history(entries), filter=filter, coverage=coverage
+            channel_id=channel_id,
+            entries=_history(entries),
+            filter=filter,
+            coverage=coverage,
+            prefer_proven=prefer_proven,
         )
         async for page in whole(
             self.nodes,
@@ -290,6 +295,7 @@ class NodeClient:
         max_depth: int = 0,
         filter: store_pb2.ContentFilter | None = None,  # noqa: A002 - the field's own name
         coverage: bool = False,
+        prefer_proven: bool = True,
     ) -> AsyncGenerator[store_pb2.CausalHistoryPage, None]:
         """The causal past of some messages, every parent before its children."""
         request = store_pb2.GetCausalHistoryRequest(
@@ -300,6 +306,7 @@ class NodeClient:
             max_depth=max_depth,
             filter=filter,
             coverage=coverage,
+            prefer_proven=prefer_proven,
         )
         async for page in whole(
             self.nodes,

@@ -19,13 +19,14 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
-from hashlib import blake2b, sha256
+from hashlib import blake2b
 from typing import Final
 
 from storenode.sds.envelope import SdsMessage
 from storenode.sds.ids import IdSet
 from storenode.sds.limits import MAX_FORGERIES_TOLD, MAX_UNPROVEN
-from storenode.sds.naming import content_id, may_be_hashed
+from storenode.sds.naming import content_id
+from storenode.sds.proofs import proves_content
 
 _DIGEST_BYTES: Final = 16
 
@@ -77,10 +78,7 @@ def proof_of(message: SdsMessage) -> Proof:
     sender, lamport = message.sender_id, message.lamport or 0
     if claimed == content_id(message.channel_id, sender, lamport, message.history, content):
         return Proof.MESSAGE
-    if may_be_hashed(content):
-        # With the bytes that another's ID is made of as content, anybody would prove that ID.
-        return Proof.NONE
-    return Proof.CONTENT if claimed == sha256(content).hexdigest() else Proof.NONE
+    return Proof.CONTENT if proves_content(claimed, content) else Proof.NONE
 
 
 def said_by(message: SdsMessage, *, own: bool = False) -> Unproven:

@@ -16,12 +16,19 @@ instead of calling the history complete. The size of the message bounds it.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import sha256
 from typing import Final
 
 from google.protobuf.message import DecodeError, Message
 
-from storenode.sds.limits import MAX_HISTORY_ENTRIES, MAX_ID_BYTES, SDS_KEY_BYTES
+from storenode.sds.limits import (
+    MAX_CACHED_KEYS,
+    MAX_HISTORY_ENTRIES,
+    MAX_ID_BYTES,
+    SDS_KEY_BYTES,
+)
+from storenode.sds.proofs import ID_BYTES, message_digest, proves_content
 from storenode.wire.sds.v1 import message_pb2
 from storenode.wire.storenode.internal.v1 import sds_raw_pb2
 
@@ -39,11 +46,12 @@ _ENTRY_FIRST_BYTES: Final = frozenset((0x0A, 0x12, 0x1A, 0x8A, 0x92, 0x9A))
 
 @dataclass(slots=True)
 class SdsMetadata:
-    """What a payload claims as an SDS message; every field is the publisher's word only.
+    """What a payload claims as an SDS message: the publisher's word only, but for ``proven``.
 
     IDs are UTF-8 and may hold NUL. ``parents`` are (message ID, retrieval hint or ``None``) in
     the order of the causal history, as claimed: repeats, cycles, IDs of any length and hints of
-    any size included. ``lamport`` is an unsigned 64-bit number.
+    any size included. ``lamport`` is an unsigned 64-bit number. ``proven``: the message has
+    content, and its ID proves the content or all of it (`storenode.sds.proofs`).
     """
 
     channel_id: bytes
@@ -51,6 +59,7 @@ class SdsMetadata:
     lamport: int | None
     sender_id: bytes
     parents: list[tuple[bytes, bytes | None]]
+    proven: bool = False
 
 
 def decode(payload: bytes) -> SdsMetadata | None:
@@ -79,11 +88,12 @@ def channel_key(channel_id: bytes) -> bytes:
     return sha256(channel_id).digest()[:SDS_KEY_BYTES]
 
 
+@lru_cache(maxsize=MAX_CACHED_KEYS)
 def sds_key(channel_id: bytes, message_id: bytes) -> bytes:
     """Index key (16 bytes, a UUID column) of a message ID in its channel.
 
     The first 128 bits of SHA-256 over both as UTF-8, each after its length as four bytes
-    big-endian.
+    big-endian. A message's key is wanted again shortly after, for those that name it.
     """
     preimage = b"%b%b%b%b" % (
         len(channel_id).to_bytes(4, "big"),
@@ -176,4 +186,15 @@ def _metadata(
     if not 0 < len(channel_id) <= MAX_ID_BYTES or not 0 < len(message_id) <= MAX_ID_BYTES:
         return None
     lamport = message.lamport_timestamp if message.HasField("lamport_timestamp") else None
-    return SdsMetadata(channel_id, message_id, lamport, message.sender_id.encode(), parents)
+    sender_id = message.sender_id.encode()
+    found = SdsMetadata(channel_id, message_id, lamport, sender_id, parents)
+    # No other ID need be hashed.
+    if len(message_id) == ID_BYTES and message.content:
+        found.proven = _is_proven(message.message_id, found, message.content)
+    return found
+
+
+def _is_proven(message_id: str, claimed: SdsMetadata, content: bytes) -> bool:
+    parents = [parent for parent, _ in claimed.parents]
+    whole = (claimed.channel_id, claimed.sender_id, claimed.lamport or 0, parents, content)
+    return message_id == message_digest(*whole) or proves_content(message_id, content)

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from hashlib import sha256
 
 from storenode.sds.envelope import Entry
+from storenode.sds.proofs import joined, message_digest
 
-_CONTENT = b"sds.v1"
 _SIGNED = b"sds.v1.signed"
 
 
@@ -18,7 +18,8 @@ def content_id(
     channel_id: str, sender_id: str, lamport: int, history: Iterable[Entry], content: bytes
 ) -> str:
     """ID of a message with content: 64 lower-case hexadecimal digits."""
-    return _digest([_CONTENT, *_parts(channel_id, sender_id, lamport, history, content)])
+    parents = [entry.message_id.encode() for entry in history]
+    return message_digest(channel_id.encode(), sender_id.encode(), lamport, parents, content)
 
 
 def canonical(
@@ -29,12 +30,9 @@ def canonical(
     Each part after its length as four bytes, big-endian: ``sds.v1.signed``, channel, sender, the
     Lamport timestamp in decimal digits, the IDs of the causal history, nothing, the content.
     """
-    return _joined([_SIGNED, *_parts(channel_id, sender_id, lamport, history, content)])
-
-
-def may_be_hashed(content: bytes) -> bool:
-    """Whether content may be the bytes whose hash is the `content_id` of another message."""
-    return content.startswith(_joined([_CONTENT]))
+    parts = [_SIGNED, channel_id.encode(), sender_id.encode(), str(lamport).encode()]
+    parts += [entry.message_id.encode() for entry in history]
+    return joined([*parts, b"", content])
 
 
 def sync_id(channel_id: str, sender_id: str, lamport: int) -> str:
@@ -49,21 +47,5 @@ def ephemeral_id(channel_id: str, sender_id: str, number: int, content: bytes) -
     return _digest([*parts, content])
 
 
-def _parts(
-    channel_id: str,
-    sender_id: str,
-    lamport: int,
-    history: Iterable[Entry],
-    content: bytes,
-) -> list[bytes]:
-    parts = [channel_id.encode(), sender_id.encode(), str(lamport).encode()]
-    parts += [entry.message_id.encode() for entry in history]
-    return [*parts, b"", content]
-
-
 def _digest(parts: list[bytes]) -> str:
-    return sha256(_joined(parts)).hexdigest()
-
-
-def _joined(parts: list[bytes]) -> bytes:
-    return b"".join(len(part).to_bytes(4) + part for part in parts)
+    return sha256(joined(parts)).hexdigest()

@@ -19,9 +19,11 @@ from tests.faults.processes import until
 from tests.support.acknowledged import PUBSUB, TOPICS
 from tests.support.cluster import Pair
 from tests.support.command import Command
+from tests.support.forged import claiming, genuine, genuine_id
 from tests.support.node import COMMAND, NodeProcess
 
 ONCE = Retry(attempts=1)
+REPLAYED = "select pg_last_wal_replay_lsn() >= %s::pg_lsn"
 FILTER = content_filter(PUBSUB, TOPICS[0])
 
 
@@ -61,10 +63,36 @@ async def after(client: NodeClient, cursor: bytes) -> bytes:
     raise AssertionError
 
 
+async def replayed(pair: Pair) -> None:
+    """Wait until the standby shows what the primary has now."""
+    ((place,),) = pair.first.ask("select pg_current_wal_lsn()::text")
+    await until(lambda: pair.second.ask(REPLAYED, place) == [(True,)])
+
+
+async def test_forged_messages_hide_nothing_on_a_standby(
+    pair: Pair, writing: NodeProcess, reading: NodeProcess
+) -> None:
+    name, now = genuine_id("room", b"genuine"), time.time_ns()
+    payloads = [claiming("room", name, b"forged %d" % number) for number in range(17)]
+    messages = [
+        new_message(payload, TOPICS[0], PUBSUB, now + number)
+        for number, payload in enumerate([*payloads, genuine("room", b"genuine")])
+    ]
+    async with connect(writing.listen) as here, connect(reading.listen) as there:
+        await here.publish(messages)
+        # As rows are that a node of the version before has written.
+        for forget in ("select", "update storenode.sds set proof = null"):
+            pair.first.ask(forget)
+            await replayed(pair)
+            pages = [page async for page in there.get_sds("room", [(name, None)])]
+            found = [each.stored.message.payload for page in pages for each in page.messages]
+            assert found[0] == genuine("room", b"genuine")
+            assert len(found) == 16
+
+
 async def test_reads_come_from_the_standby_and_writes_go_elsewhere(
     pair: Pair, writing: NodeProcess, reading: NodeProcess
 ) -> None:
-    replayed = "select pg_last_wal_replay_lsn() >= %s::pg_lsn"
     here, there, both = (
         connect(nodes, retry=ONCE)
         for nodes in (writing.listen, reading.listen, [reading.listen, writing.listen])
@@ -74,8 +102,7 @@ async def test_reads_come_from_the_standby_and_writes_go_elsewhere(
             await publish(there, b"refused")
         # A client that knows both finds the one that takes it.
         assert await publish(both, b"one") == PublishResult.STORED
-        ((place,),) = pair.first.ask("select pg_current_wal_lsn()::text")
-        await until(lambda: pair.second.ask(replayed, place) == [(True,)])
+        await replayed(pair)
         assert await scanned(there) == [b"one"] == await scanned(here)
         pair.second.ask("select pg_wal_replay_pause()")
         await until(
@@ -95,8 +122,7 @@ async def test_reads_come_from_the_standby_and_writes_go_elsewhere(
         assert await publish(here, b"three") == PublishResult.STORED
         assert await after(both, page.cursor) == b"three"
         pair.second.ask("select pg_wal_replay_resume()")
-        ((place,),) = pair.first.ask("select pg_current_wal_lsn()::text")
-        await until(lambda: pair.second.ask(replayed, place) == [(True,)])
+        await replayed(pair)
         assert await after(there, page.cursor) == b"three"
         assert await scanned(there) == [b"one", b"two", b"three"]
         async with aclosing(there.follow(filter=FILTER)) as live:

@@ -43,9 +43,11 @@ _INVALID_INDEXES: Final[LiteralString] = """
 select t.relname::text, x.relname::text
 from pg_index i join pg_class x on x.oid = i.indexrelid join pg_class t on t.oid = i.indrelid
 where t.relnamespace = 'storenode'::regnamespace and not (i.indisvalid and i.indisready)
-  and not (x.relname ~ '(_cc(new|old)[0-9]*|_topic_key_idx)$' and not x.relispartition)
+  and not (x.relname ~ '(_cc(new|old)[0-9]*|_topic_key_idx|_proven_idx)$'
+           and not x.relispartition)
   and not (x.relname = 'messages_topic_idx'
            and to_regclass('storenode.messages_topic_hash_idx') is not null)
+  and not (x.relname = 'sds_proven_idx' and x.relkind = 'I')
 order by 1, 2
 """
 _STORE_ROWS: Final[LiteralString] = "select count(*) from storenode.store"

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from psycopg import AsyncConnection, errors, sql
 
-from store.db.maintenance import narrowing
-from store.db.schema.names import SCHEMA, TOPIC_INDEX
+from store.db.maintenance import lacking, narrowing
+from store.db.schema.names import PROVEN_INDEX, SCHEMA, TOPIC_INDEX
 from store.db.schema.partitions import read_catalog
 from storenode.message.limits import NS_PER_S
 
@@ -33,9 +33,9 @@ its default, with a tenth of each page free, takes 1.15 times as much."""
 LOCK_TIMEOUT_MS: Final = 10_000
 """How long older transactions are waited for, each time that all of them have to end."""
 
-NARROW_AGAIN_NS: Final = 600 * NS_PER_S
-"""How long after a try to replace the old index by topic the next one is: a transaction that lasts
-for hours would have each build an index in vain."""
+BUILD_AGAIN_NS: Final = 600 * NS_PER_S
+"""How long after a try to build what partitions lack the next one is: a transaction that lasts for
+hours would have each build an index in vain."""
 
 ENTRY_BYTES: Final = {
     "messages_topic_idx": 44,
@@ -83,18 +83,19 @@ class Rebuilder:
 
     def __init__(self) -> None:
         self._tried: set[str] = set()
-        self._narrow_from_ns = 0
+        self._build_from_ns = 0
 
     async def is_due(self, connection: Connection, now_ns: int) -> bool:
         """Whether `rebuild` would do anything."""
-        if await _leftovers(connection) or await self._may_narrow(connection, now_ns):
+        if await _leftovers(connection) or await self._may_build(connection, now_ns):
             return True
         return await self._most_wasteful(connection, now_ns) is not None
 
     async def rebuild(self, connection: Connection, now_ns: int) -> Rebuilt | None:
         """Rebuild the index that wastes the most; None: there is none, or it is in use too long.
 
-        First the index by topic of before schema 0011 is replaced (`narrowing`).
+        First partitions of before an upgrade get what they lack (`lacking`), and the index by topic
+        of before schema 0012 is replaced (`narrowing`).
 
         ``connection`` is in autocommit mode and has no lock timeout of its own.
 
@@ -104,9 +105,9 @@ class Rebuilder:
         await connection.execute(_SET_TIMEOUT, (f"{LOCK_TIMEOUT_MS}ms",))
         try:
             await _drop_leftovers(connection)
-            if await self._may_narrow(connection, now_ns):
-                self._narrow_from_ns = now_ns + NARROW_AGAIN_NS
-                return Rebuilt(TOPIC_INDEX, *await narrowing.narrow(connection))
+            if await self._may_build(connection, now_ns):
+                self._build_from_ns = now_ns + BUILD_AGAIN_NS
+                return await _build(connection)
             return await self._rebuild(connection, now_ns)
         except (errors.LockNotAvailable, errors.UndefinedTable, errors.UndefinedObject):
             # A transaction that lasts, or retention that was quicker: another index is next.
@@ -115,10 +116,11 @@ class Rebuilder:
             if not connection.closed:
                 await connection.execute(_SET_TIMEOUT, ("0",))
 
-    async def _may_narrow(self, connection: Connection, now_ns: int) -> bool:
-        if connection.info.server_version in CORRUPTING or now_ns < self._narrow_from_ns:
+    async def _may_build(self, connection: Connection, now_ns: int) -> bool:
+        if connection.info.server_version in CORRUPTING or now_ns < self._build_from_ns:
             return False
-        return await narrowing.is_pending(connection)
+        lacks = await lacking.is_lacking(connection, lacking.PROVEN)
+        return lacks or await narrowing.is_pending(connection)
 
     async def _rebuild(self, connection: Connection, now_ns: int) -> Rebuilt | None:
         wasteful = await self._most_wasteful(connection, now_ns)
@@ -149,6 +151,13 @@ class Rebuilder:
             if size >= WASTE * needed and size - needed > worst:
                 worst, found = size - needed, (name, size)
         return found
+
+
+async def _build(connection: Connection) -> Rebuilt:
+    if await lacking.is_lacking(connection, lacking.PROVEN):
+        before_bytes = await lacking.size(connection, PROVEN_INDEX)
+        return Rebuilt(PROVEN_INDEX, before_bytes, await lacking.build(connection, lacking.PROVEN))
+    return Rebuilt(TOPIC_INDEX, *await narrowing.narrow(connection))
 
 
 async def _sizes(connection: Connection) -> list[tuple[str, str, int, float, int]]:

@@ -23,12 +23,15 @@ VIEWS: Final = (
 
 TOPIC_INDEX: Final = "messages_topic_idx"
 WIDE_TOPIC_INDEX: Final = "messages_topic_hash_idx"
-"""The one of before schema 0011, until maintenance has built the other for every partition."""
+"""The one of before schema 0012, until maintenance has built the other for every partition."""
+
+PROVEN_INDEX: Final = "sds_proven_idx"
+"""Of partitions of before schema 0011 maintenance builds it."""
 
 HASH_KEY_BYTES: Final = 16
 """Of a message's hash, in ``hashes.key``; the other bytes are in ``hashes.rest``, or not kept."""
 
-SHORT_FORM: Final = "0011"
+SHORT_FORM: Final = "0012"
 """The oldest revision whose nodes read heads without the hash, and rows of ``hashes`` without the
 second half of it."""
 

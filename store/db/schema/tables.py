@@ -10,7 +10,7 @@ from typing import Final
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY
 
-from store.db.schema.names import SCHEMA, TOPIC_INDEX
+from store.db.schema.names import PROVEN_INDEX, SCHEMA, TOPIC_INDEX
 
 metadata: Final = sa.MetaData(schema=SCHEMA)
 
@@ -81,6 +81,7 @@ sa.Table(
     sa.Column("parent_keys", ARRAY(sa.Uuid), nullable=False),
     sa.Column("parent_ids", ARRAY(sa.LargeBinary), nullable=False),
     sa.Column("parent_hints", ARRAY(sa.LargeBinary), nullable=False),
+    sa.Column("proof", sa.Boolean),
     sa.CheckConstraint(
         "cardinality(parent_keys) = cardinality(parent_ids)"
         " AND cardinality(parent_keys) = cardinality(parent_hints)",
@@ -88,6 +89,7 @@ sa.Table(
     ),
     sa.Index("sds_channel_idx", "channel_key", "ts", "hash"),
     sa.Index("sds_time_idx", "ts", postgresql_using="brin"),
+    sa.Index(PROVEN_INDEX, "key", postgresql_where=sa.text("proof")),
     postgresql_partition_by="RANGE (ts)",
 )
 

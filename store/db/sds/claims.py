@@ -6,14 +6,18 @@ come as ``bytea``, which the driver hands over without a call per value.
 
 What is pruned claims nothing, although its row is kept a while longer; so rows below the horizon
 are compared with the messages, and so are all rows when a filter applies.
+
+Where proven claimants are preferred, rows say which are (`proof`). Those of before schema 0011 do
+not; where several claim one ID that could be a proof, the first of them are judged here.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import replace
-from operator import itemgetter
+from itertools import islice
 from typing import Final
 from uuid import UUID
 
@@ -30,10 +34,12 @@ from store.domain.claims import (
     HintQuery,
     Read,
     Window,
+    rank,
 )
 from store.domain.ports import HistoryEntry, SyncId, TopicFilter
 from storenode.message.limits import HASH_BYTES
-from storenode.sds.codec import channel_key, decode
+from storenode.sds.codec import SdsMetadata, channel_key, decode
+from storenode.sds.proofs import ID_BYTES
 
 MAX_SEEN_CLAIMANTS: Final = 4_096
 """Claimants of one key that are looked through for those that a filter lets through."""
@@ -51,6 +57,9 @@ _CONTESTED_KEYS: Final = 16_384
 _PAYLOADS: Final = 48
 """Payloads of one statement: about 7 MiB if all messages have the largest size."""
 
+MAX_JUDGED: Final = 240
+"""Claimants of which rows do not say whether they are proven that a call judges."""
+
 _HASH_ARRAY: Final = f"20 + {4 + HASH_BYTES} * cardinality(s.parent_hints)"
 _HINTS: Final = f"""
 case when octet_length(array_send(s.parent_hints)) <= {_HASH_ARRAY}
@@ -61,6 +70,7 @@ case when octet_length(array_send(s.parent_hints)) <= {_HASH_ARRAY}
 _NAME: Final = "uuid_send(s.key), s.ts, s.hash, s.message_id"
 _WITH_PARENTS: Final = f"{_NAME}, array_send(s.parent_keys), {_HINTS}"
 _WITHOUT_PARENTS: Final = f"{_NAME}, ''::bytea, ''::bytea"
+_PROOF: Final = {True: ", s.proof", False: ", false"}
 
 _BY_KEYS: Final = """
 select {columns} from storenode.sds s
@@ -90,10 +100,17 @@ select uuid_send(k.key), count(*) from (
 ) k group by k.key having count(*) > 1
 """
 
-_CROWD: Final = """
-select s.ts, s.hash from storenode.sds s
+_CROWD: Final = f"""
+select s.ts, s.hash, s.proof is null and octet_length(s.message_id) = {ID_BYTES}
+from storenode.sds s
 where s.key = %(key)b::uuid and s.channel = %(channel)b::bytea
 order by s.ts, s.hash limit %(limit)b::bigint
+"""
+
+_PROVEN: Final = """
+select s.ts, s.hash from storenode.sds s
+where s.key = %(key)b::uuid and s.proof and s.channel = %(channel)b::bytea
+limit %(limit)b::bigint
 """
 
 _REACHED: Final = """
@@ -122,8 +139,6 @@ join storenode.sds s on s.key = k.key and s.ts = k.ts and s.hash = k.hash
 where s.ts >= %(low)b::bigint and s.ts <= %(high)b::bigint
 """
 
-_BY_POSITION: Final = itemgetter(1, 2)
-
 ParentPlace = tuple[Child, int]
 """A claim, and the slot of one of its parents, counted from 0."""
 
@@ -145,10 +160,12 @@ class ClaimReader:
         *,
         claimants: int,
         parents: bool,
+        prefer_proven: bool,
     ) -> None:
         """``entries`` are those of the request; without ``parents`` claims come without them.
 
-        Of one key, one claimant more than ``claimants`` is read: it shows that there are more.
+        Without ``prefer_proven`` no claim says that it is proven. Of one key, one claimant more
+        than ``claimants`` is read: it shows that there are more.
         """
         self._database = database
         self._channel = channel_id
@@ -156,6 +173,9 @@ class ClaimReader:
         self._entries = entries
         self._crowd = claimants + 1
         self._columns = _WITH_PARENTS if parents else _WITHOUT_PARENTS
+        self._columns += _PROOF[prefer_proven]
+        self._prefers = prefer_proven
+        self._verdicts: dict[bytes, bool] = {}
         self._allowed: frozenset[bytes] | None = None
         self._horizon_ns = 0
         self._ahead: asyncio.Task[_Windowed] | None = None
@@ -253,11 +273,11 @@ class ClaimReader:
         return keys[:done], claims
 
     async def _claims(self, connection: Connection, keys: Sequence[bytes]) -> list[Claim]:
-        """The lowest claimants of each key, a crowd at most."""
+        """The first claimants of each key, a crowd at most."""
         limit = len(keys) + _FURTHER_CLAIMANTS
         rows = await self._rows(connection, _BY_KEYS, {"keys": uuids(sorted(keys)), "limit": limit})
         if len(rows) < limit:
-            return _lowest(await self._held(connection, rows), self._crowd)
+            return await self._first(connection, await self._held(connection, rows))
         if len(keys) == 1:
             return await self._crowded(connection, keys[0])
         middle = len(keys) // 2
@@ -265,15 +285,62 @@ class ClaimReader:
         return first + await self._claims(connection, keys[middle:])
 
     async def _crowded(self, connection: Connection, key: bytes) -> list[Claim]:
-        cursor = await connection.execute(
-            _CROWD,
-            {"key": UUID(bytes=key), "channel": self._channel, "limit": MAX_SEEN_CLAIMANTS},
-            binary=True,
-        )
-        positions: list[SyncId] = await cursor.fetchall()  # type: ignore[assignment]
+        given = {"key": UUID(bytes=key), "channel": self._channel, "limit": MAX_SEEN_CLAIMANTS}
+        proven: list[SyncId] = []
+        if self._prefers:
+            cursor = await connection.execute(_PROVEN, given, binary=True)
+            rows: list[SyncId] = await cursor.fetchall()  # type: ignore[assignment]
+            proven = await self._let_through(connection, sorted(rows))
+        if len(proven) < self._crowd:
+            cursor = await connection.execute(_CROWD, given, binary=True)
+            crowd: list[tuple[int, bytes, bool]]
+            crowd = await cursor.fetchall()  # type: ignore[assignment]
+            others = await self._let_through(connection, [(ts, digest) for ts, digest, _ in crowd])
+            if self._prefers:
+                unjudged = {digest for _, digest, is_unjudged in crowd if is_unjudged}
+                await self._judge(connection, (at for at in others if at[1] in unjudged))
+                proven += [at for at in others if self._verdicts.get(at[1])]
+            proven = [*dict.fromkeys((*proven, *others))]
+        claims = await self._at(connection, [(key, *at) for at in proven[: self._crowd]])
+        return list(self._judged(claims))
+
+    async def _let_through(
+        self, connection: Connection, positions: Sequence[SyncId]
+    ) -> list[SyncId]:
         seen = await self._allowed_of(connection, positions)
-        chosen = [position for position in positions if position[1] in seen]
-        return await self._at(connection, [(key, *at) for at in chosen[: self._crowd]])
+        return [position for position in positions if position[1] in seen]
+
+    async def _first(self, connection: Connection, claims: list[Claim]) -> list[Claim]:
+        """The first claims of each key, a crowd at most, of which all that are there are given."""
+        counts = Counter(claim[0] for claim in claims)
+        if len(counts) == len(claims):
+            return claims
+        if self._prefers:
+            contested = (claim for claim in claims if counts[claim[0]] > 1 and _is_unjudged(claim))
+            unjudged = sorted((claim[1], claim[2]) for claim in contested)
+            await self._judge(connection, unjudged)
+        places: Counter[bytes] = Counter()
+        first: list[Claim] = []
+        for claim in sorted(self._judged(claims), key=rank):
+            places[claim[0]] += 1
+            if places[claim[0]] <= self._crowd:
+                first.append(claim)
+        return first
+
+    async def _judge(self, connection: Connection, positions: Iterable[SyncId]) -> None:
+        """Find out of some claims whether they are proven, as far as the limit allows."""
+        new = (at for at in positions if at[1] not in self._verdicts)
+        wanted = list(islice(new, MAX_JUDGED - len(self._verdicts)))
+        if not wanted:
+            return
+        async for digest, metadata in _decoded(connection, wanted):
+            self._verdicts[digest] = metadata is not None and metadata.proven
+
+    def _judged(self, claims: Iterable[Claim]) -> Iterator[Claim]:
+        """Claims with what was found out of them."""
+        for claim in claims:
+            verdict = self._verdicts.get(claim[2]) if claim[6] is None else None
+            yield claim if verdict is None else (*claim[:6], verdict)
 
     async def _at(self, connection: Connection, claims: Sequence[Child]) -> list[Claim]:
         if not claims:
@@ -374,7 +441,7 @@ class ClaimReader:
         opaque = await _opaque(connection, {query.hash: times[query.hash] for query in doubtful})
         ids = await self._ids(connection, [query for query in doubtful if query.hash in opaque])
         for (key, digest), message_id in ids.items():
-            claim = (key, times[digest], digest, message_id, b"", b"")
+            claim = (key, times[digest], digest, message_id, b"", b"", None)
             found[key, digest] = Hinted(claim, readable=False)
         return found
 
@@ -416,13 +483,20 @@ async def _parents(connection: Connection, places: Sequence[ParentPlace]) -> Par
 async def _opaque(connection: Connection, times: dict[bytes, int]) -> set[bytes]:
     """Those hashes whose payloads cannot be read as SDS messages."""
     positions = [(timestamp, digest) for digest, timestamp in times.items()]
-    found: set[bytes] = set()
+    decoded = _decoded(connection, positions)
+    return {digest async for digest, metadata in decoded if metadata is None}
+
+
+async def _decoded(
+    connection: Connection, positions: Sequence[SyncId]
+) -> AsyncIterator[tuple[bytes, SdsMetadata | None]]:
+    """Hashes of messages and what their payloads are as SDS messages."""
     for start in range(0, len(positions), _PAYLOADS):
         parameters = position_parameters(positions[start : start + _PAYLOADS])
         cursor = await connection.execute(_PAYLOAD, parameters, binary=True)
         rows: list[tuple[bytes, bytes]] = await cursor.fetchall()  # type: ignore[assignment]
-        found.update(digest for digest, payload in rows if decode(payload) is None)
-    return found
+        for digest, payload in rows:
+            yield digest, decode(payload)
 
 
 def _claim_parameters(claims: Sequence[Child]) -> dict[str, object]:
@@ -436,14 +510,5 @@ def _claim_parameters(claims: Sequence[Child]) -> dict[str, object]:
     }
 
 
-def _lowest(claims: list[Claim], most: int) -> list[Claim]:
-    """The lowest claims of each key, so many at most."""
-    if len({claim[0] for claim in claims}) == len(claims):
-        return claims
-    counts: dict[bytes, int] = {}
-    lowest: list[Claim] = []
-    for claim in sorted(claims, key=_BY_POSITION):
-        counts[claim[0]] = counts.get(claim[0], 0) + 1
-        if counts[claim[0]] <= most:
-            lowest.append(claim)
-    return lowest
+def _is_unjudged(claim: Claim) -> bool:
+    return claim[6] is None and len(claim[3]) == ID_BYTES

@@ -75,22 +75,31 @@ class DatabaseSdsReader:
             most_waiting=MAX_WAITING_CALLS,
         )
 
-    async def messages(
-        self, request: SdsLookup, outlet: Outlet | None = None
-    ) -> AsyncGenerator[SdsPage, None]:
+    async def doubtful(
+        self, request: SdsLookup
+    ) -> tuple[Sequence[HistoryEntry], Sequence[HistoryEntry]]:
+        """Entries that are missing; and those whose ID could be a proof and proves nothing here.
+
+        Raises:
+            StoreUnavailable: the database does not serve.
+            StoreBusy: too many calls are waiting already.
+        """
+        async with self._lookups.turn("", ""):
+            lookup = await self._look_up(request)
+        return lookup.missing, lookup.unproven
+
+    async def messages(self, request: SdsLookup, outlet: Outlet) -> AsyncGenerator[SdsPage, None]:
         """Every claimant of each ID, and the entries that are missing.
 
         Raises:
             StoreUnavailable: the database does not serve.
             StoreBusy: too many calls are waiting already.
         """
-        room = None if outlet is None else await outlet.room(HANDY_PAGE_BYTES)
-        caller = ("", "") if outlet is None else (outlet.caller, outlet.connection)
-        async with self._lookups.turn(*caller):
+        room = await outlet.room(HANDY_PAGE_BYTES)
+        async with self._lookups.turn(outlet.caller, outlet.connection):
             lookup = await self._look_up(request)
         pages, found = Pages(self._page_bytes), lookup.messages
-        if room is not None:
-            _fit(room, len(found))
+        _fit(room, len(found))
         async with (
             aclosing(FrameStream(self._database)) as frames,
             aclosing(_send(frames, found, iter(range(len(found))), pages)) as sent,
@@ -118,6 +127,7 @@ class DatabaseSdsReader:
             request.heads,
             claimants=request.claimants,
             parents=True,
+            prefer_proven=request.prefer_proven,
         )
         room = await outlet.room(HANDY_PAGE_BYTES)
         async with aclosing(FrameStream(self._database)) as frames:
@@ -142,6 +152,7 @@ class DatabaseSdsReader:
             lookup.entries,
             claimants=request.claimants,
             parents=False,
+            prefer_proven=request.prefer_proven,
         )
         await reader.prepare(request.filter)
         read = lookup.step()

@@ -8,7 +8,8 @@ for each other at ``messages``, which come first, and never in a circle.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import asyncio
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Final
@@ -18,8 +19,12 @@ from numpy.typing import DTypeLike, NDArray
 
 from store.db.pool import Connection
 from store.db.schema.names import HASH_KEY_BYTES
+from store.db.writing.bulk_sds import COPY_SDS, sds_block
 from store.messages.record import COLUMNS, RecordBatch
 from storenode.message.limits import HASH_BYTES, TOPIC_KEY_BYTES
+
+MAX_INLINE_PARENTS: Final = 4_096
+"""Parents of a batch that are laid out on the event loop, in 10 ms; more are left to a thread."""
 
 FEWEST_COPIED: Final = 100
 """Below so many messages an insert is quicker: it has one statement where COPY has two."""
@@ -180,9 +185,17 @@ async def copy_new(
     await _copy(connection, COPY_MESSAGES, message_blocks(rows, batch_id))
     copy_hashes, blocks = (COPY_KEYS, key_blocks) if short else (COPY_HASHES, hash_blocks)
     await _copy(connection, copy_hashes, blocks(rows))
+    if batch.sds:
+        await _copy(connection, COPY_SDS, (await _laid_out(batch),))
 
 
-async def _copy(connection: Connection, statement: str, blocks: Iterator[bytes]) -> None:
+async def _laid_out(batch: RecordBatch) -> bytes:
+    if sum(len(row.parents) for row in batch.sds) > MAX_INLINE_PARENTS:
+        return await asyncio.to_thread(sds_block, batch)
+    return sds_block(batch)
+
+
+async def _copy(connection: Connection, statement: str, blocks: Iterable[bytes]) -> None:
     async with connection.cursor() as cursor, cursor.copy(statement) as copy:
         await copy.write(HEADER)
         for block in blocks:

@@ -18,7 +18,8 @@ from store.db import arrays
 from store.db.locks import COMMIT_ORDER
 from store.db.pool import Connection
 from store.db.summaries import deltas
-from store.db.writing.bulk import copy_new
+from store.db.writing.bulk import MAX_INLINE_PARENTS, copy_new
+from store.db.writing.bulk_sds import signed
 from store.domain.ports import Source
 from store.messages.record import RecordBatch
 from storenode.message.limits import HASH_BYTES
@@ -30,11 +31,6 @@ MAX_LISTED_TOPICS: Final = 64
 MAX_IDLE_IN_PLACE_MS: Final = 5_000
 """A node that falls silent between taking its place and COMMIT keeps every other from committing:
 the server ends its transaction after this time. Its next attempt stores the batch."""
-
-MAX_INLINE_PARENTS: Final = 4_096
-"""Parents of a batch that are laid out on the event loop, in 10 ms; more are left to a thread."""
-
-_INT64: Final = 1 << 64
 
 MESSAGES: Final = """
 with given as (
@@ -58,23 +54,22 @@ with given as (
 
 _DESCRIBED: Final = """
     insert into storenode.sds (key, channel_key, ts, hash, channel, message_id, sender, lamport,
-                               parent_keys, parent_ids, parent_hints)
+                               parent_keys, parent_ids, parent_hints, proof)
     select s.key, s.channel_key, s.ts, s.hash, s.channel, s.message_id, s.sender,
            nullif(s.lamport, '')::bigint, s.parent_keys::uuid[], s.parent_ids::bytea[],
-           s.parent_hints::bytea[]
+           s.parent_hints::bytea[], s.proof
     from unnest(%(s_key)b::uuid[], %(s_channel_key)b::uuid[], %(s_ts)b::bigint[],
                 %(s_hash)b::bytea[], %(s_channel)b::bytea[], %(s_message_id)b::bytea[],
                 %(s_sender)b::bytea[], %(s_lamport)b::text[], %(s_parent_keys)b::text[],
-                %(s_parent_ids)b::text[], %(s_parent_hints)b::text[])
+                %(s_parent_ids)b::text[], %(s_parent_hints)b::text[],
+                %(s_proof)b::boolean[])
         as s(key, channel_key, ts, hash, channel, message_id, sender, lamport,
-             parent_keys, parent_ids, parent_hints){stored}
+             parent_keys, parent_ids, parent_hints, proof){stored}
     on conflict do nothing
 """
 DESCRIBED: Final = (
     f", described as ({_DESCRIBED.format(stored=' join stored using (ts, hash)')} returning 1)"
 )
-_SDS_ALONE: Final = _DESCRIBED.format(stored="")
-
 _RESULT: Final = """
 select (select batch from numbered), count(*), min(ts), max(ts),
        case when count(*) between 1 and %(given)b::bigint - 1 then string_agg(hash, ''::bytea) end,
@@ -145,16 +140,13 @@ def sds_parameters(batch: RecordBatch) -> dict[str, object]:
         "s_message_id": arrays.varied_bytes([row.message_id for row in rows]),
         "s_sender": arrays.varied_bytes([row.sender_id for row in rows]),
         "s_lamport": arrays.texts(
-            ["" if row.lamport is None else str(_signed(row.lamport)) for row in rows]
+            ["" if row.lamport is None else str(signed(row.lamport)) for row in rows]
         ),
         "s_parent_keys": arrays.texts([keys for keys, _, _ in parents]),
         "s_parent_ids": arrays.texts([ids for _, ids, _ in parents]),
         "s_parent_hints": arrays.texts([hints for _, _, hints in parents]),
+        "s_proof": arrays.booleans([row.proven for row in rows]),
     }
-
-
-def _signed(lamport: int) -> int:
-    return lamport - _INT64 if lamport >= _INT64 // 2 else lamport
 
 
 def _parents(row: SdsMetadata) -> tuple[str, str, str]:
@@ -212,8 +204,6 @@ async def copy(connection: Connection, batch: RecordBatch, *, short: bool) -> In
     assert row is not None
     batch_id: int = row[0]  # type: ignore[assignment]
     await copy_new(connection, batch, batch_id, short=short)
-    if batch.sds:
-        await connection.execute(_SDS_ALONE, await _lay_out_sds(batch), binary=True)
     return as_if_new(batch, batch_id)
 
 

@@ -150,6 +150,7 @@ class Reads:
             history_entries("entries", lookup.entries, limits.sds_entries),
             topic_filter(lookup.filter, call.client.topics, limits),
             limits,
+            prefer_proven=lookup.prefer_proven,
         )
         told = await telling_all(call, wanted=lookup.coverage)
         async for page in self._services.sds.messages(wanted, call.outlet):
@@ -170,6 +171,7 @@ class Reads:
             max_depth=walk.max_depth,
             topics=topic_filter(walk.filter, call.client.topics, limits),
             limits=limits,
+            prefer_proven=walk.prefer_proven,
         )
         told = await telling_all(call, wanted=walk.coverage)
         async for page in self._services.sds.causal_history(wanted, call.outlet):

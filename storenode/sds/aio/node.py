@@ -230,7 +230,10 @@ class NodeLink:
     async def by_id(self, entries: Sequence[Entry]) -> AsyncGenerator[Sequence[Fetched], None]:
         """By ``GetSdsMessages``."""
         request = store_pb2.GetSdsMessagesRequest(
-            channel_id=self._route.channel_id, entries=_history(entries), filter=self._filter
+            channel_id=self._route.channel_id,
+            entries=_history(entries),
+            filter=self._filter,
+            prefer_proven=True,
         )
         wanted = {entry.message_id for entry in entries}
         call = self._store.GetSdsMessages(request, metadata=self._metadata)
@@ -264,6 +267,7 @@ class NodeLink:
             known_ids=known_ids,
             max_messages=MAX_CLOSURE_MESSAGES,
             filter=self._filter,
+            prefer_proven=True,
         )
         left = MAX_CLOSURE_MESSAGES
         call = self._store.GetCausalHistory(request, metadata=self._metadata)

@@ -37,6 +37,7 @@ from storenode.client import (
     StorenodeError,
 )
 from storenode.client.sds_messages import sds_payload
+from tests.support.forged import claiming, genuine, genuine_id
 from tests.support.node import NodeProcess
 from tests.support.ports import HeldPort
 
@@ -197,6 +198,27 @@ async def test_sds_messages_and_their_past(either: Either, topic: str) -> None:
     assert (past.missing, past.truncated) == ([("gone", None)], False)
     short = await either.do(lambda client: client.causal_history(channel, ["c"], max_depth=1))
     assert ({each.message_id for each in short.messages}, short.truncated) == ({"b", "c"}, True)
+
+
+async def test_genuine_messages_come_first_unless_that_is_not_wanted(
+    either: Either, topic: str
+) -> None:
+    name, start = genuine_id(topic, b"genuine"), time.time_ns()
+    payloads = [claiming(topic, name, b"forged %d" % number) for number in range(17)]
+    for number, payload in enumerate([*payloads, genuine(topic, b"genuine")]):
+        await either.publish(Message(payload, topic, timestamp=start + number))
+    found = await either.do(lambda client: client.get_sds(topic, [name]))
+    assert (found.messages[0].content, len(found.messages), found.truncated) == (
+        b"genuine",
+        16,
+        True,
+    )
+    past = await either.do(lambda client: client.causal_history(topic, [name]))
+    assert b"genuine" in {each.content for each in past.messages}
+    oldest = await either.do(lambda client: client.get_sds(topic, [name], prefer_proven=False))
+    assert [each.content for each in oldest.messages] == [b"forged %d" % n for n in range(16)]
+    past = await either.do(lambda client: client.causal_history(topic, [name], prefer_proven=False))
+    assert b"genuine" not in {each.content for each in past.messages}
 
 
 async def test_what_the_node_refuses_is_an_error_with_a_name(either: Either, topic: str) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
 
 from tests.support.command import TIMEOUT_S, Command
 from tests.support.fleet import eventually
+from tests.support.forged import claiming, genuine, genuine_id
 from tests.support.node import COMMAND, NodeProcess, clean_environment
 
 PUBSUB_TOPIC = "/waku/2/rs/1/0"
@@ -269,6 +271,28 @@ def test_get_prints_what_is_held_and_lists_what_is_missing(command: Command, top
     assert objects[1:] == [{"missing": {"message_id": "m2", "retrieval_hint": other}}]
     (by_hint,) = command.ok("get", "--channel", topic, "m1", "--hint", digest, "--json").objects
     assert by_hint == objects[0]
+
+
+def test_forged_messages_do_not_hide_the_genuine_one(command: Command, topic: str) -> None:
+    name, now = genuine_id(topic, b"genuine"), time.time_ns()
+    payloads = [claiming(topic, name, b"forged %d" % number) for number in range(17)]
+    lines = [
+        {
+            "pubsub_topic": PUBSUB_TOPIC,
+            "message": {
+                "payload": payload.hex(),
+                "content_topic": topic,
+                "timestamp": now + number,
+            },
+        }
+        for number, payload in enumerate([*payloads, genuine(topic, b"genuine")])
+    ]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    published = command.ok("publish", "--json-input", "--json", stdin=text.encode()).objects
+    hint = published[0]["message_hash"]
+    for given in ("get", "causal-history"):
+        assert "alice: genuine" in command.ok(given, "--channel", topic, name).out
+        assert "alice: genuine" in command.ok(given, "--channel", topic, f"{name}@{hint}").out
 
 
 def test_causal_history_prints_parents_first_then_what_is_missing(

@@ -91,7 +91,7 @@ def test_upgrade_and_current(storenode: Storenode, empty_database_url: str) -> N
     done = storenode("upgrade", *target)
     assert (done.code, done.value) == (0, {"previous": None, "revision": newest})
     now = storenode("current", *target).value
-    assert (now["up_to_date"], now["serves_from"]) == (True, "0011")
+    assert (now["up_to_date"], now["serves_from"]) == (True, "0012")
     again = storenode("upgrade", "--database-url", empty_database_url)
     assert (again.code, again.out) == (0, f"The schema is at revision {newest} already.\n")
 

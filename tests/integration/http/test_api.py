@@ -21,6 +21,7 @@ from storenode.wire.storenode.v1.store_pb2 import FollowRequest
 from storenode.wire.storenode.v1.store_pb2_grpc import StoreStub
 from tests.integration.http.api import PUBSUB, TIMEOUT_S, Api, events, failed, message
 from tests.integration.run.helpers import get
+from tests.support.forged import claiming, genuine, genuine_id
 from tests.support.node import NodeProcess
 
 UNKNOWN = "0x" + "ab" * 32
@@ -163,6 +164,27 @@ def test_sds_messages_and_what_they_depend_on(api: Api, topic: str) -> None:
     assert {"missing": {"messageId": "lost"}} in lines
     cut = api.lines(api.post("/api/v1/sds/causal-history", {**walk, "maxMessages": 1}))
     assert {"truncated": True} in cut
+
+
+def test_what_is_proven_is_preferred_where_it_is_asked_for(api: Api, topic: str) -> None:
+    channel = f"channel of {topic}"
+    name = genuine_id(channel, b"genuine")
+    forged = [claiming(channel, name, b"forged %d" % number) for number in range(17)]
+    results = api.publish(*(message(topic, each) for each in forged))
+    (last,) = api.publish(message(topic, genuine(channel, b"genuine")))
+    entry = {"messageId": name, "retrievalHint": results[0]["messageHash"]}
+    for asked, first in (({"messageId": name}, None), (entry, results[0]["messageHash"])):
+        bodies = {
+            "/api/v1/sds/messages": {"channelId": channel, "entries": [asked]},
+            "/api/v1/sds/causal-history": {"channelId": channel, "heads": [asked]},
+        }
+        for path, body in bodies.items():
+            lines = api.lines(api.post(path, body))
+            assert last["messageHash"] not in {line.get("messageHash") for line in lines}
+            if first is not None:
+                assert [line["messageHash"] for line in lines] == [first]
+            lines = api.lines(api.post(path, {**body, "preferProven": True}))
+            assert last["messageHash"] in {line.get("messageHash") for line in lines}
 
 
 def test_answers_say_how_complete_they_are(api: Api, topic: str) -> None:

@@ -10,7 +10,7 @@ from store.domain.ports import CausalRequest, HistoryEntry, SdsLookup, SdsPage, 
 from store.messages.frames import sds_page
 from store.messages.record import RecordBatch
 from storenode.message.hashing import message_hash
-from storenode.sds.codec import encode
+from storenode.sds.codec import decode, encode
 from storenode.wire.storenode.v1.store_pb2 import CausalHistoryPage, SdsStoredMessage
 from tests.integration.storage.node import Node
 from tests.integration.storage.world import NOW, Topic, batch_of
@@ -69,6 +69,10 @@ class Channel:
         self.foreign.add(digest)
         return digest
 
+    def add(self, payload: bytes, at: int, message_id: bytes, topic: Topic = TOPIC) -> bytes:
+        """Add an encoded SDS message without parents; its hash."""
+        return self._add(payload, at, topic, message_id, ())
+
     def _add(
         self,
         payload: bytes,
@@ -81,7 +85,9 @@ class Channel:
         if digest not in self.topics:
             self.topics[digest] = topic
             self.rows.append((NOW + at, topic, payload))
-            self.stored.append(Stored(NOW + at, digest, message_id, parents))
+            metadata = decode(payload)
+            proven = metadata is not None and metadata.proven
+            self.stored.append(Stored(NOW + at, digest, message_id, parents, proven))
         return digest
 
     @property
@@ -94,10 +100,10 @@ class Channel:
         for start in range(0, len(self.rows), batch_messages):
             await node.store(batch_of(self.rows[start : start + batch_messages]))
 
-    def seen(self, wanted: TopicFilter) -> World:
+    def seen(self, wanted: TopicFilter, *, prefers: bool = False) -> World:
         """What a filter lets through, for the naive reading."""
         visible = [each for each in self.stored if wanted.matches(*self.topics[each.hash])]
-        return World(visible, frozenset(self.foreign))
+        return World(visible, frozenset(self.foreign), prefers=prefers)
 
 
 @dataclass
@@ -151,11 +157,16 @@ async def walk_from(
 
 
 async def look_up(
-    reader: DatabaseSdsReader, entries: Iterable[Parent], wanted: TopicFilter | None = None
+    reader: DatabaseSdsReader,
+    entries: Iterable[Parent],
+    wanted: TopicFilter | None = None,
+    *,
+    prefers: bool = False,
 ) -> Answered:
     """A whole look-up."""
     listed = tuple(HistoryEntry(*entry) for entry in entries)
-    return await collect(reader.messages(SdsLookup(CHANNEL, listed, wanted or TopicFilter())))
+    asked = SdsLookup(CHANNEL, listed, wanted or TopicFilter(), prefer_proven=prefers)
+    return await collect(reader.messages(asked, WideOutlet()))
 
 
 def assert_walked(answered: Answered, world: World, wanted: CausalRequest) -> None:

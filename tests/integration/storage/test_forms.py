@@ -96,7 +96,7 @@ async def test_both_forms_are_read_alike_and_the_short_one_waits_for_the_end_of_
     url, dice = empty_database_url, random.Random(20261124)
     with apply.connect(url) as opened, opened.begin():
         apply.driver_connection(opened).execute("CREATE SCHEMA storenode")
-        apply.upgrade(opened, migrate.LOCATION, "0010")
+        apply.upgrade(opened, migrate.LOCATION, "0011")
     async with running(url) as node:
         held = await store_in_each_way(node, dice, monkeypatch)
         count = len(held)

@@ -8,6 +8,7 @@ import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from hashlib import sha256
 from typing import NamedTuple
 
 import pytest
@@ -17,8 +18,10 @@ from store.db.arrays import split_uuids
 from store.db.locks import COMMIT_ORDER
 from store.db.pool import Connection
 from store.db.reading.select import FRAME
+from store.db.writing import bulk as bulk_module
 from store.db.writing import insert as insert_module
 from store.db.writing import writer as writer_module
+from store.db.writing.bulk_sds import sds_block
 from store.db.writing.insert import Inserted
 from store.domain.ports import Source, StoreBusy
 from store.messages.record import RecordBatch
@@ -363,6 +366,10 @@ SDS_CASES = [
     encode("channel", "half", lamport=2**63, parents=[]),
     encode("channel", "below", lamport=2**63 - 1, parents=[("ü€", b"\xff\x00")]),
     encode("channel", "many", lamport=1, parents=[(f"p{n}", bytes([n])) for n in range(256)]),
+    # Sizes and numbers that are the code of a percent sign.
+    encode("%" * 37, "%b" * 18 + "%", lamport=37, parents=[("%" * 37, b"%" * 37)] * 37),
+    encode("channel", sha256(b"content").hexdigest(), lamport=1, content=b"content"),
+    encode("channel", sha256(b"content").hexdigest(), lamport=1, content=b"other"),
 ]
 
 
@@ -377,8 +384,13 @@ async def test_sds_rows_hold_what_messages_claim(
         laid_out_in.append(threading.current_thread())
         return lay_out(batch)
 
+    def block(batch: RecordBatch) -> bytes:
+        laid_out_in.append(threading.current_thread())
+        return sds_block(batch)
+
     lay_out = insert_module.sds_parameters
     monkeypatch.setattr(insert_module, "sds_parameters", parameters)
+    monkeypatch.setattr(bulk_module, "sds_block", block)
     monkeypatch.setattr(writer_module, "FEWEST_COPIED", fewest_copied)
     batch = batch_of(
         (NOW - 40 * DAY * (number % 2), TOPICS[0], payload)
@@ -386,17 +398,19 @@ async def test_sds_rows_hold_what_messages_claim(
     )
     assert len(batch.sds) == len(SDS_CASES)
     parents = sum(len(sds.parents) for sds in batch.sds)
-    monkeypatch.setattr(insert_module, "MAX_INLINE_PARENTS", parents - in_thread)
+    for module in (insert_module, bulk_module):
+        monkeypatch.setattr(module, "MAX_INLINE_PARENTS", parents - in_thread)
     assert all(await node.store(batch))
     assert not any(await node.store(batch))
     rows = await node.rows(
         "select key, channel_key, ts, hash, channel, message_id, sender, lamport, parent_keys,"
-        " parent_ids, parent_hints from storenode.sds"
+        " parent_ids, parent_hints, proof from storenode.sds"
     )
     found = {row[3]: row for row in rows}
     assert len(rows) == len(found) == len(SDS_CASES)
     for index, sds in zip(batch.sds_index, batch.sds, strict=True):
-        *values, parent_keys, parent_ids, parent_hints = found[batch.hashes[index]]
+        *values, parent_keys, parent_ids, parent_hints, proof = found[batch.hashes[index]]
+        assert proof is sds.proven
         lamport = sds.lamport
         assert values == [
             sds_key(sds.channel_id, sds.message_id),

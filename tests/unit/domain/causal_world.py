@@ -8,10 +8,10 @@ from __future__ import annotations
 import struct
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from store.domain.causal import CausalWalk
-from store.domain.claims import Answer, Claim, Done, Hinted, HintQuery, Read
+from store.domain.claims import Answer, Claim, Done, Hinted, HintQuery, Read, rank
 from store.domain.history import CausalHistory
 from store.domain.lookup import Lookup
 from store.domain.ports import CausalRequest, HistoryEntry, SdsLookup, SyncId, TopicFilter
@@ -20,9 +20,6 @@ from storenode.message.limits import MAX_SDS_CLAIMANTS
 from storenode.sds.codec import sds_key
 
 CHANNEL = b"channel"
-CROWD = MAX_SDS_CLAIMANTS + 1
-"""Claimants of one key that are read."""
-
 Parent = tuple[bytes, bytes | None]
 
 
@@ -53,15 +50,19 @@ def _array(oid: int, values: Sequence[bytes | None]) -> bytes:
 
 @dataclass(frozen=True)
 class Stored:
-    """A stored message; without ``message_id`` its payload is opaque."""
+    """A stored message; without ``message_id`` its payload is opaque.
+
+    ``proven``: its message ID proves it.
+    """
 
     timestamp: int
     hash: bytes
     message_id: bytes | None
     parents: tuple[Parent, ...] = ()
+    proven: bool = False
 
-    @property
-    def claim(self) -> Claim:
+    def claim(self, *, prefers: bool) -> Claim:
+        """As a reader gives it that prefers what is proven, or does not."""
         assert self.message_id is not None
         return (
             sds_key(CHANNEL, self.message_id),
@@ -70,6 +71,7 @@ class Stored:
             self.message_id,
             packed_keys([sds_key(CHANNEL, parent) for parent, _ in self.parents]),
             packed_hints([hint for _, hint in self.parents]),
+            prefers and self.proven,
         )
 
 
@@ -78,21 +80,29 @@ class World:
     """Everything that a filter lets through.
 
     Hashes in ``foreign`` are readable in another channel. Windows and what is read ahead are cut
-    at ``most_prefetched``, so that small worlds too are walked in many reads.
+    at ``most_prefetched``, so that small worlds too are walked in many reads. Requests prefer what
+    is proven if it ``prefers``, and have so many ``claimants`` for one ID.
     """
 
     messages: list[Stored] = field(default_factory=list)
     foreign: frozenset[bytes] = frozenset()
     most_prefetched: int = 1 << 30
+    prefers: bool = False
+    claimants: int = MAX_SDS_CLAIMANTS
     reads: list[Read] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.messages.sort(key=lambda stored: (stored.timestamp, stored.hash))
-        self.claims = [stored.claim for stored in self.messages if stored.message_id is not None]
+        readable = [stored for stored in self.messages if stored.message_id is not None]
+        self.claims = [stored.claim(prefers=self.prefers) for stored in readable]
         self.by_key: dict[bytes, list[Claim]] = {}
-        for claim in self.claims:
+        for claim in sorted(self.claims, key=rank):
             self.by_key.setdefault(claim[0], []).append(claim)
         self.by_hash = {stored.hash: stored for stored in self.messages}
+
+    def asked(self, wanted: CausalRequest) -> CausalRequest:
+        """A request as it is made of this world."""
+        return replace(wanted, prefer_proven=self.prefers, claimants=self.claimants)
 
     def answer(self, read: Read, entries: Sequence[HistoryEntry]) -> Answer:
         """What the database says."""
@@ -101,7 +111,8 @@ class World:
         if read.ahead:
             limit = len(asked) + min(read.ahead, self.most_prefetched)
             asked.update(dict.fromkeys(self._reachable(read.keys, limit)))
-        claims = [claim for key in asked for claim in self.by_key.get(key, ())[:CROWD]]
+        crowd = self.claimants + 1
+        claims = [claim for key in asked for claim in self.by_key.get(key, ())[:crowd]]
         reached: SyncId | None = None
         if read.window is not None:
             limit = min(read.window.limit, self.most_prefetched)
@@ -111,7 +122,7 @@ class World:
                     (), rows, {}, (rows[-1][1], rows[-1][2]) if len(rows) == limit else None
                 )
             keys = dict.fromkeys(row[0] for row in rows if row[0] not in asked)
-            claims += [claim for key in keys for claim in self.by_key[key][:CROWD]]
+            claims += [claim for key in keys for claim in self.by_key[key][:crowd]]
             if len(rows) == limit:
                 reached = rows[-1][1], rows[-1][2]
         hinted = {(query.key, query.hash): self._named(query, entries) for query in read.hints}
@@ -140,13 +151,14 @@ class World:
         if stored is None or stored.hash in self.foreign:
             return None
         if stored.message_id is not None:
-            return Hinted(stored.claim, readable=True) if stored.claim[0] == query.key else None
+            claim = stored.claim(prefers=self.prefers)
+            return Hinted(claim, readable=True) if claim[0] == query.key else None
         if query.child is None:
             message_id = entries[query.slot].message_id
         else:
             message_id = self.by_hash[query.child[2]].parents[query.slot][0]
         assert sds_key(CHANNEL, message_id) == query.key
-        claim = (query.key, stored.timestamp, stored.hash, message_id, *_NO_PARENTS)
+        claim = (query.key, stored.timestamp, stored.hash, message_id, *_NO_PARENTS, False)
         return Hinted(claim, readable=False)
 
 
@@ -169,7 +181,7 @@ def request(heads: Iterable[Parent], **limits: object) -> CausalRequest:
 def walk(world: World, wanted: CausalRequest) -> CausalWalk:
     """Run a walk to its end, checking its invariants at every step."""
     known = frozenset(sds_key(CHANNEL, message_id) for message_id in wanted.known_ids)
-    running = CausalWalk(wanted, known)
+    running = CausalWalk(world.asked(wanted), known)
     answer: Answer | None = None
     while not isinstance(effect := running.step(answer), Done):
         running.check()
@@ -179,7 +191,7 @@ def walk(world: World, wanted: CausalRequest) -> CausalWalk:
 
 def find(world: World, wanted: CausalRequest) -> Sweep | CausalWalk:
     """Run a whole request to its end: by a sweep, or by a walk when that gives up."""
-    history = CausalHistory(wanted)
+    history = CausalHistory(world.asked(wanted))
     answer: Answer | None = None
     while not isinstance(effect := history.step(answer), Done):
         history.result.check()
@@ -190,7 +202,7 @@ def find(world: World, wanted: CausalRequest) -> Sweep | CausalWalk:
 def look_up(world: World, entries: Iterable[Parent]) -> Lookup:
     """Run a look-up to its end."""
     wanted = SdsLookup(CHANNEL, tuple(HistoryEntry(*entry) for entry in entries), TopicFilter())
-    lookup = Lookup(wanted.channel_id, wanted.entries)
+    lookup = Lookup(wanted.channel_id, wanted.entries, world.claimants)
     answer: Answer | None = None
     while (read := lookup.step(answer)) is not None:
         answer = world.answer(read, wanted.entries)
@@ -210,15 +222,18 @@ class Expected:
 def select(world: World, message_id: bytes, hint: bytes | None) -> tuple[list[Stored], bool]:
     """What a reference selects, and whether claimants are left out."""
     claimants = [stored for stored in world.messages if stored.message_id == message_id]
+    proven = [stored for stored in claimants if world.prefers and stored.proven]
+    claimants = proven + [stored for stored in claimants if stored not in proven]
     named = [stored for stored in claimants if stored.hash == hint]
     if named:
-        return named, False
+        before = [] if named[0] in proven else proven[: world.claimants]
+        return before + named, False
     opaque = [
         stored
         for stored in world.messages
         if stored.hash == hint and stored.message_id is None and stored.hash not in world.foreign
     ]
-    return claimants[:MAX_SDS_CLAIMANTS] + opaque, len(claimants) > MAX_SDS_CLAIMANTS
+    return claimants[: world.claimants] + opaque, len(claimants) > world.claimants
 
 
 @dataclass

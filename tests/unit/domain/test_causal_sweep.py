@@ -14,6 +14,7 @@ from store.domain.claims import Done, Pause, Read
 from store.domain.history import CausalHistory
 from store.domain.ports import CausalRequest
 from store.domain.sweep import LARGEST_WINDOW_CLAIMS, STEP_REFERENCES, Sweep
+from storenode.sds.proofs import ID_BYTES
 from tests.unit.domain.causal_world import (
     Expected,
     Parent,
@@ -65,7 +66,7 @@ def orderly_worlds(draw: st.DrawFn) -> tuple[World, list[Parent]]:
     """Histories as they should be: unique IDs, older parents, true hints; and their tips."""
     messages: list[Stored] = []
     unreferenced: dict[bytes, Parent] = {}
-    hinted = draw(st.booleans())
+    hinted, proven = draw(st.booleans()), draw(st.booleans())
     for number in range(draw(st.integers(1, 30))):
         chosen = draw(st.sets(st.sampled_from(messages), max_size=3)) if messages else set()
         parents: list[Parent] = []
@@ -75,10 +76,12 @@ def orderly_worlds(draw: st.DrawFn) -> tuple[World, list[Parent]]:
             unreferenced.pop(parent.message_id, None)
         if draw(st.integers(0, 5)) == 0:
             parents.append((b"lost-%d" % number, UNKNOWN if hinted else None))
-        stored = Stored(10 + number // 2, digest(number), b"id-%d" % number, tuple(parents))
+        name = b"%064d" % number
+        stored = Stored(10 + number // 2, digest(number), name, tuple(parents), proven)
         messages.append(stored)
-        unreferenced[b"id-%d" % number] = b"id-%d" % number, stored.hash
-    world = World(messages, most_prefetched=draw(st.sampled_from([1, 3, 1000])))
+        unreferenced[name] = name, stored.hash
+    prefetched = draw(st.sampled_from([1, 3, 1000]))
+    world = World(messages, most_prefetched=prefetched, prefers=draw(st.booleans()))
     return world, list(unreferenced.values())
 
 
@@ -102,10 +105,11 @@ def test_part_of_an_orderly_history_is_found(
 
 
 def line(*stored: Stored) -> World:
-    return World(list(stored))
+    return World(list(stored), prefers=True)
 
 
 CHILD: Parent = (b"child", None)
+GENUINE = b"a" * ID_BYTES
 
 DISORDER = {
     "a parent newer than its child": line(
@@ -130,6 +134,11 @@ DISORDER = {
     ),
     "a hint that names an opaque message": line(
         Stored(5, digest(1), b"child", ((b"parent", digest(2)),)), Stored(4, digest(2), None)
+    ),
+    "a hint to what is not proven, of an ID that another proves": line(
+        Stored(5, digest(1), b"child", ((GENUINE, digest(2)),)),
+        Stored(4, digest(2), GENUINE),
+        Stored(3, digest(3), GENUINE, proven=True),
     ),
     "a head with two claimants": line(
         Stored(5, digest(1), b"child"), Stored(4, digest(2), b"child")

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from store.domain import causal
 from store.domain.causal import CausalWalk
 from store.domain.sweep import Sweep
+from storenode.message.limits import MAX_SDS_CLAIMANTS
+from storenode.sds.proofs import ID_BYTES
 from tests.unit.domain.causal_world import (
     Parent,
     Stored,
@@ -22,7 +24,8 @@ from tests.unit.domain.causal_world import (
     walk,
 )
 
-IDS = [b"a", b"b", b"c", b"d", b"e", b"f", b"g", b"h"]
+PROVABLE = [b"a" * ID_BYTES, b"b" * ID_BYTES]
+IDS = [*PROVABLE, b"c", b"d", b"e", b"f", b"g", b"h"]
 UNKNOWN = digest(999)
 MOST = 24
 
@@ -43,10 +46,17 @@ def worlds(draw: st.DrawFn) -> World:
         message_id = draw(st.one_of(st.sampled_from(IDS), st.sampled_from(IDS), st.none()))
         parents = draw(st.lists(references, max_size=4)) if message_id is not None else ()
         timestamp = draw(st.integers(1, 6))
-        messages.append(Stored(timestamp, digest(number), message_id, tuple(parents)))
+        proven = message_id in PROVABLE and draw(st.booleans())
+        messages.append(Stored(timestamp, digest(number), message_id, tuple(parents), proven))
     opaque = [stored.hash for stored in messages if stored.message_id is None]
     foreign = draw(st.sets(st.sampled_from(opaque))) if opaque else set()
-    return World(messages, frozenset(foreign), draw(st.sampled_from([1, 2, 5, 1000])))
+    return World(
+        messages,
+        frozenset(foreign),
+        draw(st.sampled_from([1, 2, 5, 1000])),
+        prefers=draw(st.booleans()),
+        claimants=draw(st.sampled_from([1, 2, MAX_SDS_CLAIMANTS])),
+    )
 
 
 def taken_by(walked: CausalWalk | Sweep) -> list[bytes]:

@@ -6,7 +6,11 @@ from hypothesis import strategies as st
 
 from store.messages.record import RecordBatch, index_batch
 from storenode.message.varint import delimited, varint
+from storenode.sds.claims import proof_of
 from storenode.sds.codec import SdsMetadata, decode, encode, sds_key
+from storenode.sds.envelope import Entry, decode_message
+from storenode.sds.naming import content_id
+from storenode.sds.proofs import joined
 from storenode.wire.sds.v1.message_pb2 import HistoryEntry, Message
 from tests.unit.sds.oracle import read
 
@@ -108,6 +112,34 @@ def test_what_is_encoded_is_decoded(
         channel.encode(), name.encode(), lamport, sender.encode(), expected
     )
     assert Message.FromString(raw).content == b"x"
+
+
+def test_the_ids_that_prove_their_message() -> None:
+    whole = content_id("c", "s", 5, (Entry("parent", HINT),), b"content")
+    hashed, history = sha256(b"content").hexdigest(), [("parent", None)]
+    quoting = joined([b"sds.v1", b"anything"])
+    given = [
+        (True, whole, "c", "s", 5, history, b"content"),
+        (True, hashed, "c", "other", 6, [], b"content"),
+        (False, whole, "d", "s", 5, history, b"content"),
+        (False, whole, "c", "t", 5, history, b"content"),
+        (False, whole, "c", "s", 6, history, b"content"),
+        (False, whole, "c", "s", 5, [("other", None)], b"content"),
+        (False, whole, "c", "s", 5, history, b"contents"),
+        (False, hashed.upper(), "c", "s", 5, [], b"content"),
+        (False, sha256(b"").hexdigest(), "c", "s", 5, [], b""),
+        (False, sha256(quoting).hexdigest(), "c", "s", 5, [], quoting),
+        (False, "é" * 32, "c", "s", 5, [], b"content"),
+    ]
+    for proven, name, channel, sender, lamport, parents, content in given:
+        raw = encode(
+            channel, name, sender_id=sender, lamport=lamport, parents=parents, content=content
+        )
+        found = decode(raw)
+        assert found is not None
+        assert found.proven is proven, name
+        if content:
+            assert bool(proof_of(decode_message(raw))) is proven, "a participant judges alike"
 
 
 def test_encoding_leaves_absent_fields_absent() -> None:

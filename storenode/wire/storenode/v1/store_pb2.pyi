@@ -371,10 +371,16 @@ class GetSdsMessagesRequest(_message.Message):
     ENTRIES_FIELD_NUMBER: _builtins.int
     FILTER_FIELD_NUMBER: _builtins.int
     COVERAGE_FIELD_NUMBER: _builtins.int
+    PREFER_PROVEN_FIELD_NUMBER: _builtins.int
     channel_id: _builtins.str
     """The channel."""
     coverage: _builtins.bool
     """True: the last page, which has no messages, says how complete the store is."""
+    prefer_proven: _builtins.bool
+    """True: of the messages that claim an ID, those that the ID proves come first, whatever their age:
+    it is the SHA-256 of their content, or of all that identifies them. A hint to a message that its
+    ID does not prove selects them, too. So no other message hides them.
+    """
     @_builtins.property
     def entries(self) -> _containers.RepeatedCompositeFieldContainer[_message_pb2.HistoryEntry]:
         """The messages, at most 1,000. A retrieval hint selects one of several messages with the same ID."""
@@ -390,10 +396,11 @@ class GetSdsMessagesRequest(_message.Message):
         entries: _abc.Iterable[_message_pb2.HistoryEntry] | None = ...,
         filter: Global___ContentFilter | None = ...,
         coverage: _builtins.bool = ...,
+        prefer_proven: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["channel_id", b"channel_id", "coverage", b"coverage", "entries", b"entries", "filter", b"filter"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["channel_id", b"channel_id", "coverage", b"coverage", "entries", b"entries", "filter", b"filter", "prefer_proven", b"prefer_proven"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -484,6 +491,7 @@ class GetCausalHistoryRequest(_message.Message):
     MAX_DEPTH_FIELD_NUMBER: _builtins.int
     FILTER_FIELD_NUMBER: _builtins.int
     COVERAGE_FIELD_NUMBER: _builtins.int
+    PREFER_PROVEN_FIELD_NUMBER: _builtins.int
     channel_id: _builtins.str
     """The channel."""
     max_messages: _builtins.int
@@ -492,6 +500,10 @@ class GetCausalHistoryRequest(_message.Message):
     """Generations to go back; the heads have depth 0. 0: unlimited."""
     coverage: _builtins.bool
     """True: the last page, which has no messages, says how complete the store is."""
+    prefer_proven: _builtins.bool
+    """True: messages that their ID proves come before others with the ID, as in
+    `GetSdsMessagesRequest`.
+    """
     @_builtins.property
     def heads(self) -> _containers.RepeatedCompositeFieldContainer[_message_pb2.HistoryEntry]:
         """The messages to start from, at most 100. They are part of the result."""
@@ -516,10 +528,11 @@ class GetCausalHistoryRequest(_message.Message):
         max_depth: _builtins.int = ...,
         filter: Global___ContentFilter | None = ...,
         coverage: _builtins.bool = ...,
+        prefer_proven: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["channel_id", b"channel_id", "coverage", b"coverage", "filter", b"filter", "heads", b"heads", "known_ids", b"known_ids", "max_depth", b"max_depth", "max_messages", b"max_messages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["channel_id", b"channel_id", "coverage", b"coverage", "filter", b"filter", "heads", b"heads", "known_ids", b"known_ids", "max_depth", b"max_depth", "max_messages", b"max_messages", "prefer_proven", b"prefer_proven"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

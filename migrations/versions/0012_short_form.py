@@ -9,16 +9,16 @@ Where there are partitions already, it is left to maintenance, which builds thei
 the old index, and drops that when all have one (`store.db.maintenance.narrowing`): no table is
 locked for long, and ``messages`` not at all here, which writers lock before all else.
 
-Revision ID: 0011
+Revision ID: 0012
 """
 
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0011"
-down_revision = "0010"
+revision = "0012"
+down_revision = "0011"
 phase = "after"
-serves_from = "0011"
+serves_from = "0012"
 locks = "hashes"
 
 SCHEMA = "storenode"

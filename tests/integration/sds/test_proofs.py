@@ -1,0 +1,277 @@
+"""Genuine messages behind crowds of forged ones, whether or not rows say what is proven."""
+
+from __future__ import annotations
+
+import random
+from hashlib import sha256
+from typing import cast
+from unittest.mock import patch
+
+import pytest
+
+from store.db.maintenance import lacking
+from store.db.maintenance.lacking import PROVEN
+from store.db.maintenance.rebuild import Rebuilder
+from store.db.pool import Connection
+from store.db.schema import apply, migrate
+from store.db.sds import claims as db_claims
+from store.db.sds.reader import DatabaseSdsReader
+from store.db.writing import writer as writer_module
+from store.domain.ports import TopicFilter
+from storenode.sds.codec import decode, sds_key
+from tests.integration.sds.channel import (
+    OTHER,
+    TOPIC,
+    Channel,
+    assert_looked_up,
+    assert_walked,
+    look_up,
+    walk,
+    walk_from,
+)
+from tests.integration.storage.node import Node, running
+from tests.integration.storage.test_plans import Explained
+from tests.integration.storage.world import NOW
+from tests.support.forged import claiming, genuine, genuine_id
+from tests.unit.domain.causal_world import CHANNEL, Parent, request
+
+NAME = CHANNEL.decode()
+CONTENT = b"what Alice said"
+ID = genuine_id(NAME, CONTENT)
+HASHED = sha256(CONTENT).hexdigest()
+CROWDED = db_claims._FURTHER_CLAIMANTS + 100
+FORGET = "update storenode.sds set proof = null"
+WAYS = ("copied", "inserted")
+
+
+def forge(channel: Channel, message_id: str, count: int, at: int = 0) -> None:
+    for number in range(count):
+        payload = claiming(NAME, message_id, b"forged %d" % number)
+        channel.add(payload, at + number, message_id.encode())
+
+
+@pytest.fixture(params=WAYS)
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By COPY, or by a statement that minds duplicates."""
+    monkeypatch.setattr(writer_module, "FEWEST_COPIED", 1 if request.param == "copied" else 10**6)
+
+
+@pytest.mark.parametrize("count", [1, 17, CROWDED])
+@pytest.mark.usefixtures("way")
+async def test_what_is_proven_comes_before_older_forgeries(
+    node: Node, reader: DatabaseSdsReader, count: int
+) -> None:
+    channel = Channel()
+    forge(channel, ID, count)
+    digest = channel.add(genuine(NAME, CONTENT), count, ID.encode())
+    forged = channel.stored[0].hash
+    beside = channel.say(b"beside", [(ID.encode(), forged)], at=count + 1)
+    await channel.store(node)
+    world = channel.seen(TopicFilter(), prefers=True)
+    reference = ID.encode()
+    for entries in ([(reference, None)], [(reference, forged)], [(reference, digest)]):
+        answered = await look_up(reader, entries, prefers=True)
+        assert_looked_up(answered, world, entries)
+        assert answered.hashes[0] == digest
+        assert_walked(await walk(reader, world.asked(request(entries))), world, request(entries))
+    named = await look_up(reader, [(reference, forged)], prefers=True)
+    assert named.hashes == [digest, forged]
+    # The one hint in a causal history leads to the forged message.
+    walked = await walk_from(reader, [(b"beside", beside)], prefer_proven=True)
+    assert set(walked.hashes[:-1]) == {digest, forged}
+    assert walked.hashes[-1] == beside
+    plain = await look_up(reader, [(reference, None)])
+    assert (digest in plain.hashes) == (count < 16), "the bound holds where nothing is asked for"
+    assert (await look_up(reader, [(reference, forged)])).hashes == [forged]
+
+
+async def test_the_hash_of_the_content_proves_it_and_other_ids_prove_nothing(
+    node: Node, reader: DatabaseSdsReader
+) -> None:
+    channel = Channel()
+    forge(channel, HASHED, 20)
+    digest = channel.add(claiming(NAME, HASHED, CONTENT), 30, HASHED.encode())
+    for number in range(20):
+        channel.say(b"chosen", at=number, content=b"%d" % number)
+    await channel.store(node)
+    found = await look_up(reader, [(HASHED.encode(), None), (b"chosen", None)], prefers=True)
+    first = [each.hash for each in channel.stored if each.message_id == b"chosen"][:16]
+    assert found.hashes[0] == digest
+    assert found.hashes[16:] == first
+    assert found.truncated
+
+
+async def test_copies_of_what_is_proven_are_bounded_as_all_are(
+    node: Node, reader: DatabaseSdsReader
+) -> None:
+    channel = Channel()
+    forge(channel, ID, 5)
+    copies = [channel.add(genuine(NAME, CONTENT), 10 + n, ID.encode()) for n in range(CROWDED)]
+    await channel.store(node)
+    found = await look_up(reader, [(ID.encode(), None)], prefers=True)
+    assert (found.hashes, found.truncated) == (copies[:16], True)
+
+
+async def test_a_filter_hides_what_is_proven_elsewhere(
+    node: Node, reader: DatabaseSdsReader
+) -> None:
+    channel = Channel()
+    forge(channel, ID, CROWDED)
+    channel.add(genuine(NAME, CONTENT), CROWDED, ID.encode(), topic=OTHER)
+    await channel.store(node)
+    here, there = (TopicFilter(content_topics=(topic[1],)) for topic in (TOPIC, OTHER))
+    for wanted in (here, there):
+        found = await look_up(reader, [(ID.encode(), None)], wanted, prefers=True)
+        assert_looked_up(found, channel.seen(wanted, prefers=True), [(ID.encode(), None)])
+
+
+@pytest.mark.parametrize("count", [1, 200, CROWDED])
+async def test_rows_that_do_not_say_it_are_judged_up_to_a_bound(
+    node: Node, reader: DatabaseSdsReader, count: int
+) -> None:
+    channel = Channel()
+    forge(channel, ID, count)
+    digest = channel.add(genuine(NAME, CONTENT), count, ID.encode())
+    await channel.store(node)
+    await node.rows(FORGET)
+    for _ in range(2):
+        found = await look_up(reader, [(ID.encode(), None)], prefers=True)
+        assert (found.hashes[0] == digest) == (count < db_claims.MAX_JUDGED)
+    walked = await walk_from(reader, [(ID.encode(), None)], prefer_proven=True)
+    assert (digest in walked.hashes) == (count < db_claims.MAX_JUDGED)
+    # What comes from now on says it itself, and stands before them.
+    again = Channel()
+    newer = again.add(genuine(NAME, CONTENT), count + 5, ID.encode())
+    await again.store(node)
+    found = await look_up(reader, [(ID.encode(), None)], prefers=True)
+    assert newer in found.hashes[:2]
+
+
+async def test_ids_that_are_no_hash_are_not_judged(node: Node, reader: DatabaseSdsReader) -> None:
+    channel = Channel()
+    for number in range(3):
+        channel.say(b"chosen", at=number, content=b"%d" % number)
+    await channel.store(node)
+    await node.rows(FORGET)
+    with patch.object(db_claims, "_decoded", side_effect=AssertionError):
+        found = await look_up(reader, [(b"chosen", None)], prefers=True)
+    assert found.hashes == [each.hash for each in channel.stored]
+
+
+def random_channel(dice: random.Random) -> Channel:
+    """Genuine and forged messages of few IDs, with parents whose hints name any of them."""
+    channel = Channel()
+    contents = [b"content %d" % number for number in range(6)]
+    ids = [genuine_id(NAME, content) for content in contents]
+    ids += [sha256(content).hexdigest() for content in contents] + ["chosen", "other"]
+    for at in range(240):
+        name, topic = dice.choice(ids), dice.choice((TOPIC, TOPIC, OTHER))
+        parents: list[Parent] = []
+        for _ in range(dice.randrange(3)):
+            hinted = channel.stored and dice.randrange(2)
+            hint = dice.choice(channel.stored).hash if hinted else None
+            parents.append((dice.choice(ids).encode(), hint))
+        if dice.randrange(3):
+            content = dice.choice(contents)
+            payload = claiming(NAME, name, content)
+            channel.add(payload, at, name.encode(), topic=topic)
+        else:
+            channel.say(name.encode(), parents, at=at, topic=topic, content=b"%d" % at)
+    return channel
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_any_channel_is_read_as_the_rules_say(
+    node: Node, reader: DatabaseSdsReader, seed: int
+) -> None:
+    dice = random.Random(seed)
+    channel = random_channel(dice)
+    assert len({each.proven for each in channel.stored}) == 2
+    await channel.store(node, 60)
+    ids = sorted({each.message_id or b"" for each in channel.stored})
+    for wanted in (TopicFilter(), TopicFilter(content_topics=(TOPIC[1],))):
+        for further in (1_024, 3):
+            entries: list[Parent] = [
+                (name, hint)
+                for name in ids
+                for hint in (None, dice.choice(channel.stored).hash, bytes(32))
+            ]
+            world = channel.seen(wanted, prefers=True)
+            with patch.object(db_claims, "_FURTHER_CLAIMANTS", further):
+                answered = await look_up(reader, entries, wanted, prefers=True)
+                assert_looked_up(answered, world, entries)
+                heads = request(dice.sample(entries, 3), filter=wanted)
+                assert_walked(await walk(reader, world.asked(heads)), world, heads)
+
+
+async def test_what_is_written_is_what_is_recomputed(node: Node) -> None:
+    channel = random_channel(random.Random(9))
+    await channel.store(node, 100)
+    rows = await node.rows(
+        "select m.payload, s.proof from storenode.sds s join storenode.messages m using (ts, hash)"
+    )
+    assert len(rows) == len(channel.stored)
+    for payload, proof in rows:
+        assert isinstance(payload, bytes)
+        metadata = decode(payload)
+        assert metadata is not None
+        assert proof is metadata.proven
+
+
+OF_PROVEN = """
+select c.relname::text from pg_inherits i join pg_class c on c.oid = i.inhrelid
+where i.inhparent = 'storenode.sds_proven_idx'::regclass
+"""
+
+
+@pytest.mark.parametrize("analyzed", [False, True])
+async def test_what_is_proven_is_found_by_its_index(node: Node, *, analyzed: bool) -> None:
+    channel = Channel()
+    forge(channel, ID, CROWDED)
+    digest = channel.add(genuine(NAME, CONTENT), CROWDED, ID.encode())
+    for number in range(CROWDED):
+        content = b"%d" % number
+        channel.add(genuine(NAME, content), number, genuine_id(NAME, content).encode())
+    await channel.store(node)
+    if analyzed:
+        await node.rows("analyze")
+    claims = db_claims.ClaimReader(
+        node.database, CHANNEL, (), claimants=16, parents=False, prefer_proven=True
+    )
+    async with await node.database.connect() as connection:
+        explained = Explained(connection)
+        key = sds_key(CHANNEL, ID.encode())
+        found = await claims._crowded(cast("Connection", explained), key)
+        assert len(found) == 17
+        assert [claim[2] for claim in found if claim[6]] == [digest]
+        indexes = {name for (name,) in await node.rows(OF_PROVEN)}
+        scans = [part for part in explained.carried_out() if part.get("Index Name") in indexes]
+        assert [part["Actual Rows"] for part in scans if part["Actual Rows"]] == [1]
+
+
+async def test_an_upgrade_leaves_rows_to_be_judged_and_maintenance_an_index_to_build(
+    empty_database_url: str,
+) -> None:
+    url = empty_database_url
+    with apply.connect(url) as opened, opened.begin():
+        apply.driver_connection(opened).execute("CREATE SCHEMA storenode")
+        apply.upgrade(opened, migrate.LOCATION, "0010")
+    channel = Channel()
+    forge(channel, ID, 17)
+    digest = channel.add(genuine(NAME, CONTENT), 17, ID.encode())
+    async with running(url) as node, await node.database.connect() as connection:
+        reader, rebuilder = DatabaseSdsReader(node.database), Rebuilder()
+        await node.partitions.ensure(connection, [NOW])
+        assert migrate.upgrade(url, before_restart=True) == "0011"
+        await channel.store(node)
+        await node.rows(FORGET)
+        assert await lacking.is_lacking(connection, PROVEN)
+        assert (await look_up(reader, [(ID.encode(), None)], prefers=True)).hashes[0] == digest
+        assert await rebuilder.is_due(connection, NOW)
+        built = await rebuilder.rebuild(connection, NOW)
+        assert built is not None
+        assert (built.index, built.before_bytes) == (PROVEN.index, 0)
+        assert built.after_bytes > 0
+        assert not await lacking.is_lacking(connection, PROVEN)
+        assert not await rebuilder.is_due(connection, NOW)
+        assert (await look_up(reader, [(ID.encode(), None)], prefers=True)).hashes[0] == digest

@@ -18,6 +18,7 @@ from typing import Final
 import numpy as np
 
 from reconcile import kernel
+from reconcile.compact import plan
 from reconcile.compact.frames import Cut, cut_bytes
 from reconcile.compact.keys import SHORT_MASK, ShortKey
 from reconcile.compact.limits import SIFTED_BYTES
@@ -328,7 +329,8 @@ class Held:
         print_bytes: int,
         anchored: bool = False,
     ) -> tuple[kernel.RowsHandle, tuple[kernel.Column, ...], *tuple[kernel.Column, ...]]:
-        sums, bases = self.rows.sums()
+        sums = self.rows.sums(anchored=anchored or self.count >= plan.NEAR_ITEMS)
+        bases = self.rows.balances()[1]
         numbers = np.array((self.low, self.high, count, print_bytes, anchored))
         handle = self.rows.handle
         return handle, sums, numbers, bases, key.column, regions.start, regions.end

@@ -568,6 +568,8 @@ def _repeats(ascending: Words | Ints) -> bool:
 def _shortened(wanted: Words, items: int) -> tuple[int, Words]:
     """Short IDs cut to so many bytes that they can be found among items; ascending."""
     size = wanted_bytes(len(wanted), items)
+    if not len(wanted):
+        return size, wanted
     while True:
         cut = np.unique(wanted & np.uint64(min((1 << (8 * size)) - 1, SHORT_MASK)))
         if len(cut) == len(wanted):

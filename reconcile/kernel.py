@@ -84,8 +84,12 @@ class Kernel(Protocol):
     def fold(self, index: RowsHandle, /, *columns: Column) -> None:
         """The keyed sum of the hashes in an interval of places."""
 
-    def balance(self, times: Column, prefix: Column, samples: Column, anchors: Column, /) -> int:
-        """Running balances of a chunk, and its anchors; how many of these there are."""
+    def balance(self, prefix: Column, samples: Column, /) -> None:
+        """Running balances of a chunk."""
+        ...
+
+    def anchors(self, /, *columns: Column) -> int:
+        """Anchors of a chunk, and what is before them; how many there are."""
         ...
 
     def cut(

@@ -77,6 +77,7 @@ class Multiply(IntEnum):
     BEST = 0
     TABLES = 1
     CLMUL = 2
+    PAIRS = 3
 
 
 class ShortKey:

@@ -19,11 +19,7 @@ FIRST_SLICES: Final = 16
 MIN_DENSE: Final = 16
 """Differences that a table is made for where nothing but balances says how many there are."""
 
-LISTED_PER_SQUARE: Final = 2
-"""IDs of a slice that are named for each difference that balances tell of, at most: a short ID is
-6 bytes, and a table has about 12 for each difference."""
-
-LARGER: Final = 4
+LARGER: Final = 8
 """A table follows one that did not empty, for so many times the differences."""
 
 _FEW: Final = 30

@@ -71,12 +71,18 @@ from reconcile.compact.outcome import Expected, FallBack, Found, Step
 from reconcile.compact.plan import (
     FIRST_SLICES,
     LARGER,
-    LISTED_PER_SQUARE,
     MIN_DENSE,
     slicing,
     wanted_bytes,
 )
-from reconcile.compact.slices import Compared, Held, Regions, Slices, estimate
+from reconcile.compact.slices import (
+    Compared,
+    Held,
+    Regions,
+    Slices,
+    estimate,
+    worth_listing,
+)
 from reconcile.compact.table import NOWHERE, Table, cells_for, find, shape_for
 from reconcile.errors import MalformedCompact
 from reconcile.ids import Bools, Ints, SyncId, SyncIds, Words, ordered
@@ -271,22 +277,26 @@ class Initiator(_Side):
         limits = MAX_SLICES, head.print_bytes
         regions = self._regions(head.differs)
         compared = self._held.compare_quickly((data, at), regions, keys.short, *limits)
-        return None if compared is None else self._choose(head, compared, keys)
+        return None if compared is None else self._choose(head, compared, regions, keys)
 
     def _sliced(self, frame: Answered, keys: SessionKeys) -> Step:
         """Compare the responder's slices with what is held here."""
-        compared = self._held.compare(frame.cut, self._regions(frame.differs), keys.short)
+        regions = self._regions(frame.differs)
+        compared = self._held.compare(frame.cut, regions, keys.short)
         head = AnswerHead(frame.xor, frame.count, frame.differs, frame.cut.print_bytes)
-        return self._choose(head, compared, keys)
+        return self._choose(head, compared, regions, keys)
 
-    def _choose(self, head: AnswerHead, compared: Compared, keys: SessionKeys) -> Step:
+    def _choose(
+        self, head: AnswerHead, compared: Compared, regions: Regions, keys: SessionKeys
+    ) -> Step:
         """Put what is in slices that differ into a table."""
         chosen, certain = compared.chosen, head.print_bytes > 0
         self._peer = head.count, head.xor
         self._differs = compared.differs if certain else None
         self._chosen, apart = (chosen.low, chosen.high), chosen.balances
         if head.print_bytes == SIFTED_BYTES:
-            apart = self._sift(chosen, keys)
+            usual = self._held.count_in(regions) // max(1, len(compared.differs))
+            apart = self._sift(chosen, usual, keys)
         least = 0
         if self._listed is None:
             least = abs(self._held.count - len(self._told) - head.count)
@@ -295,24 +305,24 @@ class Initiator(_Side):
             self._size = max(self._size, min(self._held.count + head.count, MIN_DENSE))
         return self._table(keys)
 
-    def _sift(self, chosen: Slices, keys: SessionKeys) -> Ints:
+    def _sift(self, chosen: Slices, usual: int, keys: SessionKeys) -> Ints:
         """Set apart what does not have to be in a table; by what the balances of the rest differ.
 
-        That is what explains a slice, and slices in which there is little of what differs here.
+        That is what explains a slice, and slices of which most differs. ``usual``: IDs in a slice.
         """
         sifted = self._held.sift(chosen, keys.short)
         self._chosen, self._shorts = (sifted.low, sifted.high), sifted.shorts
         self._explained = sifted.told >= 0
         self._told = sifted.told[self._explained]
         counts = sifted.high - sifted.low
-        listed = counts <= LISTED_PER_SQUARE * chosen.balances**2
-        listed &= ~self._explained
+        rest = ~self._explained
+        apart, listed = worth_listing(chosen, counts, rest, usual)
         named = int(counts[listed].sum())
-        if not listed.any() or named > MAX_CELLS // 2:
-            return chosen.balances[~self._explained]
-        self._listed = listed[~self._explained]
-        self._named = np.sort(self._shorts[np.repeat(listed, counts)])
-        return chosen.balances[~self._explained & ~listed]
+        if listed.any() and named <= MAX_CELLS // 2:
+            self._listed = listed[rest]
+            self._named = np.sort(self._shorts[np.repeat(listed, counts)])
+            rest &= ~listed
+        return apart[rest]
 
     def _table(self, keys: SessionKeys) -> Step:
         if self._tables == MAX_TABLES or cells_for(self._size) > MAX_CELLS // 2:
@@ -558,6 +568,8 @@ def _repeats(ascending: Words | Ints) -> bool:
 def _shortened(wanted: Words, items: int) -> tuple[int, Words]:
     """Short IDs cut to so many bytes that they can be found among items; ascending."""
     size = wanted_bytes(len(wanted), items)
+    if not len(wanted):
+        return size, wanted
     while True:
         cut = np.unique(wanted & np.uint64(min((1 << (8 * size)) - 1, SHORT_MASK)))
         if len(cut) == len(wanted):

@@ -18,6 +18,7 @@ from typing import Final
 import numpy as np
 
 from reconcile import kernel
+from reconcile.compact import plan
 from reconcile.compact.frames import Cut, cut_bytes
 from reconcile.compact.keys import SHORT_MASK, ShortKey
 from reconcile.compact.limits import SIFTED_BYTES
@@ -30,6 +31,12 @@ from storenode.message.limits import HASH_BYTES, MAX_TIMESTAMP_NS
 _BOUND_BITS: Final = 6
 _ANCHOR_BOUND_BITS: Final = 13
 _SHORT_GAP: Final = 0.05
+_MOST_LISTED: Final = 32
+"""Times the usual number of IDs: where many have one time a slice is as large without a gap."""
+
+_UNUSUAL: Final = 3
+"""Times the usual number of IDs that mean a gap: less may come of rounded bounds or equal times."""
+
 _SAFETY: Final = 3.0
 """Standard deviations that a table is made larger by than what the balances say."""
 
@@ -322,7 +329,8 @@ class Held:
         print_bytes: int,
         anchored: bool = False,
     ) -> tuple[kernel.RowsHandle, tuple[kernel.Column, ...], *tuple[kernel.Column, ...]]:
-        sums, bases = self.rows.sums()
+        sums = self.rows.sums(anchored=anchored or self.count >= plan.NEAR_ITEMS)
+        bases = self.rows.balances()[1]
         numbers = np.array((self.low, self.high, count, print_bytes, anchored))
         handle = self.rows.handle
         return handle, sums, numbers, bases, key.column, regions.start, regions.end
@@ -399,3 +407,25 @@ def estimate(apart: Ints, least: int, *, certain: bool) -> tuple[float, float]:
         at_least += 2.0 * float(len(size) - np.count_nonzero(size))
     about = max(total, float(least), at_least)
     return about, about + _SAFETY * spread
+
+
+def worth_listing(apart: Slices, counts: Ints, open_ones: Bools, usual: int) -> tuple[Ints, Bools]:
+    """By what balances differ, or more where counts say so; in which slices to name all IDs.
+
+    ``apart``: slices that differ, ``counts``: how many IDs they have here, ``usual``: on average,
+    ``open_ones``: that are not explained.
+
+    The other side has equal counts: a slice with few is in a gap of this side, one with many has
+    one of the other. Where a gap begins or ends, balances say little of how many differences there
+    are, so slices beside it are named too. None is chosen for a large balance: those of the others
+    would then say that there are fewer differences than there are.
+    """
+    balances = apart.balances
+    unusual = (np.abs(balances) > 1) & (counts > _UNUSUAL * usual)
+    hollow = open_ones & (2 * counts <= usual)
+    listed = hollow | (unusual & (counts <= _MOST_LISTED * usual))
+    touching = apart.upper[:-1] == apart.lower[1:]
+    listed[1:] |= hollow[:-1] & touching
+    listed[:-1] |= hollow[1:] & touching
+    least = np.sqrt(np.minimum(counts, _MOST_LISTED * usual) * unusual).astype(np.int64)
+    return np.maximum(np.abs(balances), least), listed & open_ones

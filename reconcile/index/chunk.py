@@ -35,8 +35,6 @@ _ANCHORS_APART: Final = 32
 _ANCHOR_WORDS: Final = 8
 """Of an anchor: 64 bytes for about 64 IDs, so another byte per ID."""
 
-Sums = tuple[NDArray[np.int32], NDArray[np.uint64]]
-
 
 class Chunk:
     """Ascending IDs that never change; at least one.
@@ -47,13 +45,14 @@ class Chunk:
         last: the greatest timestamp.
     """
 
-    __slots__ = ("_sums", "last", "prefix", "timestamps")
+    __slots__ = ("_anchors", "_samples", "last", "prefix", "timestamps")
 
     def __init__(self, timestamps: NDArray[np.int64], prefix: NDArray[np.uint64]) -> None:
         self.timestamps = timestamps
         self.prefix = prefix
         self.last = int(timestamps[-1])
-        self._sums: Sums | None = None
+        self._samples: NDArray[np.int32] | None = None
+        self._anchors: Words | None = None
 
     def __len__(self) -> int:
         return len(self.timestamps)
@@ -83,32 +82,41 @@ class Chunk:
         return bisect_left(range(end), hash_, first, end, key=self.hash_at)
 
     @property
-    def sums(self) -> Sums:
-        """Balances, and what runs up to anchors; made when first asked for.
+    def samples(self) -> NDArray[np.int32]:
+        """``(n // 4 + 1,)``: the balance of every 4 IDs more; made when first asked for.
 
-        A *balance* is the sum of +1 or -1 over IDs, by the lowest bit of the hash's first byte:
-        ``(n // 4 + 1,)``, of every 4 IDs more.
-
-        An *anchor* is an ID that no other time comes before, whose hash has zeros in five further
-        bits, and that is 32 IDs or more behind the one before it: so two sides choose nearly the
-        same of what both have. Columns, one behind the other: times, places, and rows of 6 words:
-        the time of the ID before it, the balance, the running XOR.
+        A balance is the sum of +1 or -1 over IDs, by the lowest bit of the hash's first byte.
         """
-        if self._sums is None:
+        if self._samples is None:
             samples = np.empty(len(self) // _SAMPLE_IDS + 1, np.int32)
             if kernel.compiled is not None:
-                rows = np.empty((len(self) // _ANCHORS_APART, _ANCHOR_WORDS), np.uint64)
-                count = kernel.compiled.balance(self.timestamps, self.prefix, samples, rows)
-                rows = rows[:count]
+                kernel.compiled.balance(self.prefix, samples)
             else:
                 running = np.concatenate(([0], self._signs(np.arange(len(self))).cumsum()))
                 samples[:] = running[::_SAMPLE_IDS]
-                rows = self._anchors(running)
-            columns = rows[:, 0], rows[:, 1], rows[:, 2:].reshape(-1)
-            self._sums = samples, np.concatenate(columns)
-        return self._sums
+            self._samples = samples
+        return self._samples
 
-    def _anchors(self, running: Ints) -> Words:
+    @property
+    def anchors(self) -> Words:
+        """What runs up to some IDs, in columns one behind the other; made when first asked for.
+
+        An *anchor* is an ID that no other of its time comes before, whose hash has zeros in five
+        bits, and that is 32 IDs or more behind the one before it: so two sides choose nearly the
+        same of what both have. Columns: times, places, and rows of 6 words: the time of the ID
+        before it, the balance, the running XOR.
+        """
+        if self._anchors is None:
+            if kernel.compiled is not None:
+                rows = np.empty((len(self) // _ANCHORS_APART, _ANCHOR_WORDS), np.uint64)
+                columns = self.timestamps, self.prefix, self.samples, rows
+                rows = rows[: kernel.compiled.anchors(*columns)]
+            else:
+                rows = self._chosen_anchors()
+            self._anchors = np.concatenate((rows[:, 0], rows[:, 1], rows[:, 2:].reshape(-1)))
+        return self._anchors
+
+    def _chosen_anchors(self) -> Words:
         """``(n, 8)``: times, places, and what else there is of anchors."""
         octets = self.prefix.view(HASH_DTYPE)[:, 0]
         later = self.timestamps[1:] > self.timestamps[:-1]
@@ -122,19 +130,19 @@ class Chunk:
         at = np.array(places, np.int64)
         found = np.empty((len(at), _ANCHOR_WORDS), np.uint64)
         found[:, 0], found[:, 1] = self.timestamps[at], at
-        found[:, 2], found[:, 3] = self.timestamps[at - 1], running[at]
+        found[:, 2], found[:, 3] = self.timestamps[at - 1], self.balances(at)
         found[:, 4:] = self.prefix[at]
         return found
 
     @property
-    def anchors(self) -> Ints:
-        """``(n,)`` places of the anchors."""
-        columns = self.sums[1].view(np.int64).reshape(_ANCHOR_WORDS, -1)
+    def anchor_places(self) -> Ints:
+        """``(n,)``, ascending."""
+        columns = self.anchors.view(np.int64).reshape(_ANCHOR_WORDS, -1)
         return np.asarray(columns[1])
 
     def balances(self, places: Ints) -> Ints:
         """``(n,)``: the balance of the IDs before each place."""
-        found = self.sums[0][places // _SAMPLE_IDS].astype(np.int64)
+        found = self.samples[places // _SAMPLE_IDS].astype(np.int64)
         first = places // _SAMPLE_IDS * _SAMPLE_IDS
         for step in range(_SAMPLE_IDS - 1):
             more = (first + step < places).nonzero()[0]

@@ -7,7 +7,7 @@ cost per call grows with the chunks that are touched, never with a Python loop o
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,8 @@ from reconcile import kernel
 from reconcile.ids import HASH_DTYPE, HASH_WORDS, Ints, SyncId, SyncIds, Words, hashes_less
 from reconcile.index.chunk import Chunk
 from reconcile.kernel import RowsHandle
+
+_NO_ANCHORS: Final = np.empty(0, np.uint64)
 
 
 class Rows:
@@ -28,11 +30,11 @@ class Rows:
     """
 
     __slots__ = (
+        "_balances",
         "_bases",
         "_last_array",
         "_lasts",
         "_start_array",
-        "_sums",
         "chunks",
         "handle",
         "starts",
@@ -46,7 +48,7 @@ class Rows:
         np.cumsum([len(chunk) for chunk in self.chunks], out=self._start_array[1:])
         self.starts: list[int] = self._start_array.tolist()
         self._bases = _bases(self.chunks)
-        self._sums: tuple[tuple[NDArray[Any], ...], Ints] | None = None
+        self._balances: tuple[tuple[NDArray[np.int32], ...], Ints] | None = None
         self.handle: RowsHandle = (
             tuple(chunk.timestamps for chunk in self.chunks),
             tuple(chunk.prefix for chunk in self.chunks),
@@ -229,25 +231,33 @@ class Rows:
             same[found] = (here == ids.words[found]).all(axis=1)
         return same
 
-    def sums(self) -> tuple[tuple[NDArray[Any], ...], Ints]:
-        """Both columns of `Chunk.sums` of each chunk in turn, and the balance before each chunk."""
-        if self._sums is None:
-            self._sums = self._computed_sums()
-        return self._sums
+    def sums(self, *, anchored: bool) -> tuple[NDArray[Any], ...]:
+        """For compiled code: of each chunk in turn its balances, and its anchors, or none."""
+        samples = self.balances()[0]
+        found: list[NDArray[Any]] = []
+        for chunk, own in zip(self.chunks, samples, strict=True):
+            found += [own, chunk.anchors if anchored else _NO_ANCHORS]
+        return tuple(found)
 
-    def _computed_sums(self) -> tuple[tuple[NDArray[Any], ...], Ints]:
-        columns = tuple(column for chunk in self.chunks for column in chunk.sums)
+    def balances(self) -> tuple[tuple[NDArray[np.int32], ...], Ints]:
+        """Samples of the chunks' balances (`Chunk.samples`), and the balance before each chunk."""
+        if self._balances is None:
+            self._balances = self._computed_balances()
+        return self._balances
+
+    def _computed_balances(self) -> tuple[tuple[NDArray[np.int32], ...], Ints]:
+        samples = tuple(chunk.samples for chunk in self.chunks)
         bases = np.zeros(len(self.chunks), np.int64)
         for number, chunk in enumerate(self.chunks[:-1]):
             own = chunk.balances(np.array([len(chunk)]))
             bases[number + 1] = bases[number] + own[0]
-        return columns, bases
+        return samples, bases
 
     def anchored(self, places: Ints, reach: int) -> Ints:
         """Places, each less than the length; of anchors that are at most so far behind them."""
         found = places.copy()
         for chunk, start, end in self.pieces(places):
-            anchors = self.chunks[chunk].anchors
+            anchors = self.chunks[chunk].anchor_places
             if not len(anchors):
                 continue
             local = places[start:end] - self.starts[chunk]
@@ -258,7 +268,7 @@ class Rows:
 
     def balances_to(self, places: Ints) -> Ints:
         """``(n,)``: the balance of the IDs before each place."""
-        bases = self.sums()[1]
+        bases = self.balances()[1]
         found = np.zeros(len(places), np.int64)
         for chunk, start, end in self.pieces(places):
             local = places[start:end] - self.starts[chunk]

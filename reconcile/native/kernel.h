@@ -155,7 +155,8 @@ function kernel_survey, kernel_parse, kernel_reply;
 function kernel_encode, kernel_match;
 function kernel_places, kernel_split, kernel_probe, kernel_fingerprints, kernel_items;
 function kernel_fold;
-function kernel_balance, kernel_cut, kernel_compare, kernel_fill, kernel_sift, kernel_shorten;
+function kernel_balance, kernel_anchors, kernel_cut, kernel_compare;
+function kernel_fill, kernel_sift, kernel_shorten;
 function kernel_insert, kernel_peel, kernel_find, kernel_gather;
 function kernel_lattice;
 

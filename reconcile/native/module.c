@@ -8,7 +8,7 @@
 static PyMethodDef methods[] = {
     METHOD(reply),  METHOD(survey), METHOD(parse), METHOD(encode),  METHOD(places),
     METHOD(fingerprints), METHOD(items), METHOD(split), METHOD(probe), METHOD(match),
-    METHOD(lattice), METHOD(fold), METHOD(balance), METHOD(cut), METHOD(compare),
+    METHOD(lattice), METHOD(fold), METHOD(balance), METHOD(anchors), METHOD(cut), METHOD(compare),
     METHOD(fill), METHOD(sift), METHOD(shorten), METHOD(insert), METHOD(peel), METHOD(find),
     METHOD(gather),
     {NULL, NULL, 0, NULL},

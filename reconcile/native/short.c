@@ -10,9 +10,9 @@
 #define HAS_CLMUL 0
 #endif
 
-/* The last one says how: the best that the processor has, without its instruction, or with the one
- * that multiplies once. */
-enum { BY_BEST, BY_TABLES, BY_CLMUL };
+/* The last one says how: the best that the processor has, without its instruction, with the one
+ * that multiplies once, or twice. */
+enum { BY_BEST, BY_TABLES, BY_CLMUL, BY_PAIRS };
 #define POLYNOMIAL UINT64_C(0x1B) /* x^64 = x^4 + x^3 + x + 1 */
 
 static inline uint64_t little(const uint8_t *bytes)
@@ -77,6 +77,7 @@ static void rows_by_tables(const hasher_t *hasher, const uint8_t *prefix, Py_ssi
 
 #if HAS_CLMUL
 #define CLMUL __attribute__((target("pclmul")))
+#define MANY 4 /* hashes at a time, where there are lanes */
 
 CLMUL static inline uint64_t product(__m128i low_key, __m128i high_key, __m128i low, __m128i high)
 {
@@ -112,9 +113,50 @@ CLMUL static void rows_by_clmul(const hasher_t *hasher, const uint8_t *prefix, P
     }
 }
 
+/* Two hashes at a time, each in two lanes of 128 bits. */
+#define PAIRS __attribute__((target("avx2,vpclmulqdq,pclmul")))
+
+PAIRS static inline __m256i pair_sums(const uint8_t *at, __m256i before, __m256i *last, __m256i key)
+{
+    __m256i first = _mm256_loadu_si256((const __m256i *)(at + HASH_BYTES));
+    __m256i second = _mm256_loadu_si256((const __m256i *)(at + 2 * HASH_BYTES));
+    __m256i one = _mm256_xor_si256(before, first), other = _mm256_xor_si256(first, second);
+    *last = second;
+    one = _mm256_xor_si256(_mm256_clmulepi64_epi128(one, key, 0x00),
+                           _mm256_clmulepi64_epi128(one, key, 0x11));
+    other = _mm256_xor_si256(_mm256_clmulepi64_epi128(other, key, 0x00),
+                             _mm256_clmulepi64_epi128(other, key, 0x11));
+    return _mm256_xor_si256(_mm256_permute2x128_si256(one, other, 0x20),
+                            _mm256_permute2x128_si256(one, other, 0x31));
+}
+
+PAIRS static inline __m256i reduced(__m256i sum, __m256i fold)
+{
+    __m256i folded = _mm256_clmulepi64_epi128(sum, fold, 0x01);
+    __m256i again = _mm256_clmulepi64_epi128(folded, fold, 0x01);
+    return _mm256_xor_si256(sum, _mm256_xor_si256(folded, again));
+}
+
+PAIRS static void rows_by_pairs(const hasher_t *hasher, const uint8_t *prefix, Py_ssize_t count,
+                                uint64_t *out)
+{
+    const __m256i key = _mm256_loadu_si256((const __m256i *)hasher->key);
+    const __m256i fold = _mm256_set1_epi64x(POLYNOMIAL), mask = _mm256_set1_epi64x(SHORT_MASK);
+    Py_ssize_t whole = count - count % MANY;
+    __m256i last = _mm256_loadu_si256((const __m256i *)prefix);
+    for (Py_ssize_t row = 0; row < whole; row += MANY) {
+        const uint8_t *at = prefix + row * HASH_BYTES;
+        __m256i first = reduced(pair_sums(at, last, &last, key), fold);
+        __m256i second = reduced(pair_sums(at + 2 * HASH_BYTES, last, &last, key), fold);
+        __m256i shorts = _mm256_unpacklo_epi64(first, second); /* of rows 0, 2, 1, 3 */
+        shorts = _mm256_permute4x64_epi64(_mm256_and_si256(shorts, mask), 0xD8);
+        _mm256_storeu_si256((__m256i *)(out + row), shorts);
+    }
+    rows_by_clmul(hasher, prefix + whole * HASH_BYTES, count - whole, out + whole);
+}
+
 /* Four hashes at a time: the XOR of two by two rows is two hashes, each in two lanes of 128 bits. */
 #define WIDE __attribute__((target("avx512f,vpclmulqdq,pclmul")))
-#define MANY 4
 
 WIDE static void rows_by_lanes(const hasher_t *hasher, const uint8_t *prefix, Py_ssize_t count,
                                uint64_t *out)
@@ -153,9 +195,11 @@ bool open_hasher(hasher_t *hasher, const uint8_t *key)
     hasher->of_row = row_by_clmul;
     hasher->of_rows = rows_by_clmul;
     int64_t how = load(key, KEY_WORDS);
-    if (how == BY_BEST && __builtin_cpu_supports("avx512f") &&
-        __builtin_cpu_supports("vpclmulqdq"))
+    bool lanes = (how == BY_BEST || how == BY_PAIRS) && __builtin_cpu_supports("vpclmulqdq");
+    if (lanes && how == BY_BEST && __builtin_cpu_supports("avx512f"))
         hasher->of_rows = rows_by_lanes;
+    else if (lanes && __builtin_cpu_supports("avx2"))
+        hasher->of_rows = rows_by_pairs;
     if (how != BY_TABLES && __builtin_cpu_supports("pclmul"))
         return true;
 #endif

@@ -21,62 +21,88 @@ static inline int balance_at(const uint8_t *prefix, Py_ssize_t row)
     return 1 - 2 * ((prefix[row * HASH_BYTES] ^ prefix[(row + 1) * HASH_BYTES]) & 1);
 }
 
-/* Write an anchor behind some others: its time and place, then a row as in slices.h. */
-static uint8_t *put_anchor(uint8_t *to, const uint8_t *times, const uint8_t *prefix,
-                           Py_ssize_t place, int64_t balance)
-{
-    store(to, 0, load(times, place));
-    store(to, 1, place);
-    store(to, 2, load(times, place - 1));
-    store(to, 3, balance);
-    memcpy(to + 4 * TIME_BYTES, prefix + place * HASH_BYTES, HASH_BYTES);
-    return to + ANCHOR_BYTES;
-}
-
-/* Balances of a chunk, and its anchors; how many of these there are. */
-static Py_ssize_t sum_up(const uint8_t *times, const uint8_t *prefix, Py_ssize_t count,
-                         uint8_t *samples, uint8_t *anchors)
-{
-    int32_t sum = 0;
-    Py_ssize_t last = 0;
-    uint8_t *next = anchors;
-    for (Py_ssize_t row = 0; row <= count; row++) {
-        if (row % SAMPLE == 0)
-            memcpy(samples + row / SAMPLE * 4, &sum, sizeof sum);
-        if (row == count)
-            break;
-        uint8_t octet = prefix[row * HASH_BYTES] ^ prefix[(row + 1) * HASH_BYTES];
-        if (!(octet & ANCHOR_BITS) && row - last >= ANCHORS_APART &&
-            load(times, row) > load(times, row - 1)) {
-            next = put_anchor(next, times, prefix, row, sum);
-            last = row;
-        }
-        sum += 1 - 2 * (octet & 1);
-    }
-    return (next - anchors) / ANCHOR_BYTES;
-}
-
-/* balance(times, prefix, samples, anchors) -> how many anchors there are
- *   Sample i is the balance of the first 4 i IDs. Anchors are rows of 64 bytes: `put_anchor`.
- */
+/* balance(prefix, samples) -> None; sample i is the balance of the first 4 i IDs. */
 PyObject *kernel_balance(PyObject *module, PyObject *const *arguments, Py_ssize_t given)
 {
     (void)module;
-    static const column_kind kinds[] = {READ(8), READ(32), WRITTEN(4), WRITTEN(ANCHOR_BYTES)};
+    static const column_kind kinds[] = {READ(32), WRITTEN(4)};
     columns held;
-    if (check_arguments("balance", given, 4) < 0 || hold(&held, arguments, kinds, 4) < 0)
+    if (check_arguments("balance", given, 2) < 0 || hold(&held, arguments, kinds, 2) < 0)
+        return NULL;
+    Py_ssize_t count = held.rows[0] - 1;
+    bool fits = count >= 0 && held.rows[1] == count / SAMPLE + 1;
+    PyThreadState *state = let_go(fits ? count * HASH_BYTES : 0);
+    int32_t sum = 0;
+    for (Py_ssize_t row = 0; fits && row <= count; row++) {
+        if (row % SAMPLE == 0)
+            memcpy(held.at[1] + row / SAMPLE * 4, &sum, sizeof sum);
+        if (row < count)
+            sum += balance_at(held.at[0], row);
+    }
+    take_back(state);
+    release(&held);
+    if (!fits) {
+        misfit("balance");
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+/* Of the first IDs of a chunk. No branch depends on where between two samples the place is. */
+static inline int64_t balance_of(const uint8_t *prefix, const uint8_t *samples, Py_ssize_t place)
+{
+    Py_ssize_t first = place / SAMPLE * SAMPLE;
+    int32_t sample;
+    memcpy(&sample, samples + place / SAMPLE * 4, sizeof sample);
+    int64_t sum = sample;
+    for (Py_ssize_t row = first; row < first + SAMPLE - 1; row++) {
+        Py_ssize_t kept = row < place ? row : 0;
+        sum += balance_at(prefix, kept) * (row < place);
+    }
+    return sum;
+}
+
+/* Choose anchors of a chunk, and say what is before them; how many there are. */
+static Py_ssize_t choose_anchors(const uint8_t *times, const uint8_t *prefix,
+                                 const uint8_t *samples, Py_ssize_t count, uint8_t *anchors)
+{
+    Py_ssize_t last = 0, found = 0;
+    for (Py_ssize_t row = ANCHORS_APART; row < count; row++) {
+        uint8_t octet = prefix[row * HASH_BYTES] ^ prefix[(row + 1) * HASH_BYTES];
+        if (octet & ANCHOR_BITS || row - last < ANCHORS_APART ||
+            load(times, row) <= load(times, row - 1))
+            continue;
+        uint8_t *to = anchors + found++ * ANCHOR_BYTES;
+        store(to, 0, load(times, row));
+        store(to, 1, row);
+        store(to, 2, load(times, row - 1));
+        store(to, 3, balance_of(prefix, samples, row));
+        memcpy(to + 4 * TIME_BYTES, prefix + row * HASH_BYTES, HASH_BYTES);
+        last = row;
+    }
+    return found;
+}
+
+/* anchors(times, prefix, samples, anchors) -> how many anchors there are
+ *   Each is a row of its time and its place, and what slices.h says. */
+PyObject *kernel_anchors(PyObject *module, PyObject *const *arguments, Py_ssize_t given)
+{
+    (void)module;
+    static const column_kind kinds[] = {READ(8), READ(32), READ(4), WRITTEN(ANCHOR_BYTES)};
+    columns held;
+    if (check_arguments("anchors", given, 4) < 0 || hold(&held, arguments, kinds, 4) < 0)
         return NULL;
     Py_ssize_t count = held.rows[0], found = 0;
     bool fits = held.rows[1] == count + 1 && held.rows[2] == count / SAMPLE + 1 &&
                 held.rows[3] == count / ANCHORS_APART;
     PyThreadState *state = let_go(fits ? count * HASH_BYTES : 0);
     if (fits)
-        found = sum_up(held.at[0], held.at[1], count, held.at[2], held.at[3]);
+        found = choose_anchors(held.at[0], held.at[1], held.at[2], count, held.at[3]);
     take_back(state);
     release(&held);
     if (fits)
         return PyLong_FromSsize_t(found);
-    misfit("balance");
+    misfit("anchors");
     return NULL;
 }
 
@@ -85,19 +111,11 @@ static inline const uint8_t *samples_of(const slicer_t *slicer, Py_ssize_t chunk
     return slicer->sums[2 * chunk].buf;
 }
 
-/* Of the IDs before a place of a chunk. No branch depends on where between two samples it is. */
+/* Of the IDs before a place of a chunk, and of all earlier chunks. */
 static inline int64_t balance_to(const slicer_t *slicer, Py_ssize_t chunk, Py_ssize_t place)
 {
     const uint8_t *prefix = slicer->rows.chunks[chunk].prefix;
-    Py_ssize_t first = place / SAMPLE * SAMPLE;
-    int32_t sample;
-    memcpy(&sample, samples_of(slicer, chunk) + place / SAMPLE * 4, 4);
-    int64_t sum = load(slicer->bases, chunk) + sample;
-    for (Py_ssize_t row = first; row < first + SAMPLE - 1; row++) {
-        Py_ssize_t kept = row < place ? row : 0;
-        sum += balance_at(prefix, kept) * (row < place);
-    }
-    return sum;
+    return load(slicer->bases, chunk) + balance_of(prefix, samples_of(slicer, chunk), place);
 }
 
 /* ---- opening ------------------------------------------------------------------------------- */

@@ -35,6 +35,9 @@ from tests.support.postgres import PostgresServer
 
 _LARGE: Final = 20 * 1024 * 1024
 
+# Each goes the whole way by itself, and a busy machine takes minutes for that.
+pytestmark = pytest.mark.timeout(1_800)
+
 
 @pytest.fixture(scope="module", params=["gs", *(["abfss"] if "AZURITE" in os.environ else [])])
 def root(

@@ -239,6 +239,7 @@ class _Answer:
                         async with call.outlet.sending(len(page)):
                             call.check_rights()
                             yield page
+                        del page  # which would be held while the next one waits
         except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets a status
             told = self._told(error)
         else:

@@ -82,6 +82,7 @@ class Reads:
                 cursor = write_cursor(ScanCursor(*page.last).encode())
                 lines = [*of_frames(page.frames), schemas.Mark(cursor=cursor)]
                 await _send(call, exchange, _lines(lines), LINES)
+                del page, lines  # which would be held while the next ones wait
         await _tell(call, exchange, told)
         await _finish(exchange)
 
@@ -167,6 +168,7 @@ async def _send_sds(
         if page.truncated:
             lines.append(schemas.Mark(truncated=True))
         await _send(call, exchange, _lines(lines), LINES)
+        del page, lines  # which would be held while the next ones wait
     await _tell(call, exchange, told)
     await _finish(exchange)
 

@@ -216,6 +216,7 @@ class Wrapper:
                                     await begin(context)
                                     begun = True
                                 await send(context, page)
+                            del page  # which would be held while the next one waits
 
             await self._serve(method, context, answer)
 

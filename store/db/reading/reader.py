@@ -138,6 +138,8 @@ class DatabaseReader:
                 if room is not None:
                     ahead = self._begin_page(request, topics, after, outlet, room)
                 yield FramesPage(page.entries, page.count, page.last)
+                # Not to be held while the next one waits for room.
+                del page
                 taken.close()
         finally:
             if ahead is not None:

@@ -116,6 +116,7 @@ class Reads:
         told = await telling_scan(call, wanted, wanted=scan.coverage)
         async for page in self._services.reader.scan(wanted, call.outlet):
             yield scan_page(page.frames, ScanCursor(*page.last).encode())
+            del page  # which would be held while the next one waits
         if told is not None:
             said = coverage_message(await told.told())
             yield store_pb2.ScanPage(coverage=said).SerializeToString()

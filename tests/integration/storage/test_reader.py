@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
+import sys
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import aclosing
 from itertools import pairwise
 
 import pytest
@@ -30,7 +33,7 @@ from tests.integration.storage.world import (
     matching,
     random_batch,
 )
-from tests.support.outlet import WideOutlet
+from tests.support.outlet import WideOutlet, WideRoom
 
 FOREVER = 2**63 - 1
 MIDNIGHT = NOW // DAY * DAY
@@ -337,6 +340,40 @@ async def test_the_size_of_scan_pages_is_bounded(node: Node) -> None:
 
     assert await sizes(0) == [DEFAULT_SCAN_PAGE] * (12_000 // DEFAULT_SCAN_PAGE)
     assert await sizes(10**9) == [MAX_SCAN_PAGE, 12_000 - MAX_SCAN_PAGE]
+
+
+class OnePageOutlet(WideOutlet):
+    """Has room for the first page, and lets the second one wait."""
+
+    def __init__(self) -> None:
+        self.rooms = 0
+        self.waiting = asyncio.Event()
+
+    async def room(self, most_bytes: int) -> WideRoom:
+        self.rooms += 1
+        if self.rooms > 1:
+            self.waiting.set()
+            await asyncio.Event().wait()
+        return WideRoom(most_bytes)
+
+    def spare_room(self, most_bytes: int) -> None:  # type: ignore[override] # noqa: ARG002
+        return None
+
+
+async def test_a_page_is_not_held_while_the_next_one_waits(node: Node, world: World) -> None:
+    """A node that thousands scan at once would hold one for each of them."""
+    assert len(world) > 2
+    outlet = OnePageOutlet()
+    request = ScanRequest(TopicFilter(), 0, FOREVER, None, include_data=True, page_size=1)
+    async with aclosing(node.reader.scan(request, outlet)) as pages:
+        page = await anext(pages)
+        frames = page.frames
+        del page
+        following = asyncio.create_task(anext(pages))
+        await outlet.waiting.wait()
+        assert sys.getrefcount(frames) == 2, "of this variable and the argument"
+        following.cancel()
+        await asyncio.wait([following])
 
 
 async def test_an_abandoned_scan_gives_its_connection_back(node: Node, world: World) -> None:

@@ -40,7 +40,7 @@ def stored(message: WakuMessage, pubsub_topic: str) -> StoredMessage:
         batch.timestamps[0],
         batch.hashes[0],
         batch.topic_keys[0],
-        batch.heads[0],
+        batch.whole_heads()[0],
         batch.payloads[0],
         batch.tails[0],
     )

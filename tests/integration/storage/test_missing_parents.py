@@ -198,6 +198,7 @@ async def test_an_upgrade_counts_what_is_there(
         "drop table storenode.missing_parents",
         "alter table storenode.commits drop column claims",
         "alter table storenode.store drop column claimed_position",
+        "alter table storenode.sds drop column proof",
         "update storenode.alembic_version set version_num = '0009'",
     ):
         await connection.execute(statement.encode())

@@ -140,6 +140,13 @@ DISORDER = {
         Stored(4, digest(2), GENUINE),
         Stored(3, digest(3), GENUINE, proven=True),
     ),
+    "the same of an ID that was met without a hint": line(
+        Stored(7, digest(1), b"child", ((GENUINE, None), (b"near", None))),
+        Stored(6, digest(2), b"near", ((b"far", None),)),
+        Stored(5, digest(3), b"far", ((GENUINE, digest(4)),)),
+        Stored(4, digest(4), GENUINE),
+        Stored(3, digest(5), GENUINE, proven=True),
+    ),
     "a head with two claimants": line(
         Stored(5, digest(1), b"child"), Stored(4, digest(2), b"child")
     ),

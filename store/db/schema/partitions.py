@@ -50,6 +50,10 @@ from pg_attribute a join pg_type t on t.oid = a.atttypid
 where a.attrelid = %s::regclass and a.attnum > 0 and not a.attisdropped
 order by t.typlen < 0, array_position('{d,i,s,c}', t.typalign), a.attnum
 """
+_CHECKS: Final = """
+select conname::text, pg_get_constraintdef(oid) from pg_constraint
+where conrelid = %s::regclass and contype = 'c' order by 1
+"""
 _STORAGE: Final = {"p": "PLAIN", "e": "EXTERNAL", "m": "MAIN", "x": "EXTENDED"}
 
 # Rows are only ever added. What is hashed or keyed is all but unique; what is never compared needs
@@ -294,7 +298,7 @@ async def _create(connection: Connection, table: str, name: str, bounds: Bounds)
 
 
 async def _laid_out(connection: Connection) -> tuple[sql.Composed, list[sql.Composed]]:
-    """The columns of a partition of messages, in the order of `_LAYOUT`, and their storage."""
+    """Columns of a partition of messages as `_LAYOUT` orders them, with checks; their storage."""
     cursor = await connection.execute(_LAYOUT, (f"{SCHEMA}.{FINE_TABLE}",))
     rows = await cursor.fetchall()
     columns = [
@@ -302,6 +306,11 @@ async def _laid_out(connection: Connection) -> tuple[sql.Composed, list[sql.Comp
             sql.Identifier(name), sql.SQL(kind), sql.SQL("NOT NULL" if required else "")
         )
         for name, kind, required, _ in rows
+    ]
+    cursor = await connection.execute(_CHECKS, (f"{SCHEMA}.{FINE_TABLE}",))
+    columns += [
+        sql.SQL("CONSTRAINT {} {}").format(sql.Identifier(name), sql.SQL(check))
+        for name, check in await cursor.fetchall()
     ]
     stored = [
         sql.SQL("ALTER COLUMN {} SET STORAGE {}").format(

@@ -106,8 +106,8 @@ def unsigned(lamport: int | None) -> int | None:
 def check(output: Path, result: Report, claims: list[Claim]) -> None:
     """What was written and reported is what a plain audit finds."""
     wanted = audited(claims)
-    for each in output.iterdir():
-        assert written_columns(each) == documented_columns(each.name), each.name
+    for folder in output.iterdir():
+        assert written_columns(folder) == documented_columns(folder.name), folder.name
     pair = ("channel", "message_id")
 
     def names(name: str, *columns: str) -> list[tuple[Any, ...]]:

@@ -111,8 +111,8 @@ class Bench:
         else:
             left_s = figures["cpu_s"] - self.fixed_s[job][-1]
             figures["cpu_s_per_million"] = left_s / messages * MILLION
-            if job in self._before:
-                fewer, less_s = self._before[job]
+            fewer, less_s = self._before.get(job, (messages, 0.0))
+            if fewer < messages:
                 further_s = (figures["cpu_s"] - less_s) / (messages - fewer)
                 figures["further_cpu_s_per_million"] = further_s * MILLION
             self._before[job] = messages, figures["cpu_s"]

@@ -106,8 +106,8 @@ def unsigned(lamport: int | None) -> int | None:
 def check(output: Path, result: Report, claims: list[Claim]) -> None:
     """What was written and reported is what a plain audit finds."""
     wanted = audited(claims)
-    for table_path in output.iterdir():
-        assert written_columns(table_path) == documented_columns(table_path.name), table_path.name
+    for folder in output.iterdir():
+        assert written_columns(folder) == documented_columns(folder.name), folder.name
     pair = ("channel", "message_id")
 
     def names(name: str, *columns: str) -> list[tuple[Any, ...]]:

@@ -189,6 +189,9 @@ class Held:
         if self.high > self.low:
             self.xor = view.fingerprint(*window)[1]
         self.regions = Regions.of_window(window)
+        chunks = self.rows.chunks
+        # As a bound the last time there is means the end: what is before an ID of it says nothing.
+        self._by_anchors = not chunks or chunks[-1].last < MAX_TIMESTAMP_NS
 
     @property
     def count(self) -> int:
@@ -214,6 +217,7 @@ class Held:
         ``anchored``: bounds are where an index keeps what runs up to them, if both sides have the
         ID there; these bounds take a byte more each.
         """
+        anchored = anchored and self._by_anchors
         if kernel.compiled is not None:
             said = kernel.compiled.cut(*self._columns(regions, key, count, print_bytes, anchored))
             if said is not None:
@@ -329,7 +333,8 @@ class Held:
         print_bytes: int,
         anchored: bool = False,
     ) -> tuple[kernel.RowsHandle, tuple[kernel.Column, ...], *tuple[kernel.Column, ...]]:
-        sums = self.rows.sums(anchored=anchored or self.count >= plan.NEAR_ITEMS)
+        is_large = self.count >= plan.NEAR_ITEMS and self._by_anchors
+        sums = self.rows.sums(anchored=anchored or is_large)
         bases = self.rows.balances()[1]
         numbers = np.array((self.low, self.high, count, print_bytes, anchored))
         handle = self.rows.handle

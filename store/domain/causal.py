@@ -74,6 +74,9 @@ MAX_PREFETCHED_BYTES: Final = 64 * 1024 * 1024
 STEP_REFERENCES: Final = 4_096
 """References looked at in one step, a few milliseconds."""
 
+_MOST_EDGES: Final = 2
+"""Of one reference; where it selects more, it has them as a group."""
+
 _NODE_BYTES: Final = 700
 _MISSING_BYTES: Final = 300
 
@@ -111,6 +114,7 @@ class CausalWalk:
         self._group_ends = array("i")
         self._led: set[int] = set()  # groups that begin with what is proven
         self._proven: set[int] = set()  # members of those that are
+        self._leaders: dict[bytes, int] = {}  # key -> group of its proven claimants alone
         self._node = HEADS  # whose references are being looked at
         self._slot = 0
         self._depth = 0
@@ -239,6 +243,7 @@ class CausalWalk:
         self._claims.clear()
         self._outcomes.clear()
         self._by_hash.clear()
+        self._leaders.clear()
         self._frontier.clear()
         return DONE
 
@@ -307,12 +312,17 @@ class CausalWalk:
             return
         self.missing.pop(key, None)
         self.truncated |= selection.cut
-        shared = selection.shared
+        claims, shared = selection.claims, selection.shared
         if shared > 1:
-            self._edges.append(self._group(key, selection.claims[:shared]))
-        elif self._outcomes.get(key, _FOUND) > FIRST_GROUP:
-            self._outcomes[key] = _FOUND
-        for claim in selection.claims[shared if shared > 1 else 0 :]:
+            self._edges.append(self._group(key, claims[:shared]))
+            claims = claims[shared:]
+        else:
+            if self._outcomes.get(key, _FOUND) > FIRST_GROUP:
+                self._outcomes[key] = _FOUND
+            if len(claims) > _MOST_EDGES:  # many references may name one message beside these
+                self._edges.append(self._leading(key, claims[:-1]))
+                claims = claims[-1:]
+        for claim in claims:
             self._take_further(claim)
 
     def _group(self, key: bytes, claims: Sequence[Claim]) -> int:
@@ -321,13 +331,24 @@ class CausalWalk:
         if group > FIRST_GROUP:
             numbers = [self._number(claim) for claim in claims]
             proven = [number for number, claim in zip(numbers, claims, strict=True) if claim[6]]
-            self._members.extend([number for number in numbers if number >= 0])
-            group = self._outcomes[key] = FIRST_GROUP - len(self._group_ends)
-            self._group_ends.append(len(self._members))
+            group = self._outcomes[key] = self._new_group(numbers)
             if proven:
                 self._led.add(group)
                 self._proven.update(proven)
         return group
+
+    def _leading(self, key: bytes, claims: Sequence[Claim]) -> int:
+        """The group of an ID's proven claimants."""
+        group = self._leaders.get(key)
+        if group is None:
+            numbers = [self._number(claim) for claim in claims]
+            group = self._leaders[key] = self._new_group(numbers)
+        return group
+
+    def _new_group(self, numbers: Sequence[int]) -> int:
+        self._members.extend([number for number in numbers if number >= 0])
+        self._group_ends.append(len(self._members))
+        return FIRST_GROUP - len(self._group_ends) + 1
 
     def _take_further(self, claim: Claim) -> None:
         number = self._number(claim)

@@ -88,13 +88,19 @@ def channel_key(channel_id: bytes) -> bytes:
     return sha256(channel_id).digest()[:SDS_KEY_BYTES]
 
 
-@lru_cache(maxsize=MAX_CACHED_KEYS)
 def sds_key(channel_id: bytes, message_id: bytes) -> bytes:
     """Index key (16 bytes, a UUID column) of a message ID in its channel.
 
     The first 128 bits of SHA-256 over both as UTF-8, each after its length as four bytes
     big-endian. A message's key is wanted again shortly after, for those that name it.
     """
+    if len(channel_id) > MAX_ID_BYTES or len(message_id) > MAX_ID_BYTES:
+        # No message has such an ID: it is only named, and whoever names it chooses its size.
+        return _key(channel_id, message_id)
+    return _cached_key(channel_id, message_id)
+
+
+def _key(channel_id: bytes, message_id: bytes) -> bytes:
     preimage = b"%b%b%b%b" % (
         len(channel_id).to_bytes(4, "big"),
         channel_id,
@@ -102,6 +108,9 @@ def sds_key(channel_id: bytes, message_id: bytes) -> bytes:
         message_id,
     )
     return sha256(preimage).digest()[:SDS_KEY_BYTES]
+
+
+_cached_key = lru_cache(maxsize=MAX_CACHED_KEYS)(_key)
 
 
 def encode(

@@ -40,13 +40,16 @@ def lock_tables(connection: Connection[Any], tables: Iterable[str], patience_s: 
     Needs an open transaction that has no lock on a table. No partitions may be made meanwhile.
 
     Raises:
-        psycopg.errors.LockNotAvailable: they were not to be had together.
+        psycopg.errors.LockNotAvailable: they were not to be had together in ``patience_s``, and
+            the attempt that lasted until then.
     """
     deadline = time.monotonic() + patience_s
     names = [name for (name,) in connection.execute(_TABLES, (list(tables),))]
     ((timeout_ms,),) = connection.execute(_DEADLOCK_TIMEOUT).fetchall()
     attempt_s = min(_ATTEMPT_MS, timeout_ms / 2) / 1000
     while (missed := _try(connection, names, attempt_s)) is not None:
+        if time.monotonic() >= deadline:
+            raise errors.LockNotAvailable(f"{missed} was in use at every attempt")
         # Autovacuum, for one, makes way only for who waits longer than an attempt lasts.
         with connection.transaction(force_rollback=True):
             _lock(connection, missed, deadline)

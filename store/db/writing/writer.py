@@ -90,6 +90,8 @@ class _Group:
     """An earlier attempt may have committed."""
     careful: bool = False
     """An earlier attempt failed, perhaps because some of the messages are there already."""
+    short: bool = False
+    """The last attempt wrote the short form of rows."""
 
 
 def _join(members: Sequence[_Waiting]) -> RecordBatch:
@@ -324,7 +326,7 @@ class DatabaseWriter:
             except NotNew:
                 group.careful = True
             except (pg.UniqueViolation, pg.NotNullViolation) as error:
-                if group.careful and not await self._has_lost_short_form(error):
+                if group.careful and not await self._has_lost_short_form(group, error):
                     raise
                 group.careful = True
                 self._guesses.failed()
@@ -338,11 +340,12 @@ class DatabaseWriter:
                     raise
                 group.careful = group.uncertain = True
 
-    async def _has_lost_short_form(self, error: Exception) -> bool:
+    async def _has_lost_short_form(self, group: _Group, error: Exception) -> bool:
         """A server that took over may have lost the upgrade that allows the short form of rows."""
-        if not isinstance(error, pg.NotNullViolation) or not self._partitions.takes_short_form:
+        if not group.short or not isinstance(error, pg.NotNullViolation):
             return False
-        await self._refresh_partitions(error)
+        if self._partitions.takes_short_form:  # else another worker has found it out meanwhile
+            await self._refresh_partitions(error)
         return not self._partitions.takes_short_form
 
     async def _refresh_partitions(self, error: Exception) -> None:
@@ -355,7 +358,7 @@ class DatabaseWriter:
     async def _attempt(self, connection: Connection, group: _Group) -> Inserted:
         await self._partitions.ensure(connection, group.batch.timestamps)
         await self._name_topics(connection, group.batch)
-        short = self._partitions.takes_short_form
+        short = group.short = self._partitions.takes_short_form
         with waiting_for_standby(connection):
             if not self._may_be_new(group):
                 async with connection.transaction():
@@ -395,7 +398,7 @@ class DatabaseWriter:
                 group.batch,
                 commit,
                 wanted,
-                short=self._partitions.takes_short_form,
+                short=group.short,
             )
         if len(group.batch) > 1:
             self._guesses.succeeded()

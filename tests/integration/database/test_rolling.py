@@ -6,15 +6,17 @@ The newer version is this one with two revisions more, in a folder of their own.
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psycopg
 import pytest
+from psycopg import errors
 from psycopg.conninfo import conninfo_to_dict
 
 from store.db.errors import SchemaError
-from store.db.schema import migrate
+from store.db.schema import migrate, upgrade_locks
 from tests.support.command import Command
 from tests.support.node import NodeProcess, running_node
 from tests.support.postgres import SUPERUSER, PostgresServer
@@ -156,6 +158,7 @@ def test_an_upgrade_that_would_keep_others_waiting_gives_up(
     assert migrate.upgrade(database_url, before_restart=True) == "9001"
 
 
+HELD = "SELECT count(*) FROM pg_locks WHERE pid = pg_backend_pid() AND mode = 'AccessExclusiveLock'"
 WAITING = "SELECT count(*) FROM pg_locks WHERE NOT granted AND mode = 'AccessExclusiveLock'"
 
 
@@ -183,3 +186,21 @@ def test_an_upgrade_gives_way_to_who_locks_tables_in_any_order(
             node.execute(statement.format(table))
         node.commit()
         assert upgraded.result() == "9001"
+
+
+def test_an_upgrade_gives_up_though_each_table_is_free_at_times(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempts: list[float] = []
+
+    def fail(_: object, names: Sequence[str], attempt_s: float) -> str:
+        """As where nodes that take turns always have one of the tables."""
+        attempts.append(attempt_s)
+        return names[0]
+
+    monkeypatch.setattr(upgrade_locks, "_try", fail)
+    with psycopg.connect(database_url) as connection:
+        with pytest.raises(errors.LockNotAvailable):
+            upgrade_locks.lock_tables(connection, ["store", "commits"], 0.01)
+        assert attempts
+        assert connection.execute(HELD).fetchone() == (0,)

@@ -9,6 +9,7 @@ from functools import partial
 
 import pytest
 from psycopg import AsyncConnection
+from psycopg.errors import NotNullViolation
 
 from reconcile.ids import SyncIds
 from store.db.checks.check import check
@@ -19,7 +20,9 @@ from store.db.reading.frames import EXACT_POSITIONS, exact_frames, most_frames
 from store.db.reading.transfer_reads import TransferReader
 from store.db.schema import apply, migrate
 from store.db.schema.names import TOPIC_INDEX
+from store.db.writing import insert as insert_module
 from store.db.writing import writer as writer_module
+from store.db.writing.insert import Inserted
 from store.domain.ports import PageRequest, ScanRequest, SyncId, TopicFilter, TopicRights
 from store.messages.record import RecordBatch
 from store.messages.transfer import transferred
@@ -227,11 +230,39 @@ async def test_after_a_failover_that_lost_the_upgrade_rows_have_the_long_form(
     for back, _ in enumerate(("its partitions are made", "they are known")):
         assert await node.store(batch_of([(NOW - back, TOPICS[0], b"lost")])) == [True]
     assert await node.rows(FORMS) == [(True, True, 2)]
-    # What a standby holds that fell behind before the upgrade and takes over.
+    await lose_upgrade(node)
+    batch = batch_of((NOW - 2 - back, TOPICS[1], b"kept") for back in range(5))
+    assert await node.store(batch) == [True] * 5
+    assert await node.rows(FORMS) == [(False, False, 5)]
+
+
+async def test_a_failover_is_survived_that_another_worker_notices_first(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for back, _ in enumerate(("its partitions are made", "they are known")):
+        assert await node.store(batch_of([(NOW - back, TOPICS[0], b"lost")])) == [True]
+    await lose_upgrade(node)
+    assert node.partitions.takes_short_form
+    forms: list[bool] = []
+
+    async def insert(*given: object, short: bool) -> Inserted:
+        forms.append(short)
+        try:
+            return await insert_module.insert(*given, short=short)  # type: ignore[arg-type]
+        except NotNullViolation:
+            node.partitions.takes_short_form = False
+            raise
+
+    monkeypatch.setattr(writer_module, "insert", insert)
+    batch = batch_of((NOW - back, TOPICS[1], b"kept") for back in range(5))
+    assert await node.store(batch) == [True] * 5
+    assert forms == [True, False]
+    assert await node.rows(FORMS) == [(False, False, 5)]
+
+
+async def lose_upgrade(node: Node) -> None:
+    """Make the database what a standby holds that fell behind before the upgrade and takes over."""
     for table in ("messages", "hashes", "topics", "commits"):
         await node.rows(f"delete from storenode.{table}")
     await node.rows("alter table storenode.hashes alter column rest set not null")
     await node.rows("update storenode.store set serves_from = '0010'")
-    batch = batch_of((NOW - 2 - back, TOPICS[1], b"kept") for back in range(5))
-    assert await node.store(batch) == [True] * 5
-    assert await node.rows(FORMS) == [(False, False, 5)]

@@ -214,3 +214,22 @@ def test_an_opaque_message_is_taken_once_under_the_first_id() -> None:
     assert ids_of(walked) == [b"head", b"secret"]
     assert not walked.missing
     assert list(walked.parents_first()) == [1, 0]
+
+
+def test_references_beside_many_proven_messages_take_little_memory() -> None:
+    """Whoever names a forged message in all references would else have 17 edges for each."""
+    genuine, forged = PROVABLE[0], digest(99)
+    messages = [Stored(1, digest(number), genuine, (), proven=True) for number in range(20)]
+    messages.append(Stored(2, forged, genuine))
+    parents: list[Parent] = [(genuine, forged)] * 50
+    for number in range(30):
+        before: list[Parent] = [(b"%d" % (number - 1), None)] if number else []
+        messages.append(
+            Stored(3 + number, digest(100 + number), b"%d" % number, (*before, *parents))
+        )
+    world = World(messages, prefers=True)
+    wanted = request([(b"29", None)])
+    walked, expected = walk(world, wanted), naive_walk(world, wanted)
+    assert taken_by(walked) == expected.taken
+    assert_parents_first(walked, expected.edges)
+    assert len(walked._edges) <= 2 * 30 * 51

@@ -18,6 +18,7 @@ from reconcile.compact.slices import Held, Regions, Slices
 from reconcile.ids import SyncId, SyncIds
 from reconcile.index import Index, IndexView
 from reconcile.index.chunk import Chunk, chunk_of
+from storenode.message.limits import MAX_TIMESTAMP_NS
 from tests.support.compact_pair import compact_pair
 from tests.support.reconcile_pair import some_ids
 
@@ -161,3 +162,23 @@ def test_slices_are_more_and_at_anchors_where_there_are_many_ids() -> None:
     assert many.count > 6 * few.count
     assert not plan.slicing(10, 10**7).anchored
     assert plan.slicing(10_000, 10**8).count == 65_536
+
+
+def test_an_anchor_of_the_last_time_there_is_leaves_nothing_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As a bound this time means the end, and an ID of it is before that."""
+    monkeypatch.setattr(plan, "NEAR_ITEMS", 0)
+    ids = [
+        (time, bytes((0x3E,)) + hash_[1:]) for time, hash_ in some_ids(random.Random(3), 300, 10**6)
+    ]
+    last = MAX_TIMESTAMP_NS, bytes(31) + b"\1"
+    held = Held(view_of(sorted([*ids, last]), 10**5), ((0, bytes(32)), (last[0], b"\xff" * 32)))
+    for anchored in (False, True):
+        own, frame = held.cut(held.regions, 10, KEY, 4, anchored=anchored)
+        with kernel.python_only():
+            assert held.cut(held.regions, 10, KEY, 4, anchored=anchored)[1] == frame
+        assert own.high[-1] == held.count
+        compared = held.compare_quickly((frame, 0), held.regions, KEY, 65_536, 4)
+        assert compared is not None
+        assert not len(compared.chosen)

@@ -89,8 +89,8 @@ class _WholeFiles(LoadFileScheduling):  # type: ignore[misc]  # xdist has no typ
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """Two processes more than there are cores: most tests wait for processes of their own."""
-    return (os.cpu_count() or 1) + 2
+    """One process more than there are cores: most tests wait for processes of their own."""
+    return (os.cpu_count() or 1) + 1
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadFileScheduling:

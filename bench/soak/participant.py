@@ -64,16 +64,24 @@ class TellingLink(PassingLink):
     async def publish(
         self, batches: AsyncIterator[Sequence[Outbound]]
     ) -> AsyncGenerator[Sequence[Verdict], None]:
-        """Tell what leaves, and what a node says that it holds."""
+        """Tell what leaves, and what a node says that it holds: not what it has passed on only."""
+        passing: set[str] = set()
 
         async def told() -> AsyncIterator[Sequence[Outbound]]:
             async for batch in batches:
-                tell(publishes=[self._named(each) for each in batch])
+                named = [self._named(each) for each in batch]
+                passing.update(
+                    digest
+                    for (digest, _, _), each in zip(named, batch, strict=True)
+                    if each.ephemeral
+                )
+                tell(publishes=named)
                 yield batch
 
         async with aclosing(self.inner.publish(told())) as answers:
             async for verdicts in answers:
-                tell(held=[each.hint.hex() for each in verdicts if each.held], node=self.name)
+                held = {each.hint.hex() for each in verdicts if each.held}
+                tell(held=sorted(held - passing), node=self.name)
                 yield verdicts
 
     def _named(self, each: Outbound) -> tuple[str, str, int]:

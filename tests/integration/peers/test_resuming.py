@@ -118,7 +118,7 @@ async def test_a_node_says_which_peer_lied_to_it(fleet: Fleet) -> None:
     async with hostile_server(Scripts(scan=over_and_over)) as liar:
         node = await asyncio.to_thread(fleet.start, "--peer", str(liar))
         await asyncio.to_thread(node.terminate)
-        await asyncio.to_thread(pretend_last_online, node, time.time_ns() - HOUR_NS)
+        await asyncio.to_thread(pretend_last_online, node, NOW_NS - HOUR_NS)
         await asyncio.to_thread(node.start)
 
         def told() -> str:

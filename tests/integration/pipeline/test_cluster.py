@@ -179,12 +179,15 @@ def test_a_job_survives_a_worker_that_dies(
 
 
 def executors(cluster: Cluster) -> list[list[str]]:
-    """Command lines of the JVMs in which tasks run, one of each worker."""
+    """Command lines of the JVMs that run tasks of the newest application, one of each worker."""
     lines = []
     for each in (each for worker in cluster.workers for each in worker.descendants()):
         with suppress(psutil.Error):  # it has ended
             lines.append(each.cmdline())
     found = [line for line in lines if any("CoarseGrainedExecutor" in word for word in line)]
+    # Those of an application that has just ended may be there still.
+    newest = max(line[line.index("--app-id") + 1] for line in found)
+    found = [line for line in found if newest in line]
     assert len(found) == len(cluster.workers)
     return found
 

@@ -76,7 +76,7 @@ async def call(node: Node, method: str, metadata: Metadata = ()) -> None:
     if method in (*UNARY, "GetStatus"):
         await node.unary(path, b"", metadata)
     elif method == "PublishStream":
-        stream = node.channel.stream_stream(path)(iter([b""]), metadata=metadata)
+        stream = node.channel.stream_stream(path)(iter(()), metadata=metadata)
         await within(stream.read())
         await within(stream.code())
     elif method == "Follow":

@@ -92,7 +92,7 @@ class Appender:
                 if late is not None:
                     partial_hours = [hour for hour in hours if hour in self.held]
                     rows = without_known(self._session, self._lake, late, partial_hours)
-                    done += write_files(as_files(rows, folder))
+                    done += write_files(as_files(_gathered(rows), folder))
             written, added = read_back(self._session, self._lake, _within(run, done))
         except SPARK_ERRORS as error:
             raise of_spark(error) from error
@@ -133,7 +133,7 @@ class Appender:
         messages = sum(each.rows for each in files)
         try:
             with shown(self._session, self._say, "compact", messages):
-                rows = _gathered(self._session, files)
+                rows = _gathered(read_files(self._session, files, NAMES))
                 done = write_files(as_files(rows, f"{self._lake.messages}/{run}"))
             written, added = read_back(self._session, self._lake, _within(run, done))
         except SPARK_ERRORS as error:
@@ -147,9 +147,8 @@ class Appender:
         self._lake.note_hours({each.day for each in files}, self.held)
 
 
-def _gathered(session: SparkSession, files: list[LakeFile]) -> DataFrame:
-    """All columns of some files, those of a directory in one task and in order."""
-    rows = read_files(session, files, NAMES)
+def _gathered(rows: DataFrame) -> DataFrame:
+    """Rows with all columns, those of a directory in one task, so in one file, and in order."""
     return rows.repartition(*PARTITIONS).sortWithinPartitions(*PARTITIONS, "ts", "hash")
 
 

@@ -409,9 +409,9 @@ _FETCH_SDS = lookup.Fetcher.fetch
 
 async def _missing_all(
     self: lookup.Fetcher, channel_id: bytes, entries: Sequence[HistoryEntry]
-) -> lookup.Entries:
+) -> tuple[lookup.Entries, lookup.Entries]:
     del self, channel_id
-    return tuple(entries)
+    return tuple(entries), ()
 
 
 class _Sleepless:

@@ -295,6 +295,7 @@ async def test_an_upgrade_knows_nothing_until_it_is_summed_up(
         "drop table storenode.online",
         "drop table storenode.missing_parents",
         "alter table storenode.commits drop column claims",
+        "alter table storenode.sds drop column proof",
         "alter table storenode.store drop column claimed_position",
         "update storenode.alembic_version set version_num = '0005'",
     ):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
-from sim.judge import Violation
 from sim.marks import Mark
 from store.domain.environment import Environment
 
@@ -37,9 +36,7 @@ class SimLog:
         self._note(event, fields)
         error = fields.get("exc_info")
         cause = error if isinstance(error, BaseException) else None
-        violation = Violation(f"{self._process.name} logs an error: {event} {cause!r}")
-        self._process.node.world.loop.fail(violation)
-        raise violation from cause
+        self._process.judge.fail(f"{self._process.name} logs an error: {event} {cause!r}", cause)
 
     def _note(self, event: str, fields: Mapping[str, object]) -> None:
         if event in _MARKS:

@@ -87,7 +87,7 @@ class _Said:
 
 
 class Judge:
-    """Looks on, raises `Violation`, and fails the run, whoever swallows what it raises.
+    """Looks on. What does not hold fails the run, even where a driver catches `Violation`.
 
     ``fail_run`` ends the run at once with an error.
 
@@ -110,15 +110,15 @@ class Judge:
         self._meetings: dict[str, _Meeting] = {}
         self._said: dict[tuple[str, str], list[_Said]] = {}
 
-    def fail(self, sentence: str) -> NoReturn:
-        """Something that must hold does not.
+    def fail(self, sentence: str, cause: BaseException | None = None) -> NoReturn:
+        """Something that must hold does not, because of ``cause`` if that is known.
 
         Raises:
             Violation: always.
         """
         violation = Violation(sentence)
         self._fail_run(violation)
-        raise violation
+        raise violation from cause
 
     def _demand(self, holds: bool, sentence: str) -> None:
         if not holds:

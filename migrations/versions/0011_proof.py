@@ -1,7 +1,7 @@
 """Whether a message's SDS ID proves it, and an index of those whose ID does.
 
-``sds.proof`` is null where nobody has looked: what was stored before, and what nodes of the version
-before go on writing. Those rows are judged when they are read.
+``sds.proof`` is null in rows that were not judged: those from before this revision, and those that
+nodes of the version before still write. They are judged when they are read.
 
 Where there are partitions already, maintenance builds their indexes one by one
 (`store.db.maintenance.lacking`): no table is locked for long. Until then a look-up is only slower

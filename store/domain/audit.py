@@ -51,7 +51,7 @@ class StoredMessage:
 class SdsRow:
     """A row of ``sds`` beside (ts, hash); ``lamport`` as two's complement.
 
-    ``proof``: the ID proves the message; None: nobody has looked.
+    ``proof``: whether the ID proves the message; None: not judged yet.
     """
 
     key: bytes

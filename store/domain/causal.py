@@ -291,7 +291,7 @@ class CausalWalk:
         if number is None or number not in self._members[start : self._group_ends[place]]:
             return False
         if group in self._led and number not in self._proven:
-            return False  # what is proven comes with it
+            return False  # the proven members are selected with it
         self._edges.append(number)
         return True
 

@@ -286,12 +286,12 @@ class ClaimReader:
 
     async def _crowded(self, connection: Connection, key: bytes) -> list[Claim]:
         given = {"key": UUID(bytes=key), "channel": self._channel, "limit": MAX_SEEN_CLAIMANTS}
-        proven: list[SyncId] = []
+        chosen: list[SyncId] = []
         if self._prefers:
             cursor = await connection.execute(_PROVEN, given, binary=True)
             rows: list[SyncId] = await cursor.fetchall()  # type: ignore[assignment]
-            proven = await self._let_through(connection, sorted(rows))
-        if len(proven) < self._crowd:
+            chosen = await self._let_through(connection, sorted(rows))
+        if len(chosen) < self._crowd:
             cursor = await connection.execute(_CROWD, given, binary=True)
             crowd: list[tuple[int, bytes, bool]]
             crowd = await cursor.fetchall()  # type: ignore[assignment]
@@ -299,9 +299,9 @@ class ClaimReader:
             if self._prefers:
                 unjudged = {digest for _, digest, is_unjudged in crowd if is_unjudged}
                 await self._judge(connection, (at for at in others if at[1] in unjudged))
-                proven += [at for at in others if self._verdicts.get(at[1])]
-            proven = [*dict.fromkeys((*proven, *others))]
-        claims = await self._at(connection, [(key, *at) for at in proven[: self._crowd]])
+                chosen += [at for at in others if self._verdicts.get(at[1])]
+            chosen = [*dict.fromkeys((*chosen, *others))]
+        claims = await self._at(connection, [(key, *at) for at in chosen[: self._crowd]])
         return list(self._judged(claims))
 
     async def _let_through(

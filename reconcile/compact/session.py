@@ -68,21 +68,8 @@ from reconcile.compact.limits import (
     SIFTED_BYTES,
 )
 from reconcile.compact.outcome import Expected, FallBack, Found, Step
-from reconcile.compact.plan import (
-    FIRST_SLICES,
-    LARGER,
-    MIN_DENSE,
-    slicing,
-    wanted_bytes,
-)
-from reconcile.compact.slices import (
-    Compared,
-    Held,
-    Regions,
-    Slices,
-    estimate,
-    worth_listing,
-)
+from reconcile.compact.plan import FIRST_SLICES, LARGER, MIN_DENSE, slicing, wanted_bytes
+from reconcile.compact.slices import Compared, Held, Regions, Slices, estimate, worth_listing
 from reconcile.compact.table import NOWHERE, Table, cells_for, find, shape_for
 from reconcile.errors import MalformedCompact
 from reconcile.ids import Bools, Ints, SyncId, SyncIds, Words, ordered

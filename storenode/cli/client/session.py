@@ -190,8 +190,16 @@ def topic_options(function: _F) -> _F:
     return function
 
 
-def time_options(function: _F) -> _F:
-    """Add the options of a time range."""
+def time_options(function: Command) -> Command:
+    """Add the options of a time range, which is refused where it ends before it begins."""
+
+    @functools.wraps(function)
+    def run(*, time_start: int | None, time_end: int | None, **options: object) -> int:
+        if time_start is not None and time_end is not None and time_end < time_start:
+            raise CliError(USAGE, "--to is earlier than --from: no message can match.")
+        return function(time_start=time_start, time_end=time_end, **options)
+
+    command: Command = run
     for add in (
         option(
             "--to",
@@ -208,8 +216,8 @@ def time_options(function: _F) -> _F:
             help="Only messages from this time on: RFC 3339, or nanoseconds since 1970.",
         ),
     ):
-        function = add(function)
-    return function
+        command = add(command)
+    return command
 
 
 def entry(text: str) -> tuple[str, bytes | None]:

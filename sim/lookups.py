@@ -148,6 +148,10 @@ def _lie(process: Process, messages: list[bytes]) -> list[bytes]:
     return [*messages, transferred(process.dice.choice(others)[1])]
 
 
+_Held = dict[HistoryEntry, tuple[int, bytes]]
+"""Entries that a database holds, and what is stored of each."""
+
+
 class JudgedFetcher(Fetcher):
     """The shipped look-up; the judge is told what came of it."""
 
@@ -166,13 +170,13 @@ class JudgedFetcher(Fetcher):
             done = await super().fetch(peer, request)
         finally:
             asked = self._asked.pop(asyncio.current_task(), ())
-            judge.asked(process.name, held & self._held(own, request) & set(asked))
+            judge.asked(process.name, _still(held, self._held(own, request)).intersection(asked))
         honest = lies == judge.lies[peer.host]
         judge.fetched(
             process.database,
             request.entries,
             done,
-            had=there & self._held(other, request) if honest else set(),
+            had=_still(there, self._held(other, request)) if honest else set(),
             taken={each for each, digest in self._claimed(own, request) if own.had(digest)},
         )
         judge.waited(process.name, process.timeline.now_ns - began_ns, _PATIENCE_NS)
@@ -186,9 +190,10 @@ class JudgedFetcher(Fetcher):
                 process.mark(mark)
         return done
 
-    def _held(self, database: Database, request: FetchRequest) -> set[HistoryEntry]:
+    def _held(self, database: Database, request: FetchRequest) -> _Held:
         claimed = self._claimed(database, request)
-        return {each for each, digest in claimed if digest in database.held}
+        held = database.held
+        return {each: held[digest] for each, digest in claimed if digest in held}
 
     @staticmethod
     def _claimed(database: Database, request: FetchRequest) -> Iterator[tuple[HistoryEntry, bytes]]:
@@ -210,3 +215,8 @@ async def seek(world: World) -> None:
                     await asyncio.wait({node.peering.fetch(peer, entries)})
             spoken = [world.channel.spoken[each.message_id] for each in entries]
             entries = tuple(dict.fromkeys(one for each in spoken for one in each.parents))
+
+
+def _still(before: _Held, now: _Held) -> set[HistoryEntry]:
+    """What was held all the time; what was lost meanwhile, and has come again, is stored anew."""
+    return {each for each, stored in before.items() if now.get(each) is stored}

@@ -10,6 +10,8 @@ for 10,000 messages, which are measured again before each size, is its fixed cos
 the size before: from one task to the eight that a million messages have, the fixed cost grows, too.
 
 DIR must be new or empty, and is empty again afterwards; how much room it needs is printed first.
+``--prepare 64`` only writes the files of so many million messages, with ``--writers`` processes: a
+later run with the same DIR has the log and the manifest name them. It goes on where it was stopped.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from typing import Final, TypeVar
 import psutil
 from pyspark.sql import SparkSession
 
-from bench.cluster.history import History
+from bench.cluster.history import WRITERS, History
 from bench.cluster.watched import Watched
 from bench.pipeline.cpu import apart, postgres_cpu_s
 from bench.pipeline.world import filled_database
@@ -205,7 +207,7 @@ def take_all(directory: Path, millions: list[int], of_databases: list[int]) -> b
 def _synthetic(bench: Bench, millions: list[int]) -> None:
     """Every size, after rounds with the smallest that do not count."""
     few = apart(History.grown, History(bench.directory / "few", FEW), 1)
-    history = History(bench.directory / "history")
+    history = _history(bench.directory)
     for number, size in enumerate(sorted(millions)):
         # Elsewhere, since memory that was used once is not given back.
         history = apart(History.grown, history, size * MILLION // history.per_day)
@@ -217,6 +219,10 @@ def _synthetic(bench: Bench, millions: list[int]) -> None:
         fingerprint(LakeSide(bench.session, Lake(str(few.first))), "minute")
         of_archives(bench, few)
         of_archives(bench, history)
+
+
+def _history(directory: Path) -> History:
+    return History(directory / "history")
 
 
 def _databases(bench: Bench, millions: list[int]) -> None:
@@ -236,21 +242,29 @@ def main() -> int:
     parser.add_argument("--dir", type=Path, required=True, help="where all data are put")
     parser.add_argument("--millions", type=int, nargs="*", default=[1, 4], help="default: 1 4")
     parser.add_argument("--database-millions", type=int, nargs="*", default=[], metavar="MILLIONS")
+    parser.add_argument("--prepare", type=int, default=0, metavar="MILLIONS")
+    parser.add_argument("--writers", type=int, default=WRITERS, help="default: %(default)s")
     given = parser.parse_args()
     needed = MILLION * (
-        _ARCHIVE_BYTES * max(given.millions, default=0)
+        _ARCHIVE_BYTES * (given.prepare or max(given.millions, default=0))
         + _DATABASE_BYTES * max(given.database_millions, default=0)
     )
     given.dir.mkdir(parents=True, exist_ok=True)
-    if any(given.dir.iterdir()):
+    directory = given.dir.resolve()
+    history = _history(directory)
+    if any(each != history.directory for each in directory.iterdir()) or (
+        history.directory.exists() and not history.prepared
+    ):
         parser.error(f"{given.dir} is not empty: name a new directory")
     free = shutil.disk_usage(given.dir).free
     sys.stderr.write(f"needs {needed / 1e9:.1f} GB in {given.dir}, {free / 1e9:.1f} GB are free\n")
     if free < needed:
         parser.error("there is not enough room: name another directory, or smaller sizes")
+    if given.prepare:
+        history.prepare(given.prepare * MILLION // history.per_day, given.writers)
+        return 0
     # What was begun is taken down again also when it is told to end.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    directory = given.dir.resolve()
     os.environ["SPARK_LOCAL_DIRS"] = str(directory / "shuffles")
     try:
         return 0 if take_all(directory, given.millions, given.database_millions) else 1

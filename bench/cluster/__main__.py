@@ -2,14 +2,19 @@
 
 ``python -m bench.cluster --dir DIR --millions 1 4 16 64``: a synthetic archive of a million
 messages a day grows to each size, and is verified, fingerprinted by minute, compared with one that
-lacks an hour of each day, and audited. With ``--database-millions 1 4``, messages of a Postgres
-database are archived and restored into an empty one. Every answer is checked. All jobs have one
-session, in which the first two rounds do not count: its JVMs compile for minutes. What a job takes
-for 10,000 messages, which are measured again before each size, is its fixed cost;
-``cpu_s_per_million`` is what it takes beyond that, and ``further_cpu_s_per_million`` what beyond
-the size before: from one task to the eight that a million messages have, the fixed cost grows, too.
+lacks an hour of each day, audited, and reported on (without an audit). With ``--database-millions 1
+4``, messages of a Postgres database are archived and restored into an empty one. Every answer is
+checked. All jobs have one session, in which the first two rounds do not count: its JVMs compile for
+minutes. What a job takes for 10,000 messages, which are measured again before each size, is its
+fixed cost in one task; ``cpu_s_per_million`` is what it takes beyond that, and
+``further_cpu_s_per_million`` what beyond the size before: from one task to the eight that a million
+messages have, the fixed cost grows, too.
+So ``fixed_cpu_s`` of the summary is what a million does not explain at the smallest size, and a job
+is flat if none of its further costs is more than a fifth above one of a smaller size.
 
 DIR must be new or empty, and is empty again afterwards; how much room it needs is printed first.
+``--prepare 64`` only writes the files of so many million messages, with ``--writers`` processes: a
+later run with the same DIR has the log and the manifest name them. It goes on where it was stopped.
 """
 
 from __future__ import annotations
@@ -28,17 +33,20 @@ from typing import Final, TypeVar
 import psutil
 from pyspark.sql import SparkSession
 
-from bench.cluster.history import History
+from bench.cluster.history import WRITERS, History
 from bench.cluster.watched import Watched
 from bench.pipeline.cpu import apart, postgres_cpu_s
 from bench.pipeline.world import filled_database
 from bench.support import report
 from store.db.schema.migrate import upgrade
 from store.embedded import EmbeddedPostgres, EmbeddedSettings
+from store.pipeline.figures.listed import folder_of
 from store.pipeline.jobs.archive import Archiving, archive
 from store.pipeline.jobs.audit import Auditing, audit
 from store.pipeline.jobs.diff import diff
 from store.pipeline.jobs.fingerprint import fingerprint
+from store.pipeline.jobs.report import Reporting
+from store.pipeline.jobs.report import report as report_job
 from store.pipeline.jobs.restore import Restoring, restore
 from store.pipeline.jobs.verify import Verifying, verify
 from store.pipeline.lake import Lake
@@ -52,7 +60,7 @@ FEW: Final = 10_000
 MILLION: Final = 1_000_000
 COMPILING_ROUNDS: Final = 2
 FLAT: Final = 0.2
-"""By how much the cost of a million may differ between sizes."""
+"""By how much the cost of a million may grow with the size."""
 
 _ARCHIVE_BYTES: Final = 180
 _DATABASE_BYTES: Final = 3_000
@@ -80,6 +88,7 @@ class Bench:
         self._cluster = cluster
         self.fixed_s: dict[str, list[float]] = defaultdict(list)
         self.each_s: dict[str, list[float]] = defaultdict(list)
+        self.smallest: dict[str, tuple[int, float]] = {}
         self._before: dict[str, tuple[int, float]] = {}
         self._warm = False
 
@@ -88,6 +97,7 @@ class Bench:
         self._warm = True
         self.fixed_s.clear()
         self.each_s.clear()
+        self.smallest.clear()
         self._before.clear()
 
     def take(self, messages: int, job: str, work: Callable[[], T]) -> T:
@@ -113,28 +123,32 @@ class Bench:
             figures["cpu_s_per_million"] = left_s / messages * MILLION
             fewer, less_s = self._before.get(job, (messages, 0.0))
             if fewer < messages:
-                further_s = (figures["cpu_s"] - less_s) / (messages - fewer)
-                figures["further_cpu_s_per_million"] = further_s * MILLION
+                further_s = (figures["cpu_s"] - less_s) / (messages - fewer) * MILLION
+                figures["further_cpu_s_per_million"] = further_s
+                self.each_s[job].append(further_s)
             self._before[job] = messages, figures["cpu_s"]
-            self.each_s[job].append(figures["cpu_s_per_million"])
+            self.smallest.setdefault(job, self._before[job])
         report(benchmark="cluster", measure=job, messages=messages, warm=self._warm, **figures)
 
     def summed_up(self) -> bool:
-        """Print for each job the least and greatest fixed cost, and cost of a million; whether all
-        are flat.
+        """Print for each job its fixed cost, and the least and greatest cost of a further million;
+        whether all are flat.
         """
         flat = True
         for job, each in self.each_s.items():
-            spread = max(each) / min(each) - 1
-            flat = flat and spread <= FLAT
+            messages, cpu_s = self.smallest[job]
+            growth = max((later / min(each[: at + 1]) for at, later in enumerate(each))) - 1
+            flat = flat and growth <= FLAT
             report(
                 benchmark="cluster",
                 measure=f"{job}, all sizes",
-                least_fixed_cpu_s=min(self.fixed_s[job]),
-                most_fixed_cpu_s=max(self.fixed_s[job]),
-                least_cpu_s_per_million=min(each),
-                most_cpu_s_per_million=max(each),
-                spread=spread,
+                least_few_cpu_s=min(self.fixed_s[job]),
+                most_few_cpu_s=max(self.fixed_s[job]),
+                fixed_cpu_s=cpu_s - each[0] * messages / MILLION,
+                least_further_cpu_s_per_million=min(each),
+                most_further_cpu_s_per_million=max(each),
+                spread=max(each) / min(each) - 1,
+                growth=growth,
                 at_most=FLAT,
             )
         return flat
@@ -156,6 +170,12 @@ def of_archives(bench: Bench, history: History) -> None:
     _same("diff", sorted(differ.lacking.values()), [0, history.lacking])
     told = bench.take(messages, "audit", lambda: audit(session, Auditing(side)))
     _same("audit", told.counts["missing"], history.missing)
+    page = bench.directory / "report.html"
+    job = Reporting(page, side.lake, None, audit=False)
+    shown = bench.take(messages, "report", lambda: report_job(session, job))
+    _same("report", shown.gathered.traffic and shown.gathered.traffic.messages, messages)
+    page.unlink()
+    shutil.rmtree(folder_of(page))
 
 
 def of_database(bench: Bench, messages: int) -> None:
@@ -205,7 +225,7 @@ def take_all(directory: Path, millions: list[int], of_databases: list[int]) -> b
 def _synthetic(bench: Bench, millions: list[int]) -> None:
     """Every size, after rounds with the smallest that do not count."""
     few = apart(History.grown, History(bench.directory / "few", FEW), 1)
-    history = History(bench.directory / "history")
+    history = _history(bench.directory)
     for number, size in enumerate(sorted(millions)):
         # Elsewhere, since memory that was used once is not given back.
         history = apart(History.grown, history, size * MILLION // history.per_day)
@@ -217,6 +237,10 @@ def _synthetic(bench: Bench, millions: list[int]) -> None:
         fingerprint(LakeSide(bench.session, Lake(str(few.first))), "minute")
         of_archives(bench, few)
         of_archives(bench, history)
+
+
+def _history(directory: Path) -> History:
+    return History(directory / "history")
 
 
 def _databases(bench: Bench, millions: list[int]) -> None:
@@ -236,21 +260,29 @@ def main() -> int:
     parser.add_argument("--dir", type=Path, required=True, help="where all data are put")
     parser.add_argument("--millions", type=int, nargs="*", default=[1, 4], help="default: 1 4")
     parser.add_argument("--database-millions", type=int, nargs="*", default=[], metavar="MILLIONS")
+    parser.add_argument("--prepare", type=int, default=0, metavar="MILLIONS")
+    parser.add_argument("--writers", type=int, default=WRITERS, help="default: %(default)s")
     given = parser.parse_args()
     needed = MILLION * (
-        _ARCHIVE_BYTES * max(given.millions, default=0)
+        _ARCHIVE_BYTES * (given.prepare or max(given.millions, default=0))
         + _DATABASE_BYTES * max(given.database_millions, default=0)
     )
     given.dir.mkdir(parents=True, exist_ok=True)
-    if any(given.dir.iterdir()):
+    directory = given.dir.resolve()
+    history = _history(directory)
+    if any(each != history.directory for each in directory.iterdir()) or (
+        history.directory.exists() and not history.prepared
+    ):
         parser.error(f"{given.dir} is not empty: name a new directory")
     free = shutil.disk_usage(given.dir).free
     sys.stderr.write(f"needs {needed / 1e9:.1f} GB in {given.dir}, {free / 1e9:.1f} GB are free\n")
     if free < needed:
         parser.error("there is not enough room: name another directory, or smaller sizes")
+    if given.prepare:
+        history.prepare(given.prepare * MILLION // history.per_day, given.writers)
+        return 0
     # What was begun is taken down again also when it is told to end.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    directory = given.dir.resolve()
     os.environ["SPARK_LOCAL_DIRS"] = str(directory / "shuffles")
     try:
         return 0 if take_all(directory, given.millions, given.database_millions) else 1

@@ -8,7 +8,8 @@ second archive has the same files, but for those of one hour of each day.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import pickle
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -86,19 +87,54 @@ class History:
 
     def grown(self, days: int) -> History:
         """Archive day after day until there are so many; itself."""
-        self.directory.mkdir(exist_ok=True)
-        first, second = (Lake(str(each)).create() for each in (self.first, self.second))
-        with ProcessPoolExecutor(WRITERS, mp_context=get_context("spawn")) as pool:
-            for day in pool.map(self.written, range(self.days, days)):
-                _publish(first, [*day.common, *day.late], day.held)
-                hours = day.held.items()
-                kept = {each: held for each, held in hours if not _is_lacking(each // HOUR_NS)}
-                _publish(second, day.common, kept)
-                self.messages += day.messages
-                self.lacking += sum(each.rows for each in day.late)
-                self.missing += day.missing
+        first, second = self._created()
+        for day in self._each(range(self.days, days)):
+            _publish(first, [*day.common, *day.late], day.held)
+            hours = day.held.items()
+            kept = {each: held for each, held in hours if not _is_lacking(each // HOUR_NS)}
+            _publish(second, day.common, kept)
+            self.messages += day.messages
+            self.lacking += sum(each.rows for each in day.late)
+            self.missing += day.missing
         self.days = days
         return self
+
+    def prepare(self, days: int, writers: int) -> None:
+        """Write the files of so many days, which nothing names yet; those of before stay."""
+        self._created()
+        self._prepared.mkdir(exist_ok=True)
+        for _ in self._each(range(days), writers):
+            pass
+
+    @property
+    def prepared(self) -> bool:
+        """Whether days were written beforehand."""
+        return self._prepared.exists()
+
+    def day(self, number: int) -> Day:
+        """What was written of a day, now or beforehand."""
+        noted = self._prepared / str(number)
+        if noted.exists():
+            found: Day = pickle.loads(noted.read_bytes())
+            return found
+        day = self.written(number)
+        if self._prepared.exists():
+            unfinished = noted.with_suffix(".part")
+            unfinished.write_bytes(pickle.dumps(day))
+            unfinished.rename(noted)
+        return day
+
+    @property
+    def _prepared(self) -> Path:
+        return self.directory / "prepared"
+
+    def _created(self) -> tuple[Lake, Lake]:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        return Lake(str(self.first)).create(), Lake(str(self.second)).create()
+
+    def _each(self, days: range, writers: int = WRITERS) -> Iterator[Day]:
+        with ProcessPoolExecutor(writers, mp_context=get_context("spawn")) as pool:
+            yield from pool.map(self.day, days)
 
     def written(self, day: int) -> Day:
         """Write the files of a day, which nothing names yet."""

@@ -395,8 +395,9 @@ def report(
 ) -> int:
     """Write an HTML report on ARCHIVE: completeness, traffic, gaps, lateness, growth, peers.
 
-    Without ARCHIVE it is about the database. The page needs nothing but itself and a browser;
-    --json prints the figures behind it.
+    Without ARCHIVE it is about the database. The page needs nothing but itself and a browser; where
+    there are many channels or topics, a folder beside it has further pages of all of them. --json
+    prints the figures behind it.
     """
     from store.pipeline.figures.outlook import Limits  # noqa: PLC0415
     from store.pipeline.jobs.report import Reporting, require_output  # noqa: PLC0415

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from tests.browser.browser import Page
-from tests.unit.pipeline.test_page import PAGE
+from tests.unit.pipeline.test_listed import made, named
+from tests.unit.pipeline.test_page import HOSTILE, PAGE, START
 
-WIDTHS = (390, 1200)
+WIDTHS = (390, 1280)
 LEAST_CONTRAST = 4.5
 
 _BEYOND = """
@@ -32,18 +33,26 @@ return [...document.querySelectorAll('.scroll')]
 
 
 @pytest.fixture(scope="module")
-def report(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Address of a report with as much on it as there can be, and names that strangers chose."""
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Addresses of a report with as much on it as there can be, and names that strangers chose; of
+    the first of its further pages, and of a page of channels.
+    """
     path: Path = tmp_path_factory.mktemp("report") / "report.html"
+    past = {"missing": 3_000, "incomplete": 7_000, "point_ts": START}
+    first = made(path, [named(each, **past) for each in HOSTILE])
     path.write_text(PAGE, encoding="utf-8")
-    return path.as_uri()
+    (listed,) = first.parent.glob("channels-0-*.html")
+    return {"report": path.as_uri(), "contents": first.as_uri(), "channels": listed.as_uri()}
 
 
+@pytest.mark.parametrize("which", ["report", "contents", "channels"])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", WIDTHS)
-def test_nothing_is_cut_off(page: Page, report: str, scheme: str, width: int) -> None:
+def test_nothing_is_cut_off(
+    page: Page, pages: dict[str, str], which: str, scheme: str, width: int
+) -> None:
     page.look(scheme, width)
-    page.driver.get(report)
+    page.driver.get(pages[which])
     assert page.run("return innerWidth") == width
     assert page.run("return document.documentElement.scrollWidth") <= width
     page.run("document.querySelectorAll('details').forEach((each) => { each.open = true })")

@@ -82,6 +82,8 @@ class Audited:
     output: str | None = None
     missing_file: str | None = None
     claims: Tried = field(default_factory=Tried)
+    pasts: DataFrame | None = field(default=None, compare=False, repr=False)
+    """All channels, as in `Tables`."""
 
     @property
     def complete(self) -> bool:

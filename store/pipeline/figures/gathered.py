@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from store.pipeline.figures import names
@@ -115,6 +115,7 @@ class Gathered:
 
     ``name`` of the place; ``made_ns`` is when the figures were gathered. ``peers`` beyond
     `pipeline.figures.limits.MAX_PEERS` are left out, and ``peer_count`` is how many there are.
+    ``pages`` are links to the pages that list all of something, by what that is.
     """
 
     name: str
@@ -127,6 +128,7 @@ class Gathered:
     node: str | None = None
     peers: tuple[Peer, ...] = ()
     peer_count: int = 0
+    pages: Mapping[str, str] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         """Everything, as JSON has it; times are RFC 3339."""

@@ -7,7 +7,17 @@ from store.pipeline.limits import DAY_NS, HOUR_NS
 TOP: Final = 15
 MAX_RANKED: Final = 300
 """Channels and topics that are drawn as bars, and that are listed in all; the others are counted
-together."""
+together there, and listed by name on pages of their own."""
+
+MAX_WITHOUT_PAGES: Final = 100
+"""Where there are more channels or topics, all are listed by name on pages of their own: the least
+complete channels of an audit are as many."""
+
+PER_PAGE: Final = 1_000
+"""Rows of such a page."""
+
+ROWS_AT_A_TIME: Final = 100_000
+"""Channels or topics that Spark's driver has at a time while they are written."""
 
 MAX_NAME_CHARS: Final = 120
 """Of a channel's or topic's name; the rest is cut off."""

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from store.pipeline.figures import names, plots
@@ -30,6 +28,7 @@ from store.pipeline.figures.findings import (
 from store.pipeline.figures.gathered import ChannelPast, Completeness, Gathered, Place
 from store.pipeline.figures.limits import MAX_PEERS, OUTLOOK_DAYS, TOP
 from store.pipeline.figures.plots import Drawing
+from store.pipeline.figures.rendering import rendered
 from store.pipeline.figures.traffic import Named, Ranking, Traffic
 from store.pipeline.limits import DAY_NS, HOUR_NS
 from storenode.message.limits import NS_PER_S
@@ -55,14 +54,7 @@ class Bar:
 
 def page_of(gathered: Gathered) -> str:
     """The report as HTML."""
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return environment.get_template(_TEMPLATE).render(_context(gathered)) + "\n"
+    return rendered(_TEMPLATE, _context(gathered))
 
 
 def _context(gathered: Gathered) -> Mapping[str, Any]:

@@ -26,7 +26,10 @@ from store.pipeline.figures.limits import (
     MAX_GAPS,
     MAX_NAME_CHARS,
     MAX_RANKED,
+    MAX_WITHOUT_PAGES,
+    ROWS_AT_A_TIME,
 )
+from store.pipeline.figures.listed import PASTS, Pages
 from store.pipeline.figures.silence import silences
 from store.pipeline.fingerprints import numbers_of, start_of
 from store.pipeline.lake import Lake
@@ -191,10 +194,11 @@ def _sized(rows: DataFrame, low_ns: int, high_ns: int) -> DataFrame:
     return rows.withColumn("size", F.octet_length("payload")).drop("payload")
 
 
-def traffic_of(messages: DataFrame, end_ns: int) -> Traffic | None:
+def traffic_of(messages: DataFrame, end_ns: int, pages: Pages | None = None) -> Traffic | None:
     """Gather the figures; None: there are no messages.
 
     ``end_ns`` is up to when messages would be here if there were any: a silence may last so long.
+    ``pages``: where all channels and topics are listed by name, if there are many.
     """
     with _grouped(messages) as groups:
         days = _days(groups)
@@ -206,7 +210,14 @@ def traffic_of(messages: DataFrame, end_ns: int) -> Traffic | None:
         hours = _only(groups, _BY_HOUR).where(_drawn(axis.first_ns, axis.last_ns))
         cells = _cells(hours, axis)
         gaps, gap_count = _gaps(hours, end_ns)
-        channels = _only(groups, _BY_CHANNEL)
+        channels, topics = _only(groups, _BY_CHANNEL), _only(groups, _BY_TOPIC)
+        said = channels.where(F.col("channel").isNotNull())
+        of_channels, of_topics = _ranking(said, _BY_CHANNEL), _ranking(topics, _BY_TOPIC)
+        if pages is not None:
+            if pages.pasts is not None:
+                said = said.join(pages.pasts.select("channel", *PASTS), "channel", "left")
+            _list(pages, "channel", said, _BY_CHANNEL, of_channels.names)
+            _list(pages, "topic", topics, _BY_TOPIC, of_topics.names)
         return Traffic(
             axis,
             days,
@@ -214,8 +225,8 @@ def traffic_of(messages: DataFrame, end_ns: int) -> Traffic | None:
             cells,
             gaps,
             gap_count,
-            _ranking(_only(groups, _BY_TOPIC), _BY_TOPIC),
-            _ranking(channels.where(F.col("channel").isNotNull()), _BY_CHANNEL),
+            of_topics,
+            of_channels,
             _count(channels.where(F.col("channel").isNull())),
         )
 
@@ -318,10 +329,25 @@ def _silent(hours: DataFrame, end_ns: int) -> DataFrame:
     return wanted.groupBy("shard").applyInArrow(gaps_of, from_arrow_schema(_GAPS))
 
 
+def _list(pages: Pages, what: str, groups: DataFrame, keys: tuple[str, ...], count: int) -> None:
+    """List all of them by name, if they are many."""
+    if count <= MAX_WITHOUT_PAGES:
+        return
+    parts = -(-count // ROWS_AT_A_TIME)
+    ordered = groups.repartitionByRange(parts, *keys).sortWithinPartitions(*keys)
+    names = [_cut_off(name) for name in keys]
+    figures = ("messages", "bytes", "last_ns", *(each for each in PASTS if each in groups.columns))
+    pages.write(what, ordered.select(*names, *figures).toLocalIterator(), keys)
+
+
+def _cut_off(name: str) -> Column:
+    """One character more than is shown tells that something was cut off."""
+    return F.substring(name, 1, MAX_NAME_CHARS + 1).alias(name)
+
+
 def _ranking(groups: DataFrame, keys: tuple[str, ...]) -> Ranking:
     total = groups.agg(F.count(F.lit(1)), F.sum("messages"), F.sum("bytes")).collect()[0]
-    # One character more than is shown tells what was cut off.
-    names = [F.substring(name, 1, MAX_NAME_CHARS + 1).alias(name) for name in keys]
+    names = [_cut_off(name) for name in keys]
     ordered = groups.orderBy(F.desc("messages"), F.desc("bytes"), *keys).limit(MAX_RANKED)
     rows = ordered.select(*names, "messages", "bytes", "first_ns", "last_ns").collect()
     top = tuple(_named(row, keys) for row in rows)

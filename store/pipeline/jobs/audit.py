@@ -84,6 +84,7 @@ def audit(session: SparkSession, job: Auditing) -> Audited:
                     again.record(tables)
             result.output, result.missing_file = job.output, job.missing
             result.claims = _tried(job)
+            result.pasts = tables.channels
             return result
     except SPARK_ERRORS as error:
         raise of_spark(error) from error

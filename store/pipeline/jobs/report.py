@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ from store.domain.partitioning import Bounds
 from store.pipeline.causal.reported import Audited
 from store.pipeline.contents import known_hours
 from store.pipeline.database import FOREVER, State, connected, read_state
-from store.pipeline.errors import SPARK_ERRORS, PipelineError, of_spark
+from store.pipeline.errors import SPARK_ERRORS, USAGE, PipelineError, of_spark
 from store.pipeline.figures.arrivals import Arrivals, arrivals_of
 from store.pipeline.figures.gathered import (
     ChannelPast,
@@ -35,6 +36,7 @@ from store.pipeline.figures.gathered import (
     Place,
 )
 from store.pipeline.figures.limits import MAX_PEERS
+from store.pipeline.figures.listed import Pages, folder_of, unwritable
 from store.pipeline.figures.outlook import Limits, outlook_of
 from store.pipeline.figures.page import page_of
 from store.pipeline.figures.traffic import Traffic, database_messages, lake_messages, traffic_of
@@ -77,10 +79,11 @@ class Reporting:
 
 @dataclass(frozen=True)
 class Reported:
-    """The figures, and the page that was written."""
+    """The figures, the page that was written, and the folder of further pages if there is one."""
 
     gathered: Gathered
     output: Path
+    pages: Path | None
 
     @property
     def sound(self) -> bool:
@@ -89,13 +92,17 @@ class Reported:
 
     def as_json(self) -> dict[str, Any]:
         """The figures behind the page."""
-        return {"output": str(self.output), **self.gathered.as_json()}
+        pages = None if self.pages is None else str(self.pages)
+        return {"output": str(self.output), "pages": pages, **self.gathered.as_json()}
 
     def lines(self) -> list[str]:
         """Where the page is."""
         traffic = self.gathered.traffic
         messages = 0 if traffic is None else traffic.messages
-        return [f"The report on {messages:,} messages is in {self.output}: open it in a browser."]
+        told = [f"The report on {messages:,} messages is in {self.output}: open it in a browser."]
+        if self.pages is not None:
+            told.append(f"Its pages of all {_listed(self.gathered)} are in {self.pages}.")
+        return told
 
 
 def report(session: SparkSession, job: Reporting) -> Reported:
@@ -105,30 +112,49 @@ def report(session: SparkSession, job: Reporting) -> Reported:
         PipelineError: the output is there already or cannot be written, or a place does not serve.
     """
     require_output(job.output)
+    with Pages(job.output) as pages:
+        try:
+            gathering = _Gathering(session, job, pages)
+            completeness = gathering.audited() if job.audit else None
+            with shown(session, job.say, "report"):
+                gathered = gathering.gather(completeness)
+            folder = pages.publish()
+        except SPARK_ERRORS as error:
+            raise of_spark(error) from error
     try:
-        gathering = _Gathering(session, job)
-        completeness = gathering.audited() if job.audit else None
-        with shown(session, job.say, "report"):
-            gathered = gathering.gather(completeness)
-    except SPARK_ERRORS as error:
-        raise of_spark(error) from error
-    _write(job.output, page_of(gathered))
-    return Reported(gathered, job.output)
+        _write(job.output, page_of(gathered))
+    except PipelineError:
+        if folder is not None:
+            shutil.rmtree(folder)
+        raise
+    return Reported(gathered, job.output, folder)
 
 
 def require_output(output: Path) -> None:
-    """Make sure that the page can be written.
+    """Make sure that the page can be written, and the folder of further ones.
 
     Raises:
-        PipelineError: as `store.pipeline.paths.require_new`.
+        PipelineError: as `store.pipeline.paths.require_new`, or the folder is there already.
     """
     require_new(output, "the report")
+    folder = folder_of(output)
+    if os.path.lexists(folder):
+        raise PipelineError(
+            f"{folder} exists already, where further pages would be: name another file for the"
+            " report.",
+            USAGE,
+        )
+
+
+def _listed(gathered: Gathered) -> str:
+    return " and ".join(f"{each}s" for each in gathered.pages)
 
 
 class _Gathering:
-    def __init__(self, session: SparkSession, job: Reporting) -> None:
+    def __init__(self, session: SparkSession, job: Reporting, pages: Pages) -> None:
         self._session = session
         self._job = job
+        self._pages = pages
         self._lake = None if job.lake is None else job.lake.open()
         self._state: State | None = None
         self._stored_bytes = 0
@@ -147,6 +173,7 @@ class _Gathering:
             assert job.url is not None
             side = DatabaseSide(self._session, job.url, "the database", job.connections)
         found = audit(self._session, Auditing(side, job.low_ns, job.high_ns, say=job.say))
+        self._pages.pasts = found.pasts
         return completeness_of(found)
 
     def gather(self, completeness: Completeness | None) -> Gathered:
@@ -165,6 +192,7 @@ class _Gathering:
             job.node,
             tuple(job.peers[:MAX_PEERS]),
             len(job.peers),
+            self._pages.links,
         )
 
     def _traffic(self, compared: Compared | None) -> Traffic | None:
@@ -182,7 +210,7 @@ class _Gathering:
                 job.high_ns,
                 connections=job.connections,
             )
-        return None if rows is None else traffic_of(rows, self._end_ns(compared))
+        return None if rows is None else traffic_of(rows, self._end_ns(compared), self._pages)
 
     def _end_ns(self, compared: Compared | None) -> int:
         """Up to when the messages are all here.
@@ -309,7 +337,7 @@ def _write(output: Path, page: str) -> None:
     try:
         fd, name = tempfile.mkstemp(prefix=f".{output.name[:64]}-", dir=output.parent)
     except OSError as error:
-        raise _unwritable(output, error) from error
+        raise unwritable(output, error) from error
     try:
         with os.fdopen(fd, "w", encoding="utf-8") as file:
             file.write(page)
@@ -318,7 +346,7 @@ def _write(output: Path, page: str) -> None:
             os.fsync(file.fileno())
         _name(Path(name), output)
     except OSError as error:
-        raise _unwritable(output, error) from error
+        raise unwritable(output, error) from error
     finally:
         with contextlib.suppress(FileNotFoundError):
             Path(name).unlink()
@@ -333,7 +361,3 @@ def _name(temporary: Path, output: Path) -> None:
         # Not every file system has links; between this look and the renaming nobody is likely.
         require_output(output)
         temporary.rename(output)
-
-
-def _unwritable(output: Path, error: OSError) -> PipelineError:
-    return PipelineError(f"The report could not be written to {output} ({error.strerror}).")

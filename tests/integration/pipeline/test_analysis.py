@@ -100,6 +100,7 @@ def test_ten_questions_have_the_same_answers_by_duckdb_and_polars(lake: Path) ->
         ("with_duckdb.py", "alice"),
         ("with_polars.py", "alice"),
         ("with_spark.py", "PushedFilters: [IsNotNull(channel), EqualTo(channel,notes)"),
+        ("with_files.py", "ReadSchema: struct<channel:string,sender:string>"),
     ],
 )
 def test_a_program_of_the_page_runs(

@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from contextlib import redirect_stdout
 from datetime import UTC, date, datetime
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, Field
 from deltalake.schema import PrimitiveType
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.datasource import EqualTo, Filter, IsNotNull, LessThan
+from pyspark.sql.types import StringType, StructField, StructType
 
-from store.pipeline import listing
+from store.pipeline import archive_source, listing
 from store.pipeline.archive_source import ArchiveReader, FilesPartition
 from store.pipeline.decode import shard_of
 from store.pipeline.errors import of_spark
+from store.pipeline.files import batches_of
 from store.pipeline.jobs.archive import Archiving, archive
 from store.pipeline.jobs.verify import Verifying, verify
 from store.pipeline.lake import Lake
-from store.pipeline.source import FORMAT, Options
+from store.pipeline.source import FORMAT, Options, StorenodeSource
 from storenode.message.hashing import message_hash
 from storenode.sds.codec import decode
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
@@ -207,6 +211,44 @@ def test_conditions_are_judged_where_messages_are_read(
     assert few.columns == ["timestamp", "channel"]
     assert "ReadSchema: struct<timestamp:timestamp,channel:string>" in plan_of(few)
     assert few.where("channel = 'history'").count() == 120
+
+
+def test_columns_that_are_named_are_all_that_is_read(
+    spark: SparkSession, archived: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a table that a session declares, of a schema, and of Spark's own reader of Parquet."""
+    spark.sql(
+        f"create or replace temporary view said (channel string, sender string) using {FORMAT}"
+        f" options (path '{archived}')"
+    )
+    found = spark.sql("select sender from said where channel = 'history'")
+    assert "ReadSchema: struct<channel:string,sender:string>" in plan_of(found)
+    assert "PushedFilters: [IsNotNull(channel), EqualTo(channel,history)]" in plan_of(found)
+    assert found.count() == 120
+    everything = spark.read.format(FORMAT).load(str(archived)).select("sender")
+    assert "ReadSchema: struct<day:date," in plan_of(everything), "Spark tells no source of it"
+    files = DeltaTable(archived / "messages").file_uris([("day", ">=", "2000-01-01")])
+    own = spark.read.option("recursiveFileLookup", "true").parquet(*files)
+    found = own.where("channel = 'history'").select("sender")
+    assert "ReadSchema: struct<channel:string,sender:string>" in plan_of(found)
+    assert "PushedFilters: [IsNotNull(channel), EqualTo(channel,history)]" in plan_of(found)
+    assert found.count() == 120
+    assert own.count() == len(messages()) - 1, "that of 1970 is in the file of another day"
+
+    asked: list[Sequence[str]] = []
+
+    def recorded(path: str, columns: Sequence[str], **given: Any) -> Iterator[pa.RecordBatch]:  # noqa: ANN401
+        asked.append(columns)
+        return batches_of(path, columns, **given)
+
+    monkeypatch.setattr(archive_source, "batches_of", recorded)
+    reader = StorenodeSource({"path": str(archived)}).reader(
+        StructType([StructField("sender", StringType())])
+    )
+    assert list(reader.pushFilters([EqualTo(("channel",), "history")])) == []
+    rows = sum(len(each) for part in reader.partitions() for each in reader.read(part))
+    assert rows == 120
+    assert set(map(tuple, asked)) == {("channel", "sender")}
 
 
 def plan_of(rows: DataFrame) -> str:

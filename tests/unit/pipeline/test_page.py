@@ -121,6 +121,7 @@ def gathered(shards: int = 3, names: list[str] = HOSTILE, steps: int = MAX_STEPS
         "127.0.0.1:7421",
         peers,
         MAX_PEERS + 1,
+        {each: f"./report-pages/{each}s.html" for each in ("channel", "topic")},
     )
 
 
@@ -153,7 +154,7 @@ def test_a_page_loads_nothing_and_runs_nothing() -> None:
         assert not name.startswith("on")
         assert name not in {"src", "srcset", "action", "data", "xmlns", "xmlns:xlink"}
         if name.endswith("href"):
-            assert value.startswith("#")
+            assert value.startswith(("#", "./report-pages/"))
     assert "http:" not in PAGE
     assert "https:" not in PAGE
     assert "@import" not in PAGE
@@ -255,6 +256,13 @@ def test_what_a_channel_lacks_is_said_with_since_when_and_by_whom() -> None:
     whole = replace(found, missing=0, incomplete=0, pasts=(), lost=())
     page = page_of(replace(gathered(), completeness=whole))
     assert "Every message that another names is held, in 2 channels." in page
+
+
+def test_pages_of_all_channels_and_topics_are_linked_where_there_are_some() -> None:
+    for what, text in (("channel", "All 10,300 channels"), ("topic", "All 10,300 topics")):
+        assert f'<a href="./report-pages/{what}s.html">{text} by name</a>' in PAGE
+    assert PAGE.count("./report-pages/channels.html") == 2, "of those that lack messages, too"
+    assert "report-pages" not in page_of(replace(gathered(), pages={}))
 
 
 def test_every_link_leads_to_a_part_of_the_page() -> None:

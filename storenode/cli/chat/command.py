@@ -65,6 +65,13 @@ def _with_credentials(function: _F) -> _F:
     help="Must be the same for all participants; /sds/1/CHANNEL/proto by default.",
 )
 @option(
+    "--full-filter",
+    is_flag=True,
+    section=_CHAT,
+    help="Send Bloom filters for 10,000 messages, 19 kB, instead of 500. Needed beside "
+    "participants of @waku/sds, which lose messages with filters of another size.",
+)
+@option(
     "--node",
     "nodes",
     multiple=True,
@@ -121,8 +128,9 @@ async def _talk(
     state: str | None,
     pubsub_topic: str,
     content_topic: str | None,
+    full_filter: bool,
 ) -> None:
-    shape = FilterShape(FILTER_IDS, FILTER_ERROR_RATE)
+    shape = FilterShape() if full_filter else FilterShape(FILTER_IDS, FILTER_ERROR_RATE)
     keeps = state is not None
     async with Channel.join(
         places,

@@ -186,11 +186,13 @@ class ScreenChat:
                 self._entry.text = text
 
     def _names(self) -> StyleAndTextTuples:
-        shown: StyleAndTextTuples = []
-        for name, person in [(self._people.own, None), *self._people.by_name()]:
-            behind = person is not None and person.ahead
-            shown.append((f"{colour_of(name)} {'bold' if person is None else ''}", safe(name)))
-            shown.append((DIM, f" +{person.ahead}\n" if person is not None and behind else "\n"))
+        own = self._people.own
+        shown: StyleAndTextTuples = [(f"{colour_of(own)} bold", f"{safe(own)}\n")]
+        lacking = self._channel.lacking()
+        for name, person in self._people.by_name():
+            more = f" +{person.ahead}" if person.ahead else ""
+            less = f" -{lacking[name]}" if name in lacking else ""
+            shown += [(colour_of(name), safe(name)), (DIM, f"{more}{less}\n")]
         return shown
 
     def _bar(self) -> StyleAndTextTuples:

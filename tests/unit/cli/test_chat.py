@@ -14,6 +14,7 @@ from storenode.cli.chat.entry import completed
 from storenode.cli.chat.forgeries import NOT_VERIFIED
 from storenode.cli.chat.layout import cells, first_that_fits, laid_out
 from storenode.cli.chat.limits import FAR_UP_ENTRIES, MAX_SHOWN_LINES, MAX_TEXT_ROWS
+from storenode.cli.chat.people import Person, standing
 from storenode.cli.chat.text import rows_of
 from storenode.cli.chat.transcript import Kind, Line, Mark, Transcript
 from storenode.cli.chat.view import View
@@ -121,6 +122,14 @@ def test_who_is_ahead_and_what_is_missing_is_told_once() -> None:
     assert transcript.take(Behind("bob", 0, 3, 2)) == []
     assert len(transcript.take(CaughtUp("bob"))) == 1
     assert transcript.people.others["bob"].ahead == 0
+
+
+def test_who_lacks_what_is_here_is_told() -> None:
+    person = Person(heard_ms=0, ahead=1)
+    assert standing("bob", person, 2) == (
+        "bob: not heard yet, has 1 message or more that are not here: searching, "
+        "lacks 2 messages that are here: being sent again"
+    )
 
 
 def test_response_groups_that_do_not_fit_are_told() -> None:

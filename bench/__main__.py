@@ -39,6 +39,7 @@ BENCHMARKS = (
     "sds",
     "nodes",
     "lines",
+    "beside",
     "channels",
     "catchup",
     "groups",

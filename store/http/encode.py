@@ -14,6 +14,7 @@ from msgspec import UNSET
 from store.domain.completeness import AnswerCoverage, AnswerState
 from store.domain.ports import HistoryEntry, SdsPage
 from store.http.schemas import Coverage, Message, Missing, Stored
+from storenode.sds.codec import decode
 from storenode.wire.storenode.v1.store_pb2 import ScanPage, SdsMessagesPage
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryResponse, WakuMessageKeyValue
 
@@ -46,6 +47,9 @@ def of_sds(page: SdsPage) -> Iterator[Stored]:
     for each in SdsMessagesPage.FromString(page.messages).messages:
         found = _stored(each.stored)
         found.message_id = each.entry.message_id
+        claimed = decode(each.stored.message.payload)
+        if claimed is not None:
+            found.proven = claimed.proven
         yield found
 
 

@@ -210,6 +210,13 @@ class Stored(_Response):
     message_id: Annotated[
         str | UnsetType, Meta(description="Its SDS message ID, where it was asked for by one.")
     ] = UNSET
+    proven: Annotated[
+        bool | UnsetType,
+        Meta(
+            description="Whether that ID is the hash of what the message says. Any other message "
+            "may have been put under the ID by somebody else."
+        ),
+    ] = UNSET
 
 
 class Coverage(_Response):

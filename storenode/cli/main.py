@@ -69,6 +69,8 @@ COMMANDS: Final[Mapping[str, Command]] = {
 """All commands: their modules are imported when used, so that a client command loads no server."""
 
 
+_STREAMS: Final = ("stdin", "stdout", "stderr")
+
 _NOT_INSTALLED: Final = (
     "The command `{name}` comes with the node, which is not installed: install it by"
     " `pip install 'storenode[{extra}]'`."
@@ -129,8 +131,20 @@ def cli() -> None:
     """A store node for Waku and SDS messages: publish, keep, query and follow, on Postgres."""
 
 
+def _open_what_is_closed() -> None:
+    """Have the null device where standard input, output or error are closed.
+
+    Else the next file or connection has their number, and is read or written in their place.
+    """
+    while (number := os.open(os.devnull, os.O_RDWR)) < len(_STREAMS):
+        stream = os.fdopen(number, "r" if number == 0 else "w")
+        setattr(sys, _STREAMS[number], stream)
+    os.close(number)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command and exit with its code."""
+    _open_what_is_closed()
     try:
         code = cli.main(arguments, prog_name="storenode", standalone_mode=False)
         sys.exit(code if isinstance(code, int) else OK)

@@ -12,13 +12,18 @@ from storenode.wire.storenode.internal.v1.sds_raw_pb2 import RawSdsMessage
 
 @dataclass(frozen=True, slots=True)
 class SdsView:
-    """The claims of one SDS message; ``content`` is empty where there is none."""
+    """The claims of one SDS message; ``content`` is empty where there is none.
+
+    ``proven``: the ID is the hash of what the message says, so it is the message that the ID was
+    made for. Any other content may have been put under the ID by somebody else.
+    """
 
     channel_id: str
     message_id: str
     sender_id: str
     lamport: int | None
     content: bytes
+    proven: bool = False
 
 
 def sds_view(payload: bytes) -> SdsView | None:
@@ -33,6 +38,7 @@ def sds_view(payload: bytes) -> SdsView | None:
         lamport=metadata.lamport,
         # The raw schema reads both revisions of the causal history.
         content=RawSdsMessage.FromString(payload).content,
+        proven=metadata.proven,
     )
 
 

@@ -8,7 +8,7 @@ import grpc
 DRAINING: Final = "the node is shutting down"
 """How a node's sentence begins that ends a call because it shuts down."""
 
-_NOT_CONNECTED: Final = ("failed to connect", "dns resolution failed")
+_NOT_CONNECTED: Final = ("failed to connect", "dns resolution failed", "errors resolving")
 _NOT_SENT: Final = 'Failed "execute_batch"'
 RETRY_PUSHBACK: Final = "grpc-retry-pushback-ms"
 """In the trailing metadata of a call that the node could not serve for the moment: after how many
@@ -153,7 +153,11 @@ def node_error(error: grpc.aio.AioRpcError, address: str) -> NodeError:
 def _unavailable(details: str, address: str) -> NodeUnavailable:
     code = "UNAVAILABLE"
     if details.lower().startswith(_NOT_CONNECTED):
-        cause = details.rpartition("last error: ")[2].rpartition("remote host: ")[2]
+        cause = details
+        for before in ("last error: ", "remote host: ", "lookup failed for "):
+            cause = cause.rpartition(before)[2]
+        # Of a name that is not known there is left "ADDRESS: Domain name not found]".
+        cause = cause.removeprefix(f"{address}: ").rstrip("]")
         return NodeUnreachable(
             code,
             f"No node could be reached at {address} ({cause}): check the address, that the node "

@@ -118,6 +118,10 @@ class Gaps:
                     offered.append(message_id)
         return offered
 
+    def behind(self) -> dict[str, int]:
+        """How many messages, of those that were compared, each participant's filters lack."""
+        return {sender_id: len(lacks) for sender_id, lacks in self.lacking.items() if lacks}
+
     def named(self, message_id: str) -> None:
         """Somebody's history names a message."""
         self.told.pop(message_id, None)

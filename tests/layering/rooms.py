@@ -60,7 +60,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     | {"storenode.connection", "storenode.wire"},
     "store.http": frozenset(
         {"store.domain", "store.messages", "store.observe", "store.serving"}
-        | {"storenode.message", "storenode.wire"}
+        | {"storenode.message", "storenode.sds", "storenode.wire"}
     ),
     # what the edges that serve clients share
     "store.serving": frozenset(

@@ -17,21 +17,29 @@ from collections.abc import Callable, Sequence
 ROWS, COLUMNS = 30, 100
 _CONTROL = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[()][A-Z0-9]|\x1b[=>78]|\r")
 _PAUSE_S = 0.15
+_LOCAL_FLAGS = 3
 
 
 class Terminal:
     """Close it: the program is killed if it has not ended."""
 
-    def __init__(self, command: Sequence[str], env: dict[str, str]) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        env: dict[str, str],
+        *,
+        columns: int = COLUMNS,
+        term: str = "xterm",
+    ) -> None:
         self._master, slave = pty.openpty()
-        self._columns = COLUMNS
+        self._width = self._columns = columns
         self._resize()
         self.process = subprocess.Popen(
             command,
             stdin=slave,
             stdout=slave,
             stderr=slave,
-            env={**env, "TERM": "xterm", "COLORTERM": "", "PROMPT_TOOLKIT_NO_CPR": "1"},
+            env={**env, "TERM": term, "COLORTERM": "", "PROMPT_TOOLKIT_NO_CPR": "1"},
             start_new_session=True,
         )
         os.close(slave)
@@ -49,13 +57,21 @@ class Terminal:
 
     def _screen(self) -> str:
         # Programs draw what has changed, but all of it when the window has another width.
-        self._columns = COLUMNS + (self._columns == COLUMNS)
+        self._columns = self._width + (self._columns == self._width)
         self._resize()
         os.killpg(self.process.pid, signal.SIGWINCH)
         shown = b""
         while data := self._read():
             shown += data
         return _CONTROL.sub(b"", shown).decode("utf-8", "replace")
+
+    def left(self, timeout_s: float = 90.0) -> tuple[int, bytes, bool]:
+        """Wait until it has ended: its code, what it wrote last, whether keys are echoed again."""
+        code = self.process.wait(timeout_s)
+        shown = b""
+        while data := self._read(ended=True):
+            shown += data
+        return code, shown, bool(termios.tcgetattr(self._master)[_LOCAL_FLAGS] & termios.ECHO)
 
     def close(self) -> None:
         """Kill what runs, and let go of the terminal."""
@@ -64,15 +80,15 @@ class Terminal:
         self.process.wait()
         os.close(self._master)
 
-    def _read(self) -> bytes:
-        """What is written before the program pauses."""
+    def _read(self, *, ended: bool = False) -> bytes:
+        """What is written before the program pauses, or what is left when it has ended."""
         if not select.select([self._master], [], [], _PAUSE_S)[0]:
             return b""
         try:
             data = os.read(self._master, 65_536)
         except OSError:  # the program has closed its end
             data = b""
-        assert data, "the program has ended"
+        assert data or ended, "the program has ended"
         return data
 
     def _resize(self) -> None:

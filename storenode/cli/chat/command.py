@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import click
 
 from storenode.cli.chat.limits import FILTER_ERROR_RATE, FILTER_IDS
-from storenode.cli.chat.plain import PlainChat
+from storenode.cli.chat.plain import PlainChat, not_sent
 from storenode.cli.client.session import (
     DEFAULT_NODE,
     credential_options,
@@ -31,6 +32,7 @@ from storenode.sds.bloom import FilterShape
 from storenode.sds.config import DEFAULT_CHANNEL_ID, ChannelConfig
 
 _CHAT = "Chat"
+_SCREENLESS: Final = ("", "dumb", "unknown")
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
@@ -63,6 +65,13 @@ def _with_credentials(function: _F) -> _F:
     help="Must be the same for all participants; /sds/1/CHANNEL/proto by default.",
 )
 @option(
+    "--full-filter",
+    is_flag=True,
+    section=_CHAT,
+    help="Send Bloom filters for 10,000 messages, 19 kB, instead of 500. Needed beside "
+    "participants of @waku/sds, which lose messages with filters of another size.",
+)
+@option(
     "--node",
     "nodes",
     multiple=True,
@@ -91,8 +100,9 @@ def chat(
     "(not verified)" is below a line whose ID is not the hash of what it says. Lines that came
     under the ID of another one are shown as FORGED; /forged lists them.
 
-    Without a terminal, lines of the input are said as they are, and what anybody says is printed
-    as it comes, with times in UTC and rows after the first of a message indented.
+    Without a terminal, or where TERM is `dumb`, lines of the input are said as they are, and what
+    anybody says is printed as it comes, with times in UTC and rows after the first of a message
+    indented.
     """
     token, tls = token_of(token_file), tls_of(tls_ca, tls_cert, tls_key)
     places = [StoreNode(address, token, tls) for address in nodes]
@@ -118,8 +128,10 @@ async def _talk(
     state: str | None,
     pubsub_topic: str,
     content_topic: str | None,
+    full_filter: bool,
 ) -> None:
-    shape = FilterShape(FILTER_IDS, FILTER_ERROR_RATE)
+    shape = FilterShape() if full_filter else FilterShape(FILTER_IDS, FILTER_ERROR_RATE)
+    keeps = state is not None
     async with Channel.join(
         places,
         channel_id,
@@ -129,10 +141,19 @@ async def _talk(
         state=state,
         config=ChannelConfig(channel_id, name, filter=shape),
     ) as channel:
-        if sys.stdin.isatty() and sys.stdout.isatty():
+        if _has_screen():
             await _on_screen(channel, name, channel_id)
         else:
-            await PlainChat(channel, name, keeps=state is not None).run()
+            await PlainChat(channel, name, keeps=keeps).run()
+    # Leaving has waited for what is on its way.
+    if channel.status.unpublished:
+        raise not_sent(channel.status, keeps=keeps)
+
+
+def _has_screen() -> bool:
+    """Whether there is a terminal, and one whose cursor can be moved."""
+    terminal = os.environ.get("TERM", "")
+    return sys.stdin.isatty() and sys.stdout.isatty() and terminal not in _SCREENLESS
 
 
 async def _on_screen(channel: Channel, name: str, channel_id: str) -> None:

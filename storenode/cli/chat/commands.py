@@ -52,7 +52,10 @@ class Commands:
         self._keys = keys
         self._known: dict[str, tuple[str, Callable[[], Answer]]] = {
             "/help": ("this list", self._help),
-            "/names": ("who takes part, and who has what is not here", self._names),
+            "/names": (
+                "who takes part, who has what is not here, and who lacks what is",
+                self._names,
+            ),
             "/missing": ("what is missing, and what is done about it", self._missing),
             "/forged": ("what was said under the ID of another line", self._forged),
             "/status": ("the connection, and what has become of your lines", self._status),
@@ -89,7 +92,8 @@ class Commands:
         own = f"{safe(self._people.own)}: you"
         if self._people.namesakes:
             own += ", and somebody else who writes under the same name"
-        rows = [standing(name, person) for name, person in others[:MAX_LISTED]]
+        lacking = self._channel.lacking()
+        rows = [standing(*each, lacking.get(each[0], 0)) for each in others[:MAX_LISTED]]
         said = f"{counted(len(others) + 1, 'participant')} heard so far:"
         return Answer((said, own, *rows, *_rest(len(others))))
 

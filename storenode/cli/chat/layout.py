@@ -7,6 +7,7 @@ must be after it, so that the rest of the row is in its place everywhere.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Final
 
@@ -43,6 +44,12 @@ def colour_of(name: str) -> str:
 def separator(text: str, width: int, style: str = DIM) -> StyleAndTextTuples:
     """A row with a text in the middle of a line."""
     return [(style, f" {text} ".center(width, "─"))]
+
+
+def first_that_fits(texts: Sequence[str], columns: int) -> str:
+    """The first text that a row has room for; when there is none, the last one, cut."""
+    found = next((text for text in texts if wcswidth(text) <= columns), None)
+    return found if found is not None else _broken(texts[-1], max(columns - 1, 1))[0] + "…"
 
 
 def laid_out(line: Line, width: int) -> list[StyleAndTextTuples]:

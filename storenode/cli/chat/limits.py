@@ -54,4 +54,4 @@ REFRESH_S: Final = 0.5
 
 FILTER_IDS: Final = 500
 FILTER_ERROR_RATE: Final = 0.01
-"""The filter of a chat: 632 bytes in each message. The same for everybody."""
+"""The filter of a chat, of 632 bytes. The same for everybody."""

@@ -70,11 +70,16 @@ def day_of(when_ms: int) -> str:
     return time.strftime("%A, %d %B %Y", time.localtime(when_ms / _MS_PER_S))
 
 
-def standing(name: str, person: Person) -> str:
-    """One of the others, in words."""
+def standing(name: str, person: Person, lacks: int = 0) -> str:
+    """One of the others, in words; ``lacks`` is how many messages of ours are not there."""
     heard = f"last heard at {clock_of(person.heard_ms)}" if person.heard_ms else "not heard yet"
-    more = f", has {counted(person.ahead, 'message')} or more that are not here: searching"
-    return f"{safe(name)}: {heard}{more if person.ahead else ''}"
+    said = [f"{safe(name)}: {heard}"]
+    if person.ahead:
+        said.append(f"has {counted(person.ahead, 'message')} or more that are not here: searching")
+    if lacks:
+        here = "is" if lacks == 1 else "are"
+        said.append(f"lacks {counted(lacks, 'message')} that {here} here: being sent again")
+    return ", ".join(said)
 
 
 def counted(count: int, noun: str) -> str:

@@ -26,6 +26,7 @@ from storenode.sds.channel import ChannelFullError
 if TYPE_CHECKING:
     from storenode.sds.aio.channel import Channel
     from storenode.sds.aio.events import ChannelEvent, Events
+    from storenode.sds.aio.status import Status
 
 _STANDARD_INPUT = 0
 
@@ -79,7 +80,7 @@ class PlainChat:
                     await self._channel.wait_for(lambda status: status.node is not None)
         except TimeoutError:
             if not self._keeps:
-                raise self._offline("Nothing was sent") from None
+                raise _offline("Nothing was sent", self._channel.status) from None
 
     async def _catch_up(self) -> None:
         """What is said now answers what was said before, if that can be had."""
@@ -150,8 +151,7 @@ class PlainChat:
     async def _settle(self) -> None:
         """Have everything published and everything of others printed."""
         if self._channel.status.node is None and self._keeps:
-            kept = counted(self._channel.status.unpublished, "line")
-            raise self._offline(f"{kept} kept in the state, to be sent by the next run")
+            raise not_sent(self._channel.status, keeps=True)
         try:
             async with asyncio.timeout(LEAVE_TIMEOUT_S):
                 await self._channel.wait_for(
@@ -160,14 +160,22 @@ class PlainChat:
         except TimeoutError:
             status = self._channel.status
             if status.node is None:
-                unsent = counted(status.unpublished, "line")
-                raise self._offline(f"{unsent} not sent") from None
+                raise not_sent(status, keeps=self._keeps) from None
             raise CliError(
                 FAILED, f"The chat ends as it is ({status}): {safe(status.trouble) or 'try again'}"
             ) from None
         # What is saved by now was handed out.
         await self._channel.log(1)
 
-    def _offline(self, said: str) -> CliError:
-        trouble = safe(self._channel.status.trouble) or "No node has answered."
-        return CliError(UNREACHABLE, f"{said}: {trouble}")
+
+def not_sent(status: Status, *, keeps: bool) -> CliError:
+    """How a chat ends that has lines left which no node holds."""
+    lines_left = counted(status.unpublished, "line")
+    if keeps:
+        return _offline(f"{lines_left} kept in the state, to be sent by the next run", status)
+    return _offline(f"{lines_left} not sent", status)
+
+
+def _offline(said: str, status: Status) -> CliError:
+    trouble = safe(status.trouble) or "No node has answered."
+    return CliError(UNREACHABLE, f"{said}: {trouble}")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import time
 from contextlib import suppress
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from prompt_toolkit.application import Application, get_app
 from prompt_toolkit.data_structures import Point
@@ -25,7 +26,7 @@ from prompt_toolkit.layout import (
 
 from storenode.cli.chat.commands import KEYS, Answer, Commands
 from storenode.cli.chat.entry import completed, entry_of
-from storenode.cli.chat.layout import DIM, colour_of
+from storenode.cli.chat.layout import DIM, colour_of, first_that_fits
 from storenode.cli.chat.limits import (
     AWAY_S,
     MAX_ENTRY_ROWS,
@@ -37,7 +38,7 @@ from storenode.cli.chat.limits import (
 from storenode.cli.chat.people import counted, now_ms
 from storenode.cli.chat.transcript import Kind, Line, Transcript
 from storenode.cli.chat.view import View
-from storenode.cli.chat.words import state_of
+from storenode.cli.chat.words import brief_state_of, reason_of, state_of
 from storenode.cli.client.text import safe
 from storenode.sds.channel import ChannelFullError
 
@@ -46,6 +47,11 @@ if TYPE_CHECKING:
     from prompt_toolkit.formatted_text import StyleAndTextTuples
 
     from storenode.sds.aio.channel import Channel
+
+_ENDING: Final = (signal.SIGTERM, signal.SIGHUP)
+"""What ends the chat as `/quit` does, so that the terminal is left as it was."""
+
+_UNTIL_THEN: Final = "What you write is sent when a node is reached."
 
 
 class ScreenChat:
@@ -62,6 +68,7 @@ class ScreenChat:
         self._marked_s = -inf
         self._took_s = 0.0
         self._mentions = 0
+        self._offline_told = False
         self._sending: set[asyncio.Task[None]] = set()
         self._entry = entry_of(self._entered)
         self._application: Application[None] = Application(
@@ -76,12 +83,17 @@ class ScreenChat:
     async def run(self) -> None:
         """Show the chat until the user leaves, and wait for what is being sent."""
         reader = asyncio.create_task(self._read())
-        reader.add_done_callback(self._reader_ended)
+        reader.add_done_callback(self._leave)
+        loop = asyncio.get_running_loop()
+        for number in _ENDING:
+            loop.add_signal_handler(number, self._leave)
         try:
             await self._application.run_async()
             if self._sending:
                 await asyncio.wait(self._sending)
         finally:
+            for number in _ENDING:
+                loop.remove_signal_handler(number)
             reader.cancel()
             with suppress(asyncio.CancelledError):
                 await reader
@@ -98,8 +110,8 @@ class ScreenChat:
         log = VSplit([Window(self._log), ConditionalContainer(names, wide)])
         return HSplit([log, bar, self._entry])
 
-    def _reader_ended(self, reader: asyncio.Task[None]) -> None:
-        if not reader.cancelled() and self._application.is_running:
+    def _leave(self, _: object = None) -> None:
+        if self._application.is_running and not self._application.is_done:
             self._application.exit()
 
     async def _read(self) -> None:
@@ -117,8 +129,13 @@ class ScreenChat:
                 self._application.invalidate()
 
     def _look(self, _: object) -> None:
-        if self._channel.status.live and time.monotonic() - self._took_s > REFRESH_S:
+        status = self._channel.status
+        if status.live and time.monotonic() - self._took_s > REFRESH_S:
             self._transcript.caught_up()
+        if status.node is None and status.trouble and not self._offline_told:
+            self._transcript.remark(f"{reason_of(status)}. {_UNTIL_THEN}", warning=True)
+        # Later the events say when a node goes away.
+        self._offline_told |= status.node is not None or bool(status.trouble)
 
     def _came(self, line: Line) -> None:
         if line.kind is not Kind.MESSAGE or line.own:
@@ -133,6 +150,8 @@ class ScreenChat:
 
     def _key_pressed(self, _: object) -> None:
         self._pressed_s = time.monotonic()
+        if not self._log.view.scrolled:
+            self._mentions = 0
 
     def _entered(self, buffer: Buffer) -> bool:
         text = buffer.text.rstrip()
@@ -149,7 +168,7 @@ class ScreenChat:
 
     def _answer(self, answer: Answer) -> None:
         if answer.leave:
-            self._application.exit()
+            self._leave()
         else:
             self._transcript.remark(*answer.rows)
 
@@ -167,15 +186,17 @@ class ScreenChat:
                 self._entry.text = text
 
     def _names(self) -> StyleAndTextTuples:
-        shown: StyleAndTextTuples = []
-        for name, person in [(self._people.own, None), *self._people.by_name()]:
-            behind = person is not None and person.ahead
-            shown.append((f"{colour_of(name)} {'bold' if person is None else ''}", safe(name)))
-            shown.append((DIM, f" +{person.ahead}\n" if person is not None and behind else "\n"))
+        own = self._people.own
+        shown: StyleAndTextTuples = [(f"{colour_of(own)} bold", f"{safe(own)}\n")]
+        lacking = self._channel.lacking()
+        for name, person in self._people.by_name():
+            more = f" +{person.ahead}" if person.ahead else ""
+            less = f" -{lacking[name]}" if name in lacking else ""
+            shown += [(colour_of(name), safe(name)), (DIM, f"{more}{less}\n")]
         return shown
 
     def _bar(self) -> StyleAndTextTuples:
-        said = [self._title]
+        said = []
         if self._people.namesakes:
             said.append("NAME USED TWICE")
         if self._log.view.scrolled:
@@ -185,7 +206,11 @@ class ScreenChat:
         rows = self._entry.document.line_count
         if rows > MAX_ENTRY_ROWS:
             said.append(f"{rows:,} rows: Enter sends, Ctrl-C discards")
-        return [("", " " + " | ".join([*said, state_of(self._channel.status)]))]
+        status = self._channel.status
+        brief = [*said, brief_state_of(status)]
+        tried = ([self._title, *said, state_of(status)], [self._title, *brief], brief)
+        columns = get_app().output.get_size().columns
+        return [("", first_that_fits([" " + " | ".join(each) for each in tried], columns))]
 
     def _keys(self) -> KeyBindings:
         keys = KeyBindings()
@@ -208,15 +233,16 @@ class ScreenChat:
             self._entry.buffer.insert_text(whole)
 
         @keys.add("c-c")
-        def _discard(event: KeyPressEvent) -> None:
+        @keys.add("<sigint>")
+        def _discard(_event: KeyPressEvent) -> None:
             if self._entry.text:
                 self._entry.buffer.reset(append_to_history=True)
             else:
-                event.app.exit()
+                self._leave()
 
         @keys.add("c-d", filter=Condition(lambda: not self._entry.text))
-        def _leave(event: KeyPressEvent) -> None:
-            event.app.exit()
+        def _end_of_input(_event: KeyPressEvent) -> None:
+            self._leave()
 
         @keys.add("pageup")
         def _up(_event: KeyPressEvent) -> None:
@@ -229,6 +255,7 @@ class ScreenChat:
         @keys.add("c-end")
         def _end(_event: KeyPressEvent) -> None:
             view.end()
+            self._mentions = 0
 
         return keys
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from storenode.cli.chat.people import counted
 from storenode.cli.client.text import safe
 from storenode.sds.aio.events import (
@@ -15,20 +17,54 @@ from storenode.sds.aio.status import Status
 from storenode.sds.behind import MAX_SEARCHES
 from storenode.sds.events import Behind, CaughtUp, GaveUp, GroupsUnfit, Lost
 
+_JOINED: Final = {
+    "offline": "offline:",
+    "catching up": "catching up from",
+    "incomplete": "incomplete, connected to",
+    "up to date": "up to date with",
+}
+
 
 def state_of(status: Status) -> str:
     """Where a participant stands, in a few words; the most important first."""
-    if status.node is None:
-        said = [f"offline: {safe(status.trouble)}" if status.trouble else "connecting"]
-    elif not status.live:
-        said = [f"catching up from {safe(status.node)}"]
-    elif status.missing or status.waiting or status.behind:
-        said = [f"incomplete, connected to {safe(status.node)}"]
-    else:
-        said = [f"up to date with {safe(status.node)}"]
-    if status.node is not None and status.trouble:
-        said.append(safe(status.trouble))
+    reason = reason_of(status)
+    found = status.node if status.node is not None else reason
+    said = [" ".join([_JOINED[_connection(status)], safe(found)]) if found else "connecting"]
+    if status.node is not None and reason:
+        said.append(reason)
     return ", ".join(said + lacks_of(status) + owed_of(status))
+
+
+def brief_state_of(status: Status) -> str:
+    """The same for a narrow terminal: without the node, and without reasons."""
+    said = [_connection(status)]
+    if status.missing or status.waiting:
+        said.append(f"{max(status.missing, 1):,} missing")
+    if status.behind:
+        said.append(f"{status.behind:,} or more not here")
+    if status.unpublished:
+        said.append(f"{status.unpublished:,} not sent")
+    if unconfirmed := _unconfirmed(status):
+        said.append(f"{unconfirmed:,} not confirmed")
+    return ", ".join(said)
+
+
+def reason_of(status: Status) -> str:
+    """The last failure while it lasts, as a part of a sentence."""
+    return safe(status.trouble).removesuffix(".")
+
+
+def _connection(status: Status) -> str:
+    if status.node is None:
+        return "offline" if status.trouble else "connecting"
+    if not status.live:
+        return "catching up"
+    lacks = status.missing or status.waiting or status.behind
+    return "incomplete" if lacks else "up to date"
+
+
+def _unconfirmed(status: Status) -> int:
+    return max(status.unacknowledged - status.unpublished, 0)
 
 
 def lacks_of(status: Status) -> list[str]:
@@ -49,8 +85,8 @@ def owed_of(status: Status) -> list[str]:
     said = []
     if status.unpublished:
         said.append(f"{status.unpublished:,} not sent yet")
-    if waiting := status.unacknowledged - status.unpublished:
-        said.append(f"{max(waiting, 0):,} not confirmed by anybody yet")
+    if unconfirmed := _unconfirmed(status):
+        said.append(f"{unconfirmed:,} not confirmed by anybody yet")
     return said
 
 

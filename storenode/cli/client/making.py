@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -15,6 +14,7 @@ from storenode.client.messages import hash_of, new_message
 from storenode.client.plain import MessageShapeError, message_from_plain
 from storenode.client.sds_messages import sds_payload
 from storenode.message.limits import MAX_TIMESTAMP_NS
+from storenode.sds.proofs import message_digest
 
 if TYPE_CHECKING:
     from storenode.client.node import Entry
@@ -64,9 +64,9 @@ class MessageMaker:
         Raises:
             CliError: It would be no SDS message.
         """
-        message_id = (self._sds and self._sds.message_id) or uuid.uuid4().hex
+        message_id = ""
         if self._sds is not None:
-            payload = self._wrapped(self._sds, message_id, payload)
+            message_id, payload = self._wrapped(self._sds, payload)
         envelope = self._envelope
         message = new_message(
             payload,
@@ -89,15 +89,19 @@ class MessageMaker:
         self._last_ns = first
         return first
 
-    def _wrapped(self, sds: SdsDraft, message_id: str, content: bytes) -> bytes:
-        self._last_lamport = max(self._clock() // _NS_PER_MS, self._last_lamport + 1)
+    def _wrapped(self, sds: SdsDraft, content: bytes) -> tuple[str, bytes]:
+        """An SDS message, and its ID: the hash that proves it unless another one was chosen."""
+        lamport = self._last_lamport = max(self._clock() // _NS_PER_MS, self._last_lamport + 1)
+        names = [parent.encode() for parent, _ in self._parents]
+        who = sds.channel_id.encode(), sds.sender_id.encode()
+        message_id = sds.message_id or message_digest(*who, lamport, names, content)
         try:
-            return sds_payload(
+            return message_id, sds_payload(
                 sds.channel_id,
                 message_id,
                 content,
                 sender_id=sds.sender_id,
-                lamport=self._last_lamport,
+                lamport=lamport,
                 parents=self._parents,
             )
         except ValueError as error:

@@ -5,15 +5,21 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from storenode.cli.client.text import format_time, preview, safe, short
 from storenode.cli.errors import FAILED, CliError
-from storenode.client.plain import to_json
-from storenode.client.sds_messages import sds_view
+from storenode.client.plain import to_json, to_plain
+from storenode.client.sds_messages import SdsView, sds_view
+from storenode.common.bounded import BoundedDict
 
 if TYPE_CHECKING:
     from storenode.client.types import Message, SdsStoredMessage, WakuMessageKeyValue
+
+_NOT_VERIFIED: Final = "not verified"
+_FORGED: Final = "FORGED"
+_MAX_PROVEN: Final = 10_000
+"""IDs of proven messages that one call remembers, to call others that claim them forged."""
 
 
 class Output:
@@ -25,6 +31,7 @@ class Output:
 
     def __init__(self, *, as_json: bool) -> None:
         self.as_json = as_json
+        self._proven = BoundedDict[str, None](_MAX_PROVEN)
         self._encoding = sys.stdout.encoding or "utf-8"
 
     def line(self, text: str) -> None:
@@ -64,14 +71,25 @@ class Output:
             text = "\n".join(map(text_of, items))
             self.shown(_printing(text) if self.as_json else text)
 
-    def sds(self, item: SdsStoredMessage, *, data: bool = True) -> None:
-        """Print a stored SDS message, or with ``data`` false only its entry."""
-        if not data:
-            item.ClearField("stored")
-        if self.as_json:
-            self.message(item)
-        else:
-            self.line(_sds_line(item))
+    def sds(self, items: Sequence[SdsStoredMessage], *, data: bool = True) -> None:
+        """Print a page of stored SDS messages, or with ``data`` false only their entries.
+
+        What its ID does not prove is called forged beside or after a message that the ID proves.
+        """
+        views = [sds_view(item.stored.message.payload) if data else None for item in items]
+        for item, view in zip(items, views, strict=True):
+            if view is not None and view.proven:
+                self._proven[item.entry.message_id] = None
+        for item, view in zip(items, views, strict=True):
+            if not data:
+                item.ClearField("stored")
+            if not self.as_json:
+                is_forged = item.entry.message_id in self._proven
+                self.line(_sds_line(item, view, _FORGED if is_forged else _NOT_VERIFIED))
+            elif view is None:
+                self.message(item)
+            else:
+                self.json({**to_plain(item), "proven": view.proven})
 
     def cursor(self, name: str, cursor: bytes, **more: object) -> None:
         """Print where to go on from."""
@@ -102,18 +120,13 @@ def _stored_text(item: WakuMessageKeyValue) -> str:
     )
 
 
-def _sds_line(item: SdsStoredMessage) -> str:
+def _sds_line(item: SdsStoredMessage, view: SdsView | None, unproven: str) -> str:
     name, digest = safe(item.entry.message_id), short(item.entry.retrieval_hint)
     if not item.HasField("stored"):
         return f"{digest}  {name}"
     message = item.stored.message
-    view = sds_view(message.payload)
     # A message found by its hint alone may be encrypted.
-    said = (
-        preview(message.payload)
-        if view is None
-        else f"{_sender(view.sender_id)}{preview(view.content)}"
-    )
+    said = preview(message.payload) if view is None else _said(view, unproven)
     return f"{format_time(message.timestamp)}  {digest}  {name}  {said}"
 
 
@@ -121,11 +134,14 @@ def _content(payload: bytes) -> str:
     view = sds_view(payload)
     if view is None:
         return preview(payload)
-    return f"[{safe(view.message_id)}] {_sender(view.sender_id)}{preview(view.content)}"
+    return f"[{safe(view.message_id)}] {_said(view, _NOT_VERIFIED)}"
 
 
-def _sender(sender_id: str) -> str:
-    return f"{safe(sender_id)}: " if sender_id else ""
+def _said(view: SdsView, unproven: str) -> str:
+    """Who said what, and whether the ID proves it; a message without content says nothing."""
+    sender = f"{safe(view.sender_id)}: " if view.sender_id else ""
+    mark = f"  ({unproven})" if view.content and not view.proven else ""
+    return f"{sender}{preview(view.content)}{mark}"
 
 
 def _not_written(error: OSError) -> CliError:

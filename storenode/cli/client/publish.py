@@ -116,7 +116,9 @@ class _Input:
     help="A message that this one depends on; may be repeated. Each further line depends on the "
     "one before.",
 )
-@option("--message-id", metavar="ID", section=_SDS, help="[default: 128 random bits]")
+@option(
+    "--message-id", metavar="ID", section=_SDS, help="[default: the hash that proves the message]"
+)
 @option(
     "--min-confirms",
     type=click.IntRange(min=0, max=2**32 - 1),

@@ -51,8 +51,7 @@ async def print_pages(
 
 
 def _print_page(out: Output, page: SdsMessagesPage | CausalHistoryPage, *, data: bool) -> None:
-    for item in page.messages:
-        out.sds(item, data=data)
+    out.sds(page.messages, data=data)
     for entry in page.missing:
         _print_missing(out, entry)
     if page.truncated and out.as_json:

@@ -138,6 +138,13 @@ class Channel:
         """What is missing now, longest first."""
         return self._participant.core.missing()
 
+    def lacking(self) -> dict[str, int]:
+        """Participants whose filters lack messages that are here, and how many, up to 64 of each.
+
+        These are named, and later sent again.
+        """
+        return self._participant.core.gaps.behind()
+
     async def in_step(self, since_ns: int = 0) -> InStep:
         """Until when everything from a time on (Unix nanoseconds) was certainly taken over.
 

@@ -39,6 +39,14 @@ def test_exit_code_3_when_no_node_answers(arguments: tuple[str, ...], nobody: He
     )
 
 
+def test_a_name_that_is_not_known_is_told_like_an_address_that_does_not_answer() -> None:
+    ended = Command()("query", STORENODE_NODE="node.invalid:7420")
+    assert ended.code == 3
+    assert ended.err.startswith("storenode: No node could be reached at node.invalid:7420 (")
+    assert "[" not in ended.err
+    assert ended.err.endswith("): check the address, that the node runs, and the TLS options.\n")
+
+
 @pytest.mark.parametrize("arguments", COMMANDS.values(), ids=COMMANDS.keys())
 def test_a_token_is_not_sent_in_clear_beyond_loopback(
     arguments: tuple[str, ...], tmp_path: Path

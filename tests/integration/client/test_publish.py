@@ -218,6 +218,8 @@ def test_lines_of_a_channel_depend_each_on_the_one_before(command: Command, topi
     flags = ("--content-topic", topic, "--channel", topic, "--lines", "--json")
     published = command.ok("publish", *flags, stdin=b"a\nb\nc\n").objects
     head = published[-1]["message_id"]
+    # The IDs that are chosen here prove their messages.
+    assert "(not verified)" not in command.ok("get", "--channel", topic, head).out
     walked = command.ok("causal-history", "--channel", topic, head, "--json").objects
     assert [each["entry"]["message_id"] for each in walked] == [
         each["message_id"] for each in published

@@ -263,7 +263,7 @@ def test_get_prints_what_is_held_and_lists_what_is_missing(command: Command, top
     other = "cd" * 32
     ended = command.ok("get", "--channel", topic, "m1", f"m2@{other}")
     shown, missing = ended.lines
-    assert shown.split("  ")[1:] == [digest[:12], "m1", "alice: hello"]
+    assert shown.split("  ")[1:] == [digest[:12], "m1", "alice: hello", "(not verified)"]
     assert missing == f"missing: m2  {other}"
     assert ended.err == "1 message is missing: this node does not hold what is listed as missing.\n"
     objects = command.ok("get", "--channel", topic, "m1", f"m2@{other}", "--json").objects
@@ -291,8 +291,20 @@ def test_forged_messages_do_not_hide_the_genuine_one(command: Command, topic: st
     published = command.ok("publish", "--json-input", "--json", stdin=text.encode()).objects
     hint = published[0]["message_hash"]
     for given in ("get", "causal-history"):
-        assert "alice: genuine" in command.ok(given, "--channel", topic, name).out
-        assert "alice: genuine" in command.ok(given, "--channel", topic, f"{name}@{hint}").out
+        for entry in (name, f"{name}@{hint}"):
+            said = [
+                line.split("  ", 3)[3]
+                for line in command.ok(given, "--channel", topic, entry).lines
+            ]
+            assert "alice: genuine" in said
+            assert "alice: forged 0  (FORGED)" in said
+            assert all(each == "alice: genuine" or each.endswith("(FORGED)") for each in said)
+            objects = command.ok(given, "--channel", topic, entry, "--json").objects
+            assert [each["proven"] for each in objects if "stored" in each].count(True) == 1
+    # What came before the genuine message cannot be called forged.
+    scanned = command.ok("scan", "--content-topic", topic).lines
+    assert scanned[0].endswith("alice: forged 0  (not verified)")
+    assert scanned[-1].endswith("alice: genuine")
 
 
 def test_causal_history_prints_parents_first_then_what_is_missing(
@@ -324,7 +336,7 @@ def test_causal_history_prints_parents_first_then_what_is_missing(
     shallow = command.ok(*walk, "--max-depth", "1", "--json").objects
     assert sorted(o["entry"]["message_id"] for o in shallow if "entry" in o) == ["b", "c", "d"]
     text = command.ok(*walk).lines[0]
-    assert text.endswith("  a  text a")
+    assert text.endswith("  a  text a  (not verified)")
 
 
 def test_coverage_counts_parents_that_are_missing(command: Command, topic: str) -> None:

@@ -183,8 +183,12 @@ def test_what_is_proven_is_preferred_where_it_is_asked_for(api: Api, topic: str)
             assert last["messageHash"] not in {line.get("messageHash") for line in lines}
             if first is not None:
                 assert [line["messageHash"] for line in lines] == [first]
+            assert {line["proven"] for line in lines if "messageHash" in line} == {False}
             lines = api.lines(api.post(path, {**body, "preferProven": True}))
-            assert last["messageHash"] in {line.get("messageHash") for line in lines}
+            proven = {line["messageHash"]: line["proven"] for line in lines if "proven" in line}
+            assert [each for each, is_proven in proven.items() if is_proven] == [
+                last["messageHash"]
+            ]
 
 
 def test_answers_say_how_complete_they_are(api: Api, topic: str) -> None:

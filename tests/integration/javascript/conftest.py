@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.integration.javascript.world import HERE, Library
-from tests.support.node import clean_environment
+from tests.integration.javascript.world import Library, installed
 
 collect_ignore = [] if all(map(shutil.which, ("node", "npm"))) else ["test_beside_javascript.py"]
 
@@ -18,14 +16,7 @@ collect_ignore = [] if all(map(shutil.which, ("node", "npm"))) else ["test_besid
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The library, installed as its lock file says."""
-    made = tmp_path_factory.mktemp("javascript") / "participants"
-    shutil.copytree(HERE, made, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
-    command = ["npm", "ci", "--no-audit", "--no-fund", "--ignore-scripts"]
-    done = subprocess.run(
-        command, cwd=made, check=False, capture_output=True, text=True, env=clean_environment()
-    )
-    assert done.returncode == 0, done.stderr
-    return made
+    return installed(tmp_path_factory.mktemp("javascript") / "participants")
 
 
 @pytest.fixture

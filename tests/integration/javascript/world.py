@@ -7,9 +7,10 @@ a store everybody fetches from it by ID what its participant misses, and ours sc
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from base64 import b64decode, b64encode
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from heapq import heappop, heappush
@@ -21,6 +22,7 @@ from storenode.sds.channel import MessageChannel
 from storenode.sds.config import ChannelConfig
 from storenode.sds.envelope import decode_message
 from storenode.sds.events import Behind, Broadcast, Event, Missing, Packet, Reason
+from tests.support.node import clean_environment
 
 HERE: Final = Path(__file__).parent
 OURS: Final = ("ada", "bela")
@@ -29,6 +31,17 @@ START_MS: Final = 1_763_625_600_000
 TICK_MS: Final = 1_000
 TICK_THEIRS_MS: Final = 15_000
 """How often an application of the library sweeps, and sends a sync message."""
+
+
+def installed(made: Path) -> Path:
+    """A new folder with the library, as its lock file says."""
+    shutil.copytree(HERE, made, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
+    command = ["npm", "ci", "--no-audit", "--no-fund", "--ignore-scripts"]
+    done = subprocess.run(
+        command, cwd=made, check=False, capture_output=True, text=True, env=clean_environment()
+    )
+    assert done.returncode == 0, done.stderr
+    return made
 
 
 class Library:
@@ -59,7 +72,10 @@ class Library:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is tried: the library's history, a share of broadcasts that is lost, and so on."""
+    """What is tried: the library's history, a share of broadcasts that is lost, and so on.
+
+    ``options`` are those of our participants where they are not the default.
+    """
 
     seed: int
     history: int
@@ -67,6 +83,7 @@ class Case:
     lost: float = 0.15
     twice: float = 0.1
     latest_ms: int = 2_000
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -84,7 +101,10 @@ class World:
     def __post_init__(self) -> None:
         self.dice = Random(self.case.seed)
         self.ours = {
-            name: MessageChannel(ChannelConfig("room", name), START_MS, self.dice) for name in OURS
+            name: MessageChannel(
+                ChannelConfig("room", name, **self.case.options), START_MS, self.dice
+            )
+            for name in OURS
         }
         self._stored: dict[str, Packet] = {}
         self._due: list[tuple[int, int, str, Packet]] = []
@@ -119,6 +139,12 @@ class World:
     def whole(self, name: str) -> bool:
         """Whether a participant has everything."""
         return self.log(name) == set(self.said)
+
+    def has_silent_hole(self, name: str) -> bool:
+        """Whether one of ours lacks something and does not know it."""
+        channel = self.ours[name]
+        knows = channel.missing() or channel.lost or channel.lacks.at_least()
+        return not (self.whole(name) or knows)
 
     def log(self, name: str) -> set[str]:
         """IDs of what a participant has delivered."""

@@ -26,11 +26,17 @@ from tests.support.command import Command
 from tests.support.node import COMMAND, NodeProcess, clean_environment
 from tests.support.terminal import Terminal
 
+PAGE_UP, CONTROL_END = "\x1b[5~", "\x1b[1;5F"
+LEAVES_FULL_SCREEN = b"\x1b[?1049l"
+
 
 @contextmanager
-def chatting(node: NodeProcess, room: str, name: str, *more: str) -> Iterator[Terminal]:
+def chatting(
+    node: NodeProcess, room: str, name: str, *more: str, columns: int = 100, term: str = "xterm"
+) -> Iterator[Terminal]:
     command = [COMMAND, "chat", "--channel", room, "--name", name, *more]
-    terminal = Terminal(command, clean_environment(STORENODE_NODE=node.listen))
+    environment = clean_environment(STORENODE_NODE=node.listen)
+    terminal = Terminal(command, environment, columns=columns, term=term)
     try:
         yield terminal
     finally:
@@ -90,6 +96,12 @@ def test_a_paste_emoji_commands_and_a_second_participant_of_one_name(
         shown = bob.wait(partial(contains, "row 199 of it"))
         # One message: all of the 28 rows above the line of the state are full.
         assert set(re.findall(r"row (\d+) of it", shown)) == {str(n) for n in range(172, 200)}
+        bob.type(PAGE_UP)
+        bob.wait(partial(contains, "further down: Ctrl-End"))
+        alice.type("Bob: look\r")
+        bob.wait(partial(contains, "| 1 mention |"))
+        bob.type(CONTROL_END)
+        bob.wait(lambda text: "alice: Bob: look" in text and "1 mention" not in text)
         alice.type("/help\r/nonsense\r//literally\r")
         alice.wait(lambda text: "/missing" in text and "There is no command /nonsense" in text)
         alice.type(f"bo\t{family} come\x1b\rto dinner\r")
@@ -146,6 +158,57 @@ def test_a_forged_line_is_shown_as_forged(node: NodeProcess, room: str, tmp_path
         alice.wait(partial(contains, 'FORGED: "pay eve" came under the ID of the line of carol'))
         alice.type("/forged\r")
         alice.wait(partial(contains, "2 forged lines since the first run"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_signal_leaves_the_terminal_as_it_was(
+    node: NodeProcess, room: str, number: signal.Signals
+) -> None:
+    with chatting(node, room, "alice") as alice:
+        alice.wait(partial(contains, "up to date with"))
+        alice.type("hello\r")
+        alice.wait(partial(contains, "alice: hello"))
+        alice.process.send_signal(number)
+        code, shown, echoes = alice.left()
+        assert (code, LEAVES_FULL_SCREEN in shown, echoes) == (0, True, True)
+
+
+def test_a_narrow_terminal_says_in_short_what_a_wide_one_says(node: NodeProcess, room: str) -> None:
+    with chatting(node, room, "alice", columns=38) as alice:
+        alice.wait(partial(contains, "up to date"))
+        alice.type("hello\r")
+        alice.wait(partial(contains, " up to date, 1 not confirmed"))
+
+
+def test_who_leaves_without_a_node_learns_what_was_not_sent(node: NodeProcess, room: str) -> None:
+    with chatting(node, room, "alice", "--node", "127.0.0.1:1", columns=80) as alice:
+        reason = "No node could be reached at 127.0.0.1:1 (Connection refused)"
+        shown = alice.wait(lambda text: reason in text)
+        assert "What you write is sent when a node is reached." in " ".join(shown.split())
+        alice.type("hello\r")
+        alice.wait(partial(contains, "1 not sent"))
+        alice.type("/quit\r")
+        code, last, _ = alice.left()
+        assert (code, b"storenode: 1 line not sent: No node could be" in last) == (3, True)
+
+
+def test_a_terminal_whose_cursor_cannot_be_moved_gets_lines(node: NodeProcess, room: str) -> None:
+    with chatting(node, room, "alice", term="dumb") as alice:
+        alice.type("hello\n/names\n/quit\n")
+        code, shown, _ = alice.left()
+        assert (code, b"\x1b" in shown) == (0, False)
+        assert b"alice: hello\r\n" in shown
+        assert b"1 participant heard so far" in shown
+
+
+def test_closed_streams_are_empty_ones(node: NodeProcess, room: str) -> None:
+    closed = '"$0" "$@" <&- >&- 2>&-'
+    chat = ("chat", "--channel", room, "--name", "alice")
+    for redirected in (closed, closed.replace("<&-", "")):
+        shell = Command(Command.of(node).env, program=("sh", "-c", redirected, COMMAND))
+        assert shell(*chat, stdin=b"hello\n").code == 0
+    said = Command.of(node).ok("chat", "--channel", room, "--name", "bob").lines
+    assert [line.split("  ")[1] for line in said] == ["alice: hello"]
 
 
 def test_lines_of_a_pipe_learn_at_once_that_no_node_is_reachable(

@@ -12,12 +12,15 @@ from wcwidth import wcswidth
 
 from storenode.cli.chat.entry import completed
 from storenode.cli.chat.forgeries import NOT_VERIFIED
-from storenode.cli.chat.layout import cells, laid_out
+from storenode.cli.chat.layout import cells, first_that_fits, laid_out
 from storenode.cli.chat.limits import FAR_UP_ENTRIES, MAX_SHOWN_LINES, MAX_TEXT_ROWS
+from storenode.cli.chat.people import Person, standing
 from storenode.cli.chat.text import rows_of
 from storenode.cli.chat.transcript import Kind, Line, Mark, Transcript
 from storenode.cli.chat.view import View
+from storenode.cli.chat.words import brief_state_of, state_of
 from storenode.sds.aio.events import Message, Repaired
+from storenode.sds.aio.status import Status
 from storenode.sds.claims import Proof
 from storenode.sds.events import (
     Acknowledged,
@@ -119,6 +122,14 @@ def test_who_is_ahead_and_what_is_missing_is_told_once() -> None:
     assert transcript.take(Behind("bob", 0, 3, 2)) == []
     assert len(transcript.take(CaughtUp("bob"))) == 1
     assert transcript.people.others["bob"].ahead == 0
+
+
+def test_who_lacks_what_is_here_is_told() -> None:
+    person = Person(heard_ms=0, ahead=1)
+    assert standing("bob", person, 2) == (
+        "bob: not heard yet, has 1 message or more that are not here: searching, "
+        "lacks 2 messages that are here: being sent again"
+    )
 
 
 def test_response_groups_that_do_not_fit_are_told() -> None:
@@ -248,3 +259,32 @@ def test_the_view_shows_full_screens_and_stays_where_it_was_scrolled_to() -> Non
     view.down(1_000)
     assert last_of(view)[-1] == "bob: news"
     assert not view.scrolled
+
+
+def test_the_state_in_words_and_in_short() -> None:
+    offline = Status(trouble="No node could be reached: check the address.", unpublished=2)
+    odd = Status("a:1", live=True, unpublished=1)
+    lacking = Status("a:1", live=True, missing=3, behind=4, lost=1, unacknowledged=3, unpublished=1)
+    assert state_of(offline) == (
+        "offline: No node could be reached: check the address, 2 not sent yet"
+    )
+    assert state_of(lacking) == (
+        "incomplete, connected to a:1, 3 missing, being fetched, others have 4 or more that are "
+        "not here: searching, 1 lost for good, 1 not sent yet, 2 not confirmed by anybody yet"
+    )
+    assert [brief_state_of(each) for each in (Status(), offline, Status("a:1"), lacking, odd)] == [
+        "connecting",
+        "offline, 2 not sent",
+        "catching up",
+        "incomplete, 3 missing, 4 or more not here, 1 not sent, 2 not confirmed",
+        "up to date, 1 not sent",
+    ]
+
+
+def test_a_bar_is_the_first_text_that_fits_or_is_cut() -> None:
+    texts = ["a long text", "字 short", "s"]
+    assert [first_that_fits(texts, columns) for columns in (11, 10, 8, 7, 1)] == [
+        *("a long text", "字 short", "字 short", "s", "s")
+    ]
+    assert first_that_fits(["much too long"], 6) == "much…"
+    assert first_that_fits(["abcdefgh"], 6) == "abcde…"

@@ -131,6 +131,8 @@ def test_what_somebody_goes_on_lacking_is_sent_again_a_few_times() -> None:
         take(me, sync, now=now)
         events = me.tick(now + 500, dice())
         answered += [(second, event.message_id) for event in of(RepairAnswered, events)]
+        lacks = {60: 2, 100: 0}.get(second, 1 if second < 100 else 0)
+        assert me.gaps.behind() == ({"b": lacks} if lacks else {})
     assert [key for _, key in answered] == ["gap"] * MAX_OFFERS
     assert answered[0][0] > 60
 

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from storenode.cli.chat.commands import Answer, Commands
+from storenode.cli.chat.transcript import Transcript
 from storenode.message.hashing import message_hash
 from storenode.sds.aio.bus import Bus, BusTransport
 from storenode.sds.aio.channel import Channel
@@ -33,6 +35,7 @@ from storenode.sds.events import (
     Forged,
     Missing,
     MissingMessage,
+    Received,
     Sent,
     Withdrawn,
 )
@@ -476,6 +479,31 @@ async def test_what_no_history_names_is_found_by_the_filters_of_a_peer(seed: int
         await bob.wait_for(lambda status: not status.behind)
         assert await ids(bob) == sorted(names, key=names.index)
         assert bob.calls["scan"] >= 1
+
+
+async def test_who_lacks_messages_is_known() -> None:
+    bus = Bus()
+    route = Route("room", PUBSUB, CONTENT)
+    said = SdsMessage("room", "m", "ann", NOW_MS - 60_000, content=b"text")
+    shown = SdsMessage("room", "sync", "cy", NOW_MS, bloom_filter=filter_of(SHAPE, ["other"]))
+    async with joined(bus.transport("b"), "bob") as bob:
+        await bob.wait_for(lambda status: status.synced)
+        bus.add(route, _fetched(route, said))
+        await logs_are_equal(bob, length=1)
+        assert bob.lacking() == {}
+        events = bob.events()
+        bus.add(route, _fetched(route, shown))
+        async with asyncio.timeout(PATIENCE_S):
+            while not (
+                isinstance(event := await anext(events), Received) and event.sender_id == "cy"
+            ):
+                pass
+        assert bob.lacking() == {"cy": 1}
+        transcript = Transcript("bob", 0)
+        transcript.take(event)
+        answer = Commands(bob, transcript).said("/names")
+        assert isinstance(answer, Answer)
+        assert answer.rows[-1].endswith(", lacks 1 message that is here: being sent again")
 
 
 def _said(route: Route, name: str, before: list[str]) -> Fetched:

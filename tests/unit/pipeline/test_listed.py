@@ -41,7 +41,8 @@ def reached(page: Path) -> dict[Path, Elements]:
         if here not in found:
             found[here] = Elements(here.read_text(encoding="utf-8"))
             links = [value for name, value in found[here].attributes if name == "href"]
-            ahead += [(here.parent / unquote(link)).resolve() for link in links]
+            paths = [unquote(link.partition("#")[0]) for link in links]
+            ahead += [(here.parent / path).resolve() for path in paths if path]
     return found
 
 

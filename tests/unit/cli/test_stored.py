@@ -88,4 +88,4 @@ def test_a_page_is_printed_as_its_messages_one_by_one(
         assert lines[0] == "09" * 32
         assert lines[1] == r"1906-08-16T20:26:40.000Z  000000000000  /a\x7f/1/é/x  text \x7f"
         assert lines[3] == r"1970-01-01T00:00:00.000Z  020202020202  /a\x7f/1/é/x  "
-        assert lines[5].endswith(r"  [id\x1b] al\u202eice: hello\x07")
+        assert lines[5].endswith(r"  [id\x1b] al\u202eice: hello\x07  (not verified)")

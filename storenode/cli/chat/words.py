@@ -36,7 +36,7 @@ def state_of(status: Status) -> str:
 
 
 def brief_state_of(status: Status) -> str:
-    """The same for a narrow terminal: without the node, and without reasons."""
+    """The same for a narrow terminal: without the node, and why there is none."""
     said = [_connection(status)]
     if status.missing or status.waiting:
         said.append(f"{max(status.missing, 1):,} missing")
@@ -46,6 +46,8 @@ def brief_state_of(status: Status) -> str:
         said.append(f"{status.unpublished:,} not sent")
     if unconfirmed := _unconfirmed(status):
         said.append(f"{unconfirmed:,} not confirmed")
+    if status.node is not None and status.trouble:
+        said.append(reason_of(status))
     return ", ".join(said)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from storenode.cli.client.text import format_time, preview, safe, short
 from storenode.cli.errors import FAILED, CliError
-from storenode.client.plain import to_json, to_plain
+from storenode.client.plain import to_json
 from storenode.client.sds_messages import SdsView, sds_view
 from storenode.common.bounded import BoundedDict
 
@@ -89,7 +89,8 @@ class Output:
             elif view is None:
                 self.message(item)
             else:
-                self.json({**to_plain(item), "proven": view.proven})
+                proven = json.dumps(view.proven)
+                self.shown(_printing(f'{to_json(item).removesuffix("}")}, "proven": {proven}}}'))
 
     def cursor(self, name: str, cursor: bytes, **more: object) -> None:
         """Print where to go on from."""

@@ -32,7 +32,7 @@ def path(tmp_path: Path) -> str:
 def test_the_tour_is_as_the_page_tells_it(tmp_path: Path, path: str) -> None:
     todo = steps(TOUR)
     assert len(todo) > 20
-    with running_node(tmp_path / "node") as node:
+    with running_node(tmp_path / "node", "--max-clock-drift", "off") as node:
         documented = f"127.0.0.1:7420={node.listen} 127.0.0.1:7421={node.admin}"
         addresses = {"STORENODE_NODE": node.listen, "STORENODE_ADMIN": node.admin}
         as_shown(todo, {"PATH": path, "GRPCURL_ADDRESSES": documented, **addresses})

@@ -263,7 +263,7 @@ def test_the_view_shows_full_screens_and_stays_where_it_was_scrolled_to() -> Non
 
 def test_the_state_in_words_and_in_short() -> None:
     offline = Status(trouble="No node could be reached: check the address.", unpublished=2)
-    odd = Status("a:1", live=True, unpublished=1)
+    odd = Status("a:1", live=True, unpublished=1, trouble="The disk is full.")
     lacking = Status("a:1", live=True, missing=3, behind=4, lost=1, unacknowledged=3, unpublished=1)
     assert state_of(offline) == (
         "offline: No node could be reached: check the address, 2 not sent yet"
@@ -277,7 +277,7 @@ def test_the_state_in_words_and_in_short() -> None:
         "offline, 2 not sent",
         "catching up",
         "incomplete, 3 missing, 4 or more not here, 1 not sent, 2 not confirmed",
-        "up to date, 1 not sent",
+        "up to date, 1 not sent, The disk is full",
     ]
 
 

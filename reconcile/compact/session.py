@@ -6,6 +6,7 @@ base payload. Frames are bytes; each takes one and says what follows.
     initiator   frame     what follows                              next state
     ---------   --------  ----------------------------------------  -----------------
     new         (begin)   OFFER                                     offered
+    new         (await)   nothing                                   asked
     offered     EQUAL     found: nothing                            ended
     offered     FOUND     found: one to receive                     ended
     offered     LOOK      DONE, found: one to send                  ended
@@ -19,6 +20,7 @@ base payload. Frames are bytes; each takes one and says what follows.
 
     responder   frame     what follows                              next state
     ---------   --------  ----------------------------------------  -----------------
+    new         (begin)   SLICES, of the whole window               sliced
     new         OFFER     EQUAL, found: nothing                     ended
     new         OFFER     FOUND, found: one to send                 ended
     new         OFFER     LOOK, if it is not there                  looking
@@ -68,8 +70,17 @@ from reconcile.compact.limits import (
     SIFTED_BYTES,
 )
 from reconcile.compact.outcome import Expected, FallBack, Found, Step
-from reconcile.compact.plan import FIRST_SLICES, LARGER, MIN_DENSE, slicing, wanted_bytes
-from reconcile.compact.slices import Compared, Held, Regions, Slices, estimate, worth_listing
+from reconcile.compact.plan import (
+    FIRST_SLICES,
+    LARGER,
+    MIN_DENSE,
+    Slicing,
+    slicing,
+    unoffered,
+    wanted_bytes,
+)
+from reconcile.compact.sizing import Gaps, estimate, gaps
+from reconcile.compact.slices import Compared, Held, Regions, Slices
 from reconcile.compact.table import NOWHERE, Table, cells_for, find, shape_for
 from reconcile.errors import MalformedCompact
 from reconcile.ids import Bools, Ints, SyncId, SyncIds, Words, ordered
@@ -184,6 +195,11 @@ class Initiator(_Side):
         self._state = _State.OFFERED
         return offer_bytes(cut)
 
+    def await_slices(self) -> None:
+        """Offer nothing, and take what the responder begins with."""
+        self._slices = self._held.whole
+        self._state = _State.ASKED
+
     def agree(self, nonce: bytes) -> None:
         """Take the responder's nonce, which comes with its first frame.
 
@@ -280,36 +296,56 @@ class Initiator(_Side):
         chosen, certain = compared.chosen, head.print_bytes > 0
         self._peer = head.count, head.xor
         self._differs = compared.differs if certain else None
-        self._chosen, apart = (chosen.low, chosen.high), chosen.balances
+        self._chosen = chosen.low, chosen.high
+        left = np.ones(len(chosen), np.bool_)
         if head.print_bytes == SIFTED_BYTES:
-            usual = self._held.count_in(regions) // max(1, len(compared.differs))
-            apart = self._sift(chosen, usual, keys)
+            left = self._sift(chosen, keys)
+        found = self._gaps(chosen, ~left, regions, len(compared.differs))
+        self._name(chosen, found.named, left)
         least = 0
         if self._listed is None:
             least = abs(self._held.count - len(self._told) - head.count)
-        _, self._size = estimate(apart, least, certain=certain)
+        _, self._size = estimate(
+            chosen.balances[left], found.of(left), len(compared.differs), least, certain=certain
+        )
         if not certain:
             self._size = max(self._size, min(self._held.count + head.count, MIN_DENSE))
         return self._table(keys)
 
-    def _sift(self, chosen: Slices, usual: int, keys: SessionKeys) -> Ints:
-        """Set apart what does not have to be in a table; by what the balances of the rest differ.
-
-        That is what explains a slice, and slices of which most differs. ``usual``: IDs in a slice.
-        """
+    def _sift(self, chosen: Slices, keys: SessionKeys) -> Bools:
+        """Set apart the IDs that explain a slice; which slices are left."""
         sifted = self._held.sift(chosen, keys.short)
         self._chosen, self._shorts = (sifted.low, sifted.high), sifted.shorts
         self._explained = sifted.told >= 0
         self._told = sifted.told[self._explained]
-        counts = sifted.high - sifted.low
-        rest = ~self._explained
-        apart, listed = worth_listing(chosen, counts, rest, usual)
-        named = int(counts[listed].sum())
-        if listed.any() and named <= MAX_CELLS // 2:
-            self._listed = listed[rest]
-            self._named = np.sort(self._shorts[np.repeat(listed, counts)])
-            rest &= ~listed
-        return apart[rest]
+        return ~self._explained
+
+    def _gaps(self, chosen: Slices, explained: Bools, regions: Regions, slices: int) -> Gaps:
+        """What counts say of slices that differ; the peer has equal counts in all of them."""
+        held, (peer_count, _) = self._held, self._peer
+        usual = max(0, peer_count - held.count + held.count_in(regions)) // max(1, slices)
+        single = explained if self._explained is not None else np.abs(chosen.balances) == 1
+        edge = np.isin(chosen.lower, regions.start) | np.isin(chosen.upper, regions.end)
+        return gaps(chosen.balances, held.counts(chosen, usual), single, edge, usual)
+
+    def _name(self, chosen: Slices, worth: Bools, left: Bools) -> None:
+        """Set apart slices that are named ID by ID, and leave the others left.
+
+        Where a gap ends neither counts nor balances say much, so slices beside it are named too.
+        """
+        if self._explained is None:
+            return
+        touching = chosen.upper[:-1] == chosen.lower[1:]
+        named = worth.copy()
+        named[1:] |= worth[:-1] & touching
+        named[:-1] |= worth[1:] & touching
+        named &= left
+        low, high = self._chosen
+        counts = high - low
+        if named.any() and int(counts[named].sum()) <= MAX_CELLS // 2:
+            self._listed = named[left]
+            self._named = np.sort(self._shorts[np.repeat(named, counts)])
+            left &= ~named
 
     def _table(self, keys: SessionKeys) -> Step:
         if self._tables == MAX_TABLES or cells_for(self._size) > MAX_CELLS // 2:
@@ -371,7 +407,18 @@ class Responder(_Side):
         self._claim = claim
         self._regions = self._held.regions
         self._differs = np.empty(0, np.bool_)
-        self._about = 1.0
+        self._about = self._most = 1.0
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether count and XOR are those of the initiator."""
+        return self._claim.count == self._held.count and not self._xor.any()
+
+    def begin(self) -> bytes:
+        """The first frame, where the initiator takes slices that it has not offered."""
+        self._differs = np.ones(1, np.bool_)
+        plan = unoffered(abs(self._held.count - self._claim.count), self._held.count)
+        return self._answer_with(plan)
 
     def receive(self, data: bytes) -> Step:
         """Take a frame.
@@ -422,27 +469,27 @@ class Responder(_Side):
 
     def _offered(self, frame: Offer) -> Step:
         """Compare the initiator's slices with what is held here."""
-        if self._is_equal:
+        if self.is_equal:
             return self._equal()
         return self._compared(self._held.compare(frame.cut, self._regions, self._first_key))
-
-    @property
-    def _is_equal(self) -> bool:
-        return self._claim.count == self._held.count and not self._xor.any()
 
     def _equal(self) -> Step:
         return self._end(self._to_receive(_NOTHING, self._xor), Plain(Kind.EQUAL))
 
     def _compared(self, compared: Compared) -> Step:
         """Go on in slices that differ; the XOR of both sides may be the only difference."""
-        if self._is_equal:
+        if self.is_equal:
             return self._equal()
         chosen, apart = compared.chosen, compared.chosen.balances
         self._differs = compared.differs
         if not len(chosen):
             return self._fail("no slice differs, and the fingerprints do")
         least = abs(self._held.count - self._claim.count)
-        self._about, _ = estimate(apart, least, certain=True)
+        slices = len(compared.differs)
+        usual = self._claim.count // slices
+        counts = self._held.counts(chosen, usual)
+        found = gaps(apart, counts, np.abs(apart) <= 1, np.zeros(len(chosen), np.bool_), usual)
+        self._about, self._most = estimate(apart, found, slices, least, certain=True)
         self._regions = Regions.joined(chosen.lower, chosen.upper)
         if least == 1 and len(apart) == 1 and abs(int(apart[0])) == 1:
             return self._single(chosen.low, chosen.high)
@@ -460,12 +507,16 @@ class Responder(_Side):
 
     def _answer(self) -> Step:
         """Slices of what differs, as many as are worth it."""
-        held, regions = self._held, self._regions
-        plan = slicing(self._about, held.count_in(regions))
+        plan = slicing(self._about, self._most, self._held.count_in(self._regions))
+        return Step(self._answer_with(plan))
+
+    def _answer_with(self, plan: Slicing) -> bytes:
+        held = self._held
         wanted = plan.count, self._keys.short, plan.print_bytes
-        self._slices, cut = held.cut(regions, *wanted, anchored=plan.anchored)
+        self._slices, cut = held.cut(self._regions, *wanted, anchored=plan.anchored)
+        self._state = _State.SLICED
         head = AnswerHead(held.xor, held.count, self._differs, plan.print_bytes)
-        return self._go(_State.SLICED, answer_bytes(head, cut))
+        return answer_bytes(head, cut)
 
     def _tabled(self, frame: Filled) -> Step:
         """Take out of a table what is held here, and peel the rest."""

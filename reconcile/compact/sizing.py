@@ -1,0 +1,130 @@
+"""How many differences a table is made for, and which slices are better named ID by ID.
+
+Balances say it where differences are scattered: the squares of those by which slices differ are the
+number of differences, give or take what chance has in store. The fewer slices the differences are
+in, the less they say: nothing where a slice is in a gap. There counts do: all slices of the other
+side hold about as many IDs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from reconcile.ids import Bools, Ints
+
+_SAFETY: Final = 3.0
+"""Standard deviations by which balances may say too little."""
+
+_LARGEST: Final = 8.0
+"""A table is made for so many times what balances say at most."""
+
+_LEEWAY: Final = 32
+"""A slice may have this part of the usual count more or less: bounds are rounded."""
+
+_GAP: Final = 4
+"""A slice is in a gap if its count differs by this part of the usual one."""
+
+_ONE_SIDED: Final = 6
+"""It also is if counts differ so many times more than balances: at random both would alike."""
+
+_ROUNDED: Final = 2
+"""IDs that a slice has more or less, because equal counts are rounded."""
+
+_ENOUGH: Final = 5
+"""Slices without a gap that show how counts vary."""
+
+_OUTSIDE: Final = 10
+"""The largest and the least tenth of them are not looked at: one may be in a gap all the same."""
+
+_NAMED_BYTES: Final = 6
+_TABLE_BYTES: Final = 11
+"""Of an ID that is named, and of a difference in a table."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gaps:
+    """What counts say of slices that differ.
+
+    Attributes:
+        least: ``(n,)``, so many differences.
+        most: ``(n,)``: and in slices that are in a gap no more than so many; else 0.
+        named: ``(n,)``: it takes fewer bytes to name all IDs than to have them in a table.
+    """
+
+    least: Ints
+    most: Ints
+    named: Bools
+
+    def of(self, rows: Bools) -> Gaps:
+        """Of some of the slices."""
+        return Gaps(self.least[rows], self.most[rows], self.named[rows])
+
+
+def gaps(apart: Ints, counts: Ints, single: Bools, edge: Bools, usual: int) -> Gaps:
+    """Of slices that differ: by which balance, how many IDs here, how many there on average.
+
+    ``single``: those that seem to differ in one ID. They show how far counts are from what is usual
+    where there is no gap. ``edge``: at an edge of a region, where a slice may be small anyway.
+    """
+    few, many = _ordinary(counts[single], usual)
+    least = np.maximum(few - counts, counts - many)
+    clear = np.abs(counts - usual)
+    beyond = (least > many - few) | (2 * counts <= few) | (counts >= 2 * many)
+    alone = (_GAP * clear >= usual) | (clear >= _ONE_SIDED * np.abs(apart))
+    is_gap = (least > 0) & beyond & alone
+    named = is_gap & (_NAMED_BYTES * counts < _TABLE_BYTES * clear)
+    least[(least < 0) | ~beyond | (edge & (counts < few))] = 0
+    return Gaps(least, np.where(is_gap & (least > 0), least + many - few, 0), named)
+
+
+def _ordinary(alike: Ints, usual: int) -> tuple[int, int]:
+    """The least and the largest count of a slice without a gap, but for some."""
+    if len(alike) < _ENOUGH:
+        leeway = usual // _LEEWAY + _ROUNDED
+        return usual - leeway, usual + leeway
+    outside = len(alike) // _OUTSIDE
+    alike = np.sort(alike)
+    few, many = min(usual, int(alike[outside])), max(usual, int(alike[-1 - outside]))
+    return few - _ROUNDED, many + _ROUNDED
+
+
+def estimate(
+    apart: Ints, found: Gaps, slices: int, least: int, *, certain: bool
+) -> tuple[float, float]:
+    """How many differences there are about, and how many a table should be made for.
+
+    ``apart``: by which balance slices differ; ``found``: what counts say of them. ``slices``: how
+    many there are in all. ``least``: so many differences at least. ``certain``: there is one in
+    each of those.
+    """
+    size = np.abs(apart).astype(np.float64)
+    in_gap = found.most > 0
+    counted = float(found.most[in_gap].sum())
+    if counted:
+        size = size[~in_gap]
+    squares = size * size
+    total = float(np.maximum(squares, found.least[~in_gap]).sum())
+    at_least = float(size.sum())
+    if certain:
+        at_least += 2.0 * float(len(size) - np.count_nonzero(size))
+    about = max(total, float(least) - counted, at_least)
+    pairs = float((squares * squares - squares).sum()) / 3.0
+    alike = min(float(slices), total * total / pairs) if pairs > 0 else float(slices)
+    return about + counted, counted + about * _vagueness(about, max(alike, 1.0))
+
+
+def _vagueness(about: float, slices: float) -> float:
+    """By which factor balances of so many slices alike may say too little.
+
+    The sum of squares of balances is distributed as chi-squared, with a degree of freedom for each
+    slice, of which those with no difference or one are exact. The quantile is Wilson's and
+    Hilferty's.
+    """
+    if not about:
+        return 1.0
+    part = 2.0 / 9.0 * -np.expm1(-about / slices) / slices
+    quantile = float(1.0 - part - _SAFETY * np.sqrt(part))
+    return _LARGEST if quantile**3 * _LARGEST < 1.0 else quantile**-3

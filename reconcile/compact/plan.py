@@ -26,6 +26,10 @@ _FEW: Final = 30
 _RATIO_OF_FEW: Final = 130
 _RATIO: Final = 60
 _MIN_SLICES: Final = 16
+_MIN_SLICES_OF_FEW: Final = 64
+_FEW_ITEMS: Final = 32_768
+"""The fewer IDs there are, the fewer slices: in too few of them may be what is close together, so
+that balances do not say how much that is."""
 _VAGUE: Final = 2.5
 """If there may be so many times more differences than seems: they are close together."""
 
@@ -68,9 +72,10 @@ def slicing(differences: float, most: float, items: int) -> Slicing:
         return Slicing(max(1, min(_DENSE_SLICES, items // 4)), 0)
     ratio = _RATIO_OF_FEW if about < _FEW else _RATIO
     weight = max(1, items // NEAR_ITEMS) if about >= _FEW else 1
-    least = _MIN_SLICES
+    least = _MIN_SLICES_OF_FEW if items <= _FEW_ITEMS else _MIN_SLICES
     if most > _VAGUE * differences:
-        least = max(least, min(_MIN_VAGUE_SLICES, items // _MIN_SLICE_ITEMS))
+        least = max(least, _MIN_VAGUE_SLICES)
+    least = min(least, max(_MIN_SLICES, items // _MIN_SLICE_ITEMS))
     count = min(max(isqrt(about * items * weight // ratio), least), MAX_SLICES)
     if about >= _FEW:
         return Slicing(count, SIFTED_BYTES, anchored=weight > 1)

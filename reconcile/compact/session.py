@@ -302,12 +302,11 @@ class Initiator(_Side):
             left = self._sift(chosen, keys)
         found = self._gaps(chosen, ~left, regions, len(compared.differs))
         self._name(chosen, found.named, left)
-        least = 0
+        apart, least = chosen.balances[left], 0
         if self._listed is None:
-            least = abs(self._held.count - len(self._told) - head.count)
-        _, self._size = estimate(
-            chosen.balances[left], found.of(left), len(compared.differs), least, certain=certain
-        )
+            least = self._least(apart)
+        slices = len(compared.differs)
+        _, self._size = estimate(apart, found.of(left), slices, least, certain=certain)
         if not certain:
             self._size = max(self._size, min(self._held.count + head.count, MIN_DENSE))
         return self._table(keys)
@@ -319,6 +318,15 @@ class Initiator(_Side):
         self._explained = sifted.told >= 0
         self._told = sifted.told[self._explained]
         return ~self._explained
+
+    def _least(self, apart: Ints) -> int:
+        """How many differences are at least in slices that are left, by the counts of both sides."""
+        net = self._held.count - len(self._told) - self._peer[0]
+        if self._explained is None:
+            return abs(net)
+        # A slice that differs in one ID, and not in one of this side, differs in one of the peer.
+        single = int(np.count_nonzero(np.abs(apart) == 1))
+        return abs(net + single) + single
 
     def _gaps(self, chosen: Slices, explained: Bools, regions: Regions, slices: int) -> Gaps:
         """What counts say of slices that differ; the peer has equal counts in all of them."""

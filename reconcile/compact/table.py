@@ -42,18 +42,19 @@ _HALF: Final = np.uint64(32)
 _SHORT_BITS: Final = np.uint64(8 * SHORT_BYTES)
 _MASK: Final = np.uint64(SHORT_MASK)
 
-# Differences, and cells with which at most one table of 1,000 does not empty (docs/decisions).
+# Differences, and cells with which at most one table of 1,000 does not empty (docs/decisions), and
+# of few differences, which may be known exactly, one of 3,000.
 _SIZES: Final = (
     (1, 5),
-    (2, 25),
-    (3, 30),
-    (5, 35),
-    (10, 45),
-    (20, 60),
-    (50, 100),
-    (100, 175),
-    (200, 308),
-    (500, 716),
+    (2, 30),
+    (3, 35),
+    (5, 40),
+    (10, 50),
+    (20, 65),
+    (50, 105),
+    (100, 180),
+    (200, 328),
+    (500, 736),
     (1_000, 1_400),
     (3_000, 4_110),
     (4_000, 5_410),

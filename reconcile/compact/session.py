@@ -320,7 +320,7 @@ class Initiator(_Side):
         return ~self._explained
 
     def _least(self, apart: Ints) -> int:
-        """How many differences are at least in slices that are left, by the counts of both sides."""
+        """How many differences at least are in slices that are left, by the counts of both."""
         net = self._held.count - len(self._told) - self._peer[0]
         if self._explained is None:
             return abs(net)

@@ -36,8 +36,9 @@ _ROUNDED: Final = 2
 _ENOUGH: Final = 5
 """Slices without a gap that show how counts vary."""
 
-_OUTSIDE: Final = 10
-"""The largest and the least tenth of them are not looked at: one may be in a gap all the same."""
+_OUTSIDE: Final = 2
+"""So many of the largest and the least are not looked at, a tenth at most: some that seem to differ
+in one ID are in a gap."""
 
 _NAMED_BYTES: Final = 6
 _TABLE_BYTES: Final = 11
@@ -85,7 +86,7 @@ def _ordinary(alike: Ints, usual: int) -> tuple[int, int]:
     if len(alike) < _ENOUGH:
         leeway = usual // _LEEWAY + _ROUNDED
         return usual - leeway, usual + leeway
-    outside = len(alike) // _OUTSIDE
+    outside = min(_OUTSIDE, len(alike) // 10)
     alike = np.sort(alike)
     few, many = min(usual, int(alike[outside])), max(usual, int(alike[-1 - outside]))
     return few - _ROUNDED, many + _ROUNDED

@@ -31,8 +31,8 @@ from storenode.message.limits import HASH_BYTES, MAX_TIMESTAMP_NS
 _BOUND_BITS: Final = 6
 _ANCHOR_BOUND_BITS: Final = 13
 _SHORT_GAP: Final = 0.05
-_LARGE: Final = 3
-"""Times the usual number of IDs: fewer may come of rounded bounds."""
+_LARGE: Final = 4
+"""By this part of the usual number of IDs more is looked into."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +205,7 @@ class Held:
         A slice is not cut inside a nanosecond, and so it may be large without a gap.
         """
         counts = slices.high - slices.low
-        large = (counts > _LARGE * usual).nonzero()[0]
+        large = (_LARGE * counts > (_LARGE + 1) * usual).nonzero()[0]
         if len(large):
             middle = self.rows.timestamps(slices.low[large] + counts[large] // 2)
             alike = self.rows.time_ranks(middle, "right") - self.rows.time_ranks(middle, "left")

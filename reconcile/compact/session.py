@@ -61,7 +61,7 @@ from reconcile.compact.frames import (
     offer_bytes,
     read_answer_head,
 )
-from reconcile.compact.keys import SHORT_MASK, SessionKeys, first_key
+from reconcile.compact.keys import SessionKeys, first_key
 from reconcile.compact.limits import (
     MAX_CELLS,
     MAX_FIRST_SLICES,
@@ -69,6 +69,7 @@ from reconcile.compact.limits import (
     MAX_TABLES,
     SIFTED_BYTES,
 )
+from reconcile.compact.matching import Matched, repeats, shortened
 from reconcile.compact.outcome import Expected, FallBack, Found, Step
 from reconcile.compact.plan import (
     FIRST_SLICES,
@@ -77,7 +78,6 @@ from reconcile.compact.plan import (
     Slicing,
     slicing,
     unoffered,
-    wanted_bytes,
 )
 from reconcile.compact.sizing import Gaps, estimate, gaps
 from reconcile.compact.slices import Compared, Held, Regions, Slices
@@ -174,6 +174,7 @@ class Initiator(_Side):
         self._first_key = first_key(nonce)
         self._keys: SessionKeys | None = None
         self._peer: tuple[int, Words] = (0, self._held.xor)
+        self._inside = np.empty(0, np.bool_)
         self._shorts = _NOTHING
         self._chosen: tuple[Ints, Ints] = (np.empty(0, np.int64),) * 2
         self._differs: Bools | None = None
@@ -294,19 +295,22 @@ class Initiator(_Side):
     ) -> Step:
         """Put what is in slices that differ into a table."""
         chosen, certain = compared.chosen, head.print_bytes > 0
-        self._peer = head.count, head.xor
+        self._peer, self._inside = (head.count, head.xor), head.differs
         self._differs = compared.differs if certain else None
         self._chosen = chosen.low, chosen.high
         left = np.ones(len(chosen), np.bool_)
         if head.print_bytes == SIFTED_BYTES:
             left = self._sift(chosen, keys)
         found = self._gaps(chosen, ~left, regions, len(compared.differs))
-        self._name(chosen, found.named, left)
+        if found is not None and self._explained is not None:
+            self._name(chosen, found.named, left)
         apart, least = chosen.balances[left], 0
         if self._listed is None:
             least = self._least(apart)
         slices = len(compared.differs)
-        _, self._size = estimate(apart, found.of(left), slices, least, certain=certain)
+        _, self._size = estimate(
+            apart, None if found is None else found.of(left), slices, least, certain=certain
+        )
         if not certain:
             self._size = max(self._size, min(self._held.count + head.count, MIN_DENSE))
         return self._table(keys)
@@ -328,28 +332,32 @@ class Initiator(_Side):
         single = int(np.count_nonzero(np.abs(apart) == 1))
         return abs(net + single) + single
 
-    def _gaps(self, chosen: Slices, explained: Bools, regions: Regions, slices: int) -> Gaps:
+    def _gaps(self, chosen: Slices, explained: Bools, regions: Regions, slices: int) -> Gaps | None:
         """What counts say of slices that differ; the peer has equal counts in all of them."""
-        held, (peer_count, _) = self._held, self._peer
-        usual = max(0, peer_count - held.count + held.count_in(regions)) // max(1, slices)
+        first, (peer_count, _) = self._slices, self._peer
+        assert first is not None
+        inside = int((first.high - first.low)[self._inside].sum())
+        usual = max(0, peer_count - self._held.count + inside) // max(1, slices)
         single = explained if self._explained is not None else np.abs(chosen.balances) == 1
+        counts = self._held.counts(chosen, usual)
+        found = gaps(chosen.balances, counts, single, usual)
+        if found is None:
+            return None
+        # At an edge of a region a slice may be small anyway.
         edge = np.isin(chosen.lower, regions.start) | np.isin(chosen.upper, regions.end)
-        return gaps(chosen.balances, held.counts(chosen, usual), single, edge, usual)
+        return found.but_for(edge & (counts < usual))
 
     def _name(self, chosen: Slices, worth: Bools, left: Bools) -> None:
         """Set apart slices that are named ID by ID, and leave the others left.
 
         Where a gap ends neither counts nor balances say much, so slices beside it are named too.
         """
-        if self._explained is None:
-            return
         touching = chosen.upper[:-1] == chosen.lower[1:]
         named = worth.copy()
         named[1:] |= worth[:-1] & touching
         named[:-1] |= worth[1:] & touching
         named &= left
-        low, high = self._chosen
-        counts = high - low
+        counts = self._chosen[1] - self._chosen[0]
         if named.any() and int(counts[named].sum()) <= MAX_CELLS // 2:
             self._listed = named[left]
             self._named = np.sort(self._shorts[np.repeat(named, counts)])
@@ -379,7 +387,7 @@ class Initiator(_Side):
         if bool((at < 0).any()):
             return self._fail("the peer wants an ID that is not here, or not the only one")
         at = np.sort(np.concatenate((at, self._told)))
-        if _repeats(at):
+        if repeats(at):
             return self._fail("the peer wants an ID that it was told of")
         to_send, sent = self._held.gather(*self._chosen, at)
         count, xor = self._peer
@@ -415,7 +423,7 @@ class Responder(_Side):
         self._claim = claim
         self._regions = self._held.regions
         self._differs = np.empty(0, np.bool_)
-        self._about = self._most = 1.0
+        self._chosen: Slices | None = None
 
     @property
     def is_equal(self) -> bool:
@@ -492,13 +500,8 @@ class Responder(_Side):
         self._differs = compared.differs
         if not len(chosen):
             return self._fail("no slice differs, and the fingerprints do")
+        self._chosen = chosen
         least = abs(self._held.count - self._claim.count)
-        slices = len(compared.differs)
-        usual = self._claim.count // slices
-        counts = self._held.counts(chosen, usual)
-        found = gaps(apart, counts, np.abs(apart) <= 1, np.zeros(len(chosen), np.bool_), usual)
-        self._about, self._most = estimate(apart, found, slices, least, certain=True)
-        self._regions = Regions.joined(chosen.lower, chosen.upper)
         if least == 1 and len(apart) == 1 and abs(int(apart[0])) == 1:
             return self._single(chosen.low, chosen.high)
         return self._answer()
@@ -515,8 +518,14 @@ class Responder(_Side):
 
     def _answer(self) -> Step:
         """Slices of what differs, as many as are worth it."""
-        plan = slicing(self._about, self._most, self._held.count_in(self._regions))
-        return Step(self._answer_with(plan))
+        chosen, slices = self._chosen, len(self._differs)
+        assert chosen is not None
+        apart, least = chosen.balances, abs(self._held.count - self._claim.count)
+        usual = self._claim.count // slices
+        found = gaps(apart, self._held.counts(chosen, usual), np.abs(apart) <= 1, usual)
+        about, most = estimate(apart, found, slices, least, certain=True)
+        self._regions = Regions.joined(chosen.lower, chosen.upper)
+        return Step(self._answer_with(slicing(about, most, chosen.items)))
 
     def _answer_with(self, plan: Slicing) -> bytes:
         held = self._held
@@ -561,14 +570,14 @@ class Responder(_Side):
             return (low, high), (low[:0], high[:0])
         return (low[~listed], high[~listed]), (low[listed], high[listed])
 
-    def _matched(self, apart: Words, shorts: Words, places: tuple[Ints, Ints]) -> _Matched:
+    def _matched(self, apart: Words, shorts: Words, places: tuple[Ints, Ints]) -> Matched:
         """Whose short IDs are, by which both sides differ in some intervals of places."""
         at = find(apart, shorts)
         own = at >= 0
         to_send, sent = self._held.gather(*places, np.sort(at[own]))
-        return _Matched(apart[~own], apart[own], to_send, sent, bool((at >= NOWHERE).all()))
+        return Matched(apart[~own], apart[own], to_send, sent, bool((at >= NOWHERE).all()))
 
-    def _result(self, parts: list[_Matched], told: Words, items: int) -> Step:
+    def _result(self, parts: list[Matched], told: Words, items: int) -> Step:
         """Hold what was found to what both sides say that they have."""
         wanted = np.concatenate([part.wanted for part in parts])
         offered = np.sort(np.concatenate([part.offered for part in parts]))
@@ -578,46 +587,11 @@ class Responder(_Side):
         if not explained or not all(part.clear for part in parts):
             return self._fail("the differences do not explain the fingerprints")
         count = self._held.count + len(lacking)
-        if count != self._claim.count + len(offered) or _repeats(lacking) or _repeats(offered):
+        if count != self._claim.count + len(offered) or repeats(lacking) or repeats(offered):
             return self._fail("the differences do not explain the counts")
         some = [part.to_send for part in parts if len(part.to_send)]
         to_send = some[0] if len(some) == 1 else ordered(SyncIds.join(some))
         sent = np.bitwise_xor.reduce([part.sent for part in parts])
         expected = Expected(lacking, self._xor ^ sent, self._keys.short)
-        size, cut = _shortened(wanted, items)
+        size, cut = shortened(wanted, items)
         return self._end(Found(to_send, expected), Decoded(sent, cut, size, offered))
-
-
-@dataclass(frozen=True, slots=True)
-class _Matched:
-    """What each side has alone.
-
-    Attributes:
-        wanted: short IDs that the responder lacks.
-        offered: short IDs of what it has.
-        to_send: what these are.
-        sent: the XOR of their hashes.
-        clear: no short ID is that of several IDs.
-    """
-
-    wanted: Words
-    offered: Words
-    to_send: SyncIds
-    sent: Words
-    clear: bool
-
-
-def _repeats(ascending: Words | Ints) -> bool:
-    return bool((ascending[1:] == ascending[:-1]).any())
-
-
-def _shortened(wanted: Words, items: int) -> tuple[int, Words]:
-    """Short IDs cut to so many bytes that they can be found among items; ascending."""
-    size = wanted_bytes(len(wanted), items)
-    if not len(wanted):
-        return size, wanted
-    while True:
-        cut = np.unique(wanted & np.uint64(min((1 << (8 * size)) - 1, SHORT_MASK)))
-        if len(cut) == len(wanted):
-            return min(size, 6), cut
-        size += 1

@@ -9,6 +9,7 @@ side hold about as many IDs.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import expm1, sqrt
 from typing import Final
 
 import numpy as np
@@ -63,22 +64,27 @@ class Gaps:
         """Of some of the slices."""
         return Gaps(self.least[rows], self.most[rows], self.named[rows])
 
+    def but_for(self, rows: Bools) -> Gaps:
+        """With nothing said of how many differences some have."""
+        return Gaps(self.least * ~rows, self.most * ~rows, self.named)
 
-def gaps(apart: Ints, counts: Ints, single: Bools, edge: Bools, usual: int) -> Gaps:
+
+def gaps(apart: Ints, counts: Ints, single: Bools, usual: int) -> Gaps | None:
     """Of slices that differ: by which balance, how many IDs here, how many there on average.
 
     ``single``: those that seem to differ in one ID. They show how far counts are from what is usual
-    where there is no gap. ``edge``: at an edge of a region, where a slice may be small anyway.
+    where there is no gap. None: counts say nothing.
     """
     few, many = _ordinary(counts[single], usual)
+    lowest, highest = min(2 * few - many, few // 2), max(2 * many - few, 2 * many)
+    if not len(counts) or (lowest < int(counts.min()) and int(counts.max()) < highest):
+        return None
     least = np.maximum(few - counts, counts - many)
+    beyond = (least > 0) & ((counts <= lowest) | (counts >= highest))
     clear = np.abs(counts - usual)
-    beyond = (least > many - few) | (2 * counts <= few) | (counts >= 2 * many)
-    alone = (_GAP * clear >= usual) | (clear >= _ONE_SIDED * np.abs(apart))
-    is_gap = (least > 0) & beyond & alone
+    is_gap = beyond & ((_GAP * clear >= usual) | (clear >= _ONE_SIDED * np.abs(apart)))
     named = is_gap & (_NAMED_BYTES * counts < _TABLE_BYTES * clear)
-    least[(least < 0) | ~beyond | (edge & (counts < few))] = 0
-    return Gaps(least, np.where(is_gap & (least > 0), least + many - few, 0), named)
+    return Gaps(least * beyond, (least + many - few) * is_gap, named)
 
 
 def _ordinary(alike: Ints, usual: int) -> tuple[int, int]:
@@ -93,7 +99,7 @@ def _ordinary(alike: Ints, usual: int) -> tuple[int, int]:
 
 
 def estimate(
-    apart: Ints, found: Gaps, slices: int, least: int, *, certain: bool
+    apart: Ints, found: Gaps | None, slices: int, least: int, *, certain: bool
 ) -> tuple[float, float]:
     """How many differences there are about, and how many a table should be made for.
 
@@ -101,18 +107,21 @@ def estimate(
     many there are in all. ``least``: so many differences at least. ``certain``: there is one in
     each of those.
     """
+    counted, floor = 0, None
+    if found is not None:
+        scattered = found.most == 0
+        counted = int(found.most.sum())
+        apart, floor = apart[scattered], found.least[scattered]
     size = np.abs(apart).astype(np.float64)
-    in_gap = found.most > 0
-    counted = float(found.most[in_gap].sum())
-    if counted:
-        size = size[~in_gap]
     squares = size * size
-    total = float(np.maximum(squares, found.least[~in_gap]).sum())
+    whole = total = float(squares.sum())
+    if floor is not None:
+        total = float(np.maximum(squares, floor).sum())
     at_least = float(size.sum())
     if certain:
-        at_least += 2.0 * float(len(size) - np.count_nonzero(size))
-    about = max(total, float(least) - counted, at_least)
-    pairs = float((squares * squares - squares).sum()) / 3.0
+        at_least += 2.0 * (len(size) - np.count_nonzero(size))
+    about = max(total, float(least - counted), at_least)
+    pairs = (float(squares @ squares) - whole) / 3.0
     alike = min(float(slices), total * total / pairs) if pairs > 0 else float(slices)
     return about + counted, counted + about * _vagueness(about, max(alike, 1.0))
 
@@ -124,8 +133,6 @@ def _vagueness(about: float, slices: float) -> float:
     slice, of which those with no difference or one are exact. The quantile is Wilson's and
     Hilferty's.
     """
-    if not about:
-        return 1.0
-    part = 2.0 / 9.0 * -np.expm1(-about / slices) / slices
-    quantile = float(1.0 - part - _SAFETY * np.sqrt(part))
-    return _LARGEST if quantile**3 * _LARGEST < 1.0 else quantile**-3
+    part = 2.0 / 9.0 * -expm1(-about / slices) / slices
+    quantile = 1.0 - part - _SAFETY * sqrt(part)
+    return _LARGEST if quantile <= 0.0 else min(quantile**-3, _LARGEST)

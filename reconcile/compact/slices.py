@@ -125,6 +125,11 @@ class Slices:
     def __len__(self) -> int:
         return len(self.lower)
 
+    @property
+    def items(self) -> int:
+        """IDs in all of them."""
+        return int((self.high - self.low).sum())
+
 
 @dataclass(frozen=True, slots=True)
 class Compared:
@@ -177,11 +182,11 @@ class Held:
 
     def __init__(self, view: IndexView, window: tuple[SyncId, SyncId]) -> None:
         self.rows: Rows = view.rows
-        self.low, self.high = view.rank(window[0]), view.rank(window[1])
-        self.high = max(self.low, self.high)
+        self.low = self.high = view.rank(window[0])
         self.xor: Words = np.zeros(HASH_WORDS, np.uint64)
-        if self.high > self.low:
-            self.xor = view.fingerprint(*window)[1]
+        if window[0] < window[1]:
+            count, self.xor = view.fingerprint(*window)
+            self.high += count
         self.regions = Regions.of_window(window)
         chunks = self.rows.chunks
         # As a bound the last time there is means the end: what is before an ID of it says nothing.
@@ -205,17 +210,13 @@ class Held:
         A slice is not cut inside a nanosecond, and so it may be large without a gap.
         """
         counts = slices.high - slices.low
-        large = (_LARGE * counts > (_LARGE + 1) * usual).nonzero()[0]
-        if len(large):
+        most = usual + usual // _LARGE
+        if len(counts) and int(counts.max()) > most:
+            large = (counts > most).nonzero()[0]
             middle = self.rows.timestamps(slices.low[large] + counts[large] // 2)
             alike = self.rows.time_ranks(middle, "right") - self.rows.time_ranks(middle, "left")
             counts[large] -= np.maximum(np.minimum(alike, counts[large]) - usual, 0)
         return counts
-
-    def count_in(self, regions: Regions) -> int:
-        """IDs in regions."""
-        low, high = self._places(regions)
-        return int((high - low).sum())
 
     def cut(
         self,

@@ -79,7 +79,7 @@ from reconcile.compact.plan import (
     slicing,
     unoffered,
 )
-from reconcile.compact.sizing import Gaps, estimate, gaps
+from reconcile.compact.sizing import Gaps, estimate, gaps, occupied
 from reconcile.compact.slices import Compared, Held, Regions, Slices
 from reconcile.compact.table import NOWHERE, Table, cells_for, find, shape_for
 from reconcile.errors import MalformedCompact
@@ -302,12 +302,17 @@ class Initiator(_Side):
         if head.print_bytes == SIFTED_BYTES:
             left = self._sift(chosen, keys)
         found = self._gaps(chosen, ~left, regions, len(compared.differs))
+        named = np.zeros(len(chosen), np.bool_)
         if found is not None and self._explained is not None:
-            self._name(chosen, found.named, left)
+            named = self._name(chosen, found.named, left)
         apart, least = chosen.balances[left], 0
         if self._listed is None:
             least = self._least(apart)
         slices = len(compared.differs)
+        if certain:
+            places = compared.differs.nonzero()[0]
+            slices, scattered = occupied(places[~named])
+            least = max(least, round(scattered) - len(self._told))
         _, self._size = estimate(
             apart, None if found is None else found.of(left), slices, least, certain=certain
         )
@@ -347,8 +352,8 @@ class Initiator(_Side):
         edge = np.isin(chosen.lower, regions.start) | np.isin(chosen.upper, regions.end)
         return found.but_for(edge & (counts < usual))
 
-    def _name(self, chosen: Slices, worth: Bools, left: Bools) -> None:
-        """Set apart slices that are named ID by ID, and leave the others left.
+    def _name(self, chosen: Slices, worth: Bools, left: Bools) -> Bools:
+        """Set apart slices that are named ID by ID, which these are, and leave the others left.
 
         Where a gap ends neither counts nor balances say much, so slices beside it are named too.
         """
@@ -358,10 +363,12 @@ class Initiator(_Side):
         named[:-1] |= worth[1:] & touching
         named &= left
         counts = self._chosen[1] - self._chosen[0]
-        if named.any() and int(counts[named].sum()) <= MAX_CELLS // 2:
-            self._listed = named[left]
-            self._named = np.sort(self._shorts[np.repeat(named, counts)])
-            left &= ~named
+        if not named.any() or int(counts[named].sum()) > MAX_CELLS // 2:
+            return np.zeros_like(named)
+        self._listed = named[left]
+        self._named = np.sort(self._shorts[np.repeat(named, counts)])
+        left &= ~named
+        return named
 
     def _table(self, keys: SessionKeys) -> Step:
         if self._tables == MAX_TABLES or cells_for(self._size) > MAX_CELLS // 2:

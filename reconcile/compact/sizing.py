@@ -9,7 +9,7 @@ side hold about as many IDs.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import expm1, sqrt
+from math import expm1, log, sqrt
 from typing import Final
 
 import numpy as np
@@ -96,6 +96,18 @@ def _ordinary(alike: Ints, usual: int) -> tuple[int, int]:
     alike = np.sort(alike)
     few, many = min(usual, int(alike[outside])), max(usual, int(alike[-1 - outside]))
     return few - _ROUNDED, many + _ROUNDED
+
+
+def occupied(places: Ints) -> tuple[int, float]:
+    """From the first slice that differs to the last one: how many there are, how many differences.
+
+    So many that, if they were scattered there, as many slices would have none. ``places``: which
+    slices differ, ascending.
+    """
+    if not len(places):
+        return 1, 0.0
+    slices = int(places[-1] - places[0]) + 1
+    return slices, slices * log(slices / max(slices - len(places), 1))
 
 
 def estimate(

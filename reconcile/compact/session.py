@@ -79,7 +79,7 @@ from reconcile.compact.plan import (
     slicing,
     unoffered,
 )
-from reconcile.compact.sizing import Gaps, estimate, gaps, occupied
+from reconcile.compact.sizing import Gaps, estimate, gaps, left_over, occupied
 from reconcile.compact.slices import Compared, Held, Regions, Slices
 from reconcile.compact.table import NOWHERE, Table, cells_for, find, shape_for
 from reconcile.errors import MalformedCompact
@@ -307,7 +307,8 @@ class Initiator(_Side):
             named = self._name(chosen, found.named, left)
         apart, least = chosen.balances[left], 0
         if self._listed is None:
-            least = self._least(apart)
+            net = self._held.count - len(self._told) - head.count
+            least = left_over(net, apart, sifted=self._explained is not None)
         slices = len(compared.differs)
         if certain:
             places = compared.differs.nonzero()[0]
@@ -327,15 +328,6 @@ class Initiator(_Side):
         self._explained = sifted.told >= 0
         self._told = sifted.told[self._explained]
         return ~self._explained
-
-    def _least(self, apart: Ints) -> int:
-        """How many differences at least are in slices that are left, by the counts of both."""
-        net = self._held.count - len(self._told) - self._peer[0]
-        if self._explained is None:
-            return abs(net)
-        # A slice that differs in one ID, and not in one of this side, differs in one of the peer.
-        single = int(np.count_nonzero(np.abs(apart) == 1))
-        return abs(net + single) + single
 
     def _gaps(self, chosen: Slices, explained: Bools, regions: Regions, slices: int) -> Gaps | None:
         """What counts say of slices that differ; the peer has equal counts in all of them."""

@@ -41,6 +41,9 @@ _OUTSIDE: Final = 2
 """So many of the largest and the least are not looked at, a tenth at most: some that seem to differ
 in one ID are in a gap."""
 
+_MOST_USUAL: Final = 1 << 40
+"""A peer may say that it has more, and then what counts say fits a column still."""
+
 _NAMED_BYTES: Final = 6
 _TABLE_BYTES: Final = 11
 """Of an ID that is named, and of a difference in a table."""
@@ -75,6 +78,7 @@ def gaps(apart: Ints, counts: Ints, single: Bools, usual: int) -> Gaps | None:
     ``single``: those that seem to differ in one ID. They show how far counts are from what is usual
     where there is no gap. None: counts say nothing.
     """
+    usual = min(usual, _MOST_USUAL)
     few, many = _ordinary(counts[single], usual)
     lowest, highest = min(2 * few - many, few // 2), max(2 * many - few, 2 * many)
     if not len(counts) or (lowest < int(counts.min()) and int(counts.max()) < highest):
@@ -96,6 +100,19 @@ def _ordinary(alike: Ints, usual: int) -> tuple[int, int]:
     alike = np.sort(alike)
     few, many = min(usual, int(alike[outside])), max(usual, int(alike[-1 - outside]))
     return few - _ROUNDED, many + _ROUNDED
+
+
+def left_over(net: int, apart: Ints, *, sifted: bool) -> int:
+    """How many differences at least are in slices that are left, by the counts of both sides.
+
+    ``net``: so many IDs more are here than there. ``sifted``: those of this side that are the only
+    difference of a slice are not among them.
+    """
+    if not sifted:
+        return abs(net)
+    # So a slice that differs in one ID differs in one of the other side.
+    single = int(np.count_nonzero(np.abs(apart) == 1))
+    return abs(net + single) + single
 
 
 def occupied(places: Ints) -> tuple[int, float]:

@@ -80,7 +80,8 @@ def gaps(apart: Ints, counts: Ints, single: Bools, usual: int) -> Gaps | None:
     """
     usual = min(usual, _MOST_USUAL)
     few, many = _ordinary(counts[single], usual)
-    lowest, highest = min(2 * few - many, few // 2), max(2 * many - few, 2 * many)
+    # Beyond what is ordinary by more than that varies, or by a factor of two.
+    lowest, highest = max(2 * few - many - 1, few // 2), min(2 * many - few + 1, 2 * many)
     if not len(counts) or (lowest < int(counts.min()) and int(counts.max()) < highest):
         return None
     least = np.maximum(few - counts, counts - many)

@@ -50,6 +50,7 @@ _MISSED: Final = 5e-4
 LEAST_UNOFFERED: Final = 16
 """Differences that slices are made for where counts alone say how many there are."""
 
+_UNOFFERED_PART: Final = 4
 _UNOFFERED_PRINT_BYTES: Final = 3
 
 
@@ -87,10 +88,11 @@ def slicing(differences: float, most: float, items: int) -> Slicing:
 def unoffered(count_apart: int, items: int) -> Slicing:
     """By which counts differ, among so many IDs, where nothing else is known of differences.
 
-    Where both sides lack some, there are more of them than counts say: then more IDs are read, and
-    bytes stay few. Slices are the other way round, so they are made for no more than counts say.
+    Counts may differ by a gap, which takes few slices, or by less than what differs. So slices are
+    half as many as for so many differences: if these are scattered, more IDs are read, and bytes
+    stay few.
     """
-    about = max(count_apart, LEAST_UNOFFERED)
+    about = max(count_apart // _UNOFFERED_PART, LEAST_UNOFFERED)
     plan = slicing(about, about, items)
     if not plan.print_bytes:
         return plan

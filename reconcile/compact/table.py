@@ -42,8 +42,7 @@ _HALF: Final = np.uint64(32)
 _SHORT_BITS: Final = np.uint64(8 * SHORT_BYTES)
 _MASK: Final = np.uint64(SHORT_MASK)
 
-# Differences, and cells with which at most one table of 1,000 does not empty (docs/decisions), and
-# of few differences, which may be known exactly, one of 3,000.
+# Differences, and cells with which at most one table of 1,000 does not empty (docs/decisions).
 _SIZES: Final = (
     (1, 5),
     (2, 30),

@@ -144,6 +144,13 @@ class SyncIds:
         return cls(timestamps, flat.reshape(-1, HASH_BYTES))
 
     @classmethod
+    def of_bounds(cls, bounds: Sequence[SyncId]) -> "SyncIds":
+        """These bounds, in this order; most begin a nanosecond. Their hashes cannot be written."""
+        if any(hash_ != LOWEST[1] for _, hash_ in bounds):
+            return cls.of(bounds)
+        return cls.at_times(np.array([time_ns for time_ns, _ in bounds], np.int64))
+
+    @classmethod
     def join(cls, parts: Sequence["SyncIds"]) -> "SyncIds":
         """All of some, one after the other."""
         if len(parts) == 1:

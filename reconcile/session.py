@@ -317,7 +317,7 @@ class Session:
         skips = reach(LOWEST, lower) if lower > LOWEST else []
         ends = [*(cut for cut in config.cuts if lower < cut < upper), upper]
         parts = (reach(start, end) for start, end in zip([lower, *ends], ends, strict=False))
-        bounds = SyncIds.of([lower, *(bound for part in parts for bound in part)])
+        bounds = SyncIds.of_bounds([lower, *(bound for part in parts for bound in part)])
         answer = yield Read(measure=Spans(bounds[:-1], bounds[1:]))
         measured = answer.measured
         assert measured is not None
@@ -325,8 +325,12 @@ class Session:
         self._large = self._own_count >= config.tuning.large_count
         kinds = [RangeKind.SKIP] * len(skips) + [RangeKind.FINGERPRINT] * len(measured.counts)
         none = Ranges.empty()
+        # A Skip that takes one step ends where the first fingerprint begins.
+        ends_at = bounds if skips else bounds[1:]
+        if len(skips) > 1:
+            ends_at = SyncIds.join([SyncIds.of_bounds(skips[:-1]), bounds])
         ranges = Ranges(
-            SyncIds.join([SyncIds.of(skips), bounds[1:]]),
+            ends_at,
             np.array(kinds, np.uint8),
             measured.fingerprints,
             none.item_counts,

@@ -153,6 +153,11 @@ class _Watched:
         """Its part of the compact mode."""
         return self.work.compact
 
+    @property
+    def compact_failed(self) -> bool:
+        """It was offered, or begun, and not used."""
+        return self.work.compact_failed
+
     async def begin(self) -> Result:
         """Go on to the end, as the initiator."""
         return self._judged(await self.work.begin())

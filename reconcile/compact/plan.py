@@ -7,7 +7,7 @@ costs. For few differences bytes of slices are most of a session, and the ratio 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isqrt
 from typing import Final
 
@@ -26,6 +26,15 @@ _FEW: Final = 30
 _RATIO_OF_FEW: Final = 130
 _RATIO: Final = 60
 _MIN_SLICES: Final = 16
+_MIN_SLICES_OF_FEW: Final = 64
+_FEW_ITEMS: Final = 32_768
+"""The fewer IDs there are, the fewer slices: in too few of them may be what is close together, so
+that balances do not say how much that is."""
+_VAGUE: Final = 2.5
+"""If there may be so many times more differences than seems: they are close together."""
+
+_MIN_VAGUE_SLICES: Final = 128
+_MIN_SLICE_ITEMS: Final = 8
 NEAR_ITEMS: Final = 2_000_000
 """IDs that a processor's cache holds about as much of as it must. Among more of them memory is what
 takes time: bounds at anchors need less of it, and so many more slices of them are worth it."""
@@ -36,6 +45,13 @@ _DENSE: Final = 20
 _DENSE_SLICES: Final = 2_048
 _MISSED: Final = 5e-4
 """How often a session may miss a slice because its print is cut."""
+
+
+LEAST_UNOFFERED: Final = 16
+"""Differences that slices are made for where counts alone say how many there are."""
+
+_UNOFFERED_PART: Final = 4
+_UNOFFERED_PRINT_BYTES: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,19 +66,37 @@ class Slicing:
     anchored: bool = False
 
 
-def slicing(differences: float, items: int) -> Slicing:
-    """For about so many differences among so many IDs."""
+def slicing(differences: float, most: float, items: int) -> Slicing:
+    """For about so many differences, and at most so many, among so many IDs."""
     about = max(1, int(differences))
     if about * _DENSE > items:
         return Slicing(max(1, min(_DENSE_SLICES, items // 4)), 0)
     ratio = _RATIO_OF_FEW if about < _FEW else _RATIO
     weight = max(1, items // NEAR_ITEMS) if about >= _FEW else 1
-    count = min(max(isqrt(about * items * weight // ratio), _MIN_SLICES), MAX_SLICES)
+    least = _MIN_SLICES_OF_FEW if items <= _FEW_ITEMS else _MIN_SLICES
+    if most > _VAGUE * differences:
+        least = max(least, _MIN_VAGUE_SLICES)
+    least = min(least, max(_MIN_SLICES, items // _MIN_SLICE_ITEMS))
+    count = min(max(isqrt(about * items * weight // ratio), least), MAX_SLICES)
     if about >= _FEW:
         return Slicing(count, SIFTED_BYTES, anchored=weight > 1)
     # Two differences in a slice balance each other half the time, and then the print has to tell.
     silent = about * about / (4 * count)
     return Slicing(count, 2 if silent / 2**16 <= _MISSED else 3)
+
+
+def unoffered(count_apart: int, items: int) -> Slicing:
+    """By which counts differ, among so many IDs, where nothing else is known of differences.
+
+    Counts may differ by a gap, which takes few slices, or by less than what differs. So slices are
+    half as many as for so many differences: if these are scattered, more IDs are read, and bytes
+    stay few.
+    """
+    about = max(count_apart // _UNOFFERED_PART, LEAST_UNOFFERED)
+    plan = slicing(about, about, items)
+    if not plan.print_bytes:
+        return plan
+    return replace(plan, print_bytes=max(plan.print_bytes, _UNOFFERED_PRINT_BYTES))
 
 
 def wanted_bytes(wanted: int, items: int) -> int:

@@ -6,6 +6,7 @@ base payload. Frames are bytes; each takes one and says what follows.
     initiator   frame     what follows                              next state
     ---------   --------  ----------------------------------------  -----------------
     new         (begin)   OFFER                                     offered
+    new         (await)   nothing                                   asked
     offered     EQUAL     found: nothing                            ended
     offered     FOUND     found: one to receive                     ended
     offered     LOOK      DONE, found: one to send                  ended
@@ -19,6 +20,7 @@ base payload. Frames are bytes; each takes one and says what follows.
 
     responder   frame     what follows                              next state
     ---------   --------  ----------------------------------------  -----------------
+    new         (begin)   SLICES, of the whole window               sliced
     new         OFFER     EQUAL, found: nothing                     ended
     new         OFFER     FOUND, found: one to send                 ended
     new         OFFER     LOOK, if it is not there                  looking
@@ -59,7 +61,7 @@ from reconcile.compact.frames import (
     offer_bytes,
     read_answer_head,
 )
-from reconcile.compact.keys import SHORT_MASK, SessionKeys, first_key
+from reconcile.compact.keys import SessionKeys, first_key
 from reconcile.compact.limits import (
     MAX_CELLS,
     MAX_FIRST_SLICES,
@@ -67,9 +69,18 @@ from reconcile.compact.limits import (
     MAX_TABLES,
     SIFTED_BYTES,
 )
+from reconcile.compact.matching import Matched, repeats, shortened
 from reconcile.compact.outcome import Expected, FallBack, Found, Step
-from reconcile.compact.plan import FIRST_SLICES, LARGER, MIN_DENSE, slicing, wanted_bytes
-from reconcile.compact.slices import Compared, Held, Regions, Slices, estimate, worth_listing
+from reconcile.compact.plan import (
+    FIRST_SLICES,
+    LARGER,
+    MIN_DENSE,
+    Slicing,
+    slicing,
+    unoffered,
+)
+from reconcile.compact.sizing import Gaps, estimate, gaps, left_over, occupied
+from reconcile.compact.slices import Compared, Held, Regions, Slices
 from reconcile.compact.table import NOWHERE, Table, cells_for, find, shape_for
 from reconcile.errors import MalformedCompact
 from reconcile.ids import Bools, Ints, SyncId, SyncIds, Words, ordered
@@ -163,6 +174,7 @@ class Initiator(_Side):
         self._first_key = first_key(nonce)
         self._keys: SessionKeys | None = None
         self._peer: tuple[int, Words] = (0, self._held.xor)
+        self._inside = np.empty(0, np.bool_)
         self._shorts = _NOTHING
         self._chosen: tuple[Ints, Ints] = (np.empty(0, np.int64),) * 2
         self._differs: Bools | None = None
@@ -183,6 +195,11 @@ class Initiator(_Side):
         self._slices, cut = self._held.cut(self._held.regions, *wanted)
         self._state = _State.OFFERED
         return offer_bytes(cut)
+
+    def await_slices(self) -> None:
+        """Offer nothing, and take what the responder begins with."""
+        self._slices = self._held.whole
+        self._state = _State.ASKED
 
     def agree(self, nonce: bytes) -> None:
         """Take the responder's nonce, which comes with its first frame.
@@ -278,38 +295,72 @@ class Initiator(_Side):
     ) -> Step:
         """Put what is in slices that differ into a table."""
         chosen, certain = compared.chosen, head.print_bytes > 0
-        self._peer = head.count, head.xor
+        self._peer, self._inside = (head.count, head.xor), head.differs
         self._differs = compared.differs if certain else None
-        self._chosen, apart = (chosen.low, chosen.high), chosen.balances
+        self._chosen = chosen.low, chosen.high
+        left = np.ones(len(chosen), np.bool_)
         if head.print_bytes == SIFTED_BYTES:
-            usual = self._held.count_in(regions) // max(1, len(compared.differs))
-            apart = self._sift(chosen, usual, keys)
-        least = 0
+            left = self._sift(chosen, keys)
+        found = self._gaps(chosen, ~left, regions, len(compared.differs))
+        named = np.zeros(len(chosen), np.bool_)
+        if found is not None and self._explained is not None:
+            named = self._name(chosen, found.named, left)
+        apart, least = chosen.balances[left], 0
         if self._listed is None:
-            least = abs(self._held.count - len(self._told) - head.count)
-        _, self._size = estimate(apart, least, certain=certain)
+            net = self._held.count - len(self._told) - head.count
+            least = left_over(net, apart, sifted=self._explained is not None)
+        slices = len(compared.differs)
+        if certain:
+            places = compared.differs.nonzero()[0]
+            slices, scattered = occupied(places[~named])
+            least = max(least, round(scattered) - len(self._told))
+        _, self._size = estimate(
+            apart, None if found is None else found.of(left), slices, least, certain=certain
+        )
         if not certain:
             self._size = max(self._size, min(self._held.count + head.count, MIN_DENSE))
         return self._table(keys)
 
-    def _sift(self, chosen: Slices, usual: int, keys: SessionKeys) -> Ints:
-        """Set apart what does not have to be in a table; by what the balances of the rest differ.
-
-        That is what explains a slice, and slices of which most differs. ``usual``: IDs in a slice.
-        """
+    def _sift(self, chosen: Slices, keys: SessionKeys) -> Bools:
+        """Set apart the IDs that explain a slice; which slices are left."""
         sifted = self._held.sift(chosen, keys.short)
         self._chosen, self._shorts = (sifted.low, sifted.high), sifted.shorts
         self._explained = sifted.told >= 0
         self._told = sifted.told[self._explained]
-        counts = sifted.high - sifted.low
-        rest = ~self._explained
-        apart, listed = worth_listing(chosen, counts, rest, usual)
-        named = int(counts[listed].sum())
-        if listed.any() and named <= MAX_CELLS // 2:
-            self._listed = listed[rest]
-            self._named = np.sort(self._shorts[np.repeat(listed, counts)])
-            rest &= ~listed
-        return apart[rest]
+        return ~self._explained
+
+    def _gaps(self, chosen: Slices, explained: Bools, regions: Regions, slices: int) -> Gaps | None:
+        """What counts say of slices that differ; the peer has equal counts in all of them."""
+        first, (peer_count, _) = self._slices, self._peer
+        assert first is not None
+        inside = int((first.high - first.low)[self._inside].sum())
+        usual = max(0, peer_count - self._held.count + inside) // max(1, slices)
+        single = explained if self._explained is not None else np.abs(chosen.balances) == 1
+        counts = self._held.counts(chosen, usual)
+        found = gaps(chosen.balances, counts, single, usual)
+        if found is None:
+            return None
+        # At an edge of a region a slice may be small anyway.
+        edge = np.isin(chosen.lower, regions.start) | np.isin(chosen.upper, regions.end)
+        return found.but_for(edge & (counts < usual))
+
+    def _name(self, chosen: Slices, worth: Bools, left: Bools) -> Bools:
+        """Set apart slices that are named ID by ID, which these are, and leave the others left.
+
+        Where a gap ends neither counts nor balances say much, so slices beside it are named too.
+        """
+        touching = chosen.upper[:-1] == chosen.lower[1:]
+        named = worth.copy()
+        named[1:] |= worth[:-1] & touching
+        named[:-1] |= worth[1:] & touching
+        named &= left
+        counts = self._chosen[1] - self._chosen[0]
+        if not named.any() or int(counts[named].sum()) > MAX_CELLS // 2:
+            return np.zeros_like(named)
+        self._listed = named[left]
+        self._named = np.sort(self._shorts[np.repeat(named, counts)])
+        left &= ~named
+        return named
 
     def _table(self, keys: SessionKeys) -> Step:
         if self._tables == MAX_TABLES or cells_for(self._size) > MAX_CELLS // 2:
@@ -335,7 +386,7 @@ class Initiator(_Side):
         if bool((at < 0).any()):
             return self._fail("the peer wants an ID that is not here, or not the only one")
         at = np.sort(np.concatenate((at, self._told)))
-        if _repeats(at):
+        if repeats(at):
             return self._fail("the peer wants an ID that it was told of")
         to_send, sent = self._held.gather(*self._chosen, at)
         count, xor = self._peer
@@ -371,7 +422,18 @@ class Responder(_Side):
         self._claim = claim
         self._regions = self._held.regions
         self._differs = np.empty(0, np.bool_)
-        self._about = 1.0
+        self._chosen: Slices | None = None
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether count and XOR are those of the initiator."""
+        return self._claim.count == self._held.count and not self._xor.any()
+
+    def begin(self) -> bytes:
+        """The first frame, where the initiator takes slices that it has not offered."""
+        self._differs = np.ones(1, np.bool_)
+        plan = unoffered(abs(self._held.count - self._claim.count), self._held.count)
+        return self._answer_with(plan)
 
     def receive(self, data: bytes) -> Step:
         """Take a frame.
@@ -422,28 +484,23 @@ class Responder(_Side):
 
     def _offered(self, frame: Offer) -> Step:
         """Compare the initiator's slices with what is held here."""
-        if self._is_equal:
+        if self.is_equal:
             return self._equal()
         return self._compared(self._held.compare(frame.cut, self._regions, self._first_key))
-
-    @property
-    def _is_equal(self) -> bool:
-        return self._claim.count == self._held.count and not self._xor.any()
 
     def _equal(self) -> Step:
         return self._end(self._to_receive(_NOTHING, self._xor), Plain(Kind.EQUAL))
 
     def _compared(self, compared: Compared) -> Step:
         """Go on in slices that differ; the XOR of both sides may be the only difference."""
-        if self._is_equal:
+        if self.is_equal:
             return self._equal()
         chosen, apart = compared.chosen, compared.chosen.balances
         self._differs = compared.differs
         if not len(chosen):
             return self._fail("no slice differs, and the fingerprints do")
+        self._chosen = chosen
         least = abs(self._held.count - self._claim.count)
-        self._about, _ = estimate(apart, least, certain=True)
-        self._regions = Regions.joined(chosen.lower, chosen.upper)
         if least == 1 and len(apart) == 1 and abs(int(apart[0])) == 1:
             return self._single(chosen.low, chosen.high)
         return self._answer()
@@ -460,12 +517,22 @@ class Responder(_Side):
 
     def _answer(self) -> Step:
         """Slices of what differs, as many as are worth it."""
-        held, regions = self._held, self._regions
-        plan = slicing(self._about, held.count_in(regions))
+        chosen, slices = self._chosen, len(self._differs)
+        assert chosen is not None
+        apart, least = chosen.balances, abs(self._held.count - self._claim.count)
+        usual = self._claim.count // slices
+        found = gaps(apart, self._held.counts(chosen, usual), np.abs(apart) <= 1, usual)
+        about, most = estimate(apart, found, slices, least, certain=True)
+        self._regions = Regions.joined(chosen.lower, chosen.upper)
+        return Step(self._answer_with(slicing(about, most, chosen.items)))
+
+    def _answer_with(self, plan: Slicing) -> bytes:
+        held = self._held
         wanted = plan.count, self._keys.short, plan.print_bytes
-        self._slices, cut = held.cut(regions, *wanted, anchored=plan.anchored)
+        self._slices, cut = held.cut(self._regions, *wanted, anchored=plan.anchored)
+        self._state = _State.SLICED
         head = AnswerHead(held.xor, held.count, self._differs, plan.print_bytes)
-        return self._go(_State.SLICED, answer_bytes(head, cut))
+        return answer_bytes(head, cut)
 
     def _tabled(self, frame: Filled) -> Step:
         """Take out of a table what is held here, and peel the rest."""
@@ -502,14 +569,14 @@ class Responder(_Side):
             return (low, high), (low[:0], high[:0])
         return (low[~listed], high[~listed]), (low[listed], high[listed])
 
-    def _matched(self, apart: Words, shorts: Words, places: tuple[Ints, Ints]) -> _Matched:
+    def _matched(self, apart: Words, shorts: Words, places: tuple[Ints, Ints]) -> Matched:
         """Whose short IDs are, by which both sides differ in some intervals of places."""
         at = find(apart, shorts)
         own = at >= 0
         to_send, sent = self._held.gather(*places, np.sort(at[own]))
-        return _Matched(apart[~own], apart[own], to_send, sent, bool((at >= NOWHERE).all()))
+        return Matched(apart[~own], apart[own], to_send, sent, bool((at >= NOWHERE).all()))
 
-    def _result(self, parts: list[_Matched], told: Words, items: int) -> Step:
+    def _result(self, parts: list[Matched], told: Words, items: int) -> Step:
         """Hold what was found to what both sides say that they have."""
         wanted = np.concatenate([part.wanted for part in parts])
         offered = np.sort(np.concatenate([part.offered for part in parts]))
@@ -519,46 +586,11 @@ class Responder(_Side):
         if not explained or not all(part.clear for part in parts):
             return self._fail("the differences do not explain the fingerprints")
         count = self._held.count + len(lacking)
-        if count != self._claim.count + len(offered) or _repeats(lacking) or _repeats(offered):
+        if count != self._claim.count + len(offered) or repeats(lacking) or repeats(offered):
             return self._fail("the differences do not explain the counts")
         some = [part.to_send for part in parts if len(part.to_send)]
         to_send = some[0] if len(some) == 1 else ordered(SyncIds.join(some))
         sent = np.bitwise_xor.reduce([part.sent for part in parts])
         expected = Expected(lacking, self._xor ^ sent, self._keys.short)
-        size, cut = _shortened(wanted, items)
+        size, cut = shortened(wanted, items)
         return self._end(Found(to_send, expected), Decoded(sent, cut, size, offered))
-
-
-@dataclass(frozen=True, slots=True)
-class _Matched:
-    """What each side has alone.
-
-    Attributes:
-        wanted: short IDs that the responder lacks.
-        offered: short IDs of what it has.
-        to_send: what these are.
-        sent: the XOR of their hashes.
-        clear: no short ID is that of several IDs.
-    """
-
-    wanted: Words
-    offered: Words
-    to_send: SyncIds
-    sent: Words
-    clear: bool
-
-
-def _repeats(ascending: Words | Ints) -> bool:
-    return bool((ascending[1:] == ascending[:-1]).any())
-
-
-def _shortened(wanted: Words, items: int) -> tuple[int, Words]:
-    """Short IDs cut to so many bytes that they can be found among items; ascending."""
-    size = wanted_bytes(len(wanted), items)
-    if not len(wanted):
-        return size, wanted
-    while True:
-        cut = np.unique(wanted & np.uint64(min((1 << (8 * size)) - 1, SHORT_MASK)))
-        if len(cut) == len(wanted):
-            return min(size, 6), cut
-        size += 1

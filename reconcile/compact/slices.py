@@ -31,14 +31,8 @@ from storenode.message.limits import HASH_BYTES, MAX_TIMESTAMP_NS
 _BOUND_BITS: Final = 6
 _ANCHOR_BOUND_BITS: Final = 13
 _SHORT_GAP: Final = 0.05
-_MOST_LISTED: Final = 32
-"""Times the usual number of IDs: where many have one time a slice is as large without a gap."""
-
-_UNUSUAL: Final = 3
-"""Times the usual number of IDs that mean a gap: less may come of rounded bounds or equal times."""
-
-_SAFETY: Final = 3.0
-"""Standard deviations that a table is made larger by than what the balances say."""
+_LARGE: Final = 4
+"""By this part of the usual number of IDs more is looked into."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +125,11 @@ class Slices:
     def __len__(self) -> int:
         return len(self.lower)
 
+    @property
+    def items(self) -> int:
+        """IDs in all of them."""
+        return int((self.high - self.low).sum())
+
 
 @dataclass(frozen=True, slots=True)
 class Compared:
@@ -183,11 +182,11 @@ class Held:
 
     def __init__(self, view: IndexView, window: tuple[SyncId, SyncId]) -> None:
         self.rows: Rows = view.rows
-        self.low, self.high = view.rank(window[0]), view.rank(window[1])
-        self.high = max(self.low, self.high)
+        self.low = self.high = view.rank(window[0])
         self.xor: Words = np.zeros(HASH_WORDS, np.uint64)
-        if self.high > self.low:
-            self.xor = view.fingerprint(*window)[1]
+        if window[0] < window[1]:
+            count, self.xor = view.fingerprint(*window)
+            self.high += count
         self.regions = Regions.of_window(window)
         chunks = self.rows.chunks
         # As a bound the last time there is means the end: what is before an ID of it says nothing.
@@ -198,10 +197,26 @@ class Held:
         """IDs in the window."""
         return self.high - self.low
 
-    def count_in(self, regions: Regions) -> int:
-        """IDs in regions."""
-        low, high = self._places(regions)
-        return int((high - low).sum())
+    @property
+    def whole(self) -> Slices:
+        """The window as one slice, in which the sides differ."""
+        low, high = np.array([self.low]), np.array([self.high])
+        start, end = self.regions.start, self.regions.end
+        return Slices(start, end, low, high, np.zeros(1, np.uint64), np.zeros(1, np.int64))
+
+    def counts(self, slices: Slices, usual: int) -> Ints:
+        """IDs in slices; where many have one time they count as no more than is usual.
+
+        A slice is not cut inside a nanosecond, and so it may be large without a gap.
+        """
+        counts = slices.high - slices.low
+        most = usual + usual // _LARGE
+        if len(counts) and int(counts.max()) > most:
+            large = (counts > most).nonzero()[0]
+            middle = self.rows.timestamps(slices.low[large] + counts[large] // 2)
+            alike = self.rows.time_ranks(middle, "right") - self.rows.time_ranks(middle, "left")
+            counts[large] -= np.maximum(np.minimum(alike, counts[large]) - usual, 0)
+        return counts
 
     def cut(
         self,
@@ -395,42 +410,3 @@ class Held:
         running = self.rows.running(places)
         prints = key.of_hashes(running.view(np.uint8).reshape(len(times), -1))
         return places, prints, self.rows.balances_to(places)
-
-
-def estimate(apart: Ints, least: int, *, certain: bool) -> tuple[float, float]:
-    """How many differences there are about, and how many a table should be made for.
-
-    ``apart``: by which balance slices that differ do. ``least``: so many at least. ``certain``:
-    there is a difference in each of them.
-    """
-    size = np.abs(apart).astype(np.float64)
-    squares = size * size
-    total = float(squares.sum())
-    spread = np.sqrt(max(0.0, 2.0 / 3.0 * float((squares * squares - squares).sum())))
-    at_least = float(size.sum())
-    if certain:
-        at_least += 2.0 * float(len(size) - np.count_nonzero(size))
-    about = max(total, float(least), at_least)
-    return about, about + _SAFETY * spread
-
-
-def worth_listing(apart: Slices, counts: Ints, open_ones: Bools, usual: int) -> tuple[Ints, Bools]:
-    """By what balances differ, or more where counts say so; in which slices to name all IDs.
-
-    ``apart``: slices that differ, ``counts``: how many IDs they have here, ``usual``: on average,
-    ``open_ones``: that are not explained.
-
-    The other side has equal counts: a slice with few is in a gap of this side, one with many has
-    one of the other. Where a gap begins or ends, balances say little of how many differences there
-    are, so slices beside it are named too. None is chosen for a large balance: those of the others
-    would then say that there are fewer differences than there are.
-    """
-    balances = apart.balances
-    unusual = (np.abs(balances) > 1) & (counts > _UNUSUAL * usual)
-    hollow = open_ones & (2 * counts <= usual)
-    listed = hollow | (unusual & (counts <= _MOST_LISTED * usual))
-    touching = apart.upper[:-1] == apart.lower[1:]
-    listed[1:] |= hollow[:-1] & touching
-    listed[:-1] |= hollow[1:] & touching
-    least = np.sqrt(np.minimum(counts, _MOST_LISTED * usual) * unusual).astype(np.int64)
-    return np.maximum(np.abs(balances), least), listed & open_ones

@@ -98,10 +98,12 @@ EVERYWHERE void toggle_all(table_t table, const uint8_t *shorts, Py_ssize_t coun
 #if defined(__x86_64__) && defined(__GNUC__)
 #define HAS_LANES 1
 #define WIDE __attribute__((target("avx512f,avx512dq,avx512vl")))
+#define HALF_WIDE __attribute__((target("avx2")))
 #define BLOCK 64 /* entries that are computed before any of them is toggled */
 
-/* The same with eight entries side by side, which takes an instruction that multiplies 64 bits. */
-WIDE EVERYWHERE void toggle_blocks(table_t table, const uint8_t *shorts, Py_ssize_t count)
+/* The same with eight entries side by side, where an instruction multiplies 64 bits, or with four
+ * by three that multiply 32: the compiler knows which by the target of the caller. */
+EVERYWHERE void toggle_blocks(table_t table, const uint8_t *shorts, Py_ssize_t count)
 {
     uint64_t mixes[BLOCK], starts[BLOCK], values[BLOCK];
     uint32_t at[MAX_PLACES][BLOCK];
@@ -130,6 +132,11 @@ WIDE static void insert_blocks(table_t table, const uint8_t *shorts, Py_ssize_t 
     BY_SHAPE(toggle_blocks, table, shorts, count)
 }
 
+HALF_WIDE static void insert_half_blocks(table_t table, const uint8_t *shorts, Py_ssize_t count)
+{
+    BY_SHAPE(toggle_blocks, table, shorts, count)
+}
+
 static bool has_lanes(void)
 {
     return __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
@@ -142,9 +149,10 @@ void insert_shorts(table_t table, const uint8_t *shorts, Py_ssize_t count, bool 
 {
     Py_ssize_t whole = 0;
 #if HAS_LANES
-    if (!narrow && count >= BLOCK && has_lanes()) {
+    bool wide = !narrow && has_lanes();
+    if (!narrow && count >= BLOCK && (wide || __builtin_cpu_supports("avx2"))) {
         whole = count - count % BLOCK;
-        insert_blocks(table, shorts, whole);
+        (wide ? insert_blocks : insert_half_blocks)(table, shorts, whole);
     }
 #else
     (void)narrow;

@@ -31,6 +31,7 @@ from storenode.wire.storenode.internal.v1.transfer_raw_pb2 import RawTransferFra
 from storenode.wire.storenode.v1.peer_pb2 import (
     RECONCILE_FEATURE_KEYED,
     RECONCILE_FEATURE_LATTICE,
+    RECONCILE_FEATURE_SLICES,
     LatticeSteps,
     ReconcileExtension,
     ReconcileFrame,
@@ -80,7 +81,8 @@ class Steps:
 class Extension:
     """A ``ReconcileExtension``; ``version`` is 0, and bytes are empty, where they are not given.
 
-    ``keyed``: the sender knows keyed digests. ``lattice``: it knows lattice digests.
+    ``keyed``: the sender knows keyed digests. ``lattice``: it knows lattice digests. ``slices``: it
+    takes slices of the compact mode as an answer.
     """
 
     version: int = 0
@@ -92,6 +94,7 @@ class Extension:
     compact_frame: bytes = b""
     compact_ids: bytes = b""
     lattice: bool = False
+    slices: bool = False
     lattice_from_ns: int | None = None
     lattice_digest: bytes = b""
     steps: Steps | None = None
@@ -104,7 +107,11 @@ class Extension:
 
     def message(self) -> ReconcileExtension:
         """As the schema has it."""
-        known = (RECONCILE_FEATURE_KEYED, self.keyed), (RECONCILE_FEATURE_LATTICE, self.lattice)
+        known = (
+            (RECONCILE_FEATURE_KEYED, self.keyed),
+            (RECONCILE_FEATURE_LATTICE, self.lattice),
+            (RECONCILE_FEATURE_SLICES, self.slices),
+        )
         return ReconcileExtension(
             version=self.version,
             nonce=self.nonce,
@@ -133,6 +140,7 @@ class Extension:
             message.compact_frame,
             message.compact_ids,
             RECONCILE_FEATURE_LATTICE in message.features,
+            RECONCILE_FEATURE_SLICES in message.features,
             message.lattice_from if message.HasField("lattice_from") else None,
             message.lattice_digest,
             Steps.of(message.lattice_steps) if message.HasField("lattice_steps") else None,

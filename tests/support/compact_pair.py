@@ -27,9 +27,13 @@ class Joined:
     frames: tuple[list[bytes], list[bytes]] = field(default_factory=lambda: ([], []))
     outcomes: list[Outcome | None] = field(default_factory=lambda: [None, None])
 
-    def run(self) -> None:
-        """Carry frames to and fro until none is left."""
-        step, receiver = Step(self.sides[0].begin()), 1
+    def run(self, *, offered: bool = True) -> None:
+        """Carry frames to and fro until none is left; without an offer the responder begins."""
+        if offered:
+            step, receiver = Step(self.sides[0].begin()), 1
+        else:
+            self.sides[0].await_slices()
+            step, receiver = Step(self.sides[1].begin()), 0
         while step.frame is not None:
             self.frames[1 - receiver].append(step.frame)
             step = self.sides[receiver].receive(step.frame)

@@ -83,13 +83,14 @@ class Side:
 
     ``sums``: it knows its lattice sums.
 
-    ``compact_from``: as `Verifying` has it.
+    ``compact_from`` and ``offers``: as `Verifying` has them.
     """
 
     ids: set[SyncId] = field(default_factory=set)
     view: IndexView | None = None
     keyed: bool = True
     compact_from: int | None = None
+    offers: bool = True
     cluster: int = 1
     memory_start: SyncId | None = LOWEST
     horizon: SyncId = LOWEST
@@ -188,6 +189,7 @@ def _verifying(side: Side, role: Role, stream: _Stream, window: tuple[SyncId, Sy
         turn=_no_turn,
         agreement=agreement,
         compact_from=side.compact_from,
+        offers=side.offers,
     )
     return side.work
 

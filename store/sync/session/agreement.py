@@ -121,6 +121,8 @@ class Agreement:
         self._remembered: Folds | None = None
         self.compact = False
         """Frames of the compact mode may come after the first one."""
+        self.takes_slices = False
+        """This initiator takes slices of the mode as an answer."""
 
     @property
     def cut(self) -> SyncId:
@@ -132,6 +134,11 @@ class Agreement:
     def peer_knows(self) -> bool:
         """The peer has made an offer."""
         return self._theirs is not None
+
+    @property
+    def peer_takes_slices(self) -> bool:
+        """The peer takes slices of the compact mode as an answer."""
+        return self._theirs is not None and self._theirs.slices
 
     @property
     def nonces(self) -> tuple[bytes, bytes]:
@@ -161,6 +168,7 @@ class Agreement:
             keyed=True,
             keyed_from_ns=keyed_from_ns,
             lattice=True,
+            slices=self.takes_slices,
             lattice_from_ns=self._lower_ns if self._lower_ns < keyed_from_ns else None,
             remembered=b"" if self._remembered is None else self._remembered.name,
         )

@@ -1,8 +1,9 @@
 """The compact mode in a session: one side's frames, up to a result or to falling back.
 
-    offer, beside the base payload ─► compact frames ─► IDs of both sides, told to each other
-        │ not taken up                     │ anything fails
-        └──────────► base session ◄────────┘
+    offer, beside the base payload ────► compact frames ─► IDs of both sides, told to each other
+    or, if the responder differs, slices ──┘   │ anything fails
+        │ not taken up                         │
+        └──────────► base session ◄────────────┘
 
 The mode finds what the other side lacks by short IDs. The side with the last compact frame sends
 its own IDs with it; the other one answers with its IDs and its keyed digest, as at the end of a
@@ -74,11 +75,18 @@ class Compacting:
     async def run(self, heard: Extension) -> tuple[Found, bytes | None] | None:
         """From a compact frame of the peer on; with what is found the own last frame, if any.
 
+        A responder to whom nothing was offered begins.
+
         None: it has failed.
 
         Raises:
             PeerFailed: the peer leaves.
         """
+        if isinstance(self.side, Responder) and not heard.compact_frame:
+            self.rounds += 1
+            slices = await in_thread_if(self._is_large, self.side.begin)
+            await self.tell(Extension(compact_frame=slices))
+            heard = await self.hear()
         while True:
             step = await self._step(heard)
             match step.outcome:
@@ -153,9 +161,12 @@ def initiating(
 def responding(
     agreement: Agreement, view: OpenView, first: Reconcile, config: SessionConfig
 ) -> tuple[Responder, Bounds] | None:
-    """A responder's side; None: there is no offer, or none that can be taken up."""
-    offer, index = first.extension, view.indexed
-    if offer is None or not offer.compact_frame or agreement.key is None or index is None:
+    """A responder's side; None: there is no offer, or none that can be taken up.
+
+    Where the initiator offers nothing and takes slices, a side that does not differ is none.
+    """
+    index, offered = view.indexed, agreement.heard.compact_frame
+    if agreement.key is None or index is None or not (offered or agreement.peer_takes_slices):
         return None
     if first.count is None or len(first.payload) > MAX_OFFER_PAYLOAD_BYTES or not agreement.whole:
         return None
@@ -169,7 +180,8 @@ def responding(
     if len(ranges.fingerprints) != 1 or len(ranges.item_counts):
         return None
     claim = Claim(first.count, ranges.fingerprints[0])
-    return Responder(index, asked, agreement.nonces, claim), asked
+    side = Responder(index, asked, agreement.nonces, claim)
+    return None if side.is_equal and not offered else (side, asked)
 
 
 def _revealed(told: bytes, expected: Expected, window: Bounds) -> SyncIds:

@@ -158,6 +158,10 @@ class Account:
         return unsuccessful(ending, error, seconds, self.node_id)
 
 
+def _note(peers: set[str], peer: str, *, is_in: bool) -> None:
+    (peers.add if is_in else peers.discard)(peer)
+
+
 class Exchange:
     """One per node; all on the event loop's thread."""
 
@@ -175,7 +179,9 @@ class Exchange:
         self._plain: set[str] = set()
         """Peers that did not know keyed digests when they were last asked."""
         self._equal: set[str] = set()
-        """Peers with whom the last session found nothing, or the compact mode could not be used."""
+        """Peers with whom the last session found nothing."""
+        self._not_compact: set[str] = set()
+        """Peers with whom the compact mode could not be used in the last session."""
         self._large_turn = asyncio.Semaphore()
         self._pairs = new_pairs()
         self._tasks: dict[Session, asyncio.Task[Any]] = {}
@@ -204,8 +210,7 @@ class Exchange:
         """
         work = self.work
         agreement = self._agreement(role, stream, view, account)
-        # An offer costs more than a session that finds nothing: none after such a one.
-        offers_compact = role is Role.RESPONDER or account.node_id not in self._equal
+        uses_compact = role is Role.RESPONDER or account.node_id not in self._not_compact
         config = SessionConfig(
             cluster=work.cluster,
             shards=work.shards,
@@ -226,7 +231,10 @@ class Exchange:
             now_ns=self.environment.steady_ns,
             turn=self.turn,
             agreement=agreement,
-            compact_from=work.compact_from if offers_compact else None,
+            compact_from=work.compact_from if uses_compact else None,
+            # An offer costs more than a session that finds nothing: none after such a one. A peer
+            # whose count or XOR is another one begins with the mode all the same.
+            offers=account.node_id not in self._equal,
         )
 
     def concluded(self, account: Account, work: Verifying, result: Result) -> None:
@@ -236,11 +244,11 @@ class Exchange:
             account.compact_failed = work.compact.reason
         if account.role is SyncRole.INITIATOR and not result.refusal:
             differ = bool(len(result.to_send) or len(result.to_receive))
-            unused = work.compact is not None and not work.proof.compact
-            (self._equal.discard if differ and not unused else self._equal.add)(account.node_id)
+            _note(self._equal, account.node_id, is_in=not differ)
+            _note(self._not_compact, account.node_id, is_in=work.compact_failed)
         if work.agreement is not None and result.rounds and not result.refusal:
             known = work.agreement.peer_knows
-            (self._plain.discard if known else self._plain.add)(account.node_id)
+            _note(self._plain, account.node_id, is_in=not known)
 
     async def compare(self, account: Account, view: OpenView, result: Result) -> None:
         """Measure what this session, which this node began, will make statements about."""

@@ -35,8 +35,8 @@ class Verifying:
     """One reconciliation, as one side sees it.
 
     ``view`` may be None where nothing is asked. ``agreement``: None in clear text. ``turn``: around
-    the work on a payload of so many bytes. ``compact_from``: offer the compact mode where this side
-    holds so many IDs; None: neither offer it nor take it up.
+    the work on a payload of so many bytes. ``compact_from``: use the compact mode where this side
+    holds so many IDs; None: not at all. ``offers``: begin with it; else a peer that differs may.
     """
 
     role: Role
@@ -48,8 +48,9 @@ class Verifying:
     turn: Turns
     agreement: Agreement | None
     compact_from: int | None = None
+    offers: bool = True
     compact: Compacting | None = field(default=None, init=False)
-    """The part of the compact mode, where it was offered to a peer, or taken up."""
+    """The part of the compact mode, where it was possible, or taken up."""
     _checking: Checking | None = field(default=None, init=False)
     _compact: bool = field(default=False, init=False)
     _offered: bool = field(default=False, init=False)
@@ -70,6 +71,12 @@ class Verifying:
         return replace(checked, compact=self._compact)
 
     @property
+    def compact_failed(self) -> bool:
+        """The compact mode was offered, or begun, and not used."""
+        offered = self.offers or (self.compact is not None and bool(self.compact.reason))
+        return offered and self.compact is not None and not self._compact
+
+    @property
     def session_id(self) -> str:
         """What the responder calls the session."""
         return self.frames.session_id
@@ -77,15 +84,16 @@ class Verifying:
     async def begin(self) -> Result:
         """Go on to the end, as the initiator; raises as `Driving.run`."""
         offer = await self._compact_offer()
-        if self.compact is None:
+        if self.compact is None or self.agreement is None:
             return await self._run(Begin())
-        self._opening = Extension(compact_frame=offer)
+        self._opening = Extension(compact_frame=offer) if offer else None
         result, said = await self._base().say(Begin())
         if result is not None:
             return await self._check(result, by_peer=not said)
         frame = await self._next()
         self._peer_count = frame.count
         if frame.refusal or not self._heard.compact_frame:
+            self.agreement.compact = False
             return await self._run(received(frame))
         return await self._compactly(self.compact, frame)
 
@@ -124,13 +132,15 @@ class Verifying:
             return b""
         agreement.compact = True
         self.compact = self._compacting(*made)
-        return await self.compact.begin()
+        if self.offers:
+            return await self.compact.begin()
+        agreement.takes_slices = True
+        made[0].await_slices()
+        return b""
 
     def _takes_up(self, first: Reconcile) -> bool:
         agreement, view = self.agreement, self.view
         if agreement is None or view is None or self.compact_from is None:
-            return False
-        if not self._heard.compact_frame:
             return False
         made = responding(agreement, view, first, self.config)
         if made is not None:

@@ -156,12 +156,12 @@ def test_many_ids_are_cut_at_anchors(
 
 
 def test_slices_are_more_and_at_anchors_where_there_are_many_ids() -> None:
-    few, many = plan.slicing(1_000, 10**6), plan.slicing(1_000, 10**7)
+    few, many = plan.slicing(1_000, 1_000, 10**6), plan.slicing(1_000, 1_000, 10**7)
     assert not few.anchored
     assert many.anchored
     assert many.count > 6 * few.count
-    assert not plan.slicing(10, 10**7).anchored
-    assert plan.slicing(10_000, 10**8).count == 65_536
+    assert not plan.slicing(10, 10, 10**7).anchored
+    assert plan.slicing(10_000, 10_000, 10**8).count == 65_536
 
 
 def test_an_anchor_of_the_last_time_there_is_leaves_nothing_out(

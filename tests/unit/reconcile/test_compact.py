@@ -249,6 +249,28 @@ def test_what_a_peer_wants_may_be_spread_as_it_likes() -> None:
         assert find(wanted, own).tolist() == expected.tolist()
 
 
+@given(
+    st.integers(0, 2**32),
+    st.sampled_from([0, 1, 40, 900]),
+    st.sampled_from([1, 2, 9, 120]),
+    st.sampled_from([0, 1, 2, 9, 120]),
+    st.sampled_from([700, 10**6]),
+)
+@SOME
+def test_they_are_without_an_offer(
+    seed: int, shared: int, ours: int, theirs: int, moments: int
+) -> None:
+    first, second = sets_of(seed, shared, ours, theirs, moments)
+    views = IndexView.of(SyncIds.of(sorted(first))), IndexView.of(SyncIds.of(sorted(second)))
+    joined = compact_pair(*views)
+    joined.run(offered=False)
+    assert_exact(joined, set(first), set(second))
+    with kernel.python_only():
+        again = compact_pair(*views)
+        again.run(offered=False)
+    assert again.frames == joined.frames
+
+
 # Slices
 
 

@@ -331,13 +331,68 @@ def test_frames_out_of_turn_are_refused(kind: Kind) -> None:
 def test_claims_that_are_wrong_end_in_a_base_session() -> None:
     first = compact_pair(*VIEWS).sides[0]
     honest = first.claim
-    for claim in (Claim(honest.count + 3, honest.xor), Claim(honest.count, honest.xor ^ XOR)):
-        offering = compact_pair(*VIEWS).sides[0]
-        responder = Responder(VIEWS[1], EVERYTHING, NONCES, claim)
+    counts = honest.count + 3, 0, 1 << 62, (1 << 64) - 1
+    claims = [Claim(count, honest.xor) for count in counts]
+    for claim in (*claims, Claim(honest.count, honest.xor ^ XOR)):
+        for offered in (True, False):
+            assert_falls_back(claim, offered)
+
+
+def assert_falls_back(claim: Claim, offered: bool) -> None:
+    offering = compact_pair(*VIEWS).sides[0]
+    responder = Responder(VIEWS[1], EVERYTHING, NONCES, claim)
+    if offered:
         step = responder.receive(offering.begin())
-        while step.outcome is None:
-            assert step.frame is not None
-            answer = offering.receive(step.frame)
-            assert answer.frame is not None
-            step = responder.receive(answer.frame)
+    else:
+        offering.await_slices()
+        step = Step(responder.begin())
+    while step.outcome is None:
+        assert step.frame is not None
+        answer = offering.receive(step.frame)
+        if isinstance(answer.outcome, FallBack):
+            return
+        assert answer.frame is not None
+        step = responder.receive(answer.frame)
+    assert isinstance(step.outcome, FallBack)
+
+
+@given(st.one_of(st.sampled_from(frames()).map(encode), st.binary(max_size=200)))
+@SOME
+def test_who_awaits_slices_takes_nothing_else(data: bytes) -> None:
+    side = compact_pair(*VIEWS).sides[0]
+    side.await_slices()
+    step = answer_to(side, data)
+    if isinstance(step, str):
+        assert side.ended
+    elif step.outcome is None:
+        assert data[0] == Kind.SLICES
+    else:
         assert isinstance(step.outcome, FallBack)
+
+
+@given(st.randoms(use_true_random=False))
+@settings(max_examples=100, deadline=None)
+def test_slices_that_were_spoiled_are_refused_or_looked_into(rng: random.Random) -> None:
+    answers = []
+    spoiled = [rng.random() for _ in range(3)]
+    for python in (False, True):
+        joined = compact_pair(*VIEWS)
+        joined.sides[0].await_slices()
+        data = bytearray(joined.sides[1].begin())
+        data[int(spoiled[0] * len(data))] ^= 1 << int(8 * spoiled[1])
+        with kernel.python_only() if python else pytest.MonkeyPatch.context():
+            answers.append(answer_to(joined.sides[0], bytes(data)))
+    compiled, plain = answers
+    if isinstance(compiled, str) or isinstance(plain, str):
+        assert compiled == plain
+    else:
+        assert compiled.frame == plain.frame
+
+
+def test_counts_that_lie_make_no_column_overflow() -> None:
+    for count in (0, 1 << 40, (1 << 63) - 1):
+        joined, receiver, frame = sent_until(Kind.SLICES)
+        at = 1 + 32
+        end = at + len(varint(joined.sides[1].held_count))
+        step = joined.sides[receiver].receive(frame[:at] + varint(count) + frame[end:])
+        assert not isinstance(step.outcome, Found)

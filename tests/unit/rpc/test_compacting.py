@@ -32,6 +32,13 @@ def sides(first: set[SyncId], second: set[SyncId], change: Change | None = None)
     return [Side(first, compact_from=0), Side(second, compact_from=0, tamper=tamper)]
 
 
+def unoffered(first: set[SyncId], second: set[SyncId]) -> list[Side]:
+    """Two that know the mode, and the initiator only says so."""
+    met = sides(first, second)
+    met[0].offers = False
+    return met
+
+
 def modes(*met: Side) -> set[bool]:
     return {side.work.proof.compact for side in met if side.work is not None}
 
@@ -59,22 +66,67 @@ async def test_the_mode_finds_exactly_the_differences(
 
 async def test_it_takes_fewer_bytes_than_a_base_session() -> None:
     costs = []
-    for compact_from in (None, 0):
+    for compact_from, offers in ((None, True), (0, True), (0, False)):
         every = sorted(some(9_000, 1))
-        one = Side(set(every) - set(every[7::150]), compact_from=compact_from)
+        one = Side(set(every) - set(every[7::150]), compact_from=compact_from, offers=offers)
         other = Side(set(every) - set(every[99::150]), compact_from=compact_from)
         await reconcile(one, other, EVERYTHING)
         exact(one, other)
         assert one.result is not None
         costs.append(one.result.bytes_sent + one.result.bytes_received)
-    assert costs[1] < costs[0] / 2
+    assert max(costs[1:]) < costs[0] / 2
 
 
+@pytest.mark.parametrize("count", [0, 1, 30, 3_000])
+@pytest.mark.parametrize("differences", [(1, 0), (0, 1), (1, 1), (7, 5), (0, 90), (400, 300)])
+async def test_a_responder_that_differs_begins_with_the_mode(
+    count: int, differences: tuple[int, int]
+) -> None:
+    shared = some(count, 1)
+    one, other = unoffered(shared | some(differences[0], 2), shared | some(differences[1], 3))
+    await reconcile(one, other, EVERYTHING)
+    exact(one, other)
+    assert proven_from(one) == proven_from(other) == 0
+    if count:
+        assert modes(one, other) == {True}
+        first = one.sent[0].extension
+        assert first is not None
+        assert not first.compact_frame
+        assert other.sent[0].extension is not None
+        assert other.sent[0].extension.compact_frame[0] == Kind.SLICES
+        assert one.result is not None
+        assert one.result.rounds == 2
+        assert len(one.sent) <= 3
+        assert one.result.own_count == len(one.ids)
+        assert one.result.peer_count == len(other.ids)
+
+
+async def test_nodes_that_do_not_differ_send_no_frame_of_the_mode() -> None:
+    one, other = unoffered(some(3_000, 1), some(3_000, 1))
+    await reconcile(one, other, EVERYTHING)
+    exact(one, other)
+    assert modes(one, other) == {False}
+    assert [len(side.sent) for side in (one, other)] == [2, 1]
+    told = [frame.extension for side in (one, other) for frame in side.sent]
+    assert not any(each is not None and each.size_bytes for each in told)
+    assert not any(side.work is None or side.work.compact_failed for side in (one, other))
+
+
+async def test_forged_sets_are_found_where_nothing_was_offered() -> None:
+    base = some(2_000, 1)
+    one, other = unoffered(base | forged()[0] | some(3, 2), base | forged()[1])
+    await reconcile(one, other, EVERYTHING)
+    exact(one, other)
+    assert proven_from(one) == proven_from(other) == 0
+    assert modes(one, other) == {True}
+
+
+@pytest.mark.parametrize("offers", [True, False])
 @pytest.mark.parametrize("knows", [(None, 0), (0, None), (10_000, 0)])
 async def test_a_side_that_does_not_know_the_mode_is_met_as_ever(
-    knows: tuple[int | None, int | None],
+    knows: tuple[int | None, int | None], offers: bool
 ) -> None:
-    one = Side(some(500, 1) | some(9, 2), compact_from=knows[0])
+    one = Side(some(500, 1) | some(9, 2), compact_from=knows[0], offers=offers)
     other = Side(some(500, 1) | some(8, 3), compact_from=knows[1])
     await reconcile(one, other, EVERYTHING)
     exact(one, other)
@@ -95,12 +147,14 @@ async def test_in_clear_text_there_is_no_mode(keyed: tuple[bool, bool]) -> None:
     assert modes(one, other) == {False}
 
 
+@pytest.mark.parametrize("offers", [True, False])
 @pytest.mark.parametrize("memory", [(FLOOR, LOWEST), (LOWEST, FLOOR), (None, LOWEST)])
 async def test_a_range_that_is_not_all_in_memory_is_reconciled_by_a_base_session(
-    memory: tuple[SyncId | None, SyncId | None],
+    memory: tuple[SyncId | None, SyncId | None], offers: bool
 ) -> None:
     one, other = sides(some(500, 1) | some(9, 2), some(500, 1) | some(8, 3))
     one.memory_start, other.memory_start = memory
+    one.offers = offers
     await reconcile(one, other, EVERYTHING)
     exact(one, other)
     assert modes(one, other) == {False}
@@ -152,11 +206,12 @@ BAD = [
 ]
 
 
+@pytest.mark.parametrize("offers", [True, False])
 @pytest.mark.parametrize("liar", [0, 1])
 @pytest.mark.parametrize("nth", [0, 1, 2])
 @pytest.mark.parametrize("frame", BAD)
 async def test_whatever_comes_instead_of_a_frame_harms_no_honest_side(
-    liar: int, nth: int, frame: bytes
+    liar: int, nth: int, frame: bytes, offers: bool
 ) -> None:
     seen = 0
 
@@ -170,7 +225,7 @@ async def test_whatever_comes_instead_of_a_frame_harms_no_honest_side(
         return replace(told, extension=replace(told.extension, compact_frame=frame))
 
     met = sides(some(300, 1) | some(9, 2), some(300, 1) | some(8, 3))
-    met[liar].tamper = tamper
+    met[liar].tamper, met[0].offers = tamper, offers
     await reconcile(met[0], met[1], EVERYTHING)
     honest, peer = met[1 - liar], met[liar]
     if honest.result is None:
@@ -182,17 +237,19 @@ async def test_whatever_comes_instead_of_a_frame_harms_no_honest_side(
         assert set(honest.result.to_receive) == peer.ids - honest.ids
 
 
-async def test_a_frame_that_is_none_ends_in_a_base_session_that_says_why() -> None:
+@pytest.mark.parametrize("offers", [True, False])
+async def test_a_frame_that_is_none_ends_in_a_base_session_that_says_why(offers: bool) -> None:
     def tamper(told: Reconcile) -> Reconcile:
         if told.extension is None or not told.extension.nonce:
             return told
         return replace(told, extension=replace(told.extension, compact_frame=b"\xff"))
 
     one, other = sides(some(300, 1) | some(9, 2), some(300, 1) | some(8, 3))
-    other.tamper = tamper
+    other.tamper, one.offers = tamper, offers
     await reconcile(one, other, EVERYTHING)
     exact(one, other)
     assert one.work is not None
+    assert one.work.compact_failed
     assert one.work.compact is not None
     assert "docs/compact.md" in one.work.compact.reason
     assert proven_from(one) == proven_from(other) == 0

@@ -27,8 +27,10 @@ from store.observe.metrics import Metrics
 from store.runtime.environment import system_environment
 from store.sync.errors import GaveWay
 from store.sync.limits import MAX_HORIZON_STEP_NS, RANDOM_CUTS
+from store.sync.session.compacting import Compacting
 from store.sync.session.exchange import Account, Exchange, ExchangeWork, common_horizon
 from store.sync.session.registry import Accepted, Refusal, Session
+from store.sync.session.verifying import Verifying
 from store.sync.transfer.driver import TransferWork
 from store.sync.transfer.limits import SILENCE_NS, TransferLimits
 from storenode.message.rules import Policy
@@ -250,14 +252,36 @@ async def test_the_compact_mode_is_offered_after_a_session_that_differed(world: 
     exchange, offered = world.exchange, []
     for found in ([], [], [1], [], [1]):
         account = Account(SyncRole.INITIATOR, 0, "b", "sb")
-        stream = cast("FrameStream", _Plain(secure=True))
-        bounds = (10, bytes(32)), (20, bytes(32))
-        view = cast("OpenView", _Empty())
-        work = exchange.reconciling(Role.INITIATOR, stream, view, account, window=bounds)
-        offered.append(work.compact_from is not None)
+        work = offering(exchange, account)
+        assert work.compact_from is not None, "it takes slices"
+        offered.append(work.offers)
         result = SimpleNamespace(rounds=1, refusal="", to_send=(), to_receive=found)
         exchange.concluded(account, work, cast("Result", result))
     assert offered == [True, False, False, True, False]
+
+
+@pytest.mark.parametrize("begun", [True, False])
+async def test_the_session_after_one_whose_compact_mode_failed_does_without(
+    world: World, begun: bool
+) -> None:
+    exchange, used = world.exchange, []
+    for number in range(3):
+        account = Account(SyncRole.INITIATOR, 0, "b", "sb")
+        work = offering(exchange, account)
+        used.append(work.compact_from is not None)
+        if number == 0:
+            work.compact = cast("Compacting", SimpleNamespace(reason="it broke" if begun else ""))
+            work.offers = not begun
+        result = SimpleNamespace(rounds=1, refusal="", to_send=(), to_receive=[1])
+        exchange.concluded(account, work, cast("Result", result))
+        assert account.compact_failed == ("it broke" if begun and not number else "")
+    assert used == [True, False, True]
+
+
+def offering(exchange: Exchange, account: Account) -> Verifying:
+    bounds = (10, bytes(32)), (20, bytes(32))
+    stream, view = cast("FrameStream", _Plain(secure=True)), cast("OpenView", _Empty())
+    return exchange.reconciling(Role.INITIATOR, stream, view, account, window=bounds)
 
 
 async def test_so_do_sessions_with_a_peer_that_has_made_no_offer(world: World) -> None:

@@ -32,6 +32,10 @@ class _ReconcileFeatureEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Reco
     """Keyed digests."""
     RECONCILE_FEATURE_LATTICE: _ReconcileFeature.ValueType  # 2
     """Lattice digests of what is not in memory."""
+    RECONCILE_FEATURE_SLICES: _ReconcileFeature.ValueType  # 3
+    """Slices of the compact mode that the initiator has not offered: a responder whose count or XOR is
+    another one answers with them. Only from the initiator.
+    """
 
 class ReconcileFeature(_ReconcileFeature, metaclass=_ReconcileFeatureEnumTypeWrapper):
     """What goes beyond WAKU-SYNC in a reconciliation."""
@@ -42,6 +46,10 @@ RECONCILE_FEATURE_KEYED: ReconcileFeature.ValueType  # 1
 """Keyed digests."""
 RECONCILE_FEATURE_LATTICE: ReconcileFeature.ValueType  # 2
 """Lattice digests of what is not in memory."""
+RECONCILE_FEATURE_SLICES: ReconcileFeature.ValueType  # 3
+"""Slices of the compact mode that the initiator has not offered: a responder whose count or XOR is
+another one answers with them. Only from the initiator.
+"""
 Global___ReconcileFeature: _TypeAlias = ReconcileFeature  # noqa: Y015
 
 @_typing.final
@@ -138,8 +146,9 @@ class ReconcileExtension(_message.Message):
     """
     compact_frame: _builtins.bytes
     """A frame of the compact mode (docs/compact.md). The initiator offers the mode in its first frame,
-    beside `ranges_data`; a responder that does not take it up answers `ranges_data` alone. In all
-    frames of the mode but that one, and one that falls back, `ranges_data` is empty.
+    beside `ranges_data`; a responder that does not take it up answers `ranges_data` alone. Where the
+    initiator only says that it takes slices, the first frame of the mode is the responder's. In all
+    frames of the mode but an offer, and one that falls back, `ranges_data` is empty.
     """
     compact_ids: _builtins.bytes
     """At the end of the compact mode: the IDs of the messages that the receiver lacks, ascending. All

@@ -1,0 +1,151 @@
+"""How often compact sessions need a second table, by where the differences are.
+
+Each session has new differences, 10 to 1,000 of them, and new nonces; a gap has 20 to 1,500 IDs,
+and there are 30 other differences beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.compact import Run
+from bench.reconcile_sets import HOUR_NS, MINUTE_NS, SEED, START_NS, Pair, moved, uniform
+from bench.support import report
+from reconcile.compact.keys import NONCE_BYTES
+from reconcile.ids import SyncIds, ordered
+from reconcile.index import IndexView
+
+OTHERS: Final = 30
+GAP: Final = (20, 1_500)
+BURST_NS: Final = 2_000_000
+BURSTS: Final = 1_000
+SESSIONS_OF_SET: Final = 100
+
+Random = np.random.Generator
+Make = Callable[[SyncIds, Random], Pair]
+
+
+def _taken(shared: SyncIds, ours: NDArray[np.bool_], theirs: NDArray[np.bool_]) -> Pair:
+    """What is left where each side lacks some, which the other has."""
+    theirs &= ~ours
+    return Pair(shared[~ours], shared[~theirs], shared[theirs], shared[ours])
+
+
+def _some(count: int, wanted: int, random: Random) -> NDArray[np.bool_]:
+    chosen = np.zeros(count, np.bool_)
+    chosen[random.choice(count, wanted, replace=False)] = True
+    return chosen
+
+
+def _number(random: Random) -> int:
+    return int(10 ** random.uniform(1, 3))
+
+
+def _scattered(shared: SyncIds, random: Random, *, share: float = 0.5) -> Pair:
+    lacking = _some(len(shared), _number(random), random)
+    ours = lacking & (random.random(len(shared)) < share)
+    return _taken(shared, ours, lacking & ~ours)
+
+
+def _one_side(shared: SyncIds, random: Random) -> Pair:
+    return _scattered(shared, random, share=float(random.integers(2)))
+
+
+def _minute(shared: SyncIds, random: Random) -> Pair:
+    lacking = np.zeros(len(shared), np.bool_)
+    begin = START_NS + int(random.integers(0, HOUR_NS - MINUTE_NS))
+    first, end = shared.timestamps.searchsorted((begin, begin + MINUTE_NS))
+    lacking[first:end] = _some(end - first, min(_number(random), (end - first) // 2), random)
+    ours = lacking & (random.random(len(shared)) < 0.5)
+    return _taken(shared, ours, lacking & ~ours)
+
+
+def _gaps(sides: tuple[bool, bool], others: int = OTHERS) -> Make:
+    def make(shared: SyncIds, random: Random) -> Pair:
+        size = int(random.integers(*GAP))
+        scattered = _some(len(shared), others, random)
+        both = [scattered & (random.random(len(shared)) < 0.5)]
+        both.append(scattered & ~both[0])
+        for lacking, has_gap in zip(both, sides, strict=True):
+            if has_gap:
+                begin = int(random.integers(0, len(shared) - size))
+                lacking[begin : begin + size] = True
+        return _taken(shared, both[0], both[1])
+
+    return make
+
+
+def _bursts(shared: SyncIds, random: Random) -> SyncIds:
+    """All within a thousand bursts of two milliseconds."""
+    starts = np.sort(random.integers(0, HOUR_NS, BURSTS))
+    burst = np.sort(random.integers(0, BURSTS, len(shared)))
+    times = START_NS + starts[burst] + random.integers(0, BURST_NS, len(shared))
+    return ordered(SyncIds(times, shared.hashes))
+
+
+def _seconds(shared: SyncIds, random: Random) -> SyncIds:
+    return ordered(SyncIds(moved("seconds", shared.timestamps, random), shared.hashes))
+
+
+def _as_they_are(shared: SyncIds, _: Random) -> SyncIds:
+    return shared
+
+
+INITIATOR, RESPONDER, BOTH = (True, False), (False, True), (True, True)
+DISTRIBUTIONS: Final[dict[str, tuple[Callable[[SyncIds, Random], SyncIds], Make]]] = {
+    "uniform": (_as_they_are, _scattered),
+    "one side": (_as_they_are, _one_side),
+    "in a minute": (_as_they_are, _minute),
+    "seconds": (_seconds, _scattered),
+    "bursts": (_bursts, _scattered),
+    "gap at the initiator": (_as_they_are, _gaps(INITIATOR)),
+    "gap at the responder": (_as_they_are, _gaps(RESPONDER)),
+    "gaps at both": (_as_they_are, _gaps(BOTH)),
+    "gap and nothing else, initiator": (_as_they_are, _gaps(INITIATOR, 0)),
+    "gap and nothing else, responder": (_as_they_are, _gaps(RESPONDER, 0)),
+    "seconds, gap at the initiator": (_seconds, _gaps(INITIATOR)),
+    "seconds, gap at the responder": (_seconds, _gaps(RESPONDER)),
+    "seconds, gaps at both": (_seconds, _gaps(BOTH)),
+    "bursts, gap at the initiator": (_bursts, _gaps(INITIATOR)),
+    "bursts, gap at the responder": (_bursts, _gaps(RESPONDER)),
+    "bursts, gaps at both": (_bursts, _gaps(BOTH)),
+}
+
+
+def count_tables(sessions: int, ids: int, names: list[str] | None) -> None:
+    """Run so many sessions of each distribution with so many IDs; a line for each."""
+    for name, (arranged, make) in DISTRIBUTIONS.items():
+        if names is not None and not any(part in name for part in names):
+            continue
+        random = np.random.default_rng(SEED)
+        again = fallbacks = total_bytes = differences = 0
+        cpu_s = 0.0
+        for number in range(sessions):
+            if number % SESSIONS_OF_SET == 0:
+                shared = arranged(uniform(random, ids), random)
+            sets = make(shared, random)
+            views = IndexView.of(sets.ours), IndexView.of(sets.theirs)
+            run = Run(views, (random.bytes(NONCE_BYTES), random.bytes(NONCE_BYTES)))
+            if run.fell_back:
+                fallbacks += 1
+            else:
+                run.check(sets)
+            again += run.tables > 1
+            total_bytes += sum(map(len, run.frames[0] + run.frames[1]))
+            differences += len(sets.only_ours) + len(sets.only_theirs)
+            cpu_s += run.cpu_s
+        report(
+            benchmark="reconcile_tables",
+            distribution=name,
+            ids=ids,
+            sessions=sessions,
+            second_tables=again,
+            fallbacks=fallbacks,
+            differences=differences / sessions,
+            bytes=total_bytes / sessions,
+            cpu_ms=1e3 * cpu_s / sessions,
+        )

@@ -1,0 +1,168 @@
+"""How many differences a table is made for, and which slices are better named ID by ID.
+
+Balances say it where differences are scattered: the squares of those by which slices differ are the
+number of differences, give or take what chance has in store. The fewer slices the differences are
+in, the less they say: nothing where a slice is in a gap. There counts do: all slices of the other
+side hold about as many IDs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import expm1, log, sqrt
+from typing import Final
+
+import numpy as np
+
+from reconcile.ids import Bools, Ints
+
+_SAFETY: Final = 3.0
+"""Standard deviations by which balances may say too little."""
+
+_LARGEST: Final = 8.0
+"""A table is made for so many times what balances say at most."""
+
+_LEEWAY: Final = 32
+"""A slice may have this part of the usual count more or less: bounds are rounded."""
+
+_GAP: Final = 4
+"""A slice is in a gap if its count differs by this part of the usual one."""
+
+_ONE_SIDED: Final = 6
+"""It also is if counts differ so many times more than balances: at random both would alike."""
+
+_ROUNDED: Final = 2
+"""IDs that a slice has more or less, because equal counts are rounded."""
+
+_ENOUGH: Final = 5
+"""Slices without a gap that show how counts vary."""
+
+_OUTSIDE: Final = 2
+"""So many of the largest and the least are not looked at, a tenth at most: some that seem to differ
+in one ID are in a gap."""
+
+_MOST_USUAL: Final = 1 << 40
+"""A peer may say that it has more, and then what counts say fits a column still."""
+
+_NAMED_BYTES: Final = 6
+_TABLE_BYTES: Final = 11
+"""Of an ID that is named, and of a difference in a table."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gaps:
+    """What counts say of slices that differ.
+
+    Attributes:
+        least: ``(n,)``, so many differences.
+        most: ``(n,)``: and in slices that are in a gap no more than so many; else 0.
+        named: ``(n,)``: it takes fewer bytes to name all IDs than to have them in a table.
+    """
+
+    least: Ints
+    most: Ints
+    named: Bools
+
+    def of(self, rows: Bools) -> Gaps:
+        """Of some of the slices."""
+        return Gaps(self.least[rows], self.most[rows], self.named[rows])
+
+    def but_for(self, rows: Bools) -> Gaps:
+        """With nothing said of how many differences some have."""
+        return Gaps(self.least * ~rows, self.most * ~rows, self.named)
+
+
+def gaps(apart: Ints, counts: Ints, single: Bools, usual: int) -> Gaps | None:
+    """Of slices that differ: by which balance, how many IDs here, how many there on average.
+
+    ``single``: those that seem to differ in one ID. They show how far counts are from what is usual
+    where there is no gap. None: counts say nothing.
+    """
+    usual = min(usual, _MOST_USUAL)
+    few, many = _ordinary(counts[single], usual)
+    # Beyond what is ordinary by more than that varies, or by a factor of two.
+    lowest, highest = max(2 * few - many - 1, few // 2), min(2 * many - few + 1, 2 * many)
+    if not len(counts) or (lowest < int(counts.min()) and int(counts.max()) < highest):
+        return None
+    least = np.maximum(few - counts, counts - many)
+    beyond = (least > 0) & ((counts <= lowest) | (counts >= highest))
+    clear = np.abs(counts - usual)
+    is_gap = beyond & ((_GAP * clear >= usual) | (clear >= _ONE_SIDED * np.abs(apart)))
+    named = is_gap & (_NAMED_BYTES * counts < _TABLE_BYTES * clear)
+    return Gaps(least * beyond, (least + many - few) * is_gap, named)
+
+
+def _ordinary(alike: Ints, usual: int) -> tuple[int, int]:
+    """The least and the largest count of a slice without a gap, but for some."""
+    if len(alike) < _ENOUGH:
+        leeway = usual // _LEEWAY + _ROUNDED
+        return usual - leeway, usual + leeway
+    outside = min(_OUTSIDE, len(alike) // 10)
+    alike = np.sort(alike)
+    few, many = min(usual, int(alike[outside])), max(usual, int(alike[-1 - outside]))
+    return few - _ROUNDED, many + _ROUNDED
+
+
+def left_over(net: int, apart: Ints, *, sifted: bool) -> int:
+    """How many differences at least are in slices that are left, by the counts of both sides.
+
+    ``net``: so many IDs more are here than there. ``sifted``: those of this side that are the only
+    difference of a slice are not among them.
+    """
+    if not sifted:
+        return abs(net)
+    # So a slice that differs in one ID differs in one of the other side.
+    single = int(np.count_nonzero(np.abs(apart) == 1))
+    return abs(net + single) + single
+
+
+def occupied(places: Ints) -> tuple[int, float]:
+    """From the first slice that differs to the last one: how many there are, how many differences.
+
+    So many that, if they were scattered there, as many slices would have none. ``places``: which
+    slices differ, ascending.
+    """
+    if not len(places):
+        return 1, 0.0
+    slices = int(places[-1] - places[0]) + 1
+    return slices, slices * log(slices / max(slices - len(places), 1))
+
+
+def estimate(
+    apart: Ints, found: Gaps | None, slices: int, least: int, *, certain: bool
+) -> tuple[float, float]:
+    """How many differences there are about, and how many a table should be made for.
+
+    ``apart``: by which balance slices differ; ``found``: what counts say of them. ``slices``: how
+    many there are in all. ``least``: so many differences at least. ``certain``: there is one in
+    each of those.
+    """
+    counted, floor = 0, None
+    if found is not None:
+        scattered = found.most == 0
+        counted = int(found.most.sum())
+        apart, floor = apart[scattered], found.least[scattered]
+    size = np.abs(apart).astype(np.float64)
+    squares = size * size
+    whole = total = float(squares.sum())
+    if floor is not None:
+        total = float(np.maximum(squares, floor).sum())
+    at_least = float(size.sum())
+    if certain:
+        at_least += 2.0 * (len(size) - np.count_nonzero(size))
+    about = max(total, float(least - counted), at_least)
+    pairs = (float(squares @ squares) - whole) / 3.0
+    alike = min(float(slices), total * total / pairs) if pairs > 0 else float(slices)
+    return about + counted, counted + about * _vagueness(about, max(alike, 1.0))
+
+
+def _vagueness(about: float, slices: float) -> float:
+    """By which factor balances of so many slices alike may say too little.
+
+    The sum of squares of balances is distributed as chi-squared, with a degree of freedom for each
+    slice, of which those with no difference or one are exact. The quantile is Wilson's and
+    Hilferty's.
+    """
+    part = 2.0 / 9.0 * -expm1(-about / slices) / slices
+    quantile = 1.0 - part - _SAFETY * sqrt(part)
+    return _LARGEST if quantile <= 0.0 else min(quantile**-3, _LARGEST)

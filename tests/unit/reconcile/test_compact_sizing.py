@@ -1,0 +1,137 @@
+"""How many differences a table is made for, by balances, counts, and which slices differ."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from bench.compact import Run
+from bench.reconcile_sets import START_NS, uniform
+from bench.reconcile_tables import DISTRIBUTIONS
+from reconcile.compact.keys import NONCE_BYTES
+from reconcile.compact.sizing import Gaps, estimate, gaps, left_over, occupied
+from reconcile.ids import SyncIds
+from reconcile.index import IndexView
+
+
+def of_counts(counts: list[int], apart: int = 0, single: int = 0, usual: int = 64) -> Gaps | None:
+    """What counts say; the first few slices differ in one ID."""
+    is_single = np.arange(len(counts)) < single
+    return gaps(np.full(len(counts), apart), np.array(counts), is_single, usual)
+
+
+def test_a_slice_with_few_ids_or_many_is_in_a_gap() -> None:
+    assert of_counts([64, 63, 65, 66, 62]) is None
+    found = of_counts([0, 64, 10, 200, 90, 640])
+    assert found is not None
+    assert (found.least > 0).tolist() == [True, False, True, True, True, True]
+    for count, most in zip((0, 10, 200, 90, 640), found.most[[0, 2, 3, 4, 5]], strict=True):
+        assert abs(count - 64) <= most <= abs(count - 64) + 10
+    assert found.named.tolist() == [True, False, True, True, False, True]
+
+
+def test_counts_that_vary_anyway_say_nothing() -> None:
+    varied = [40, 95, 60, 70, 50, 85, 90, 45]
+    assert of_counts([*varied, 99, 38], single=8) is None
+    found = of_counts([*varied, 0, 300], single=8)
+    assert found is not None
+    assert found.most[:8].tolist() == [0] * 8
+    assert (found.most[8:] > 0).all()
+
+
+def test_balances_that_counts_do_not_explain_are_no_gap() -> None:
+    found = of_counts([720], apart=15, usual=640)
+    assert found is not None
+    assert found.least.all()
+    assert not found.most.any()
+    found = of_counts([720], apart=1, usual=640)
+    assert found is not None
+    assert found.most.all()
+
+
+def test_what_is_at_an_edge_has_no_number() -> None:
+    found = of_counts([0, 200])
+    assert found is not None
+    some = found.but_for(np.array([True, False]))
+    assert some.most.tolist() == [0, found.most[1]]
+    assert some.named.tolist() == [True, True]
+
+
+@pytest.mark.parametrize(("slices", "each"), [(12, 20), (30, 10), (100, 3), (270, 4)])
+def test_balances_seldom_say_too_little(slices: int, each: int) -> None:
+    rng = np.random.default_rng(slices)
+    short = 0
+    for _ in range(2_000):
+        apart = 2 * rng.binomial(each, 0.5, slices) - each
+        _, size = estimate(apart, None, slices, 0, certain=True)
+        short += size < slices * each
+    assert short <= 10
+
+
+def test_single_differences_are_counted_exactly() -> None:
+    about, size = estimate(np.array([1, -1, 1, 1]), None, 4_000, 0, certain=True)
+    assert (about, round(size)) == (4, 4)
+    about, _ = estimate(np.array([1, 0, 0]), None, 4_000, 0, certain=True)
+    assert about == 5
+    assert estimate(np.array([1, 1]), None, 4_000, 9, certain=True)[0] == 9
+    assert estimate(np.zeros(0, np.int64), None, 1, 0, certain=True) == (0, 0)
+
+
+def test_the_largest_balances_there_are_fit() -> None:
+    apart = np.full(60_000, 1 << 31)
+    about, size = estimate(apart, None, 60_000, 0, certain=True)
+    assert size > about > 2**60
+
+
+def test_slices_in_a_gap_count_by_their_number() -> None:
+    found = of_counts([64, 0, 400], single=0)
+    assert found is not None
+    about, _ = estimate(np.array([1, 3, 20]), found, 500, 0, certain=True)
+    assert about == 1 + found.most.sum()
+    rest = found.of(np.array([True, False, False]))
+    assert estimate(np.array([1]), rest, 500, 0, certain=True)[0] == 1
+
+
+def test_counts_of_both_sides_say_what_is_left() -> None:
+    assert left_over(-7, np.array([1, 2]), sifted=False) == 7
+    assert left_over(-2, np.array([1, -1]), sifted=True) == 2
+    assert left_over(31, np.array([1, -1]), sifted=True) == 35
+
+
+def test_the_fewer_slices_between_are_equal_the_more_differences_there_are() -> None:
+    slices, few = occupied(np.array([3, 900]))
+    assert slices == 898
+    assert 2 <= few < 2.1
+    slices, many = occupied(np.delete(np.arange(40, 80), [7, 19, 30]))
+    assert slices == 40
+    assert 95 < many < 110
+    assert occupied(np.zeros(0, np.int64)) == (1, 0)
+
+
+@pytest.mark.parametrize("name", ["in a minute", "gap at the responder", "gaps at both"])
+def test_one_table_is_enough(name: str) -> None:
+    random = np.random.default_rng(17)
+    shared = uniform(random, 60_000)
+    for _ in range(40):
+        sets = DISTRIBUTIONS[name][1](shared, random)
+        views = IndexView.of(sets.ours), IndexView.of(sets.theirs)
+        run = Run(views, (random.bytes(NONCE_BYTES), random.bytes(NONCE_BYTES)))
+        run.check(sets)
+        assert run.tables == 1
+
+
+def test_many_ids_of_one_time_are_no_gap() -> None:
+    random = np.random.default_rng(3)
+    shared = uniform(random, 60_000)
+    times = shared.timestamps.copy()
+    times[20_000:26_000] = times[20_000]
+    shared = SyncIds(times, shared.hashes)
+    order = np.lexsort((shared.hashes[:, 1], shared.hashes[:, 0], shared.timestamps))
+    shared = shared[order]
+    ours = np.ones(len(shared), np.bool_)
+    ours[[20_100, 20_200, 25_000, 40_000, 500]] = False
+    views = IndexView.of(shared[ours]), IndexView.of(shared)
+    run = Run(views, (random.bytes(NONCE_BYTES), random.bytes(NONCE_BYTES)))
+    assert not run.fell_back
+    assert shared.timestamps[0] >= START_NS
+    assert sum(map(len, run.frames[0])) < 6_000

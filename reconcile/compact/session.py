@@ -341,8 +341,7 @@ class Initiator(_Side):
         if found is None:
             return None
         # At an edge of a region a slice may be small anyway.
-        edge = np.isin(chosen.lower, regions.start) | np.isin(chosen.upper, regions.end)
-        return found.but_for(edge & (counts < usual))
+        return found.but_for(regions.at_edge(chosen.lower, chosen.upper) & (counts < usual))
 
     def _name(self, chosen: Slices, worth: Bools, left: Bools) -> Bools:
         """Set apart slices that are named ID by ID, which these are, and leave the others left.

@@ -82,6 +82,11 @@ class Regions:
         at = np.minimum(ends.searchsorted(bounds), len(ends) - 1)
         return np.asarray(ends[at] == bounds)
 
+    def at_edge(self, lower: Ints, upper: Ints) -> Bools:
+        """``(n,)``: do slices, all of them in regions, begin or end where a region does."""
+        region = self.start.searchsorted(lower, "right") - 1
+        return np.asarray((self.start[region] == lower) | (self.end[region] == upper))
+
     def edges(self, bounds: Ints) -> tuple[Ints, Ints]:
         """Lower and upper times of the slices that bounds, as ``collapsed`` gives them, make."""
         lengths = self.end - self.start

@@ -332,6 +332,9 @@ def test_edges_of_regions_are_bounds() -> None:
     regions = Regions.joined(np.array([0, 10, 40, 60]), np.array([10, 20, 50, 70]))
     assert regions.start.tolist() == [0, 40, 60]
     lower, upper = regions.edges(np.array([5, 25, 33]))
+    assert regions.at_edge(lower, upper).tolist() == [True, True, True, True, True, True]
+    inside = np.array([0, 5, 8, 40]), np.array([5, 8, 20, 45])
+    assert regions.at_edge(*inside).tolist() == [True, False, True, True]
     assert lower.tolist() == [0, 5, 40, 45, 60, 63]
     assert upper.tolist() == [5, 20, 45, 50, 63, 70]
     times, region = np.array([0, 19, 25, 40, 69]), np.array([0, 0, 0, 1, 2])

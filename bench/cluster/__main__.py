@@ -6,11 +6,10 @@ lacks an hour of each day, audited, and reported on (without an audit). With ``-
 4``, messages of a Postgres database are archived and restored into an empty one. Every answer is
 checked. All jobs have one session, in which the first two rounds do not count: its JVMs compile for
 minutes. What a job takes for 10,000 messages, which are measured again before each size, is its
-fixed cost in one task; ``cpu_s_per_million`` is what it takes beyond that, and
-``further_cpu_s_per_million`` what beyond the size before: from one task to the eight that a million
-messages have, the fixed cost grows, too.
-So ``fixed_cpu_s`` of the summary is what a million does not explain at the smallest size, and a job
-is flat if none of its further costs is more than a fifth above one of a smaller size.
+fixed cost in one task, which falls as long as something is compiled; ``cpu_s_per_million`` is what
+it takes beyond that. From one task to the eight that a million messages have, the fixed cost grows:
+``further_cpu_s_per_million`` is what it takes beyond that and the size before. A job is flat if
+none of its further costs is more than a fifth above one of a smaller size.
 
 DIR must be new or empty, and is empty again afterwards; how much room it needs is printed first.
 ``--prepare 64`` only writes the files of so many million messages, with ``--writers`` processes: a
@@ -88,7 +87,6 @@ class Bench:
         self._cluster = cluster
         self.fixed_s: dict[str, list[float]] = defaultdict(list)
         self.each_s: dict[str, list[float]] = defaultdict(list)
-        self.smallest: dict[str, tuple[int, float]] = {}
         self._before: dict[str, tuple[int, float]] = {}
         self._warm = False
 
@@ -97,7 +95,6 @@ class Bench:
         self._warm = True
         self.fixed_s.clear()
         self.each_s.clear()
-        self.smallest.clear()
         self._before.clear()
 
     def take(self, messages: int, job: str, work: Callable[[], T]) -> T:
@@ -123,28 +120,25 @@ class Bench:
             figures["cpu_s_per_million"] = left_s / messages * MILLION
             fewer, less_s = self._before.get(job, (messages, 0.0))
             if fewer < messages:
-                further_s = (figures["cpu_s"] - less_s) / (messages - fewer) * MILLION
+                further_s = (left_s - less_s) / (messages - fewer) * MILLION
                 figures["further_cpu_s_per_million"] = further_s
                 self.each_s[job].append(further_s)
-            self._before[job] = messages, figures["cpu_s"]
-            self.smallest.setdefault(job, self._before[job])
+            self._before[job] = messages, left_s
         report(benchmark="cluster", measure=job, messages=messages, warm=self._warm, **figures)
 
     def summed_up(self) -> bool:
-        """Print for each job its fixed cost, and the least and greatest cost of a further million;
-        whether all are flat.
+        """Print for each job what a few messages and what a further million cost, at least and at
+        most; whether all are flat.
         """
         flat = True
         for job, each in self.each_s.items():
-            messages, cpu_s = self.smallest[job]
-            growth = max((later / min(each[: at + 1]) for at, later in enumerate(each))) - 1
+            growth = max(later / min(each[: at + 1]) for at, later in enumerate(each)) - 1
             flat = flat and growth <= FLAT
             report(
                 benchmark="cluster",
                 measure=f"{job}, all sizes",
                 least_few_cpu_s=min(self.fixed_s[job]),
                 most_few_cpu_s=max(self.fixed_s[job]),
-                fixed_cpu_s=cpu_s - each[0] * messages / MILLION,
                 least_further_cpu_s_per_million=min(each),
                 most_further_cpu_s_per_million=max(each),
                 spread=max(each) / min(each) - 1,

@@ -227,7 +227,9 @@ def test_columns_that_are_named_are_all_that_is_read(
     assert found.count() == 120
     everything = spark.read.format(FORMAT).load(str(archived)).select("sender")
     assert "ReadSchema: struct<day:date," in plan_of(everything), "Spark tells no source of it"
-    files = DeltaTable(archived / "messages").file_uris([("day", ">=", "2000-01-01")])
+    files = DeltaTable(archived / "messages").file_uris(
+        file_pruning_predicate=[("day", ">=", "2000-01-01")]
+    )
     own = spark.read.option("recursiveFileLookup", "true").parquet(*files)
     found = own.where("channel = 'history'").select("sender")
     assert "ReadSchema: struct<channel:string,sender:string>" in plan_of(found)

@@ -106,6 +106,7 @@ def through_node(channel: grpc.Channel, case: Case) -> None:
             HistoryEntry(message_id=message_id, retrieval_hint=digest)
             for message_id, digest in case.heads
         ],
+        prefer_proven=True,
     )
     call = StoreStub(channel).GetCausalHistory
     found = sum(len(page.messages) for page in call(request))

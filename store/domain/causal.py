@@ -15,8 +15,9 @@ selected message (`store.domain.claims` says what a reference selects). Rules:
    there, one child comes before its parent.
 
 References are claims of whoever published them. Cycles end because nothing is taken twice, and
-memory ends at `MAX_WALK_BYTES`: then the walk stops where it is, truncated. The claimants of an ID
-are a group that is made once: a reference to a crowded ID costs as much as any other.
+memory ends at `MAX_WALK_BYTES` and `MAX_EDGES`: then the walk stops where it is, truncated. The
+claimants of an ID are a group that is made once: a reference to a crowded ID costs as much as any
+other.
 
 Reads are few because they are large: all keys that the frontier needs are asked for together,
 with what is probably needed next. Messages that are close in causality are close in time, so this
@@ -67,6 +68,9 @@ from storenode.sds.codec import sds_key
 MAX_WALK_BYTES: Final = 128 * 1024 * 1024
 """Memory of one walk, estimated, beside what is prefetched. 100,000 messages of SDS participants
 take about a third of it; messages with hundreds of parents each that nobody holds exhaust it."""
+
+MAX_EDGES: Final = 16 * 1024 * 1024
+"""References that led to something held, at 4 bytes each: 160 for each of 100,000 messages."""
 
 MAX_PREFETCHED_BYTES: Final = 64 * 1024 * 1024
 """Memory of what was read and not used yet, estimated; then it is forgotten."""
@@ -127,6 +131,8 @@ class CausalWalk:
         if answer is not None:
             self._pace.note(answer, self._claims.add(answer))
         found = self._expand_heads() if self._node == HEADS else self._expand_frontier()
+        if self._node != HEADS and len(self._edges) > MAX_EDGES:
+            return self._end()
         if found is not None:
             if self._node != HEADS and self._memory() > MAX_WALK_BYTES:
                 return self._end()

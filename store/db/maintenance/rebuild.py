@@ -87,7 +87,7 @@ class Rebuilder:
 
     async def is_due(self, connection: Connection, now_ns: int) -> bool:
         """Whether `rebuild` would do anything."""
-        if await _leftovers(connection) or await self._may_build(connection, now_ns):
+        if await _leftovers(connection) or await self._to_build(connection, now_ns):
             return True
         return await self._most_wasteful(connection, now_ns) is not None
 
@@ -100,27 +100,35 @@ class Rebuilder:
         ``connection`` is in autocommit mode and has no lock timeout of its own.
 
         Raises:
-            psycopg.Error: the database did not serve; the old index is as it was.
+            psycopg.Error: the database did not serve, or what partitions lack waits for a
+                transaction that lasts (`LockNotAvailable`); the old index is as it was.
         """
         await connection.execute(_SET_TIMEOUT, (f"{LOCK_TIMEOUT_MS}ms",))
+        builds = None
         try:
             await _drop_leftovers(connection)
-            if await self._may_build(connection, now_ns):
+            builds = await self._to_build(connection, now_ns)
+            if builds is not None:
                 self._build_from_ns = now_ns + BUILD_AGAIN_NS
-                return await _build(connection)
+                return await _build(connection, builds)
             return await self._rebuild(connection, now_ns)
-        except (errors.LockNotAvailable, errors.UndefinedTable, errors.UndefinedObject):
-            # A transaction that lasts, or retention that was quicker: another index is next.
+        except (errors.LockNotAvailable, errors.UndefinedTable, errors.UndefinedObject) as error:
+            # A transaction that lasts, or retention that was quicker: another index is next. What
+            # partitions lack has none in its place, so that somebody should know why it waits.
+            if builds is not None and isinstance(error, errors.LockNotAvailable):
+                raise
             return None
         finally:
             if not connection.closed:
                 await connection.execute(_SET_TIMEOUT, ("0",))
 
-    async def _may_build(self, connection: Connection, now_ns: int) -> bool:
+    async def _to_build(self, connection: Connection, now_ns: int) -> str | None:
+        """An index that partitions of before an upgrade lack."""
         if connection.info.server_version in CORRUPTING or now_ns < self._build_from_ns:
-            return False
-        lacks = await lacking.is_lacking(connection, lacking.PROVEN)
-        return lacks or await narrowing.is_pending(connection)
+            return None
+        if await lacking.is_lacking(connection, lacking.PROVEN):
+            return PROVEN_INDEX
+        return TOPIC_INDEX if await narrowing.is_pending(connection) else None
 
     async def _rebuild(self, connection: Connection, now_ns: int) -> Rebuilt | None:
         wasteful = await self._most_wasteful(connection, now_ns)
@@ -153,8 +161,8 @@ class Rebuilder:
         return found
 
 
-async def _build(connection: Connection) -> Rebuilt:
-    if await lacking.is_lacking(connection, lacking.PROVEN):
+async def _build(connection: Connection, index: str) -> Rebuilt:
+    if index == PROVEN_INDEX:
         before_bytes = await lacking.size(connection, PROVEN_INDEX)
         return Rebuilt(PROVEN_INDEX, before_bytes, await lacking.build(connection, lacking.PROVEN))
     return Rebuilt(TOPIC_INDEX, *await narrowing.narrow(connection))

@@ -110,12 +110,17 @@ def test_a_walk_takes_what_the_rules_say(
     assert_parents_first(walked, expected.edges)
 
 
-@given(worlds(), st.lists(references, min_size=1, max_size=4), st.integers(0, 20_000))
+@given(
+    worlds(),
+    st.lists(references, min_size=1, max_size=4),
+    st.tuples(st.just("MAX_WALK_BYTES"), st.integers(0, 20_000))
+    | st.tuples(st.just("MAX_EDGES"), st.integers(0, 20)),
+)
 def test_a_walk_out_of_memory_keeps_what_is_nearest(
-    world: World, heads: list[Parent], walk_bytes: int
+    world: World, heads: list[Parent], limit: tuple[str, int]
 ) -> None:
     wanted = request(heads)
-    with patch.object(causal, "MAX_WALK_BYTES", walk_bytes):
+    with patch.object(causal, *limit):
         walked = walk(world, wanted)
     expected = naive_walk(world, wanted)
     count = len(walked.taken)
@@ -233,3 +238,19 @@ def test_references_beside_many_proven_messages_take_little_memory() -> None:
     assert taken_by(walked) == expected.taken
     assert_parents_first(walked, expected.edges)
     assert len(walked._edges) <= 2 * 30 * 51
+
+
+def test_edges_are_bounded_where_nothing_is_read_between_them() -> None:
+    """All references lead to the same few messages, so that one read serves the whole walk."""
+    oldest = [Stored(1 + number, digest(number), b"%d" % number) for number in range(20)]
+    parents: list[Parent] = [(each.message_id or b"", None) for each in oldest]
+    newer = [
+        Stored(100 + number, digest(100 + number), b"%d" % (100 + number), tuple(parents))
+        for number in range(400)
+    ]
+    heads = [(b"%d" % (100 + number), None) for number in range(400)]
+    with patch.object(causal, "MAX_EDGES", 4_500), patch.object(causal, "STEP_REFERENCES", 500):
+        walked = walk(World([*oldest, *newer]), request(heads))
+    assert walked.truncated
+    assert 4_500 < len(walked._edges) <= 4_500 + 500 + 20
+    assert len(list(walked.parents_first())) == len(walked.taken)

@@ -128,9 +128,14 @@ def _not_ready(look: _Look) -> _Found:
 
 def _disk_full(look: _Look) -> _Found:
     sizes = {labels["volume"]: size for labels, size in _series(look.metrics.disk_size_bytes)}
+    stopped = _value(look.metrics.disk_full)
+    refused = ": publishing is refused until there is more (--min-free-disk)" if stopped else ""
     for labels, free in _series(look.metrics.disk_free_bytes):
-        if free < 0.05 * sizes.get(labels["volume"], 0.0):
-            yield labels["volume"], f"volume {labels['volume']} has {free / _MIB:,.0f} MiB left"
+        if stopped or free < 0.05 * sizes.get(labels["volume"], 0.0):
+            yield (
+                labels["volume"],
+                f"volume {labels['volume']} has {free / _MIB:,.0f} MiB left{refused}",
+            )
 
 
 def _clock(look: _Look) -> _Found:

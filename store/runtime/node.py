@@ -98,7 +98,7 @@ class Node:
         self._status = StatusReport(version, self._metrics, self._readiness)
         self._callers = BoundedDict[str, float](MAX_CALLERS)
         embedded_in = config.data_dir if config.database_url is None else None
-        self._disk = DiskSpace(embedded_in, config.min_free_disk)
+        self._disk = DiskSpace(embedded_in, config.min_free_disk, self._metrics)
         self._policy = PolicySource(config, time.time_ns)
         self._tokens = TokenFile(config.client_token_file, client_limits(config))
         self._tasks = BackgroundTasks()
@@ -243,8 +243,7 @@ class Node:
         return str(Address(where.host, port))
 
     async def _start_tasks(self, stack: AsyncExitStack, wiring: Wiring) -> None:
-        embedded_in = self._config.data_dir if self._config.database_url is None else None
-        telemetry = Telemetry(self._metrics, wiring, self._policy, embedded_in)
+        telemetry = Telemetry(self._metrics, wiring, self._policy)
         await telemetry.read_summary()
         self._telemetry = telemetry
         self._metrics.database_up.set(1)

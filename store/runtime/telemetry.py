@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import shutil
 import time
 from collections import Counter
-from pathlib import Path
 
 from store.db.maintenance.condition import StoreCondition, read_condition
 from store.db.schema.partitions import read_catalog
@@ -21,30 +19,18 @@ from storenode.message.limits import NS_PER_S
 
 
 class Telemetry:
-    """Refreshes gauges: what the database holds now and then, the rest when they are asked for.
+    """Refreshes gauges: what the database holds now and then, the rest when they are asked for."""
 
-    ``embedded_in`` is the directory of an embedded database, whose disk is looked at too.
-    """
-
-    def __init__(
-        self,
-        metrics: Metrics,
-        wiring: Wiring,
-        policy: PolicySource,
-        embedded_in: Path | None = None,
-    ) -> None:
+    def __init__(self, metrics: Metrics, wiring: Wiring, policy: PolicySource) -> None:
         self._metrics = metrics
         self._wiring = wiring
         self._policy = policy
-        self._embedded_in = embedded_in
         self._clock = asyncio.get_running_loop().time
         self._summarised_s = -SUMMARY_INTERVAL_S
 
     async def render(self) -> bytes:
         """The metrics as text; what the database tells is at most SUMMARY_AGE_S old."""
         if self._clock() - self._summarised_s > SUMMARY_AGE_S:
-            # First, and without the database: a full disk may be what keeps it away.
-            await self.read_disk()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(SUMMARY_TIMEOUT_S):
                     await self.read_summary()
@@ -85,16 +71,8 @@ class Telemetry:
         self._metrics.unread_oldest_seconds.set(unread.oldest_ns / NS_PER_S)
         self._metrics.waiting_events.set(unread.waiting)
 
-    async def read_disk(self) -> None:
-        """Read how full the disk of an embedded database is."""
-        if self._embedded_in is not None:
-            disk = await asyncio.to_thread(shutil.disk_usage, self._embedded_in)
-            self._metrics.disk_free_bytes.labels("data").set(disk.free)
-            self._metrics.disk_size_bytes.labels("data").set(disk.total)
-
     async def read_condition(self) -> None:
         """Read how the database is; one that is away leaves all as it was."""
-        await self.read_disk()
         with contextlib.suppress(StoreUnavailable, StoreBusy):
             now_ns = time.time_ns()
             self._show(await self._wiring.database.read(lambda each: read_condition(each, now_ns)))

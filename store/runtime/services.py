@@ -33,6 +33,7 @@ from store.domain.retention import RetentionPolicy
 from store.observe.logging import get_logger
 from store.observe.metrics import Metrics
 from store.runtime.environment import system_environment
+from store.runtime.heard import HeardTopics
 from store.runtime.limits import MAX_CLOCK_LEAD_NS
 from store.runtime.policy import request_limits
 from store.sync.coverage import Coverage
@@ -105,6 +106,7 @@ class Wiring:
     online: DatabaseOnlineTimes
     coverage: Coverage
     missing_parents: DatabaseMissingParents
+    heard: HeardTopics
 
 
 async def open_wiring(
@@ -130,7 +132,7 @@ async def open_wiring(
     tracking = (
         Tracking(unread, config.max_confirms) if config.gossip and not config.read_only else None
     )
-    partitions = PartitionMap(time.time_ns, config.retention)
+    partitions, heard = PartitionMap(time.time_ns, config.retention), HeardTopics()
     writer = DatabaseWriter(
         database,
         partitions,
@@ -138,6 +140,7 @@ async def open_wiring(
         tracking=tracking,
         tracing=tracing,
         is_full=is_full,
+        on_stored=heard.take,
     )
     if not config.read_only:
         await writer.start()
@@ -189,6 +192,7 @@ async def open_wiring(
         DatabaseOnlineTimes(database),
         Coverage(reconcilable, statements, stored),
         DatabaseMissingParents(database),
+        heard,
     )
 
 

@@ -41,6 +41,17 @@ from storenode.buckets
 where level = %b::smallint and start_ns >= %b::bigint and start_ns < %b::bigint and count > 0
 """
 
+# From one name to the next by the index, however many content topics each has.
+_PUBSUB_TOPICS: Final = """
+with recursive found(name) as (
+    select min(pubsub_topic) from storenode.topics
+    union all
+    select (select min(t.pubsub_topic) from storenode.topics t where t.pubsub_topic > found.name)
+    from found where found.name is not null
+)
+select name from found where name is not null limit %b::int
+"""
+
 _SIZES: Final = """
 select pg_database_size(current_database())::bigint,
        coalesce(sum(n_live_tup), 0)::bigint, coalesce(sum(n_dead_tup), 0)::bigint
@@ -104,6 +115,12 @@ async def read_timeline(connection: Connection, now_ns: int) -> Timeline:
     first_ns, slot_days, slots = _slots(by_day, today_ns)
     counts = _summed((by_hour[0] - start_ns) // HOUR_NS, by_hour[1], 24 * TIMELINE_DAYS)
     return Timeline(start_ns, counts.tolist(), first_ns, slot_days, slots, complete)
+
+
+async def read_pubsub_topics(connection: Connection, limit: int) -> list[str]:
+    """Pubsub topics of which messages are held, or were until lately; the first by name."""
+    cursor = await connection.execute(_PUBSUB_TOPICS, (limit,), binary=True)
+    return [str(name) for (name,) in await cursor.fetchall()]
 
 
 async def read_upkeep(connection: Connection, now_ns: int) -> Upkeep:

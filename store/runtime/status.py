@@ -79,7 +79,7 @@ class StatusReport:
     def complete(self, stack: AsyncExitStack, parts: Parts) -> None:
         """Show all of it from now on; `stack` ends what is being read."""
         self._parts = parts
-        self._database = _Database(parts.wiring)
+        self._database = _Database(parts.wiring, self._metrics)
         stack.push_async_callback(self._database.stop)
         stack.push_async_callback(self._page.stop)
 
@@ -154,7 +154,8 @@ class StatusReport:
 class _Database:
     """What is read from the database, each thing as often as it is worth."""
 
-    def __init__(self, wiring: Wiring) -> None:
+    def __init__(self, wiring: Wiring, metrics: Metrics) -> None:
+        self._metrics = metrics
         database = wiring.database
         self.summary = SingleFlightCache("summary", wiring.services.reader.summary, SUMMARY_AGE_S)
         self.unread = SingleFlightCache("unread events", wiring.unread.summary, SUMMARY_AGE_S)
@@ -211,7 +212,7 @@ class _Database:
             "history": _history(timeline),
             "topics": _topics(topics, parts),
             "coverage": coverage,
-            "database": _upkeep(upkeep),
+            "database": _upkeep(upkeep, self._metrics),
             "archive": _archive(upkeep),
             "gossip": _gossip(unread, parts.gossiping),
         }
@@ -252,10 +253,14 @@ def _topics(held: Sequence[str] | None, parts: Parts) -> Fields | None:
     return heard | {"last": [[_text(name), when] for name, when in heard["last"]]}
 
 
-def _upkeep(upkeep: Upkeep | None) -> Fields | None:
+def _upkeep(upkeep: Upkeep | None, metrics: Metrics) -> Fields | None:
     if upkeep is None:
         return None
     return {
+        "host": upkeep.host,
+        "standby": upkeep.standby,
+        "timeline": int(total(metrics.database_timeline, "")),
+        "hosts_refused": int(total(metrics.database_hosts_refused, "")),
         "size_bytes": upkeep.size_bytes,
         "rows": upkeep.rows,
         "dead_rows": upkeep.dead_rows,

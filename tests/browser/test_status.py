@@ -117,6 +117,8 @@ def test_it_shows_what_the_node_holds_with_its_gap(
     assert kinds.count("l5") == 1
     assert f"{3 + ended} hours without messages" in page.text("#gaps")
     assert "the longest gap is 3 hours" in page.text("#gaps")
+    assert tile(page, "failed calls") == "0"
+    assert page.text("#database").startswith("primary")
     assert "of any topic" in page.text("#gaps")
     assert page.text("#topics").startswith("/waku/2/rs/1/0: ")
     assert page.text("#topics").endswith(" ago")

@@ -15,6 +15,7 @@ const RATES = [
   ["gossip_out", "out by gossip"],
   ["transfer_in", "in by reconciliation"],
   ["transfer_out", "out by reconciliation"],
+  ["failed", "failed calls"],
 ];
 
 const byId = (id) => document.getElementById(id);
@@ -145,6 +146,7 @@ function tilesOf(data) {
       held && held.newest ? moment(held.newest) : "no messages",
     ],
     ["published per second", rate(last("published")), publishNote(data)],
+    failedTile(data),
     diskTile(data),
     unreadTile(gossip),
     ["sessions", count(data.sessions.running), endedOf(data.sessions.ended)],
@@ -156,6 +158,11 @@ function tilesOf(data) {
 function publishNote(data) {
   const flying = `${count(data.publishes_in_flight)} in flight`;
   return data.publish_ms === null ? flying : `${count(data.publish_ms)} ms a batch; ${flying}`;
+}
+
+function failedTile({ rates }) {
+  const number = rates.per_second.failed.reduce((sum, value) => sum + value * rates.interval_s, 0);
+  return ["failed calls", count(Math.round(number)), "by the node's fault, in five minutes"];
 }
 
 function diskTile(data) {
@@ -629,6 +636,13 @@ function showPeers(data) {
 
 // The database
 
+function serverOf({ host, timeline, hosts_refused: refused }) {
+  const parts = [host];
+  if (timeline) parts.push(`timeline ${timeline}`);
+  if (refused) parts.push(`${plural(refused, "other host")} refused`);
+  return parts.join(", ");
+}
+
 function showDatabase(data) {
   const found = data.database;
   const held = data.held;
@@ -638,6 +652,7 @@ function showDatabase(data) {
     const share = all ? ` (${((100 * found.dead_rows) / all).toFixed(1)} %)` : "";
     const total = Object.values(found.partitions).reduce((sum, number) => sum + number, 0);
     rows.push(
+      [found.standby ? "standby that is read" : "primary", serverOf(found)],
       ["size", bytes(found.size_bytes)],
       ["rows (estimate)", count(found.rows)],
       ["dead rows (estimate)", count(found.dead_rows) + share],

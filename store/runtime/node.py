@@ -293,8 +293,14 @@ class Node:
         gossiping: Gossiping,
         tracing: Tracing | None,
     ) -> RpcContext:
+        telemetry = self._telemetry
+        assert telemetry is not None
+
         async def state() -> NodeState:
-            summary = await wiring.services.reader.summary()
+            # Where the database is away, it is told as it last was.
+            if self._database_up:
+                await telemetry.read_summary()
+            summary = telemetry.summary
             return NodeState(
                 ready=self._readiness.ready,
                 messages=summary.messages,
@@ -302,7 +308,7 @@ class Node:
                 newest_timestamp_ns=summary.newest_timestamp_ns,
                 index_entries=wiring.reconcilable.index_entries,
                 index_start_ns=wiring.reconcilable.index_start_ns,
-                gossip=await gossiping.state(),
+                gossip=gossiping.state(telemetry.unread),
             )
 
         return RpcContext(

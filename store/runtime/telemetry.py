@@ -9,7 +9,8 @@ from collections import Counter
 
 from store.db.maintenance.condition import StoreCondition, read_condition
 from store.db.schema.partitions import read_catalog
-from store.domain.ports import StoreBusy, StoreUnavailable
+from store.domain.ports import StoreBusy, StoreSummary, StoreUnavailable
+from store.domain.unread import UnreadSummary
 from store.observe.logging import suppressed_total
 from store.observe.metrics import Metrics
 from store.runtime.limits import SUMMARY_AGE_S, SUMMARY_INTERVAL_S, SUMMARY_TIMEOUT_S
@@ -19,7 +20,10 @@ from storenode.message.limits import NS_PER_S
 
 
 class Telemetry:
-    """Refreshes gauges: what the database holds now and then, the rest when they are asked for."""
+    """Refreshes gauges: what the database holds now and then, the rest when they are asked for.
+
+    ``summary`` and ``unread`` are what the database said when it was last read.
+    """
 
     def __init__(self, metrics: Metrics, wiring: Wiring, policy: PolicySource) -> None:
         self._metrics = metrics
@@ -27,6 +31,8 @@ class Telemetry:
         self._policy = policy
         self._clock = asyncio.get_running_loop().time
         self._summarised_s = -SUMMARY_INTERVAL_S
+        self.summary = StoreSummary(b"", 0, 0, 0, 0)
+        self.unread = UnreadSummary(0, 0, 0)
 
     async def render(self) -> bytes:
         """The metrics as text; what the database tells is at most SUMMARY_AGE_S old."""
@@ -63,6 +69,7 @@ class Telemetry:
             unread = await self._wiring.unread.summary()
         except (StoreUnavailable, StoreBusy):
             return
+        self.summary, self.unread = summary, unread
         self._policy.raise_horizon(summary.horizon_ns)
         self._metrics.messages.set(summary.messages)
         self._metrics.oldest_timestamp_seconds.set(summary.oldest_timestamp_ns / NS_PER_S)

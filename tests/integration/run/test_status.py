@@ -22,6 +22,7 @@ from store.observe.problems import RUNBOOKS
 from storenode.client.messages import new_message
 from storenode.client.types import WakuMessageAndTopic
 from tests.integration.run.helpers import TIMEOUT_S, get, raw_exchange
+from tests.support.command import Command
 from tests.support.fleet import eventually, made, publish
 from tests.support.node import NodeProcess, running_node
 from tests.support.ports import HeldPort
@@ -173,6 +174,7 @@ def test_a_node_without_its_database_shows_what_it_last_knew(
     with running_node(tmp_path / "data", database_url=url) as node:
         asyncio.run(publish(node, made(5, time.time_ns(), span_s=5)))
         wait_for(node.metrics, lambda it: it["held"]["messages"] == 5)
+        assert "messages  5" in Command.of(node).ok("status").lines
         name = conninfo_to_dict(url)["dbname"]
         with psycopg.connect(postgres.url("postgres"), autocommit=True) as connection:
             connection.execute(f'alter database "{name}" allow_connections false'.encode())
@@ -184,6 +186,10 @@ def test_a_node_without_its_database_shows_what_it_last_knew(
             assert found["held"]["messages"] == 5
             assert sum(found["history"]["hours"]) == 5
             assert "hunter2" not in json.dumps(found)
+            checked = Command.of(node)("status", "--check")
+            assert (checked.code, len(checked.lines)) == (1, 1)
+            assert checked.lines[0].startswith("CRITICAL database-unreachable: ")
+            assert {"ready     no", "messages  5"} <= {*Command.of(node).ok("status").lines}
             connection.execute(f'alter database "{name}" allow_connections true'.encode())
         wait_for(node.metrics, lambda it: it["ready"] and it["held"]["age_s"] < 5)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
@@ -25,6 +25,7 @@ from store.observe.http import MetricsListener
 from store.observe.limits import RATE_INTERVAL_S
 from store.observe.logging import get_logger, write_suppressed
 from store.observe.metrics import Metrics
+from store.observe.problems import Problem
 from store.rpc.context import RpcContext
 from store.rpc.health import Health
 from store.rpc.limits import MAX_CALLERS
@@ -330,7 +331,7 @@ class Node:
             confirmations=gossiping.confirmations,
             tracing=tracing,
             callers=self._callers,
-            problems=lambda: self._status.problems,
+            problems=self._problems_now,
             intake=wiring.online,
             missing_parents=wiring.missing_parents,
             coverage=wiring.coverage,
@@ -365,6 +366,10 @@ class Node:
         await listeners.stop(self._config.drain_timeout / NS_PER_S)
 
     # What happens meanwhile
+
+    def _problems_now(self) -> Sequence[Problem]:
+        self._look_for_problems()
+        return self._status.problems
 
     def _look_for_problems(self) -> None:
         if self._telemetry is not None:

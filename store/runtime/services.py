@@ -32,6 +32,7 @@ from store.domain.ports import Services
 from store.domain.retention import RetentionPolicy
 from store.observe.logging import get_logger
 from store.observe.metrics import Metrics
+from store.observe.rates import total
 from store.runtime.environment import system_environment
 from store.runtime.heard import HeardTopics
 from store.runtime.limits import MAX_CLOCK_LEAD_NS
@@ -208,17 +209,30 @@ def _feed_failed(error: Exception) -> None:
     _LOG.error("feed_failed", exc_info=error)
 
 
-def _maintainer(config: NodeConfig, database: Database, metrics: Metrics) -> Maintainer:
+def maintenance_events(metrics: Metrics) -> Callable[..., None]:
+    """Log and count what maintenance tells; of an outage of the database at most one event."""
+    told_of = 0.0
+
     def note(name: str, /, **fields: object) -> None:
+        nonlocal told_of
+        if name == "maintenance_disconnected" and not total(metrics.database_up, ""):
+            outage = total(metrics.database_events, event={"away"})
+            if told_of == outage:
+                return
+            told_of = outage
         metrics.maintenance_events.labels(name).inc()
         write = _LOG.info if name in _ROUTINE_EVENTS else _LOG.warning
         write(name, **fields)
 
+    return note
+
+
+def _maintainer(config: NodeConfig, database: Database, metrics: Metrics) -> Maintainer:
     return Maintainer(
         database.connect,
         RetentionPolicy(config.retention, config.retention_size, config.retention_requires_archive),
         now_ns=time.time_ns,
-        on_event=note,
+        on_event=maintenance_events(metrics),
         interval_s=config.retention_interval / NS_PER_S,
         lock_timeout_ms=max(1, config.retention_lock_timeout // _NS_PER_MS),
         max_lead_ns=MAX_CLOCK_LEAD_NS,

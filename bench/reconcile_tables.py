@@ -30,7 +30,7 @@ Make = Callable[[SyncIds, Random], Pair]
 
 
 def _taken(shared: SyncIds, ours: NDArray[np.bool_], theirs: NDArray[np.bool_]) -> Pair:
-    """What is left where each side lacks some, which the other has."""
+    """Two sides, each of which lacks IDs that the other one has."""
     theirs &= ~ours
     return Pair(shared[~ours], shared[~theirs], shared[theirs], shared[ours])
 

@@ -438,7 +438,8 @@ class Database:
 
 async def _read_store(connection: Connection) -> tuple[bytes, bytes, int]:
     cursor = await connection.execute(
-        "select uuid_send(store_id), cursor_key, coalesce(last_online_ns, 0) from storenode.store",
+        "select uuid_send(store_id), cursor_key, greatest(0, last_online_ns,"
+        " (select max(end_ns) from storenode.online where not resumed)) from storenode.store",
         binary=True,
     )
     row = await cursor.fetchone()

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import pairwise
 from typing import Final, Protocol
 
 import numpy as np
@@ -88,7 +89,10 @@ class StoreCoverage:
     """A step, compared with another store.
 
     ``equal_until_ns``: equal from the start of the step up to here. ``compared_ns``: as of when,
-    the earliest of the sessions that it took; 0: none that still holds.
+    the earliest of the sessions that it took; 0: none that still holds. ``last_equal_ns``: the same
+    of all of the step, whether it still holds or not. ``held_here``: where the two differ, how many
+    messages of the step were held here when they were compared; None: the comparisons were not of
+    this step alone.
     """
 
     store_id: str
@@ -98,6 +102,8 @@ class StoreCoverage:
     keyed: bool = False
     missing_here: int = 0
     missing_there: int = 0
+    last_equal_ns: int = 0
+    held_here: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,17 +270,34 @@ def covered(
             keyed=all(each.keyed for each in differing),
             missing_here=sum(each.missing_here for each in differing),
             missing_there=sum(each.missing_there for each in differing),
+            held_here=_held_then(step, about),
         )
-    run = next(iter(_runs(step, about, held)), None)
-    if run is None or run.start_ns > start_ns:
-        return StoreCoverage(store_id, CoverageState.UNCONFIRMED)
-    return StoreCoverage(
-        store_id,
-        CoverageState.EQUAL if run.end_ns == end_ns else CoverageState.UNCONFIRMED,
-        run.compared_ns,
-        run.end_ns,
-        run.keyed,
-    )
+    run = next(_runs(step, about, held), None)
+    if run is not None and (run.start_ns, run.end_ns) == step:
+        return StoreCoverage(
+            store_id,
+            CoverageState.EQUAL,
+            run.compared_ns,
+            end_ns,
+            run.keyed,
+            last_equal_ns=run.compared_ns,
+        )
+    found = StoreCoverage(store_id, CoverageState.UNCONFIRMED)
+    if run is not None and run.start_ns == start_ns:
+        found = replace(
+            found, compared_ns=run.compared_ns, equal_until_ns=run.end_ns, keyed=run.keyed
+        )
+    once = next(_runs(step, about, None), None)
+    if once is not None and (once.start_ns, once.end_ns) == step:
+        found = replace(found, last_equal_ns=once.compared_ns)
+    return found
+
+
+def _held_then(step: Span, about: Sequence[Statement]) -> int | None:
+    """What was held here of a step when it was compared."""
+    inside = all(step[0] <= each.start_ns and each.end_ns <= step[1] for each in about)
+    apart = all(left.end_ns <= right.start_ns for left, right in pairwise(about))
+    return sum(each.count for each in about) if inside and apart else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,13 +319,14 @@ def longest_run(
 
 
 def _runs(
-    step: Span, statements: Sequence[Statement], held: Mapping[Span, tuple[int, bytes]]
+    step: Span, statements: Sequence[Statement], held: Mapping[Span, tuple[int, bytes]] | None
 ) -> Iterator[Run]:
-    """Ascending, within the step."""
+    """Ascending, within the step; ``held`` None: whether they still hold or not."""
     found: Run | None = None
     for each in statements:
         start_ns, end_ns = max(each.start_ns, step[0]), min(each.end_ns, step[1])
-        unchanged = held.get((each.start_ns, each.end_ns)) == (each.count, each.fingerprint)
+        then = each.count, each.fingerprint
+        unchanged = held is None or held.get((each.start_ns, each.end_ns)) == then
         if start_ns >= end_ns or not (each.equal and unchanged):
             continue
         if found is None or start_ns > found.end_ns:

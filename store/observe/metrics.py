@@ -370,6 +370,11 @@ class Metrics:
             ["volume"],
             registry=registry,
         )
+        self.disk_full = Gauge(
+            "storenode_disk_full",
+            "1 while nothing is stored, since less than --min-free-disk is free.",
+            registry=registry,
+        )
 
     def _make_retention(self, registry: CollectorRegistry) -> None:
         self.retention_seconds = Gauge(

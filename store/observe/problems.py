@@ -16,7 +16,7 @@ from typing import Final
 from prometheus_client.metrics import MetricWrapperBase
 
 from store.observe.metrics import Metrics
-from store.observe.rates import samples, total
+from store.observe.rates import HTTP_FAULTS, SERVER_FAULTS, samples, total
 
 RUNBOOKS: Final = "https://github.com/storenode/storenode/blob/main/docs/runbooks/"
 
@@ -27,11 +27,9 @@ MAX_STEPS: Final = 1_024
 """Of a counter that is looked back at; with more the time that is covered is shorter."""
 
 _MIB: Final = 1024 * 1024
-_SERVER_FAULTS: Final = ("UNAVAILABLE", "INTERNAL", "UNKNOWN", "DEADLINE_EXCEEDED")
 _NEVER: Final = ("INTERNAL", "UNKNOWN", "DATA_LOSS")
 _PUBLISHING: Final = ("Publish", "PublishStream")
 _HTTP_PUBLISHING: Final = ("publish", "connect_Publish")
-_HTTP_FAULTS: Final = ("500", "503")
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,9 +126,14 @@ def _not_ready(look: _Look) -> _Found:
 
 def _disk_full(look: _Look) -> _Found:
     sizes = {labels["volume"]: size for labels, size in _series(look.metrics.disk_size_bytes)}
+    stopped = _value(look.metrics.disk_full)
+    refused = ": publishing is refused until there is more (--min-free-disk)" if stopped else ""
     for labels, free in _series(look.metrics.disk_free_bytes):
-        if free < 0.05 * sizes.get(labels["volume"], 0.0):
-            yield labels["volume"], f"volume {labels['volume']} has {free / _MIB:,.0f} MiB left"
+        if stopped or free < 0.05 * sizes.get(labels["volume"], 0.0):
+            yield (
+                labels["volume"],
+                f"volume {labels['volume']} has {free / _MIB:,.0f} MiB left{refused}",
+            )
 
 
 def _clock(look: _Look) -> _Found:
@@ -263,8 +266,8 @@ def _unread(look: _Look) -> _Found:
 def _publish_errors(look: _Look) -> _Found:
     calls, requests = look.metrics.calls, look.metrics.http_requests
     methods, operations = "|".join(_PUBLISHING), "|".join(_HTTP_PUBLISHING)
-    failed = look.grown(calls, 300, method=methods, code="|".join(_SERVER_FAULTS))
-    failed += look.grown(requests, 300, operation=operations, code="|".join(_HTTP_FAULTS))
+    failed = look.grown(calls, 300, method=methods, code="|".join(SERVER_FAULTS))
+    failed += look.grown(requests, 300, operation=operations, code="|".join(HTTP_FAULTS))
     every = look.grown(calls, 300, method=methods)
     every += look.grown(requests, 300, operation=operations)
     if failed and failed > 0.01 * every:

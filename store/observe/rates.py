@@ -12,8 +12,21 @@ from prometheus_client.samples import Sample
 from store.observe.limits import RATE_SAMPLES
 from store.observe.metrics import Metrics
 
-RATES: Final = ("published", "queries", "gossip_in", "gossip_out", "transfer_in", "transfer_out")
-"""Messages, and for ``queries`` reads of any kind, in the order in which they are shown."""
+RATES: Final = (
+    "published",
+    "queries",
+    "gossip_in",
+    "gossip_out",
+    "transfer_in",
+    "transfer_out",
+    "failed",
+)
+"""Messages, for ``queries`` reads of any kind and for ``failed`` calls that the node failed, in the
+order in which they are shown."""
+
+SERVER_FAULTS: Final = ("UNAVAILABLE", "INTERNAL", "UNKNOWN", "DEADLINE_EXCEEDED")
+HTTP_FAULTS: Final = ("500", "503")
+"""How calls end that the node, and not its caller, has failed."""
 
 
 def samples(metric: MetricWrapperBase) -> Iterator[Sample]:
@@ -83,4 +96,6 @@ class Rates:
             total(metrics.gossip_events, what=pushed),
             total(stored, source={"transfer", "resume"}),
             total(metrics.transfer_messages, direction={"sent"}),
+            total(metrics.calls, code=SERVER_FAULTS)
+            + total(metrics.http_requests, code=HTTP_FAULTS),
         ]

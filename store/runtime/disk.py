@@ -9,6 +9,7 @@ from typing import Final
 
 from store.embedded import reserve
 from store.observe.logging import get_logger
+from store.observe.metrics import Metrics
 
 _LOG = get_logger("store.runtime.disk")
 _BACK: Final = 1.25
@@ -21,9 +22,10 @@ class DiskSpace:
     ``least_bytes`` stay free.
     """
 
-    def __init__(self, directory: Path | None, least_bytes: int) -> None:
+    def __init__(self, directory: Path | None, least_bytes: int, metrics: Metrics) -> None:
         self._directory = directory
         self._least_bytes = least_bytes
+        self._metrics = metrics
         self._full = False
 
     def is_full(self) -> bool:
@@ -35,10 +37,13 @@ class DiskSpace:
         if self._directory is None:
             return
         with suppress(OSError):
-            free = shutil.disk_usage(self._directory).free
+            size, _, free = shutil.disk_usage(self._directory)
+            self._metrics.disk_free_bytes.labels("data").set(free)
+            self._metrics.disk_size_bytes.labels("data").set(size)
             full = free < self._least_bytes * (_BACK if self._full else 1)
             if full != self._full:
                 self._full = full
+                self._metrics.disk_full.set(int(full))
                 log = _LOG.error if full else _LOG.info
                 log(
                     "disk_full" if full else "disk_has_space",

@@ -13,7 +13,7 @@ from store.db.commits.gossip_reads import GossipReads
 from store.db.writing.tracking import MAX_NEEDED, Tracking
 from store.domain.admission import Admission
 from store.domain.ports import Source, Writer
-from store.domain.unread import Confirmations, GossipState, NoConfirmations
+from store.domain.unread import Confirmations, GossipState, NoConfirmations, UnreadSummary
 from store.gossip.config import GossipConfig
 from store.gossip.driver.node import GossipNode
 from store.gossip.driver.ports import Database
@@ -53,11 +53,9 @@ class Gossiping:
         """Waits for other stores."""
         return NoConfirmations() if self.node is None else self.node.waits
 
-    async def state(self) -> GossipState | None:
-        """For the node's status; raises the errors of `store.domain.ports`."""
-        if self.node is None:
-            return None
-        return GossipState(await self.wiring.unread.summary(), self.node.driver.peers())
+    def state(self, unread: UnreadSummary) -> GossipState | None:
+        """For the node's status."""
+        return None if self.node is None else GossipState(unread, self.node.driver.peers())
 
     def measure(self, metrics: Metrics) -> None:
         """Show the peers as they are now."""

@@ -19,8 +19,9 @@ Fields = dict[str, Any]
 async def read_hour_coverage(reads: CoverageReads, now_ns: int) -> Fields:
     """By store, runs of hours of which the same is known; raises as `CoverageReads.steps`.
 
-    A run is its first hour, their number, the state, as of when, up to when it is equal, and how
-    many messages were missing here and there. Times are Unix seconds.
+    A run is its first hour, their number, the state, as of when, up to when it is equal, how many
+    messages were missing here and there, how many of each hour were held here then, where that is
+    known, and as of when it was last equal. Times are Unix seconds.
     """
     end_ns = now_ns // DAY_NS * DAY_NS + DAY_NS
     hours = list(aligned(end_ns - TIMELINE_DAYS * DAY_NS, end_ns, HOUR_NS))
@@ -54,4 +55,6 @@ def _known(step: CoverageStep, found: StoreCoverage) -> list[Any]:
         found.equal_until_ns // NS_PER_S if partly else 0,
         found.missing_here,
         found.missing_there,
+        found.held_here,
+        found.last_equal_ns // NS_PER_S,
     ]

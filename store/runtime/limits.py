@@ -64,6 +64,7 @@ UPKEEP_REST_S: Final = 15.0
 
 MAX_STATUS_TEXT_CHARS: Final = 300
 MAX_STATUS_NOTES: Final = 5
+MAX_STATUS_TOPICS: Final = 64
 """Of a text that a peer may have written, and of the notes of one session."""
 
 TOKEN_CHECK_INTERVAL_S: Final = 2.0

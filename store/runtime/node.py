@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
@@ -25,6 +25,7 @@ from store.observe.http import MetricsListener
 from store.observe.limits import RATE_INTERVAL_S
 from store.observe.logging import get_logger, write_suppressed
 from store.observe.metrics import Metrics
+from store.observe.problems import Problem
 from store.rpc.context import RpcContext
 from store.rpc.health import Health
 from store.rpc.limits import MAX_CALLERS
@@ -98,7 +99,7 @@ class Node:
         self._status = StatusReport(version, self._metrics, self._readiness)
         self._callers = BoundedDict[str, float](MAX_CALLERS)
         embedded_in = config.data_dir if config.database_url is None else None
-        self._disk = DiskSpace(embedded_in, config.min_free_disk)
+        self._disk = DiskSpace(embedded_in, config.min_free_disk, self._metrics)
         self._policy = PolicySource(config, time.time_ns)
         self._tokens = TokenFile(config.client_token_file, client_limits(config))
         self._tasks = BackgroundTasks()
@@ -243,8 +244,7 @@ class Node:
         return str(Address(where.host, port))
 
     async def _start_tasks(self, stack: AsyncExitStack, wiring: Wiring) -> None:
-        embedded_in = self._config.data_dir if self._config.database_url is None else None
-        telemetry = Telemetry(self._metrics, wiring, self._policy, embedded_in)
+        telemetry = Telemetry(self._metrics, wiring, self._policy)
         await telemetry.read_summary()
         self._telemetry = telemetry
         self._metrics.database_up.set(1)
@@ -294,8 +294,14 @@ class Node:
         gossiping: Gossiping,
         tracing: Tracing | None,
     ) -> RpcContext:
+        telemetry = self._telemetry
+        assert telemetry is not None
+
         async def state() -> NodeState:
-            summary = await wiring.services.reader.summary()
+            # Where the database is away, it is told as it last was.
+            if self._database_up:
+                await telemetry.read_summary()
+            summary = telemetry.summary
             return NodeState(
                 ready=self._readiness.ready,
                 messages=summary.messages,
@@ -303,7 +309,7 @@ class Node:
                 newest_timestamp_ns=summary.newest_timestamp_ns,
                 index_entries=wiring.reconcilable.index_entries,
                 index_start_ns=wiring.reconcilable.index_start_ns,
-                gossip=await gossiping.state(),
+                gossip=gossiping.state(telemetry.unread),
             )
 
         return RpcContext(
@@ -325,7 +331,7 @@ class Node:
             confirmations=gossiping.confirmations,
             tracing=tracing,
             callers=self._callers,
-            problems=lambda: self._status.problems,
+            problems=self._problems_now,
             intake=wiring.online,
             missing_parents=wiring.missing_parents,
             coverage=wiring.coverage,
@@ -360,6 +366,10 @@ class Node:
         await listeners.stop(self._config.drain_timeout / NS_PER_S)
 
     # What happens meanwhile
+
+    def _problems_now(self) -> Sequence[Problem]:
+        self._look_for_problems()
+        return self._status.problems
 
     def _look_for_problems(self) -> None:
         if self._telemetry is not None:

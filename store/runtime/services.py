@@ -32,7 +32,9 @@ from store.domain.ports import Services
 from store.domain.retention import RetentionPolicy
 from store.observe.logging import get_logger
 from store.observe.metrics import Metrics
+from store.observe.rates import total
 from store.runtime.environment import system_environment
+from store.runtime.heard import HeardTopics
 from store.runtime.limits import MAX_CLOCK_LEAD_NS
 from store.runtime.policy import request_limits
 from store.sync.coverage import Coverage
@@ -105,6 +107,7 @@ class Wiring:
     online: DatabaseOnlineTimes
     coverage: Coverage
     missing_parents: DatabaseMissingParents
+    heard: HeardTopics
 
 
 async def open_wiring(
@@ -130,7 +133,7 @@ async def open_wiring(
     tracking = (
         Tracking(unread, config.max_confirms) if config.gossip and not config.read_only else None
     )
-    partitions = PartitionMap(time.time_ns, config.retention)
+    partitions, heard = PartitionMap(time.time_ns, config.retention), HeardTopics()
     writer = DatabaseWriter(
         database,
         partitions,
@@ -138,6 +141,7 @@ async def open_wiring(
         tracking=tracking,
         tracing=tracing,
         is_full=is_full,
+        on_stored=heard.take,
     )
     if not config.read_only:
         await writer.start()
@@ -189,6 +193,7 @@ async def open_wiring(
         DatabaseOnlineTimes(database),
         Coverage(reconcilable, statements, stored),
         DatabaseMissingParents(database),
+        heard,
     )
 
 
@@ -204,17 +209,30 @@ def _feed_failed(error: Exception) -> None:
     _LOG.error("feed_failed", exc_info=error)
 
 
-def _maintainer(config: NodeConfig, database: Database, metrics: Metrics) -> Maintainer:
+def maintenance_events(metrics: Metrics) -> Callable[..., None]:
+    """Log and count what maintenance tells; of an outage of the database at most one event."""
+    told_of = 0.0
+
     def note(name: str, /, **fields: object) -> None:
+        nonlocal told_of
+        if name == "maintenance_disconnected" and not total(metrics.database_up, ""):
+            outage = total(metrics.database_events, event={"away"})
+            if told_of == outage:
+                return
+            told_of = outage
         metrics.maintenance_events.labels(name).inc()
         write = _LOG.info if name in _ROUTINE_EVENTS else _LOG.warning
         write(name, **fields)
 
+    return note
+
+
+def _maintainer(config: NodeConfig, database: Database, metrics: Metrics) -> Maintainer:
     return Maintainer(
         database.connect,
         RetentionPolicy(config.retention, config.retention_size, config.retention_requires_archive),
         now_ns=time.time_ns,
-        on_event=note,
+        on_event=maintenance_events(metrics),
         interval_s=config.retention_interval / NS_PER_S,
         lock_timeout_ms=max(1, config.retention_lock_timeout // _NS_PER_MS),
         max_lead_ns=MAX_CLOCK_LEAD_NS,

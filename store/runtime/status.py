@@ -13,7 +13,13 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from store.db.summaries.timeline import Timeline, Upkeep, read_timeline, read_upkeep
+from store.db.summaries.timeline import (
+    Timeline,
+    Upkeep,
+    read_pubsub_topics,
+    read_timeline,
+    read_upkeep,
+)
 from store.domain.ports import PeerState, ResumeState, StoreSummary, SyncDone
 from store.domain.unread import GossipPeerState, UnreadSummary
 from store.observe.limits import RATE_INTERVAL_S
@@ -26,6 +32,7 @@ from store.runtime.limits import (
     COVERAGE_REST_S,
     MAX_STATUS_NOTES,
     MAX_STATUS_TEXT_CHARS,
+    MAX_STATUS_TOPICS,
     STATUS_PATIENCE_S,
     STATUS_REST_S,
     SUMMARY_AGE_S,
@@ -72,7 +79,7 @@ class StatusReport:
     def complete(self, stack: AsyncExitStack, parts: Parts) -> None:
         """Show all of it from now on; `stack` ends what is being read."""
         self._parts = parts
-        self._database = _Database(parts.wiring)
+        self._database = _Database(parts.wiring, self._metrics)
         stack.push_async_callback(self._database.stop)
         stack.push_async_callback(self._page.stop)
 
@@ -115,6 +122,7 @@ class StatusReport:
             "resume": None,
             "held": None,
             "history": None,
+            "topics": None,
             "coverage": None,
             "database": None,
             "archive": None,
@@ -146,7 +154,8 @@ class StatusReport:
 class _Database:
     """What is read from the database, each thing as often as it is worth."""
 
-    def __init__(self, wiring: Wiring) -> None:
+    def __init__(self, wiring: Wiring, metrics: Metrics) -> None:
+        self._metrics = metrics
         database = wiring.database
         self.summary = SingleFlightCache("summary", wiring.services.reader.summary, SUMMARY_AGE_S)
         self.unread = SingleFlightCache("unread events", wiring.unread.summary, SUMMARY_AGE_S)
@@ -166,8 +175,22 @@ class _Database:
             UPKEEP_REST_S,
         )
 
+        self.topics = SingleFlightCache(
+            "topics",
+            lambda: database.read(lambda to: read_pubsub_topics(to, MAX_STATUS_TOPICS)),
+            UPKEEP_REST_S,
+        )
+        self._all = (
+            self.summary,
+            self.unread,
+            self.timeline,
+            self.coverage,
+            self.upkeep,
+            self.topics,
+        )
+
     async def stop(self) -> None:
-        for each in (self.summary, self.unread, self.timeline, self.coverage, self.upkeep):
+        for each in self._all:
             await each.stop()
 
     async def fields(self, parts: Parts) -> Fields:
@@ -181,13 +204,15 @@ class _Database:
         timeline = await self.timeline.get(patience_s())
         coverage = await self.coverage.get(patience_s())
         upkeep = await self.upkeep.get(patience_s())
+        topics = await self.topics.get(patience_s())
         return {
             "node_id": parts.identity.node_id,
             "store_id": parts.identity.store_id,
             "held": _held(summary, self.summary.age_s, parts),
             "history": _history(timeline),
+            "topics": _topics(topics, parts),
             "coverage": coverage,
-            "database": _upkeep(upkeep),
+            "database": _upkeep(upkeep, self._metrics),
             "archive": _archive(upkeep),
             "gossip": _gossip(unread, parts.gossiping),
         }
@@ -221,10 +246,21 @@ def _history(timeline: Timeline | None) -> Fields | None:
     }
 
 
-def _upkeep(upkeep: Upkeep | None) -> Fields | None:
+def _topics(held: Sequence[str] | None, parts: Parts) -> Fields | None:
+    if held is None:
+        return None
+    heard = parts.wiring.heard.fields(held)
+    return heard | {"last": [[_text(name), when] for name, when in heard["last"]]}
+
+
+def _upkeep(upkeep: Upkeep | None, metrics: Metrics) -> Fields | None:
     if upkeep is None:
         return None
     return {
+        "host": upkeep.host,
+        "standby": upkeep.standby,
+        "timeline": int(total(metrics.database_timeline, "")),
+        "hosts_refused": int(total(metrics.database_hosts_refused, "")),
         "size_bytes": upkeep.size_bytes,
         "rows": upkeep.rows,
         "dead_rows": upkeep.dead_rows,

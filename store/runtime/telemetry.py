@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import shutil
 import time
 from collections import Counter
-from pathlib import Path
 
 from store.db.maintenance.condition import StoreCondition, read_condition
 from store.db.schema.partitions import read_catalog
-from store.domain.ports import StoreBusy, StoreUnavailable
+from store.domain.ports import StoreBusy, StoreSummary, StoreUnavailable
+from store.domain.unread import UnreadSummary
 from store.observe.logging import suppressed_total
 from store.observe.metrics import Metrics
 from store.runtime.limits import SUMMARY_AGE_S, SUMMARY_INTERVAL_S, SUMMARY_TIMEOUT_S
@@ -23,28 +22,21 @@ from storenode.message.limits import NS_PER_S
 class Telemetry:
     """Refreshes gauges: what the database holds now and then, the rest when they are asked for.
 
-    ``embedded_in`` is the directory of an embedded database, whose disk is looked at too.
+    ``summary`` and ``unread`` are what the database said when it was last read.
     """
 
-    def __init__(
-        self,
-        metrics: Metrics,
-        wiring: Wiring,
-        policy: PolicySource,
-        embedded_in: Path | None = None,
-    ) -> None:
+    def __init__(self, metrics: Metrics, wiring: Wiring, policy: PolicySource) -> None:
         self._metrics = metrics
         self._wiring = wiring
         self._policy = policy
-        self._embedded_in = embedded_in
         self._clock = asyncio.get_running_loop().time
         self._summarised_s = -SUMMARY_INTERVAL_S
+        self.summary = StoreSummary(b"", 0, 0, 0, 0)
+        self.unread = UnreadSummary(0, 0, 0)
 
     async def render(self) -> bytes:
         """The metrics as text; what the database tells is at most SUMMARY_AGE_S old."""
         if self._clock() - self._summarised_s > SUMMARY_AGE_S:
-            # First, and without the database: a full disk may be what keeps it away.
-            await self.read_disk()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(SUMMARY_TIMEOUT_S):
                     await self.read_summary()
@@ -77,6 +69,7 @@ class Telemetry:
             unread = await self._wiring.unread.summary()
         except (StoreUnavailable, StoreBusy):
             return
+        self.summary, self.unread = summary, unread
         self._policy.raise_horizon(summary.horizon_ns)
         self._metrics.messages.set(summary.messages)
         self._metrics.oldest_timestamp_seconds.set(summary.oldest_timestamp_ns / NS_PER_S)
@@ -85,16 +78,8 @@ class Telemetry:
         self._metrics.unread_oldest_seconds.set(unread.oldest_ns / NS_PER_S)
         self._metrics.waiting_events.set(unread.waiting)
 
-    async def read_disk(self) -> None:
-        """Read how full the disk of an embedded database is."""
-        if self._embedded_in is not None:
-            disk = await asyncio.to_thread(shutil.disk_usage, self._embedded_in)
-            self._metrics.disk_free_bytes.labels("data").set(disk.free)
-            self._metrics.disk_size_bytes.labels("data").set(disk.total)
-
     async def read_condition(self) -> None:
         """Read how the database is; one that is away leaves all as it was."""
-        await self.read_disk()
         with contextlib.suppress(StoreUnavailable, StoreBusy):
             now_ns = time.time_ns()
             self._show(await self._wiring.database.read(lambda each: read_condition(each, now_ns)))

@@ -11,6 +11,7 @@ from typing import Any, Final
 import httpx
 import pytest
 
+from storenode.sds.proofs import joined, message_digest
 from storenode.wire.sds.v1.message_pb2 import HistoryEntry
 from storenode.wire.sds.v1.message_pb2 import Message as SdsMessage
 from tests.browser.browser import Page, host_of
@@ -49,7 +50,9 @@ def publish(node: NodeProcess, *messages: dict[str, Any]) -> None:
     assert {each["outcome"] for each in answer.json()["results"]} == {"STORED"}
 
 
-def sds(name: str, *parents: str) -> dict[str, Any]:
+def sds(
+    name: str, *parents: str, content: bytes | None = None, topic: str = TOPIC
+) -> dict[str, Any]:
     """An SDS message of the channel ``room``."""
     body = SdsMessage(
         sender_id="ada",
@@ -57,9 +60,9 @@ def sds(name: str, *parents: str) -> dict[str, Any]:
         channel_id="room",
         lamport_timestamp=len(parents) + 1,
         causal_history=[HistoryEntry(message_id=each) for each in parents],
-        content=f"said in {name}".encode(),
+        content=f"said in {name}".encode() if content is None else content,
     )
-    return message(TOPIC, body.SerializeToString())
+    return message(topic, body.SerializeToString())
 
 
 def show(page: Page, node: NodeProcess, token: str = TOKEN, topic: str = TOPIC) -> None:
@@ -111,6 +114,42 @@ def test_a_channel_is_shown_with_what_is_missing(page: Page, node: NodeProcess) 
     publish(node, sds("m-lost"))
     until(page, lambda: page.text("#missing") == "", "it is not missing any more")
     assert len(rows(page)) == 3
+
+
+def test_what_its_id_does_not_prove_is_marked_and_forged_beside_what_it_proves(
+    page: Page, node: NodeProcess
+) -> None:
+    topic, words = "/page/1/court/proto", [b"x" * size for size in (1, 55, 56, 119, 5_000)]
+    own = {
+        message_digest(b"room", b"ada", 2, ["né".encode()], content): content for content in words
+    }
+    of_content = hashlib.sha256(b"of another make").hexdigest()
+    begun = joined([b"sds.v1"]) + b"of another's ID"
+    genuine = [sds(name, "né", content=content, topic=topic) for name, content in own.items()]
+    genuine.append(sds(of_content, content=b"of another make", topic=topic))
+    publish(node, *genuine)
+    show(page, node, topic=topic)
+    until(page, lambda: len(rows(page)) == 6, "what is genuine")
+    assert not any("not verified" in each or "FORGED" in each for each in rows(page))
+
+    stolen = next(iter(own))
+    chosen = sds("chosen", content=b"by an application", topic=topic)
+    taken = sds(stolen, "né", content=b"somebody else's", topic=topic)
+    digest = sds(hashlib.sha256(begun).hexdigest(), content=begun, topic=topic)
+    silent = sds("silent", content=b"", topic=topic)
+    publish(node, taken, chosen, digest, silent)
+    until(page, lambda: len(rows(page)) == 10, "what is not")
+    (forged,) = (each for each in rows(page) if "FORGED" in each)
+    assert "somebody else's" in forged
+    doubted = [each for each in rows(page) if "not verified" in each]
+    assert len(doubted) == 2
+    assert not any("silent" in each for each in doubted)
+
+    # Read anew, the forged message comes before the one that shows what it is.
+    show(page, node, topic=topic)
+    until(page, lambda: len(rows(page)) == 10, "all of them")
+    assert [each for each in rows(page) if "FORGED" in each] == [forged]
+    assert page.complaints() == []
 
 
 def test_a_wrong_token_is_said(page: Page, node: NodeProcess) -> None:

@@ -117,6 +117,11 @@ def test_it_shows_what_the_node_holds_with_its_gap(
     assert kinds.count("l5") == 1
     assert f"{3 + ended} hours without messages" in page.text("#gaps")
     assert "the longest gap is 3 hours" in page.text("#gaps")
+    assert tile(page, "failed calls") == "0"
+    assert page.text("#database").startswith("primary")
+    assert "of any topic" in page.text("#gaps")
+    assert page.text("#topics").startswith("/waku/2/rs/1/0: ")
+    assert page.text("#topics").endswith(" ago")
     assert page.text("#state").startswith("ready")
     assert node.ready["node_id"] in page.text("#identity")
 
@@ -320,9 +325,11 @@ def test_hours_show_what_other_stores_hold(page: Page, node: NodeProcess, filled
             {
                 "store_id": "0c8e5d2a-store",
                 "runs": [
-                    [place - 6, 1, "equal", now_hour, 0, 0, 0],
-                    [place - 2, 1, "differs", now_hour, 0, 4, 1],
-                    [place - 1, 1, "unconfirmed", now_hour, now_hour - 1_800, 0, 0],
+                    [place - 6, 1, "equal", now_hour, 0, 0, 0, None, now_hour],
+                    [place - 5, 1, "unconfirmed", 0, 0, 0, 0, None, now_hour - 900],
+                    [place - 3, 1, "differs", now_hour, 0, 4, 1, None, 0],
+                    [place - 2, 1, "differs", now_hour, 0, 4, 1, 290, 0],
+                    [place - 1, 1, "unconfirmed", now_hour, now_hour - 1_800, 0, 0, None, 0],
                 ],
             }
         ],
@@ -330,12 +337,21 @@ def test_hours_show_what_other_stores_hold(page: Page, node: NodeProcess, filled
     with served(json.dumps(data).encode()) as address:
         page.open(address)
         until(page, lambda: "41 messages" in label_of(page, now_hour - 6 * HOUR_S), "it is there")
-        assert "41 messages; equal to store 0c8e5d2a as of" in label_of(page, now_hour - 6 * HOUR_S)
+        equal = label_of(page, now_hour - 6 * HOUR_S)
+        assert "41 messages; equal to store 0c8e5d2a as of" in equal
         page.run(f"document.querySelectorAll('#map td')[{place - 2}].click()")
         assert "differs from store 0c8e5d2a as of" in page.text("#detail")
-        assert "UTC: 300 here, 303 there; not confirmed by any" in page.text("#detail")
-        since = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(now_hour - 1_800))
-        assert label_of(page, now_hour - HOUR_S).endswith(f"by any other store since {since}")
+        assert "300 messages; differs" in page.text("#detail"), "as of now, ten more than then"
+        assert "UTC: 290 here, 293 there; not confirmed by any" in page.text("#detail")
+        page.run(f"document.querySelectorAll('#map td')[{place - 3}].click()")
+        assert "UTC: 4 missing here, 1 missing there; not confirmed" in page.text("#detail")
+        reached, since = (
+            time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now_hour - back))
+            for back in (1_800, 900)
+        )
+        assert label_of(page, now_hour - HOUR_S).endswith(f"by other stores up to {reached} only")
+        assert label_of(page, now_hour - 5 * HOUR_S).endswith(f"any other store since {since}")
+        assert label_of(page, now_hour - 4 * HOUR_S).endswith("not confirmed by any other store")
         kinds = page.classes("#map td")
         assert [kinds[place - back].partition(" ")[2] for back in (6, 5, 2, 1, 0)] == [
             "",

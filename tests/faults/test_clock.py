@@ -221,6 +221,19 @@ async def test_a_real_node_that_was_stopped_waits_without_an_alarm(
         await logged(node, "retention_waits")
 
 
+async def test_a_real_node_without_peers_knows_when_it_was_last_online(
+    tmp_path: Path, database_url: str
+) -> None:
+    """It has nobody to resume from, and notes no time for that."""
+    with running_node(tmp_path / "data", database_url=database_url):
+        pass
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        connection.execute("update storenode.store set created_at = now() - interval '3 hours'")
+    with running_node(tmp_path / "data", database_url=database_url) as node:
+        await logged(node, "retention_waits")
+        assert "clock_doubted" not in node.log()
+
+
 async def test_a_real_node_looks_at_the_newest_commit_first(
     tmp_path: Path, database_url: str
 ) -> None:

@@ -19,6 +19,7 @@ from tests.faults.processes import Readiness, logged
 from tests.integration.run.helpers import get
 from tests.support.acknowledged import Ledger, Publisher, attempted, check_node
 from tests.support.command import Command
+from tests.support.fleet import eventually
 from tests.support.node import COMMAND, NodeProcess, clean_environment
 from tests.support.small_disk import SmallDisk
 
@@ -30,6 +31,7 @@ EMIT = "select pg_logical_emit_message(false, 'test', repeat('x', %s))"
 SMALL_LOG = ("--postgres-setting", "max_wal_size=64MB", "--postgres-setting", "min_wal_size=32MB")
 WITHOUT_FLOOR = ("--min-free-disk", "1B")
 PRUNE = ("--retention", "20d")
+CHECK = ("status", "--check")
 FLOOR_MIB = 48
 """Room for two files of the log, and for what is stored between two looks at the disk."""
 
@@ -157,6 +159,7 @@ async def test_a_log_without_space_ends_postgres_and_nothing_else(
 async def test_publishing_stops_before_the_log_has_no_space_and_goes_on_by_itself(
     tmp_path: Path, dice: Random
 ) -> None:
+    """The node says so, although a quarter of its disk is free."""
     with on_small_disk(tmp_path, "--min-free-disk", f"{FLOOR_MIB}MiB") as node:
         ledger = Ledger()
         publisher = Publisher(node.listen, ledger, dice)
@@ -167,9 +170,14 @@ async def test_publishing_stops_before_the_log_has_no_space_and_goes_on_by_itsel
         assert "disk is full; free space" in error.sentence
         assert await check_node(node.listen, ledger)
         assert get(node.metrics, "/readyz")[0] == 200
+        assert "storenode_disk_full 1.0" in get(node.metrics, "/metrics")[1]
+        problems = await asyncio.to_thread(eventually, lambda: Command.of(node)(*CHECK).lines)
+        assert problems[0].startswith("CRITICAL disk-full: ")
+        assert "publishing is refused" in problems[0]
         node.mounted.free()
         while await attempted(publisher) is not None:
             pass
+        assert "storenode_disk_full 0.0" in get(node.metrics, "/metrics")[1]
         await check_after(node, publisher)
         assert "No space left" not in node.log()
 

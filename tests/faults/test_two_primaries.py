@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 import subprocess
 from pathlib import Path
@@ -96,6 +97,10 @@ async def test_of_two_hosts_that_take_writes_a_new_node_serves_the_newer(
             held = set(await scanned(client))
         assert ledger.acknowledged | since.acknowledged <= held
     assert writes(pair.first) == before
+    for each in nodes:
+        shown = json.loads(get(each.metrics, "/status.json")[1])["database"]
+        told = shown["host"], shown["standby"], shown["timeline"], shown["hosts_refused"]
+        assert told == (f"127.0.0.1:{pair.second.port}", False, 2, 1)
     await logged(fresh, "database_host_refused")
     (report,) = Command().ok("db", "check", "--json", "--database-url", pair.url).objects
     assert report["checked"]["commits"] == writes(pair.second)[0] != before[0]

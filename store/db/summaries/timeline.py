@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from store.db.pool import Connection
+from store.db.primary.hosts import label
 from store.db.schema.names import FINE_TABLE
 from store.db.schema.partitions import Catalog, read_catalog
 from store.db.summaries.archived import read_archive_state
@@ -41,8 +42,19 @@ from storenode.buckets
 where level = %b::smallint and start_ns >= %b::bigint and start_ns < %b::bigint and count > 0
 """
 
+# From one name to the next by the index, however many content topics each has.
+_PUBSUB_TOPICS: Final = """
+with recursive found(name) as (
+    select min(pubsub_topic) from storenode.topics
+    union all
+    select (select min(t.pubsub_topic) from storenode.topics t where t.pubsub_topic > found.name)
+    from found where found.name is not null
+)
+select name from found where name is not null limit %b::int
+"""
+
 _SIZES: Final = """
-select pg_database_size(current_database())::bigint,
+select pg_is_in_recovery(), pg_database_size(current_database())::bigint,
        coalesce(sum(n_live_tup), 0)::bigint, coalesce(sum(n_dead_tup), 0)::bigint
 from pg_stat_all_tables where schemaname = 'storenode'
 """
@@ -70,12 +82,15 @@ class Timeline:
 class Upkeep:
     """How the database does.
 
+    ``host``: the server that was asked, ``standby`` if it takes no writes.
     ``rows`` and ``dead_rows`` are Postgres's estimates. ``partitions`` counts them by table.
     ``ahead_ns``: for how long from now every message has its partition made already.
     ``archives``: whether anything was ever archived; ``unarchived_ns``: the first hour that is
     over, has messages and is not archived as it is, None where there is none.
     """
 
+    host: str
+    standby: bool
     size_bytes: int
     rows: int
     dead_rows: int
@@ -106,15 +121,24 @@ async def read_timeline(connection: Connection, now_ns: int) -> Timeline:
     return Timeline(start_ns, counts.tolist(), first_ns, slot_days, slots, complete)
 
 
+async def read_pubsub_topics(connection: Connection, limit: int) -> list[str]:
+    """Pubsub topics of which messages are held, or were until lately; the first by name."""
+    cursor = await connection.execute(_PUBSUB_TOPICS, (limit,), binary=True)
+    return [str(name) for (name,) in await cursor.fetchall()]
+
+
 async def read_upkeep(connection: Connection, now_ns: int) -> Upkeep:
     """How the database does now."""
-    ((size, rows, dead),) = await (await connection.execute(_SIZES)).fetchall()
+    ((standby, size, rows, dead),) = await (await connection.execute(_SIZES)).fetchall()
     archive = await read_archive_state(connection, now_ns)
     catalog = await read_catalog(connection)
     partitions: dict[str, int] = {}
     for each in catalog.partitions:
         partitions[each.table] = partitions.get(each.table, 0) + 1
+    info = connection.info
     return Upkeep(
+        host=label({"host": info.host or info.hostaddr, "port": str(info.port)}),
+        standby=bool(standby),
         size_bytes=size,  # type: ignore[arg-type]
         rows=rows,  # type: ignore[arg-type]
         dead_rows=dead,  # type: ignore[arg-type]

@@ -158,10 +158,15 @@ class DatabaseWriter:
         tracking: Tracking | None = None,
         tracing: Tracing | None = None,
         is_full: Callable[[], bool] = bool,
+        on_stored: Callable[[RecordBatch], None] = lambda _: None,
     ) -> None:
-        """``is_full``: whether the database's disk has no space left for messages."""
+        """``is_full``: whether the database's disk has no space left for messages.
+
+        ``on_stored`` is given each batch that is durable, with what was held before.
+        """
         self._database = database
         self._is_full = is_full
+        self._on_stored = on_stored
         self._tracing = tracing
         self._written_ids = written_ids
         self._tracking = tracking
@@ -279,6 +284,7 @@ class DatabaseWriter:
         except Exception as error:  # noqa: BLE001 - whoever waits is told
             await self._isolate(group, error)
         else:
+            self._on_stored(group.batch)
             _answer(group, added)
 
     def _traced(self, group: _Group) -> AbstractContextManager[None]:

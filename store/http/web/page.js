@@ -12,6 +12,7 @@ const form = find("ask");
 const channels = form.elements.channel;
 
 const shown = new Map(); // hash -> message
+const claims = new Map(); // channel and ID -> the shown messages that claim it
 let asked = {}, feed = null, cursor = null, round = 0, checking = null;
 
 // What is asked of the node
@@ -72,7 +73,14 @@ function* fields(bytes) {
   }
 }
 
-const utf8 = new TextDecoder("utf-8", { fatal: true });
+const utf8 = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true });
+
+function parentOf(bytes) {
+  try {
+    for (const [part, text] of fields(bytes)) if (part === 1) return utf8.decode(text);
+  } catch { /* the older revision, whose entries are the IDs themselves */ }
+  return utf8.decode(bytes);
+}
 
 function sdsOf(bytes) {
   const found = { parents: [] };
@@ -82,13 +90,66 @@ function sdsOf(bytes) {
       if (number === 2) found.id = utf8.decode(value);
       if (number === 3) found.channel = utf8.decode(value);
       if (number === 10) found.lamport = value;
-      if (number === 11) {
-        for (const [part, text] of fields(value)) if (part === 1) found.parents.push(utf8.decode(text));
-      }
+      if (number === 11) found.parents.push(parentOf(value));
       if (number === 20) found.content = value;
     }
   } catch { return null; }
-  return found.id && found.channel ? found : null;
+  if (!found.id || !found.channel) return null;
+  // As storenode.sds.proofs: no other ID can be a proof.
+  found.isProven = found.id.length === 64 && Boolean(found.content?.length) && isProven(found);
+  return found;
+}
+
+function joined(parts) {
+  const bytes = new Uint8Array(parts.reduce((sum, part) => sum + 4 + part.length, 0));
+  let at = 0;
+  for (const part of parts) {
+    new DataView(bytes.buffer).setUint32(at, part.length);
+    bytes.set(part, at + 4);
+    at += 4 + part.length;
+  }
+  return bytes;
+}
+
+function isProven({ id, channel, sender, lamport, parents, content }) {
+  const named = ["sds.v1", channel, sender ?? "", String(lamport ?? 0), ...parents, ""];
+  const bytes = named.map(each => new TextEncoder().encode(each));
+  if (sha256(joined([...bytes, content])) === id) return true;
+  const begin = joined(bytes.slice(0, 1));
+  return begin.some((byte, at) => content[at] !== byte) && sha256(content) === id;
+}
+
+// SHA-256 (FIPS 180-4): browsers have one of their own only for pages that come over TLS.
+
+const PRIMES = [];
+for (let n = 2; PRIMES.length < 64; n += 1) if (PRIMES.every(each => n % each)) PRIMES.push(n);
+const fraction = root => ((root % 1) * 2 ** 32) | 0;
+const FIRST = PRIMES.slice(0, 8).map(each => fraction(Math.sqrt(each)));
+const ADDED = PRIMES.map(each => fraction(Math.cbrt(each)));
+const turned = (word, by) => (word >>> by) | (word << (32 - by));
+
+function sha256(bytes) {
+  const padded = new Uint8Array(((bytes.length + 72) >> 6) << 6);
+  padded.set(bytes);
+  padded[bytes.length] = 128;
+  const view = new DataView(padded.buffer), words = new Int32Array(64), state = Int32Array.from(FIRST);
+  view.setBigUint64(padded.length - 8, BigInt(bytes.length) * 8n);
+  for (let at = 0; at < padded.length; at += 64) {
+    for (let i = 0; i < 64; i += 1) {
+      if (i < 16) { words[i] = view.getInt32(at + 4 * i); continue; }
+      const one = words[i - 15], two = words[i - 2];
+      words[i] = words[i - 16] + (turned(one, 7) ^ turned(one, 18) ^ (one >>> 3))
+        + words[i - 7] + (turned(two, 17) ^ turned(two, 19) ^ (two >>> 10));
+    }
+    let [a, b, c, d, e, f, g, h] = state;
+    for (let i = 0; i < 64; i += 1) {
+      const low = h + (turned(e, 6) ^ turned(e, 11) ^ turned(e, 25)) + ((e & f) ^ (~e & g)) + ADDED[i] + words[i];
+      const high = (turned(a, 2) ^ turned(a, 13) ^ turned(a, 22)) + ((a & b) ^ (a & c) ^ (b & c));
+      [a, b, c, d, e, f, g, h] = [(low + high) | 0, a, b, c, (d + low) | 0, e, f, g];
+    }
+    [a, b, c, d, e, f, g, h].forEach((word, i) => { state[i] += word; });
+  }
+  return [...state].map(word => (word >>> 0).toString(16).padStart(8, "0")).join("");
 }
 
 function textOf(bytes) {
@@ -121,8 +182,31 @@ function take(stored, isNew) {
     topic: stored.message.contentTopic, bytes, sds: sdsOf(bytes),
   };
   shown.set(message.hash, message);
-  if (message.sds) addChannel(message.sds.channel);
+  if (message.sds) claim(message);
   place(message);
+}
+
+function claim(message) {
+  const { channel, id } = message.sds, key = `${channel}\n${id}`;
+  addChannel(channel);
+  if (!claims.has(key)) claims.set(key, new Set());
+  message.claimants = claims.get(key).add(message);
+  message.claimants.forEach(judge);
+}
+
+function forget(message) {
+  shown.delete(message.hash);
+  if (message.claimants?.delete(message) && !message.claimants.size) {
+    claims.delete(`${message.sds.channel}\n${message.sds.id}`);
+  }
+}
+
+// What is said of a message whose ID proves nothing: FORGED, beside a shown one that it proves.
+function judge({ sds, claimants, verdict }) {
+  if (!verdict || sds.isProven) return;
+  const isForged = [...claimants].some(each => each.sds.isProven);
+  verdict.textContent = isForged ? "FORGED: its ID belongs to another message" : "not verified";
+  verdict.className = isForged ? "forged" : "";
 }
 
 function addChannel(name) {
@@ -139,6 +223,8 @@ function rowOf(message) {
   if (sds) {
     const after = sds.parents.length ? `, after ${sds.parents.join(", ")}` : "";
     body.append(made("small", `${sds.id} from ${sds.sender || "nobody named"}, Lamport ${sds.lamport ?? 0}${after}`));
+    if (sds.content?.length) body.append(message.verdict = made("small", ""));
+    judge(message);
   }
   row.append(made("td", when), made("td", message.topic), body, made("td", message.hash, "hash"));
   return row;
@@ -155,7 +241,7 @@ function place(message) {
   while (next && isBefore(message, next.message)) next = next.nextElementSibling;
   rows.insertBefore(rowOf(message), next);
   while (rows.childElementCount > MOST_ROWS) {
-    shown.delete(rows.lastElementChild.message.hash);
+    forget(rows.lastElementChild.message);
     rows.lastElementChild.remove();
   }
   find("count").textContent = rows.childElementCount;
@@ -251,6 +337,7 @@ form.addEventListener("submit", event => {
   asked = Object.fromEntries(new FormData(form));
   cursor = null;
   shown.clear();
+  claims.clear();
   channels.replaceChildren(new Option("all messages", ""));
   find("older").hidden = true;
   showAll();

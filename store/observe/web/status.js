@@ -15,6 +15,7 @@ const RATES = [
   ["gossip_out", "out by gossip"],
   ["transfer_in", "in by reconciliation"],
   ["transfer_out", "out by reconciliation"],
+  ["failed", "failed calls"],
 ];
 
 const byId = (id) => document.getElementById(id);
@@ -145,6 +146,7 @@ function tilesOf(data) {
       held && held.newest ? moment(held.newest) : "no messages",
     ],
     ["published per second", rate(last("published")), publishNote(data)],
+    failedTile(data),
     diskTile(data),
     unreadTile(gossip),
     ["sessions", count(data.sessions.running), endedOf(data.sessions.ended)],
@@ -156,6 +158,11 @@ function tilesOf(data) {
 function publishNote(data) {
   const flying = `${count(data.publishes_in_flight)} in flight`;
   return data.publish_ms === null ? flying : `${count(data.publish_ms)} ms a batch; ${flying}`;
+}
+
+function failedTile({ rates }) {
+  const number = rates.per_second.failed.reduce((sum, value) => sum + value * rates.interval_s, 0);
+  return ["failed calls", count(Math.round(number)), "by the node's fault, in five minutes"];
 }
 
 function diskTile(data) {
@@ -247,9 +254,9 @@ function knownOf(data, start, length) {
   for (const { store_id: id, runs } of data.coverage.stores) {
     const peer = data.peers.find((each) => each.store_id === id);
     const name = (peer && (peer.node_id || peer.address)) || `store ${id.slice(0, 8)}`;
-    for (const [first, number, state, compared, until, here, there] of runs) {
+    for (const [first, number, state, compared, until, here, there, then, last] of runs) {
       for (let place = first + offset; place < first + offset + number; place += 1) {
-        if (known[place]) known[place].push({ name, state, compared, until, here, there });
+        if (known[place]) known[place].push({ name, state, compared, until, here, there, then, last });
       }
     }
   }
@@ -261,21 +268,29 @@ function markOf(known, over) {
   return known.some((each) => each.state === "equal") || !over ? "" : " unsure";
 }
 
-function knownWords(known, from, held) {
+// Both counts are those of the comparison: what came since is in the count of the hour alone.
+function countsOf({ here, there, then }) {
+  if (then === null) return `${count(here)} missing here, ${count(there)} missing there`;
+  return `${count(then)} here, ${count(then + here - there)} there`;
+}
+
+function unconfirmedWords(known) {
+  const latest = (name) => Math.max(0, ...known.map((each) => each[name]));
+  const [until, last] = [latest("until"), latest("last")];
+  if (until) return `confirmed by other stores up to ${moment(until)} only`;
+  return `not confirmed by any other store${last ? ` since ${moment(last)}` : ""}`;
+}
+
+function knownWords(known) {
   const words = [];
-  let since = from;
   for (const each of known) {
     if (each.state === "equal") {
       words.push(`equal to ${each.name} as of ${moment(each.compared)}`);
     } else if (each.state === "differs") {
-      const counts = `${count(held)} here, ${count(Math.max(0, held + each.here - each.there))} there`;
-      words.push(`differs from ${each.name} as of ${moment(each.compared)}: ${counts}`);
+      words.push(`differs from ${each.name} as of ${moment(each.compared)}: ${countsOf(each)}`);
     }
-    since = Math.max(since, each.until);
   }
-  if (!known.some((each) => each.state === "equal")) {
-    words.push(`not confirmed by any other store since ${moment(since).slice(0, 16)} UTC`);
-  }
+  if (!known.some((each) => each.state === "equal")) words.push(unconfirmedWords(known));
   return words.map((each) => `; ${each}`).join("");
 }
 
@@ -333,7 +348,7 @@ function showMap(data) {
     const kind = kinds[place];
     const shows = compares && kind !== "future" && kind !== "before";
     setClass(cell, kind + (shows ? markOf(known[place], from + HOUR_S <= data.time) : ""));
-    const others = shows ? knownWords(known[place], from, hours[place]) : "";
+    const others = shows ? knownWords(known[place]) : "";
     const words = `${moment(from).slice(0, 16)} UTC: ${wordsOf(kind, hours[place])}${others}`;
     if (cell.getAttribute("aria-label") !== words) cell.setAttribute("aria-label", words);
   });
@@ -344,7 +359,7 @@ function showMap(data) {
 
 function gapsOf(kinds, start) {
   const all = kinds.filter((kind) => kind === "gap").length;
-  if (!all) return `No gaps in these ${kinds.length / 24} days.`;
+  if (!all) return `No hour of these ${kinds.length / 24} days is without messages, all topics together.`;
   let length = 0;
   let longest = [0, 0];
   kinds.forEach((kind, place) => {
@@ -352,8 +367,22 @@ function gapsOf(kinds, start) {
     if (length > longest[0]) longest = [length, place + 1 - length];
   });
   const from = moment(start + longest[1] * HOUR_S).slice(0, 16);
-  return `${plural(all, "hour")} without messages in these ${kinds.length / 24} days; ` +
+  return `${plural(all, "hour")} without messages of any topic in these ${kinds.length / 24} days; ` +
     `the longest gap is ${plural(longest[0], "hour")}, from ${from} UTC.`;
+}
+
+// Hours are those of all topics together: one that is silent among others shows here.
+function showTopics(data) {
+  const last = data.topics ? data.topics.last : [];
+  const note = last.length ? "The last message that this node took in, by pubsub topic:" : "";
+  setText(byId("topics-note"), note);
+  const list = byId("topics");
+  while (list.children.length > last.length) list.lastChild.remove();
+  last.forEach(([name, when], place) => {
+    if (!list.children[place]) list.append(element("li"));
+    const ago = when ? `${duration(data.time - when)} ago` : `none since ${moment(data.topics.since)}`;
+    setText(list.children[place], `${name}: ${ago}`);
+  });
 }
 
 function showLegend(bounds, most, compares) {
@@ -472,6 +501,7 @@ function showHistory(data) {
   const behind = data.history.complete ? "" : " The newest messages are not counted yet.";
   setText(byId("history-note"), note + behind);
   showMap(data);
+  showTopics(data);
   showSlots(data.history);
 }
 
@@ -606,6 +636,13 @@ function showPeers(data) {
 
 // The database
 
+function serverOf({ host, timeline, hosts_refused: refused }) {
+  const parts = [host];
+  if (timeline) parts.push(`timeline ${timeline}`);
+  if (refused) parts.push(`${plural(refused, "other host")} refused`);
+  return parts.join(", ");
+}
+
 function showDatabase(data) {
   const found = data.database;
   const held = data.held;
@@ -615,6 +652,7 @@ function showDatabase(data) {
     const share = all ? ` (${((100 * found.dead_rows) / all).toFixed(1)} %)` : "";
     const total = Object.values(found.partitions).reduce((sum, number) => sum + number, 0);
     rows.push(
+      [found.standby ? "standby that is read" : "primary", serverOf(found)],
       ["size", bytes(found.size_bytes)],
       ["rows (estimate)", count(found.rows)],
       ["dead rows (estimate)", count(found.dead_rows) + share],

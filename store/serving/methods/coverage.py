@@ -139,4 +139,5 @@ def _store(store: StoreCoverage, *, counted: bool) -> store_pb2.StoreCoverage:
         keyed=store.keyed,
         missing_here=store.missing_here if counted else None,
         missing_there=store.missing_there if counted else None,
+        last_equal=store.last_equal_ns,
     )

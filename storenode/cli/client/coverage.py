@@ -81,9 +81,10 @@ def _store(store: StoreCoverage) -> str:
         return f"equal to {name} as of {format_time(store.compared_at)}{method}"
     if store.state == StoreCoverage.DIFFERS:
         return f"differs from {name} as of {format_time(store.compared_at)}{_missing(store)}"
+    last = f", equal as of {format_time(store.last_equal)}" if store.last_equal else ""
     if store.equal_until:
-        return f"equal to {name} up to {format_time(store.equal_until)} only"
-    return f"not confirmed by {name} as it is now"
+        return f"equal to {name} up to {format_time(store.equal_until)} only{last}"
+    return f"not confirmed by {name} as it is now{last}"
 
 
 def _missing(store: StoreCoverage) -> str:

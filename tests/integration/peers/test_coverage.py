@@ -58,6 +58,8 @@ async def test_a_session_confirms_hours_and_a_late_message_withdraws_its_own(
     await first.hold([item(4, timestamp=HOUR + 3)])
     unconfirmed = [(second.context.identity.store_id, StoreCoverage.UNCONFIRMED)]
     assert await states(first) == [unconfirmed, equal]
+    (withdrawn,) = (await coverage(first))[0].stores
+    assert (withdrawn.compared_at, withdrawn.last_equal) == (0, steps[0].stores[0].compared_at)
     assert (await first.synchronize(second)).in_sync
     assert await states(first) == [equal, equal]
 

@@ -19,7 +19,10 @@ from psycopg.conninfo import conninfo_to_dict
 
 from store.observe.limits import MAX_STATUS_REQUESTS
 from store.observe.problems import RUNBOOKS
+from storenode.client.messages import new_message
+from storenode.client.types import WakuMessageAndTopic
 from tests.integration.run.helpers import TIMEOUT_S, get, raw_exchange
+from tests.support.command import Command
 from tests.support.fleet import eventually, made, publish
 from tests.support.node import NodeProcess, running_node
 from tests.support.ports import HeldPort
@@ -81,6 +84,31 @@ def test_it_says_what_is_held_and_when(node: NodeProcess) -> None:
     assert found["archive"] is None
     assert found["peers"] == []
     assert found["gossip"] == {"unread": 0, "oldest_unread_s": 0, "waiting": 0}
+
+
+def test_a_topic_that_is_silent_shows_among_others(tmp_path: Path, database_url: str) -> None:
+    loud, silent, gone = (f"/waku/2/rs/1/{shard}" for shard in (0, 1, 2))
+
+    def last(node: NodeProcess, right: Callable[[dict[str, int]], object]) -> dict[str, int]:
+        def is_right(found: dict[str, Any]) -> bool:
+            return found["topics"] is not None and bool(right(dict(found["topics"]["last"])))
+
+        return dict(wait_for(node.metrics, is_right)["topics"]["last"])
+
+    with running_node(tmp_path / "data", database_url=database_url) as node:
+        asyncio.run(publish(node, [_message(gone)]))
+    with running_node(tmp_path / "data", database_url=database_url) as node:
+        asyncio.run(publish(node, [_message(silent)]))
+        last(node, lambda it: 0 < it.get(silent, 0) < int(time.time()))
+        asyncio.run(publish(node, [_message(loud)]))
+        found = last(node, lambda it: loud in it)
+        assert [*found] == [gone, silent, loud]
+        assert found[gone] == 0
+        assert found[silent] < found[loud] <= time.time()
+
+
+def _message(pubsub_topic: str) -> WakuMessageAndTopic:
+    return new_message(b"x", "/fleet/1/chat/proto", pubsub_topic, time.time_ns())
 
 
 @pytest.mark.parametrize("path", FILES)
@@ -146,6 +174,7 @@ def test_a_node_without_its_database_shows_what_it_last_knew(
     with running_node(tmp_path / "data", database_url=url) as node:
         asyncio.run(publish(node, made(5, time.time_ns(), span_s=5)))
         wait_for(node.metrics, lambda it: it["held"]["messages"] == 5)
+        assert "messages  5" in Command.of(node).ok("status").lines
         name = conninfo_to_dict(url)["dbname"]
         with psycopg.connect(postgres.url("postgres"), autocommit=True) as connection:
             connection.execute(f'alter database "{name}" allow_connections false'.encode())
@@ -157,6 +186,10 @@ def test_a_node_without_its_database_shows_what_it_last_knew(
             assert found["held"]["messages"] == 5
             assert sum(found["history"]["hours"]) == 5
             assert "hunter2" not in json.dumps(found)
+            checked = Command.of(node)("status", "--check")
+            assert (checked.code, len(checked.lines)) == (1, 1)
+            assert checked.lines[0].startswith("CRITICAL database-unreachable: ")
+            assert {"ready     no", "messages  5"} <= {*Command.of(node).ok("status").lines}
             connection.execute(f'alter database "{name}" allow_connections true'.encode())
         wait_for(node.metrics, lambda it: it["ready"] and it["held"]["age_s"] < 5)
 

@@ -103,6 +103,9 @@ async def test_upkeep_is_what_postgres_says(node: Node) -> None:
         found = await read_upkeep(connection, NOW)
     size = await node.value("select pg_database_size(current_database())")
     assert isinstance(size, int)
+    port = await node.value("select current_setting('port')")
+    assert found.host.endswith(f":{port}")
+    assert not found.standby
     assert size / 2 < found.size_bytes < size * 2
     tables = await node.rows(
         "select inhparent::regclass::text, count(*) from pg_inherits"

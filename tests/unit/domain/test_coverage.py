@@ -114,6 +114,22 @@ def test_a_difference_stays_until_a_later_session() -> None:
     assert verdict([lacks], kept, TODAY) is CoverageState.EQUAL
 
 
+def test_the_counts_of_a_difference_are_those_of_its_comparison() -> None:
+    held = [message(TODAY + number * BLOCK_NS, number) for number in range(1, 5)]
+    lacks = replace(EQUAL, to_receive=SyncIds.of([message(TODAY + 1, 9)]), resolved=False)
+    made = statements(held, TODAY, TODAY + HOUR_NS, lacks)
+    late = [*held, message(TODAY + 2, 10)]
+
+    def told(start_ns: int, end_ns: int) -> tuple[CoverageState, int | None]:
+        where = [(each.start_ns, each.end_ns) for each in made]
+        about = measured_by_span(where, measured(late, where))
+        found = covered((start_ns, end_ns), "b", made, about)
+        return found.state, found.held_here
+
+    assert told(TODAY, TODAY + HOUR_NS) == (CoverageState.DIFFERS, 4)
+    assert told(TODAY, TODAY + BLOCK_NS) == (CoverageState.DIFFERS, None), "a part of the hour"
+
+
 def test_an_earlier_comparison_replaces_no_later_one() -> None:
     early = replace(EQUAL, compared_ns=NOW - 1)
     old = statements([], TODAY, TODAY + HOUR_NS, EQUAL)
@@ -214,11 +230,12 @@ def _hold_to_the_truth(
     where = [(each.start_ns, each.end_ns) for each in kept]
     about = measured_by_span(where, measured(sorted(sides[0]), where))
     found = covered((start_ns, start_ns + HOUR_NS), "b", kept, about)
-    if found.state is not CoverageState.EQUAL:
+    if not found.last_equal_ns:
+        assert found.state is not CoverageState.EQUAL
         return
     then = {
         each
-        for side in moments[found.compared_ns]
+        for side in moments[found.last_equal_ns]
         for each in side
         if start_ns <= each[0] < start_ns + HOUR_NS
     }

@@ -124,6 +124,16 @@ def _aged(for_s: float) -> set[str]:
     return {"peer-silent"} if for_s >= 3_600 else set()
 
 
+def test_a_disk_on_which_nothing_is_stored_any_more_is_full_however_much_that_is() -> None:
+    metrics = healthy()
+    problems = Problems(metrics, Clock())
+    metrics.disk_full.set(1)
+    problems.look()
+    (found,) = problems.present
+    assert (found.page, found.critical) == ("disk-full", True)
+    assert "publishing is refused" in found.sentence
+
+
 def test_requests_over_http_count_as_calls_do() -> None:
     metrics, clock = healthy(), Clock()
     problems = Problems(metrics, clock)

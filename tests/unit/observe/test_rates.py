@@ -21,6 +21,10 @@ def test_each_rate_is_that_of_its_counters() -> None:
     metrics.gossip_events.labels("ids_sent").inc(99)
     metrics.transfer_messages.labels("sent", "stored").inc(8)
     metrics.transfer_messages.labels("received", "stored").inc(99)
+    metrics.calls.labels("Query", "UNAVAILABLE").inc(4)
+    metrics.calls.labels("Query", "INVALID_ARGUMENT").inc(99)
+    metrics.http_requests.labels("query", "503").inc(2)
+    metrics.http_requests.labels("query", "429").inc(99)
     rates.sample(102.0)
     assert rates.series() == {
         "published": [5.0],
@@ -29,6 +33,7 @@ def test_each_rate_is_that_of_its_counters() -> None:
         "gossip_out": [4.0],
         "transfer_in": [3.0],
         "transfer_out": [4.0],
+        "failed": [3.0],
     }
     rates.sample(104.0)
     assert all(values[1:] == [0.0] for values in rates.series().values())

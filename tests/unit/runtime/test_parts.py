@@ -13,17 +13,41 @@ import pytest
 from store.config.node import NodeConfig
 from store.domain.access import Denied, Right
 from store.domain.quota import ClientLimits
+from store.observe.metrics import Metrics
+from store.observe.rates import total
 from store.runtime import tasks
 from store.runtime import tokens as tokens_module
 from store.runtime.errors import WrongConfigurationError
 from store.runtime.policy import PolicySource
 from store.runtime.readiness import Obstacle, Readiness
+from store.runtime.services import maintenance_events
 from store.runtime.tasks import BackgroundTasks
 from store.runtime.tokens import TokenFile
 from tests.unit.config.cases import CommandLine
 
 NOW_NS = 1_800_000_000 * 10**9
 DAY_NS = 86_400 * 10**9
+
+
+def test_attempts_of_maintenance_within_an_outage_are_one_event() -> None:
+    metrics = Metrics("test")
+    note, events = maintenance_events(metrics), metrics.maintenance_events
+
+    def told(times: int) -> float:
+        for _ in range(times):
+            note("maintenance_disconnected", error="refused", retry_in_s=1.0)
+        return total(events, event={"maintenance_disconnected"})
+
+    metrics.database_up.set(1)
+    assert told(2) == 2
+    for outage in (1, 2):
+        metrics.database_up.set(0)
+        metrics.database_events.labels("away").inc()
+        note("maintenance_failed", task="fold", error="refused")
+        assert told(20) == 2 + outage
+        metrics.database_up.set(1)
+    assert told(1) == 5
+    assert total(events, event={"maintenance_failed"}) == 2
 
 
 def test_readiness_names_the_first_obstacle_and_tells_changes_once() -> None:

@@ -62,7 +62,7 @@ class NodeStatus(_message.Message):
     ready: _builtins.bool
     """True: the node serves requests."""
     messages: _builtins.int
-    """The number of messages stored."""
+    """The number of messages stored; while the database is away, as it was when last read."""
     oldest_timestamp: _builtins.int
     """The timestamp of the oldest message, in Unix nanoseconds."""
     newest_timestamp: _builtins.int

@@ -815,6 +815,7 @@ class StoreCoverage(_message.Message):
     KEYED_FIELD_NUMBER: _builtins.int
     MISSING_HERE_FIELD_NUMBER: _builtins.int
     MISSING_THERE_FIELD_NUMBER: _builtins.int
+    LAST_EQUAL_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
     """The other store, by the ID that it gave."""
     state: Global___StoreCoverage.State.ValueType
@@ -829,6 +830,10 @@ class StoreCoverage(_message.Message):
     """Messages that this store lacked. Unset for callers that may not know."""
     missing_there: _builtins.int
     """Messages that the other store lacked. Unset for callers that may not know."""
+    last_equal: _builtins.int
+    """As of when the two were last found equal over the whole step, in Unix nanoseconds, whether that
+    still holds or not. 0: not known.
+    """
     def __init__(
         self,
         *,
@@ -839,10 +844,11 @@ class StoreCoverage(_message.Message):
         keyed: _builtins.bool = ...,
         missing_here: _builtins.int | None = ...,
         missing_there: _builtins.int | None = ...,
+        last_equal: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_missing_here", b"_missing_here", "_missing_there", b"_missing_there", "missing_here", b"missing_here", "missing_there", b"missing_there"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_missing_here", b"_missing_here", "_missing_there", b"_missing_there", "compared_at", b"compared_at", "equal_until", b"equal_until", "keyed", b"keyed", "missing_here", b"missing_here", "missing_there", b"missing_there", "state", b"state", "store_id", b"store_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_missing_here", b"_missing_here", "_missing_there", b"_missing_there", "compared_at", b"compared_at", "equal_until", b"equal_until", "keyed", b"keyed", "last_equal", b"last_equal", "missing_here", b"missing_here", "missing_there", b"missing_there", "state", b"state", "store_id", b"store_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__missing_here: _TypeAlias = _typing.Literal["missing_here"]  # noqa: Y015
     _WhichOneofArgType__missing_here: _TypeAlias = _typing.Literal["_missing_here", b"_missing_here"]  # noqa: Y015

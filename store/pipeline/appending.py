@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from store.pipeline.actions import Written
 from store.pipeline.columns import NAMES, PARTITIONS
 from store.pipeline.contents import (
     KEY,
@@ -23,7 +24,7 @@ from store.pipeline.database import FOREVER, State
 from store.pipeline.errors import SPARK_ERRORS, PipelineError, of_spark
 from store.pipeline.files import batches_of, rows_and_bytes
 from store.pipeline.fingerprints import NOTHING, ROWS, Fingerprints, add_rows, as_rows, collected
-from store.pipeline.lake import Lake, LakeFile, Written
+from store.pipeline.lake import Lake, LakeFile
 from store.pipeline.limits import DAY_NS, HOUR_NS
 from store.pipeline.manifest import Manifest
 from store.pipeline.progress import Say, shown, silent

@@ -42,6 +42,7 @@ from store.pipeline.lake import Lake
 from store.pipeline.limits import HOUR_NS, MAX_CONNECTIONS, MAX_LISTED
 from store.pipeline.progress import Say, silent
 from store.pipeline.reading import Cut, Portion
+from store.pipeline.recording import begin_manifest
 from store.pipeline.reports import time_text
 from store.pipeline.slices import Slice, good_slice_rows, grouped, in_steps, plan_slices, to_text
 from store.pipeline.source import FORMAT, read_options
@@ -126,6 +127,7 @@ class Archiving:
     """Where from and where to, and what part: times in nanoseconds, the end exclusive.
 
     ``mark_here``: mark hours also if all marks of the database name other archives.
+    ``new_manifest``: begin one in place of the one that there is.
     """
 
     url: str
@@ -136,6 +138,7 @@ class Archiving:
     dry_run: bool = False
     say: Say = silent
     mark_here: bool = False
+    new_manifest: bool = False
 
     @property
     def everything(self) -> bool:
@@ -175,6 +178,8 @@ class _Run:
         if job.dry_run:
             return self._dry_run()
         appender = Appender(self._session, lake.create(), job.say)
+        if job.new_manifest:
+            begin_manifest(lake)
         appender.record()
         stated = read_stated(self._connection)
         state = self._state()

@@ -16,6 +16,7 @@ from typing import Any, Final
 import numpy as np
 from pyspark.sql import Row, SparkSession
 
+from store.pipeline.actions import Written
 from store.pipeline.appending import read_back
 from store.pipeline.contents import fingerprints_of, known_hours
 from store.pipeline.errors import SPARK_ERRORS, USAGE, PipelineError, of_spark
@@ -32,7 +33,7 @@ from store.pipeline.jobs.verify import (
     file_checks,
     spans_of,
 )
-from store.pipeline.lake import Lake, LakeFile, Written
+from store.pipeline.lake import Lake, LakeFile
 from store.pipeline.limits import DAY_NS, HOUR_NS
 from store.pipeline.manifest import Entry, FileNote, Manifest, lacking
 from store.pipeline.progress import Say, shown, silent

@@ -86,6 +86,10 @@ class History:
         """The path of the other one."""
         return self.directory / "other"
 
+    def start_ns(self, day: int) -> int:
+        """When a day begins, by its number."""
+        return (_FIRST_DAY + day) * DAY_NS
+
     def grown(self, days: int) -> History:
         """Archive day after day until there are so many; itself."""
         first, second = self._created()

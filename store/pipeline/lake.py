@@ -39,6 +39,7 @@ from store.pipeline.listing import Listing, Row
 from store.pipeline.paths import checked, for_spark, on_store, require_room, require_visible
 from store.pipeline.runs import begin_run, delete_abandoned, unmark
 from store.pipeline.storage import (
+    Stored,
     delta_options,
     listed,
     move_folder,
@@ -144,6 +145,7 @@ class Lake:
             self._table = self._delta(self._log, version)
         except TableNotFoundError as error:
             self._require_no_files()
+            self._require_no_manifest()
             raise PipelineError(
                 f"There is no archive in {self.path}: check the path, or make one with"
                 " `storenode pipeline archive`.",
@@ -263,12 +265,33 @@ class Lake:
             raise of_store(self.path, error) from error
         return f"{self.path}/{aside}"
 
-    def _require_no_files(self) -> None:
-        """A table made anew over the files of a lost log would in time delete them all."""
+    def stored(self) -> list[Stored]:
+        """What there is in the folder of the table, whether the log names it or not.
+
+        Raises:
+            PipelineError: it cannot be listed.
+        """
         try:
-            files = sum(each.path.endswith(".parquet") for each in listed(self._log))
+            return listed(self._log)
         except OSError as error:
             raise of_store(self.path, error) from error
+
+    def _require_no_manifest(self) -> None:
+        try:
+            entries = len(listed(f"{self.path}/manifest"))
+        except OSError as error:
+            raise of_store(self.path, error) from error
+        if entries:
+            raise PipelineError(
+                f"{self.path} has a manifest, but the table that it is about, {self.path}/messages,"
+                " is gone: put it back from a copy of the archive. `storenode pipeline archive`"
+                " begins it anew with what the database still holds.",
+                USAGE,
+            )
+
+    def _require_no_files(self) -> None:
+        """A table made anew over the files of a lost log would in time delete them all."""
+        files = sum(each.path.endswith(".parquet") for each in self.stored())
         if files:
             raise PipelineError(
                 f"{self.path}/messages holds {files:,} Parquet files, but the log that names them"

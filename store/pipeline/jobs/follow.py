@@ -87,7 +87,7 @@ class Batches:
                 appender.append([], held, [row["start_ns"] for row in starts], state)
             finally:
                 held.unpersist()
-            note(connection, job, state, appender.held, Archived(state.position))
+            note(connection, job, state, appender, Archived(state.position))
         self._tend(appender)
         self._vacuum(lake)
 

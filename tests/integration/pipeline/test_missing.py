@@ -159,6 +159,16 @@ def test_a_removed_log_is_named(spark: SparkSession, lake_path: Path) -> None:
         looked(spark, lake_path)
 
 
+def test_messages_that_are_gone_as_a_whole_are_told_from_an_archive_that_never_was(
+    spark: SparkSession, url: str, lake_path: Path
+) -> None:
+    shutil.rmtree(lake_path / "messages")
+    with pytest.raises(PipelineError, match="has a manifest, but the table"):
+        looked(spark, lake_path)
+    run(spark, url, lake_path, low_ns=TODAY)
+    assert found(looked(spark, lake_path)) == {LOST_FILE, LOST_HOUR}
+
+
 def test_a_copy_of_the_manifest_finds_what_was_removed_with_it(
     spark: SparkSession, lake_path: Path, tmp_path: Path
 ) -> None:

@@ -1,17 +1,18 @@
 """What docs/pipeline.md hands to cron and to Airflow: run as it stands there, but for its paths.
 
-Airflow is a stand-in here, with as much of it as the page uses. `make check-airflow` installs the
-real one; ``AIRFLOW`` names its program, which then runs the same file.
+Airflow is a stand-in, with as much of it as the page uses. The real one runs the same file where
+``AIRFLOW`` names its program: `make check-airflow` installs it.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -111,10 +112,9 @@ def made_by(program: str, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, An
     return given, task
 
 
-def test_a_task_of_airflow_fails_with_the_job(
-    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given, task = made_by(dag_file(tmp_path / "lake"), monkeypatch)
+def by_stand_in(folder: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> tuple[int, str]:
+    """What the task of the page comes to without Airflow: exit code and output."""
+    given, task = made_by(dag_file(folder / "lake"), monkeypatch)
     assert (given["catchup"], len(given["schedule"].split())) == (False, 5)
     # A connection's URI begins with its type, which Airflow calls postgres.
     uri = url.replace("postgresql://", "postgres://")
@@ -126,13 +126,51 @@ def test_a_task_of_airflow_fails_with_the_job(
     )
     done = subprocess.run(
         ["bash", "-c", command],
-        cwd=tmp_path,
+        cwd=folder,
         env=clean_environment(**env) if task["append_env"] else env,
         capture_output=True,
         timeout=TIMEOUT_S,
         check=False,
     )
+    return done.returncode, done.stdout.decode()
+
+
+def by_airflow(folder: Path, url: str, _monkeypatch: pytest.MonkeyPatch) -> tuple[int, str]:
+    """The same with Airflow, whose log has the task's output in it."""
+    dags = folder / "dags"
+    dags.mkdir()
+    (dags / DAG_FILE).write_text(dag_file(folder / "lake"))
+    env = clean_environment(
+        AIRFLOW_HOME=str(folder),
+        AIRFLOW__CORE__LOAD_EXAMPLES="False",
+        AIRFLOW__CORE__DEFAULT_TASK_RETRY_DELAY="1",
+        AIRFLOW_CONN_STORENODE=url,
+    )
+
+    def airflow(*arguments: str) -> subprocess.CompletedProcess[bytes]:
+        return subprocess.run(
+            [os.environ["AIRFLOW"], *arguments],
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+
+    assert airflow("db", "migrate").returncode == 0
+    done = airflow("dags", "test", "storenode")
+    return done.returncode, done.stdout.decode()
+
+
+@pytest.mark.parametrize("by", [by_stand_in, *([by_airflow] if "AIRFLOW" in os.environ else [])])
+def test_a_task_of_airflow_fails_with_the_job(
+    url: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    by: Callable[[Path, str, pytest.MonkeyPatch], tuple[int, str]],
+) -> None:
+    code, printed = by(tmp_path, url, monkeypatch)
     # One message of the world names parents that nobody has.
-    assert done.returncode == 1, done
-    found = json.loads(done.stdout)
+    assert code == 1, printed
+    found, _ = json.JSONDecoder().raw_decode(printed, printed.index('{"sound"'))
     assert (found["verify"]["sound"], found["audit"]["missing"] > 0) == (True, True)

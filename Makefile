@@ -20,7 +20,7 @@ TESTS := tests/faults tests/install tests/integration tests/embedded \
 	tests/sim tests/unit tests/interop tests/layering
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo gateway pipeline test check-browser check-azure sim bench soak fuzz fuzz-kernel hostile lint format types proto \
+.PHONY: help run demo gateway pipeline test check-browser check-azure check-airflow sim bench soak fuzz fuzz-kernel hostile lint format types proto \
 	proto-check docs check-dashboard check-deploy audit-dependencies dist lock clean
 
 help: ## show this list
@@ -99,6 +99,11 @@ docs: $(DOCS) ## build the documentation's site into build/site; a broken link i
 check-azure: $(DEV) ## try archives on Azurite, which npm installs below build/
 	npm install --prefix build/azurite --no-save --no-audit --no-fund --ignore-scripts azurite@3.35.0
 	AZURITE=$(CURDIR)/build/azurite/node_modules/.bin/azurite-blob $(MAKE) test ARGS=tests/integration/pipeline/test_other_stores.py
+
+check-airflow: $(DEV) ## try the example for Airflow on Airflow, which pip installs below build/
+	$(BIN)/python -m venv build/airflow
+	build/airflow/bin/pip install --quiet apache-airflow==3.3.2
+	AIRFLOW=$(CURDIR)/build/airflow/bin/airflow $(MAKE) test ARGS=tests/integration/pipeline/test_schedules.py
 
 check-dashboard: $(DEV) ## check that the dashboard of deploy/ is the generated one
 	@$(BIN)/python tools/generate_dashboard.py --check

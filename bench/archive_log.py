@@ -25,8 +25,9 @@ import psutil
 from bench.pipeline.cpu import apart
 from bench.support import report
 from store.pipeline import lake as lakes
+from store.pipeline.actions import Written
 from store.pipeline.fingerprints import Fingerprint, Fingerprints
-from store.pipeline.lake import Lake, Written
+from store.pipeline.lake import Lake
 from store.pipeline.limits import DAY_NS, HOUR_NS
 from store.pipeline.manifest import Entry, FileNote, Manifest, manifest_of
 from store.pipeline.recording import unsaid

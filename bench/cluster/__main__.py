@@ -9,7 +9,10 @@ minutes. What a job takes for 10,000 messages, which are measured again before e
 fixed cost in one task, which falls as long as something is compiled; ``cpu_s_per_million`` is what
 it takes beyond that. From one task to the eight that a million messages have, the fixed cost grows:
 ``further_cpu_s_per_million`` is what it takes beyond that and the size before. A job is flat if
-none of its further costs is more than a fifth above one of a smaller size.
+none of its further costs is more than a fifth above one of a smaller size. ``--parts 4`` tells
+the size from the machine, whose cores are not equally fast all the time: the largest archive is
+verified and reported on as a whole between quarters of itself, and `whole_to_parts` is what a
+message took in the whole to what it took in these.
 
 DIR must be new or empty, and is empty again afterwards; how much room it needs is printed first.
 ``--prepare 64`` only writes the files of so many million messages, with ``--writers`` processes: a
@@ -26,6 +29,8 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -99,6 +104,17 @@ class Bench:
 
     def take(self, messages: int, job: str, work: Callable[[], T]) -> T:
         """Run a job, and print what it used; what it answered."""
+        answer, figures = self._used(work)
+        self._report(messages, job, figures)
+        return answer
+
+    def beyond_fixed_s(self, job: str, work: Callable[[], int]) -> tuple[int, float]:
+        """Run a job whose fixed cost is known: how many messages, and the seconds beyond that."""
+        messages, figures = self._used(work)
+        report(benchmark="cluster", measure=f"{job}, in parts", messages=messages, **figures)
+        return messages, figures["cpu_s"] - self.fixed_s[job][-1]
+
+    def _used(self, work: Callable[[], T]) -> tuple[T, dict[str, float]]:
         workers = {
             f"worker-{number}": each.process.pid
             for number, each in enumerate(self._cluster.workers)
@@ -109,8 +125,7 @@ class Bench:
         figures["wall_s"] = time.monotonic() - began
         if served_s:
             figures["postgres_cpu_s"] = postgres_cpu_s() - served_s
-        self._report(messages, job, figures)
-        return answer
+        return answer, figures
 
     def _report(self, messages: int, job: str, figures: dict[str, float]) -> None:
         if messages <= FEW:
@@ -172,6 +187,32 @@ def of_archives(bench: Bench, history: History) -> None:
     shutil.rmtree(folder_of(page))
 
 
+def in_parts(bench: Bench, history: History, parts: int) -> None:
+    """The whole of an archive between parts of it, which have the same machine."""
+    session, lake = bench.session, Lake(str(history.first))
+    page = bench.directory / "report.html"
+
+    def verified(low_ns: int, high_ns: int) -> int:
+        return verify(session, Verifying(lake, None, low_ns, high_ns)).messages
+
+    def reported(low_ns: int, high_ns: int) -> int:
+        job = Reporting(page, lake, None, low_ns, high_ns, audit=False)
+        found = report_job(session, job).gathered.traffic
+        page.unlink()
+        shutil.rmtree(folder_of(page))
+        return found.messages if found else 0
+
+    for name, work in {"verify": verified, "report": reported}.items():
+        ends = [history.start_ns(history.days * part // parts) for part in range(parts + 1)]
+        spans = [*pairwise(ends)]
+        spans.insert(parts // 2, (ends[0], ends[-1]))
+        taken = [bench.beyond_fixed_s(name, partial(work, *span)) for span in spans]
+        messages, whole_s = taken.pop(parts // 2)
+        _same(f"{name}, in parts", sum(each for each, _ in taken), messages)
+        ratio = whole_s / sum(each_s for _, each_s in taken)
+        report(benchmark="cluster", measure=f"{name}, as a whole", whole_to_parts=ratio)
+
+
 def of_database(bench: Bench, messages: int) -> None:
     """Archive a database, and restore it into an empty one."""
     folder = bench.directory / "database"
@@ -197,7 +238,7 @@ def _same(job: str, found: object, wanted: object) -> None:
         raise SystemExit(f"{job}: {found} was found where {wanted} is right.")
 
 
-def take_all(directory: Path, millions: list[int], of_databases: list[int]) -> bool:
+def take_all(directory: Path, millions: list[int], of_databases: list[int], parts: int) -> bool:
     """Measure everything, the smallest first; whether all is flat."""
     (directory / "cluster").mkdir()
     cluster = Cluster(directory / "cluster", {})
@@ -206,7 +247,9 @@ def take_all(directory: Path, millions: list[int], of_databases: list[int]) -> b
             bench = Bench(directory, cluster, session)
             flat = True
             if millions:
-                _synthetic(bench, millions)
+                history = _synthetic(bench, millions)
+                if parts:
+                    in_parts(bench, history, parts)
                 flat = bench.summed_up()
             if of_databases:
                 _databases(bench, of_databases)
@@ -216,8 +259,8 @@ def take_all(directory: Path, millions: list[int], of_databases: list[int]) -> b
         cluster.stop()
 
 
-def _synthetic(bench: Bench, millions: list[int]) -> None:
-    """Every size, after rounds with the smallest that do not count."""
+def _synthetic(bench: Bench, millions: list[int]) -> History:
+    """Every size, after rounds with the smallest that do not count; the largest archives."""
     few = apart(History.grown, History(bench.directory / "few", FEW), 1)
     history = _history(bench.directory)
     for number, size in enumerate(sorted(millions)):
@@ -231,6 +274,7 @@ def _synthetic(bench: Bench, millions: list[int]) -> None:
         fingerprint(LakeSide(bench.session, Lake(str(few.first))), "minute")
         of_archives(bench, few)
         of_archives(bench, history)
+    return history
 
 
 def _history(directory: Path) -> History:
@@ -254,6 +298,7 @@ def main() -> int:
     parser.add_argument("--dir", type=Path, required=True, help="where all data are put")
     parser.add_argument("--millions", type=int, nargs="*", default=[1, 4], help="default: 1 4")
     parser.add_argument("--database-millions", type=int, nargs="*", default=[], metavar="MILLIONS")
+    parser.add_argument("--parts", type=int, default=0, metavar="N")
     parser.add_argument("--prepare", type=int, default=0, metavar="MILLIONS")
     parser.add_argument("--writers", type=int, default=WRITERS, help="default: %(default)s")
     given = parser.parse_args()
@@ -279,7 +324,8 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     os.environ["SPARK_LOCAL_DIRS"] = str(directory / "shuffles")
     try:
-        return 0 if take_all(directory, given.millions, given.database_millions) else 1
+        flat = take_all(directory, given.millions, given.database_millions, given.parts)
+        return 0 if flat else 1
     finally:
         for each in directory.iterdir():
             shutil.rmtree(each)

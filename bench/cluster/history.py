@@ -22,9 +22,10 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from bench.pipeline.publishing import write_rows
+from store.pipeline.actions import Written
 from store.pipeline.columns import ARROW
 from store.pipeline.fingerprints import HASH_WORDS, Fingerprint, Fingerprints
-from store.pipeline.lake import Lake, Written
+from store.pipeline.lake import Lake
 from store.pipeline.limits import DAY_NS, HOUR_NS
 from store.pipeline.manifest import Entry, FileNote, manifest_of
 from store.pipeline.recording import digest_of
@@ -84,6 +85,10 @@ class History:
     def second(self) -> Path:
         """The path of the other one."""
         return self.directory / "other"
+
+    def start_ns(self, day: int) -> int:
+        """When a day begins, by its number."""
+        return (_FIRST_DAY + day) * DAY_NS
 
     def grown(self, days: int) -> History:
         """Archive day after day until there are so many; itself."""

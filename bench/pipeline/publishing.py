@@ -8,7 +8,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from store.pipeline.lake import Lake, Written
+from store.pipeline.actions import Written
+from store.pipeline.lake import Lake
 from store.pipeline.limits import DAY_NS
 from store.pipeline.writing import day_text, write_batches
 

@@ -52,6 +52,12 @@ def pipeline() -> None:
     is_flag=True,
     help="Mark hours as archived although the marks of the database name another archive.",
 )
+@option(
+    "--new-manifest",
+    is_flag=True,
+    help="Begin a new manifest where the old one is damaged or names what is lost for good; it is"
+    " moved aside.",
+)
 @option("--dry-run", is_flag=True, help="Only print how many messages would be archived.")
 @between
 @job
@@ -62,6 +68,7 @@ def archive(
     follow: bool,
     interval: int,
     mark_here: bool,
+    new_manifest: bool,
     dry_run: bool,
     low_ns: int,
     high_ns: int,
@@ -84,7 +91,16 @@ def archive(
     lake.require_usable()
     with runner.url() as url, runner.session() as session:
         bounds = low_ns, high_ns
-        work = Archiving(url, lake, *bounds, runner.connections, dry_run, runner.say, mark_here)
+        work = Archiving(
+            url,
+            lake,
+            *bounds,
+            runner.connections,
+            dry_run,
+            runner.say,
+            mark_here,
+            new_manifest,
+        )
         if follow:
             from store.pipeline.jobs.follow import follow as follow_job  # noqa: PLC0415
 

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from store.pipeline.actions import Written
 from store.pipeline.columns import NAMES, PARTITIONS
 from store.pipeline.contents import (
     KEY,
@@ -23,7 +24,7 @@ from store.pipeline.database import FOREVER, State
 from store.pipeline.errors import SPARK_ERRORS, PipelineError, of_spark
 from store.pipeline.files import batches_of, rows_and_bytes
 from store.pipeline.fingerprints import NOTHING, ROWS, Fingerprints, add_rows, as_rows, collected
-from store.pipeline.lake import Lake, LakeFile, Written
+from store.pipeline.lake import Lake, LakeFile
 from store.pipeline.limits import DAY_NS, HOUR_NS
 from store.pipeline.manifest import Manifest
 from store.pipeline.progress import Say, shown, silent
@@ -49,8 +50,8 @@ number of its messages, its size, its earliest and latest time.
 class Appender:
     """Adds messages to a lake that is open, and knows what it holds.
 
-    ``held`` is that by hour, computed from the files and not from what was meant to be in them;
-    ``messages`` and ``files`` count what was published.
+    ``held`` is that by hour, computed from the files and not from what was meant to be in them,
+    though maybe by an earlier job; ``messages`` and ``files`` count what was published.
     """
 
     def __init__(self, session: SparkSession, lake: Lake, say: Say = silent) -> None:
@@ -61,6 +62,7 @@ class Appender:
         self.messages = 0
         self.files = 0
         self._manifest: Manifest | None = None
+        self._fresh: set[int] = set()
 
     def append(
         self,
@@ -103,11 +105,26 @@ class Appender:
 
     def _publish(self, written: list[Written], added: Fingerprints, state: State) -> None:
         self._lake.publish(written, {"position": str(state.position), "store": state.store_id})
+        self._fresh.update(added.keys() - self.held.keys())
         for hour, each in added.items():
             self.held[hour] = self.held.get(hour, NOTHING).joined(each)
         self._lake.note_hours({hour // DAY_NS for hour in added}, self.held)
         self.messages += sum(each.rows for each in written)
         self.files += len(written)
+
+    def confirmed(self, hours: Iterable[int]) -> Fingerprints:
+        """What the files hold of some hours now: read again, but for what this has written itself.
+
+        Raises:
+            PipelineError: a file is gone or cannot be read.
+        """
+        wanted = set(hours)
+        days = {hour // DAY_NS for hour in wanted - self._fresh}
+        found = fingerprints_of(self._session, self._lake.files(days), HOUR_NS) if days else {}
+        return {
+            hour: self.held[hour] if hour in self._fresh else found.get(hour, NOTHING)
+            for hour in wanted
+        }
 
     def record(self) -> None:
         """Write to the archive's manifest what it does not say yet, as `recording.record`."""

@@ -19,9 +19,9 @@ from deltalake.exceptions import DeltaError
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
 
+from store.pipeline.beside import AUDITS_TABLE, is_begun, place_of
 from store.pipeline.errors import of_store
 from store.pipeline.lake import Lake
-from store.pipeline.storage import delta_options
 
 MAX_CHANNELS: Final = 10_000
 """Channels of one audit that have a row, the least complete first."""
@@ -58,14 +58,11 @@ def note_audit(lake: Lake, channels: DataFrame) -> None:
     micros = pc.divide(found["point_ts"], 1_000).cast(_TIME)
     columns = [pa.repeat(now, len(found)), *(found[name] for name in ("channel", *_COUNTS)), micros]
     table = pa.table(columns, schema=AUDITS)
-    path = f"{lake.path}/audits"
+    is_begun(lake, AUDITS_TABLE)
+    path, options = place_of(lake, AUDITS_TABLE)
     try:
         write_deltalake(
-            path,
-            table,
-            mode="append",
-            name="storenode audits",
-            storage_options=delta_options(lake.path),
+            path, table, mode="append", name="storenode audits", storage_options=options
         )
     except (DeltaError, OSError, ValueError) as error:
         raise of_store(path, error, "table of audits") from error

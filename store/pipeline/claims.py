@@ -33,13 +33,13 @@ from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import DeltaError
 from numpy.typing import NDArray
 
+from store.pipeline.beside import CLAIMS_TABLE, is_begun, place_of
 from store.pipeline.database import Stated
 from store.pipeline.errors import of_store
 from store.pipeline.fingerprints import XOR_WORDS, Fingerprints
 from store.pipeline.lake import Lake
 from store.pipeline.limits import HOUR_NS, MAX_LISTED
 from store.pipeline.reports import time_text
-from store.pipeline.storage import delta_options
 
 CLOCKS_NS: Final = HOUR_NS
 """By how much the clocks of two stores, and of their archiving jobs, may differ."""
@@ -174,10 +174,10 @@ def read_claims(lake: Lake) -> pa.Table:
     Raises:
         PipelineError: the table cannot be read.
     """
-    path, options = _place(lake)
+    if not is_begun(lake, CLAIMS_TABLE):
+        return CLAIMS.empty_table()
+    path, options = place_of(lake, CLAIMS_TABLE)
     try:
-        if not DeltaTable.is_deltatable(path, options):
-            return CLAIMS.empty_table()
         return DeltaTable(path, storage_options=options).to_pyarrow_table().cast(CLAIMS)
     except (DeltaError, OSError, ValueError, pa.ArrowException) as error:
         raise of_store(path, error, "table of claims") from error
@@ -264,12 +264,8 @@ def _numbers(table: pa.Table, name: str) -> _Numbers:
 
 
 def _append(lake: Lake, rows: pa.Table) -> None:
-    path, options = _place(lake)
+    path, options = place_of(lake, CLAIMS_TABLE)
     try:
         write_deltalake(path, rows, mode="append", name="storenode claims", storage_options=options)
     except (DeltaError, OSError, ValueError) as error:
         raise of_store(path, error, "table of claims") from error
-
-
-def _place(lake: Lake) -> tuple[str, dict[str, str] | None]:
-    return f"{lake.path}/claims", delta_options(lake.path)

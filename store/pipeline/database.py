@@ -65,6 +65,9 @@ on conflict (start_ns) do update set
     x3 = excluded.x3, position = excluded.position, archive = excluded.archive,
     archived_at = excluded.archived_at
 """
+_TAKE_OVER: Final[LiteralString] = """
+update storenode.archived set archive = %s where start_ns = any(%s) and archive <> %s
+"""
 _RESTORED: Final[LiteralString] = """
 select coalesce(sum(messages), 0)::bigint from storenode.export_commits
 where position > %s and source = 'restore'
@@ -193,6 +196,11 @@ def mark_archived(
         rows = [(hour, *held[hour], now.position, archive) for hour in equal]
         cursor.executemany(_MARK, rows)
     return equal
+
+
+def take_over_marks(connection: Connection, hours: Iterable[int], archive: str) -> int:
+    """Have the marks of some hours name an archive that holds what they say; how many did not."""
+    return connection.execute(_TAKE_OVER, (archive, list(hours), archive)).rowcount
 
 
 def lock_archiving(connection: Connection) -> None:

@@ -17,18 +17,16 @@ of its day are those that it was computed from.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-import numpy as np
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Schema, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction, create_table_with_add_actions
 
+from store.pipeline.actions import Written, addition, day_of, removal, run_of
 from store.pipeline.columns import ARROW, PARTITIONS
 from store.pipeline.errors import USAGE, PipelineError, of_store
 from store.pipeline.fingerprints import XOR_WORDS, Fingerprint, Fingerprints
@@ -41,6 +39,7 @@ from store.pipeline.listing import Listing, Row
 from store.pipeline.paths import checked, for_spark, on_store, require_room, require_visible
 from store.pipeline.runs import begin_run, delete_abandoned, unmark
 from store.pipeline.storage import (
+    Stored,
     delta_options,
     listed,
     move_folder,
@@ -62,6 +61,13 @@ _STATISTICS: Final = "delta.dataSkippingStatsColumns"
 """Without it, delta-rs takes columns whose bounds the log does not have for ones without a value,
 and filters of Arrow's datasets on them find nothing, or everything.
 """
+
+_NOTE: Final = "storenode."
+_ENTRIES: Final = f"{_NOTE}entries"
+"""In a commit: how many entries the manifest had before it, which cannot be fewer later."""
+
+_HISTORY: Final = 100
+"""Commits that are searched for that: others than those of jobs do not have it."""
 
 _LOG_FOLDERS: Final = 4
 """Above a file of the log: the log, the table, the archive, and what that lies in."""
@@ -100,19 +106,6 @@ class LakeFile(NamedTuple):
         return self.rows
 
 
-@dataclass(frozen=True)
-class Written:
-    """A file that a job wrote: path relative to the table, and what is in it."""
-
-    path: str
-    day: str
-    shard: int
-    size_bytes: int
-    rows: int
-    min_ts: int
-    max_ts: int
-
-
 class Lake:
     """One archive, in a directory or on an object store."""
 
@@ -129,6 +122,8 @@ class Lake:
         self._table: DeltaTable | None = None
         self._listing: Listing | None = None
         self._digests: dict[int, str] | None = None
+        self.entries: int | None = None
+        """How many entries the manifest has, for what is published from now on to say so."""
 
     @property
     def exists(self) -> bool:
@@ -150,6 +145,7 @@ class Lake:
             self._table = self._delta(self._log, version)
         except TableNotFoundError as error:
             self._require_no_files()
+            self._require_no_manifest()
             raise PipelineError(
                 f"There is no archive in {self.path}: check the path, or make one with"
                 " `storenode pipeline archive`.",
@@ -219,7 +215,7 @@ class Lake:
             create_table_with_add_actions(
                 self._log,
                 Schema.from_arrow(ARROW),
-                [_action(each, new=True) for each in written],
+                [addition(each, new=True) for each in written],
                 mode="error",
                 partition_by=list(PARTITIONS),
                 name=_NAME,
@@ -269,12 +265,33 @@ class Lake:
             raise of_store(self.path, error) from error
         return f"{self.path}/{aside}"
 
-    def _require_no_files(self) -> None:
-        """A table made anew over the files of a lost log would in time delete them all."""
+    def stored(self) -> list[Stored]:
+        """What there is in the folder of the table, whether the log names it or not.
+
+        Raises:
+            PipelineError: it cannot be listed.
+        """
         try:
-            files = sum(each.path.endswith(".parquet") for each in listed(self._log))
+            return listed(self._log)
         except OSError as error:
             raise of_store(self.path, error) from error
+
+    def _require_no_manifest(self) -> None:
+        try:
+            entries = len(listed(f"{self.path}/manifest"))
+        except OSError as error:
+            raise of_store(self.path, error) from error
+        if entries:
+            raise PipelineError(
+                f"{self.path} has a manifest, but the table that it is about, {self.path}/messages,"
+                " is gone: put it back from a copy of the archive. `storenode pipeline archive`"
+                " begins it anew with what the database still holds.",
+                USAGE,
+            )
+
+    def _require_no_files(self) -> None:
+        """A table made anew over the files of a lost log would in time delete them all."""
+        files = sum(each.path.endswith(".parquet") for each in self.stored())
         if files:
             raise PipelineError(
                 f"{self.path}/messages holds {files:,} Parquet files, but the log that names them"
@@ -320,9 +337,9 @@ class Lake:
         """
         self._require_ready(written)
         self._write(
-            [_action(each, new=True) for each in written],
-            {f"storenode.{name}": text for name, text in note.items()},
-            {_day_of(each) for each in written},
+            [addition(each, new=True) for each in written],
+            {f"{_NOTE}{name}": text for name, text in note.items()},
+            {day_of(each) for each in written},
         )
 
     def begin_run(self) -> str:
@@ -357,6 +374,15 @@ class Lake:
         return int(self._opened.version())
 
     @property
+    def entries_noted(self) -> int:
+        """How many entries the manifest had by the newest commits; 0: they do not say."""
+        for limit in (1, _HISTORY):
+            for each in self._opened.history(limit):
+                if _ENTRIES in each:
+                    return int(each[_ENTRIES])
+        return 0
+
+    @property
     def changed_ns(self) -> int:
         """When the state that was read was committed."""
         (entry,) = self._opened.history(1)
@@ -371,6 +397,8 @@ class Lake:
     ) -> None:
         """Commit; what stands for the files changes of some days only."""
         before, digests = self.version, self._digests
+        if self.entries is not None:
+            note = {**note, _ENTRIES: str(self.entries)}
         self._commit(
             lambda: self._opened.create_write_transaction(
                 actions,
@@ -398,9 +426,9 @@ class Lake:
         """
         self._require_ready(written)
         old = list(gone)
-        actions: list[AddAction | RemoveAction] = [_removal(self.within(each)) for each in old]
-        days = {each.day for each in old} | {_day_of(each) for each in written}
-        self._write([*actions, *(_action(each, new=False) for each in written)], {}, days)
+        actions: list[AddAction | RemoveAction] = [removal(self.within(each)) for each in old]
+        days = {each.day for each in old} | {day_of(each) for each in written}
+        self._write([*actions, *(addition(each, new=False) for each in written)], {}, days)
 
     def crowded(self) -> list[LakeFile]:
         """Small files that should be made one per directory, since it has so many of their size.
@@ -564,28 +592,3 @@ class Lake:
             settle(entries, _LOG_FOLDERS)
         except OSError as error:
             raise of_store(self.path, error) from error
-
-
-def run_of(path: str) -> str:
-    """The folder of the job that wrote a file, by the path of the file in the table."""
-    return path.split("/", 1)[0]
-
-
-def _removal(path: str) -> RemoveAction:
-    return RemoveAction(path, False, time.time_ns() // 1_000_000)
-
-
-def _action(each: Written, *, new: bool) -> AddAction:
-    stats = {
-        "numRecords": each.rows,
-        "minValues": {"ts": each.min_ts},
-        "maxValues": {"ts": each.max_ts},
-        "nullCount": {"ts": 0},
-    }
-    values = {"day": each.day, "shard": str(each.shard)}
-    now_ms = time.time_ns() // 1_000_000
-    return AddAction(each.path, each.size_bytes, values, now_ms, new, json.dumps(stats))
-
-
-def _day_of(each: Written) -> int:
-    return int(np.datetime64(each.day, "D").astype(int))

@@ -44,6 +44,7 @@ class Entry:
 
     Paths are relative to the table. ``hours`` are whole hours as they were afterwards.
     ``repaired`` says that the log was made anew, so that versions before it no longer count.
+    ``after``: the first of a manifest that stands in place of one with so many entries.
     """
 
     version: int
@@ -51,6 +52,7 @@ class Entry:
     removed: Iterable[str]
     hours: Fingerprints
     repaired: bool = False
+    after: int = 0
 
     def line(self, number: int, before: str) -> bytes:
         """What is written as entry ``number``; ``before`` is the digest of the one before it."""
@@ -64,6 +66,8 @@ class Entry:
         }
         if self.repaired:
             told["repaired"] = True
+        if self.after:
+            told["after"] = self.after
         return json.dumps(told, separators=(",", ":")).encode() + b"\n"
 
 
@@ -73,7 +77,8 @@ class Manifest:
 
     ``files`` and ``hours`` are what the archive must hold, ``gone`` are files that it held before,
     ``version`` is the newest one of its table that an entry knows, and ``digests`` are those of the
-    entries in order. ``broken`` says where the chain is not whole, in a line each.
+    entries in order. ``broken`` says where the chain is not whole, in a line each. ``after``: it
+    stands in place of one with so many entries.
     """
 
     path: str
@@ -83,10 +88,16 @@ class Manifest:
     version: int = -1
     digests: list[str] = field(default_factory=list)
     broken: list[str] = field(default_factory=list)
+    after: int = 0
 
     def __bool__(self) -> bool:
         """Whether there is one at all."""
         return bool(self.digests)
+
+    @property
+    def entries(self) -> int:
+        """How many there are, with those of the one in whose place it stands."""
+        return self.after + len(self.digests)
 
     def append(self, entry: Entry) -> None:
         """Write an entry behind the last one, on the disk before this returns.
@@ -119,6 +130,7 @@ class Manifest:
         self.gone.update(entry.removed)
         self.hours.update(entry.hours)
         self.version = entry.version if entry.repaired else max(self.version, entry.version)
+        self.after = self.after or entry.after
         self.digests.append(sha256(data).hexdigest())
 
     def _read(self, name: str, data: bytes) -> None:
@@ -197,5 +209,6 @@ def _parsed(data: bytes) -> tuple[int, str, Entry]:
     if not all(0 <= start <= _FOREVER for start in hours):
         raise ValueError("an hour is out of range")
     removed = [str(path) for path in told["removed"]]
-    entry = Entry(int(told["version"]), added, removed, hours, told.get("repaired") is True)
+    version, after = int(told["version"]), int(told.get("after", 0))
+    entry = Entry(version, added, removed, hours, told.get("repaired") is True, after)
     return int(told["number"]), str(told["before"]), entry

@@ -1,12 +1,15 @@
 """Writing the manifest of an archive after what was published, and what it was not written after.
 
 An entry follows its commit, so a job that is killed between the two leaves files that no entry
-names: the next run writes the entry. What an entry has named once is never given up because it is
-gone: a file only goes when its day holds all that the manifest says.
+names: the next run writes the entry. The first entry of a new archive comes before all commits with
+files, and each commit has the number of entries before it, which tells when a manifest is gone.
+What an entry has named once is never given up because it is gone: a file only goes when its day
+holds all that the manifest says.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from typing import Final
@@ -15,12 +18,13 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from store.pipeline.contents import over_files
-from store.pipeline.errors import SPARK_ERRORS, PipelineError, of_file, of_spark
+from store.pipeline.errors import SPARK_ERRORS, PipelineError, of_file, of_spark, of_store
 from store.pipeline.fingerprints import NOTHING, Fingerprints
 from store.pipeline.lake import Lake, LakeFile
 from store.pipeline.limits import DAY_NS
 from store.pipeline.manifest import Entry, FileNote, Manifest, manifest_of
-from store.pipeline.storage import chunks
+from store.pipeline.requiring import shortened
+from store.pipeline.storage import chunks, move_folder
 
 _DIGESTS: Final = pa.schema([pa.field("path", pa.string()), pa.field("digest", pa.string())])
 
@@ -37,9 +41,10 @@ def record(
         PipelineError: the manifest is damaged or cannot be written, a file cannot be read, or
             another job has written.
     """
-    manifest = whole_manifest(lake, known)
+    manifest = whole_manifest(lake, known, lake.entries_noted if known is None else 0)
+    lake.entries = manifest.entries
     new, gone, lost = unsaid(manifest, lake, held)
-    if not new and not gone:
+    if manifest and not new and not gone:
         return manifest
     digests = digests_of(session, new)
     added = {lake.within(each): FileNote(each.day, each.rows, digests[each.path]) for each in new}
@@ -51,7 +56,24 @@ def record(
         if hour // DAY_NS in days and each.messages > manifest.hours.get(hour, NOTHING).messages
     }
     manifest.append(Entry(lake.version, added, gone, hours))
+    lake.entries = manifest.entries
     return manifest
+
+
+def begin_manifest(lake: Lake) -> None:
+    """Begin a new manifest of an archive that is open; what there is of the old one is moved aside.
+
+    Raises:
+        PipelineError: the manifest cannot be read, moved or written.
+    """
+    manifest = manifest_of(lake.path)
+    entries = max(manifest.entries, lake.entries_noted)
+    try:
+        if manifest:
+            move_folder(lake.path, "manifest", f"manifest-before-{time.time_ns()}")
+    except OSError as error:
+        raise of_store(lake.path, error) from error
+    Manifest(manifest.path).append(Entry(lake.version, {}, [], {}, after=entries))
 
 
 def unsaid(
@@ -70,18 +92,20 @@ def unsaid(
     return [each for each in new if each.path not in back], gone, lost
 
 
-def whole_manifest(lake: Lake, known: Manifest | None = None) -> Manifest:
+def whole_manifest(lake: Lake, known: Manifest | None = None, entries: int = 0) -> Manifest:
     """The manifest of an archive that is to be written to; ``known`` as of `record`.
 
     Raises:
-        PipelineError: its chain is broken.
+        PipelineError: its chain is broken, or it had so many ``entries`` and now has fewer.
     """
     manifest = manifest_of(lake.path, known)
-    if manifest.broken:
+    damage = [*manifest.broken, *shortened(manifest, entries)]
+    if damage:
         raise PipelineError(
-            f"The manifest in {manifest.path} is damaged ({manifest.broken[0]}): put the directory"
-            " back from a copy. If there is none, check the archive with `storenode pipeline"
-            " verify`, and move the directory away to begin a new one. Nothing was changed."
+            f"The manifest in {manifest.path} is damaged ({damage[0]}): put the directory back from"
+            " a copy. If there is none, check the archive with `storenode pipeline verify`, and"
+            " begin a new one with `storenode pipeline archive --new-manifest`. Nothing was"
+            " changed."
         )
     return manifest
 

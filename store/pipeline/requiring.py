@@ -29,13 +29,15 @@ Faults = Iterator[tuple[str, list[str]]]
 class Held:
     """What an archive was found to hold: the files of its table, hours, and its newest commit.
 
-    ``digests`` are those of the files that were read and could be.
+    ``digests`` are those of the files that were read and could be. ``entries``: so many the
+    manifest had by the log, if not more.
     """
 
     paths: set[str]
     digests: Mapping[str, str]
     hours: Fingerprints
     version: int
+    entries: int = 0
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,8 @@ class Required:
     def faults(self, held: Held, covers: Callable[[int], bool]) -> Faults:
         """What is wrong on the days (since the epoch) that ``covers`` is true of."""
         every = [each for each in (self.copy, self.own) if each is not None]
-        yield BROKEN_MANIFEST, [f"{each.path}/{line}" for each in every for line in each.broken]
+        broken = [f"{each.path}/{line}" for each in every for line in each.broken]
+        yield BROKEN_MANIFEST, broken + shortened(self.own, held.entries)
         yield CUT_MANIFEST, self._cut()
         # Where the archive's own goes on from the copy, the copy has nothing more to say.
         checked_ones = [self.own] if self.copy is None or not self._cut() else every
@@ -76,7 +79,10 @@ class Required:
                 " alone: the next `storenode pipeline archive` begins one."
             )
         newer = len(held.paths - self.own.files.keys())
-        return f"The manifest has {len(self.own.digests):,} entries; {newer:,} files are not in it."
+        told = f"The manifest has {len(self.own.digests):,} entries; {newer:,} files are not in it."
+        if self.own.after:
+            told += f" It was begun in place of one with {self.own.after:,}."
+        return told
 
     def _cut(self) -> list[str]:
         copy, own = self.copy, self.own
@@ -106,6 +112,13 @@ def required(own: Manifest, copy: str | None) -> Required:
             USAGE,
         )
     return Required(own, found)
+
+
+def shortened(manifest: Manifest, entries: int) -> list[str]:
+    """Whether a manifest has fewer entries than the log says that it had, in a line."""
+    if manifest.entries >= entries:
+        return []
+    return [f"{manifest.path} has {manifest.entries:,} entries, and had {entries:,} by the log"]
 
 
 def shortfalls(wanted: Fingerprints, held: Fingerprints, where: str) -> list[str]:

@@ -29,8 +29,10 @@ from store.pipeline.database import (
     read_archived,
     read_horizon,
     read_marked_archives,
+    read_marks,
     read_state,
     read_stated,
+    take_over_marks,
 )
 from store.pipeline.errors import PipelineError
 from store.pipeline.fingerprints import (
@@ -42,6 +44,7 @@ from store.pipeline.lake import Lake
 from store.pipeline.limits import HOUR_NS, MAX_CONNECTIONS, MAX_LISTED
 from store.pipeline.progress import Say, silent
 from store.pipeline.reading import Cut, Portion
+from store.pipeline.recording import begin_manifest
 from store.pipeline.reports import time_text
 from store.pipeline.slices import Slice, good_slice_rows, grouped, in_steps, plan_slices, to_text
 from store.pipeline.source import FORMAT, read_options
@@ -56,6 +59,9 @@ class Archived:
     database as archived, ``kept`` were noted already. ``differing`` hours are not the same in lake
     and database although everything was exported: the lake holds what the database lacks.
     ``elsewhere``: no hour was marked, since the database's marks are about that archive.
+    ``taken_over`` marks of other archives name this one now, ``absent`` ones of hours that are no
+    longer in the database do not, since this one does not hold them. ``damaged`` hours are not in
+    the lake's files as they were.
     ``claims`` of equality with other stores were kept beside the lake.
     """
 
@@ -68,14 +74,17 @@ class Archived:
     marked: list[int] = field(default_factory=list)
     kept: int = 0
     differing: list[int] = field(default_factory=list)
+    damaged: list[int] = field(default_factory=list)
     elsewhere: str | None = None
+    taken_over: int = 0
+    absent: int = 0
     claims: int = 0
     dry_run: bool = False
 
     @property
     def sound(self) -> bool:
         """Whether every sealed hour of the database is marked as archived."""
-        return not self.differing and self.elsewhere is None
+        return not self.differing and not self.damaged and self.elsewhere is None
 
     def as_json(self) -> dict[str, Any]:
         """Everything, as JSON has it."""
@@ -89,7 +98,10 @@ class Archived:
             "hours_marked": len(self.marked),
             "hours_marked_before": self.kept,
             "hours_differing": [time_text(hour) for hour in self.differing[:MAX_LISTED]],
+            "hours_damaged": [time_text(hour) for hour in self.damaged[:MAX_LISTED]],
             "marked_archive": self.elsewhere,
+            "marks_taken_over": self.taken_over,
+            "marks_left_elsewhere": self.absent,
             "claims_kept": self.claims,
             "dry_run": self.dry_run,
         }
@@ -105,6 +117,13 @@ class Archived:
             ),
             f"Marked {len(self.marked):,} hours as archived; {self.kept:,} already were.",
         ]
+        if self.taken_over:
+            told.append(f"{self.taken_over:,} marks that named other archives name this one now.")
+        if self.absent:
+            told.append(
+                f"{self.absent:,} marks still name other archives: this one does not hold what they"
+                " say, and neither does the database any more."
+            )
         if self.compacted:
             told.append(f"Made {self.compacted:,} small files into larger ones.")
         if self.elsewhere is not None:
@@ -113,6 +132,11 @@ class Archived:
                 " If this archive is to count for --retention-requires-archive, too, run this again"
                 " with --mark-here."
             )
+        told += [
+            f"The hour {time_text(hour)} cannot be marked as archived: files of the archive do not"
+            " hold it as they did. `storenode pipeline verify` names them."
+            for hour in self.damaged[:MAX_LISTED]
+        ]
         return told + [
             f"The hour {time_text(hour)} cannot be marked as archived: the archive has messages of"
             " it that the database lacks. `storenode pipeline diff` lists them, `restore` restores"
@@ -126,6 +150,7 @@ class Archiving:
     """Where from and where to, and what part: times in nanoseconds, the end exclusive.
 
     ``mark_here``: mark hours also if all marks of the database name other archives.
+    ``new_manifest``: begin one in place of the one that there is.
     """
 
     url: str
@@ -136,6 +161,7 @@ class Archiving:
     dry_run: bool = False
     say: Say = silent
     mark_here: bool = False
+    new_manifest: bool = False
 
     @property
     def everything(self) -> bool:
@@ -175,6 +201,8 @@ class _Run:
         if job.dry_run:
             return self._dry_run()
         appender = Appender(self._session, lake.create(), job.say)
+        if job.new_manifest:
+            begin_manifest(lake)
         appender.record()
         stated = read_stated(self._connection)
         state = self._state()
@@ -189,7 +217,7 @@ class _Run:
                 )
             appender.record()
         result.published, result.files = appender.messages, appender.files
-        note(self._connection, job, state, appender.held, result)
+        note(self._connection, job, state, appender, result)
         if job.everything:
             horizon_ns = read_horizon(self._connection)
             result.claims = keep_claims(lake, stated, horizon_ns, appender.held)
@@ -264,14 +292,18 @@ def note(
     connection: psycopg.Connection[Any],
     job: Archiving,
     state: State,
-    held: Fingerprints,
+    appender: Appender,
     result: Archived,
 ) -> None:
     """Mark what is sealed and the same on both sides; a mark that is still right stays.
 
-    Hours are dropped from the database by their marks, so a copy somewhere else takes no part
-    unless it is told to.
+    Hours are dropped from the database by their marks. So a copy somewhere else takes no part
+    unless it is told to; then it takes over what it bears out, also of hours that were dropped.
+
+    Raises:
+        PipelineError: a file that hours to be marked are in is gone or cannot be read.
     """
+    held = appender.held
     marked = read_marked_archives(connection)
     if marked and job.lake.path not in marked and not job.mark_here:
         result.elsewhere = marked[0]
@@ -286,7 +318,14 @@ def note(
     result.kept = sum(before.get(hour) == each for hour, each in sealed.items())
     new = [hour for hour, each in sealed.items() if before.get(hour) != each]
     equal = [hour for hour in new if held.get(hour) == sealed[hour]]
-    result.marked += mark_archived(connection, held, equal, job.lake.path)
+    others = before.keys() - read_marks(connection, job.lake.path) if job.mark_here else set()
+    moved = [hour for hour in others if held.get(hour) == before[hour]]
+    result.absent = len(others - sealed.keys() - set(moved))
+    now = appender.confirmed([*equal, *moved])
+    result.damaged = sorted(hour for hour in now if now[hour] != held[hour])
+    result.marked += mark_archived(connection, now, equal, job.lake.path)
+    sound = [hour for hour in moved if now[hour] == held[hour]]
+    result.taken_over += take_over_marks(connection, sound, job.lake.path)
     result.differing = sorted(hour for hour in new if held.get(hour) != sealed[hour])
 
 

@@ -54,13 +54,14 @@ class Batches:
     Behind a Spark Connect server that is another process, maybe on another machine, and this is
     sent there: so it takes names along, and opens what it needs for every batch. ``keeper`` is the
     server process of the database that holds the lock of the job: when it is gone, so is the one
-    who began the stream.
+    who began the stream. ``entries`` are those of the manifest when it began.
     """
 
     url: str
     path: str
     keeper: int
     mark_here: bool = False
+    entries: int | None = None
     _vacuumed_s: float = field(default_factory=time.time)
     _tended_s: float = field(default_factory=time.time)
     _lake: Lake | None = None  # of a batch before: its state is read on, and not anew
@@ -71,7 +72,10 @@ class Batches:
         Raises:
             PipelineError: as `Appender.append`, or nobody waits for the stream any more.
         """
-        lake = self._lake = (self._lake or Lake(self.path)).renew()
+        if self._lake is None:
+            self._lake = Lake(self.path)
+            self._lake.entries = self.entries
+        lake = self._lake.renew()
         job = Archiving(self.url, lake, mark_here=self.mark_here)
         with connected(self.url) as connection:
             self._require_keeper(connection)
@@ -83,7 +87,7 @@ class Batches:
                 appender.append([], held, [row["start_ns"] for row in starts], state)
             finally:
                 held.unpersist()
-            note(connection, job, state, appender.held, Archived(state.position))
+            note(connection, job, state, appender, Archived(state.position))
         self._tend(appender)
         self._vacuum(lake)
 
@@ -192,7 +196,7 @@ class Following:
         rows = session.readStream.format(FORMAT).options(**options).load()
         store_id = read_state(self._connection, 0, 0).store_id
         keeper = self._connection.info.backend_pid
-        add = Batches(job.url, job.lake.path, keeper, job.mark_here)
+        add = Batches(job.url, job.lake.path, keeper, job.mark_here, job.lake.entries)
         return (
             rows.writeStream.foreachBatch(add)
             .option("checkpointLocation", _checkpoint(job.lake.path, store_id))

@@ -16,6 +16,7 @@ from typing import Any, Final
 import numpy as np
 from pyspark.sql import Row, SparkSession
 
+from store.pipeline.actions import Written
 from store.pipeline.appending import read_back
 from store.pipeline.contents import fingerprints_of, known_hours
 from store.pipeline.errors import SPARK_ERRORS, USAGE, PipelineError, of_spark
@@ -32,7 +33,7 @@ from store.pipeline.jobs.verify import (
     file_checks,
     spans_of,
 )
-from store.pipeline.lake import Lake, LakeFile, Written
+from store.pipeline.lake import Lake, LakeFile
 from store.pipeline.limits import DAY_NS, HOUR_NS
 from store.pipeline.manifest import Entry, FileNote, Manifest, lacking
 from store.pipeline.progress import Say, shown, silent
@@ -153,7 +154,10 @@ class _Repair:
         self._lake = job.lake
         self._manifest = manifest
         anew = not job.lake.open_if_readable()
-        self._present = {} if anew else {job.lake.within(each): each for each in job.lake.files()}
+        named = {} if anew else {job.lake.within(each): each for each in job.lake.files()}
+        here = {each.path for each in job.lake.stored()} if named else set()
+        self._present = {path: each for path, each in named.items() if path in here}
+        self._lost = {path: each for path, each in named.items() if path not in here}
         self._result = Repaired(anew, left_out=job.leave_out, dry_run=job.dry_run)
 
     def run(self) -> Repaired:
@@ -167,10 +171,13 @@ class _Repair:
         return result
 
     def _new(self) -> dict[str, LakeFile]:
-        """The files of the manifest that the log lacks, and has no others for."""
+        """The files of the manifest that the log lacks, and has no others for; and those that it
+        names and that are gone.
+        """
         present, manifest = self._present, self._manifest
+        named = present.keys() | self._lost.keys()
         held = {} if self._result.anew else known_hours(self._session, self._lake, keep=False)
-        others = set(replaced(manifest, set(present), held)) if present else set()
+        others = set(replaced(manifest, named, held)) if named else set()
         missing = {
             path: note
             for path, note in manifest.files.items()
@@ -185,7 +192,7 @@ class _Repair:
 
         Their days must then hold what the manifest says, and each message once.
         """
-        days = {each.day for each in new.values()}
+        days = {each.day for each in (*new.values(), *self._lost.values())}
         here = {path: each for path, each in self._present.items() if each.day in days}
         rows = self._checked({**here, **new})
         bad = self._bad(new, here, rows)
@@ -195,7 +202,7 @@ class _Repair:
             path: each
             for path, each in here.items()
             if path in self._manifest.gone and each.day not in kept
-        }
+        } | self._lost
         files = {
             path: each
             for path, each in {**here, **new}.items()
@@ -218,7 +225,7 @@ class _Repair:
         changed = sorted(
             path for path in new.keys() & digests.keys() if digests[path] != wanted[path].digest
         )
-        self._note(UNREADABLE, unreadable)
+        self._note(UNREADABLE, sorted({*unreadable, *self._lost}))
         self._note(CHANGED_FILE, changed)
         return {*unreadable, *changed}
 

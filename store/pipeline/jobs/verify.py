@@ -22,6 +22,7 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import Row, SparkSession
 
+from store.pipeline.beside import damage
 from store.pipeline.checking import CHECKED, HASHED, ROW_FAULTS, WRONG_HASH, row_faults
 from store.pipeline.contents import over_files
 from store.pipeline.database import FOREVER, connected, read_marks, read_state
@@ -52,6 +53,7 @@ UNREADABLE: Final = "file cannot be read"
 WRONG_ROWS: Final = "file has another number of rows than the table says"
 WRONG_HOUR: Final = "hour is not what was noted when it was archived"
 DIFFERENT: Final = "hour is not the same in the database"
+BESIDE: Final = "table beside the messages is damaged"
 LOST_MARKED: Final = "hour was marked as archived here, and is no longer here in full"
 
 HOUR: Final = "hour"
@@ -182,10 +184,13 @@ def verify(session: SparkSession, job: Verifying) -> Verified:
         held = rows.check()
     _check_required(
         wanted,
-        Held({*map(lake.within, lake.files())}, rows.digests, held, lake.version),
+        Held(
+            {*map(lake.within, lake.files())}, rows.digests, held, lake.version, lake.entries_noted
+        ),
         job,
         result,
     )
+    result.add(BESIDE, damage(lake))
     result.hours = len(held)
     _check_hours(lake, {each.day for each in files}, held, result)
     if job.url is not None:

@@ -19,10 +19,11 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
+from store.pipeline.actions import Written
 from store.pipeline.columns import ARROW
 from store.pipeline.errors import PipelineError
 from store.pipeline.jobs.audit import Auditing, audit
-from store.pipeline.lake import Lake, Written
+from store.pipeline.lake import Lake
 from store.pipeline.results import tables
 from store.pipeline.sides import LakeSide
 from store.pipeline.writing import day_text, write_batches

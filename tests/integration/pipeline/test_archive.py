@@ -10,7 +10,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from store.pipeline import appending, listing
@@ -268,6 +270,44 @@ def test_an_archive_elsewhere_takes_no_part_in_retention_unless_it_is_told_to(
     assert set(marks(url)) == hours_of(held(url))
     assert run(spark, url, copy, high_ns=low).sound
     assert run(spark, url, lake_path).sound
+
+
+def test_a_moved_archive_takes_over_the_marks_that_it_bears_out(
+    spark: SparkSession, url: str, lake_path: Path, tmp_path: Path
+) -> None:
+    run(spark, url, lake_path)
+    wanted = set(marks(url))  # folds
+    moved = lake_path.rename(tmp_path / "moved")
+    dropped, lost = sorted(wanted)[1:3]
+    rows(url, "delete from storenode.messages where ts >= %s and ts < %s", dropped, lost + HOUR)
+    rows(
+        url, "delete from storenode.buckets where start_ns in (%s, %s) and level < 2", dropped, lost
+    )
+    DeltaTable(moved / "messages").delete(f"ts >= {lost} and ts < {lost + HOUR}")
+    result = run(spark, url, moved, mark_here=True)
+    assert (result.taken_over, result.absent, result.damaged) == (len(wanted) - 1, 1, [])
+    named = rows(url, "select start_ns, archive from storenode.archived")
+    assert {hour for hour, path in named if path == str(moved)} == wanted - {lost}
+    again = run(spark, url, moved, mark_here=True)
+    assert (again.taken_over, again.absent) == (0, 1)
+
+
+@pytest.mark.parametrize("mark_here", [False, True])
+def test_an_hour_of_which_a_file_was_lost_is_not_marked(
+    spark: SparkSession, url: str, lake_path: Path, *, mark_here: bool
+) -> None:
+    """What the archive knows of its hours it knows from when it wrote the files."""
+    file = Path(max(published(lake_path), key=lambda each: Path(each).stat().st_size))
+    content = pq.ParquetFile(file).read()
+    pq.write_table(content.slice(1), file)
+    hour = content["ts"][0].as_py() // HOUR * HOUR
+    result = run(spark, url, lake_path, mark_here=mark_here)
+    assert (result.damaged, result.sound) == ([hour], False)
+    assert set(marks(url)) == hours_of(held(url)) - {hour}
+    file.unlink()
+    with pytest.raises(PipelineError, match="could not be read"):
+        run(spark, url, lake_path, mark_here=mark_here)
+    assert set(marks(url)) == hours_of(held(url)) - {hour}
 
 
 def test_small_files_are_made_one(

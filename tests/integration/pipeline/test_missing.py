@@ -16,6 +16,7 @@ from store.pipeline.appending import Appender
 from store.pipeline.errors import PipelineError
 from store.pipeline.jobs import verify as kinds
 from store.pipeline.jobs.archive import Archiving, archive
+from store.pipeline.jobs.audit import Auditing, audit
 from store.pipeline.jobs.verify import Verified, Verifying, verify
 from store.pipeline.lake import Lake
 from store.pipeline.reports import time_text
@@ -27,6 +28,7 @@ from store.pipeline.requiring import (
     LOST_FILE,
     LOST_HOUR,
 )
+from store.pipeline.sides import LakeSide
 from tests.integration.pipeline.world import (
     DAY,
     HOUR,
@@ -132,6 +134,10 @@ def test_late_messages_do_not_hide_a_removed_file(
     for _ in range(2):
         run(spark, url, lake_path)
         assert found(looked(spark, lake_path)) == {LOST_FILE}
+    copy = shutil.copytree(lake_path / "manifest", lake_path.with_name("copy"))
+    run(spark, url, lake_path, new_manifest=True)
+    assert looked(spark, lake_path).sound
+    assert CUT_MANIFEST in found(looked(spark, lake_path, manifest=str(copy)))
 
 
 def start_of(day: str) -> int:
@@ -153,6 +159,16 @@ def test_a_removed_log_is_named(spark: SparkSession, lake_path: Path) -> None:
         looked(spark, lake_path)
 
 
+def test_messages_that_are_gone_as_a_whole_are_told_from_an_archive_that_never_was(
+    spark: SparkSession, url: str, lake_path: Path
+) -> None:
+    shutil.rmtree(lake_path / "messages")
+    with pytest.raises(PipelineError, match="has a manifest, but the table"):
+        looked(spark, lake_path)
+    run(spark, url, lake_path, low_ns=TODAY)
+    assert found(looked(spark, lake_path)) == {LOST_FILE, LOST_HOUR}
+
+
 def test_a_copy_of_the_manifest_finds_what_was_removed_with_it(
     spark: SparkSession, lake_path: Path, tmp_path: Path
 ) -> None:
@@ -160,10 +176,9 @@ def test_a_copy_of_the_manifest_finds_what_was_removed_with_it(
     assert looked(spark, lake_path, manifest=str(copy)).sound
     drop_day(lake_path)
     shutil.rmtree(lake_path / "manifest")
-    alone = looked(spark, lake_path)
-    assert alone.sound
-    assert "has no manifest" in " ".join(alone.lines())
+    assert found(looked(spark, lake_path)) == {BROKEN_MANIFEST}
     assert found(looked(spark, lake_path, manifest=str(copy))) == {
+        BROKEN_MANIFEST,
         CUT_MANIFEST,
         LOST_FILE,
         LOST_HOUR,
@@ -185,15 +200,51 @@ def test_marks_find_what_the_archive_that_they_name_has_lost(
     assert "marked 0 hours as archived here" in " ".join(result.lines())
 
 
-def test_a_damaged_manifest_is_found_and_not_continued(
-    spark: SparkSession, url: str, lake_path: Path
+@pytest.mark.parametrize("removed", [{1}, {2}, {1, 2, 3}, {2, 3}])
+def test_removed_entries_are_found_and_not_continued_until_a_new_manifest_is_begun(
+    spark: SparkSession, url: str, lake_path: Path, removed: set[int]
 ) -> None:
     more(url, plain(90_001, TODAY - DAY + 5))
     run(spark, url, lake_path)
-    (lake_path / "manifest" / f"{1:020}.json").unlink()
+    entries = lake_path / "manifest"
+    assert len(list(entries.iterdir())) == 3
+    for number in removed:
+        (entries / f"{number:020}.json").unlink()
+    more(url, plain(90_002, TODAY - DAY + 5))
+    for _ in range(2):
+        assert found(looked(spark, lake_path)) == {BROKEN_MANIFEST}
+        with pytest.raises(PipelineError, match=r"is damaged.*--new-manifest"):
+            run(spark, url, lake_path)
+    run(spark, url, lake_path, new_manifest=True)
+    aside = list(lake_path.glob("manifest-before-*"))
+    assert sum(1 for each in aside for _ in each.iterdir()) == 3 - len(removed)
+    result = looked(spark, lake_path)
+    assert result.sound, result.faults
+    assert "begun in place of one with" in " ".join(result.lines())
+    shutil.rmtree(entries)
     assert found(looked(spark, lake_path)) == {BROKEN_MANIFEST}
-    with pytest.raises(PipelineError, match="is damaged"):
+
+
+@pytest.mark.parametrize("name", ["audits", "claims"])
+def test_a_table_beside_the_messages_is_not_begun_anew_over_the_files_of_a_lost_log(
+    spark: SparkSession, url: str, lake_path: Path, name: str
+) -> None:
+    def nightly() -> None:
         run(spark, url, lake_path)
+        audit(spark, Auditing(LakeSide(spark, Lake(str(lake_path))), record=Lake(str(lake_path))))
+
+    nightly()
+    table = lake_path / name
+    aside = (table / "_delta_log").rename(lake_path / "log")
+    files = set(table.iterdir())
+    assert found(looked(spark, lake_path)) == {kinds.BESIDE}
+    with pytest.raises(PipelineError, match=rf"{name} holds \d Parquet files, but the log"):
+        nightly()
+    assert set(table.iterdir()) == files
+    aside.rename(table / "_delta_log")
+    assert looked(spark, lake_path).sound
+    files.pop().unlink()
+    assert f"{table} lacks 1 of the" in " ".join(looked(spark, lake_path).lines())
 
 
 def test_an_entry_that_a_killed_job_did_not_write_is_written_by_the_next(

@@ -12,13 +12,14 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from store.pipeline import requiring
+from store.pipeline.actions import Written
 from store.pipeline.contents import known_hours
 from store.pipeline.errors import PipelineError
 from store.pipeline.jobs import verify as kinds
 from store.pipeline.jobs.archive import Archived, Archiving, archive
 from store.pipeline.jobs.repair import Repaired, Repairing, repair
 from store.pipeline.jobs.verify import Verifying, verify
-from store.pipeline.lake import Lake, LakeFile, Written
+from store.pipeline.lake import Lake, LakeFile
 from store.pipeline.recording import record
 from tests.integration.pipeline.world import DAY, TODAY, held, in_lake, more, plain, published
 
@@ -138,12 +139,31 @@ def test_a_file_that_does_not_agree_is_refused_or_left_out(
     assert in_lake(lake_path) == sorted(held(url))
 
 
+def test_files_that_are_gone_are_left_out_and_archived_again(
+    spark: SparkSession, url: str, lake_path: Path
+) -> None:
+    """The log, which is whole, names them."""
+    file = Path(max(published(lake_path), key=lambda each: Path(each).stat().st_size))
+    file.unlink()
+    before = tree(lake_path)
+    refused = run(spark, lake_path)
+    assert (refused.refused, refused.faults[0].kind) == (True, kinds.UNREADABLE)
+    assert file.name in " ".join(refused.lines())
+    assert tree(lake_path) == before
+    result = run(spark, lake_path, leave_out=True)
+    assert (result.refused, result.added, result.removed) == (False, 0, 1)
+    assert faults(spark, lake_path)[requiring.LOST_FILE] == 1
+    assert archived_again(spark, url, lake_path).published > 0
+    assert faults(spark, lake_path) == {}
+    assert in_lake(lake_path) == sorted(held(url))
+
+
 def test_an_entry_does_not_lead_out_of_the_archive(
     spark: SparkSession, lake_path: Path, tmp_path: Path
 ) -> None:
     outside = shutil.copy(published(lake_path)[0], tmp_path / "part-1.parquet")
     entries = lake_path / "manifest"
-    (entry,) = entries.iterdir()
+    entry = max(entries.iterdir())
     told = json.loads(entry.read_bytes())
     told["added"][0][0] = f"../../{Path(outside).name}"
     entry.write_text(json.dumps(told))

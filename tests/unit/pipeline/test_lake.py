@@ -12,8 +12,9 @@ import pytest
 
 from store.pipeline import lake as lakes
 from store.pipeline import listing, storage
+from store.pipeline.actions import Written
 from store.pipeline.errors import PipelineError
-from store.pipeline.lake import Lake, Written
+from store.pipeline.lake import Lake
 
 FILE = Written("run-1/day=2024-10-04/shard=0/part-1.parquet", "2024-10-04", 0, 4, 1, 5, 5)
 

@@ -40,7 +40,8 @@ _EXPLAINED: Final = 2
 _LISTED: Final = 3
 """The same where some others are listed."""
 
-_PRINT_BYTES: Final = (0, 2, 3, SIFTED_BYTES)
+_BY_PRINTS: Final = 4
+"""As the first of these; whose IDs explain the slices, the responder finds out."""
 
 
 class Kind(IntEnum):
@@ -131,6 +132,8 @@ class Filled:
         explained: which of these slices differ by one ID of the initiator's, and are not in the
             table; None: that was not looked for.
         told: the short IDs of these.
+        by_prints: that ID may be of either side, and what is told is the initiator's prints,
+            XOR what the responder has said of its own.
         listed: of which of the other slices all of the initiator's IDs are named, and are not in
             the table; None: of none.
         named: the short IDs of these, ascending.
@@ -143,6 +146,7 @@ class Filled:
     told: Words = field(default_factory=lambda: np.empty(0, np.uint64), repr=False)
     listed: Bools | None = None
     named: Words = field(default_factory=lambda: np.empty(0, np.uint64), repr=False)
+    by_prints: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +206,7 @@ def _beside(frame: Filled) -> bytes:
         return b"\1" + found
     found += _bits(frame.explained) + _cut_words(frame.told, SHORT_BYTES)
     if frame.listed is None:
-        return _byte(_EXPLAINED) + found
+        return _byte(_BY_PRINTS if frame.by_prints else _EXPLAINED) + found
     named = varint(len(frame.named)) + _cut_words(frame.named, SHORT_BYTES)
     return _byte(_LISTED) + found + _bits(frame.listed) + named
 
@@ -411,8 +415,8 @@ class _Reader:
     def answer_head(self, slices: int) -> AnswerHead:
         """What an answer begins with, behind its kind."""
         head = AnswerHead(self.xor(), self.number(), self.bits(slices), self.byte())
-        if head.print_bytes not in _PRINT_BYTES:
-            raise self.malformed("Prints have 0, 2, 3 or 4 bytes, not so many")
+        if head.print_bytes > SIFTED_BYTES:
+            raise self.malformed(f"Prints have 0 to {SIFTED_BYTES} bytes, not so many")
         return head
 
     def cut(self, most: int, print_bytes: int, regions: int) -> Cut:
@@ -438,7 +442,7 @@ class _Reader:
     def filled(self, slices: int) -> Filled:
         """A table, and what is not in it."""
         flag = self.byte()
-        if flag > _LISTED:
+        if flag > _BY_PRINTS:
             raise self.malformed("A table is about no such choice of slices")
         chosen = self.bits(slices) if flag else None
         if chosen is None or flag < _EXPLAINED:
@@ -446,7 +450,8 @@ class _Reader:
         explained = self.bits(int(chosen.sum()))
         told = self.words(int(explained.sum()), SHORT_BYTES)
         if flag != _LISTED:
-            return Filled(chosen, *self.table(), explained, told)
+            by_prints = flag == _BY_PRINTS
+            return Filled(chosen, *self.table(), explained, told, by_prints=by_prints)
         listed, count = self.bits(len(explained) - len(told)), self.number()
         _allow("max_differences", MAX_CELLS, count)
         named = self.words(count, SHORT_BYTES)

@@ -32,6 +32,7 @@ _KEY_WORDS: Final = 4
 _PERSON: Final = b"compact-1"
 _POLYNOMIAL: Final = 0x1B
 _WORD: Final = (1 << 64) - 1
+_NONE: Final = np.empty(0, np.uint64)
 _AT_ONCE: Final = 4_096
 """Hashes whose intermediate values fit a processor's cache."""
 
@@ -116,6 +117,10 @@ class ShortKey:
     def of_places(self, rows: Rows, low: Ints, high: Ints) -> Words:
         """Short IDs of the IDs in ascending intervals of places."""
         count = int((high - low).sum())
+        if kernel.compiled is not None:
+            shorts = np.empty(count, np.uint64)
+            kernel.compiled.fill(rows.handle, low, high, self.column, _NONE, _NONE, shorts)
+            return shorts
         ends = (high - low).cumsum()
         places = np.arange(count) + np.repeat(low - ends + (high - low), high - low)
         return self.of_hashes(rows.hashes(places)) if count else np.empty(0, np.uint64)

@@ -23,7 +23,7 @@ LARGER: Final = 8
 """A table follows one that did not empty, for so many times the differences."""
 
 _FEW: Final = 30
-_RATIO_OF_FEW: Final = 130
+_RATIO_OF_FEW: Final = 40
 _RATIO: Final = 60
 _MIN_SLICES: Final = 16
 _MIN_SLICES_OF_FEW: Final = 64
@@ -81,8 +81,10 @@ def slicing(differences: float, most: float, items: int) -> Slicing:
     if about >= _FEW:
         return Slicing(count, SIFTED_BYTES, anchored=weight > 1)
     # Two differences in a slice balance each other half the time, and then the print has to tell.
-    silent = about * about / (4 * count)
-    return Slicing(count, 2 if silent / 2**16 <= _MISSED else 3)
+    silent, print_bytes = about * about / (4 * count), 1
+    while silent / 256**print_bytes > _MISSED:
+        print_bytes += 1
+    return Slicing(count, print_bytes)
 
 
 def unoffered(count_apart: int, items: int) -> Slicing:

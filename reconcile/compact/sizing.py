@@ -41,6 +41,9 @@ _OUTSIDE: Final = 2
 """So many of the largest and the least are not looked at, a tenth at most: some that seem to differ
 in one ID are in a gap."""
 
+_TRIPLES: Final = 1e-3
+"""How often three differences in a slice may be taken for one."""
+
 _MOST_USUAL: Final = 1 << 40
 """A peer may say that it has more, and then what counts say fits a column still."""
 
@@ -126,6 +129,22 @@ def occupied(places: Ints) -> tuple[int, float]:
         return 1, 0.0
     slices = int(places[-1] - places[0]) + 1
     return slices, slices * log(slices / max(slices - len(places), 1))
+
+
+def are_single(apart: Ints, places: Ints, net: int) -> bool:
+    """Whether slices that differ by a balance of 1 differ in one ID each, nearly always.
+
+    Three of ``d`` IDs that are scattered over ``m`` slices are in the same one, and have such a
+    balance, in one of ``8 m^2 / d (d - 1) (d - 2)`` cases. ``net``: so many IDs more are here.
+    """
+    size = np.abs(apart)
+    single = int(np.count_nonzero(size == 1))
+    slices, scattered = occupied(places)
+    about = max(scattered, float(np.maximum(size, 2).sum() - single))
+    if not single or len(apart) < 2 or abs(net) > about:
+        return False
+    around = slices * (about + 1) / (about - 1)
+    return about * (about - 1) * (about - 2) <= 8 * _TRIPLES * around * around
 
 
 def estimate(

@@ -142,7 +142,8 @@ class Compared:
 
     Attributes:
         differs: ``(n,)``, in which slices the sides certainly differ; all of them without prints.
-        chosen: just these slices; prints and balances are by which they differ.
+        chosen: just these slices; prints and balances are by which they differ, as far as the
+            other side has said its prints, and above that the own ones.
     """
 
     differs: Bools
@@ -264,8 +265,8 @@ class Held:
         own = self.slices(lower, upper, key)
         apart = own.balances - cut.balances
         mask = np.uint64(SHORT_MASK >> (48 - 8 * cut.print_bytes))
-        prints = (own.prints & mask) ^ cut.prints
-        differs = (prints != 0) | (apart != 0)
+        prints = own.prints ^ cut.prints
+        differs = ((prints & mask) != 0) | (apart != 0)
         if not cut.print_bytes:
             differs = np.ones(len(own), np.bool_)
         lower, upper, low, high = own.lower, own.upper, own.low, own.high
@@ -315,7 +316,7 @@ class Held:
         ends = (high - low).cumsum()
         interval = np.repeat(np.arange(len(low)), high - low)
         mask = np.uint64((1 << 8 * SIFTED_BYTES) - 1)
-        alike = ((shorts & mask) == compared.prints[interval]).nonzero()[0]
+        alike = ((shorts ^ compared.prints[interval]) & mask == 0).nonzero()[0]
         owners = interval[alike]
         only = (np.bincount(owners, minlength=len(low)) == 1) & (np.abs(apart) == 1)
         alike, owners = alike[only[owners]], owners[only[owners]]

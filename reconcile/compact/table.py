@@ -114,6 +114,8 @@ def cells_for(differences: float) -> int:
 
 def shape_for(differences: float) -> Shape:
     """A table for so many differences."""
+    if not differences:
+        return Shape(1, 1, 1)
     places = MAX_PLACES if differences <= _FEW else MAX_PLACES - 1
     windows = 1
     if differences > _COUPLED:

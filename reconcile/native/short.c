@@ -262,6 +262,8 @@ static void shorten_piece(filler_t *filler, Py_ssize_t chunk, int64_t from, int6
 /* Put what is not yet in it into the table: whole stretches, or all. */
 static void insert_new(filler_t *filler, bool all)
 {
+    if (!filler->table.cells)
+        return;
     Py_ssize_t count = filler->out - filler->inserted;
     count -= all ? 0 : count % STRETCH;
     if (count)
@@ -300,13 +302,15 @@ static bool open_filler(filler_t *filler)
     filler->out = filler->inserted = (uint64_t *)held->at[F_SHORTS];
     return held->rows[F_LOW] == held->rows[F_HIGH] && held->rows[F_KEY] == KEY_ROWS &&
            (uintptr_t)held->at[F_SHORTS] % sizeof(uint64_t) == 0 &&
-           open_table(&filler->table, held->at[F_SHAPE], held->rows[F_SHAPE], held->at[F_CELLS],
-                      held->rows[F_CELLS]) &&
+           (!held->rows[F_SHAPE] ||
+            open_table(&filler->table, held->at[F_SHAPE], held->rows[F_SHAPE], held->at[F_CELLS],
+                       held->rows[F_CELLS])) &&
            open_hasher(&filler->hasher, held->at[F_KEY]);
 }
 
 /* fill(index, low, high, key, shape, cells, shorts) -> None
- *   The short IDs in ascending intervals of places, which are put into a table too.
+ *   The short IDs in ascending intervals of places, which are put into a table too, if there is a
+ *   shape of one.
  */
 PyObject *kernel_fill(PyObject *module, PyObject *const *arguments, Py_ssize_t given)
 {
@@ -323,7 +327,7 @@ PyObject *kernel_fill(PyObject *module, PyObject *const *arguments, Py_ssize_t g
     filler_t filler = {.rows = &rows, .held = &held};
     bool fits = open_filler(&filler);
     if (fits) {
-        filler.narrow = load(held.at[F_SHAPE], SHAPE_NARROW) != 0;
+        filler.narrow = filler.table.cells && load(held.at[F_SHAPE], SHAPE_NARROW) != 0;
         PyThreadState *state = let_go(held.rows[F_SHORTS] * HASH_BYTES);
         fits = fill_all(&filler);
         take_back(state);

@@ -73,6 +73,7 @@ def frames() -> list[Frame]:
         Filled(differs, shape, cells),
         Filled(differs, shape, cells, np.array([False, True]), shorts[2:]),
         Filled(differs, shape, cells, np.array([False, False]), NONE),
+        Filled(differs, shape, cells, np.array([True, False]), shorts[:1], by_prints=True),
         Filled(
             differs, shape, cells, np.array([False, True]), shorts[2:], np.array([True]), shorts
         ),
@@ -160,9 +161,9 @@ def test_sizes_are_bounded_before_anything_is_allocated(data: bytes, limit: str)
         (head(Kind.RESULT) + bytes(32) + b"\2\0\1\5\5", "do not ascend"),
         (head(Kind.RESULT) + bytes(32) + b"\0\0\7", "have 1 to 6 bytes"),
         (head(Kind.TABLE) + b"\0\6\1\1", "no such shape"),
-        (head(Kind.TABLE) + b"\4", "no such choice"),
+        (head(Kind.TABLE) + b"\5", "no such choice"),
         (head(Kind.TABLE) + b"\3\0\2" + 2 * b"\5\0\0\0\0\0", "do not ascend"),
-        (head(Kind.SLICES) + bytes(32) + b"\0\7\5", "have 0, 2, 3 or 4"),
+        (head(Kind.SLICES) + bytes(32) + b"\0\7\5", "have 0 to 4"),
         (head(Kind.SLICES) + bytes(32) + b"\0\xf7", "stands for nothing"),
         (b"\xee", "No frame of this kind"),
     ],
@@ -276,7 +277,7 @@ def test_who_was_told_of_an_id_may_not_want_it() -> None:
     joined, receiver, frame = sent_until(Kind.RESULT)
     result = decode(frame)
     assert isinstance(result, Decoded)
-    told = joined.sides[0]._shorts[joined.sides[0]._told]
+    told = joined.sides[0]._choice.told
     mask = np.uint64((1 << 8 * result.wanted_bytes) - 1)
     wanted = np.union1d(result.wanted, told[:1] & mask)
     step = joined.sides[receiver].receive(encode(replace(result, wanted=wanted)))

@@ -126,9 +126,7 @@ def _sifted(choice: Choice, held: Held, chosen: Slices, key: ShortKey) -> Choice
     return Choice(low, high, choice.differs, shorts, explained, told, explaining=at)
 
 
-def _gaps(
-    held: Held, chosen: Slices, single: Bools, regions: Regions, usual: int
-) -> Gaps | None:
+def _gaps(held: Held, chosen: Slices, single: Bools, regions: Regions, usual: int) -> Gaps | None:
     """What counts say of slices that differ; the peer has equal counts in all of them."""
     counts = held.counts(chosen, usual)
     found = gaps(chosen.balances, counts, single, usual)

@@ -188,7 +188,7 @@ def encode(frame: Frame) -> bytes:
         case Filled():
             shape = frame.shape
             numbers = _byte(shape.places) + varint(shape.windows) + varint(shape.length)
-            cells = frame.cells.astype(_XOR_DTYPE).tobytes()
+            cells = frame.cells.astype(_XOR_DTYPE, copy=False).tobytes()
             return _byte(Kind.TABLE) + _beside(frame) + numbers + cells
         case Decoded():
             counts = varint(len(frame.wanted)) + varint(len(frame.offered))
@@ -237,7 +237,7 @@ def _bits(bools: Bools) -> bytes:
 
 def _cut_words(words: Words, count: int) -> bytes:
     """The lower bytes of each."""
-    octets = words.astype(_XOR_DTYPE).view(np.uint8).reshape(-1, 8)
+    octets = words.astype(_XOR_DTYPE, copy=False).view(np.uint8).reshape(-1, 8)
     return octets[:, :count].tobytes()
 
 
@@ -374,8 +374,8 @@ class _Reader:
     def bits(self, count: int) -> Bools:
         """So many bits; those that fill up the last byte are zero."""
         octets = np.frombuffer(self.take(-(-count // 8)), np.uint8)
-        found = np.unpackbits(octets, bitorder="little").astype(np.bool_)
-        if found[count:].any():
+        found = np.unpackbits(octets, bitorder="little").view(np.bool_)
+        if count % 8 and found[count:].any():
             raise self.malformed("A bit is set that stands for nothing")
         return found[:count]
 
@@ -386,7 +386,7 @@ class _Reader:
             return taken.view(_XOR_DTYPE).astype(np.uint64)
         octets = np.zeros((count, 8), np.uint8)
         octets[:, :size] = taken.reshape(count, size)
-        return octets.view(_XOR_DTYPE).reshape(-1).astype(np.uint64)
+        return octets.view(_XOR_DTYPE).reshape(-1).astype(np.uint64, copy=False)
 
     def varints(self, count: int) -> Ints:
         """A column of varints."""

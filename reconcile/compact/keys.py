@@ -29,6 +29,7 @@ SHORT_BYTES: Final = 6
 SHORT_MASK: Final = (1 << (8 * SHORT_BYTES)) - 1
 
 _KEY_WORDS: Final = 4
+_COLUMN: Final = f"={_KEY_WORDS + 1}Q"
 _PERSON: Final = b"compact-1"
 _POLYNOMIAL: Final = 0x1B
 _WORD: Final = (1 << 64) - 1
@@ -91,7 +92,7 @@ class ShortKey:
 
     def __init__(self, words: tuple[int, ...], *, multiply: Multiply = Multiply.BEST) -> None:
         self._words = words
-        self.column: Words = np.array([*words, multiply], np.uint64)
+        self.column: Words = np.frombuffer(struct.pack(_COLUMN, *words, multiply), np.uint64)
 
     def __repr__(self) -> str:
         return "ShortKey()"

@@ -23,8 +23,10 @@ LARGER: Final = 8
 """A table follows one that did not empty, for so many times the differences."""
 
 _FEW: Final = 30
+_MANY: Final = 300
 _RATIO_OF_FEW: Final = 40
-_RATIO: Final = 60
+_RATIO: Final = 50
+_RATIO_OF_MANY: Final = 30
 _MIN_SLICES: Final = 16
 _MIN_SLICES_OF_FEW: Final = 64
 _FEW_ITEMS: Final = 32_768
@@ -35,9 +37,12 @@ _VAGUE: Final = 2.5
 
 _MIN_VAGUE_SLICES: Final = 128
 _MIN_SLICE_ITEMS: Final = 8
-NEAR_ITEMS: Final = 2_000_000
-"""IDs that a processor's cache holds about as much of as it must. Among more of them memory is what
-takes time: bounds at anchors need less of it, and so many more slices of them are worth it."""
+NEAR_ITEMS: Final = 500_000
+"""IDs of which a processor's cache holds about as much as it must. Among more of them memory is what
+takes time, and bounds at anchors need less of it."""
+
+_FAR_ITEMS: Final = 2_000_000
+"""Among so many times more IDs so many times more slices are worth it."""
 
 _DENSE: Final = 20
 """If more than one ID in so many differs, nearly every slice would: prints say nothing then."""
@@ -71,15 +76,17 @@ def slicing(differences: float, most: float, items: int) -> Slicing:
     about = max(1, int(differences))
     if about * _DENSE > items:
         return Slicing(max(1, min(_DENSE_SLICES, items // 4)), 0)
-    ratio = _RATIO_OF_FEW if about < _FEW else _RATIO
-    weight = max(1, items // NEAR_ITEMS) if about >= _FEW else 1
+    ratio, weight = _RATIO_OF_FEW, 1
+    if about >= _FEW:
+        ratio = _RATIO if about < _MANY else _RATIO_OF_MANY
+        weight = max(1, items // _FAR_ITEMS)
     least = _MIN_SLICES_OF_FEW if items <= _FEW_ITEMS else _MIN_SLICES
     if most > _VAGUE * differences:
         least = max(least, _MIN_VAGUE_SLICES)
     least = min(least, max(_MIN_SLICES, items // _MIN_SLICE_ITEMS))
     count = min(max(isqrt(about * items * weight // ratio), least), MAX_SLICES)
     if about >= _FEW:
-        return Slicing(count, SIFTED_BYTES, anchored=weight > 1)
+        return Slicing(count, SIFTED_BYTES, anchored=items >= NEAR_ITEMS)
     # Two differences in a slice balance each other half the time, and then the print has to tell.
     silent, print_bytes = about * about / (4 * count), 1
     while silent / 256**print_bytes > _MISSED:

@@ -69,7 +69,7 @@ from reconcile.compact.limits import (
     MAX_SLICES,
     MAX_TABLES,
 )
-from reconcile.compact.matching import Matched, repeats, shortened
+from reconcile.compact.matching import Matched, merged, repeats, shortened
 from reconcile.compact.outcome import Expected, FallBack, Found, Step
 from reconcile.compact.plan import (
     FIRST_SLICES,
@@ -312,7 +312,7 @@ class Initiator(_Side):
         at = find(frame.wanted, choice.shorts, mask)
         if bool((at < 0).any()):
             return self._fail("the peer wants an ID that is not here, or not the only one")
-        at = np.sort(np.concatenate((at, choice.explaining)))
+        at = merged(at, choice.explaining)
         if repeats(at):
             return self._fail("the peer wants an ID that it was told of")
         to_send, sent = self._held.gather(choice.low, choice.high, at)
@@ -347,6 +347,7 @@ class Responder(_Side):
         self._first_key = first_key(nonces[0])
         self._keys = SessionKeys.derive(*nonces)
         self._claim = claim
+        self._xor = self._held.xor ^ claim.xor
         self._regions = self._held.regions
         self._differs = np.empty(0, np.bool_)
         self._chosen: Slices | None = None
@@ -378,10 +379,6 @@ class Responder(_Side):
         except BaseException:
             self._state = _State.ENDED
             raise
-
-    @property
-    def _xor(self) -> Words:
-        return self._held.xor ^ self._claim.xor
 
     def _take(self, frame: Frame) -> Step:
         match frame:
@@ -477,7 +474,7 @@ class Responder(_Side):
             if self._tables == MAX_TABLES:
                 return self._fail(f"{MAX_TABLES} tables did not empty")
             return self._go(_State.SLICED, Plain(Kind.AGAIN))
-        parts = [self._matched(decoded, shorts, inside)]
+        parts = [self._matched(decoded, shorts, inside)] if len(decoded) else []
         told, items = frame.told, len(shorts) + len(frame.named)
         if frame.by_prints:
             single, places = self._by_prints(frame)
@@ -524,15 +521,18 @@ class Responder(_Side):
         """Whose short IDs are, by which both sides differ in some intervals of places."""
         at = find(apart, shorts)
         own = at >= 0
-        to_send, sent = self._held.gather(*places, np.sort(at[own]))
-        return Matched(apart[~own], apart[own], to_send, sent, bool((at >= NOWHERE).all()))
+        rows = at[own]
+        rows.sort()
+        to_send, sent = self._held.gather(*places, rows)
+        clear = int(at.min(initial=NOWHERE)) == NOWHERE
+        return Matched(apart[~own], apart[own], to_send, sent, clear)
 
     def _result(self, parts: list[Matched], told: Words, items: int) -> Step:
         """Hold what was found to what both sides say that they have."""
-        wanted = np.concatenate([part.wanted for part in parts])
-        offered = np.sort(np.concatenate([part.offered for part in parts]))
-        lacking = np.sort(np.concatenate((wanted, told)))
-        together = int(np.bitwise_xor.reduce(np.concatenate((lacking, offered))))
+        wanted = merged(told[:0], *(part.wanted for part in parts))
+        offered = merged(told[:0], *(part.offered for part in parts))
+        lacking = merged(wanted, told)
+        together = int(np.bitwise_xor.reduce(lacking) ^ np.bitwise_xor.reduce(offered))
         explained = together == self._keys.short.of_xor(self._xor)
         if not explained or not all(part.clear for part in parts):
             return self._fail("the differences do not explain the fingerprints")
@@ -541,7 +541,9 @@ class Responder(_Side):
             return self._fail("the differences do not explain the counts")
         some = [part.to_send for part in parts if len(part.to_send)]
         to_send = some[0] if len(some) == 1 else ordered(SyncIds.join(some))
-        sent = np.bitwise_xor.reduce([part.sent for part in parts])
+        sent = np.zeros_like(self._xor)
+        for part in parts:
+            sent ^= part.sent
         expected = Expected(lacking, self._xor ^ sent, self._keys.short)
         size, cut = shortened(wanted, items)
         return self._end(Found(to_send, expected), Decoded(sent, cut, size, offered))

@@ -164,7 +164,7 @@ def estimate(
     size = np.abs(apart).astype(np.float64)
     squares = size * size
     whole = total = float(squares.sum())
-    if floor is not None:
+    if floor is not None and floor.any():
         total = float(np.maximum(squares, floor).sum())
     at_least = float(size.sum())
     if certain:

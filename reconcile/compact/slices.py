@@ -65,10 +65,9 @@ class Regions:
         """Of ascending slices, of which some touch."""
         if not len(lower):
             return cls(lower, upper)
-        apart = lower[1:] != upper[:-1]
-        first = np.concatenate(([True], apart))
-        last = np.concatenate((apart, [True]))
-        return cls(lower[first], upper[last])
+        apart = np.ones(len(lower) + 1, np.bool_)
+        np.not_equal(lower[1:], upper[:-1], out=apart[1:-1])
+        return cls(lower[apart[:-1]], upper[apart[1:]])
 
     def collapsed(self, times: Ints, region: Ints) -> Ints:
         """Times, of regions, as times without what is between these; none is past its region."""
@@ -188,11 +187,8 @@ class Held:
 
     def __init__(self, view: IndexView, window: tuple[SyncId, SyncId]) -> None:
         self.rows: Rows = view.rows
-        self.low = self.high = view.rank(window[0])
-        self.xor: Words = np.zeros(HASH_WORDS, np.uint64)
-        if window[0] < window[1]:
-            count, self.xor = view.fingerprint(*window)
-            self.high += count
+        upper = max(window)
+        self.low, self.high, self.xor = self.rows.between_bounds(window[0], upper)
         self.regions = Regions.of_window(window)
         chunks = self.rows.chunks
         # As a bound the last time there is means the end: what is before an ID of it says nothing.
@@ -354,8 +350,9 @@ class Held:
         print_bytes: int,
         anchored: bool = False,
     ) -> tuple[kernel.RowsHandle, tuple[kernel.Column, ...], *tuple[kernel.Column, ...]]:
-        is_large = self.count >= plan.NEAR_ITEMS and self._by_anchors
-        sums = self.rows.sums(anchored=anchored or is_large)
+        if print_bytes == SIFTED_BYTES:
+            anchored |= self.count >= plan.NEAR_ITEMS and self._by_anchors
+        sums = self.rows.sums(anchored=anchored)
         bases = self.rows.balances()[1]
         numbers = np.array((self.low, self.high, count, print_bytes, anchored))
         handle = self.rows.handle

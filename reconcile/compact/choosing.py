@@ -1,4 +1,4 @@
-"""What an initiator does about slices that differ: which IDs a table is for, and what is told beside.
+"""What an initiator does about slices that differ: what is in a table, and what is told beside it.
 
 Most slices that differ do so in one ID. Among many differences the initiator finds its own ones
 of these by prints of 4 bytes, and tells them. Among few it tells by what prints are apart, which
@@ -17,7 +17,7 @@ from reconcile.compact.frames import AnswerHead
 from reconcile.compact.keys import SHORT_MASK, ShortKey
 from reconcile.compact.limits import MAX_CELLS, SIFTED_BYTES
 from reconcile.compact.plan import MIN_DENSE
-from reconcile.compact.sizing import Gaps, are_single, estimate, gaps, left_over, occupied
+from reconcile.compact.sizing import Gaps, are_single, estimate, gaps, left_over, occupied, tallied
 from reconcile.compact.slices import Compared, Held, Regions, Slices
 from reconcile.compact.table import Table
 from reconcile.ids import Bools, Ints, Words
@@ -74,21 +74,36 @@ class Choice:
         table.toggle(self.named)
 
 
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """What the peer has said.
+
+    Attributes:
+        head: of its answer.
+        regions: what it has cut into slices.
+        apart: ``(144,)``, where it could not cut these, by which balances of bits the short IDs in
+            them differ; else None.
+    """
+
+    head: AnswerHead
+    regions: Regions
+    apart: Ints | None = None
+
+
 NOTHING_CHOSEN: Final = Choice(_NOWHERE, _NOWHERE)
 
 
-def choose(
-    held: Held, head: AnswerHead, compared: Compared, regions: Regions, inside: int, key: ShortKey
-) -> Choice:
+def choose(held: Held, heard: Heard, compared: Compared, inside: int, key: ShortKey) -> Choice:
     """What to do about slices that differ; ``inside``: IDs here in all that the peer has cut."""
-    chosen, certain = compared.chosen, head.print_bytes > 0
+    head, chosen = heard.head, compared.chosen
+    certain = head.print_bytes > 0
     net, slices = held.count - head.count, len(compared.differs)
     choice = Choice(chosen.low, chosen.high, compared.differs if certain else None)
     if head.print_bytes == SIFTED_BYTES:
         choice = _sifted(choice, held, chosen, key)
     usual = max(0, inside - net) // max(1, slices)
     single = np.abs(chosen.balances) == 1 if choice.explained is None else choice.explained
-    found = _gaps(held, chosen, single, regions, usual)
+    found = _gaps(held, chosen, single, heard.regions, usual)
     places = compared.differs.nonzero()[0]
     if choice.explained is not None:
         left = ~choice.explained
@@ -111,7 +126,9 @@ def choose(
         least = max(least, round(scattered) - len(choice.told))
     of_left = None if found is None else found.of(left)
     _, choice.size = estimate(apart, of_left, slices, least, certain=certain)
-    if not certain:
+    if heard.apart is not None:
+        choice.size = max(tallied(heard.apart), float(least))
+    elif not certain:
         choice.size = max(choice.size, min(held.count + head.count, MIN_DENSE))
     return choice
 

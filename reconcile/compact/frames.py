@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 
 from reconcile.codec.decoding import read_varint
-from reconcile.compact.keys import SHORT_BYTES
+from reconcile.compact.keys import SHORT_BYTES, TALLIED
 from reconcile.compact.limits import (
     MAX_CELLS,
     MAX_FIRST_SLICES,
@@ -103,12 +103,16 @@ class Single:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """The responder's slices, in the initiator's slices that differ."""
+    """The responder's slices, in the initiator's slices that differ.
+
+    ``tally``: where these are not cut any further, the balances of all short IDs in them, by bits.
+    """
 
     xor: Words
     count: int
     differs: Bools
     cut: Cut
+    tally: Ints | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +188,8 @@ def encode(frame: Frame) -> bytes:
         case Answered():
             cut = frame.cut
             answer = AnswerHead(frame.xor, frame.count, frame.differs, cut.print_bytes)
-            return answer_bytes(answer, cut_bytes(cut))
+            tally = b"" if frame.tally is None else balances_bytes(frame.tally)
+            return answer_bytes(answer, cut_bytes(cut) + tally)
         case Filled():
             shape = frame.shape
             numbers = _byte(shape.places) + varint(shape.windows) + varint(shape.length)
@@ -247,8 +252,12 @@ def _bounds(cut: Cut) -> bytes:
 
 
 def _contents(cut: Cut) -> bytes:
-    zigzag = cut.balances << 1 ^ cut.balances >> 63
-    return _cut_words(cut.prints, cut.print_bytes) + varints(zigzag)
+    return _cut_words(cut.prints, cut.print_bytes) + balances_bytes(cut.balances)
+
+
+def balances_bytes(balances: Ints) -> bytes:
+    """A column of balances."""
+    return varints(balances << 1 ^ balances >> 63)
 
 
 def _steps(numbers: Ints, before: int) -> Ints:
@@ -322,7 +331,8 @@ def _read(reader: _Reader, regions: Callable[[Bools], int] | None, slices: int) 
         case Kind.SLICES if regions is not None:
             head = reader.answer_head(slices)
             cut = reader.cut(MAX_SLICES, head.print_bytes, regions(head.differs))
-            return Answered(head.xor, head.count, head.differs, cut)
+            tally = None if len(cut.multiples) else reader.balances(TALLIED)
+            return Answered(head.xor, head.count, head.differs, cut, tally)
         case Kind.TABLE:
             return reader.filled(slices)
         case Kind.RESULT:
@@ -433,11 +443,15 @@ class _Reader:
             raise self.malformed("A bound is past 2^63-1")
         rows = count + regions
         prints = self.words(rows, print_bytes)
-        zigzag = self.varints(rows)
-        balances = zigzag >> 1 ^ -(zigzag & 1)
-        if bool((np.abs(balances) > 1 << 31).any()):
+        return Cut(exponent, multiples, prints, print_bytes, self.balances(rows))
+
+    def balances(self, count: int) -> Ints:
+        """A column of balances."""
+        zigzag = self.varints(count)
+        found: Ints = zigzag >> 1 ^ -(zigzag & 1)
+        if bool((np.abs(found) > 1 << 31).any()):
             raise self.malformed("A balance is past what a window can have")
-        return Cut(exponent, multiples, prints, print_bytes, balances)
+        return found
 
     def filled(self, slices: int) -> Filled:
         """A table, and what is not in it."""

@@ -27,6 +27,9 @@ from storenode.message.limits import HASH_BYTES
 NONCE_BYTES: Final = 16
 SHORT_BYTES: Final = 6
 SHORT_MASK: Final = (1 << (8 * SHORT_BYTES)) - 1
+_TURNS: Final = 3
+TALLIED: Final = _TURNS * 8 * SHORT_BYTES
+"""Balances of short IDs, by their bits and by two of these."""
 
 _KEY_WORDS: Final = 4
 _COLUMN: Final = f"={_KEY_WORDS + 1}Q"
@@ -71,6 +74,25 @@ def first_key(nonce: bytes) -> ShortKey:
         ValueError: the nonce has another length.
     """
     return SessionKeys.derive(nonce, bytes(NONCE_BYTES)).short
+
+
+def tally(shorts: Words) -> Ints:
+    """``(TALLIED,)``: the sum over short IDs of +1, or of -1 where a bit is set, of each bit.
+
+    Then the same of each bit XOR the one that is one place below it, around, two places, and so on.
+    """
+    balances = np.empty((_TURNS, 8 * SHORT_BYTES), np.int64)
+    if kernel.compiled is not None:
+        kernel.compiled.tally(shorts, balances.reshape(-1))
+        return balances.reshape(-1)
+    for turn, found in enumerate(balances):
+        turned = shorts
+        if turn:
+            turned = shorts ^ shorts << np.uint64(turn) ^ shorts >> np.uint64(len(found) - turn)
+        octets = turned.astype("<u8").view(np.uint8).reshape(-1, 8)[:, :SHORT_BYTES]
+        ones = np.unpackbits(octets, axis=1, bitorder="little").sum(axis=0, dtype=np.int64)
+        found[:] = len(shorts) - 2 * ones
+    return balances.reshape(-1)
 
 
 class Multiply(IntEnum):

@@ -25,7 +25,8 @@ LARGER: Final = 8
 _FEW: Final = 30
 _MANY: Final = 300
 _RATIO_OF_FEW: Final = 40
-_RATIO: Final = 50
+_RATIO: Final = 60
+_RATIO_AT_ANCHORS: Final = 50
 _RATIO_OF_MANY: Final = 30
 _MIN_SLICES: Final = 16
 _MIN_SLICES_OF_FEW: Final = 64
@@ -38,8 +39,11 @@ _VAGUE: Final = 2.5
 _MIN_VAGUE_SLICES: Final = 128
 _MIN_SLICE_ITEMS: Final = 8
 NEAR_ITEMS: Final = 500_000
-"""IDs of which a processor's cache holds about as much as it must. Among more of them memory is what
-takes time, and bounds at anchors need less of it."""
+"""IDs of which a processor's cache holds about as much as it must. Among more of them memory takes
+most of the time, and bounds at anchors need less of it."""
+
+_ANCHORED_SLICE_ITEMS: Final = 128
+"""In slices of fewer IDs there often is no anchor."""
 
 _FAR_ITEMS: Final = 2_000_000
 """Among so many times more IDs so many times more slices are worth it."""
@@ -76,17 +80,19 @@ def slicing(differences: float, most: float, items: int) -> Slicing:
     about = max(1, int(differences))
     if about * _DENSE > items:
         return Slicing(max(1, min(_DENSE_SLICES, items // 4)), 0)
-    ratio, weight = _RATIO_OF_FEW, 1
-    if about >= _FEW:
-        ratio = _RATIO if about < _MANY else _RATIO_OF_MANY
-        weight = max(1, items // _FAR_ITEMS)
+    if about >= _FEW and items >= NEAR_ITEMS:
+        ratio = _RATIO_AT_ANCHORS if about < _MANY else _RATIO_OF_MANY
+        count = min(isqrt(about * items * max(1, items // _FAR_ITEMS) // ratio), MAX_SLICES)
+        if count * _ANCHORED_SLICE_ITEMS <= items:
+            return Slicing(count, SIFTED_BYTES, anchored=True)
     least = _MIN_SLICES_OF_FEW if items <= _FEW_ITEMS else _MIN_SLICES
     if most > _VAGUE * differences:
         least = max(least, _MIN_VAGUE_SLICES)
     least = min(least, max(_MIN_SLICES, items // _MIN_SLICE_ITEMS))
-    count = min(max(isqrt(about * items * weight // ratio), least), MAX_SLICES)
+    ratio = _RATIO_OF_FEW if about < _FEW else _RATIO
+    count = min(max(isqrt(about * items // ratio), least), MAX_SLICES)
     if about >= _FEW:
-        return Slicing(count, SIFTED_BYTES, anchored=items >= NEAR_ITEMS)
+        return Slicing(count, SIFTED_BYTES)
     # Two differences in a slice balance each other half the time, and then the print has to tell.
     silent, print_bytes = about * about / (4 * count), 1
     while silent / 256**print_bytes > _MISSED:

@@ -45,7 +45,7 @@ from typing import Final, TypeVar
 import numpy as np
 
 from reconcile import kernel
-from reconcile.compact.choosing import NOTHING_CHOSEN, choose
+from reconcile.compact.choosing import NOTHING_CHOSEN, Heard, choose
 from reconcile.compact.frames import (
     Answered,
     AnswerHead,
@@ -57,6 +57,7 @@ from reconcile.compact.frames import (
     Plain,
     Single,
     answer_bytes,
+    balances_bytes,
     decode,
     encode,
     offer_bytes,
@@ -273,24 +274,25 @@ class Initiator(_Side):
         limits = MAX_SLICES, head.print_bytes
         regions = self._regions(head.differs)
         compared = self._held.compare_quickly((data, at), regions, keys.short, *limits)
-        return None if compared is None else self._choose(head, compared, regions, keys)
+        return None if compared is None else self._choose(Heard(head, regions), compared, keys)
 
     def _sliced(self, frame: Answered, keys: SessionKeys) -> Step:
         """Compare the responder's slices with what is held here."""
         regions = self._regions(frame.differs)
         compared = self._held.compare(frame.cut, regions, keys.short)
         head = AnswerHead(frame.xor, frame.count, frame.differs, frame.cut.print_bytes)
-        return self._choose(head, compared, regions, keys)
+        apart = None
+        if frame.tally is not None:
+            apart = self._held.tally(regions, keys.short) - frame.tally
+        return self._choose(Heard(head, regions, apart), compared, keys)
 
-    def _choose(
-        self, head: AnswerHead, compared: Compared, regions: Regions, keys: SessionKeys
-    ) -> Step:
+    def _choose(self, heard: Heard, compared: Compared, keys: SessionKeys) -> Step:
         """Put what is in slices that differ into a table."""
-        first = self._slices
+        first, head = self._slices, heard.head
         assert first is not None
         inside = int((first.high - first.low)[head.differs].sum())
         self._peer = head.count, head.xor
-        self._choice = choose(self._held, head, compared, regions, inside, keys.short)
+        self._choice = choose(self._held, heard, compared, inside, keys.short)
         self._size = self._choice.size
         return self._table(keys)
 
@@ -457,6 +459,8 @@ class Responder(_Side):
         self._slices, cut = held.cut(self._regions, *wanted, anchored=plan.anchored)
         self._state, self._print_bytes = _State.SLICED, plan.print_bytes
         head = AnswerHead(held.xor, held.count, self._differs, plan.print_bytes)
+        if len(self._slices) == len(self._regions.start):
+            cut += balances_bytes(held.tally(self._regions, self._keys.short))
         return answer_bytes(head, cut)
 
     def _tabled(self, frame: Filled) -> Step:

@@ -175,6 +175,13 @@ def estimate(
     return about + counted, counted + about * _vagueness(about, max(alike, 1.0))
 
 
+def tallied(apart: Ints) -> float:
+    """How many differences a table should be made for, by balances that are of all of them each."""
+    about = float(np.square(apart.astype(np.float64)).mean())
+    part = 2.0 / 9.0 / len(apart)
+    return float(about * (1.0 - part - _SAFETY * sqrt(part)) ** -3)
+
+
 def _vagueness(about: float, slices: float) -> float:
     """By which factor balances of so many slices alike may say too little.
 

@@ -20,7 +20,7 @@ import numpy as np
 from reconcile import kernel
 from reconcile.compact import plan
 from reconcile.compact.frames import Cut, cut_bytes
-from reconcile.compact.keys import SHORT_MASK, ShortKey
+from reconcile.compact.keys import SHORT_MASK, ShortKey, tally
 from reconcile.compact.limits import SIFTED_BYTES
 from reconcile.errors import MalformedCompact
 from reconcile.ids import HASH_DTYPE, HASH_WORDS, Bools, Ints, SyncId, SyncIds, Words
@@ -329,6 +329,10 @@ class Held:
         low[owners], high[owners] = places, places + 1
         return Sifted(low, high, shorts[kept], told)
 
+    def tally(self, regions: Regions, key: ShortKey) -> Ints:
+        """The balances of all short IDs in regions, by bits."""
+        return tally(key.of_places(self.rows, *self._places(regions)))
+
     def gather(self, low: Ints, high: Ints, at: Ints) -> tuple[SyncIds, Words]:
         """The IDs at ascending rows of what intervals of places have together; XOR of hashes."""
         if kernel.compiled is None:
@@ -350,9 +354,9 @@ class Held:
         print_bytes: int,
         anchored: bool = False,
     ) -> tuple[kernel.RowsHandle, tuple[kernel.Column, ...], *tuple[kernel.Column, ...]]:
-        if print_bytes == SIFTED_BYTES:
-            anchored |= self.count >= plan.NEAR_ITEMS and self._by_anchors
-        sums = self.rows.sums(anchored=anchored)
+        # A frame does not tell whether bounds of the other side are at anchors.
+        may_be = print_bytes == SIFTED_BYTES and self.count >= plan.NEAR_ITEMS
+        sums = self.rows.sums(anchored=anchored or (may_be and self._by_anchors))
         bases = self.rows.balances()[1]
         numbers = np.array((self.low, self.high, count, print_bytes, anchored))
         handle = self.rows.handle

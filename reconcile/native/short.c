@@ -443,6 +443,97 @@ PyObject *kernel_sift(PyObject *module, PyObject *const *arguments, Py_ssize_t g
     return NULL;
 }
 
+/* ---- balances of short IDs ------------------------------------------------------------------ */
+
+#define OCTETS (SHORT_BITS / 8)
+#define AT_ONCE 8
+#define MOST_IN_OCTET 255
+
+/* How many of some words have each bit: as bits of ones, twos and fours, and in octets of eights. */
+typedef struct {
+    uint64_t ones, twos, fours, eights[OCTETS];
+    int64_t total[SHORT_BITS];
+} counts_t;
+
+static inline uint64_t add_bits(uint64_t *sum, uint64_t left, uint64_t right)
+{
+    uint64_t either = *sum ^ left, carry = (*sum & left) | (either & right);
+    *sum = either ^ right;
+    return carry;
+}
+
+static inline void count_bits(counts_t *counts, const uint64_t *words, const uint64_t *spread)
+{
+    uint64_t twos = add_bits(&counts->ones, words[0], words[1]);
+    uint64_t fours = add_bits(&counts->twos, twos, add_bits(&counts->ones, words[2], words[3]));
+    twos = add_bits(&counts->ones, words[4], words[5]);
+    uint64_t more = add_bits(&counts->twos, twos, add_bits(&counts->ones, words[6], words[7]));
+    uint64_t eights = add_bits(&counts->fours, fours, more);
+    for (int octet = 0; octet < OCTETS; octet++)
+        counts->eights[octet] += spread[eights >> 8 * octet & 255];
+}
+
+static void take_eights(counts_t *counts)
+{
+    for (int bit = 0; bit < SHORT_BITS; bit++)
+        counts->total[bit] += (int64_t)(counts->eights[bit / 8] >> bit % 8 * 8 & 255) * AT_ONCE;
+    memset(counts->eights, 0, sizeof counts->eights);
+}
+
+/* Each bit XOR the one that is `turn` places below it, around; none for 0. */
+static inline uint64_t turned(uint64_t value, int turn)
+{
+    return turn ? (value ^ value << turn ^ value >> (SHORT_BITS - turn)) & SHORT_MASK : value;
+}
+
+static void tally_all(const uint8_t *shorts, Py_ssize_t count, int turn, const uint64_t *spread,
+                      uint8_t *balances)
+{
+    counts_t counts = {0, 0, 0, {0}, {0}};
+    uint64_t words[AT_ONCE];
+    for (Py_ssize_t from = 0, blocks = 1; from < count; from += AT_ONCE, blocks++) {
+        for (Py_ssize_t row = 0; row < AT_ONCE; row++)
+            words[row] = from + row < count ? turned((uint64_t)load(shorts, from + row), turn) : 0;
+        count_bits(&counts, words, spread);
+        if (blocks % MOST_IN_OCTET == 0)
+            take_eights(&counts);
+    }
+    take_eights(&counts);
+    for (int bit = 0; bit < SHORT_BITS; bit++) {
+        int64_t ones = counts.total[bit] + (int64_t)(counts.ones >> bit & 1) +
+                       2 * (int64_t)(counts.twos >> bit & 1) +
+                       4 * (int64_t)(counts.fours >> bit & 1);
+        store(balances, turn * SHORT_BITS + bit, count - 2 * ones);
+    }
+}
+
+/* tally(shorts, balances) -> None
+ *   The sum over short IDs of +1, or -1 where a bit is set, for each of their bits; then the same
+ *   of each bit XOR the one that is one place below it, around, two places, and so on.
+ */
+PyObject *kernel_tally(PyObject *module, PyObject *const *arguments, Py_ssize_t given)
+{
+    (void)module;
+    static const column_kind kinds[] = {READ(8), WRITTEN(8)};
+    columns held;
+    if (check_arguments("tally", given, 2) < 0 || hold(&held, arguments, kinds, 2) < 0)
+        return NULL;
+    bool fits = held.rows[1] % SHORT_BITS == 0 && held.rows[1] < SHORT_BITS * SHORT_BITS;
+    uint64_t spread[256] = {0}; /* each bit of an octet in an octet of its own */
+    for (int value = 0; value < 256; value++)
+        for (int bit = 0; bit < 8; bit++)
+            spread[value] |= (uint64_t)(value >> bit & 1) << 8 * bit;
+    PyThreadState *state = let_go(held.rows[0] * TIME_BYTES);
+    for (int turn = 0; fits && turn < held.rows[1] / SHORT_BITS; turn++)
+        tally_all(held.at[0], held.rows[0], turn, spread, held.at[1]);
+    take_back(state);
+    release(&held);
+    if (fits)
+        Py_RETURN_NONE;
+    misfit("tally");
+    return NULL;
+}
+
 /* shorten(hashes, key, shorts) -> None; the short IDs of hashes, or of XORs of hashes. */
 PyObject *kernel_shorten(PyObject *module, PyObject *const *arguments, Py_ssize_t given)
 {

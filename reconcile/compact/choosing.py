@@ -109,7 +109,7 @@ def choose(held: Held, heard: Heard, compared: Compared, inside: int, key: Short
         left = ~choice.explained
         if found is not None:
             places = places[~_name(choice, chosen, found.named, left)]
-    elif certain and found is None and are_single(chosen.balances, places, net):
+    elif certain and not _is_some_gap(found) and are_single(chosen.balances, places, net):
         choice.explained, choice.by_prints = single, True
         choice.told = chosen.prints[single] & np.uint64(SHORT_MASK)
         left = ~single
@@ -131,6 +131,10 @@ def choose(held: Held, heard: Heard, compared: Compared, inside: int, key: Short
     elif not certain:
         choice.size = max(choice.size, min(held.count + head.count, MIN_DENSE))
     return choice
+
+
+def _is_some_gap(found: Gaps | None) -> bool:
+    return found is not None and bool(found.most.any())
 
 
 def _sifted(choice: Choice, held: Held, chosen: Slices, key: ShortKey) -> Choice:

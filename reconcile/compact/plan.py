@@ -33,6 +33,9 @@ _MIN_SLICES_OF_FEW: Final = 64
 _FEW_ITEMS: Final = 32_768
 """The fewer IDs there are, the fewer slices: in too few of them may be what is close together, so
 that balances do not say how much that is."""
+_SCATTERED: Final = 3
+"""Differences are in so many of the initiator's slices at least if they are scattered."""
+
 _VAGUE: Final = 2.5
 """If there may be so many times more differences than seems: they are close together."""
 
@@ -42,7 +45,7 @@ NEAR_ITEMS: Final = 500_000
 """IDs of which a processor's cache holds about as much as it must. Among more of them memory takes
 most of the time, and bounds at anchors need less of it."""
 
-_ANCHORED_SLICE_ITEMS: Final = 128
+ANCHORED_SLICE_ITEMS: Final = 128
 """In slices of fewer IDs there often is no anchor."""
 
 _FAR_ITEMS: Final = 2_000_000
@@ -75,15 +78,18 @@ class Slicing:
     anchored: bool = False
 
 
-def slicing(differences: float, most: float, items: int) -> Slicing:
-    """For about so many differences, and at most so many, among so many IDs."""
+def slicing(differences: float, most: float, items: int, places: int = 0) -> Slicing:
+    """For about so many differences, and at most so many, among so many IDs.
+
+    ``places``: so many of the initiator's slices differ.
+    """
     about = max(1, int(differences))
     if about * _DENSE > items:
         return Slicing(max(1, min(_DENSE_SLICES, items // 4)), 0)
     if about >= _FEW and items >= NEAR_ITEMS:
         ratio = _RATIO_AT_ANCHORS if about < _MANY else _RATIO_OF_MANY
         count = min(isqrt(about * items * max(1, items // _FAR_ITEMS) // ratio), MAX_SLICES)
-        if count * _ANCHORED_SLICE_ITEMS <= items:
+        if count * ANCHORED_SLICE_ITEMS <= items:
             return Slicing(count, SIFTED_BYTES, anchored=True)
     least = _MIN_SLICES_OF_FEW if items <= _FEW_ITEMS else _MIN_SLICES
     if most > _VAGUE * differences:
@@ -94,7 +100,9 @@ def slicing(differences: float, most: float, items: int) -> Slicing:
     if about >= _FEW:
         return Slicing(count, SIFTED_BYTES)
     # Two differences in a slice balance each other half the time, and then the print has to tell.
-    silent, print_bytes = about * about / (4 * count), 1
+    silent = about * about / (4 * count)
+    # Many more do where differences are close together.
+    print_bytes = 1 if places >= max(_SCATTERED, about / 2) else 2
     while silent / 256**print_bytes > _MISSED:
         print_bytes += 1
     return Slicing(count, print_bytes)

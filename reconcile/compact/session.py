@@ -451,7 +451,7 @@ class Responder(_Side):
         found = gaps(apart, self._held.counts(chosen, usual), np.abs(apart) <= 1, usual)
         about, most = estimate(apart, found, slices, least, certain=True)
         self._regions = Regions.joined(chosen.lower, chosen.upper)
-        return Step(self._answer_with(slicing(about, most, chosen.items)))
+        return Step(self._answer_with(slicing(about, most, chosen.items, len(chosen))))
 
     def _answer_with(self, plan: Slicing) -> bytes:
         held = self._held

@@ -26,6 +26,7 @@ from reconcile.compact.frames import (
     encode,
     varints,
 )
+from reconcile.compact.keys import TALLIED
 from reconcile.compact.outcome import FallBack, Found, Step
 from reconcile.compact.session import Claim, Initiator, Responder
 from reconcile.compact.table import Shape
@@ -69,6 +70,7 @@ def frames() -> list[Frame]:
         Single(Kind.LOOK, XOR, 7),
         Answered(XOR, 1 << 40, differs, cut(4, 2, 0)),
         Answered(XOR, 5, differs, cut(400, 2, 3)),
+        Answered(XOR, 5, differs, cut(0, 2, 1), np.arange(TALLIED) - 70),
         Filled(None, shape, cells),
         Filled(differs, shape, cells),
         Filled(differs, shape, cells, np.array([False, True]), shorts[2:]),
@@ -230,6 +232,36 @@ def test_what_is_told_twice_or_not_lacking_ends_in_a_base_session() -> None:
         told[1] = told[0] if change == "twice" else told[1] ^ np.uint64(1)
         step = side.receive(encode(replace(filled, told=told)))
         assert isinstance(step.outcome, FallBack)
+
+
+def test_prints_that_are_wrong_end_in_a_base_session() -> None:
+    ids = sorted(sets_of(9, 9_000, 0, 0, 10**9)[0])
+    lacking = [{ids[place] for place in places} for places in ((900, 4_000), (2_000, 7_000))]
+    for lie in ("nothing", "another", "one of both sides"):
+        views = [IndexView.of(SyncIds.of([i for i in ids if i not in own])) for own in lacking]
+        joined = compact_pair(views[0], views[1])
+        answer = joined.sides[1].receive(joined.sides[0].begin()).frame
+        assert answer is not None
+        frame = joined.sides[0].receive(answer).frame
+        side = joined.sides[1]
+        assert frame is not None
+        assert side._slices is not None
+        filled = decode(frame, slices=len(side._slices))
+        assert isinstance(filled, Filled)
+        assert filled.by_prints
+        assert len(filled.told) == 4
+        assert len(filled.cells) == 1
+        told = filled.told.copy()
+        if lie == "another":
+            told[1] ^= np.uint64(1)
+        elif lie == "one of both sides":
+            own, places = side._by_prints(filled)
+            held = side._keys.short.of_places(side._held.rows, *places)
+            wanted = next(short for short in own.tolist() if short not in held)
+            given = next(short for short in held.tolist() if short not in own)
+            told ^= np.where(np.sort(own) == wanted, np.uint64(wanted ^ given), np.uint64(0))
+        step = side.receive(encode(replace(filled, told=told)))
+        assert isinstance(step.outcome, Found if lie == "nothing" else FallBack), lie
 
 
 def test_lists_that_are_wrong_end_in_a_base_session() -> None:

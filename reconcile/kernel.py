@@ -21,7 +21,7 @@ try:
 except ImportError:
     _built = None
 
-VERSION: Final = 13
+VERSION: Final = 14
 """Of the source that this package comes with. A file built from another one is not used."""
 
 Column: TypeAlias = NDArray[Any]
@@ -110,6 +110,10 @@ class Kernel(Protocol):
 
     def sift(self, index: RowsHandle, /, *columns: Column) -> int:
         """The short IDs in intervals of places, without those that a single one explains."""
+        ...
+
+    def tally(self, shorts: Column, balances: Column, /) -> None:
+        """Balances of short IDs, by their bits."""
         ...
 
     def shorten(self, hashes: Column, key: Column, shorts: Column, /) -> None:

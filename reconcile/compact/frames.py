@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 
 from reconcile.codec.decoding import read_varint
-from reconcile.compact.keys import SHORT_BYTES
+from reconcile.compact.keys import SHORT_BYTES, TALLIED
 from reconcile.compact.limits import (
     MAX_CELLS,
     MAX_FIRST_SLICES,
@@ -40,7 +40,8 @@ _EXPLAINED: Final = 2
 _LISTED: Final = 3
 """The same where some others are listed."""
 
-_PRINT_BYTES: Final = (0, 2, 3, SIFTED_BYTES)
+_BY_PRINTS: Final = 4
+"""As the first of these; whose IDs explain the slices, the responder finds out."""
 
 
 class Kind(IntEnum):
@@ -102,12 +103,16 @@ class Single:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """The responder's slices, in the initiator's slices that differ."""
+    """The responder's slices, in the initiator's slices that differ.
+
+    ``tally``: where these are not cut any further, the balances of all short IDs in them, by bits.
+    """
 
     xor: Words
     count: int
     differs: Bools
     cut: Cut
+    tally: Ints | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +136,8 @@ class Filled:
         explained: which of these slices differ by one ID of the initiator's, and are not in the
             table; None: that was not looked for.
         told: the short IDs of these.
+        by_prints: that ID may be of either side, and what is told is the initiator's prints,
+            XOR what the responder has said of its own.
         listed: of which of the other slices all of the initiator's IDs are named, and are not in
             the table; None: of none.
         named: the short IDs of these, ascending.
@@ -143,6 +150,7 @@ class Filled:
     told: Words = field(default_factory=lambda: np.empty(0, np.uint64), repr=False)
     listed: Bools | None = None
     named: Words = field(default_factory=lambda: np.empty(0, np.uint64), repr=False)
+    by_prints: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,11 +188,12 @@ def encode(frame: Frame) -> bytes:
         case Answered():
             cut = frame.cut
             answer = AnswerHead(frame.xor, frame.count, frame.differs, cut.print_bytes)
-            return answer_bytes(answer, cut_bytes(cut))
+            tally = b"" if frame.tally is None else balances_bytes(frame.tally)
+            return answer_bytes(answer, cut_bytes(cut) + tally)
         case Filled():
             shape = frame.shape
             numbers = _byte(shape.places) + varint(shape.windows) + varint(shape.length)
-            cells = frame.cells.astype(_XOR_DTYPE).tobytes()
+            cells = frame.cells.astype(_XOR_DTYPE, copy=False).tobytes()
             return _byte(Kind.TABLE) + _beside(frame) + numbers + cells
         case Decoded():
             counts = varint(len(frame.wanted)) + varint(len(frame.offered))
@@ -202,7 +211,7 @@ def _beside(frame: Filled) -> bytes:
         return b"\1" + found
     found += _bits(frame.explained) + _cut_words(frame.told, SHORT_BYTES)
     if frame.listed is None:
-        return _byte(_EXPLAINED) + found
+        return _byte(_BY_PRINTS if frame.by_prints else _EXPLAINED) + found
     named = varint(len(frame.named)) + _cut_words(frame.named, SHORT_BYTES)
     return _byte(_LISTED) + found + _bits(frame.listed) + named
 
@@ -233,7 +242,7 @@ def _bits(bools: Bools) -> bytes:
 
 def _cut_words(words: Words, count: int) -> bytes:
     """The lower bytes of each."""
-    octets = words.astype(_XOR_DTYPE).view(np.uint8).reshape(-1, 8)
+    octets = words.astype(_XOR_DTYPE, copy=False).view(np.uint8).reshape(-1, 8)
     return octets[:, :count].tobytes()
 
 
@@ -243,8 +252,12 @@ def _bounds(cut: Cut) -> bytes:
 
 
 def _contents(cut: Cut) -> bytes:
-    zigzag = cut.balances << 1 ^ cut.balances >> 63
-    return _cut_words(cut.prints, cut.print_bytes) + varints(zigzag)
+    return _cut_words(cut.prints, cut.print_bytes) + balances_bytes(cut.balances)
+
+
+def balances_bytes(balances: Ints) -> bytes:
+    """A column of balances."""
+    return varints(balances << 1 ^ balances >> 63)
 
 
 def _steps(numbers: Ints, before: int) -> Ints:
@@ -318,7 +331,8 @@ def _read(reader: _Reader, regions: Callable[[Bools], int] | None, slices: int) 
         case Kind.SLICES if regions is not None:
             head = reader.answer_head(slices)
             cut = reader.cut(MAX_SLICES, head.print_bytes, regions(head.differs))
-            return Answered(head.xor, head.count, head.differs, cut)
+            tally = None if len(cut.multiples) else reader.balances(TALLIED)
+            return Answered(head.xor, head.count, head.differs, cut, tally)
         case Kind.TABLE:
             return reader.filled(slices)
         case Kind.RESULT:
@@ -370,8 +384,8 @@ class _Reader:
     def bits(self, count: int) -> Bools:
         """So many bits; those that fill up the last byte are zero."""
         octets = np.frombuffer(self.take(-(-count // 8)), np.uint8)
-        found = np.unpackbits(octets, bitorder="little").astype(np.bool_)
-        if found[count:].any():
+        found = np.unpackbits(octets, bitorder="little").view(np.bool_)
+        if count % 8 and found[count:].any():
             raise self.malformed("A bit is set that stands for nothing")
         return found[:count]
 
@@ -382,7 +396,7 @@ class _Reader:
             return taken.view(_XOR_DTYPE).astype(np.uint64)
         octets = np.zeros((count, 8), np.uint8)
         octets[:, :size] = taken.reshape(count, size)
-        return octets.view(_XOR_DTYPE).reshape(-1).astype(np.uint64)
+        return octets.view(_XOR_DTYPE).reshape(-1).astype(np.uint64, copy=False)
 
     def varints(self, count: int) -> Ints:
         """A column of varints."""
@@ -411,8 +425,8 @@ class _Reader:
     def answer_head(self, slices: int) -> AnswerHead:
         """What an answer begins with, behind its kind."""
         head = AnswerHead(self.xor(), self.number(), self.bits(slices), self.byte())
-        if head.print_bytes not in _PRINT_BYTES:
-            raise self.malformed("Prints have 0, 2, 3 or 4 bytes, not so many")
+        if head.print_bytes > SIFTED_BYTES:
+            raise self.malformed(f"Prints have 0 to {SIFTED_BYTES} bytes, not so many")
         return head
 
     def cut(self, most: int, print_bytes: int, regions: int) -> Cut:
@@ -429,16 +443,20 @@ class _Reader:
             raise self.malformed("A bound is past 2^63-1")
         rows = count + regions
         prints = self.words(rows, print_bytes)
-        zigzag = self.varints(rows)
-        balances = zigzag >> 1 ^ -(zigzag & 1)
-        if bool((np.abs(balances) > 1 << 31).any()):
+        return Cut(exponent, multiples, prints, print_bytes, self.balances(rows))
+
+    def balances(self, count: int) -> Ints:
+        """A column of balances."""
+        zigzag = self.varints(count)
+        found: Ints = zigzag >> 1 ^ -(zigzag & 1)
+        if bool((np.abs(found) > 1 << 31).any()):
             raise self.malformed("A balance is past what a window can have")
-        return Cut(exponent, multiples, prints, print_bytes, balances)
+        return found
 
     def filled(self, slices: int) -> Filled:
         """A table, and what is not in it."""
         flag = self.byte()
-        if flag > _LISTED:
+        if flag > _BY_PRINTS:
             raise self.malformed("A table is about no such choice of slices")
         chosen = self.bits(slices) if flag else None
         if chosen is None or flag < _EXPLAINED:
@@ -446,7 +464,8 @@ class _Reader:
         explained = self.bits(int(chosen.sum()))
         told = self.words(int(explained.sum()), SHORT_BYTES)
         if flag != _LISTED:
-            return Filled(chosen, *self.table(), explained, told)
+            by_prints = flag == _BY_PRINTS
+            return Filled(chosen, *self.table(), explained, told, by_prints=by_prints)
         listed, count = self.bits(len(explained) - len(told)), self.number()
         _allow("max_differences", MAX_CELLS, count)
         named = self.words(count, SHORT_BYTES)

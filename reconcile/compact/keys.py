@@ -27,11 +27,16 @@ from storenode.message.limits import HASH_BYTES
 NONCE_BYTES: Final = 16
 SHORT_BYTES: Final = 6
 SHORT_MASK: Final = (1 << (8 * SHORT_BYTES)) - 1
+_TURNS: Final = 3
+TALLIED: Final = _TURNS * 8 * SHORT_BYTES
+"""Balances of short IDs, by their bits and by two of these."""
 
 _KEY_WORDS: Final = 4
+_COLUMN: Final = f"={_KEY_WORDS + 1}Q"
 _PERSON: Final = b"compact-1"
 _POLYNOMIAL: Final = 0x1B
 _WORD: Final = (1 << 64) - 1
+_NONE: Final = np.empty(0, np.uint64)
 _AT_ONCE: Final = 4_096
 """Hashes whose intermediate values fit a processor's cache."""
 
@@ -71,6 +76,25 @@ def first_key(nonce: bytes) -> ShortKey:
     return SessionKeys.derive(nonce, bytes(NONCE_BYTES)).short
 
 
+def tally(shorts: Words) -> Ints:
+    """``(TALLIED,)``: the sum over short IDs of +1, or of -1 where a bit is set, of each bit.
+
+    Then the same of each bit XOR the one that is one place below it, around, two places, and so on.
+    """
+    balances = np.empty((_TURNS, 8 * SHORT_BYTES), np.int64)
+    if kernel.compiled is not None:
+        kernel.compiled.tally(shorts, balances.reshape(-1))
+        return balances.reshape(-1)
+    for turn, found in enumerate(balances):
+        turned = shorts
+        if turn:
+            turned = shorts ^ shorts << np.uint64(turn) ^ shorts >> np.uint64(len(found) - turn)
+        octets = turned.astype("<u8").view(np.uint8).reshape(-1, 8)[:, :SHORT_BYTES]
+        ones = np.unpackbits(octets, axis=1, bitorder="little").sum(axis=0, dtype=np.int64)
+        found[:] = len(shorts) - 2 * ones
+    return balances.reshape(-1)
+
+
 class Multiply(IntEnum):
     """With what compiled code multiplies; all of them find the same."""
 
@@ -90,7 +114,7 @@ class ShortKey:
 
     def __init__(self, words: tuple[int, ...], *, multiply: Multiply = Multiply.BEST) -> None:
         self._words = words
-        self.column: Words = np.array([*words, multiply], np.uint64)
+        self.column: Words = np.frombuffer(struct.pack(_COLUMN, *words, multiply), np.uint64)
 
     def __repr__(self) -> str:
         return "ShortKey()"
@@ -116,6 +140,10 @@ class ShortKey:
     def of_places(self, rows: Rows, low: Ints, high: Ints) -> Words:
         """Short IDs of the IDs in ascending intervals of places."""
         count = int((high - low).sum())
+        if kernel.compiled is not None:
+            shorts = np.empty(count, np.uint64)
+            kernel.compiled.fill(rows.handle, low, high, self.column, _NONE, _NONE, shorts)
+            return shorts
         ends = (high - low).cumsum()
         places = np.arange(count) + np.repeat(low - ends + (high - low), high - low)
         return self.of_hashes(rows.hashes(places)) if count else np.empty(0, np.uint64)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
@@ -30,6 +31,16 @@ class Matched:
     clear: bool
 
 
+_NumbersT = TypeVar("_NumbersT", Words, Ints)
+
+
+def merged(first: _NumbersT, *others: _NumbersT) -> _NumbersT:
+    """All numbers, ascending."""
+    found = np.concatenate((first, *others)) if others else first.copy()
+    found.sort()
+    return found
+
+
 def repeats(ascending: Words | Ints) -> bool:
     """Whether one of ascending numbers is there more than once."""
     return bool((ascending[1:] == ascending[:-1]).any())
@@ -41,7 +52,8 @@ def shortened(wanted: Words, items: int) -> tuple[int, Words]:
     if not len(wanted):
         return size, wanted
     while True:
-        cut = np.unique(wanted & np.uint64(min((1 << (8 * size)) - 1, SHORT_MASK)))
-        if len(cut) == len(wanted):
+        cut = wanted & np.uint64(min((1 << (8 * size)) - 1, SHORT_MASK))
+        cut.sort()
+        if not repeats(cut):
             return min(size, 6), cut
         size += 1

@@ -23,21 +23,33 @@ LARGER: Final = 8
 """A table follows one that did not empty, for so many times the differences."""
 
 _FEW: Final = 30
-_RATIO_OF_FEW: Final = 130
+_MANY: Final = 300
+_RATIO_OF_FEW: Final = 40
 _RATIO: Final = 60
+_RATIO_AT_ANCHORS: Final = 50
+_RATIO_OF_MANY: Final = 30
 _MIN_SLICES: Final = 16
 _MIN_SLICES_OF_FEW: Final = 64
 _FEW_ITEMS: Final = 32_768
 """The fewer IDs there are, the fewer slices: in too few of them may be what is close together, so
 that balances do not say how much that is."""
+_SCATTERED: Final = 3
+"""Differences are in so many of the initiator's slices at least if they are scattered."""
+
 _VAGUE: Final = 2.5
 """If there may be so many times more differences than seems: they are close together."""
 
 _MIN_VAGUE_SLICES: Final = 128
 _MIN_SLICE_ITEMS: Final = 8
-NEAR_ITEMS: Final = 2_000_000
-"""IDs that a processor's cache holds about as much of as it must. Among more of them memory is what
-takes time: bounds at anchors need less of it, and so many more slices of them are worth it."""
+NEAR_ITEMS: Final = 500_000
+"""IDs of which a processor's cache holds about as much as it must. Among more of them memory takes
+most of the time, and bounds at anchors need less of it."""
+
+ANCHORED_SLICE_ITEMS: Final = 128
+"""In slices of fewer IDs there often is no anchor."""
+
+_FAR_ITEMS: Final = 2_000_000
+"""Among so many times more IDs so many times more slices are worth it."""
 
 _DENSE: Final = 20
 """If more than one ID in so many differs, nearly every slice would: prints say nothing then."""
@@ -66,23 +78,34 @@ class Slicing:
     anchored: bool = False
 
 
-def slicing(differences: float, most: float, items: int) -> Slicing:
-    """For about so many differences, and at most so many, among so many IDs."""
+def slicing(differences: float, most: float, items: int, places: int = 0) -> Slicing:
+    """For about so many differences, and at most so many, among so many IDs.
+
+    ``places``: so many of the initiator's slices differ.
+    """
     about = max(1, int(differences))
     if about * _DENSE > items:
         return Slicing(max(1, min(_DENSE_SLICES, items // 4)), 0)
-    ratio = _RATIO_OF_FEW if about < _FEW else _RATIO
-    weight = max(1, items // NEAR_ITEMS) if about >= _FEW else 1
+    if about >= _FEW and items >= NEAR_ITEMS:
+        ratio = _RATIO_AT_ANCHORS if about < _MANY else _RATIO_OF_MANY
+        count = min(isqrt(about * items * max(1, items // _FAR_ITEMS) // ratio), MAX_SLICES)
+        if count * ANCHORED_SLICE_ITEMS <= items:
+            return Slicing(count, SIFTED_BYTES, anchored=True)
     least = _MIN_SLICES_OF_FEW if items <= _FEW_ITEMS else _MIN_SLICES
     if most > _VAGUE * differences:
         least = max(least, _MIN_VAGUE_SLICES)
     least = min(least, max(_MIN_SLICES, items // _MIN_SLICE_ITEMS))
-    count = min(max(isqrt(about * items * weight // ratio), least), MAX_SLICES)
+    ratio = _RATIO_OF_FEW if about < _FEW else _RATIO
+    count = min(max(isqrt(about * items // ratio), least), MAX_SLICES)
     if about >= _FEW:
-        return Slicing(count, SIFTED_BYTES, anchored=weight > 1)
+        return Slicing(count, SIFTED_BYTES)
     # Two differences in a slice balance each other half the time, and then the print has to tell.
     silent = about * about / (4 * count)
-    return Slicing(count, 2 if silent / 2**16 <= _MISSED else 3)
+    # Many more do where differences are close together.
+    print_bytes = 1 if places >= max(_SCATTERED, about / 2) else 2
+    while silent / 256**print_bytes > _MISSED:
+        print_bytes += 1
+    return Slicing(count, print_bytes)
 
 
 def unoffered(count_apart: int, items: int) -> Slicing:

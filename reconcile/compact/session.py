@@ -45,6 +45,7 @@ from typing import Final, TypeVar
 import numpy as np
 
 from reconcile import kernel
+from reconcile.compact.choosing import NOTHING_CHOSEN, Heard, choose
 from reconcile.compact.frames import (
     Answered,
     AnswerHead,
@@ -56,30 +57,29 @@ from reconcile.compact.frames import (
     Plain,
     Single,
     answer_bytes,
+    balances_bytes,
     decode,
     encode,
     offer_bytes,
     read_answer_head,
 )
-from reconcile.compact.keys import SessionKeys, first_key
+from reconcile.compact.keys import SHORT_MASK, SessionKeys, first_key
 from reconcile.compact.limits import (
     MAX_CELLS,
     MAX_FIRST_SLICES,
     MAX_SLICES,
     MAX_TABLES,
-    SIFTED_BYTES,
 )
-from reconcile.compact.matching import Matched, repeats, shortened
+from reconcile.compact.matching import Matched, merged, repeats, shortened
 from reconcile.compact.outcome import Expected, FallBack, Found, Step
 from reconcile.compact.plan import (
     FIRST_SLICES,
     LARGER,
-    MIN_DENSE,
     Slicing,
     slicing,
     unoffered,
 )
-from reconcile.compact.sizing import Gaps, estimate, gaps, left_over, occupied
+from reconcile.compact.sizing import estimate, gaps
 from reconcile.compact.slices import Compared, Held, Regions, Slices
 from reconcile.compact.table import NOWHERE, Table, cells_for, find, shape_for
 from reconcile.errors import MalformedCompact
@@ -174,14 +174,7 @@ class Initiator(_Side):
         self._first_key = first_key(nonce)
         self._keys: SessionKeys | None = None
         self._peer: tuple[int, Words] = (0, self._held.xor)
-        self._inside = np.empty(0, np.bool_)
-        self._shorts = _NOTHING
-        self._chosen: tuple[Ints, Ints] = (np.empty(0, np.int64),) * 2
-        self._differs: Bools | None = None
-        self._explained: Bools | None = None
-        self._told = np.empty(0, np.int64)
-        self._listed: Bools | None = None
-        self._named = _NOTHING
+        self._choice = NOTHING_CHOSEN
         self._size = 0.0
 
     @property
@@ -281,113 +274,50 @@ class Initiator(_Side):
         limits = MAX_SLICES, head.print_bytes
         regions = self._regions(head.differs)
         compared = self._held.compare_quickly((data, at), regions, keys.short, *limits)
-        return None if compared is None else self._choose(head, compared, regions, keys)
+        return None if compared is None else self._choose(Heard(head, regions), compared, keys)
 
     def _sliced(self, frame: Answered, keys: SessionKeys) -> Step:
         """Compare the responder's slices with what is held here."""
         regions = self._regions(frame.differs)
         compared = self._held.compare(frame.cut, regions, keys.short)
         head = AnswerHead(frame.xor, frame.count, frame.differs, frame.cut.print_bytes)
-        return self._choose(head, compared, regions, keys)
+        apart = None
+        if frame.tally is not None:
+            apart = self._held.tally(regions, keys.short) - frame.tally
+        return self._choose(Heard(head, regions, apart), compared, keys)
 
-    def _choose(
-        self, head: AnswerHead, compared: Compared, regions: Regions, keys: SessionKeys
-    ) -> Step:
+    def _choose(self, heard: Heard, compared: Compared, keys: SessionKeys) -> Step:
         """Put what is in slices that differ into a table."""
-        chosen, certain = compared.chosen, head.print_bytes > 0
-        self._peer, self._inside = (head.count, head.xor), head.differs
-        self._differs = compared.differs if certain else None
-        self._chosen = chosen.low, chosen.high
-        left = np.ones(len(chosen), np.bool_)
-        if head.print_bytes == SIFTED_BYTES:
-            left = self._sift(chosen, keys)
-        found = self._gaps(chosen, ~left, regions, len(compared.differs))
-        named = np.zeros(len(chosen), np.bool_)
-        if found is not None and self._explained is not None:
-            named = self._name(chosen, found.named, left)
-        apart, least = chosen.balances[left], 0
-        if self._listed is None:
-            net = self._held.count - len(self._told) - head.count
-            least = left_over(net, apart, sifted=self._explained is not None)
-        slices = len(compared.differs)
-        if certain:
-            places = compared.differs.nonzero()[0]
-            slices, scattered = occupied(places[~named])
-            least = max(least, round(scattered) - len(self._told))
-        _, self._size = estimate(
-            apart, None if found is None else found.of(left), slices, least, certain=certain
-        )
-        if not certain:
-            self._size = max(self._size, min(self._held.count + head.count, MIN_DENSE))
-        return self._table(keys)
-
-    def _sift(self, chosen: Slices, keys: SessionKeys) -> Bools:
-        """Set apart the IDs that explain a slice; which slices are left."""
-        sifted = self._held.sift(chosen, keys.short)
-        self._chosen, self._shorts = (sifted.low, sifted.high), sifted.shorts
-        self._explained = sifted.told >= 0
-        self._told = sifted.told[self._explained]
-        return ~self._explained
-
-    def _gaps(self, chosen: Slices, explained: Bools, regions: Regions, slices: int) -> Gaps | None:
-        """What counts say of slices that differ; the peer has equal counts in all of them."""
-        first, (peer_count, _) = self._slices, self._peer
+        first, head = self._slices, heard.head
         assert first is not None
-        inside = int((first.high - first.low)[self._inside].sum())
-        usual = max(0, peer_count - self._held.count + inside) // max(1, slices)
-        single = explained if self._explained is not None else np.abs(chosen.balances) == 1
-        counts = self._held.counts(chosen, usual)
-        found = gaps(chosen.balances, counts, single, usual)
-        if found is None:
-            return None
-        # At an edge of a region a slice may be small anyway.
-        return found.but_for(regions.at_edge(chosen.lower, chosen.upper) & (counts < usual))
-
-    def _name(self, chosen: Slices, worth: Bools, left: Bools) -> Bools:
-        """Set apart slices that are named ID by ID, which these are, and leave the others left.
-
-        Where a gap ends neither counts nor balances say much, so slices beside it are named too.
-        """
-        touching = chosen.upper[:-1] == chosen.lower[1:]
-        named = worth.copy()
-        named[1:] |= worth[:-1] & touching
-        named[:-1] |= worth[1:] & touching
-        named &= left
-        counts = self._chosen[1] - self._chosen[0]
-        if not named.any() or int(counts[named].sum()) > MAX_CELLS // 2:
-            return np.zeros_like(named)
-        self._listed = named[left]
-        self._named = np.sort(self._shorts[np.repeat(named, counts)])
-        left &= ~named
-        return named
+        inside = int((first.high - first.low)[head.differs].sum())
+        self._peer = head.count, head.xor
+        self._choice = choose(self._held, heard, compared, inside, keys.short)
+        self._size = self._choice.size
+        return self._table(keys)
 
     def _table(self, keys: SessionKeys) -> Step:
         if self._tables == MAX_TABLES or cells_for(self._size) > MAX_CELLS // 2:
             return self._fail(f"about {self._size:.0f} differences, after {self._tables} tables")
-        shape = shape_for(self._size)
+        choice, shape = self._choice, shape_for(self._size)
         table = Table(shape, keys.salts[self._tables])
-        told = self._shorts[self._told]
-        if self._tables or self._explained is not None:
-            table.toggle(self._shorts)
-            table.toggle(told)
-            table.toggle(self._named)
-        else:
-            self._shorts = table.fill(self._held.rows, *self._chosen, keys.short)
+        choice.put_into(table, self._held, keys.short)
         self._tables += 1
-        beside = self._explained, told, self._listed, self._named
-        frame = Filled(self._differs, shape, table.cells, *beside)
+        beside = choice.explained, choice.told, choice.listed, choice.named
+        frame = Filled(choice.differs, shape, table.cells, *beside, by_prints=choice.by_prints)
         return self._go(_State.FILLED, frame)
 
     def _decoded(self, frame: Decoded, keys: SessionKeys) -> Step:
         """Find what is wanted, and hold the result to the XOR of both sides."""
         mask = (1 << (8 * frame.wanted_bytes)) - 1
-        at = find(frame.wanted, self._shorts, mask)
+        choice = self._choice
+        at = find(frame.wanted, choice.shorts, mask)
         if bool((at < 0).any()):
             return self._fail("the peer wants an ID that is not here, or not the only one")
-        at = np.sort(np.concatenate((at, self._told)))
+        at = merged(at, choice.explaining)
         if repeats(at):
             return self._fail("the peer wants an ID that it was told of")
-        to_send, sent = self._held.gather(*self._chosen, at)
+        to_send, sent = self._held.gather(choice.low, choice.high, at)
         count, xor = self._peer
         same = bool((self._held.xor ^ sent ^ frame.xor == xor).all())
         if not same or self._held.count + len(frame.offered) != count + len(at):
@@ -419,9 +349,11 @@ class Responder(_Side):
         self._first_key = first_key(nonces[0])
         self._keys = SessionKeys.derive(*nonces)
         self._claim = claim
+        self._xor = self._held.xor ^ claim.xor
         self._regions = self._held.regions
         self._differs = np.empty(0, np.bool_)
         self._chosen: Slices | None = None
+        self._print_bytes = 0
 
     @property
     def is_equal(self) -> bool:
@@ -449,10 +381,6 @@ class Responder(_Side):
         except BaseException:
             self._state = _State.ENDED
             raise
-
-    @property
-    def _xor(self) -> Words:
-        return self._held.xor ^ self._claim.xor
 
     def _take(self, frame: Frame) -> Step:
         match frame:
@@ -523,14 +451,16 @@ class Responder(_Side):
         found = gaps(apart, self._held.counts(chosen, usual), np.abs(apart) <= 1, usual)
         about, most = estimate(apart, found, slices, least, certain=True)
         self._regions = Regions.joined(chosen.lower, chosen.upper)
-        return Step(self._answer_with(slicing(about, most, chosen.items)))
+        return Step(self._answer_with(slicing(about, most, chosen.items, len(chosen))))
 
     def _answer_with(self, plan: Slicing) -> bytes:
         held = self._held
         wanted = plan.count, self._keys.short, plan.print_bytes
         self._slices, cut = held.cut(self._regions, *wanted, anchored=plan.anchored)
-        self._state = _State.SLICED
+        self._state, self._print_bytes = _State.SLICED, plan.print_bytes
         head = AnswerHead(held.xor, held.count, self._differs, plan.print_bytes)
+        if len(self._slices) == len(self._regions.start):
+            cut += balances_bytes(held.tally(self._regions, self._keys.short))
         return answer_bytes(head, cut)
 
     def _tabled(self, frame: Filled) -> Step:
@@ -548,12 +478,35 @@ class Responder(_Side):
             if self._tables == MAX_TABLES:
                 return self._fail(f"{MAX_TABLES} tables did not empty")
             return self._go(_State.SLICED, Plain(Kind.AGAIN))
-        parts = [self._matched(decoded, shorts, inside)]
+        parts = [self._matched(decoded, shorts, inside)] if len(decoded) else []
+        told, items = frame.told, len(shorts) + len(frame.named)
+        if frame.by_prints:
+            single, places = self._by_prints(frame)
+            if repeats(single):
+                return self._fail("two slices differ in the same ID")
+            own = self._keys.short.of_places(self._held.rows, *places)
+            parts.append(self._matched(single, own, places))
+            told, items = _NOTHING, items + len(own)
         if frame.listed is not None:
             own = self._keys.short.of_places(self._held.rows, *listed)
             apart = np.setxor1d(frame.named, own, assume_unique=True)
             parts.append(self._matched(apart, own, listed))
-        return self._result(parts, frame.told, len(shorts) + len(frame.named))
+        return self._result(parts, told, items)
+
+    def _by_prints(self, frame: Filled) -> tuple[Words, tuple[Ints, Ints]]:
+        """The short IDs that prints are apart by, ascending, and places of what is in the slices.
+
+        The initiator has only the lower bytes of this side's prints.
+        """
+        assert self._slices is not None
+        assert frame.explained is not None
+        rows = frame.explained.nonzero()[0]
+        if frame.differs is not None:
+            rows = frame.differs.nonzero()[0][rows]
+        slices = self._slices
+        unsaid = np.uint64(SHORT_MASK >> 8 * self._print_bytes << 8 * self._print_bytes)
+        apart = np.sort(frame.told ^ (slices.prints[rows] & unsaid))
+        return apart, (slices.low[rows], slices.high[rows])
 
     def _parts(self, frame: Filled) -> tuple[tuple[Ints, Ints], tuple[Ints, Ints]]:
         """Places of what a table is about, and of what is listed beside it."""
@@ -572,15 +525,18 @@ class Responder(_Side):
         """Whose short IDs are, by which both sides differ in some intervals of places."""
         at = find(apart, shorts)
         own = at >= 0
-        to_send, sent = self._held.gather(*places, np.sort(at[own]))
-        return Matched(apart[~own], apart[own], to_send, sent, bool((at >= NOWHERE).all()))
+        rows = at[own]
+        rows.sort()
+        to_send, sent = self._held.gather(*places, rows)
+        clear = int(at.min(initial=NOWHERE)) == NOWHERE
+        return Matched(apart[~own], apart[own], to_send, sent, clear)
 
     def _result(self, parts: list[Matched], told: Words, items: int) -> Step:
         """Hold what was found to what both sides say that they have."""
-        wanted = np.concatenate([part.wanted for part in parts])
-        offered = np.sort(np.concatenate([part.offered for part in parts]))
-        lacking = np.sort(np.concatenate((wanted, told)))
-        together = int(np.bitwise_xor.reduce(np.concatenate((lacking, offered))))
+        wanted = merged(told[:0], *(part.wanted for part in parts))
+        offered = merged(told[:0], *(part.offered for part in parts))
+        lacking = merged(wanted, told)
+        together = int(np.bitwise_xor.reduce(lacking) ^ np.bitwise_xor.reduce(offered))
         explained = together == self._keys.short.of_xor(self._xor)
         if not explained or not all(part.clear for part in parts):
             return self._fail("the differences do not explain the fingerprints")
@@ -589,7 +545,9 @@ class Responder(_Side):
             return self._fail("the differences do not explain the counts")
         some = [part.to_send for part in parts if len(part.to_send)]
         to_send = some[0] if len(some) == 1 else ordered(SyncIds.join(some))
-        sent = np.bitwise_xor.reduce([part.sent for part in parts])
+        sent = np.zeros_like(self._xor)
+        for part in parts:
+            sent ^= part.sent
         expected = Expected(lacking, self._xor ^ sent, self._keys.short)
         size, cut = shortened(wanted, items)
         return self._end(Found(to_send, expected), Decoded(sent, cut, size, offered))

@@ -41,6 +41,9 @@ _OUTSIDE: Final = 2
 """So many of the largest and the least are not looked at, a tenth at most: some that seem to differ
 in one ID are in a gap."""
 
+_TRIPLES: Final = 1e-3
+"""How often three differences in a slice may be taken for one."""
+
 _MOST_USUAL: Final = 1 << 40
 """A peer may say that it has more, and then what counts say fits a column still."""
 
@@ -128,6 +131,22 @@ def occupied(places: Ints) -> tuple[int, float]:
     return slices, slices * log(slices / max(slices - len(places), 1))
 
 
+def are_single(apart: Ints, places: Ints, net: int) -> bool:
+    """Whether slices that differ by a balance of 1 differ in one ID each, nearly always.
+
+    Three of ``d`` IDs that are scattered over ``m`` slices are in the same one, and have such a
+    balance, in one of ``8 m^2 / d (d - 1) (d - 2)`` cases. ``net``: so many IDs more are here.
+    """
+    size = np.abs(apart)
+    single = int(np.count_nonzero(size == 1))
+    slices, scattered = occupied(places)
+    about = max(scattered, float(np.maximum(size, 2).sum() - single))
+    if not single or len(apart) < 2 or abs(net) > about:
+        return False
+    around = slices * (about + 1) / (about - 1)
+    return about * (about - 1) * (about - 2) <= 8 * _TRIPLES * around * around
+
+
 def estimate(
     apart: Ints, found: Gaps | None, slices: int, least: int, *, certain: bool
 ) -> tuple[float, float]:
@@ -145,7 +164,7 @@ def estimate(
     size = np.abs(apart).astype(np.float64)
     squares = size * size
     whole = total = float(squares.sum())
-    if floor is not None:
+    if floor is not None and floor.any():
         total = float(np.maximum(squares, floor).sum())
     at_least = float(size.sum())
     if certain:
@@ -154,6 +173,13 @@ def estimate(
     pairs = (float(squares @ squares) - whole) / 3.0
     alike = min(float(slices), total * total / pairs) if pairs > 0 else float(slices)
     return about + counted, counted + about * _vagueness(about, max(alike, 1.0))
+
+
+def tallied(apart: Ints) -> float:
+    """How many differences a table should be made for, by balances that are of all of them each."""
+    about = float(np.square(apart.astype(np.float64)).mean())
+    part = 2.0 / 9.0 / len(apart)
+    return float(about * (1.0 - part - _SAFETY * sqrt(part)) ** -3)
 
 
 def _vagueness(about: float, slices: float) -> float:

@@ -20,7 +20,7 @@ import numpy as np
 from reconcile import kernel
 from reconcile.compact import plan
 from reconcile.compact.frames import Cut, cut_bytes
-from reconcile.compact.keys import SHORT_MASK, ShortKey
+from reconcile.compact.keys import SHORT_MASK, ShortKey, tally
 from reconcile.compact.limits import SIFTED_BYTES
 from reconcile.errors import MalformedCompact
 from reconcile.ids import HASH_DTYPE, HASH_WORDS, Bools, Ints, SyncId, SyncIds, Words
@@ -65,10 +65,9 @@ class Regions:
         """Of ascending slices, of which some touch."""
         if not len(lower):
             return cls(lower, upper)
-        apart = lower[1:] != upper[:-1]
-        first = np.concatenate(([True], apart))
-        last = np.concatenate((apart, [True]))
-        return cls(lower[first], upper[last])
+        apart = np.ones(len(lower) + 1, np.bool_)
+        np.not_equal(lower[1:], upper[:-1], out=apart[1:-1])
+        return cls(lower[apart[:-1]], upper[apart[1:]])
 
     def collapsed(self, times: Ints, region: Ints) -> Ints:
         """Times, of regions, as times without what is between these; none is past its region."""
@@ -142,7 +141,8 @@ class Compared:
 
     Attributes:
         differs: ``(n,)``, in which slices the sides certainly differ; all of them without prints.
-        chosen: just these slices; prints and balances are by which they differ.
+        chosen: just these slices; prints and balances are by which they differ, as far as the
+            other side has said its prints, and above that the own ones.
     """
 
     differs: Bools
@@ -187,11 +187,8 @@ class Held:
 
     def __init__(self, view: IndexView, window: tuple[SyncId, SyncId]) -> None:
         self.rows: Rows = view.rows
-        self.low = self.high = view.rank(window[0])
-        self.xor: Words = np.zeros(HASH_WORDS, np.uint64)
-        if window[0] < window[1]:
-            count, self.xor = view.fingerprint(*window)
-            self.high += count
+        upper = max(window)
+        self.low, self.high, self.xor = self.rows.between_bounds(window[0], upper)
         self.regions = Regions.of_window(window)
         chunks = self.rows.chunks
         # As a bound the last time there is means the end: what is before an ID of it says nothing.
@@ -264,8 +261,8 @@ class Held:
         own = self.slices(lower, upper, key)
         apart = own.balances - cut.balances
         mask = np.uint64(SHORT_MASK >> (48 - 8 * cut.print_bytes))
-        prints = (own.prints & mask) ^ cut.prints
-        differs = (prints != 0) | (apart != 0)
+        prints = own.prints ^ cut.prints
+        differs = ((prints & mask) != 0) | (apart != 0)
         if not cut.print_bytes:
             differs = np.ones(len(own), np.bool_)
         lower, upper, low, high = own.lower, own.upper, own.low, own.high
@@ -315,7 +312,7 @@ class Held:
         ends = (high - low).cumsum()
         interval = np.repeat(np.arange(len(low)), high - low)
         mask = np.uint64((1 << 8 * SIFTED_BYTES) - 1)
-        alike = ((shorts & mask) == compared.prints[interval]).nonzero()[0]
+        alike = ((shorts ^ compared.prints[interval]) & mask == 0).nonzero()[0]
         owners = interval[alike]
         only = (np.bincount(owners, minlength=len(low)) == 1) & (np.abs(apart) == 1)
         alike, owners = alike[only[owners]], owners[only[owners]]
@@ -331,6 +328,10 @@ class Held:
         told[owners] = (kept.cumsum() - 1)[alike]
         low[owners], high[owners] = places, places + 1
         return Sifted(low, high, shorts[kept], told)
+
+    def tally(self, regions: Regions, key: ShortKey) -> Ints:
+        """The balances of all short IDs in regions, by bits."""
+        return tally(key.of_places(self.rows, *self._places(regions)))
 
     def gather(self, low: Ints, high: Ints, at: Ints) -> tuple[SyncIds, Words]:
         """The IDs at ascending rows of what intervals of places have together; XOR of hashes."""
@@ -353,8 +354,9 @@ class Held:
         print_bytes: int,
         anchored: bool = False,
     ) -> tuple[kernel.RowsHandle, tuple[kernel.Column, ...], *tuple[kernel.Column, ...]]:
-        is_large = self.count >= plan.NEAR_ITEMS and self._by_anchors
-        sums = self.rows.sums(anchored=anchored or is_large)
+        # A frame does not tell whether bounds of the other side are at anchors.
+        may_be = print_bytes == SIFTED_BYTES and self.count >= plan.NEAR_ITEMS
+        sums = self.rows.sums(anchored=anchored or (may_be and self._by_anchors))
         bases = self.rows.balances()[1]
         numbers = np.array((self.low, self.high, count, print_bytes, anchored))
         handle = self.rows.handle

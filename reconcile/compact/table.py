@@ -11,6 +11,7 @@ the table is spatially coupled: it empties from both ends, and needs fewer cells
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
 from math import ceil
 from typing import Final
@@ -27,18 +28,19 @@ MAX_PLACES: Final = 5
 NOWHERE: Final = -1
 SEVERAL: Final = -2
 
-_FACTORS: Final = (
-    0x9E3779B97F4A7C15,
-    0xD6E8FEB86659FD93,
-    0xA0761D6478BD642F,
-    0xE7037ED1A0B428DB,
-    0x8EBC6AF09C88C6E3,
-    0x589965CC75374CC3,
-    0x1D8E4E27C47D124F,
-)
 _FIRST_MIX: Final = np.uint64(0xBF58476D1CE4E5B9)
 _SECOND_MIX: Final = np.uint64(0x94D049BB133111EB)
+_AGAIN: Final = np.uint64(0x9E3779B97F4A7C15)
 _HALF: Final = np.uint64(32)
+_FIELD_BITS: Final = 16
+_FIELDS: Final = 4
+"""Of a word: each chooses a cell of a segment."""
+
+_WINDOW_FIELD: Final = 1
+_FIFTH_FIELD: Final = 2
+_CHECK_BITS: Final = np.uint64(48)
+"""Of the second word: what is above is the check."""
+
 _SHORT_BITS: Final = np.uint64(8 * SHORT_BYTES)
 _MASK: Final = np.uint64(SHORT_MASK)
 
@@ -65,7 +67,7 @@ _SIZES: Final = (
     (100_000, 116_000),
     (1_000_000, 1_160_000),
 )
-_KNOWN_SIZES: Final = np.array(_SIZES, np.float64).T
+_KNOWN: Final = tuple(differences for differences, _ in _SIZES)
 _FEW: Final = 100
 _COUPLED: Final = 4_000
 _LARGE: Final = 50_000
@@ -109,11 +111,16 @@ class Shape:
 
 def cells_for(differences: float) -> int:
     """Cells with which a table of so many differences nearly always empties."""
-    return ceil(np.interp(differences, *_KNOWN_SIZES))
+    above = min(max(bisect_left(_KNOWN, differences), 1), len(_SIZES) - 1)
+    (fewer, least), (more, most) = _SIZES[above - 1 : above + 1]
+    part = min(max(differences - fewer, 0) / (more - fewer), 1)
+    return ceil(least + part * (most - least))
 
 
 def shape_for(differences: float) -> Shape:
     """A table for so many differences."""
+    if not differences:
+        return Shape(1, 1, 1)
     places = MAX_PLACES if differences <= _FEW else MAX_PLACES - 1
     windows = 1
     if differences > _COUPLED:
@@ -142,6 +149,8 @@ class Table:
 
     def toggle(self, shorts: Words) -> None:
         """Put short IDs in, and take those out that were in."""
+        if not len(shorts):
+            return
         if kernel.compiled is not None:
             kernel.compiled.insert(shorts, self._column, self.cells)
             return
@@ -198,19 +207,20 @@ class Table:
         mix ^= mix >> np.uint64(29)
         mix *= _SECOND_MIX
         mix ^= mix >> _HALF
+        again = mix * _AGAIN
         length = self.shape.length
-        first = _below(mix, MAX_PLACES, self.shape.windows) * length
+        first = _below(again, _WINDOW_FIELD, self.shape.windows) * length
         at = np.empty((self.shape.places, len(shorts)), np.int64)
         for place in range(self.shape.places):
-            at[place] = first + place * length + _below(mix, place, length)
-        check = mix * np.uint64(_FACTORS[MAX_PLACES + 1]) >> _SHORT_BITS
-        return shorts | check << _SHORT_BITS, at
+            word = (mix, place) if place < _FIELDS else (again, _FIFTH_FIELD)
+            at[place] = first + place * length + _below(*word, length)
+        return shorts | again >> _CHECK_BITS << _SHORT_BITS, at
 
 
-def _below(mix: Words, factor: int, count: int) -> Ints:
-    """Numbers below `count` from the upper halves of products."""
-    upper = (mix * np.uint64(_FACTORS[factor])) >> _HALF
-    return (upper * np.uint64(count) >> _HALF).astype(np.int64)
+def _below(words: Words, field: int, count: int) -> Ints:
+    """Numbers below `count` from a field of words."""
+    some = words >> np.uint64(field * _FIELD_BITS) & np.uint64((1 << _FIELD_BITS) - 1)
+    return (some * np.uint64(count) >> np.uint64(_FIELD_BITS)).astype(np.int64)
 
 
 def find(wanted: Words, own: Words, mask: int = SHORT_MASK) -> Ints:

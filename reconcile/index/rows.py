@@ -68,14 +68,19 @@ class Rows:
 
     def measure(self, lower: SyncId, upper: SyncId) -> tuple[int, Words]:
         """Count, and fingerprint ``(4,)``, of the IDs from one bound to another."""
+        low, high, fingerprint = self.between_bounds(lower, upper)
+        return high - low, fingerprint
+
+    def between_bounds(self, lower: SyncId, upper: SyncId) -> tuple[int, int, Words]:
+        """The places of two bounds, and the fingerprint ``(4,)`` of the IDs between them."""
         if not self.chunks:
-            return 0, np.zeros(HASH_WORDS, np.uint64)
+            return 0, 0, np.zeros(HASH_WORDS, np.uint64)
         first, start = self._locate(lower)
         last, end = self._locate(upper)
         fingerprint: Words = self.chunks[first].prefix[start] ^ self.chunks[last].prefix[end]
         if first != last:
             fingerprint ^= self._bases[first] ^ self._bases[last]
-        return self.starts[last] + end - self.starts[first] - start, fingerprint
+        return self.starts[first] + start, self.starts[last] + end, fingerprint
 
     def _locate(self, bound: SyncId) -> tuple[int, int]:
         """The chunk, and the place in it, of the first ID that is not before a bound."""

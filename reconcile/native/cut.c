@@ -165,8 +165,8 @@ static inline uint64_t low_bytes(const uint8_t *at, Py_ssize_t count)
     return value;
 }
 
-/* Which slices differ; their prints and balances become by which they do. False: that is no end of
- * a frame. */
+/* Which slices differ; their prints and balances become by which they do, prints above what a frame
+ * has of them stay one's own. False: that is no end of a frame. */
 static bool read_contents(work_t *work, reader_t *from, uint8_t *differs)
 {
     const slices_t *slices = &work->slices;
@@ -175,10 +175,9 @@ static bool read_contents(work_t *work, reader_t *from, uint8_t *differs)
     if (size && slices->rows > left(from) / size)
         return false;
     for (Py_ssize_t row = 0; row < slices->rows; row++, from->at += size) {
-        uint64_t print = (uint64_t)slice_value(slices, S_PRINTS, row) & mask;
-        print ^= low_bytes(from->at, size);
+        uint64_t print = (uint64_t)slice_value(slices, S_PRINTS, row) ^ low_bytes(from->at, size);
         store(slices->columns, S_PRINTS * slices->rows + row, (int64_t)print);
-        differs[row] = !size || print;
+        differs[row] = !size || print & mask;
     }
     for (Py_ssize_t row = 0; row < slices->rows; row++) {
         int64_t zigzag;

@@ -10,7 +10,7 @@ static PyMethodDef methods[] = {
     METHOD(fingerprints), METHOD(items), METHOD(split), METHOD(probe), METHOD(match),
     METHOD(lattice), METHOD(fold), METHOD(balance), METHOD(anchors), METHOD(cut), METHOD(compare),
     METHOD(fill), METHOD(sift), METHOD(shorten), METHOD(insert), METHOD(peel), METHOD(find),
-    METHOD(gather),
+    METHOD(gather), METHOD(tally),
     {NULL, NULL, 0, NULL},
 };
 

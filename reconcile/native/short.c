@@ -262,6 +262,8 @@ static void shorten_piece(filler_t *filler, Py_ssize_t chunk, int64_t from, int6
 /* Put what is not yet in it into the table: whole stretches, or all. */
 static void insert_new(filler_t *filler, bool all)
 {
+    if (!filler->table.cells)
+        return;
     Py_ssize_t count = filler->out - filler->inserted;
     count -= all ? 0 : count % STRETCH;
     if (count)
@@ -300,13 +302,15 @@ static bool open_filler(filler_t *filler)
     filler->out = filler->inserted = (uint64_t *)held->at[F_SHORTS];
     return held->rows[F_LOW] == held->rows[F_HIGH] && held->rows[F_KEY] == KEY_ROWS &&
            (uintptr_t)held->at[F_SHORTS] % sizeof(uint64_t) == 0 &&
-           open_table(&filler->table, held->at[F_SHAPE], held->rows[F_SHAPE], held->at[F_CELLS],
-                      held->rows[F_CELLS]) &&
+           (!held->rows[F_SHAPE] ||
+            open_table(&filler->table, held->at[F_SHAPE], held->rows[F_SHAPE], held->at[F_CELLS],
+                       held->rows[F_CELLS])) &&
            open_hasher(&filler->hasher, held->at[F_KEY]);
 }
 
 /* fill(index, low, high, key, shape, cells, shorts) -> None
- *   The short IDs in ascending intervals of places, which are put into a table too.
+ *   The short IDs in ascending intervals of places, which are put into a table too, if there is a
+ *   shape of one.
  */
 PyObject *kernel_fill(PyObject *module, PyObject *const *arguments, Py_ssize_t given)
 {
@@ -323,7 +327,7 @@ PyObject *kernel_fill(PyObject *module, PyObject *const *arguments, Py_ssize_t g
     filler_t filler = {.rows = &rows, .held = &held};
     bool fits = open_filler(&filler);
     if (fits) {
-        filler.narrow = load(held.at[F_SHAPE], SHAPE_NARROW) != 0;
+        filler.narrow = filler.table.cells && load(held.at[F_SHAPE], SHAPE_NARROW) != 0;
         PyThreadState *state = let_go(held.rows[F_SHORTS] * HASH_BYTES);
         fits = fill_all(&filler);
         take_back(state);
@@ -436,6 +440,97 @@ PyObject *kernel_sift(PyObject *module, PyObject *const *arguments, Py_ssize_t g
         return PyLong_FromSsize_t(filler.out - shorts);
     if (!PyErr_Occurred())
         misfit("sift");
+    return NULL;
+}
+
+/* ---- balances of short IDs ------------------------------------------------------------------ */
+
+#define OCTETS (SHORT_BITS / 8)
+#define AT_ONCE 8
+#define MOST_IN_OCTET 255
+
+/* How many of some words have each bit: as bits of ones, twos and fours, and in octets of eights. */
+typedef struct {
+    uint64_t ones, twos, fours, eights[OCTETS];
+    int64_t total[SHORT_BITS];
+} counts_t;
+
+static inline uint64_t add_bits(uint64_t *sum, uint64_t left, uint64_t right)
+{
+    uint64_t either = *sum ^ left, carry = (*sum & left) | (either & right);
+    *sum = either ^ right;
+    return carry;
+}
+
+static inline void count_bits(counts_t *counts, const uint64_t *words, const uint64_t *spread)
+{
+    uint64_t twos = add_bits(&counts->ones, words[0], words[1]);
+    uint64_t fours = add_bits(&counts->twos, twos, add_bits(&counts->ones, words[2], words[3]));
+    twos = add_bits(&counts->ones, words[4], words[5]);
+    uint64_t more = add_bits(&counts->twos, twos, add_bits(&counts->ones, words[6], words[7]));
+    uint64_t eights = add_bits(&counts->fours, fours, more);
+    for (int octet = 0; octet < OCTETS; octet++)
+        counts->eights[octet] += spread[eights >> 8 * octet & 255];
+}
+
+static void take_eights(counts_t *counts)
+{
+    for (int bit = 0; bit < SHORT_BITS; bit++)
+        counts->total[bit] += (int64_t)(counts->eights[bit / 8] >> bit % 8 * 8 & 255) * AT_ONCE;
+    memset(counts->eights, 0, sizeof counts->eights);
+}
+
+/* Each bit XOR the one that is `turn` places below it, around; none for 0. */
+static inline uint64_t turned(uint64_t value, int turn)
+{
+    return turn ? (value ^ value << turn ^ value >> (SHORT_BITS - turn)) & SHORT_MASK : value;
+}
+
+static void tally_all(const uint8_t *shorts, Py_ssize_t count, int turn, const uint64_t *spread,
+                      uint8_t *balances)
+{
+    counts_t counts = {0, 0, 0, {0}, {0}};
+    uint64_t words[AT_ONCE];
+    for (Py_ssize_t from = 0, blocks = 1; from < count; from += AT_ONCE, blocks++) {
+        for (Py_ssize_t row = 0; row < AT_ONCE; row++)
+            words[row] = from + row < count ? turned((uint64_t)load(shorts, from + row), turn) : 0;
+        count_bits(&counts, words, spread);
+        if (blocks % MOST_IN_OCTET == 0)
+            take_eights(&counts);
+    }
+    take_eights(&counts);
+    for (int bit = 0; bit < SHORT_BITS; bit++) {
+        int64_t ones = counts.total[bit] + (int64_t)(counts.ones >> bit & 1) +
+                       2 * (int64_t)(counts.twos >> bit & 1) +
+                       4 * (int64_t)(counts.fours >> bit & 1);
+        store(balances, turn * SHORT_BITS + bit, count - 2 * ones);
+    }
+}
+
+/* tally(shorts, balances) -> None
+ *   The sum over short IDs of +1, or -1 where a bit is set, for each of their bits; then the same
+ *   of each bit XOR the one that is one place below it, around, two places, and so on.
+ */
+PyObject *kernel_tally(PyObject *module, PyObject *const *arguments, Py_ssize_t given)
+{
+    (void)module;
+    static const column_kind kinds[] = {READ(8), WRITTEN(8)};
+    columns held;
+    if (check_arguments("tally", given, 2) < 0 || hold(&held, arguments, kinds, 2) < 0)
+        return NULL;
+    bool fits = held.rows[1] % SHORT_BITS == 0 && held.rows[1] < SHORT_BITS * SHORT_BITS;
+    uint64_t spread[256] = {0}; /* each bit of an octet in an octet of its own */
+    for (int value = 0; value < 256; value++)
+        for (int bit = 0; bit < 8; bit++)
+            spread[value] |= (uint64_t)(value >> bit & 1) << 8 * bit;
+    PyThreadState *state = let_go(held.rows[0] * TIME_BYTES);
+    for (int turn = 0; fits && turn < held.rows[1] / SHORT_BITS; turn++)
+        tally_all(held.at[0], held.rows[0], turn, spread, held.at[1]);
+    take_back(state);
+    release(&held);
+    if (fits)
+        Py_RETURN_NONE;
+    misfit("tally");
     return NULL;
 }
 

@@ -16,10 +16,9 @@ typedef struct {
     uint32_t at[MAX_PLACES];
 } entry_t;
 
-static const uint64_t FACTORS[MAX_PLACES + 2] = {
-    UINT64_C(0x9E3779B97F4A7C15), UINT64_C(0xD6E8FEB86659FD93), UINT64_C(0xA0761D6478BD642F),
-    UINT64_C(0xE7037ED1A0B428DB), UINT64_C(0x8EBC6AF09C88C6E3), UINT64_C(0x589965CC75374CC3),
-    UINT64_C(0x1D8E4E27C47D124F)};
+#define FIELD_BITS 16
+#define FIELD_MASK UINT64_C(0xFFFF)
+#define FIELDS 4 /* of a word */
 
 static inline uint64_t mixed(uint64_t value)
 {
@@ -29,24 +28,32 @@ static inline uint64_t mixed(uint64_t value)
     return value ^ value >> 32;
 }
 
-/* A number below `count` from the upper half of a product. */
-static inline uint64_t below(uint64_t value, int factor, uint64_t count)
+/* A second word, of the check, the window, and a fifth place. */
+static inline uint64_t mixed_again(uint64_t mix)
 {
-    return (value * FACTORS[factor] >> 32) * count >> 32;
+    return mix * UINT64_C(0x9E3779B97F4A7C15);
 }
+
+/* A number below `count` from a field of a word. */
+static inline uint64_t below(uint64_t word, int field, uint64_t count)
+{
+    return (word >> field * FIELD_BITS & FIELD_MASK) * count >> FIELD_BITS;
+}
+
+enum { WINDOW_FIELD = 1, FIFTH_FIELD, CHECK_FIELD };
 
 EVERYWHERE entry_t entry_of(table_t table, uint64_t short_id)
 {
     entry_t entry = {0, {0}};
-    uint64_t mix = mixed(short_id ^ table.salt);
-    uint64_t start = 0;
+    uint64_t mix = mixed(short_id ^ table.salt), again = mixed_again(mix), start = 0;
     if (table.windows > 1)
-        start = below(mix, MAX_PLACES, table.windows) * table.length;
+        start = below(again, WINDOW_FIELD, table.windows) * table.length;
     for (uint64_t place = 0; place < MAX_PLACES && place < table.places;
          place++, start += table.length)
-        entry.at[place] = (uint32_t)(start + below(mix, (int)place, table.length));
-    uint64_t check = mix * FACTORS[MAX_PLACES + 1] >> SHORT_BITS;
-    entry.value = short_id | check << SHORT_BITS;
+        entry.at[place] = (uint32_t)(start + (place < FIELDS
+                                                  ? below(mix, (int)place, table.length)
+                                                  : below(again, FIFTH_FIELD, table.length)));
+    entry.value = short_id | again >> CHECK_FIELD * FIELD_BITS << SHORT_BITS;
     return entry;
 }
 
@@ -101,29 +108,35 @@ EVERYWHERE void toggle_all(table_t table, const uint8_t *shorts, Py_ssize_t coun
 #define HALF_WIDE __attribute__((target("avx2")))
 #define BLOCK 64 /* entries that are computed before any of them is toggled */
 
-/* The same with eight entries side by side, where an instruction multiplies 64 bits, or with four
- * by three that multiply 32: the compiler knows which by the target of the caller. */
+/* The same with four or eight entries side by side, and all fields of their words: the compiler
+ * knows how by the target of the caller. A segment has fewer cells than a field has values. */
 EVERYWHERE void toggle_blocks(table_t table, const uint8_t *shorts, Py_ssize_t count)
 {
-    uint64_t mixes[BLOCK], starts[BLOCK], values[BLOCK];
-    uint32_t at[MAX_PLACES][BLOCK];
+    uint64_t values[BLOCK], words[BLOCK], others[BLOCK];
+    uint16_t at[BLOCK * FIELDS], length = (uint16_t)table.length;
+    uint32_t starts[BLOCK], fifths[BLOCK];
     for (Py_ssize_t row = 0; row < count; row += BLOCK) {
         memcpy(values, shorts + row * TIME_BYTES, sizeof values);
         for (int i = 0; i < BLOCK; i++) {
             values[i] &= SHORT_MASK;
-            mixes[i] = mixed(values[i] ^ table.salt);
-            values[i] |= mixes[i] * FACTORS[MAX_PLACES + 1] >> SHORT_BITS << SHORT_BITS;
-            starts[i] = 0;
-            if (table.windows > 1)
-                starts[i] = below(mixes[i], MAX_PLACES, table.windows) * table.length;
+            words[i] = mixed(values[i] ^ table.salt);
+            others[i] = mixed_again(words[i]);
+            values[i] |= others[i] >> CHECK_FIELD * FIELD_BITS << SHORT_BITS;
         }
-        for (uint64_t place = 0; place < table.places; place++)
-            for (int i = 0; i < BLOCK; i++)
-                at[place][i] = (uint32_t)(starts[i] + place * table.length +
-                                          below(mixes[i], (int)place, table.length));
-        for (int i = 0; i < BLOCK; i++)
-            for (uint64_t place = 0; place < table.places; place++)
-                table.cells[at[place][i]] ^= values[i];
+        memcpy(at, words, sizeof at);
+        for (int i = 0; i < BLOCK * FIELDS; i++)
+            at[i] = (uint16_t)((uint32_t)at[i] * length >> FIELD_BITS);
+        for (int i = 0; i < BLOCK && table.windows > 1; i++)
+            starts[i] = (uint32_t)(below(others[i], WINDOW_FIELD, table.windows) * table.length);
+        for (int i = 0; i < BLOCK && table.places > FIELDS; i++)
+            fifths[i] = (uint32_t)below(others[i], FIFTH_FIELD, table.length);
+        for (int i = 0; i < BLOCK; i++) {
+            uint64_t *cells = table.cells + (table.windows > 1 ? starts[i] : 0);
+            for (int place = 0; place < FIELDS; place++)
+                cells[(uint64_t)place * table.length + at[FIELDS * i + place]] ^= values[i];
+            if (table.places > FIELDS)
+                cells[FIELDS * table.length + fifths[i]] ^= values[i];
+        }
     }
 }
 
@@ -150,7 +163,8 @@ void insert_shorts(table_t table, const uint8_t *shorts, Py_ssize_t count, bool 
     Py_ssize_t whole = 0;
 #if HAS_LANES
     bool wide = !narrow && has_lanes();
-    if (!narrow && count >= BLOCK && (wide || __builtin_cpu_supports("avx2"))) {
+    bool usual = table.places >= FIELDS && table.length <= FIELD_MASK;
+    if (!narrow && usual && count >= BLOCK && (wide || __builtin_cpu_supports("avx2"))) {
         whole = count - count % BLOCK;
         (wide ? insert_blocks : insert_half_blocks)(table, shorts, whole);
     }

@@ -39,7 +39,7 @@ from store.sync.limits import MAX_LATTICE_SPAN_NS, MAX_REMEMBERED_PEERS
 from storenode.common.bounded import BoundedDict
 from storenode.message.limits import HASH_BYTES, MAX_TIMESTAMP_NS, NS_PER_S
 
-VERSION: Final = 2
+VERSION: Final = 3
 
 HOUR_NS: Final = 3600 * NS_PER_S
 """Digests that cannot begin where the range does begin at a whole hour."""

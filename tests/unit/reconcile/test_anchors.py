@@ -130,7 +130,9 @@ def test_slices_at_anchors_are_cut_alike(
     assert compared.differs.tolist() == differs.tolist()
     assert compared.chosen.low.tolist() == slowly.low[differs].tolist()
     assert compared.chosen.high.tolist() == slowly.high[differs].tolist()
-    assert compared.chosen.prints.tolist() == prints[differs].tolist()
+    assert (compared.chosen.prints & mask).tolist() == prints[differs].tolist()
+    unsaid = (compared.chosen.prints ^ slowly.prints[differs]) & ~mask
+    assert not unsaid.any(), "above what was said are the own prints"
     assert compared.chosen.balances.tolist() == apart[differs].tolist()
 
 
@@ -140,6 +142,8 @@ def test_many_ids_are_cut_at_anchors(
     monkeypatch: pytest.MonkeyPatch, seed: int, chunk: int
 ) -> None:
     monkeypatch.setattr(plan, "NEAR_ITEMS", 900)
+    monkeypatch.setattr(plan, "ANCHORED_SLICE_ITEMS", 1)
+    assert plan.slicing(120, 120, 8_000).anchored
     rng = random.Random(seed)
     ids = sorted(some_ids(rng, 9_000, 10**12))
     sides = [sorted(rng.sample(ids, len(ids) - 60)) for _ in range(2)]
@@ -156,11 +160,13 @@ def test_many_ids_are_cut_at_anchors(
 
 
 def test_slices_are_more_and_at_anchors_where_there_are_many_ids() -> None:
-    few, many = plan.slicing(1_000, 1_000, 10**6), plan.slicing(1_000, 1_000, 10**7)
-    assert not few.anchored
+    some, many = plan.slicing(1_000, 1_000, 10**6), plan.slicing(1_000, 1_000, 10**7)
+    assert some.anchored
     assert many.anchored
-    assert many.count > 6 * few.count
+    assert many.count > 6 * some.count
+    assert not plan.slicing(1_000, 1_000, 10**5).anchored
     assert not plan.slicing(10, 10, 10**7).anchored
+    assert not plan.slicing(10_000, 10_000, 10**6).anchored, "a slice has fewer IDs than an anchor"
     assert plan.slicing(10_000, 10_000, 10**8).count == 65_536
 
 

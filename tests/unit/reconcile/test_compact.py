@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 
 from reconcile import kernel
 from reconcile.compact.frames import Filled, decode
-from reconcile.compact.keys import NONCE_BYTES, Multiply, SessionKeys, ShortKey
+from reconcile.compact.keys import (
+    NONCE_BYTES,
+    TALLIED,
+    Multiply,
+    SessionKeys,
+    ShortKey,
+    tally,
+)
 from reconcile.compact.outcome import FallBack, Found
 from reconcile.compact.slices import Regions
 from reconcile.compact.table import NOWHERE, SEVERAL, Shape, Table, find, shape_for
@@ -296,6 +303,88 @@ def test_single_differences_are_told_by_their_prints(seed: int, lacking: int, ch
         again = compact_pair(views[0], views[1])
         again.run()
     assert again.frames == joined.frames
+
+
+@pytest.mark.parametrize("chunk", [500, 10**6])
+@pytest.mark.parametrize("offered", [True, False])
+def test_a_few_differences_are_told_by_what_prints_are_apart(offered: bool, chunk: int) -> None:
+    told = tables = 0
+    ids = sorted(sets_of(5, 9_000, 0, 0, 10**9)[0])
+    for seed in range(12):
+        rng = random.Random(seed)
+        lacking = rng.sample(range(len(ids)), 2 + seed % 3)
+        if seed % 3 == 0:
+            lacking.append(lacking[0] + 1)
+        sides = []
+        for lacks in (lacking[::2], lacking[1::2]):
+            index = Index(min_chunk_ids=chunk)
+            index.insert(SyncIds.of(an_id for at, an_id in enumerate(ids) if at not in lacks))
+            sides.append(index.view())
+        joined = compact_pair(sides[0], sides[1])
+        joined.run(offered=offered)
+        assert_exact(joined, *(set(view.rows.between(0, len(view)).pairs()) for view in sides))
+        slices = joined.sides[1]._slices
+        assert slices is not None
+        frame = decode(joined.frames[0][-1], slices=len(slices))
+        assert isinstance(frame, Filled)
+        told += frame.by_prints and len(frame.told) >= len(lacking) - 2
+        tables += frame.by_prints and len(frame.cells) > 1
+        with kernel.python_only():
+            again = compact_pair(sides[0], sides[1])
+            again.run(offered=offered)
+        assert again.frames == joined.frames
+    assert told > 6
+    assert 0 < tables < 6, "a table is for two differences in a slice"
+
+
+def test_three_differences_in_a_slice_are_not_taken_for_one() -> None:
+    """Nothing says so before the initiator lacks what it is asked for, or counts are others."""
+    ids = sorted(sets_of(3, 9_000, 0, 0, 10**9)[0])
+    ends = set()
+    for at in range(4_000, 4_200, 20):
+        views = [
+            IndexView.of(SyncIds.of(an_id for place, an_id in enumerate(ids) if place not in lacks))
+            for lacks in ((900, 2_000, at, at + 1), (at + 2, 8_000))
+        ]
+        joined = compact_pair(views[0], views[1])
+        joined.run()
+        ours, theirs = joined.outcomes
+        assert type(ours) is type(theirs)
+        ends.add(type(ours))
+        if isinstance(ours, Found):
+            assert_exact(joined, *(set(view.rows.between(0, len(view)).pairs()) for view in views))
+    assert ends == {FallBack, Found}
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 2_040, 2_041, 5_000])
+def test_short_ids_have_balances_by_bits(count: int) -> None:
+    shorts = np.random.default_rng(count).integers(0, 1 << 48, count, np.uint64)
+    found = tally(shorts)
+    assert len(found) == TALLIED
+    bits = [[short >> bit & 1 for bit in range(48)] for short in shorts.tolist()]
+    for turn in range(TALLIED // 48):
+        for bit in (0, 1, 23, 47):
+            ones = sum(row[bit] ^ (row[bit - turn] if turn else 0) for row in bits)
+            assert found[48 * turn + bit] == count - 2 * ones
+    with kernel.python_only():
+        assert tally(shorts).tolist() == found.tolist()
+
+
+@pytest.mark.parametrize("differing", [3, 40, 400])
+def test_one_table_is_enough_for_what_no_bound_divides(differing: int) -> None:
+    for seed in range(3):
+        first, second = sets_of(seed, 9_000, differing, differing // 2, 10**9)
+        ids = [
+            sorted((1_700_000_000_000_000_000, hash_) for _, hash_ in own)
+            for own in (first, second)
+        ]
+        joined = reconcile_compactly(*ids)
+        assert_exact(joined, set(ids[0]), set(ids[1]))
+        assert joined.sides[0].tables == 1
+        total = sum(map(len, (*joined.frames[0], *joined.frames[1])))
+        assert total < 1_000 + 25 * (differing + differing // 2)
+        with kernel.python_only():
+            assert reconcile_compactly(*ids).frames == joined.frames
 
 
 @pytest.mark.parametrize("chunk", [500, 10_000])

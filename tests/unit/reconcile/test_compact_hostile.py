@@ -26,6 +26,7 @@ from reconcile.compact.frames import (
     encode,
     varints,
 )
+from reconcile.compact.keys import TALLIED
 from reconcile.compact.outcome import FallBack, Found, Step
 from reconcile.compact.session import Claim, Initiator, Responder
 from reconcile.compact.table import Shape
@@ -69,10 +70,12 @@ def frames() -> list[Frame]:
         Single(Kind.LOOK, XOR, 7),
         Answered(XOR, 1 << 40, differs, cut(4, 2, 0)),
         Answered(XOR, 5, differs, cut(400, 2, 3)),
+        Answered(XOR, 5, differs, cut(0, 2, 1), np.arange(TALLIED) - 70),
         Filled(None, shape, cells),
         Filled(differs, shape, cells),
         Filled(differs, shape, cells, np.array([False, True]), shorts[2:]),
         Filled(differs, shape, cells, np.array([False, False]), NONE),
+        Filled(differs, shape, cells, np.array([True, False]), shorts[:1], by_prints=True),
         Filled(
             differs, shape, cells, np.array([False, True]), shorts[2:], np.array([True]), shorts
         ),
@@ -160,9 +163,9 @@ def test_sizes_are_bounded_before_anything_is_allocated(data: bytes, limit: str)
         (head(Kind.RESULT) + bytes(32) + b"\2\0\1\5\5", "do not ascend"),
         (head(Kind.RESULT) + bytes(32) + b"\0\0\7", "have 1 to 6 bytes"),
         (head(Kind.TABLE) + b"\0\6\1\1", "no such shape"),
-        (head(Kind.TABLE) + b"\4", "no such choice"),
+        (head(Kind.TABLE) + b"\5", "no such choice"),
         (head(Kind.TABLE) + b"\3\0\2" + 2 * b"\5\0\0\0\0\0", "do not ascend"),
-        (head(Kind.SLICES) + bytes(32) + b"\0\7\5", "have 0, 2, 3 or 4"),
+        (head(Kind.SLICES) + bytes(32) + b"\0\7\5", "have 0 to 4"),
         (head(Kind.SLICES) + bytes(32) + b"\0\xf7", "stands for nothing"),
         (b"\xee", "No frame of this kind"),
     ],
@@ -231,6 +234,36 @@ def test_what_is_told_twice_or_not_lacking_ends_in_a_base_session() -> None:
         assert isinstance(step.outcome, FallBack)
 
 
+def test_prints_that_are_wrong_end_in_a_base_session() -> None:
+    ids = sorted(sets_of(9, 9_000, 0, 0, 10**9)[0])
+    lacking = [{ids[place] for place in places} for places in ((900, 4_000), (2_000, 7_000))]
+    for lie in ("nothing", "another", "one of both sides"):
+        views = [IndexView.of(SyncIds.of([i for i in ids if i not in own])) for own in lacking]
+        joined = compact_pair(views[0], views[1])
+        answer = joined.sides[1].receive(joined.sides[0].begin()).frame
+        assert answer is not None
+        frame = joined.sides[0].receive(answer).frame
+        side = joined.sides[1]
+        assert frame is not None
+        assert side._slices is not None
+        filled = decode(frame, slices=len(side._slices))
+        assert isinstance(filled, Filled)
+        assert filled.by_prints
+        assert len(filled.told) == 4
+        assert len(filled.cells) == 1
+        told = filled.told.copy()
+        if lie == "another":
+            told[1] ^= np.uint64(1)
+        elif lie == "one of both sides":
+            own, places = side._by_prints(filled)
+            held = side._keys.short.of_places(side._held.rows, *places)
+            wanted = next(short for short in own.tolist() if short not in held)
+            given = next(short for short in held.tolist() if short not in own)
+            told ^= np.where(np.sort(own) == wanted, np.uint64(wanted ^ given), np.uint64(0))
+        step = side.receive(encode(replace(filled, told=told)))
+        assert isinstance(step.outcome, Found if lie == "nothing" else FallBack), lie
+
+
 def test_lists_that_are_wrong_end_in_a_base_session() -> None:
     for lie in ("all", "more", "less"):
         first, second = (sorted(ids) for ids in sets_of(9, 60_000, 0, 30, 10**9))
@@ -276,7 +309,7 @@ def test_who_was_told_of_an_id_may_not_want_it() -> None:
     joined, receiver, frame = sent_until(Kind.RESULT)
     result = decode(frame)
     assert isinstance(result, Decoded)
-    told = joined.sides[0]._shorts[joined.sides[0]._told]
+    told = joined.sides[0]._choice.told
     mask = np.uint64((1 << 8 * result.wanted_bytes) - 1)
     wanted = np.union1d(result.wanted, told[:1] & mask)
     step = joined.sides[receiver].receive(encode(replace(result, wanted=wanted)))

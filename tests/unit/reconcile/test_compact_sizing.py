@@ -8,8 +8,16 @@ import pytest
 from bench.compact import Run
 from bench.reconcile_sets import START_NS, uniform
 from bench.reconcile_tables import DISTRIBUTIONS
-from reconcile.compact.keys import NONCE_BYTES
-from reconcile.compact.sizing import Gaps, estimate, gaps, left_over, occupied
+from reconcile.compact.keys import NONCE_BYTES, TALLIED, tally
+from reconcile.compact.sizing import (
+    Gaps,
+    are_single,
+    estimate,
+    gaps,
+    left_over,
+    occupied,
+    tallied,
+)
 from reconcile.ids import SyncIds
 from reconcile.index import IndexView
 
@@ -106,6 +114,30 @@ def test_the_fewer_slices_between_are_equal_the_more_differences_there_are() -> 
     assert slices == 40
     assert 95 < many < 110
     assert occupied(np.zeros(0, np.int64)) == (1, 0)
+
+
+def test_slices_differ_in_one_id_where_these_are_scattered() -> None:
+    places = np.arange(5, 405, 40)
+    apart = np.array([1, -1] * 5)
+    assert are_single(apart, places, 4)
+    assert not are_single(apart, places, 12), "counts say that there are more"
+    assert not are_single(apart, places // 4, 4), "they are close together"
+    assert not are_single(2 * apart, places, 4)
+    assert not are_single(apart[:1], places[:1], 1), "nothing says how close together they are"
+    assert are_single(np.array([1, 1, 0]), np.array([3, 80, 200]), 0)
+
+
+def test_balances_by_bits_seldom_say_too_little() -> None:
+    rng = np.random.default_rng(4)
+    for differing in (3, 100, 1_000):
+        sizes = []
+        for _ in range(400):
+            ours = rng.integers(0, 1 << 48, differing // 2, np.uint64)
+            theirs = rng.integers(0, 1 << 48, differing - len(ours), np.uint64)
+            sizes.append(tallied(tally(ours) - tally(theirs)))
+        assert len(tally(ours)) == TALLIED
+        assert sum(size < differing for size in sizes) <= 4
+        assert np.median(sizes) < 1.7 * differing
 
 
 @pytest.mark.parametrize("name", ["in a minute", "gap at the responder", "gaps at both"])

@@ -131,7 +131,7 @@ class ReconcileExtension(_message.Message):
     LATTICE_STEPS_FIELD_NUMBER: _builtins.int
     REMEMBERED_FIELD_NUMBER: _builtins.int
     version: _builtins.int
-    """The version of the extension, 2. Only in the first frame of each side."""
+    """The version of the extension, 3. Only in the first frame of each side."""
     nonce: _builtins.bytes
     """Random, 16 bytes. Only in the first frame of each side."""
     keyed_from: _builtins.int

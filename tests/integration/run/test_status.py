@@ -20,8 +20,9 @@ from psycopg.conninfo import conninfo_to_dict
 from store.observe.limits import MAX_STATUS_REQUESTS
 from store.observe.problems import RUNBOOKS
 from tests.integration.run.helpers import TIMEOUT_S, get, raw_exchange
-from tests.support.fleet import eventually, made, publish
+from tests.support.fleet import made, publish
 from tests.support.node import NodeProcess, running_node
+from tests.support.polling import eventually
 from tests.support.ports import HeldPort
 from tests.support.postgres import PostgresServer
 

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadFileScheduling
 
 from store.db.schema.migrate import upgrade
-from tests.support import quarantine
+from tests.support import quarantine, warm
 from tests.support.postgres import PostgresServer
 from tests.support.quarantine import Quarantine
 from tests.support.repeat import Repeat
@@ -40,6 +40,12 @@ def pytest_configure(config: pytest.Config) -> None:
     """Report failures with what repeats them, and those of quarantined tests as such."""
     config.pluginmanager.register(Repeat())
     config.pluginmanager.register(Quarantine(quarantine.FILE, config.rootpath))
+    warm.use()
+
+
+def pytest_unconfigure() -> None:
+    """End what was begun for all tests."""
+    warm.close()
 
 
 SPARK = "tests/integration/pipeline/"

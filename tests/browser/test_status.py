@@ -21,6 +21,7 @@ from tests.integration.run.helpers import get
 from tests.support.command import Command
 from tests.support.fleet import made, publish
 from tests.support.node import NodeProcess, running_node
+from tests.support.polling import PAUSE_S
 from tests.support.ports import HeldPort
 from tests.support.postgres import PostgresServer
 
@@ -73,6 +74,7 @@ def until(page: Page, right: Callable[[], object], what: str) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while not right():
         assert time.monotonic() < deadline, f"{what}; the page says:\n{page.text()}"
+        time.sleep(PAUSE_S)
 
 
 def hour(start_s: int) -> str:

@@ -13,6 +13,7 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.integration.run.helpers import get
+from tests.support import polling
 from tests.support.acknowledged import PATIENCE_S
 from tests.support.node import NodeProcess
 
@@ -87,9 +88,7 @@ async def logged(node: NodeProcess, text: str, after: int = 0) -> None:
 
 async def until(check: Callable[[], object]) -> None:
     """Ask a process or a database, which takes its time, until the answer is yes."""
-    async with asyncio.timeout(PATIENCE_S):
-        while not await asyncio.to_thread(check):
-            pass
+    await polling.until(lambda: asyncio.to_thread(check))
 
 
 def metrics(node: NodeProcess) -> dict[tuple[str, ...], float]:

@@ -30,6 +30,7 @@ from tests.support.acknowledged import (
 from tests.support.cluster import Pair
 from tests.support.command import Command
 from tests.support.node import NodeProcess
+from tests.support.polling import PAUSE_S
 from tests.support.postgres import COMMITTING
 
 
@@ -112,6 +113,7 @@ async def found_when_ready(client: NodeClient, wanted: Iterable[bytes]) -> set[b
             except NodeError as error:
                 if not error.unreachable:
                     raise
+                await asyncio.sleep(PAUSE_S)
 
 
 async def test_what_a_lagging_standby_lost_is_not_passed_over_in_silence(

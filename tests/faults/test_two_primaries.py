@@ -19,6 +19,7 @@ from tests.support.acknowledged import Ledger, Publisher, attempted, publishing,
 from tests.support.cluster import ClusterServer, Pair
 from tests.support.command import Command
 from tests.support.node import NodeProcess
+from tests.support.polling import eventually
 from tests.support.postgres import COMMITTING
 
 COMMITS = "select count(*), coalesce(max(position), 0) from storenode.commits"
@@ -50,8 +51,7 @@ def caught_up(pair: Pair) -> None:
     """Wait until the standby has all that the primary has."""
     ((reached,),) = pair.first.ask("select pg_current_wal_flush_lsn()")
     query = "select pg_last_wal_replay_lsn() >= %s::pg_lsn"
-    while pair.second.ask(query, reached) != [(True,)]:
-        pass
+    eventually(lambda: pair.second.ask(query, reached) == [(True,)])
 
 
 def writes(server: ClusterServer) -> tuple[int, int]:

@@ -31,18 +31,10 @@ from tests.support.acknowledged import (
     scanned,
 )
 from tests.support.command import Command
-from tests.support.fleet import (
-    NS_PER_S,
-    eventually,
-    exchanging,
-    hashes,
-    held,
-    made,
-    publish,
-    synchronize,
-)
+from tests.support.fleet import NS_PER_S, exchanging, hashes, held, made, publish, synchronize
 from tests.support.node import NodeProcess
 from tests.support.pages import ROOT, blocks
+from tests.support.polling import eventually
 from tests.support.postgres import PostgresServer
 from tests.support.release import VERSION, Release, unpack
 

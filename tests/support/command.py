@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.support import warm
 from tests.support.node import COMMAND, NodeProcess, clean_environment
 
 TIMEOUT_S = 180.0
@@ -51,16 +52,13 @@ class Command:
 
     def __call__(self, *arguments: str, stdin: bytes = b"", **env: str) -> Ended:
         """Run to the end."""
-        done = subprocess.run(
-            [*self.program, *arguments],
-            input=stdin,
-            capture_output=True,
-            cwd=self.cwd,
-            env=clean_environment(**{**self.env, **env}),
-            timeout=TIMEOUT_S,
-            check=False,
-        )
-        return Ended(done.returncode, done.stdout.decode(), done.stderr.decode())
+        with self._start(*arguments, stdin=subprocess.PIPE, **env) as process:
+            try:
+                out, err = process.communicate(stdin, TIMEOUT_S)
+            except BaseException:
+                process.kill()
+                raise
+        return Ended(process.returncode, out.decode(), err.decode())
 
     def ok(self, *arguments: str, stdin: bytes = b"", **env: str) -> Ended:
         """Run to the end, which must be a success."""
@@ -70,11 +68,14 @@ class Command:
 
     def start(self, *arguments: str, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
         """Start without waiting; the caller ends it."""
-        return subprocess.Popen(
+        return self._start(*arguments, stdin=stdin)
+
+    def _start(self, *arguments: str, stdin: int, **env: str) -> subprocess.Popen[bytes]:
+        return warm.popen(
             [*self.program, *arguments],
             stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             cwd=self.cwd,
-            env=clean_environment(**self.env),
+            env=clean_environment(**{**self.env, **env}),
         )

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Any, TypeVar
+from typing import Any
 
 import psycopg
 
@@ -20,12 +20,11 @@ from storenode.client.types import PublishResult, WakuMessageAndTopic
 from storenode.connection.channel import TlsIdentity
 from tests.support.command import Command, Ended
 from tests.support.node import NodeProcess
+from tests.support.polling import PATIENCE_S, PAUSE_S
 
 PUBSUB = "/waku/2/rs/1/0"
 CONTENT = "/fleet/1/chat/proto"
 NS_PER_S = 1_000_000_000
-PATIENCE_S = 120.0
-_T = TypeVar("_T")
 OWN_SCHEDULE = ("--sync-interval", "0", "--gossip", "off")
 """Nothing but what a test asks for."""
 
@@ -99,14 +98,6 @@ def status(node: NodeProcess) -> dict[str, Any]:
     return dict(found)
 
 
-def eventually(look: Callable[[], _T | None]) -> _T:
-    """Ask until the answer is true; every question is a whole process or request."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not (found := look()):
-        assert time.monotonic() < deadline, "it did not come in time"
-    return found
-
-
 def exchanging(node: NodeProcess, peers: int) -> dict[str, Any]:
     """Wait until a node has streams of gossip with so many others; what it says of gossip then."""
     deadline = time.monotonic() + PATIENCE_S
@@ -115,6 +106,7 @@ def exchanging(node: NodeProcess, peers: int) -> dict[str, Any]:
         if sum(peer["connected"] for peer in gossip["peers"]) == peers:
             return gossip
         assert time.monotonic() < deadline, gossip
+        time.sleep(PAUSE_S)
 
 
 @dataclass

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+from tests.support import warm
 from tests.support.ports import HeldPort
 
 READY_TIMEOUT_S = 180.0
@@ -24,7 +25,7 @@ LOG_TAIL_CHARS = 4_000
 LISTENERS = ("--listen", "--admin-listen", "--metrics-listen")
 """Options of the listeners that every node has."""
 
-COMMAND = str(Path(sys.executable).with_name("storenode"))
+COMMAND = warm.COMMAND
 """The installed command, as an operator runs it."""
 
 UV = str(Path(sys.executable).with_name("uv"))
@@ -118,7 +119,7 @@ class NodeProcess:
         """Start the process without waiting for it."""
         assert not self.running, "the node runs already"
         with self.log_path.open("ab") as log:
-            self._process = subprocess.Popen(
+            self._process = warm.popen(
                 self.command(),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,

@@ -18,8 +18,8 @@ from typing import IO, Any, Final
 import yaml
 
 from tests.deploy.tools import DEPLOY, run
-from tests.support.fleet import eventually
 from tests.support.node import COMMAND, READY_TIMEOUT_S, clean_environment, read_line
+from tests.support.polling import eventually
 from tests.support.ports import HeldPort
 
 COMPOSE: Final = DEPLOY / "compose"

@@ -30,6 +30,7 @@ from tests.faults.processes import until
 from tests.support.acknowledged import Ledger, Publisher, check_node, publishing
 from tests.support.cluster import kill_machine
 from tests.support.node import clean_environment
+from tests.support.polling import eventually
 
 MEMBERS: Final = ("db-a-1", "db-a-2")
 PATHS: Final = {
@@ -129,8 +130,9 @@ class Databases:
             ETCDCTL_API="3", ETCDCTL_ENDPOINTS=composition.address("etcd", 2379)
         )
         test = service["healthcheck"]["test"][1:]
-        while subprocess.run(test, env=env, capture_output=True, check=False).returncode:
-            pass
+        eventually(
+            lambda: subprocess.run(test, env=env, capture_output=True, check=False).returncode == 0
+        )
 
     def _prepare(self, member: str) -> None:
         composition, place = self._composition, self._composition.place(member)

@@ -13,7 +13,7 @@ import yaml
 
 from tests.deploy.composition.arrangement import Composition
 from tests.deploy.tools import DEPLOY
-from tests.support.fleet import eventually
+from tests.support.polling import eventually
 
 CONFIGURATION: Final = DEPLOY / "prometheus/prometheus.yml"
 RULES: Final = DEPLOY / "prometheus/rules/storenode.yml"

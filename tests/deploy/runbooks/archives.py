@@ -7,8 +7,9 @@ import time
 
 from tests.deploy.runbooks.scene import World, environment, metric
 from tests.integration.pipeline.conftest import QUICK_JVM, QUICK_SQL
-from tests.support.fleet import eventually, made, publish
+from tests.support.fleet import made, publish
 from tests.support.node import NodeProcess, running_node
+from tests.support.polling import eventually
 
 HOUR_NS = 3_600 * 10**9
 EXPIRED_NS = 84 * HOUR_NS

@@ -8,8 +8,9 @@ import time
 
 from tests.deploy.runbooks.scene import Incident, World, environment, metric
 from tests.support.cluster import ClusterServer, Pair
-from tests.support.fleet import eventually, made, publish
+from tests.support.fleet import made, publish
 from tests.support.node import NodeProcess, running_node
+from tests.support.polling import eventually
 from tests.support.postgres import SUPERUSER
 
 LAG_BYTES = 65 * 1024 * 1024

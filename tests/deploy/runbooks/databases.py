@@ -15,8 +15,9 @@ from storenode.client.types import PublishRequest
 from storenode.wire.storenode.v1.store_pb2_grpc import StoreStub
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest
 from tests.deploy.runbooks.scene import World, environment, execute, metric, superuser
-from tests.support.fleet import CONTENT, PUBSUB, eventually
+from tests.support.fleet import CONTENT, PUBSUB
 from tests.support.node import NodeProcess, running_node
+from tests.support.polling import eventually
 
 WRITERS = ("--write-connections", "1")
 CALLS = 12

@@ -11,7 +11,8 @@ import pytest
 from tests.deploy.runbooks.scene import Incident, World, environment, metric
 from tests.faults.processes import postmaster_of
 from tests.faults.test_disk_full import WITHOUT_FLOOR, NodeOnSmallDisk, exhaust_log, on_small_disk
-from tests.support.fleet import eventually, made, publish
+from tests.support.fleet import made, publish
+from tests.support.polling import eventually
 
 MIB = 1024 * 1024
 OLD_NS = 25 * 86_400 * 10**9

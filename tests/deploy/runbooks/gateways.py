@@ -5,9 +5,9 @@ from __future__ import annotations
 import signal
 
 from tests.deploy.runbooks.scene import World
-from tests.support.fleet import eventually
 from tests.support.gateway import GatewayProcess, running_gateway
 from tests.support.node import NodeProcess, running_node
+from tests.support.polling import eventually
 
 
 def gateways(world: World) -> None:

@@ -13,8 +13,9 @@ from tests.deploy.runbooks.scene import World, environment, superuser
 from tests.deploy.tools import DEPLOY
 from tests.integration.run.helpers import get
 from tests.support.command import Command
-from tests.support.fleet import CONTENT, eventually
+from tests.support.fleet import CONTENT
 from tests.support.node import NodeProcess, running_node
+from tests.support.polling import eventually
 
 CONFIGURATION = DEPLOY / "prometheus/prometheus.yml"
 

@@ -16,8 +16,9 @@ from tests.integration.peers.test_forged import forged_at, tls
 from tests.integration.peers.test_gossip_hostile import stream
 from tests.integration.peers.test_processes import events
 from tests.integration.run.test_tls import Pki
-from tests.support.fleet import CONTENT, PUBSUB, eventually, made, publish, synchronize
+from tests.support.fleet import CONTENT, PUBSUB, made, publish, synchronize
 from tests.support.node import NodeProcess
+from tests.support.polling import eventually
 from tests.support.ports import HeldPort
 
 CALLS = 3

@@ -30,7 +30,7 @@ from tests.support.node import NodeProcess
 TOPIC = "/failover/1/all/proto"
 ONCE = Retry(attempts=0)
 PATIENT = Retry(attempts=400, first_delay_s=0.05, max_delay_s=0.25, at_start=True)
-LATE = ("--max-clock-drift", "off")
+LATE = ("--max-clock-drift", "off", "--drain-timeout", "1s")
 PEERS = (*LATE, "--sync-interval", "0")
 OVERLAP_S = 3_600.0
 
@@ -190,7 +190,7 @@ async def test_a_limit_that_is_reached_for_the_moment_is_waited_for(tmp_path: Pa
     try:
         await asyncio.to_thread(node.start)
         async with (
-            AsyncClient(node.listen) as hasty,
+            AsyncClient(node.listen, retry=ONCE) as hasty,
             AsyncClient(node.listen, retry=PATIENT) as slow,
         ):
             await hasty.publish_many(made(3))

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.command import TIMEOUT_S, Command
-from tests.support.fleet import eventually
 from tests.support.forged import claiming, genuine, genuine_id
 from tests.support.node import COMMAND, NodeProcess, clean_environment
+from tests.support.polling import eventually
 
 PUBSUB_TOPIC = "/waku/2/rs/1/0"
 COUNT = 25

@@ -14,6 +14,7 @@ from store.db.schema import partitions
 from store.domain.partitioning import DAY_NS
 from tests.integration.database.rows import NOW, TODAY, Connection, opened, values
 from tests.integration.database.test_maintainer import Events, maintainer, running
+from tests.support.polling import PAUSE_S
 
 ROWS = 40_000
 # In turn over many topics, one after the other in time: every index but the one by time is entered
@@ -159,6 +160,12 @@ async def test_what_a_rebuild_has_left_goes_without_locking_readers_out(
     assert await values(connection, _BROKEN) == [0]
 
 
+async def rebuilding(connection: Connection, count: int) -> None:
+    """Wait until so many indexes are being rebuilt."""
+    while await values(connection, _REBUILDING) != [count]:  # noqa: ASYNC110 - tells nobody
+        await asyncio.sleep(PAUSE_S)
+
+
 async def test_maintenance_goes_on_while_an_index_is_rebuilt(
     connection: Connection, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,8 +178,7 @@ async def test_maintenance_goes_on_while_an_index_is_rebuilt(
         async with await opened(database_url) as reader, reader.transaction():
             await reader.execute("set transaction isolation level repeatable read")
             await reader.execute("select 1 from storenode.sds limit 1")
-            while await values(connection, _REBUILDING) == [0]:
-                pass
+            await rebuilding(connection, 1)
             before = node.rounds
             while node.rounds < before + 3:
                 assert await values(connection, _REBUILDING) == [1]
@@ -189,7 +195,5 @@ async def test_a_rebuild_ends_with_the_maintenance_of_its_node(
         await reader.execute("set transaction isolation level repeatable read")
         await reader.execute("select 1 from storenode.sds limit 1")
         async with running(node):
-            while await values(connection, _REBUILDING) == [0]:
-                pass
-        while await values(connection, _REBUILDING) != [0]:
-            pass
+            await rebuilding(connection, 1)
+        await rebuilding(connection, 0)

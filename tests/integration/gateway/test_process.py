@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest
 from tests.integration.gateway.messages import CLUSTER, NODE_PAGE, SHARD
 from tests.support.gateway import GatewayProcess, gateway_command, running_gateway
 from tests.support.node import NodeProcess, clean_environment
+from tests.support.polling import PAUSE_S
 from tests.support.ports import HeldPort
 from tests.support.waku_client import (
     MPLEX,
@@ -117,6 +119,7 @@ def until_ready(gateway: GatewayProcess, status: int) -> str:
         found, text = gateway.get("/readyz")
         if found == status:
             return text
+        time.sleep(PAUSE_S)
 
 
 def test_a_node_that_is_away_is_told_and_found_again(

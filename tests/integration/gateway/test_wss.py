@@ -21,6 +21,7 @@ from tests.integration.gateway.javascript_clients import running_client
 from tests.integration.gateway.messages import CLUSTER, SHARD, drawn, expected
 from tests.support.gateway import GENEROUS, GatewayProcess, running_gateway
 from tests.support.node import NodeProcess
+from tests.support.polling import PAUSE_S
 from tests.support.secured import write_identity
 from tests.support.waku_client import address_of
 
@@ -93,6 +94,7 @@ def test_a_renewed_certificate_is_shown_to_new_connections(
         shutil.move(tmp_path / name, files / name)
     while serial(secure, trust) == first:
         assert time.monotonic() < deadline, "the old certificate is still shown"
+        time.sleep(PAUSE_S)
 
 
 def test_what_is_no_tls_is_refused(secure: GatewayProcess) -> None:

@@ -21,6 +21,7 @@ from storenode.wire.storenode.v1.store_pb2 import ScanRequest
 from storenode.wire.storenode.v1.store_pb2_grpc import StoreStub
 from tests.integration.http.api import TIMEOUT_S, Api, events, failed, message
 from tests.support.node import NodeProcess, running_node
+from tests.support.polling import PAUSE_S
 from tests.support.secured import write_identity
 
 RIGHTS: Final = {
@@ -251,3 +252,4 @@ def test_a_renewed_certificate_is_shown_to_new_connections(
     write_identity(files, "node", authority.issue_cert("127.0.0.1", "node-a.example"))
     while serial(node, trust) == first:
         assert time.monotonic() < deadline, "the old certificate is still shown"
+        time.sleep(PAUSE_S)

@@ -20,6 +20,7 @@ from tests.integration.http.conftest import HTTP
 from tests.integration.http.test_connect import CONNECT, STORE, framed, frames
 from tests.integration.run.helpers import get
 from tests.support.node import NodeProcess, running_node
+from tests.support.polling import PAUSE_S
 
 CONNECTIONS: Final = 8
 LARGE_BYTES: Final = 100 * 1024
@@ -70,6 +71,7 @@ def until(node: NodeProcess, name: str, value: float) -> None:
     deadline = time.monotonic() + TIMEOUT_S
     while (found := count(node, name)) != value:
         assert time.monotonic() < deadline, f"{name} stays at {found}"
+        time.sleep(PAUSE_S)
 
 
 def ended(connection: socket.socket) -> bytes:

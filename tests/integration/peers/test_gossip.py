@@ -22,10 +22,8 @@ from tests.integration.run.helpers import get
 from tests.support.command import Command, Ended
 from tests.support.fleet import (
     CONTENT,
-    PATIENCE_S,
     PUBSUB,
     Fleet,
-    eventually,
     exchanging,
     hashes,
     held,
@@ -36,6 +34,7 @@ from tests.support.fleet import (
 from tests.support.node import COMMAND, NodeProcess, clean_environment
 from tests.support.pages import ROOT, matches, steps
 from tests.support.peer_proxy import PeerProxy, proxied
+from tests.support.polling import PATIENCE_S, eventually
 from tests.support.ports import HeldPort
 
 ON = ("--gossip", "on")

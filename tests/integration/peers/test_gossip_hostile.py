@@ -25,18 +25,9 @@ from storenode.wire.storenode.v1.peer_pb2 import Events, GossipFrame, Inventory
 from tests.integration.peers.harness import PeerNode
 from tests.integration.run.helpers import get
 from tests.support.command import Command
-from tests.support.fleet import (
-    CONTENT,
-    PATIENCE_S,
-    PUBSUB,
-    Fleet,
-    eventually,
-    hashes,
-    held,
-    made,
-    status,
-)
+from tests.support.fleet import CONTENT, PUBSUB, Fleet, hashes, held, made, status
 from tests.support.node import NodeProcess
+from tests.support.polling import PATIENCE_S, eventually
 
 MIB = 1024 * 1024
 UNLIMITED = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]

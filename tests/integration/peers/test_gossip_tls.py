@@ -12,8 +12,8 @@ import trustme
 
 from tests.integration.run.helpers import get, log_lines
 from tests.integration.run.test_tls import Pki
-from tests.support.fleet import eventually
 from tests.support.node import NodeProcess, running_node
+from tests.support.polling import eventually
 
 CONNECTED = 'storenode_gossip_peers{state="connected"} 1.0'
 

@@ -13,7 +13,8 @@ import grpc
 from storenode.client.messages import hash_of
 from storenode.wire.storenode.v1.peer_pb2 import GossipFrame, Inventory
 from tests.integration.peers.hostile import METADATA, Late
-from tests.support.fleet import PATIENCE_S, Fleet, made, publish
+from tests.support.fleet import Fleet, made, publish
+from tests.support.polling import PATIENCE_S
 
 
 class LatePeer:

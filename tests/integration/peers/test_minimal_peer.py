@@ -20,9 +20,7 @@ import pytest
 from tests.support.command import Command
 from tests.support.fleet import (
     CONTENT,
-    PATIENCE_S,
     Fleet,
-    eventually,
     finished_resume,
     held,
     pretend_last_online,
@@ -31,6 +29,7 @@ from tests.support.fleet import (
 )
 from tests.support.node import NodeProcess, clean_environment
 from tests.support.pages import ROOT
+from tests.support.polling import PATIENCE_S, eventually
 
 EARLY_AND_LATE = pytest.mark.parametrize("names", ["early", "late"])
 

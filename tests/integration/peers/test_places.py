@@ -16,6 +16,7 @@ from bench.hostile.target import Target
 from store.sync.limits import MAX_STRANGE_OPENING_CALLS
 from tests.support.fleet import Fleet, hashes, held, made, publish, synchronize
 from tests.support.node import NodeProcess
+from tests.support.polling import PAUSE_S
 
 IN_BOUNDED_TIME_S = 45.0
 
@@ -82,6 +83,7 @@ def until_in_sync(node: NodeProcess) -> int:
         ended, _ = synchronize(node)
         if ended.code == 0 or time.monotonic() > deadline:
             return ended.code
+        time.sleep(PAUSE_S)
 
 
 async def test_streams_that_bring_nothing_keep_nobody_out(

@@ -12,7 +12,6 @@ from tests.integration.run.helpers import get
 from tests.support.command import Command
 from tests.support.fleet import (
     Fleet,
-    eventually,
     finished_resume,
     hashes,
     held,
@@ -23,6 +22,7 @@ from tests.support.fleet import (
     synchronize,
 )
 from tests.support.node import NodeProcess
+from tests.support.polling import eventually
 
 DAY_S = 86_400
 DAY_NS = DAY_S * 10**9

@@ -23,7 +23,8 @@ from storenode.wire.storenode.v1.store_pb2 import ScanPage
 from storenode.wire.waku.store.v3.store_pb2 import WakuMessageKeyValue
 from tests.integration.peers.harness import NOW_NS, PeerNode, hash_of, item, items, within
 from tests.integration.peers.hostile import Script, Scripts, hostile_server
-from tests.support.fleet import Fleet, eventually, pretend_last_online, status
+from tests.support.fleet import Fleet, pretend_last_online, status
+from tests.support.polling import eventually
 
 HOUR_NS = 3_600 * 10**9
 

@@ -16,8 +16,9 @@ from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest
 from tests.integration.peers.test_gossip_hostile import stream
 from tests.integration.run.helpers import run_to_end
 from tests.support.command import Command
-from tests.support.fleet import CONTENT, PUBSUB, Fleet, eventually, held, made, publish, status
+from tests.support.fleet import CONTENT, PUBSUB, Fleet, held, made, publish, status
 from tests.support.node import NodeProcess
+from tests.support.polling import eventually
 
 METADATA = (
     ("storenode-node-id", "stranger"),

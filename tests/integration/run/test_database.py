@@ -15,8 +15,8 @@ from psycopg import sql
 
 from store.db.schema.migrate import upgrade
 from tests.integration.run.helpers import get, run_to_end, watch_health
-from tests.support.fleet import eventually
 from tests.support.node import running_node
+from tests.support.polling import eventually
 from tests.support.ports import HeldPort
 from tests.support.postgres import PostgresServer
 

@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.integration.run.helpers import get
 from tests.support.fleet import Fleet, made, publish, status
 from tests.support.node import NodeProcess
+from tests.support.polling import PAUSE_S
 
 PATIENCE_S = 120.0
 HOUR_NS = 3_600 * 10**9
@@ -39,6 +40,7 @@ def until_it_has(node: NodeProcess, count: int) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while entries(node) != count:
         assert time.monotonic() < deadline, entries(node)
+        time.sleep(PAUSE_S)
 
 
 def test_it_has_the_newest_messages_also_after_a_restart(fleet: Fleet) -> None:

@@ -30,8 +30,8 @@ from tests.integration.run.helpers import (
     run_to_end,
     watch_health,
 )
-from tests.support.fleet import eventually
 from tests.support.node import NodeProcess, running_node
+from tests.support.polling import eventually
 
 SERVING = HealthCheckResponse.SERVING
 NOT_SERVING = HealthCheckResponse.NOT_SERVING

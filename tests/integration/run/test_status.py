@@ -23,8 +23,9 @@ from storenode.client.messages import new_message
 from storenode.client.types import WakuMessageAndTopic
 from tests.integration.run.helpers import TIMEOUT_S, get, raw_exchange
 from tests.support.command import Command
-from tests.support.fleet import eventually, made, publish
+from tests.support.fleet import made, publish
 from tests.support.node import NodeProcess, running_node
+from tests.support.polling import eventually
 from tests.support.ports import HeldPort
 from tests.support.postgres import PostgresServer
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from storenode.wire.storenode.v1.store_pb2 import ScanRequest
 from storenode.wire.storenode.v1.store_pb2_grpc import StoreStub
 from tests.integration.run.helpers import health_of, log_lines, run_to_end
 from tests.support.node import NodeProcess, running_node
+from tests.support.polling import PAUSE_S
 
 SERVING = HealthCheckResponse.SERVING
 NODE_NAME = "a.nodes.example"
@@ -147,7 +149,7 @@ def eventually_named(pki: Pki, node: NodeProcess, name: str) -> bool:
             with pki.channel(node.listen, name=name) as channel:
                 return bool(health_of(channel) == SERVING)
         except grpc.RpcError:
-            continue
+            time.sleep(PAUSE_S)
 
 
 def test_certificates_that_cannot_be_used_are_refused_by_name(tmp_path: Path, pki: Pki) -> None:

@@ -20,8 +20,9 @@ from storenode.client.types import PublishResult, WakuMessageAndTopic
 from tests.integration.run.helpers import get, run_to_end
 from tests.support.collector import Collector, Exported, collecting
 from tests.support.command import Command
-from tests.support.fleet import CONTENT, eventually, exchanging, made
+from tests.support.fleet import CONTENT, exchanging, made
 from tests.support.node import NodeProcess, running_node
+from tests.support.polling import eventually
 from tests.support.postgres import PostgresServer
 
 PUBLISH = "storenode.v1.Store/Publish"

@@ -37,6 +37,7 @@ from tests.integration.storage.summaries import (
 )
 from tests.integration.storage.test_writer_failures import until_blocked
 from tests.integration.storage.world import DAY, NOW, TOPICS, batch_of, random_batch
+from tests.support.polling import PAUSE_S
 
 SEED = 20261120
 TODAY = NOW // DAY * DAY
@@ -239,8 +240,8 @@ async def test_who_writes_during_an_upgrade_is_counted_or_refused(first_revision
 async def until_waiting(watcher: Connection) -> None:
     """Wait until somebody waits for a table."""
     statement = "select count(*) from pg_locks where not granted and locktype = 'relation'"
-    while (await (await watcher.execute(statement)).fetchone()) == (0,):
-        pass
+    while (await (await watcher.execute(statement)).fetchone()) == (0,):  # noqa: ASYNC110
+        await asyncio.sleep(PAUSE_S)
 
 
 # Check and repair

@@ -39,6 +39,7 @@ from tests.integration.storage.world import (
     part_of,
     random_batch,
 )
+from tests.support.polling import PAUSE_S
 
 _WAITING = """
 select count(*) from pg_locks where locktype = 'advisory' and not granted
@@ -278,6 +279,7 @@ async def until_somebody_waits(node: Node, mode: str) -> None:
     async with connection, asyncio.timeout(90):
         waiting: tuple[object, ...] | None = (0,)
         while waiting == (0,):
+            await asyncio.sleep(PAUSE_S)
             waiting = await (await connection.execute(statement.encode(), (mode,))).fetchone()
 
 

@@ -24,6 +24,7 @@ from tests.integration.storage.test_writer import (
     occupy_workers,
 )
 from tests.integration.storage.world import DAY, NOW, TOPICS, random_batch
+from tests.support.polling import PAUSE_S
 
 SEED = 20261120
 IMPATIENT = PoolSettings(write_connections=3, read_patience_s=2.0, write_patience_s=2.0)
@@ -137,6 +138,7 @@ async def until_blocked(node: Node, kind: str) -> None:
     async with connection:
         count = 0
         while count == 0:
+            await asyncio.sleep(PAUSE_S)
             cursor = await connection.execute(_BLOCKED, (kind,))
             [(count,)] = await cursor.fetchall()  # type: ignore[assignment]
 
@@ -206,7 +208,7 @@ async def until_served(node: Node, batch: RecordBatch) -> list[bool]:
         try:
             return await node.store(batch)
         except StoreUnavailable:
-            continue
+            await asyncio.sleep(PAUSE_S)
 
 
 async def test_a_short_absence_is_waited_out(database_url: str) -> None:

@@ -1,0 +1,126 @@
+"""The process that `tests.support.warm` asks for forks; run as a program, with a socket's number.
+
+It imports what the installed command runs, once. Each request comes with the four descriptors of
+standard input, output and error and of a pipe, which gets the new process's ID and, when that has
+ended, its status as `os.wait` gives it. It ends with whoever asks.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import selectors
+import signal
+import socket
+import struct
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+LENGTH: Final = struct.Struct("!I")
+"""Before each request: how long it is. In the pipe: an ID, or a status."""
+
+DESCRIPTORS: Final = 4
+
+_HEAVY: Final = ("demo", "gateway", "pipeline")
+"""Commands that few tests start, and that import much more."""
+
+_LATE: Final = (
+    *("alembic.command", "alembic.config", "sqlalchemy.dialects.postgresql.psycopg"),
+    *("encodings.idna", "store.runtime.node"),
+    "store.http.app",
+    "uvicorn.protocols.http.h11_impl",
+    "uvicorn.lifespan.off",
+)
+"""What a node imports while it starts."""
+
+
+def serve(connection: socket.socket) -> None:
+    """Fork for every request; returns in the new process only."""
+    _import()
+    seen, wake = socket.socketpair()
+    for end in (seen, wake):
+        end.setblocking(False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wake.fileno())
+    pipes: dict[int, int] = {}
+    with selectors.DefaultSelector() as selector:
+        for each in (connection, seen):
+            selector.register(each, selectors.EVENT_READ)
+        while True:
+            for key, _ in selector.select():
+                if key.fileobj is seen:
+                    seen.recv(1_024)
+                    _reap(pipes)
+                    continue
+                asked, descriptors = _receive(connection)
+                *standard, pipe = descriptors
+                if (pid := os.fork()) == 0:
+                    selector.close()
+                    for own in (connection, seen, wake):
+                        own.close()
+                    _become(asked, standard, [*pipes.values(), pipe])
+                    return
+                for number in standard:
+                    os.close(number)
+                pipes[pid] = pipe
+                os.write(pipe, LENGTH.pack(pid))
+
+
+def _import() -> None:
+    # As the command itself sets it before it imports the library.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    commands = importlib.import_module("storenode.cli.main").COMMANDS
+    places = [command.place for name, command in commands.items() if name not in _HEAVY]
+    for module in [place.partition(":")[0] for place in places] + [*_LATE]:
+        importlib.import_module(module)
+    gc.collect()
+    gc.freeze()
+
+
+def _reap(pipes: dict[int, int]) -> None:
+    """Tell of those that have ended."""
+    while pipes:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid == 0:
+            return
+        pipe = pipes.pop(pid)
+        try:
+            os.write(pipe, LENGTH.pack(status))
+        except BrokenPipeError:
+            pass  # nobody waits for it
+        finally:
+            os.close(pipe)
+
+
+def _receive(connection: socket.socket) -> tuple[dict[str, Any], Sequence[int]]:
+    head, descriptors, _, _ = socket.recv_fds(connection, LENGTH.size, DESCRIPTORS)
+    if not head:
+        raise SystemExit
+    (length,) = LENGTH.unpack(head)
+    body = connection.recv(length, socket.MSG_WAITALL)
+    return json.loads(body), descriptors
+
+
+def _become(asked: dict[str, Any], standard: Sequence[int], foreign: Sequence[int]) -> None:
+    """Be what a process is that the command's file was executed in."""
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.setsid()
+    for number, given in enumerate(standard):
+        os.dup2(given, number)
+    for number in (*standard, *foreign):
+        os.close(number)
+    os.chdir(asked["cwd"])
+    os.environ.clear()
+    os.environ.update(asked["env"])
+    sys.argv[:] = asked["args"]
+    sys.path[0] = str(Path(asked["args"][0]).parent)
+
+
+if __name__ == "__main__":
+    serve(socket.socket(fileno=int(sys.argv[1])))
+    sys.exit(importlib.import_module("storenode.cli.main").main())

@@ -1,0 +1,33 @@
+"""Waiting for what a process or a database comes to, which tells nobody: asking until it is so.
+
+There is a pause between two questions. Without one they would take the processor from whoever is
+waited for, and from all other tests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+PATIENCE_S = 120.0
+PAUSE_S = 0.03
+
+_T = TypeVar("_T")
+
+
+def eventually(look: Callable[[], _T | None]) -> _T:
+    """Ask until the answer is true; that answer."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not (found := look()):
+        assert time.monotonic() < deadline, "it did not come in time"
+        time.sleep(PAUSE_S)
+    return found
+
+
+async def until(check: Callable[[], Awaitable[object]]) -> None:
+    """Ask until the answer is true."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not await check():  # noqa: ASYNC110 - tells nobody
+            await asyncio.sleep(PAUSE_S)

@@ -91,6 +91,7 @@ CALLS: Final[list[tuple[str, str, object, str]]] = [
     ("GET", "/api/v1/messages", None, "read"),
     ("POST", "/api/v1/messages/query", {}, "read"),
     ("GET", "/api/v1/scan", None, "read"),
+    ("GET", "/api/v1/coverage", None, "read"),
     ("GET", "/api/v1/follow", None, "follow"),
     ("POST", "/api/v1/sds/messages", {"channelId": "c", "entries": []}, "read"),
     ("POST", "/api/v1/sds/causal-history", {"channelId": "c", "heads": []}, "read"),

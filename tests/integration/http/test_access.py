@@ -175,6 +175,11 @@ def test_other_topics_are_not_there(
         assert {each["messageHash"] for each in page["messages"]} == wanted
         lines = api.lines(api.get("/api/v1/scan"))
         assert {each["messageHash"] for each in lines if "messageHash" in each} == wanted
+        steps = api.lines(api.get("/api/v1/coverage", channelId="c"))
+        counts = {"messages", "fingerprint", "missingParents"}
+        told = set() if api is mine else counts
+        assert all(counts & each.keys() == told for each in steps)
+        assert steps
         waku = api.get("/store/v3/messages").json()
         assert {each["messageHash"] for each in waku["messages"]} == wanted
         asked = {"fromBeginning": "true"}

@@ -184,6 +184,21 @@ def _reads(handlers: reads.Reads) -> list[Served]:
             ),
         ),
         Served(
+            f"{API}/coverage",
+            Right.READ,
+            CallKind.STREAM,
+            handlers.coverage,
+            Described(
+                "coverage",
+                "GET",
+                "How complete the store is, by hour or day, as far as other stores know: a line"
+                " each.",
+                [schemas.Step],
+                schemas.Steps,
+                _LINES,
+            ),
+        ),
+        Served(
             f"{API}/follow",
             Right.FOLLOW,
             CallKind.STREAM,

@@ -13,9 +13,15 @@ from msgspec import UNSET
 
 from store.domain.completeness import AnswerCoverage, AnswerState
 from store.domain.ports import HistoryEntry, SdsPage
-from store.http.schemas import Coverage, Message, Missing, Stored
+from store.http.schemas import Coverage, Message, Missing, Step, StoreCoverage, Stored
 from storenode.sds.codec import decode
-from storenode.wire.storenode.v1.store_pb2 import ScanPage, SdsMessagesPage
+from storenode.wire.storenode.v1 import store_pb2
+from storenode.wire.storenode.v1.store_pb2 import (
+    CoveragePage,
+    CoverageStep,
+    ScanPage,
+    SdsMessagesPage,
+)
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryResponse, WakuMessageKeyValue
 
 _State = Literal["COMPLETE", "PARTIAL", "INCOMPLETE", "UNCONFIRMED"]
@@ -77,6 +83,36 @@ def of_coverage(found: AnswerCoverage) -> Coverage:
     if found.until_ns:
         said.complete_from, said.complete_until = str(found.from_ns), str(found.until_ns)
     return said
+
+
+def of_steps(page: bytes) -> Iterator[Step]:
+    """Steps of a ``CoveragePage``."""
+    for each in CoveragePage.FromString(page).steps:
+        has = each.HasField
+        yield Step(
+            time_start=str(each.time_start),
+            time_end=str(each.time_end),
+            messages=each.messages if has("messages") else UNSET,
+            fingerprint=hex_of(each.fingerprint) if each.fingerprint else UNSET,
+            before_horizon=each.before_horizon,
+            intake=CoverageStep.Intake.Name(each.intake),  # type: ignore[arg-type]
+            missing_parents=each.missing_parents if has("missing_parents") else UNSET,
+            stores=[_compared(store) for store in each.stores],
+        )
+
+
+def _compared(store: store_pb2.StoreCoverage) -> StoreCoverage:
+    has = store.HasField
+    return StoreCoverage(
+        store_id=store.store_id,
+        state=store_pb2.StoreCoverage.State.Name(store.state),  # type: ignore[arg-type]
+        compared_at=str(store.compared_at) if store.compared_at else UNSET,
+        equal_until=str(store.equal_until) if store.equal_until else UNSET,
+        last_equal=str(store.last_equal) if store.last_equal else UNSET,
+        keyed=store.keyed,
+        missing_here=store.missing_here if has("missing_here") else UNSET,
+        missing_there=store.missing_there if has("missing_there") else UNSET,
+    )
 
 
 def _stored(item: WakuMessageKeyValue) -> Stored:

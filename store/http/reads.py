@@ -15,7 +15,15 @@ from msgspec import Struct
 from store.domain.ports import FollowPage, FollowRequest, SdsPage, Services
 from store.domain.query import QueryInput, causal_request, plan_query, sds_lookup
 from store.http import schemas
-from store.http.encode import hex_of, of_coverage, of_entries, of_frames, of_missing, of_sds
+from store.http.encode import (
+    hex_of,
+    of_coverage,
+    of_entries,
+    of_frames,
+    of_missing,
+    of_sds,
+    of_steps,
+)
 from store.http.exchange import Exchange
 from store.http.limits import MAX_SHARED_FRAMES_BYTES, SHARED_FRAMES
 from store.http.requests import digest, history, read, read_cursor, topic_filter, write_cursor
@@ -25,6 +33,8 @@ from store.messages.frames import digests
 from store.serving import reading
 from store.serving.answer_coverage import Telling, telling_all, telling_scan
 from store.serving.call import Call
+from store.serving.methods.coverage import CoverageService
+from storenode.wire.storenode.v1.store_pb2 import ContentFilter, GetCoverageRequest
 
 LINES: Final = b"application/x-ndjson"
 EVENTS: Final = b"text/event-stream"
@@ -84,6 +94,25 @@ class Reads:
                 await _send(call, exchange, _lines(lines), LINES)
                 del page, lines  # which would be held while the next ones wait
         await _tell(call, exchange, told)
+        await _finish(exchange)
+
+    async def coverage(self, call: Call, exchange: Exchange, body: bytes) -> None:
+        """What is held by hour or day, and what other stores are known to hold, as lines."""
+        asked = read(schemas.Steps, call, exchange, body)
+        wanted = GetCoverageRequest(
+            filter=ContentFilter(
+                pubsub_topic=asked.pubsub_topic, content_topics=asked.content_topics
+            ),
+            time_start=asked.time_start,
+            time_end=asked.time_end,
+            step=GetCoverageRequest.Step.Value(asked.step),
+            channel_id=asked.channel_id,
+        )
+        assert call.node.coverage is not None
+        pages = CoverageService(call.node.coverage).coverage(call, wanted.SerializeToString())
+        async with aclosing(pages):
+            async for page in pages:
+                await _send(call, exchange, _lines(of_steps(page)), LINES)
         await _finish(exchange)
 
     async def follow(self, call: Call, exchange: Exchange, body: bytes) -> None:

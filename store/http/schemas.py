@@ -109,6 +109,23 @@ class Scan(Range):
     ] = 0
 
 
+class Steps(_Request):
+    """How complete the store is, by hour or day."""
+
+    pubsub_topic: Annotated[
+        str | None, Meta(description="With a topic nothing is counted: counts are of all messages.")
+    ] = None
+    content_topics: list[str] = []
+    time_start: Annotated[Nanoseconds | None, Meta(description="Unset: a day before the end.")] = (
+        None
+    )
+    time_end: Annotated[Nanoseconds | None, Meta(description="Unset: now.")] = None
+    step: Literal["HOUR", "DAY"] = "HOUR"
+    channel_id: Annotated[
+        str, Meta(description="An SDS channel: count the parents that its messages name and lack.")
+    ] = ""
+
+
 class Follow(Topics):
     """Messages as they are committed."""
 
@@ -231,6 +248,34 @@ class Coverage(_Response):
     complete_from: Digits | UnsetType = UNSET
     complete_until: Digits | UnsetType = UNSET
     keyed: bool = False
+
+
+class StoreCoverage(_Response):
+    """A step, compared with another store."""
+
+    store_id: str
+    state: Literal["EQUAL", "DIFFERS", "UNCONFIRMED"]
+    compared_at: Digits | UnsetType = UNSET
+    equal_until: Digits | UnsetType = UNSET
+    last_equal: Digits | UnsetType = UNSET
+    keyed: bool = False
+    missing_here: int | UnsetType = UNSET
+    missing_there: int | UnsetType = UNSET
+
+
+class Step(_Response):
+    """What is held of an hour or a day, and what other stores are known to hold."""
+
+    time_start: Digits
+    time_end: Digits
+    intake: Literal["INTAKE_UNSPECIFIED", "ONLINE", "RESUMED", "OFFLINE", "NEVER"]
+    messages: Annotated[
+        int | UnsetType, Meta(description="Unset, as the fingerprint, where it may not be told.")
+    ] = UNSET
+    fingerprint: Annotated[str | UnsetType, Meta(description="The XOR of the hashes.")] = UNSET
+    before_horizon: bool = False
+    missing_parents: int | UnsetType = UNSET
+    stores: list[StoreCoverage] = []
 
 
 class Page(_Response, omit_defaults=False):

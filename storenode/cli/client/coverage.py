@@ -64,14 +64,20 @@ async def coverage(
 
 
 def _line(step: CoverageStep) -> str:
-    held = f"{step.messages:,} messages" if step.HasField("messages") else "messages not counted"
+    held = "messages not counted"
+    if step.HasField("messages"):
+        held = _counted(step.messages, "message")
     if step.before_horizon:
         held += ", before the horizon"
     held += _INTAKE.get(step.intake, "")
     if step.missing_parents:
-        held += f", {step.missing_parents:,} parents missing"
+        held += f", {_counted(step.missing_parents, 'parent')} missing"
     stores = "; ".join(_store(each) for each in step.stores)
     return f"{format_time(step.time_start)}  {held}  {stores or 'not confirmed by any store'}"
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def _store(store: StoreCoverage) -> str:

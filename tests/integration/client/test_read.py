@@ -352,7 +352,7 @@ def test_coverage_counts_parents_that_are_missing(command: Command, topic: str) 
     assert missing("--content-topic", topic) == set()
     command.ok("publish", *sds, "--message-id", "lost", "found")
     assert eventually(lambda: 1 in missing())
-    assert "1 parents missing" in command.ok("coverage", "--channel", topic).out
+    assert "1 parent missing" in command.ok("coverage", "--channel", topic).out
 
 
 def test_an_sds_filter_leaves_out_what_is_published_elsewhere(command: Command, topic: str) -> None:

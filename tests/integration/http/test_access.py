@@ -92,6 +92,7 @@ CALLS: Final[list[tuple[str, str, object, str]]] = [
     ("GET", "/api/v1/messages", None, "read"),
     ("POST", "/api/v1/messages/query", {}, "read"),
     ("GET", "/api/v1/scan", None, "read"),
+    ("GET", "/api/v1/coverage", None, "read"),
     ("GET", "/api/v1/follow", None, "follow"),
     ("POST", "/api/v1/sds/messages", {"channelId": "c", "entries": []}, "read"),
     ("POST", "/api/v1/sds/causal-history", {"channelId": "c", "heads": []}, "read"),
@@ -175,6 +176,11 @@ def test_other_topics_are_not_there(
         assert {each["messageHash"] for each in page["messages"]} == wanted
         lines = api.lines(api.get("/api/v1/scan"))
         assert {each["messageHash"] for each in lines if "messageHash" in each} == wanted
+        steps = api.lines(api.get("/api/v1/coverage", channelId="c"))
+        counts = {"messages", "fingerprint", "missingParents"}
+        told = set() if api is mine else counts
+        assert all(counts & each.keys() == told for each in steps)
+        assert steps
         waku = api.get("/store/v3/messages").json()
         assert {each["messageHash"] for each in waku["messages"]} == wanted
         asked = {"fromBeginning": "true"}

@@ -12,12 +12,17 @@ import pytest
 from openapi_spec_validator import validate
 
 from store.domain.completeness import AnswerCoverage, AnswerState
-from store.http.encode import of_coverage
+from store.http.encode import of_coverage, of_steps
 from store.http.schemas import encode
 from storenode.client.messages import hash_of, new_message
 from storenode.wire.sds.v1.message_pb2 import HistoryEntry
 from storenode.wire.sds.v1.message_pb2 import Message as SdsMessage
-from storenode.wire.storenode.v1.store_pb2 import FollowRequest
+from storenode.wire.storenode.v1.store_pb2 import (
+    CoveragePage,
+    CoverageStep,
+    FollowRequest,
+    StoreCoverage,
+)
 from storenode.wire.storenode.v1.store_pb2_grpc import StoreStub
 from tests.integration.http.api import PUBSUB, TIMEOUT_S, Api, events, failed, message
 from tests.integration.run.helpers import get
@@ -221,6 +226,52 @@ def test_a_confirmed_answer_names_the_stores_and_the_time() -> None:
         "completeFrom": "5",
         "completeUntil": "9",
         "keyed": True,
+    }
+
+
+def test_hours_and_days_are_told_as_lines(api: Api, topic: str) -> None:
+    sent = message(topic)
+    api.publish(sent)
+    hour_ns = 3_600 * 10**9
+    start_ns = int(sent["timestamp"]) // hour_ns * hour_ns
+    bounds = {"timeStart": start_ns, "timeEnd": start_ns + 1}
+    (hour,) = api.lines(api.get("/api/v1/coverage", **bounds, channelId="nowhere"))
+    assert (hour["timeStart"], hour["timeEnd"]) == (str(start_ns), str(start_ns + hour_ns))
+    assert hour["messages"] >= 1
+    assert len(hour["fingerprint"]) == 2 + 64
+    assert hour["intake"] in {"ONLINE", "OFFLINE"}
+    assert hour["missingParents"] == 0
+    (day,) = api.lines(api.get("/api/v1/coverage", **bounds, step="DAY"))
+    assert int(day["timeEnd"]) - int(day["timeStart"]) == 24 * hour_ns
+    (part,) = api.lines(api.get("/api/v1/coverage", **bounds, contentTopics=topic))
+    assert not {"messages", "fingerprint"} & part.keys()
+    for wrong, code in (({"step": "WEEK"}, 400), ({"timeStart": 0}, 413)):
+        answer = api.client.get("/api/v1/coverage", params=wrong)
+        assert answer.status_code == code, answer.text
+
+
+def test_what_other_stores_hold_of_an_hour_is_told_with_it() -> None:
+    differs = StoreCoverage(
+        store_id="b", state=StoreCoverage.DIFFERS, compared_at=7, missing_here=4, missing_there=0
+    )
+    once = StoreCoverage(store_id="c", state=StoreCoverage.UNCONFIRMED, last_equal=6, keyed=True)
+    step = CoverageStep(time_start=1, time_end=2, before_horizon=True, stores=[differs, once])
+    (found,) = of_steps(CoveragePage(steps=[step]).SerializeToString())
+    assert json.loads(encode(found)) == {
+        "timeStart": "1",
+        "timeEnd": "2",
+        "beforeHorizon": True,
+        "intake": "INTAKE_UNSPECIFIED",
+        "stores": [
+            {
+                "storeId": "b",
+                "state": "DIFFERS",
+                "comparedAt": "7",
+                "missingHere": 4,
+                "missingThere": 0,
+            },
+            {"storeId": "c", "state": "UNCONFIRMED", "lastEqual": "6", "keyed": True},
+        ],
     }
 
 

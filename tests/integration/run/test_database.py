@@ -66,7 +66,7 @@ def test_of_several_hosts_each_says_what_is_wrong_and_a_servers_word_comes_first
     ended = run_to_end(
         tmp_path / "data",
         *("--start-timeout", "400ms"),
-        database_url=f"{credentials}@{host_port},{nobody.address}/{database}",
+        database_url=f"{credentials}@{nobody.address},{host_port}/{database}",
     )
     assert ended.code == 3
     server = ended.sentence.index(f'{host_port}: FATAL:  database "no_such_database" does not')

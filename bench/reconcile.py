@@ -30,7 +30,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.compact import compact_cost, views_of
+from bench.compact import compact_cost, enough, views_of
 from bench.reconcile_sets import CASES, SEED, START_NS, Case, Pair, pair, uniform
 from bench.reconcile_tables import count_tables
 from bench.support import report
@@ -147,9 +147,10 @@ def run_ours(sets: Pair, views: tuple[IndexView, IndexView]) -> tuple[float, Sid
 def ours(sets: Pair, views: tuple[IndexView, IndexView], runs: int = RUNS, cold: int = 0) -> Cost:
     """What it costs here."""
     first_runs = [run_ours(sets, views_of(sets))[0] for _ in range(cold)]
-    done = [run_ours(sets, views) for _ in range(runs)]
-    taken = [seconds for seconds, *_ in done]
-    _, first, second = done[-1]
+    taken: list[float] = []
+    while not enough(taken, runs):
+        seconds, first, second = run_ours(sets, views)
+        taken.append(seconds)
     return Cost(
         (min(taken), statistics.median(taken)),
         (sum(map(len, first.payloads)), sum(map(len, second.payloads))),

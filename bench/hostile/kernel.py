@@ -55,6 +55,9 @@ EXTREMES: Final = (
 
 PROGRESS: Final = 20_000
 
+AT_ONCE: Final = 30
+"""So many IDs a side lacks where all are of one time."""
+
 FIRST: Final = 2
 """Of the payloads to begin with, the one that opens a session."""
 
@@ -182,9 +185,11 @@ def _compact_world(rng: random.Random) -> list[tuple[Initiator | Responder, byte
     from reconcile.ids import END, LOWEST, SyncIds  # noqa: PLC0415
     from reconcile.index import IndexView  # noqa: PLC0415
 
-    ids = sorted({(rng.randrange(10**15), rng.randbytes(32)) for _ in range(3_000)})
+    spread = sorted({(rng.randrange(10**15), rng.randbytes(32)) for _ in range(3_000)})
     found: list[tuple[Initiator | Responder, bytes]] = []
-    for lacking, gap in ((1, 0), (4, 0), (50, 0), (600, 0), (20, 300)):
+    for lacking, gap in ((1, 0), (4, 0), (50, 0), (600, 0), (20, 300), (30, 0)):
+        at_once = sorted((7, hash_) for _, hash_ in spread)
+        ids = at_once if lacking == AT_ONCE else spread
         views = [
             IndexView.of(SyncIds.of(sorted(rng.sample(some, len(some) - lacking))))
             for some in (ids[:500] + ids[500 + gap :], ids)

@@ -48,8 +48,8 @@ most of the time, and bounds at anchors need less of it."""
 ANCHORED_SLICE_ITEMS: Final = 128
 """In slices of fewer IDs there often is no anchor."""
 
-_FAR_ITEMS: Final = 2_000_000
-"""Among so many times more IDs so many times more slices are worth it."""
+_FAR_ITEMS: Final = 4_000_000
+"""For each so many IDs that differ so many times more slices are worth it, at anchors."""
 
 _DENSE: Final = 20
 """If more than one ID in so many differs, nearly every slice would: prints say nothing then."""

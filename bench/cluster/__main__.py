@@ -323,6 +323,8 @@ def main() -> int:
     sys.stderr.write(f"needs {needed / 1e9:.1f} GB in {given.dir}, {free / 1e9:.1f} GB are free\n")
     if free < needed:
         parser.error("there is not enough room: name another directory, or smaller sizes")
+    if given.parts > max(given.millions, default=0):
+        parser.error("an archive has no more parts than days: a million messages are a day")
     if given.prepare:
         history.prepare(given.prepare * MILLION // history.per_day, given.writers)
         return 0

@@ -51,8 +51,8 @@ def test_fifty_end_with_equal_logs(seed: int, with_store: bool, seen: Counter[st
 
 
 @pytest.mark.parametrize("with_store", [False, True])
-def test_a_hundred_and_fifty_end_with_equal_logs(with_store: bool, seen: Counter[str]) -> None:
-    assert run(1, 150, with_store=with_store, seen=seen).lost == 0
+def test_three_hundred_end_with_equal_logs(with_store: bool, seen: Counter[str]) -> None:
+    assert run(1, 300, with_store=with_store, seen=seen).lost == 0
 
 
 def test_the_runs_have_come_by_what_they_are_for(seen: Counter[str]) -> None:

@@ -9,10 +9,11 @@ minutes. What a job takes for 10,000 messages, which are measured again before e
 fixed cost in one task, which falls as long as something is compiled; ``cpu_s_per_million`` is what
 it takes beyond that. From one task to the eight that a million messages have, the fixed cost grows:
 ``further_cpu_s_per_million`` is what it takes beyond that and the size before. A job is flat if
-none of its further costs is more than a fifth above one of a smaller size. ``--parts 4`` tells
-the size from the machine, whose cores are not equally fast all the time: the largest archive is
-verified and reported on as a whole between quarters of itself, and `whole_to_parts` is what a
-message took in the whole to what it took in these.
+none of its further costs is more than a fifth above one of a smaller size.
+
+``--millions 64 --parts 4`` tells the size from the machine, whose cores are not equally fast all
+the time: an archive is verified and reported on as a whole between quarters of itself, and
+``whole_to_parts`` is what a message took in the whole to what it took in these.
 
 DIR must be new or empty, and is empty again afterwards; how much room it needs is printed first.
 ``--prepare 64`` only writes the files of so many million messages, with ``--writers`` processes: a
@@ -187,8 +188,13 @@ def of_archives(bench: Bench, history: History) -> None:
     shutil.rmtree(folder_of(page))
 
 
-def in_parts(bench: Bench, history: History, parts: int) -> None:
+def in_parts(bench: Bench, millions: int, parts: int) -> None:
     """The whole of an archive between parts of it, which have the same machine."""
+    few = apart(History.grown, History(bench.directory / "few", FEW), 1)
+    history = _history(bench.directory)
+    history = apart(History.grown, history, millions * MILLION // history.per_day)
+    for _ in range(COMPILING_ROUNDS):
+        of_archives(bench, few)
     session, lake = bench.session, Lake(str(history.first))
     page = bench.directory / "report.html"
 
@@ -204,6 +210,7 @@ def in_parts(bench: Bench, history: History, parts: int) -> None:
 
     for name, work in {"verify": verified, "report": reported}.items():
         ends = [history.start_ns(history.days * part // parts) for part in range(parts + 1)]
+        work(*ends[:2])  # which does not count
         spans = [*pairwise(ends)]
         spans.insert(parts // 2, (ends[0], ends[-1]))
         taken = [bench.beyond_fixed_s(name, partial(work, *span)) for span in spans]
@@ -246,10 +253,10 @@ def take_all(directory: Path, millions: list[int], of_databases: list[int], part
         with spark_session(cluster.url, _SETTINGS) as session:
             bench = Bench(directory, cluster, session)
             flat = True
-            if millions:
-                history = _synthetic(bench, millions)
-                if parts:
-                    in_parts(bench, history, parts)
+            if parts:
+                in_parts(bench, max(millions), parts)
+            elif millions:
+                _synthetic(bench, millions)
                 flat = bench.summed_up()
             if of_databases:
                 _databases(bench, of_databases)
@@ -259,8 +266,8 @@ def take_all(directory: Path, millions: list[int], of_databases: list[int], part
         cluster.stop()
 
 
-def _synthetic(bench: Bench, millions: list[int]) -> History:
-    """Every size, after rounds with the smallest that do not count; the largest archives."""
+def _synthetic(bench: Bench, millions: list[int]) -> None:
+    """Every size, after rounds with the smallest that do not count."""
     few = apart(History.grown, History(bench.directory / "few", FEW), 1)
     history = _history(bench.directory)
     for number, size in enumerate(sorted(millions)):
@@ -274,7 +281,6 @@ def _synthetic(bench: Bench, millions: list[int]) -> History:
         fingerprint(LakeSide(bench.session, Lake(str(few.first))), "minute")
         of_archives(bench, few)
         of_archives(bench, history)
-    return history
 
 
 def _history(directory: Path) -> History:
@@ -317,6 +323,8 @@ def main() -> int:
     sys.stderr.write(f"needs {needed / 1e9:.1f} GB in {given.dir}, {free / 1e9:.1f} GB are free\n")
     if free < needed:
         parser.error("there is not enough room: name another directory, or smaller sizes")
+    if given.parts > max(given.millions, default=0):
+        parser.error("an archive has no more parts than days: a million messages are a day")
     if given.prepare:
         history.prepare(given.prepare * MILLION // history.per_day, given.writers)
         return 0

@@ -20,8 +20,9 @@ EVERY_S: Final = 0.5
 _MIB: Final = 1024 * 1024
 
 
-Moved = dict[tuple[int, float], tuple[int, int]]
-"""By process (ID and time of its start), the bytes that it has read and written."""
+Used = dict[tuple[int, float], tuple[float, int, int]]
+"""By process (ID and time of its start), the seconds of processor time that it has used, and the
+bytes that it has read and written."""
 
 
 @dataclass
@@ -33,7 +34,7 @@ class Watched:
     workers: Mapping[str, int]
     apart: Set[int]
     peaks: dict[str, int] = field(default_factory=dict)
-    moved: Moved = field(default_factory=dict)
+    used: Used = field(default_factory=dict)
 
     def run(self, work: Callable[[], T]) -> tuple[T, dict[str, float]]:
         """Do some work; its result, and what was used.
@@ -41,22 +42,21 @@ class Watched:
         Seconds of processor time, MiB read and written, of files and of other processes, and MiB
         of memory that the driver, and the worker that had most, had at the peak.
         """
-        self.peaks, self.moved = {}, {}
-        before_s = self._look()
-        before = dict(self.moved)
+        self.peaks, self.used = {}, {}
+        self._look()
+        before = dict(self.used)
         with self._looking():
             result = work()
-        cpu_s = self._look() - before_s
+        self._look()
         peaks = {name: each / _MIB for name, each in self.peaks.items()}
         # A worker that has ended meanwhile counts as when it was seen last.
         now, then = (
-            [sum(each) for each in zip(*moved.values(), strict=True)]
-            for moved in (self.moved, before)
+            [sum(each) for each in zip(*used.values(), strict=True)] for used in (self.used, before)
         )
         return result, {
-            "cpu_s": cpu_s,
-            "read_mib": (now[0] - then[0]) / _MIB,
-            "written_mib": (now[1] - then[1]) / _MIB,
+            "cpu_s": now[0] - then[0],
+            "read_mib": (now[1] - then[1]) / _MIB,
+            "written_mib": (now[2] - then[2]) / _MIB,
             "driver_peak_mib": peaks.pop("driver"),
             "worker_peak_mib": max(peaks.values()),
         }
@@ -77,20 +77,17 @@ class Watched:
             ended.set()
             watcher.join()
 
-    def _look(self) -> float:
-        """Take down memory and bytes; the seconds of processor time that were used until now."""
-        cpu_s = 0.0
+    def _look(self) -> None:
+        """Take down memory, processor time and bytes."""
         for name, processes in self._groups():
             memory = 0
             for each in processes:
                 with suppress(psutil.Error):
                     memory += each.memory_info().rss
-                    moved = each.io_counters()
-                    self.moved[each.pid, each.create_time()] = moved.read_chars, moved.write_chars
-                    # What a child that has ended used is its parent's to tell.
-                    cpu_s += sum(each.cpu_times()[:4])
+                    moved, cpu_s = each.io_counters(), sum(each.cpu_times()[:2])
+                    used = cpu_s, moved.read_chars, moved.write_chars
+                    self.used[each.pid, each.create_time()] = used
             self.peaks[name] = max(self.peaks.get(name, 0), memory)
-        return cpu_s
 
     def _groups(self) -> Iterator[tuple[str, list[psutil.Process]]]:
         this = psutil.Process()

@@ -29,20 +29,24 @@ def is_begun(lake: Lake, name: str) -> bool:
     Raises:
         PipelineError: it cannot be looked at, or there are files of one that has lost its log.
     """
-    path, options = place_of(lake, name)
+    return bool(_stored(lake, name))
+
+
+def _stored(lake: Lake, name: str) -> set[str]:
+    """The files of a table and of its log; none where there is no table."""
+    path, _ = place_of(lake, name)
     try:
-        if DeltaTable.is_deltatable(path, options):
-            return True
-        files = sum(each.path.endswith(".parquet") for each in listed(path))
-    except (DeltaError, OSError, ValueError) as error:
+        found = {each.path for each in listed(path)}
+    except OSError as error:
         raise of_store(path, error, f"table of {name}") from error
-    if files:
+    files = sum(each.endswith(".parquet") for each in found)
+    if not any(each.startswith("_delta_log/") for each in found) and files:
         raise PipelineError(
             f"{path} holds {files:,} Parquet files, but the log that names them (_delta_log) is"
             " missing or damaged: put it back from a copy of the archive, or move the directory"
             " away, and the next job begins a new table."
         )
-    return False
+    return found
 
 
 def damage(lake: Lake) -> list[str]:
@@ -51,10 +55,8 @@ def damage(lake: Lake) -> list[str]:
     for name in (AUDITS_TABLE, CLAIMS_TABLE):
         path, options = place_of(lake, name)
         try:
-            if not is_begun(lake, name):
-                continue
-            named = DeltaTable(path, storage_options=options).file_uris()
-            here = {each.path for each in listed(path)}
+            here = _stored(lake, name)
+            named = DeltaTable(path, storage_options=options).file_uris() if here else []
         except PipelineError as error:
             found.append(error.sentence)
         except (DeltaError, OSError, ValueError) as error:

@@ -29,8 +29,10 @@ def require_java() -> None:
     """
     program = _program()
     if program is None:
+        home = os.environ.get("JAVA_HOME")
+        found = f"JAVA_HOME names {home}, which has no bin/java" if home else "found none"
         raise PipelineError(
-            f"The pipeline needs a Java runtime, version {OLDEST_JAVA} or newer, and found none:"
+            f"The pipeline needs a Java runtime, version {OLDEST_JAVA} or newer, and {found}:"
             f" {_REMEDY}",
             USAGE,
         )

@@ -73,6 +73,8 @@ class Required:
 
     def note(self, held: Held) -> str:
         """What there is to check by."""
+        if not self.own and held.entries:
+            return "The manifest of the archive is gone."
         if not self.own:
             return (
                 "The archive has no manifest, so what was removed from it cannot be found by it"

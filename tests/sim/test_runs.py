@@ -8,7 +8,7 @@ import pytest
 from sim.marks import Mark
 from sim.run import simulate
 
-GROUPS, GROUP = 12, 10
+GROUPS, GROUP = 6, 10
 
 # What is so rare that some hundred runs may do without.
 RARE = {Mark.ANOTHER_WAY, Mark.PRUNED, Mark.LOST_PLACE, Mark.STALLED}

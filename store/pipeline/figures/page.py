@@ -106,23 +106,24 @@ def _traffic(traffic: Traffic) -> dict[str, Any]:
         "steps": [(names.time(start), f"{traffic.steps.get(start, 0):,}") for start in axis.starts],
         "channels": _bars(traffic.channels)[:TOP],
         "more_channels": _more(traffic.channels),
-        "channels_title": _leading(traffic.channels, "channel", traffic.messages),
+        "channels_title": _leading(traffic.channels, "channel", "SDS messages"),
         "topics": _bars(traffic.topics)[:TOP],
         "more_topics": _more(traffic.topics),
-        "topics_title": _leading(traffic.topics, "content topic", traffic.messages),
+        "topics_title": _leading(traffic.topics, "content topic", "messages"),
         "not_sds": traffic.not_sds,
         "ranked": traffic.channels,
         "ranked_topics": traffic.topics,
     }
 
 
-def _leading(ranking: Ranking, what: str, messages: int) -> str:
+def _leading(ranking: Ranking, what: str, messages: str) -> str:
+    """What the table of a ranking says of the first, whose shares are of what is ranked."""
     if not ranking.top:
         return f"No {what} has messages"
     if ranking.names == 1:
-        return f"One {what} has {ranking.messages / messages:.0%} of the messages"
-    share = ranking.top[0].messages / messages
-    return f"The largest of {ranking.names:,} {what}s has {share:.0%} of the messages"
+        return f"One {what} has all {messages}"
+    share = ranking.top[0].messages / ranking.messages
+    return f"The largest of {ranking.names:,} {what}s has {share:.0%} of the {messages}"
 
 
 def _bars(ranking: Ranking) -> list[Bar]:

@@ -47,10 +47,10 @@ def two(tmp_path: Path, database_url: str) -> Iterator[list[NodeProcess]]:
 
 
 @pytest.fixture
-def stores(tmp_path: Path) -> Iterator[list[NodeProcess]]:
-    """Two nodes with a Postgres each, which are peers."""
-    first = NodeProcess(tmp_path / "a", PEERS)
-    second = NodeProcess(tmp_path / "b", PEERS)
+def stores(tmp_path: Path, new_store: Callable[[], str]) -> Iterator[list[NodeProcess]]:
+    """Two nodes with a store each, which are peers."""
+    first = NodeProcess(tmp_path / "a", PEERS, new_store())
+    second = NodeProcess(tmp_path / "b", PEERS, new_store())
     try:
         first.start()
         second.args = (*PEERS, "--peer", first.peer)
@@ -185,8 +185,10 @@ async def test_a_cursor_of_a_store_that_is_gone_is_refused(stores: list[NodeProc
             await taken(feed, 5)
 
 
-async def test_a_limit_that_is_reached_for_the_moment_is_waited_for(tmp_path: Path) -> None:
-    node = NodeProcess(tmp_path / "a", (*LATE, "--max-streams", "1"))
+async def test_a_limit_that_is_reached_for_the_moment_is_waited_for(
+    tmp_path: Path, database_url: str
+) -> None:
+    node = NodeProcess(tmp_path / "a", (*LATE, "--max-streams", "1"), database_url)
     try:
         await asyncio.to_thread(node.start)
         async with (

@@ -87,6 +87,7 @@ def test_an_archive_is_made_by_the_command(url: str, tmp_path: Path) -> None:
         (["verify", "{tmp}", "--from", "9", "--to", "9"], {}, 2, "--from must be before --to"),
         (["verify", "{tmp}", "--spark-conf", "odd"], {}, 2, "must be NAME=VALUE"),
         (["verify", "{tmp}"], {"JAVA_HOME": "{tmp}"}, 2, "apt install openjdk-17-jre-headless"),
+        (["verify", "{tmp}"], {"JAVA_HOME": "{tmp}"}, 2, "JAVA_HOME names TMP, which has no"),
     ],
 )
 def test_what_cannot_work_is_said_before_spark_starts(

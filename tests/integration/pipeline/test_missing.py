@@ -40,6 +40,8 @@ from tests.integration.pipeline.world import (
     published,
 )
 
+GONE = "The manifest of the archive is gone."
+
 
 class Killed(BaseException):
     """A death in the middle."""
@@ -176,7 +178,8 @@ def test_a_copy_of_the_manifest_finds_what_was_removed_with_it(
     assert looked(spark, lake_path, manifest=str(copy)).sound
     drop_day(lake_path)
     shutil.rmtree(lake_path / "manifest")
-    assert found(looked(spark, lake_path)) == {BROKEN_MANIFEST}
+    alone = looked(spark, lake_path)
+    assert (found(alone), alone.notes) == ({BROKEN_MANIFEST}, [GONE])
     assert found(looked(spark, lake_path, manifest=str(copy))) == {
         BROKEN_MANIFEST,
         CUT_MANIFEST,

@@ -135,8 +135,8 @@ def test_requests_are_few(spark: SparkSession, url: str, store: ObjectStore) -> 
         work()
         return store.requests() - before
 
-    log_and_manifest = 30
-    assert asked(lambda: verify(spark, Verifying(Lake(path)))) <= files + log_and_manifest
+    logs_and_manifest = 36
+    assert asked(lambda: verify(spark, Verifying(Lake(path)))) <= files + logs_and_manifest
 
 
 def test_a_large_file_is_read_in_parts_and_as_a_whole(store: ObjectStore) -> None:

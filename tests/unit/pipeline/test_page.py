@@ -172,6 +172,17 @@ def test_names_of_strangers_are_text_and_nothing_else() -> None:
     assert not re.search(r"[\x00-\x08\x0b-\x1f\u202a-\u202e\u2066-\u2069]", PAGE)
 
 
+@pytest.mark.parametrize(
+    ("what", "of"), [("channel", "SDS messages"), ("content topic", "messages")]
+)
+def test_a_ranking_says_of_the_largest_what_its_table_does(what: str, of: str) -> None:
+    title = re.search(rf"The largest of [0-9,]+ {what}s has ([0-9]+)% of the {of}<", PAGE)
+    assert title is not None
+    share = re.search(r'<td class="number">([0-9.]+)%</td>', PAGE[title.end() :])
+    assert share is not None
+    assert int(title[1]) == round(float(share[1]))
+
+
 def test_every_name_within_the_page_is_there_once() -> None:
     ids = [value for name, value in ELEMENTS.attributes if name == "id"]
     assert len(ids) == len(set(ids))

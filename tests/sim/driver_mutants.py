@@ -462,7 +462,7 @@ DRIVERS = {
         "are left|do not become equal",
     ),
     "lets a session wait for ever": Mutant(
-        replace_with(exchange.Exchange, "keep", _keep_for_ever), "waits too long", 29
+        replace_with(exchange.Exchange, "keep", _keep_for_ever), "waits too long", 34
     ),
     "leaves the timer of a claimed session": Mutant(
         replace_with(exchange.Exchange, "claim", _claim_and_leave_the_timer), "that are over"
@@ -475,7 +475,7 @@ DRIVERS = {
         replace_with(responder.Responder, "_slot", _slot_that_is_kept), "do not become equal"
     ),
     "takes every digest for its own": Mutant(
-        replace_with(checking.Checking, "compute", _one_digest_for_all), "are missing", 60
+        replace_with(checking.Checking, "compute", _one_digest_for_all), "are missing", 64
     ),
     "takes every lattice digest for its own": Mutant(
         replace_with(locating.Below, "digest", _one_lattice_digest_for_all), "are missing"
@@ -487,7 +487,7 @@ DRIVERS = {
         replace_with(Agreement, "digest", _digest_of_what_is_held), "accuses an honest peer"
     ),
     "compares digests that begin at its own time": Mutant(
-        replace_with(Agreement, "cut", property(_own_cut)), "from other times|accuses"
+        replace_with(Agreement, "cut", property(_own_cut)), "from other times|accuses", 11
     ),
     "leaves the transfer out": Mutant(
         replace_with(initiator.Initiator, "_transfer", _transfer_and_call_it_done),
@@ -503,10 +503,10 @@ DRIVERS = {
         replace_with(exchange, "statements_of", _state_as_of_the_end), "dated too late"
     ),
     "never withdraws a statement": Mutant(
-        replace_with(coverage, "_runs", _runs_whatever_is_held), "is equal over"
+        replace_with(coverage, "_runs", _runs_whatever_is_held), "is equal over", 9
     ),
     "withdraws no statement after a late message": Mutant(
-        replace_with(coverage, "_runs", _runs_of_what_has_grown), "is equal over"
+        replace_with(coverage, "_runs", _runs_of_what_has_grown), "is equal over", 9
     ),
     "keeps statements after commits were lost": Mutant(
         replace_with(coverage, "_runs", _runs_of_what_has_shrunk), "is equal over", 20_038

@@ -185,7 +185,7 @@ CORES = {
     "never forgives": Mutant(
         replace_with(exchange, "PolicyMemory", LastingMemory),
         "time has come|do not become equal",
-        18,
+        30,
     ),
     "leaves a gap": Mutant(replace_with(resume, "Resume", HastyResume), "has passed over"),
     "never looks back": Mutant(

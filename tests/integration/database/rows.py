@@ -35,7 +35,6 @@ _HASH = """
 insert into storenode.hashes
 select encode(substr(hash, 1, 16), 'hex')::uuid, substr(hash, 17), %(ts)s, gen_random_uuid()
 from (values (%(hash)s::bytea)) as given(hash)
-from tests.support.polling import PAUSE_S
 """
 _TOPIC = "insert into storenode.topics values (gen_random_uuid(), %(ts)s, 'p', 'c')"
 _SDS = """

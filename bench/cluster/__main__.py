@@ -13,7 +13,8 @@ none of its further costs is more than a fifth above one of a smaller size.
 
 ``--millions 64 --parts 4`` tells the size from the machine, whose cores are not equally fast all
 the time: an archive is verified and reported on as a whole between quarters of itself, and
-``whole_to_parts`` is what a message took in the whole to what it took in these.
+``whole_to_parts`` is what a message took in the whole to what it took in these, of tens of
+millions: of few the fixed cost, which still falls, hides it.
 
 DIR must be new or empty, and is empty again afterwards; how much room it needs is printed first.
 ``--prepare 64`` only writes the files of so many million messages, with ``--writers`` processes: a

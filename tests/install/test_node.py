@@ -14,7 +14,7 @@ from store.observe.page import PATH
 from tests.install.environment import VERSION, Dist, Environment, library_of
 from tests.integration.run.helpers import get
 from tests.support.command import Command
-from tests.support.node import NodeProcess
+from tests.support.node import LISTENERS, NodeProcess
 from tests.support.small_disk import READ_ONLY
 
 TOPIC = ("--content-topic", "/installed/1/node/proto")
@@ -121,7 +121,11 @@ def test_without_any_postgres_it_names_the_extra(dist: Dist, tmp_path: Path) -> 
     for folder in SYSTEM_POSTGRES:
         if folder.is_dir():
             program = [*READ_ONLY, str(folder), *program]
-    ended = replace(command, program=program)("run", "--data-dir", str(tmp_path / "data"))
+    # A node of the user may have the usual ports.
+    listeners = [f"{name}=127.0.0.1:0" for name in LISTENERS]
+    ended = replace(command, program=program)(
+        "run", "--data-dir", str(tmp_path / "data"), *listeners
+    )
     assert (ended.code, ended.out) == (1, "")
     (sentence,) = [line for line in ended.err.splitlines() if line.startswith("storenode: ")]
     assert "No Postgres programs were found" in sentence

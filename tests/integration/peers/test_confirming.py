@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 import pytest
 
 from store.db.locks import NODES
-from store.db.pool import Database
+from store.db.pool import Connection, Database
 from store.db.schema.partitions import PartitionMap
 from store.db.writing.tracking import MAX_NEEDED, Tracking
 from store.db.writing.unread import UnreadEvents
@@ -20,6 +20,7 @@ from store.gossip.driver import confirmations
 from store.gossip.driver.confirmations import ConfirmationWaits
 from store.messages.record import RecordBatch
 from tests.integration.storage.world import DAY, NOW, random_batch
+from tests.support.polling import until
 
 LONG_S = 60.0
 
@@ -122,8 +123,18 @@ async def test_the_peers_of_another_node_on_the_database_may_confirm(publisher: 
             await node.execute("select pg_advisory_lock_shared(%s)", (NODES,))
         found = await publisher.waits.confirmed(messages.hashes, stored, 3, 0.05)
         assert "no more have within 0.05 s" in found[0].reason
+        servers = [node.info.backend_pid for node in (one, another)]
+    async with await database.connect() as observer:
+        # A server process lets go of its locks some time after its client has left.
+        await until(lambda: _have_ended(observer, servers))
     found = await publisher.waits.confirmed(messages.hashes, stored, 3, LONG_S)
     assert "with 2 other stores" in found[0].reason, "it is alone again"
+
+
+async def _have_ended(observer: Connection, servers: list[int]) -> bool:
+    statement = "select not exists (select from pg_stat_activity where pid = any(%s))"
+    row = await (await observer.execute(statement, (servers,))).fetchone()
+    return row == (True,)
 
 
 async def test_what_was_given_up_counts_for_nothing(publisher: Publisher) -> None:

@@ -25,6 +25,7 @@ from storenode.wire.storenode.v1.store_pb2 import FollowPage
 from tests.faults.processes import logged
 from tests.support.acknowledged import PUBSUB, TOPICS
 from tests.support.admission import admit
+from tests.support.fleet import made, publish
 from tests.support.node import running_node
 from tests.support.outlet import WideOutlet
 
@@ -221,6 +222,15 @@ async def test_a_real_node_that_was_stopped_waits_without_an_alarm(
         await logged(node, "retention_waits")
 
 
+async def test_a_store_that_is_made_long_before_its_first_node_raises_no_alarm(
+    database_url: str, clock: Clock
+) -> None:
+    clock.offset_ns = 42 * 3_600 * 10**9
+    async with storage(database_url, clock) as node:
+        await node.maintain()
+        assert node.events == ["retention_waits"]
+
+
 async def test_a_real_node_without_peers_knows_when_it_was_last_online(
     tmp_path: Path, database_url: str
 ) -> None:
@@ -237,7 +247,13 @@ async def test_a_real_node_without_peers_knows_when_it_was_last_online(
 async def test_a_real_node_looks_at_the_newest_commit_first(
     tmp_path: Path, database_url: str
 ) -> None:
+    with running_node(tmp_path / "data", database_url=database_url) as node:
+        await publish(node, made(1, time.time_ns(), span_s=5))
     with psycopg.connect(database_url, autocommit=True) as connection:
-        connection.execute("update storenode.store set created_at = now() - interval '1 year'")
+        ago = "now() - interval '1 year'"
+        connection.execute(f"update storenode.store set created_at = {ago}".encode())
+        connection.execute(f"update storenode.commits set committed_at = {ago}".encode())
+        connection.execute("update storenode.store set last_online_ns = null")
+        connection.execute("delete from storenode.online")
     with running_node(tmp_path / "data", database_url=database_url) as node:
         await logged(node, "clock_doubted")

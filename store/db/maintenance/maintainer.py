@@ -45,6 +45,7 @@ LONGEST_BACKOFF_S: Final = 30.0
 
 _TRY_LOCK: Final = "select pg_try_advisory_lock(%s)"
 _UNLOCK: Final = "select pg_advisory_unlock(%s)"
+_IS_NEW: Final = "select not exists (select from storenode.commits)"
 _NEWEST_COMMIT: Final = """
 select (extract(epoch from greatest(created_at, (
     select committed_at from storenode.commits order by position desc limit 1
@@ -214,6 +215,8 @@ class Maintainer:
         reading = self._clock.read(clock_ns, steady_ns)
         if reading.doubted and not self._doubted:
             absent_ns = clock_ns - self._last_online_ns - (steady_ns - self._made_at_ns)
+            if starts and await _is_new(connection):
+                absent_ns = 0  # made in advance: nobody was ever there
             name, problem = _doubt(reading, absent_ns if starts else None)
             self._on_event(name, problem=problem)
         if self._doubted and not reading.doubted:
@@ -294,8 +297,8 @@ def _doubt(reading: Reading, absent_ns: int | None) -> tuple[str, str]:
     seconds = reading.ahead_ns // NS_PER_S
     if absent_ns is not None and absent_ns <= MAX_DOUBT_NS:
         problem = (
-            f"the newest commit is {seconds} s old: retention goes by the clock when it has been"
-            " steady for as long, or for a day"
+            f"the newest commit, or an empty store, is {seconds} s old: retention goes by the"
+            " clock when it has been steady for as long, or for a day"
         )
         return "retention_waits", problem
     problem = (
@@ -303,6 +306,12 @@ def _doubt(reading: Reading, absent_ns: int | None) -> tuple[str, str]:
         " right: retention follows it when it has been steady for as long, or for a day"
     )
     return "clock_doubted", problem
+
+
+async def _is_new(connection: Connection) -> bool:
+    """Whether nothing was ever stored."""
+    row = await (await connection.execute(_IS_NEW)).fetchone()
+    return row == (True,)
 
 
 async def _obtained(connection: Connection) -> bool:

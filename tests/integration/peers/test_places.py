@@ -18,7 +18,7 @@ from tests.support.fleet import Fleet, hashes, held, made, publish, synchronize
 from tests.support.node import NodeProcess
 from tests.support.polling import PAUSE_S
 
-IN_BOUNDED_TIME_S = 45.0
+IN_BOUNDED_TIME_S = 120.0
 
 
 def target(node: NodeProcess) -> Target:

@@ -136,8 +136,8 @@ class Filled:
         explained: which of these slices differ by one ID of the initiator's, and are not in the
             table; None: that was not looked for.
         told: the short IDs of these.
-        by_prints: that ID may be of either side, and what is told is the initiator's prints,
-            XOR what the responder has said of its own.
+        by_prints: each of these IDs may be of either side. The initiator tells its prints, XOR the
+            part of the responder's prints that it knows.
         listed: of which of the other slices all of the initiator's IDs are named, and are not in
             the table; None: of none.
         named: the short IDs of these, ascending.

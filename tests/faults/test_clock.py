@@ -234,7 +234,7 @@ async def test_a_store_that_is_made_long_before_its_first_node_raises_no_alarm(
 async def test_a_real_node_without_peers_knows_when_it_was_last_online(
     tmp_path: Path, database_url: str
 ) -> None:
-    """It has nobody to resume from, and notes no time for that."""
+    """Such a node does not write the time from which it would resume."""
     with running_node(tmp_path / "data", database_url=database_url):
         pass
     with psycopg.connect(database_url, autocommit=True) as connection:

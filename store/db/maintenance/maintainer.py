@@ -216,7 +216,7 @@ class Maintainer:
         if reading.doubted and not self._doubted:
             absent_ns = clock_ns - self._last_online_ns - (steady_ns - self._made_at_ns)
             if starts and await _is_new(connection):
-                absent_ns = 0  # made in advance: nobody was ever there
+                absent_ns = 0  # no node has ever served this store
             name, problem = _doubt(reading, absent_ns if starts else None)
             self._on_event(name, problem=problem)
         if self._doubted and not reading.doubted:

@@ -112,11 +112,14 @@ class Rebuilder:
                 self._build_from_ns = now_ns + BUILD_AGAIN_NS
                 return await _build(connection, builds)
             return await self._rebuild(connection, now_ns)
-        except (errors.LockNotAvailable, errors.UndefinedTable, errors.UndefinedObject) as error:
-            # A transaction that lasts, or retention that was quicker: another index is next. What
-            # partitions lack has none in its place, so that somebody should know why it waits.
-            if builds is not None and isinstance(error, errors.LockNotAvailable):
+        except errors.LockNotAvailable:
+            # A transaction that lasts: another index is next. But nothing stands in for an index
+            # that partitions lack, so somebody should know why it waits.
+            if builds is not None:
                 raise
+            return None
+        except (errors.UndefinedTable, errors.UndefinedObject):
+            # Retention was quicker.
             return None
         finally:
             if not connection.closed:

@@ -26,7 +26,7 @@ from tests.integration.database.rows import (
     tally,
     values,
 )
-from tests.support.polling import PAUSE_S
+from tests.support.polling import until
 
 NEVER_S = 3_600.0
 
@@ -76,11 +76,6 @@ def maintainer(
         on_event=events,
         interval_s=interval_s,
     )
-
-
-async def until(check: Callable[[], Awaitable[bool]]) -> None:
-    while not await check():  # noqa: ASYNC110 - tells nobody
-        await asyncio.sleep(PAUSE_S)
 
 
 async def test_it_makes_partitions_ahead_and_drops_old_ones(database_url: str) -> None:

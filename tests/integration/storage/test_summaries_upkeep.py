@@ -44,6 +44,9 @@ TODAY = NOW // DAY * DAY
 NEVER_S = 3_600.0
 PATIENCE_S = 90.0
 TWO_DAYS = RetentionPolicy(age_ns=2 * DAY)
+BURST = 100
+"""Commits of a publisher between two times that all is folded."""
+
 SPREAD = [NOW - number * DAY // 7 for number in range(60)]
 
 
@@ -364,16 +367,23 @@ async def test_nodes_go_on_while_summaries_are_made_anew(
     monkeypatch.setattr(fold_module, "MAX_FOLD_COMMITS", 16)  # publishers are faster than 1
     dice = random.Random(SEED)
     done = asyncio.Event()
+    folded = asyncio.Event()
 
     async def publish() -> None:
         while not done.is_set():
-            await node.store(random_batch(dice, 5, SPREAD))
+            for _ in range(BURST):
+                await node.store(random_batch(dice, 5, SPREAD))
+            if not done.is_set():  # without a pause, what is not folded grows without end
+                folded.clear()
+                await folded.wait()
 
     async def keep_folding() -> None:
         async with await node.database.connect() as own:
             while not done.is_set():
                 await fold_until(own)
                 await assert_true(own)
+                folded.set()
+            folded.set()
 
     async with await node.database.connect() as own:
         async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as others:

@@ -80,7 +80,7 @@ async def require_archived(connection: AsyncConnection[Any], partition: Partitio
     if hours:
         moment = _EPOCH + timedelta(seconds=first_ns // NS_PER_S)
         raise NotArchived(
-            f"{partition.name} stays, since it is not archived in full"
+            f"partition {partition.name} stays, since it is not archived in full"
             f" (hours not archived: {hours}, the first {moment:%Y-%m-%dT%H}:00Z):"
             " run `storenode pipeline archive`"
         )

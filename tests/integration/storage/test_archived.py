@@ -62,7 +62,7 @@ async def test_what_is_not_archived_stays(connection: Connection, dry_run: bool)
     report = await prune(connection, ARCHIVED_ONLY, NOW, dry_run=dry_run)
     assert gone(report) == []
     (problem,) = report.problems
-    assert problem.startswith("messages_20261115 stays, since ")
+    assert problem.startswith("partition messages_20261115 stays, since ")
     assert "storenode pipeline archive" in problem
     await assert_true(connection)
 
@@ -75,7 +75,7 @@ async def test_what_is_archived_goes_up_to_what_is_not(
     report = await prune(connection, ARCHIVED_ONLY, NOW, dry_run=dry_run)
     assert gone(report) == ["messages_20261115"]
     (problem,) = report.problems
-    assert problem.startswith("messages_20261116 stays, since it is not archived in full")
+    assert problem.startswith("partition messages_20261116 stays, since it is not archived in full")
     assert "(hours not archived: 1, the first 2026-11-16T09:00Z)" in problem
 
 
@@ -98,7 +98,7 @@ async def test_a_late_arrival_takes_the_mark_away(
         await fold_until(connection)
     report = await prune(connection, ARCHIVED_ONLY, NOW)
     assert gone(report) == []
-    assert report.problems[0].startswith("messages_20261115 stays, since ")
+    assert report.problems[0].startswith("partition messages_20261115 stays, since ")
     await note(connection)
     assert gone(await prune(connection, ARCHIVED_ONLY, NOW)) != []
 
@@ -115,7 +115,7 @@ async def test_a_message_that_arrives_while_the_drop_waits_is_not_dropped(
         await slow.commit()
         report = await pruning
     assert gone(report) == []
-    assert report.problems[0].startswith("messages_20261115 stays, since ")
+    assert report.problems[0].startswith("partition messages_20261115 stays, since ")
     held = await node.value("select count(*) from storenode.messages where ts < %s", NOW)
     assert held == 63
     await assert_true(connection)

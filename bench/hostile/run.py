@@ -56,26 +56,28 @@ def run_attack(
     seed: int,
     python: Path | None = None,
     before: tuple[str, ...] = (),
+    database_url: str | None = None,
 ) -> Outcome:
     """Start a node and attack it, with all ``attacks`` at once, each with its count.
 
     ``python``: of another environment, whose node is attacked. ``before``: what is put before the
-    node's command line.
+    node's command line. ``database_url``: of an empty database; without, the node has its own.
     """
     attacked = found()
     options = [each for name in attacks for each in getattr(attacked[name], "OPTIONS", ())]
-    with _node(python, before, options) as node:
+    with _node(python, before, options, database_url) as node:
         return asyncio.run(_attack(node, attacks, seed))
 
 
 @contextmanager
 def _node(
-    python: Path | None, before: tuple[str, ...], more: Sequence[str]
+    python: Path | None, before: tuple[str, ...], more: Sequence[str], database_url: str | None
 ) -> Iterator[NodeProcess]:
     program = COMMAND if python is None else str(python.with_name("storenode"))
     options = ("--log-level", "error", "--sync-interval", "0", "--gossip", "on", *more)
     with tempfile.TemporaryDirectory(prefix="storenode-hostile-") as directory:
-        node = NodeProcess(Path(directory, "node"), options, program=(*before, program)).start()
+        place, line = Path(directory, "node"), (*before, program)
+        node = NodeProcess(place, options, database_url, program=line).start()
         try:
             yield node
         finally:

@@ -1,6 +1,7 @@
-"""A client that opens one streaming call, says so, and goes no further; run as a script.
+"""A client that opens a streaming call over each of some connections, says so, and goes no further.
 
-Arguments: HOST:PORT, the method, and for the SDS calls the channel and the message IDs.
+Run as a script. Arguments: HOST:PORT, the method, how many connections, and for the SDS calls the
+channel and the message IDs.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import asyncio
 import sys
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack
 from typing import Any, Final
 
 from storenode.client.messages import new_message, new_request
@@ -38,15 +40,18 @@ METHODS: Final[dict[str, Opener]] = {
 }
 
 
-async def main(node: str, method: str, channel: str, ids: Sequence[str]) -> None:
-    """Open the call, take its first answer, and stop reading."""
-    async with connect(node) as client:
-        answers = METHODS[method](client, channel, ids)
-        await anext(answers)
+async def main(node: str, method: str, streams: int, channel: str, ids: Sequence[str]) -> None:
+    """Open the calls, take the first answer of each, and stop reading."""
+    async with AsyncExitStack() as stack:
+        opened = []
+        for _ in range(streams):
+            client = await stack.enter_async_context(connect(node))
+            opened.append(METHODS[method](client, channel, ids))
+            await anext(opened[-1])
         sys.stdout.write("open\n")
         sys.stdout.flush()
         await asyncio.Event().wait()
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], sys.argv[2], sys.argv[3], sys.argv[4:]))
+    asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4], sys.argv[5:]))

@@ -26,6 +26,7 @@ from storenode.client import (
 )
 from storenode.client.streams import MessageStream
 from tests.support.node import NodeProcess
+from tests.support.polling import PAUSE_S
 
 TOPIC = "/failover/1/all/proto"
 ONCE = Retry(attempts=0)
@@ -216,6 +217,7 @@ def refused_again(node: NodeProcess) -> None:
     )
     refusals = 0.0
     while refusals < 2:
+        time.sleep(PAUSE_S)
         with urllib.request.urlopen(f"http://{node.metrics}/metrics") as response:
             found = counted.search(response.read())
         refusals = 0.0 if found is None else float(found[1])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import psycopg
 import pytest
@@ -21,22 +21,34 @@ from store.domain.partitioning import DAY_NS
 from store.domain.retention import RetentionPolicy
 from tests.integration.database.filling import admitted, plain, sds, write
 from tests.integration.database.rows import NOW, TODAY, opened
+from tests.support.postgres import PostgresServer
 
 COUNT = 60
 SDS_COUNT = 20
 
 
-@pytest.fixture
-async def filled_url(database_url: str) -> str:
-    """A database with messages of five days, a third of them SDS messages."""
+@pytest.fixture(scope="module")
+def filled(postgres: PostgresServer, template_database: str) -> Iterator[str]:
+    """Name of a database with messages of five days, a third of them SDS messages."""
+    name = postgres.create_database(template_database)
     day = [TODAY - number % 5 * DAY_NS + number for number in range(COUNT)]
     messages = [plain(number, day[number]) for number in range(SDS_COUNT, COUNT)]
     history = [
         sds(number, day[number], range(max(0, number - 2), number)) for number in range(SDS_COUNT)
     ]
     empty = plain(COUNT, NOW - 400 * DAY_NS, b"")
-    await write(database_url, [admitted(messages), admitted(history), admitted([empty])])
-    return database_url
+    batches = [admitted(messages), admitted(history), admitted([empty])]
+    asyncio.run(write(postgres.url(name), batches))
+    yield name
+    postgres.drop_database(name)
+
+
+@pytest.fixture
+def filled_url(postgres: PostgresServer, filled: str) -> Iterator[str]:
+    """URL of a copy of it."""
+    name = postgres.create_database(filled)
+    yield postgres.url(name)
+    postgres.drop_database(name)
 
 
 def execute(url: str, statement: str) -> None:

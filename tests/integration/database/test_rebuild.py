@@ -152,7 +152,7 @@ async def test_what_a_rebuild_has_left_goes_without_locking_readers_out(
         dropping = asyncio.create_task(Rebuilder().rebuild(connection, TODAY))
         waiting = _WAITING.format(connection.info.backend_pid)
         while await values(other, waiting) == [0] and not dropping.done():
-            pass
+            await asyncio.sleep(PAUSE_S)
         await other.execute("set lock_timeout = '1s'")
         await other.execute("select 1 from storenode.sds limit 1")
         assert not dropping.done()

@@ -6,6 +6,7 @@ The newer version is this one with two revisions more, in a folder of their own.
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,6 +20,7 @@ from store.db.errors import SchemaError
 from store.db.schema import migrate, upgrade_locks
 from tests.support.command import Command
 from tests.support.node import NodeProcess, running_node
+from tests.support.polling import PAUSE_S
 from tests.support.postgres import SUPERUSER, PostgresServer
 
 NEWEST = migrate.head()
@@ -182,6 +184,7 @@ def test_an_upgrade_gives_way_to_who_locks_tables_in_any_order(
         upgraded = threads.submit(migrate.upgrade, database_url, before_restart=True)
         while watch.execute(WAITING).fetchone() != (1,):
             assert not upgraded.done()
+            time.sleep(PAUSE_S)
         for table in order[1:]:
             node.execute(statement.format(table))
         node.commit()

@@ -24,7 +24,7 @@ from storenode.wire.waku.store.v3.store_pb2 import WakuMessageKeyValue
 from tests.integration.peers.harness import NOW_NS, PeerNode, hash_of, item, items, within
 from tests.integration.peers.hostile import Script, Scripts, hostile_server
 from tests.support.fleet import Fleet, pretend_last_online, status
-from tests.support.polling import eventually
+from tests.support.polling import PAUSE_S, eventually
 
 HOUR_NS = 3_600 * 10**9
 
@@ -35,8 +35,8 @@ async def execute(node: PeerNode, statement: str) -> None:
 
 
 async def all_held(node: PeerNode, hashes: set[bytes]) -> None:
-    while await node.hashes() != hashes:
-        continue
+    while await node.hashes() != hashes:  # noqa: ASYNC110 - tells nobody
+        await asyncio.sleep(PAUSE_S)
 
 
 def resuming(

@@ -28,6 +28,7 @@ from tests.integration.storage.following import TERMINATE_OTHERS
 from tests.integration.storage.node import SETTINGS, Node
 from tests.integration.storage.world import DAY, NOW, random_batch
 from tests.support.naive_view import NaiveView
+from tests.support.polling import PAUSE_S
 from tests.unit.reconcile.answers import check_answer, random_read
 from tests.unit.reconcile.worlds import random_spans
 
@@ -257,6 +258,6 @@ async def test_a_cancelled_reader_leaves_no_transaction(
     with pytest.raises(asyncio.CancelledError):
         await task
     async with asyncio.timeout(90):
-        while await node.value(_SLEEPERS):
-            pass
+        while await node.value(_SLEEPERS):  # noqa: ASYNC110 - tells nobody
+            await asyncio.sleep(PAUSE_S)
     await node.no_transaction()

@@ -71,6 +71,7 @@ async def occupy_workers(
             tasks.append(asyncio.create_task(node.store(plug)))
             waiting = 0
             while waiting != number:
+                await asyncio.sleep(PAUSE_S)
                 cursor = await connection.execute(_WAITING)
                 [(waiting,)] = await cursor.fetchall()  # type: ignore[assignment]
     return tasks

@@ -17,6 +17,7 @@ from xdist.scheduler import LoadFileScheduling
 
 from store.db.schema.migrate import upgrade
 from tests.support import quarantine, warm
+from tests.support.places import quick_directory
 from tests.support.postgres import PostgresServer
 from tests.support.quarantine import Quarantine
 from tests.support.repeat import Repeat
@@ -49,8 +50,9 @@ def pytest_unconfigure() -> None:
 
 
 SPARK = "tests/integration/pipeline/"
-TOGETHER = (SPARK, "tests/install/", "tests/browser/")
-"""Folders whose tests share what takes long to make: a Spark session, what was built, a browser."""
+TOGETHER = (SPARK, "tests/install/", "tests/browser/", "tests/integration/gateway/")
+"""Folders whose tests share what takes long to make: a Spark session, what was built, a browser,
+what npm has installed."""
 APART = (f"{SPARK}test_cluster.py", f"{SPARK}test_docs.py", f"{SPARK}test_schedules.py")
 """Files of these folders that have processes of their own for most of what they do."""
 RUNBOOKS = "tests/deploy/test_runbooks.py"
@@ -107,10 +109,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadFileS
 @pytest.fixture(scope="session")
 def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
     """The server that tests share."""
-    server = PostgresServer(tmp_path_factory.mktemp("postgres"))
-    server.start()
-    yield server
-    server.stop()
+    kept = tmp_path_factory.mktemp("postgres")
+    with quick_directory(kept) as directory:
+        server = PostgresServer(directory)
+        server.start()
+        # For the reports of failures, which look below pytest's directory.
+        shown = kept / "postgres.log"
+        shown.symlink_to(directory / "postgres.log")
+        yield server
+        server.stop()
+        shown.unlink()
 
 
 @pytest.fixture(scope="session")

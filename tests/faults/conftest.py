@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,9 +10,9 @@ from random import Random
 import pytest
 
 from store.db.schema.migrate import upgrade
-from tests.support.cluster import ClusterServer, Pair
+from tests.support.cluster import ClusterServer, Pair, copy_cluster
 from tests.support.node import NodeProcess
-from tests.support.repeat import keep_logs
+from tests.support.places import quick_directory
 
 PATIENT = ("--max-clock-drift", "1h")
 """What is published again and again may get old before a node that was killed is back."""
@@ -30,16 +29,18 @@ def dice(request: pytest.FixtureRequest) -> Random:
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[NodeProcess]:
     """A node with an embedded Postgres, not started."""
-    process = NodeProcess(tmp_path / "data", PATIENT)
-    yield process
-    process.close()
+    with quick_directory(tmp_path) as directory:
+        process = NodeProcess(directory / "data", PATIENT)
+        copy_cluster(process.data_dir)
+        yield process
+        process.close()
 
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[ClusterServer]:
     """A Postgres of its own, with the schema."""
-    with tempfile.TemporaryDirectory(prefix="storenode-server-") as directory:
-        running = ClusterServer(Path(directory) / "server")
+    with quick_directory(tmp_path) as directory:
+        running = ClusterServer(directory / "server")
         running.create()
         running.start()
         try:
@@ -47,7 +48,6 @@ def server(tmp_path: Path) -> Iterator[ClusterServer]:
             yield running
         finally:
             running.stop()
-            keep_logs(Path(directory), tmp_path)
 
 
 @pytest.fixture

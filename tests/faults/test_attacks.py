@@ -27,6 +27,8 @@ SAW = {
     "idle_connections": "of 100 connections that could be made the node has closed 90",
     "compressed_requests": "50 of 50 ended UNIMPLEMENTED",
     "half_sent_probes": "answered 20 with 200",
+    "gossip_places": "an honest peer had a stream after",
+    "reconcile_places": "an honest peer transferred after",
 }
 """What some say in the end, among other things."""
 

@@ -5,11 +5,15 @@ The servers are launched once and never restarted behind a test's back, unlike t
 
 from __future__ import annotations
 
+import atexit
 import os
 import shutil
 import signal
+import subprocess
 import tempfile
 from collections.abc import Mapping
+from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,9 +29,9 @@ from store.embedded.initdb import make_cluster
 from store.embedded.process import Launch
 from store.embedded.server import Plan, Server
 from tests.support import programs
+from tests.support.places import quick_directory
 from tests.support.ports import HeldPort
 from tests.support.postgres import ROLE, SUPERUSER
-from tests.support.repeat import keep_logs
 
 START_TIMEOUT_S: Final = 60.0
 _STANDBY_NAME: Final = "second"
@@ -58,8 +62,7 @@ class ClusterServer:
 
     def create(self) -> None:
         """Make an empty cluster with the database and the role of nodes."""
-        found = binaries.reachable(self._installation, Launch(self._account))
-        make_cluster(self.data, self._account, found)
+        copy_cluster(self.data.path, self._installation)
         (self.data.cluster / "pg_hba.conf").write_text(_HBA)
 
     def copy(self, primary: ClusterServer) -> None:
@@ -145,9 +148,9 @@ class Pair:
     """
 
     def __init__(self, kept: Path) -> None:
-        self._kept = kept
+        self._places = ExitStack()
         # Not below a directory of pytest's: Postgres's account must get there.
-        self.directory = Path(tempfile.mkdtemp(prefix="storenode-pair-"))
+        self.directory = self._places.enter_context(quick_directory(kept))
         self.first = ClusterServer(self.directory / "first")
         self.second = ClusterServer(self.directory / "second")
 
@@ -197,8 +200,27 @@ class Pair:
         """Stop both and remove what they left."""
         for server in (self.second, self.first):
             server.stop()
-        keep_logs(self.directory, self._kept)
-        shutil.rmtree(self.directory, ignore_errors=True)
+        self._places.close()
+
+
+def copy_cluster(directory: Path, installation: binaries.Installation | None = None) -> None:
+    """Give a data directory, of a node too, an empty cluster as its first start would make it.
+
+    To copy one costs a tenth of making it, and all that are copied have one system identifier.
+    """
+    made = _made(installation or binaries.choose(None))
+    directory.mkdir(mode=0o700, exist_ok=True)
+    subprocess.run(["cp", "-a", *made.iterdir(), directory], check=True)
+
+
+@cache
+def _made(installation: binaries.Installation) -> Path:
+    """A data directory with a cluster that nobody has ever started."""
+    data = DataDir(Path(tempfile.mkdtemp(prefix="storenode-made-")))
+    atexit.register(shutil.rmtree, data.path, ignore_errors=True)
+    account = account_for(data.cluster)
+    make_cluster(data, account, binaries.reachable(installation, Launch(account)))
+    return data.path
 
 
 def kill_machine(postmaster: psutil.Process) -> None:

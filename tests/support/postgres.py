@@ -20,6 +20,7 @@ QUICK: Final[Mapping[str, str]] = {
     "fsync": "off",
     "full_page_writes": "off",
     "max_connections": "300",
+    "max_wal_size": "256MB",
     "shared_buffers": "64MB",
 }
 """Settings of the server that tests share; what is about durability starts one of its own."""

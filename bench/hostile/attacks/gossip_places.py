@@ -18,7 +18,7 @@ from bench.hostile.target import Target
 COUNT = 70
 SHORT = 70
 
-_PATIENCE_S: Final = 60.0
+_PATIENCE_S: Final = 120.0
 _PAUSE_S: Final = 1.0
 _TRY_S: Final = 0.2
 """All call from one address, so nothing but trying more often is in the honest peer's favour."""

@@ -1,0 +1,44 @@
+"""Directories for servers that are made anew again and again: in memory, where there is room.
+
+A database is some hundred files. To make and remove them costs a disk's file system ten times what
+it costs one in memory, and that ten times what the rest of a small test does.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
+
+import psutil
+
+from tests.support.repeat import keep_logs
+
+_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - each directory has a random name
+_LEAST_FREE_BYTES: Final = 4 * 1024**3
+_PREFIX: Final = "storenode-of-test-"
+
+
+@contextmanager
+def quick_directory(kept: Path) -> Iterator[Path]:
+    """A directory that is gone after the block; the logs below it are copied to ``kept`` then."""
+    memory = _memory()
+    with TemporaryDirectory(prefix=f"{_PREFIX}{os.getpid()}-", dir=memory) as name:
+        try:
+            yield Path(name)
+        finally:
+            keep_logs(Path(name), kept)
+
+
+def _memory() -> Path | None:
+    """A file system in memory with room, less what killed processes have left there."""
+    if not os.access(_MEMORY, os.W_OK):
+        return None
+    for left in _MEMORY.glob(f"{_PREFIX}*"):
+        if not psutil.pid_exists(int(left.name.removeprefix(_PREFIX).partition("-")[0])):
+            shutil.rmtree(left, ignore_errors=True)
+    return _MEMORY if shutil.disk_usage(_MEMORY).free >= _LEAST_FREE_BYTES else None

@@ -133,8 +133,8 @@ def _run() -> None:
         importlib.import_module("storenode.cli.main").main()
     except SystemExit as ending:
         code = ending.code
-    except BaseException:
-        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+    except Exception:  # noqa: BLE001 - as an interpreter does
+        sys.excepthook(*sys.exc_info())
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):

@@ -18,7 +18,7 @@ import psutil
 
 from tests.support.repeat import keep_logs
 
-_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - each directory has a random name
+_MEMORY: Final = Path("/dev/shm")
 _LEAST_FREE_BYTES: Final = 4 * 1024**3
 _PREFIX: Final = "storenode-of-test-"
 

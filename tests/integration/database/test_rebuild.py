@@ -151,7 +151,7 @@ async def test_what_a_rebuild_has_left_goes_without_locking_readers_out(
         monkeypatch.setattr(rebuild, "LOCK_TIMEOUT_MS", 60_000)
         dropping = asyncio.create_task(Rebuilder().rebuild(connection, TODAY))
         waiting = _WAITING.format(connection.info.backend_pid)
-        while await values(other, waiting) == [0] and not dropping.done():
+        while await values(other, waiting) == [0] and not dropping.done():  # noqa: ASYNC110
             await asyncio.sleep(PAUSE_S)
         await other.execute("set lock_timeout = '1s'")
         await other.execute("select 1 from storenode.sds limit 1")

@@ -27,9 +27,9 @@ LIMIT_S = 900
 def test_a_short_soak_keeps_everything(tmp_path: Path) -> None:
     report = tmp_path / "soak.json"
     faults = [part for name in FAULTS for part in ("--fault", name)]
-    command = [sys.executable, "-m", "bench", "soak", "--minutes", "1", "--every", "10"]
+    command = [sys.executable, "-m", "bench", "soak", "--minutes", "0.5", "--every", "5"]
     done = subprocess.run(
-        [*command, "--rate", "1", "--seed", str(SEED), "--json", str(report), *faults],
+        [*command, "--rate", "0.5", "--seed", str(SEED), "--json", str(report), *faults],
         cwd=ROOT,
         capture_output=True,
         text=True,

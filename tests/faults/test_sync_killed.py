@@ -16,7 +16,7 @@ from tests.support.fleet import status
 from tests.support.peer_proxy import Moment, Way
 from tests.support.postgres import PostgresServer
 
-MISSING = 4_000
+MISSING = 2_000
 """On each side; they travel in frames of 1,000."""
 
 MOMENTS = {

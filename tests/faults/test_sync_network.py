@@ -27,9 +27,9 @@ from tests.support.peer_proxy import Moment, Way
 from tests.support.postgres import PostgresServer
 
 MISSING = 2_000
-TIES = 8
-RACES = 20
-BREAKS = 20
+TIES = 4
+RACES = 8
+BREAKS = 12
 MAX_GROWTH_BYTES = 64 * 1024 * 1024
 """Of the memory of either node over many sessions that moved some MiB each."""
 

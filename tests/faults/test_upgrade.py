@@ -248,21 +248,21 @@ async def test_nodes_on_one_database_are_replaced_while_clients_publish(
     before.command.ok("db", "check", *url)
     async with following(follower):
         async with publishing(publishers):
-            await ledger.more(500)
+            await ledger.more(100)
             await asyncio.to_thread(Command().ok, "db", "upgrade", "--before-restart", *url)
-            await ledger.more(500)
+            await ledger.more(100)
             for index, each in enumerate(old):
                 assert await asyncio.to_thread(each.terminate) == 0, each.log_tail()
-                await ledger.more(200)
+                await ledger.more(100)
                 node = newer(each)
                 nodes.callback(node.close)
                 await asyncio.to_thread(node.start)
                 assert await asyncio.to_thread(version_of, node) == NOW
                 if index == 0:
                     assert await asyncio.to_thread(version_of, old[1]) == VERSION
-                await ledger.more(500)
+                await ledger.more(100)
             await asyncio.to_thread(Command().ok, "db", "upgrade", *url)
-            await ledger.more(500)
+            await ledger.more(100)
         for each in old:
             kept = await check_node(each.listen, ledger)
             assert kept == ledger.sent

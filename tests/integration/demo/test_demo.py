@@ -114,10 +114,10 @@ def test_what_does_not_come_back_is_told(tmp_path: Path) -> None:
 
 
 @contextmanager
-def started(directory: Path) -> Iterator[subprocess.Popen[str]]:
-    """A run whose participants talk already."""
+def started(directory: Path, chapter: str) -> Iterator[subprocess.Popen[str]]:
+    """A run that has come to a chapter."""
     process = subprocess.Popen(
-        [COMMAND, "demo"],
+        [COMMAND, "demo", "--pace", "10"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -125,7 +125,7 @@ def started(directory: Path) -> Iterator[subprocess.Popen[str]]:
     )
     try:
         assert process.stdout is not None
-        assert any("participants talk" in line for line in process.stdout)
+        assert any(chapter in line for line in process.stdout)
         yield process
     finally:
         process.kill()
@@ -134,7 +134,7 @@ def started(directory: Path) -> Iterator[subprocess.Popen[str]]:
 
 @pytest.mark.timeout(TIMEOUT_S)
 def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
-    with started(tmp_path) as process:
+    with started(tmp_path, "participants talk") as process:
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=TIMEOUT_S)
     assert (process.returncode, errors) == (130, "")
@@ -143,7 +143,7 @@ def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(TIMEOUT_S)
 def test_a_node_that_ends_by_itself_is_told_with_its_log(tmp_path: Path) -> None:
-    with started(tmp_path) as process:
+    with started(tmp_path, "One conversation") as process:
         (directory,) = tmp_path.iterdir()
         nodes = [each for each in psutil.Process(process.pid).children() if each.is_running()]
         victim = next(each for each in nodes if str(directory / "n1") in each.cmdline())

@@ -3,7 +3,7 @@
 To import a node takes longer than all else that it does until it serves, and tests start more than
 a thousand nodes and commands. Each is a process of its own all the same, with a session,
 descriptors and an environment of its own. What differs from an executed file is its command line
-in the list of processes.
+in the list of processes, and that its interpreter is not taken apart when it ends.
 """
 
 from __future__ import annotations

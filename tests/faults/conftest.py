@@ -30,8 +30,7 @@ def dice(request: pytest.FixtureRequest) -> Random:
 def node(tmp_path: Path) -> Iterator[NodeProcess]:
     """A node with an embedded Postgres, not started."""
     with quick_directory(tmp_path) as directory:
-        process = NodeProcess(directory / "data", PATIENT)
-        copy_cluster(process.data_dir)
+        process = NodeProcess(copy_cluster(directory / "data"), PATIENT)
         yield process
         process.close()
 

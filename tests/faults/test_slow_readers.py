@@ -25,6 +25,7 @@ from tests.support.acknowledged import (
     found_by_hash,
     publishing,
 )
+from tests.support.cluster import copy_cluster
 from tests.support.node import NodeProcess, running_node
 
 MESSAGES = 15_000
@@ -119,7 +120,7 @@ async def test_stalled_readers_give_way_and_slow_ones_miss_nothing(
     tmp_path: Path, dice: Random
 ) -> None:
     ledger = Ledger()
-    with running_node(tmp_path / "node", "--max-unsent-size", "4MiB") as node:
+    with running_node(copy_cluster(tmp_path / "node"), "--max-unsent-size", "4MiB") as node:
         async with publishing([Publisher(node.listen, ledger, dice, PAYLOAD_BYTES, 250)]):
             await ledger.reached(2_000)
         process = psutil.Process(node.process.pid)

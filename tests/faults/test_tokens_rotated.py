@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest
+from tests.support.cluster import copy_cluster
 from tests.support.node import NodeProcess
 from tests.support.polling import PAUSE_S
 
@@ -64,7 +65,9 @@ def allowed(channel: grpc.Channel, token: str) -> bool:
 def test_a_valid_token_is_served_and_a_revoked_one_is_not(tmp_path: Path) -> None:
     tokens = tmp_path / "tokens.toml"
     tokens.write_text(entry("kept") + entry("old"))
-    node = NodeProcess(tmp_path / "data", ("--client-token-file", str(tokens))).start()
+    node = NodeProcess(
+        copy_cluster(tmp_path / "data"), ("--client-token-file", str(tokens))
+    ).start()
     deadline, writer = time.monotonic() + PATIENCE_S, Writer(tokens)
     try:
         with grpc.insecure_channel(node.listen) as channel:

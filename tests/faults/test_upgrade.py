@@ -30,6 +30,7 @@ from tests.support.acknowledged import (
     publishing,
     scanned,
 )
+from tests.support.cluster import copy_cluster
 from tests.support.command import Command
 from tests.support.fleet import NS_PER_S, exchanging, hashes, held, made, publish, synchronize
 from tests.support.node import NodeProcess
@@ -285,7 +286,7 @@ async def test_peers_of_two_versions_exchange_and_reconcile(
     """Whoever calls: what either side lacks comes by reconciliation, what is new by gossip."""
     options = ("--max-clock-drift", "off", "--sync-interval", "0")
     old = before.node(tmp_path / "old", *options)
-    new = NodeProcess(tmp_path / "new", options)
+    new = NodeProcess(copy_cluster(tmp_path / "new"), options)
     for each in (old, new):
         nodes.callback(each.close)
     called, calls = (new, old) if caller == "before" else (old, new)

@@ -20,6 +20,7 @@ from storenode.sds import codec
 from tests.faults.processes import metrics, until
 from tests.faults.vanishing import METHODS
 from tests.support.acknowledged import PUBSUB, TOPICS, Ledger, Publisher, attempted
+from tests.support.cluster import copy_cluster
 from tests.support.node import NodeProcess
 
 ROOT = Path(__file__).parents[2]
@@ -56,7 +57,7 @@ def stuck(node: NodeProcess, method: str) -> Iterator[subprocess.Popen[bytes]]:
 def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
     """A node that serves each client three streams at a time."""
     directory = tmp_path_factory.mktemp("vanished") / "data"
-    node = NodeProcess(directory, ("--max-streams", str(MAX_STREAMS)))
+    node = NodeProcess(copy_cluster(directory), ("--max-streams", str(MAX_STREAMS)))
     try:
         yield node.start()
     finally:

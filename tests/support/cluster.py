@@ -203,7 +203,7 @@ class Pair:
         self._places.close()
 
 
-def copy_cluster(directory: Path, installation: binaries.Installation | None = None) -> None:
+def copy_cluster(directory: Path, installation: binaries.Installation | None = None) -> Path:
     """Give a data directory, of a node too, an empty cluster as its first start would make it.
 
     To copy one costs a tenth of making it, and all that are copied have one system identifier.
@@ -211,6 +211,7 @@ def copy_cluster(directory: Path, installation: binaries.Installation | None = N
     made = _made(installation or binaries.choose(None))
     directory.mkdir(mode=0o700, exist_ok=True)
     subprocess.run(["cp", "-a", *made.iterdir(), directory], check=True)
+    return directory
 
 
 @cache

@@ -25,6 +25,7 @@ from storenode.client.node import NodeClient, connect, content_filter
 from storenode.client.retry import Retry
 from storenode.wire.storenode.v1.store_pb2 import PublishRequest
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
+from tests.support.cluster import copy_cluster
 from tests.support.node import NodeProcess
 
 PUBSUB_TOPIC = "/waku/2/rs/1/0"
@@ -38,7 +39,7 @@ PAYLOAD_BYTES = 20_000
 @pytest.fixture
 def own_node(tmp_path: Path) -> Iterator[NodeProcess]:
     """A node that the test may kill; messages may get old before it is back."""
-    process = NodeProcess(tmp_path / "node", ("--max-clock-drift", "off"))
+    process = NodeProcess(copy_cluster(tmp_path / "node"), ("--max-clock-drift", "off"))
     try:
         yield process.start()
     finally:

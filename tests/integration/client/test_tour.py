@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import grpcurl
+from tests.support.cluster import copy_cluster
 from tests.support.command import Command
 from tests.support.fleet import exchanging
 from tests.support.node import running_node
@@ -32,7 +33,7 @@ def path(tmp_path: Path) -> str:
 def test_the_tour_is_as_the_page_tells_it(tmp_path: Path, path: str) -> None:
     todo = steps(TOUR)
     assert len(todo) > 20
-    with running_node(tmp_path / "node", "--max-clock-drift", "off") as node:
+    with running_node(copy_cluster(tmp_path / "node"), "--max-clock-drift", "off") as node:
         documented = f"127.0.0.1:7420={node.listen} 127.0.0.1:7421={node.admin}"
         addresses = {"STORENODE_NODE": node.listen, "STORENODE_ADMIN": node.admin}
         as_shown(todo, {"PATH": path, "GRPCURL_ADDRESSES": documented, **addresses})
@@ -56,8 +57,8 @@ def test_several_nodes_share_a_database_as_the_page_tells_it(
 def test_two_stores_are_peers_as_the_page_tells_it(tmp_path: Path, path: str) -> None:
     own_schedule = ("--sync-interval", "0")
     with (
-        running_node(tmp_path / "a", *own_schedule) as a,
-        running_node(tmp_path / "b", *own_schedule, "--peer", a.peer) as b,
+        running_node(copy_cluster(tmp_path / "a"), *own_schedule) as a,
+        running_node(copy_cluster(tmp_path / "b"), *own_schedule, "--peer", a.peer) as b,
     ):
         env = {"PATH": path, "A": a.listen, "B": b.listen, "ADMIN_B": b.admin}
         for node in (a, b):

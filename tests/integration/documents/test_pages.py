@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 from store.domain.access import parse_token_file
+from tests.support.cluster import copy_cluster
 from tests.support.command import Command
 from tests.support.fleet import NS_PER_S, made, publish
 from tests.support.node import running_node
@@ -37,8 +38,8 @@ async def test_a_session_between_peers(tmp_path: Path) -> None:
     step = steps(page("peers.md"))[0]
     quiet = ("--sync-interval", "0", "--gossip", "off", "--max-clock-drift", "off")
     with (
-        running_node(tmp_path / "a", *quiet) as a,
-        running_node(tmp_path / "b", *quiet, "--peer", a.peer) as b,
+        running_node(copy_cluster(tmp_path / "a"), *quiet) as a,
+        running_node(copy_cluster(tmp_path / "b"), *quiet, "--peer", a.peer) as b,
     ):
         await publish(a, made(100, time.time_ns() - 60 * NS_PER_S))
         command = step.command.replace("127.0.0.1:7521", b.admin)

@@ -19,6 +19,7 @@ import trustme
 
 from storenode.client import Client, Message
 from storenode.client.sds_messages import sds_payload
+from tests.support.cluster import copy_cluster
 from tests.support.node import NodeProcess, clean_environment, running_node
 from tests.support.pages import ROOT, as_shown, blocks, files, fragments, steps
 
@@ -49,7 +50,7 @@ except EOFError:
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
-    with running_node(tmp_path_factory.mktemp("programs") / "node") as process:
+    with running_node(copy_cluster(tmp_path_factory.mktemp("programs") / "node")) as process:
         yield process
 
 

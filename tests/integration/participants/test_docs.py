@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.cluster import copy_cluster
 from tests.support.node import NodeProcess, clean_environment, running_node
 from tests.support.pages import ROOT, blocks, matches, steps
 
@@ -27,7 +28,7 @@ TIMEOUT_S = 120
 @pytest.fixture(scope="module")
 def own_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
     """A node as a reader starts it, with all that is usual."""
-    with running_node(tmp_path_factory.mktemp("sds-page") / "node") as process:
+    with running_node(copy_cluster(tmp_path_factory.mktemp("sds-page") / "node")) as process:
         yield process
 
 

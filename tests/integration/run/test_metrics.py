@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from store.observe.limits import MAX_HTTP_HEAD_BYTES, MAX_UNFINISHED_REQUESTS
 from tests.integration.run.helpers import get, raw_exchange
+from tests.support.cluster import copy_cluster
 from tests.support.node import NodeProcess, running_node
 from tests.support.ports import HeldPort
 
@@ -35,7 +36,7 @@ OF_THE_CONTRACT = {
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
-    with running_node(tmp_path_factory.mktemp("node") / "data") as node:
+    with running_node(copy_cluster(tmp_path_factory.mktemp("node") / "data")) as node:
         yield node
 
 

@@ -22,6 +22,7 @@ from store.observe.problems import RUNBOOKS
 from storenode.client.messages import new_message
 from storenode.client.types import WakuMessageAndTopic
 from tests.integration.run.helpers import TIMEOUT_S, get, raw_exchange
+from tests.support.cluster import copy_cluster
 from tests.support.command import Command
 from tests.support.fleet import made, publish
 from tests.support.node import NodeProcess, running_node
@@ -41,7 +42,7 @@ FILES = {
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
-    with running_node(tmp_path_factory.mktemp("node") / "data") as node:
+    with running_node(copy_cluster(tmp_path_factory.mktemp("node") / "data")) as node:
         yield node
 
 

@@ -142,7 +142,7 @@ def test_chat_talks_through_pipes(command: Command) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "arguments"), zip(OF_THE_NODE, cycle([(), ("--help",), ("--no-such-option",)]))
+    ("name", "arguments"), [*zip(OF_THE_NODE, cycle([(), ("--help",), ("--no-such-option",)]))]
 )
 def test_commands_of_the_node_say_what_to_install(
     library: Environment, name: str, arguments: tuple[str, ...]

@@ -16,11 +16,13 @@ DEV := $(VENV)/.dev
 BASELINE := tests/vectors/proto-0.1.0.binpb
 # All that needs no further programs, the longest first: what only computes fills the gaps at the end.
 # MORE: what is tried in the same run, such as tests/browser and tests/deploy where their programs are.
+# LONG=1: with the tests that are marked as long.
 TESTS := tests/faults tests/install tests/integration tests/embedded \
 	tests/sim tests/unit tests/interop tests/layering
+IN_PROCESSES := --numprocesses auto --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo gateway pipeline test check-browser check-azure check-airflow sim bench soak fuzz fuzz-kernel hostile lint format types proto \
+.PHONY: help run demo gateway pipeline test test-long check-browser check-azure check-airflow sim bench soak fuzz fuzz-kernel hostile lint format types proto \
 	proto-check docs check-dashboard check-deploy audit-dependencies dist lock clean
 
 help: ## show this list
@@ -39,12 +41,16 @@ gateway: $(GATEWAY) ## serve a node to Waku clients; ARGS are options of `storen
 pipeline: $(PIPELINE) ## run a job of the data pipeline; ARGS are those of `storenode pipeline`
 	@exec $(BIN)/storenode pipeline $(ARGS)
 
-test: $(if $(ARGS),,java) $(DEV) ## run the tests; ARGS are arguments of pytest, MORE further folders
+test: $(if $(ARGS),,java) $(DEV) ## run the tests without the long ones; ARGS are arguments of pytest, MORE further folders
 ifdef ARGS
 	@exec $(BIN)/python -m pytest $(ARGS)
 else
-	@exec $(BIN)/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder $(MORE) $(TESTS)
+	@$(BIN)/python -m pytest $(IN_PROCESSES) $(if $(LONG),,-m 'not long') $(MORE) $(TESTS); code=$$?; \
+	$(if $(LONG),,echo 'The long tests were left out: `make test-long` runs them.';) exit $$code
 endif
+
+test-long: java $(DEV) ## run the long tests, which `make test` leaves out
+	@exec $(BIN)/python -m pytest $(IN_PROCESSES) -m long $(TESTS)
 
 .PHONY: java
 java:

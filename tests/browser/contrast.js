@@ -1,9 +1,14 @@
 // The contrast ratio of every text against what is behind it: [[ratio, text], ...].
+const context = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+const known = new Map(); // a page has few colours, and thousands of texts
 const numbers = (colour) => {
-  const context = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
-  context.fillStyle = colour;
-  context.fillRect(0, 0, 1, 1);
-  return [...context.getImageData(0, 0, 1, 1).data];
+  if (!known.has(colour)) {
+    context.clearRect(0, 0, 1, 1);
+    context.fillStyle = colour;
+    context.fillRect(0, 0, 1, 1);
+    known.set(colour, [...context.getImageData(0, 0, 1, 1).data]);
+  }
+  return known.get(colour);
 };
 const linear = (value) => {
   const share = value / 255;

@@ -158,15 +158,16 @@ def test_a_wrong_token_is_said(page: Page, node: NodeProcess) -> None:
     assert rows(page) == []
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_it_can_be_read_on_every_screen(page: Page, node: NodeProcess, scheme: str) -> None:
+def test_it_can_be_read_on_every_screen(page: Page, node: NodeProcess) -> None:
     show(page, node)
     until(page, lambda: rows(page) and page.text("#state").startswith(LIVE), "messages")
     for width in WIDTHS:
-        page.look(scheme, width)
+        page.look("light", width)
         assert page.run("return document.documentElement.scrollWidth <= innerWidth"), width
-        ratio, text = page.contrasts()[0]
-        assert ratio >= LEAST_CONTRAST, text
+        for scheme in ("light", "dark"):
+            page.look(scheme, width)
+            ratio, text = page.contrasts()[0]
+            assert ratio >= LEAST_CONTRAST, text
 
 
 def test_the_page_goes_on_after_a_restart(page: Page, node: NodeProcess) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -140,8 +141,9 @@ def test_chat_talks_through_pipes(command: Command) -> None:
     assert [line.split("  ")[1] for line in said] == ["alice: hello", "bob: welcome"]
 
 
-@pytest.mark.parametrize("name", OF_THE_NODE)
-@pytest.mark.parametrize("arguments", [(), ("--help",), ("--no-such-option",)])
+@pytest.mark.parametrize(
+    ("name", "arguments"), [*zip(OF_THE_NODE, cycle([(), ("--help",), ("--no-such-option",)]))]
+)
 def test_commands_of_the_node_say_what_to_install(
     library: Environment, name: str, arguments: tuple[str, ...]
 ) -> None:

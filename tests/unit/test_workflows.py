@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -32,13 +33,41 @@ def commands(job: dict[str, Any]) -> str:
 
 def test_a_change_is_checked_by_the_same_command_as_here() -> None:
     ci = workflow("ci.yml")
-    assert {"pull_request", "push", "workflow_call"} <= set(ci["on"])
+    assert {"pull_request", "push", "schedule", "workflow_call"} <= set(ci["on"])
     (job,) = ci["jobs"].values()
-    assert commands(job).splitlines()[-1] == "bash .ci/run"
+    run, condition = commands(job).splitlines()[-1].split(" ${{ ")
+    assert run == "bash .ci/run"
+    assert condition == (
+        "(github.event_name == 'schedule' || github.ref_type == 'tag') && '--long' || '' }}"
+    )
     assert job["strategy"]["matrix"]["python"] == ["3.11", "3.12", "3.13"]
     assert "openjdk-17" in commands(job)
     (checkout,) = [each for each in steps(job) if "checkout" in each.get("uses", "")]
     assert checkout["with"]["fetch-depth"] == 0
+
+
+def planned(*arguments: str) -> str:
+    """What make would run; each of its lines is shown and none is run."""
+    options = ("--dry-run", "--no-print-directory")
+    done = subprocess.run(
+        ["make", *options, *arguments], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    return done.stdout
+
+
+def test_long_tests_are_run_where_they_are_asked_for() -> None:
+    short, all_, long = planned("test"), planned("test", "LONG=1"), planned("test-long")
+    assert "-m 'not long'" in short
+    assert "`make test-long` runs them" in short
+    assert "not long" not in all_
+    assert "test-long" not in all_
+    assert " -m long " in long
+    assert "-m" not in planned("test", "ARGS=tests/unit").rpartition("pytest ")[2]
+    refused = subprocess.run(
+        ["bash", ".ci/run", "--all"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (refused.returncode, refused.stderr) == (2, "usage: .ci/run [--long]\n")
+    assert 'make test LONG="$long"' in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
 
 
 def test_nothing_is_published_that_was_not_checked() -> None:

@@ -18,6 +18,7 @@ from typing import IO, Any, Final
 import yaml
 
 from tests.deploy.tools import DEPLOY, run
+from tests.support import warm
 from tests.support.node import COMMAND, READY_TIMEOUT_S, clean_environment, read_line
 from tests.support.polling import eventually
 from tests.support.ports import HeldPort
@@ -138,7 +139,7 @@ class Composition:
         """
         log = self._log_path(service).open("ab")
         self._logs.append(log)
-        process = subprocess.Popen(
+        process = warm.popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=log if stdout is None else stdout,

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import psycopg
 from psycopg import sql
@@ -15,11 +14,9 @@ from psycopg import sql
 from tests.deploy.runbooks.history import History
 from tests.deploy.runbooks.page import Page, filled_in, is_sql
 from tests.faults.processes import metrics
-from tests.support.command import Ended
-from tests.support.node import COMMAND, NodeProcess, clean_environment
+from tests.support.command import Command, Ended
+from tests.support.node import COMMAND, NodeProcess
 from tests.support.postgres import PostgresServer
-
-_TIMEOUT_S: Final = 240
 
 
 @dataclass
@@ -76,25 +73,17 @@ class Incident:
         line = filled_in(command, {**self.values, **values})
         if is_sql(line):
             return Ended(0, self._ask(line), "")
-        done = subprocess.run(
-            self.inside(["sh", "-c", line]),
-            env=self._environment(),
-            capture_output=True,
-            text=True,
-            timeout=_TIMEOUT_S,
-            check=False,
-        )
-        assert done.returncode in codes, f"{line}: {done}"
-        return Ended(done.returncode, done.stdout, done.stderr)
+        own = line.startswith("storenode ")
+        words = [COMMAND, *shlex.split(line)[1:]] if own else ["sh", "-c", line]
+        program, *arguments = self.inside(words)
+        ended = Command(self.env, (program,))(*arguments)
+        assert ended.code in codes, f"{line}: {ended}"
+        return ended
 
     def do_all(self, *prefixes: str) -> None:
         """Run several that only show something; all that have not been run, when none is named."""
         for prefix in prefixes or [each for each in self.page.commands() if each not in self._run]:
             self.do(prefix)
-
-    def _environment(self) -> dict[str, str]:
-        path = f"{Path(COMMAND).parent}{os.pathsep}{os.environ['PATH']}"
-        return clean_environment(**{"PATH": path, **self.env})
 
     def _ask(self, statement: str) -> str:
         with psycopg.connect(self.admin_url, autocommit=True) as connection:

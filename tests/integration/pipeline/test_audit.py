@@ -252,50 +252,6 @@ def test_hints_ranges_and_payloads_decide_what_is_held(
     assert within.lines()[-1] == "Every past is complete."
 
 
-def test_a_channel_of_thousands_is_audited_as_duckdb_does(
-    spark: SparkSession, new_database: Callable[[], str], tmp_path: Path
-) -> None:
-    rng = random.Random(5)
-    gone = set(rng.sample(range(3_000), 12))
-    history = [
-        message(
-            f"room {number % 3}",
-            f"{number}",
-            number,
-            FIRST + number,
-            [f"{each}" for each in (number - 3, number - 3 * rng.randrange(2, 9)) if each >= 0],
-        )
-        for number in range(3_000)
-        if number not in gone
-    ]
-    url = new_database()
-    more(url, *history)
-    side = in_archive(spark, url, tmp_path / "lake")
-    output = tmp_path / "found"
-    audit(spark, Auditing(side, output=str(output)))
-    with duckdb.connect() as connection:
-        files = [str(each) for each in (tmp_path / "lake" / "messages").rglob("*.parquet")]
-        connection.read_parquet(files).create_view("lake")
-        wanted = connection.execute(_RECURSIVE).fetchall()
-    found = {(row["channel"], row["message_id"]) for row in table(output / "incomplete")}
-    assert found == set(wanted)
-    assert {int(row["missing_id"]) for row in table(output / "missing")} <= gone
-
-
-_RECURSIVE = """
-with recursive edges as (
-    select channel, message_id as child, unnest(parents).id as parent from lake
-), broken(channel, message_id) as (
-    select channel, child from edges
-    anti join lake on lake.channel = edges.channel and lake.message_id = edges.parent
-    union
-    select edges.channel, edges.child from edges
-    join broken on broken.channel = edges.channel and broken.message_id = edges.parent
-)
-select channel, message_id from broken
-"""
-
-
 def test_nothing_is_written_over(spark: SparkSession, archived: Path, tmp_path: Path) -> None:
     side = LakeSide(spark, Lake(str(archived)).open())
     taken = tmp_path / "taken"

@@ -33,7 +33,7 @@ from tests.support.node import clean_environment
 from tests.support.pages import ROOT
 from tests.support.spark import PATIENCE_S, Cluster, ports_of, wait_for
 
-pytestmark = pytest.mark.timeout(3_600)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(3_600)]
 
 SETTINGS = {
     "spark.executor.memory": "512m",

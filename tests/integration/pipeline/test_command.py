@@ -16,6 +16,7 @@ from storenode.cli.main import main
 from tests.integration.pipeline.conftest import QUICKLY
 from tests.integration.pipeline.world import held, in_lake, messages
 from tests.support.command import Command, Ended
+from tests.support.postgres import PostgresServer
 
 TIMEOUT_S = 240.0
 
@@ -29,7 +30,8 @@ def run(*arguments: str, **env: str) -> Ended:
 
 def test_an_archive_is_made_by_the_command(url: str, tmp_path: Path) -> None:
     lake = tmp_path / "lake"
-    done = run("archive", str(lake), "--json", *QUICKLY, STORENODE_DATABASE_URL=url)
+    given = ("--json", "--master", "local[1]", *QUICKLY)
+    done = run("archive", str(lake), *given, STORENODE_DATABASE_URL=url)
     assert done.code == 0, done.err
     assert done.objects[0]["messages"] == len(messages())
     assert f"{len(messages()):,} messages" in done.err
@@ -86,6 +88,18 @@ def test_an_archive_is_made_by_the_command(url: str, tmp_path: Path) -> None:
         (["archive", "{tmp}/lake", "--follow", "--dry-run"], {}, 2, "--follow takes all"),
         (["verify", "{tmp}", "--from", "9", "--to", "9"], {}, 2, "--from must be before --to"),
         (["verify", "{tmp}", "--spark-conf", "odd"], {}, 2, "must be NAME=VALUE"),
+        (
+            ["verify", "{lake}", "--master", "spark://127.0.0.1:1"],
+            {},
+            1,
+            "The Spark master 127.0.0.1:1 could not be reached",
+        ),
+        (
+            ["verify", "{lake}", "--master", "sc://127.0.0.1:1"],
+            {},
+            1,
+            "The Spark Connect server 127.0.0.1:1 could not be reached",
+        ),
         (["verify", "{tmp}"], {"JAVA_HOME": "{tmp}"}, 2, "apt install openjdk-17-jre-headless"),
         (["verify", "{tmp}"], {"JAVA_HOME": "{tmp}"}, 2, "JAVA_HOME names TMP, which has no"),
     ],
@@ -151,18 +165,25 @@ def test_a_night_has_one_session_and_three_reports(
     assert (whole["missing"], whole["complete_to"].tzname()) == (0, "UTC")
 
 
-@pytest.fixture
-def places(url: str, empty_database_url: str, archived: Path, tmp_path: Path) -> dict[str, str]:
+@pytest.fixture(scope="module")
+def places(
+    postgres: PostgresServer,
+    filled_database: str,
+    archived: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[str, str]:
     """Databases, an archive, another table in the place of one, one with a torn log, a file."""
-    other, torn, file = tmp_path / "other", tmp_path / "torn", tmp_path / "file"
+    folder = tmp_path_factory.mktemp("places")
+    other, torn, file = folder / "other", folder / "torn", folder / "file"
     other.mkdir()
     other.joinpath("messages").symlink_to(archived / "hours")
     log = shutil.copytree(archived / "messages" / "_delta_log", torn / "messages" / "_delta_log")
     newest = max(log.glob("*.json"))
     newest.write_bytes(newest.read_bytes()[:-20])
     file.touch()
-    paths = {"tmp": tmp_path, "lake": archived, "other": other, "torn": torn, "file": file}
-    databases = {"url": url, "empty": empty_database_url}
+    paths = {"tmp": folder, "lake": archived, "other": other, "torn": torn, "file": file}
+    made = {"url": filled_database, "empty": "template0"}
+    databases = {name: postgres.url(postgres.create_database(of)) for name, of in made.items()}
     return databases | {name: str(path) for name, path in paths.items()}
 
 
@@ -184,8 +205,8 @@ def refused(
             main(["pipeline", *(each.format(**places) for each in arguments)])
         printed = capsys.readouterr()
         assert printed.out == ""
-        assert not (tmp_path / "lake").exists()
-        return ended.value.code, printed.err.replace(str(tmp_path), "TMP")  # type: ignore[return-value]
+        assert not Path(places["tmp"], "lake").exists()
+        return ended.value.code, printed.err.replace(places["tmp"], "TMP")  # type: ignore[return-value]
 
     return run_here
 

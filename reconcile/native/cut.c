@@ -66,11 +66,12 @@ static void close_work(work_t *work)
 
 /* ---- writing -------------------------------------------------------------------------------- */
 
+/* There must be room for a whole word. */
 static inline uint8_t *put_low_bytes(uint8_t *at, uint64_t value, Py_ssize_t count)
 {
-    for (; count; count--, value >>= 8)
-        *at++ = (uint8_t)value;
-    return at;
+    value = word_at((const uint8_t *)&value);
+    memcpy(at, &value, sizeof value);
+    return at + count;
 }
 
 static uint8_t *put_slices(const work_t *work, uint8_t *at)
@@ -157,9 +158,12 @@ static bool read_bounds(reader_t *from, Py_ssize_t most, bounds_t *bounds)
     return true;
 }
 
-static inline uint64_t low_bytes(const uint8_t *at, Py_ssize_t count)
+/* At least the lower bytes of a word; so many bytes are there. */
+static inline uint64_t low_bytes(const uint8_t *at, Py_ssize_t count, Py_ssize_t there)
 {
     uint64_t value = 0;
+    if (there >= (Py_ssize_t)sizeof value)
+        return word_at(at);
     for (; count; count--)
         value = value << 8 | at[count - 1];
     return value;
@@ -175,13 +179,16 @@ static bool read_contents(work_t *work, reader_t *from, uint8_t *differs)
     if (size && slices->rows > left(from) / size)
         return false;
     for (Py_ssize_t row = 0; row < slices->rows; row++, from->at += size) {
-        uint64_t print = (uint64_t)slice_value(slices, S_PRINTS, row) ^ low_bytes(from->at, size);
+        uint64_t print = (uint64_t)slice_value(slices, S_PRINTS, row);
+        print ^= low_bytes(from->at, size, left(from)) & mask;
         store(slices->columns, S_PRINTS * slices->rows + row, (int64_t)print);
         differs[row] = !size || print & mask;
     }
     for (Py_ssize_t row = 0; row < slices->rows; row++) {
         int64_t zigzag;
-        if (!read_varint(from, &zigzag))
+        if (left(from) && *from->at < 0x80) /* most balances */
+            zigzag = *from->at++;
+        else if (!read_varint(from, &zigzag))
             return false;
         int64_t balance = zigzag >> 1 ^ -(zigzag & 1);
         if (balance > MAX_BALANCE || balance < -MAX_BALANCE)

@@ -15,16 +15,6 @@
 enum { BY_BEST, BY_TABLES, BY_CLMUL, BY_PAIRS };
 #define POLYNOMIAL UINT64_C(0x1B) /* x^64 = x^4 + x^3 + x + 1 */
 
-static inline uint64_t little(const uint8_t *bytes)
-{
-    uint64_t word;
-    memcpy(&word, bytes, sizeof word);
-#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
-    word = __builtin_bswap64(word);
-#endif
-    return word;
-}
-
 /* ---- by tables --------------------------------------------------------------------------- */
 
 static uint64_t times_x(uint64_t value)
@@ -189,7 +179,7 @@ WIDE static void rows_by_lanes(const hasher_t *hasher, const uint8_t *prefix, Py
 bool open_hasher(hasher_t *hasher, const uint8_t *key)
 {
     for (int word = 0; word < KEY_WORDS; word++)
-        hasher->key[word] = little(key + word * 8);
+        hasher->key[word] = word_at(key + word * 8);
     hasher->tables = NULL;
 #if HAS_CLMUL
     hasher->of_row = row_by_clmul;

@@ -5,16 +5,43 @@
 
 #include "short.h"
 
+#define SAMPLE 4 /* IDs from one kept running balance to the next */
+#define ANCHOR_BYTES 64
+#define KEPT_BYTES (ANCHOR_BYTES + 2 * TIME_BYTES)
+
+/* +1 or -1 by the lowest bit of the first byte of the hash behind a row. */
+static inline int balance_at(const uint8_t *prefix, Py_ssize_t row)
+{
+    return 1 - 2 * ((prefix[row * HASH_BYTES] ^ prefix[(row + 1) * HASH_BYTES]) & 1);
+}
+
+/* Of the first IDs of a chunk. No branch depends on where between two samples the place is. */
+static inline int64_t balance_of(const uint8_t *prefix, const uint8_t *samples, Py_ssize_t place)
+{
+    Py_ssize_t first = place / SAMPLE * SAMPLE;
+    int32_t sample;
+    memcpy(&sample, samples + place / SAMPLE * 4, sizeof sample);
+    int64_t sum = sample;
+    for (Py_ssize_t row = first; row < first + SAMPLE - 1; row++) {
+        Py_ssize_t kept = row < place ? row : 0;
+        sum += balance_at(prefix, kept) * (row < place);
+    }
+    return sum;
+}
+
 /* Parts of the window, ascending, none of them empty. */
 typedef struct {
     const uint8_t *starts, *ends;
     Py_ssize_t count;
 } regions_t;
 
-/* IDs of a chunk that any side chooses alone, by their hashes, and what is before each: columns of
- * times and places, then rows of the time of the ID before it, the balance, the running XOR. */
+/* What a row of an anchor has; the running XOR is its second half. */
+enum { R_TIME, R_PLACE, R_BEFORE, R_BALANCE, R_RUNNING };
+
+/* IDs of a chunk that any side chooses alone, by their hashes, and what is before each: rows, then
+ * their times and places again as columns. */
 typedef struct {
-    const uint8_t *times, *places, *rows;
+    const uint8_t *rows, *times, *places;
     Py_ssize_t count;
 } anchors_t;
 

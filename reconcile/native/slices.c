@@ -285,13 +285,6 @@ void choose_bounds(const slicer_t *slicer, Py_ssize_t count, bool anchored, boun
 
 /* ---- cutting ------------------------------------------------------------------------------- */
 
-typedef struct {
-    int64_t *times, *places;
-    uint64_t *prints; /* what runs from the cut before to it: a short ID */
-    int64_t *balances; /* what runs up to it */
-    Py_ssize_t count;
-} cuts_t;
-
 /* Where slices begin and end; false: a bound is outside of regions, or where one begins or ends. */
 static bool lay_out(const slicer_t *slicer, const bounds_t *bounds, cuts_t *cuts)
 {
@@ -332,6 +325,7 @@ typedef struct {
     int missed[BLOCK]; /* which of the cuts are not where an anchor says all */
     int misses;
     hash_t running[BLOCK + 1]; /* up to the cut before the first one, and up to each */
+    int64_t balances[BLOCK + 1];
 } block_t;
 
 typedef struct {
@@ -371,19 +365,22 @@ static void look_for_anchors(cutter_t *cutter, block_t *block, Py_ssize_t first,
 }
 
 /* What runs up to a cut, if no ID is between it and an anchor, which says it all. */
-static inline bool sum_of_anchor(const slicer_t *slicer, anchor_t anchor, const cuts_t *cuts,
-                                 Py_ssize_t row, hash_t *sum)
+static inline bool sum_of_anchor(const slicer_t *slicer, block_t *block, int number,
+                                 const cuts_t *cuts, Py_ssize_t row)
 {
+    anchor_t anchor = block->near[number];
     if (!anchor.row || load(anchor.row, R_BEFORE) >= cuts->times[row])
         return false;
     int64_t place = load(slicer->rows.starts, anchor.chunk) + load(anchor.row, R_PLACE);
     if (place < slicer->low || place > slicer->high)
         return false;
-    *sum = load_hash(anchor.row + R_RUNNING * TIME_BYTES, 0);
+    hash_t sum = load_hash(anchor.row + R_RUNNING * TIME_BYTES, 0);
     if (slicer->rows.count > 1)
-        *sum = xored(*sum, load_hash(slicer->rows.bases, anchor.chunk));
+        sum = xored(sum, load_hash(slicer->rows.bases, anchor.chunk));
+    block->running[number + 1] = sum;
+    block->balances[number + 1] =
+        load(slicer->bases, anchor.chunk) + load(anchor.row, R_BALANCE);
     cuts->places[row] = place;
-    cuts->balances[row] = load(slicer->bases, anchor.chunk) + load(anchor.row, R_BALANCE);
     return true;
 }
 
@@ -393,9 +390,9 @@ static void take_anchors(cutter_t *cutter, block_t *block, Py_ssize_t first, int
     const slicer_t *slicer = cutter->slicer;
     block->misses = 0;
     for (int i = 0; i < count; i++) {
-        anchor_t near = block->near[i];
-        if (sum_of_anchor(slicer, near, &cutter->cuts, first + i, &block->running[i + 1]))
+        if (sum_of_anchor(slicer, block, i, &cutter->cuts, first + i))
             continue;
+        anchor_t near = block->near[i];
         block->missed[block->misses++] = i;
         if (near.row && load(near.row, R_PLACE) >= NEAR)
             expect(slicer->rows.chunks[near.chunk].times,
@@ -441,18 +438,30 @@ static void sum_missed(cutter_t *cutter, block_t *block, Py_ssize_t first)
     const rows_t *rows = &cutter->slicer->rows;
     for (int miss = 0; miss < block->misses; miss++) {
         int i = block->missed[miss];
-        cutter->cuts.balances[first + i] = 0;
+        block->balances[i + 1] = 0;
         block->running[i + 1] = (hash_t){{0}};
         if (!rows->count)
             continue;
         Py_ssize_t place = (Py_ssize_t)cutter->cuts.places[first + i];
         block->running[i + 1] = running(rows, &cutter->chunk, place);
         place -= (Py_ssize_t)load(rows->starts, cutter->chunk);
-        cutter->cuts.balances[first + i] = balance_to(cutter->slicer, cutter->chunk, place);
+        block->balances[i + 1] = balance_to(cutter->slicer, cutter->chunk, place);
     }
 }
 
-/* A step of a block of cuts from one on, if there are such. */
+/* Say what is between cuts. */
+static void finish(cutter_t *cutter, block_t *block, block_t *next, Py_ssize_t first, int count)
+{
+    const hasher_t *hasher = &cutter->slicer->hasher;
+    sum_missed(cutter, block, first);
+    hasher->of_rows(hasher, (const uint8_t *)block->running, count, cutter->cuts.prints + first);
+    for (int i = 0; i < count; i++)
+        cutter->cuts.balances[first + i] = block->balances[i + 1] - block->balances[i];
+    next->running[0] = block->running[count];
+    next->balances[0] = block->balances[count];
+}
+
+/* A step of a block of cuts, if there is such. */
 static void step(cutter_t *cutter, int number, Py_ssize_t block_number)
 {
     Py_ssize_t first = block_number * BLOCK, left = cutter->cuts.count - first;
@@ -466,51 +475,17 @@ static void step(cutter_t *cutter, int number, Py_ssize_t block_number)
         take_anchors(cutter, block, first, count);
     else if (number == SEARCH)
         search_missed(cutter, block, first);
-    else {
-        const hasher_t *hasher = &cutter->slicer->hasher;
-        sum_missed(cutter, block, first);
-        hasher->of_rows(hasher, (const uint8_t *)block->running, count,
-                        cutter->cuts.prints + first);
-        cutter->blocks[(block_number + 1) % STEPS].running[0] = block->running[count];
-    }
+    else
+        finish(cutter, block, &cutter->blocks[(block_number + 1) % STEPS], first, count);
 }
 
-static void cut_all(const slicer_t *slicer, cuts_t cuts)
+bool cut_slices(const slicer_t *slicer, const bounds_t *bounds, cuts_t *cuts)
 {
-    cutter_t cutter = {.slicer = slicer, .cuts = cuts, .walk = BEGIN, .finger = {0, 0, 1}};
-    for (Py_ssize_t block = 0; (block - STEPS) * BLOCK < cuts.count; block++)
+    if (!lay_out(slicer, bounds, cuts))
+        return false;
+    cutter_t cutter = {.slicer = slicer, .cuts = *cuts, .walk = BEGIN, .finger = {0, 0, 1}};
+    for (Py_ssize_t block = 0; (block - STEPS) * BLOCK < cuts->count; block++)
         for (int number = 0; number < STEPS; number++)
             step(&cutter, number, block - number);
-}
-
-static void put_column(const slices_t *slices, int column, Py_ssize_t row, const void *from,
-                       Py_ssize_t count)
-{
-    memcpy(slices->columns + (column * slices->rows + row) * TIME_BYTES, from,
-           (size_t)count * TIME_BYTES);
-}
-
-bool cut_slices(const slicer_t *slicer, const bounds_t *bounds, int64_t *room, slices_t *slices)
-{
-    Py_ssize_t rows = slices->rows, most = rows + slicer->regions.count, row = 0, cut = 0;
-    cuts_t cuts = {room, room + most, (uint64_t *)room + 2 * most, room + 3 * most, 0};
-    if (!lay_out(slicer, bounds, &cuts))
-        return false;
-    cut_all(slicer, cuts);
-    for (Py_ssize_t region = 0; region < slicer->regions.count; region++) {
-        Py_ssize_t last = cut + 1;
-        while (cuts.times[last] != load(slicer->regions.ends, region))
-            last++;
-        for (Py_ssize_t before = cut; before < last; before++)
-            cuts.balances[before] = cuts.balances[before + 1] - cuts.balances[before];
-        put_column(slices, S_LOWER, row, cuts.times + cut, last - cut);
-        put_column(slices, S_UPPER, row, cuts.times + cut + 1, last - cut);
-        put_column(slices, S_LOW, row, cuts.places + cut, last - cut);
-        put_column(slices, S_HIGH, row, cuts.places + cut + 1, last - cut);
-        put_column(slices, S_PRINTS, row, cuts.prints + cut + 1, last - cut);
-        put_column(slices, S_BALANCES, row, cuts.balances + cut, last - cut);
-        row += last - cut;
-        cut = last + 1;
-    }
     return true;
 }

@@ -338,7 +338,9 @@ def main() -> None:
     parser.add_argument("--messages", type=int, default=1_000_000, help="instead of %(default)s")
     parser.add_argument("--case", action="append", help="only cases whose name has this in it")
     parser.add_argument("--tables", type=int, help="only count second tables, in so many sessions")
-    parser.add_argument("--seed", type=int, default=SEED, help="of the sessions of --tables, not %(default)s")
+    parser.add_argument(
+        "--seed", type=int, default=SEED, help="of the sessions of --tables, not %(default)s"
+    )
     parser.add_argument("--growth", type=int, help="only compare sizes, in so many turns")
     parser.add_argument("--seeds", type=int, default=1, help="sets of each case, not %(default)s")
     given = parser.parse_args()

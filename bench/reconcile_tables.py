@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.compact import Run
-from bench.reconcile_sets import HOUR_NS, MINUTE_NS, SEED, START_NS, Pair, moved, uniform
+from bench.reconcile_sets import HOUR_NS, MINUTE_NS, START_NS, Pair, moved, uniform
 from bench.support import report
 from reconcile.compact.keys import NONCE_BYTES
 from reconcile.ids import SyncIds, ordered
@@ -116,12 +116,12 @@ DISTRIBUTIONS: Final[dict[str, tuple[Callable[[SyncIds, Random], SyncIds], Make]
 }
 
 
-def count_tables(sessions: int, ids: int, names: list[str] | None) -> None:
+def count_tables(sessions: int, ids: int, names: list[str] | None, seed: int) -> None:
     """Run so many sessions of each distribution with so many IDs; a line for each."""
     for name, (arranged, make) in DISTRIBUTIONS.items():
         if names is not None and not any(part in name for part in names):
             continue
-        random = np.random.default_rng(SEED)
+        random = np.random.default_rng(seed)
         again = fallbacks = total_bytes = differences = 0
         cpu_s = 0.0
         for number in range(sessions):
@@ -142,6 +142,7 @@ def count_tables(sessions: int, ids: int, names: list[str] | None) -> None:
             benchmark="reconcile_tables",
             distribution=name,
             ids=ids,
+            seed=seed,
             sessions=sessions,
             second_tables=again,
             fallbacks=fallbacks,

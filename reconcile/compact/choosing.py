@@ -150,11 +150,10 @@ def _sifted(choice: Choice, held: Held, chosen: Slices, key: ShortKey) -> Choice
 def _gaps(held: Held, chosen: Slices, single: Bools, regions: Regions, usual: int) -> Gaps | None:
     """What counts say of slices that differ; the peer has equal counts in all of them."""
     counts = held.counts(chosen, usual)
-    found = gaps(chosen.balances, counts, single, usual)
-    if found is None:
-        return None
     # At an edge of a region a slice may be small anyway.
-    return found.but_for(regions.at_edge(chosen.lower, chosen.upper) & (counts < usual))
+    cut_off = regions.at_edge(chosen.lower, chosen.upper) & (counts < usual)
+    found = gaps(chosen.balances, counts, single & ~cut_off, usual)
+    return None if found is None else found.but_for(cut_off)
 
 
 def _name(choice: Choice, chosen: Slices, worth: Bools, left: Bools) -> Bools:

@@ -461,8 +461,8 @@ class _Reader:
         chosen = self.bits(slices) if flag else None
         if chosen is None or flag < _EXPLAINED:
             return Filled(chosen, *self.table())
-        explained = self.bits(int(chosen.sum()))
-        told = self.words(int(explained.sum()), SHORT_BYTES)
+        explained = self.bits(int(np.count_nonzero(chosen)))
+        told = self.words(int(np.count_nonzero(explained)), SHORT_BYTES)
         if flag != _LISTED:
             by_prints = flag == _BY_PRINTS
             return Filled(chosen, *self.table(), explained, told, by_prints=by_prints)

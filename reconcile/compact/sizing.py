@@ -83,8 +83,9 @@ def gaps(apart: Ints, counts: Ints, single: Bools, usual: int) -> Gaps | None:
     """
     usual = min(usual, _MOST_USUAL)
     few, many = _ordinary(counts[single], usual)
-    # Beyond what is ordinary by more than that varies, or by a factor of two.
-    lowest, highest = max(2 * few - many - 1, few // 2), min(2 * many - few + 1, 2 * many)
+    # Beyond what is ordinary by more than half of what that varies, or by a factor of two.
+    beside = (many - few) // 2 + 1
+    lowest, highest = max(few - beside, few // 2), min(many + beside, 2 * many)
     if not len(counts) or (lowest < int(counts.min()) and int(counts.max()) < highest):
         return None
     least = np.maximum(few - counts, counts - many)

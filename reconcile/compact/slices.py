@@ -120,8 +120,25 @@ class Slices:
     balances: Ints
 
     @classmethod
+    def of_cuts(cls, columns: bytes, regions: Regions) -> Slices:
+        """From what compiled code says of cuts: all columns, one behind the other.
+
+        Those of each region ascend, its edges included; what is between a cut and the one before
+        stands beside the later one.
+        """
+        cuts = np.frombuffer(columns, np.int64).reshape(4, -1)
+        lower, upper = cuts[:, :-1], cuts[:, 1:]
+        if len(regions.start) != 1:
+            inside = np.ones(len(cuts[0]), np.bool_)
+            inside[cuts[0].searchsorted(regions.start, "right") - 1] = False
+            ends = inside.nonzero()[0]
+            lower, upper = cuts.take(ends - 1, axis=1), cuts.take(ends, axis=1)
+        prints, balances = upper[2:]
+        return cls(lower[0], upper[0], lower[1], upper[1], prints.view(np.uint64), balances)
+
+    @classmethod
     def of_columns(cls, columns: bytes) -> Slices:
-        """From what compiled code says: all columns, one behind the other."""
+        """From what compiled code says of slices: all columns, one behind the other."""
         rows = np.frombuffer(columns, np.int64).reshape(6, -1)
         lower, upper, low, high, prints, balances = rows
         return cls(lower, upper, low, high, prints.view(np.uint64), balances)
@@ -238,7 +255,7 @@ class Held:
         if kernel.compiled is not None:
             said = kernel.compiled.cut(*self._columns(regions, key, count, print_bytes, anchored))
             if said is not None:
-                return Slices.of_columns(said[1]), said[0]
+                return Slices.of_cuts(said[1], regions), said[0]
         exponent, multiples = self.quantiles(regions, count, anchored=anchored)
         bounds = multiples << exponent
         multiples = multiples[(bounds < regions.length) & ~regions.is_edge(bounds)]

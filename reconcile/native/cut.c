@@ -10,30 +10,30 @@
 #define MAX_EXPONENT 62
 #define MAX_COUNT 65536
 #define MAX_BALANCE (INT64_C(1) << 31)
-#define CUTS 4 /* numbers of each slice and region that `cut_slices` has room for */
+#define SLICE_COLUMNS 6
 
 /* ---- memory --------------------------------------------------------------------------------- */
 
 typedef struct {
     slicer_t slicer;
     bounds_t bounds;
-    slices_t slices;
+    cuts_t cuts;
+    Py_ssize_t rows; /* of slices */
     Py_ssize_t print_bytes;
-    PyObject *columns;  /* of `slices`, as bytes */
-    int64_t *multiples, *cuts;
+    PyObject *columns; /* of `cuts`, as bytes */
+    int64_t *multiples;
 } work_t;
 
-static bool take_columns(work_t *work, Py_ssize_t rows)
+static bool take_columns(work_t *work)
 {
-    work->slices.rows = rows;
-    work->columns = PyBytes_FromStringAndSize(NULL, rows * SLICE_COLUMNS * TIME_BYTES);
-    work->cuts = PyMem_Malloc((size_t)(rows + work->slicer.regions.count + 1) * CUTS *
-                              sizeof *work->cuts);
-    if (work->columns && !work->cuts)
-        PyErr_NoMemory();
-    if (!work->columns || !work->cuts)
+    const regions_t *regions = &work->slicer.regions;
+    Py_ssize_t count = cuts_for(&work->bounds, regions);
+    work->rows = work->bounds.count + regions->count;
+    work->columns = PyBytes_FromStringAndSize(NULL, count * CUT_COLUMNS * TIME_BYTES);
+    if (!work->columns)
         return false;
-    work->slices.columns = (uint8_t *)PyBytes_AsString(work->columns);
+    int64_t *at = (int64_t *)PyBytes_AsString(work->columns);
+    work->cuts = (cuts_t){at, at + count, (uint64_t *)at + 2 * count, at + 3 * count, 0};
     return true;
 }
 
@@ -46,7 +46,8 @@ static int open_work(work_t *work, PyObject *const *arguments)
     work->print_bytes = (Py_ssize_t)load(work->slicer.held.at[A_NUMBERS], N_PRINT_BYTES);
     if (count < 0 || count > MAX_COUNT || work->print_bytes < 0 || work->print_bytes > 6)
         misfit("slices");
-    else if (!(work->multiples = PyMem_Malloc(((size_t)count + 1) * sizeof *work->multiples)))
+    else if (!(work->multiples = PyMem_Malloc((size_t)(count + work->slicer.regions.count + 1) *
+                                              sizeof *work->multiples)))
         PyErr_NoMemory();
     else {
         work->bounds.multiples = work->multiples;
@@ -59,24 +60,26 @@ static int open_work(work_t *work, PyObject *const *arguments)
 static void close_work(work_t *work)
 {
     PyMem_Free(work->multiples);
-    PyMem_Free(work->cuts);
     Py_XDECREF(work->columns);
     close_slicer(&work->slicer);
 }
 
 /* ---- writing -------------------------------------------------------------------------------- */
 
+/* There must be room for a whole word. */
 static inline uint8_t *put_low_bytes(uint8_t *at, uint64_t value, Py_ssize_t count)
 {
-    for (; count; count--, value >>= 8)
-        *at++ = (uint8_t)value;
-    return at;
+    value = word_at((const uint8_t *)&value);
+    memcpy(at, &value, sizeof value);
+    return at + count;
 }
 
 static uint8_t *put_slices(const work_t *work, uint8_t *at)
 {
     const bounds_t *bounds = &work->bounds;
-    const slices_t *slices = &work->slices;
+    const cuts_t *cuts = &work->cuts;
+    const regions_t *regions = &work->slicer.regions;
+    course_t course = {0, 0}, again = {0, 0};
     int64_t before = 0;
     *at++ = (uint8_t)bounds->exponent;
     at = put_varint(at, (uint64_t)bounds->count);
@@ -84,10 +87,10 @@ static uint8_t *put_slices(const work_t *work, uint8_t *at)
         at = put_varint(at, (uint64_t)(bounds->multiples[row] - before));
         before = bounds->multiples[row];
     }
-    for (Py_ssize_t row = 0; row < slices->rows; row++)
-        at = put_low_bytes(at, (uint64_t)slice_value(slices, S_PRINTS, row), work->print_bytes);
-    for (Py_ssize_t row = 0; row < slices->rows; row++) {
-        int64_t balance = slice_value(slices, S_BALANCES, row);
+    for (Py_ssize_t row = 0; row < work->rows; row++)
+        at = put_low_bytes(at, cuts->prints[next_end(&course, cuts, regions)], work->print_bytes);
+    for (Py_ssize_t row = 0; row < work->rows; row++) {
+        int64_t balance = cuts->balances[next_end(&again, cuts, regions)];
         at = put_varint(at, (uint64_t)balance << 1 ^ (balance < 0 ? UINT64_MAX : 0));
     }
     return at;
@@ -96,7 +99,7 @@ static uint8_t *put_slices(const work_t *work, uint8_t *at)
 static PyObject *written(work_t *work)
 {
     size_t row_bytes = (size_t)(2 * (MAX_VARINT_BYTES + 1) + work->print_bytes);
-    uint8_t *body = PyMem_Malloc(32 + (size_t)work->slices.rows * row_bytes);
+    uint8_t *body = PyMem_Malloc(32 + (size_t)work->rows * row_bytes);
     if (!body)
         return PyErr_NoMemory();
     Py_ssize_t size = put_slices(work, body) - body;
@@ -106,9 +109,9 @@ static PyObject *written(work_t *work)
 }
 
 /* cut(index, sums, numbers, bases, key, starts, ends)
- *   -> (slices of a frame, columns), or None: it is unusual
+ *   -> (slices of a frame, columns of their cuts), or None: it is unusual
  *   Of about as many slices with equal counts in regions as the numbers say. The columns are
- *   those of slices.h, 8 bytes a row.
+ *   those of slices.h.
  */
 PyObject *kernel_cut(PyObject *module, PyObject *const *arguments, Py_ssize_t given)
 {
@@ -126,9 +129,9 @@ PyObject *kernel_cut(PyObject *module, PyObject *const *arguments, Py_ssize_t gi
     bool anchored = load(work.slicer.held.at[A_NUMBERS], N_ANCHORED) != 0;
     choose_bounds(&work.slicer, count, anchored, &work.bounds);
     take_back(state);
-    if (take_columns(&work, work.bounds.count + work.slicer.regions.count)) {
+    if (take_columns(&work)) {
         state = let_go(count * HASH_BYTES);
-        bool fits = cut_slices(&work.slicer, &work.bounds, work.cuts, &work.slices);
+        bool fits = cut_slices(&work.slicer, &work.bounds, &work.cuts);
         take_back(state);
         found = fits ? written(&work) : Py_BuildValue("");
     }
@@ -157,63 +160,80 @@ static bool read_bounds(reader_t *from, Py_ssize_t most, bounds_t *bounds)
     return true;
 }
 
-static inline uint64_t low_bytes(const uint8_t *at, Py_ssize_t count)
+/* At least the lower bytes of a word; so many bytes are there. */
+static inline uint64_t low_bytes(const uint8_t *at, Py_ssize_t count, Py_ssize_t there)
 {
     uint64_t value = 0;
+    if (there >= (Py_ssize_t)sizeof value)
+        return word_at(at);
     for (; count; count--)
         value = value << 8 | at[count - 1];
     return value;
 }
 
-/* Which slices differ; their prints and balances become by which they do, prints above what a frame
- * has of them stay one's own. False: that is no end of a frame. */
+/* Which slices differ; prints and balances of their ends become by which they do, prints above what
+ * a frame has of them stay one's own. False: that is no end of a frame. */
 static bool read_contents(work_t *work, reader_t *from, uint8_t *differs)
 {
-    const slices_t *slices = &work->slices;
+    const cuts_t *cuts = &work->cuts;
+    const regions_t *regions = &work->slicer.regions;
+    course_t course = {0, 0}, again = {0, 0};
     Py_ssize_t size = work->print_bytes;
     uint64_t mask = size ? UINT64_MAX >> (64 - 8 * size) : 0;
-    if (size && slices->rows > left(from) / size)
+    if (size && work->rows > left(from) / size)
         return false;
-    for (Py_ssize_t row = 0; row < slices->rows; row++, from->at += size) {
-        uint64_t print = (uint64_t)slice_value(slices, S_PRINTS, row) ^ low_bytes(from->at, size);
-        store(slices->columns, S_PRINTS * slices->rows + row, (int64_t)print);
-        differs[row] = !size || print & mask;
+    for (Py_ssize_t row = 0; row < work->rows; row++, from->at += size) {
+        uint64_t *print = &cuts->prints[next_end(&course, cuts, regions)];
+        *print ^= low_bytes(from->at, size, left(from)) & mask;
+        differs[row] = !size || *print & mask;
     }
-    for (Py_ssize_t row = 0; row < slices->rows; row++) {
+    for (Py_ssize_t row = 0; row < work->rows; row++) {
         int64_t zigzag;
-        if (!read_varint(from, &zigzag))
+        if (left(from) && *from->at < 0x80) /* most balances */
+            zigzag = *from->at++;
+        else if (!read_varint(from, &zigzag))
             return false;
         int64_t balance = zigzag >> 1 ^ -(zigzag & 1);
         if (balance > MAX_BALANCE || balance < -MAX_BALANCE)
             return false;
-        balance = slice_value(slices, S_BALANCES, row) - balance;
-        differs[row] |= balance != 0;
-        store(slices->columns, S_BALANCES * slices->rows + row, balance);
+        int64_t *own = &cuts->balances[next_end(&again, cuts, regions)];
+        *own -= balance;
+        differs[row] |= *own != 0;
     }
     return !left(from);
 }
 
-/* Columns without slices that do not differ. */
-static PyObject *chosen_columns(const work_t *work, const uint8_t *differs)
+/* Columns of the slices that differ: times and places, from and to, prints and balances. */
+static PyObject *chosen_columns(work_t *work, const uint8_t *differs)
 {
-    const slices_t *slices = &work->slices;
-    int64_t *rows = work->cuts; /* there is room, and the cuts are done with */
-    Py_ssize_t count = 0, next = 0;
-    for (Py_ssize_t row = 0; row < slices->rows; row++) {
-        rows[count] = row;
+    const cuts_t *cuts = &work->cuts;
+    int64_t *ends = work->multiples; /* the bounds are done with */
+    course_t course = {0, 0};
+    Py_ssize_t count = 0, most = 0;
+    for (Py_ssize_t row = 0; row < work->rows; row++)
+        most += differs[row];
+    PyObject *chosen = PyBytes_FromStringAndSize(NULL, most * SLICE_COLUMNS * TIME_BYTES);
+    if (!chosen)
+        return NULL;
+    for (Py_ssize_t row = 0; row < work->rows; row++) {
+        ends[count] = next_end(&course, cuts, &work->slicer.regions);
         count += differs[row];
     }
-    PyObject *chosen = PyBytes_FromStringAndSize(NULL, count * SLICE_COLUMNS * TIME_BYTES);
-    uint8_t *to = chosen ? (uint8_t *)PyBytes_AsString(chosen) : NULL;
-    for (int column = 0; to && column < SLICE_COLUMNS; column++)
-        for (Py_ssize_t row = 0; row < count; row++)
-            store(to, next++, slice_value(slices, column, (Py_ssize_t)rows[row]));
+    int64_t *to = (int64_t *)PyBytes_AsString(chosen);
+    for (Py_ssize_t row = 0; row < count; row++) {
+        const int64_t values[SLICE_COLUMNS] = {
+            cuts->times[ends[row] - 1],  cuts->times[ends[row]],
+            cuts->places[ends[row] - 1], cuts->places[ends[row]],
+            (int64_t)cuts->prints[ends[row]], cuts->balances[ends[row]]};
+        for (int column = 0; column < SLICE_COLUMNS; column++)
+            to[column * count + row] = values[column];
+    }
     return chosen;
 }
 
 static PyObject *compared(work_t *work, reader_t *from)
 {
-    PyObject *differs = PyBytes_FromStringAndSize(NULL, work->slices.rows), *found = NULL;
+    PyObject *differs = PyBytes_FromStringAndSize(NULL, work->rows), *found = NULL;
     uint8_t *flags = differs ? (uint8_t *)PyBytes_AsString(differs) : NULL;
     if (flags && !read_contents(work, from, flags))
         found = Py_BuildValue("");
@@ -244,9 +264,9 @@ PyObject *kernel_compare(PyObject *module, PyObject *const *arguments, Py_ssize_
     PyObject *found = NULL;
     if (!work.slicer.usual || !read_bounds(&from, most, &work.bounds))
         found = Py_BuildValue("");
-    else if (take_columns(&work, work.bounds.count + work.slicer.regions.count)) {
-        PyThreadState *state = let_go(work.slices.rows * HASH_BYTES);
-        bool fits = cut_slices(&work.slicer, &work.bounds, work.cuts, &work.slices);
+    else if (take_columns(&work)) {
+        PyThreadState *state = let_go(work.rows * HASH_BYTES);
+        bool fits = cut_slices(&work.slicer, &work.bounds, &work.cuts);
         take_back(state);
         found = fits ? compared(&work, &from) : Py_BuildValue("");
     }

@@ -15,7 +15,7 @@
 #include <string.h>
 
 /* Raised with every change of this directory; `reconcile.kernel` takes no other. */
-#define KERNEL_VERSION 14
+#define KERNEL_VERSION 15
 
 #define HASH_BYTES 32
 #define TIME_BYTES 8
@@ -75,6 +75,17 @@ static inline int64_t load(const uint8_t *column, Py_ssize_t row)
 static inline void store(uint8_t *column, Py_ssize_t row, int64_t value)
 {
     memcpy(column + row * TIME_BYTES, &value, sizeof value);
+}
+
+/* A word of eight bytes, the lowest one first. */
+static inline uint64_t word_at(const uint8_t *bytes)
+{
+    uint64_t word;
+    memcpy(&word, bytes, sizeof word);
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
+    word = __builtin_bswap64(word);
+#endif
+    return word;
 }
 
 static inline hash_t load_hash(const uint8_t *column, Py_ssize_t row)

@@ -15,16 +15,6 @@
 enum { BY_BEST, BY_TABLES, BY_CLMUL, BY_PAIRS };
 #define POLYNOMIAL UINT64_C(0x1B) /* x^64 = x^4 + x^3 + x + 1 */
 
-static inline uint64_t little(const uint8_t *bytes)
-{
-    uint64_t word;
-    memcpy(&word, bytes, sizeof word);
-#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
-    word = __builtin_bswap64(word);
-#endif
-    return word;
-}
-
 /* ---- by tables --------------------------------------------------------------------------- */
 
 static uint64_t times_x(uint64_t value)
@@ -130,25 +120,31 @@ PAIRS static inline __m256i pair_sums(const uint8_t *at, __m256i before, __m256i
                             _mm256_permute2x128_si256(one, other, 0x31));
 }
 
-PAIRS static inline __m256i reduced(__m256i sum, __m256i fold)
+/* Reduce four products at a time, of which lower and upper words are given. Shifts take less time
+ * than the instruction: the polynomial has four terms, and what overflows is four bits. */
+PAIRS static inline __m256i reduced(__m256i low, __m256i high)
 {
-    __m256i folded = _mm256_clmulepi64_epi128(sum, fold, 0x01);
-    __m256i again = _mm256_clmulepi64_epi128(folded, fold, 0x01);
-    return _mm256_xor_si256(sum, _mm256_xor_si256(folded, again));
+    __m256i over = _mm256_xor_si256(_mm256_srli_epi64(high, 63), _mm256_srli_epi64(high, 61));
+    over = _mm256_xor_si256(over, _mm256_srli_epi64(high, 60));
+    high = _mm256_xor_si256(high, over);
+    low = _mm256_xor_si256(low, _mm256_xor_si256(high, _mm256_slli_epi64(high, 1)));
+    return _mm256_xor_si256(low, _mm256_xor_si256(_mm256_slli_epi64(high, 3),
+                                                  _mm256_slli_epi64(high, 4)));
 }
 
 PAIRS static void rows_by_pairs(const hasher_t *hasher, const uint8_t *prefix, Py_ssize_t count,
                                 uint64_t *out)
 {
     const __m256i key = _mm256_loadu_si256((const __m256i *)hasher->key);
-    const __m256i fold = _mm256_set1_epi64x(POLYNOMIAL), mask = _mm256_set1_epi64x(SHORT_MASK);
+    const __m256i mask = _mm256_set1_epi64x(SHORT_MASK);
     Py_ssize_t whole = count - count % MANY;
     __m256i last = _mm256_loadu_si256((const __m256i *)prefix);
     for (Py_ssize_t row = 0; row < whole; row += MANY) {
         const uint8_t *at = prefix + row * HASH_BYTES;
-        __m256i first = reduced(pair_sums(at, last, &last, key), fold);
-        __m256i second = reduced(pair_sums(at + 2 * HASH_BYTES, last, &last, key), fold);
-        __m256i shorts = _mm256_unpacklo_epi64(first, second); /* of rows 0, 2, 1, 3 */
+        __m256i first = pair_sums(at, last, &last, key);
+        __m256i second = pair_sums(at + 2 * HASH_BYTES, last, &last, key);
+        __m256i shorts = reduced(_mm256_unpacklo_epi64(first, second),
+                                 _mm256_unpackhi_epi64(first, second)); /* of rows 0, 2, 1, 3 */
         shorts = _mm256_permute4x64_epi64(_mm256_and_si256(shorts, mask), 0xD8);
         _mm256_storeu_si256((__m256i *)(out + row), shorts);
     }
@@ -189,7 +185,7 @@ WIDE static void rows_by_lanes(const hasher_t *hasher, const uint8_t *prefix, Py
 bool open_hasher(hasher_t *hasher, const uint8_t *key)
 {
     for (int word = 0; word < KEY_WORDS; word++)
-        hasher->key[word] = little(key + word * 8);
+        hasher->key[word] = word_at(key + word * 8);
     hasher->tables = NULL;
 #if HAS_CLMUL
     hasher->of_row = row_by_clmul;

@@ -1,110 +1,12 @@
-/* Cutting an index into slices, and the sums that are kept beside it for that. */
+/* Cutting an index into slices. */
 
 #include "slices.h"
 
-#define SAMPLE 4 /* IDs from one kept running balance to the next */
 #define BOUND_BITS 6
 #define ANCHOR_BOUND_BITS 13
 #define SHORT_GAP 0.05
-#define ANCHOR_BITS 0x3E /* of the first byte of a hash: an anchor has none of them */
-#define ANCHORS_APART 32 /* IDs from one anchor to the next, at least */
-#define ANCHOR_BYTES 64
-#define ANCHOR_ROW_BYTES (ANCHOR_BYTES - 2 * TIME_BYTES)
 #define TRIALS 64 /* cuts after which anchors are looked for only if that was worth it */
 #define NEAR 8 /* places around a guess that are all compared, at both sides of it */
-
-/* ---- balances ------------------------------------------------------------------------------ */
-
-/* +1 or -1 by the lowest bit of the first byte of the hash behind a row. */
-static inline int balance_at(const uint8_t *prefix, Py_ssize_t row)
-{
-    return 1 - 2 * ((prefix[row * HASH_BYTES] ^ prefix[(row + 1) * HASH_BYTES]) & 1);
-}
-
-/* balance(prefix, samples) -> None; sample i is the balance of the first 4 i IDs. */
-PyObject *kernel_balance(PyObject *module, PyObject *const *arguments, Py_ssize_t given)
-{
-    (void)module;
-    static const column_kind kinds[] = {READ(32), WRITTEN(4)};
-    columns held;
-    if (check_arguments("balance", given, 2) < 0 || hold(&held, arguments, kinds, 2) < 0)
-        return NULL;
-    Py_ssize_t count = held.rows[0] - 1;
-    bool fits = count >= 0 && held.rows[1] == count / SAMPLE + 1;
-    PyThreadState *state = let_go(fits ? count * HASH_BYTES : 0);
-    int32_t sum = 0;
-    for (Py_ssize_t row = 0; fits && row <= count; row++) {
-        if (row % SAMPLE == 0)
-            memcpy(held.at[1] + row / SAMPLE * 4, &sum, sizeof sum);
-        if (row < count)
-            sum += balance_at(held.at[0], row);
-    }
-    take_back(state);
-    release(&held);
-    if (!fits) {
-        misfit("balance");
-        return NULL;
-    }
-    Py_RETURN_NONE;
-}
-
-/* Of the first IDs of a chunk. No branch depends on where between two samples the place is. */
-static inline int64_t balance_of(const uint8_t *prefix, const uint8_t *samples, Py_ssize_t place)
-{
-    Py_ssize_t first = place / SAMPLE * SAMPLE;
-    int32_t sample;
-    memcpy(&sample, samples + place / SAMPLE * 4, sizeof sample);
-    int64_t sum = sample;
-    for (Py_ssize_t row = first; row < first + SAMPLE - 1; row++) {
-        Py_ssize_t kept = row < place ? row : 0;
-        sum += balance_at(prefix, kept) * (row < place);
-    }
-    return sum;
-}
-
-/* Choose anchors of a chunk, and say what is before them; how many there are. */
-static Py_ssize_t choose_anchors(const uint8_t *times, const uint8_t *prefix,
-                                 const uint8_t *samples, Py_ssize_t count, uint8_t *anchors)
-{
-    Py_ssize_t last = 0, found = 0;
-    for (Py_ssize_t row = ANCHORS_APART; row < count; row++) {
-        uint8_t octet = prefix[row * HASH_BYTES] ^ prefix[(row + 1) * HASH_BYTES];
-        if (octet & ANCHOR_BITS || row - last < ANCHORS_APART ||
-            load(times, row) <= load(times, row - 1))
-            continue;
-        uint8_t *to = anchors + found++ * ANCHOR_BYTES;
-        store(to, 0, load(times, row));
-        store(to, 1, row);
-        store(to, 2, load(times, row - 1));
-        store(to, 3, balance_of(prefix, samples, row));
-        memcpy(to + 4 * TIME_BYTES, prefix + row * HASH_BYTES, HASH_BYTES);
-        last = row;
-    }
-    return found;
-}
-
-/* anchors(times, prefix, samples, anchors) -> how many anchors there are
- *   Each is a row of its time and its place, and what slices.h says. */
-PyObject *kernel_anchors(PyObject *module, PyObject *const *arguments, Py_ssize_t given)
-{
-    (void)module;
-    static const column_kind kinds[] = {READ(8), READ(32), READ(4), WRITTEN(ANCHOR_BYTES)};
-    columns held;
-    if (check_arguments("anchors", given, 4) < 0 || hold(&held, arguments, kinds, 4) < 0)
-        return NULL;
-    Py_ssize_t count = held.rows[0], found = 0;
-    bool fits = held.rows[1] == count + 1 && held.rows[2] == count / SAMPLE + 1 &&
-                held.rows[3] == count / ANCHORS_APART;
-    PyThreadState *state = let_go(fits ? count * HASH_BYTES : 0);
-    if (fits)
-        found = choose_anchors(held.at[0], held.at[1], held.at[2], count, held.at[3]);
-    take_back(state);
-    release(&held);
-    if (fits)
-        return PyLong_FromSsize_t(found);
-    misfit("anchors");
-    return NULL;
-}
 
 static inline const uint8_t *samples_of(const slicer_t *slicer, Py_ssize_t chunk)
 {
@@ -140,13 +42,13 @@ static bool slicer_fits(slicer_t *slicer)
     for (Py_ssize_t chunk = 0; chunk < slicer->rows.count; chunk++) {
         const Py_buffer *sums = &slicer->sums[2 * chunk];
         if (sums[0].len != (size_of(&slicer->rows, chunk) / SAMPLE + 1) * 4 ||
-            sums[1].len % ANCHOR_BYTES)
+            sums[1].len % KEPT_BYTES)
             return false;
         anchors_t *anchors = &slicer->anchors[chunk];
-        anchors->count = sums[1].len / ANCHOR_BYTES;
-        anchors->times = sums[1].buf;
+        anchors->count = sums[1].len / KEPT_BYTES;
+        anchors->rows = sums[1].buf;
+        anchors->times = anchors->rows + anchors->count * ANCHOR_BYTES;
         anchors->places = anchors->times + anchors->count * TIME_BYTES;
-        anchors->rows = anchors->places + anchors->count * TIME_BYTES;
     }
     if (held->rows[A_NUMBERS] != NUMBERS ||
         held->rows[A_BASES] != slicer->rows.count || held->rows[A_KEY] != KEY_ROWS ||
@@ -323,23 +225,28 @@ static Py_ssize_t quantiles(const slicer_t *slicer, Py_ssize_t count, bool ancho
         total -= place_of(slicer, &walk, load(regions->starts, row));
         total += place_of(slicer, &walk, load(regions->ends, row));
     }
-    Py_ssize_t number = 1, found = 0, chunk = 0;
-    Py_ssize_t reach = (Py_ssize_t)(total / (2 * (count ? count : 1)));
+    /* The rank of the next one is number * total / count, without a division for each. */
+    int64_t parts = count ? count : 1, whole = total / parts, rest = total % parts;
+    int64_t rank = whole, carried = rest;
+    Py_ssize_t number = 1, found = 0, chunk = 0, reach = (Py_ssize_t)(total / (2 * parts));
+    Py_ssize_t ahead = (Py_ssize_t)(AHEAD * total / parts);
     finger_t finger = {0, 0, 1};
     for (Py_ssize_t row = 0; row < regions->count && total; row++) {
         int64_t start = load(regions->starts, row), end = load(regions->ends, row);
         int64_t low = place_of(slicer, &again, start), high = place_of(slicer, &again, end);
-        for (; number < count && number * total / count < passed + high - low; number++) {
-            Py_ssize_t place = (Py_ssize_t)(low + number * total / count - passed);
-            Py_ssize_t later = place + (Py_ssize_t)(AHEAD * total / count);
-            if (!anchored && slicer->rows.count == 1 && later < slicer->rows.length)
-                expect(slicer->rows.chunks[0].times, later, TIME_BYTES);
+        for (; number < count && rank < passed + high - low; number++) {
+            Py_ssize_t place = (Py_ssize_t)(low + rank - passed);
+            if (!anchored && slicer->rows.count == 1 && place + ahead < slicer->rows.length)
+                expect(slicer->rows.chunks[0].times, place + ahead, TIME_BYTES);
             go_on(&slicer->rows, &chunk, place);
             int64_t time = anchored ? anchored_time(slicer, &finger, chunk, place, reach)
                                     : time_at(&slicer->rows, chunk, place);
             time = before + ((time < end ? time : end) - start);
             if (!found || times[found - 1] != time)
                 times[found++] = time;
+            carried += rest;
+            rank += whole + (carried >= parts);
+            carried -= carried >= parts ? parts : 0;
         }
         passed += high - low;
         before += end - start;
@@ -378,60 +285,28 @@ void choose_bounds(const slicer_t *slicer, Py_ssize_t count, bool anchored, boun
 
 /* ---- cutting ------------------------------------------------------------------------------- */
 
-/* Times of the slices; false: a bound is outside of regions, or where one begins or ends. */
-static bool lay_out(const slicer_t *slicer, const bounds_t *bounds, slices_t *slices)
+/* Where slices begin and end; false: a bound is outside of regions, or where one begins or ends. */
+static bool lay_out(const slicer_t *slicer, const bounds_t *bounds, cuts_t *cuts)
 {
     const regions_t *regions = &slicer->regions;
-    Py_ssize_t row = 0, next = 0;
+    Py_ssize_t next = 0;
     int64_t before = 0;
     for (Py_ssize_t region = 0; region < regions->count; region++) {
-        int64_t lower = load(regions->starts, region), end = load(regions->ends, region);
-        int64_t behind = before + (end - lower), shift = lower - before;
+        int64_t start = load(regions->starts, region), end = load(regions->ends, region);
+        int64_t behind = before + (end - start), shift = start - before;
+        cuts->times[cuts->count++] = start;
         for (; next < bounds->count; next++) {
             int64_t bound = bounds->multiples[next] << bounds->exponent;
             if (bound >= behind)
                 break;
             if (bound <= before)
                 return false;
-            store(slices->columns, row, lower);
-            lower = bound + shift;
-            store(slices->columns, slices->rows + row++, lower);
+            cuts->times[cuts->count++] = bound + shift;
         }
-        store(slices->columns, row, lower);
-        store(slices->columns, slices->rows + row++, end);
+        cuts->times[cuts->count++] = end;
         before = behind;
     }
     return next == bounds->count;
-}
-
-typedef struct {
-    int64_t *times, *places;
-    uint64_t *prints; /* what runs up to it: short IDs */
-    int64_t *balances;
-    Py_ssize_t count;
-} cuts_t;
-
-/* Ask for what is read of a place. */
-static inline void expect_place(const slicer_t *slicer, Py_ssize_t place)
-{
-    if (slicer->rows.count != 1)
-        return;
-    expect(slicer->rows.chunks[0].prefix, place, HASH_BYTES);
-    expect(slicer->rows.chunks[0].prefix, place / SAMPLE * SAMPLE, HASH_BYTES);
-    expect(samples_of(slicer, 0), place / SAMPLE, sizeof(int32_t));
-}
-
-static void sum_up_to(const slicer_t *slicer, Py_ssize_t *chunk, const cuts_t *cuts, Py_ssize_t row)
-{
-    const rows_t *rows = &slicer->rows;
-    cuts->prints[row] = 0;
-    cuts->balances[row] = 0;
-    if (!rows->count)
-        return;
-    hash_t prefix = running(rows, chunk, (Py_ssize_t)cuts->places[row]);
-    cuts->prints[row] = slicer->hasher.of_row(&slicer->hasher, (const uint8_t *)&prefix);
-    Py_ssize_t own = (Py_ssize_t)(cuts->places[row] - load(rows->starts, *chunk));
-    cuts->balances[row] = balance_to(slicer, *chunk, own);
 }
 
 /* An anchor where a cut may be; `row` is NULL: there is none. */
@@ -439,6 +314,28 @@ typedef struct {
     const uint8_t *row;
     Py_ssize_t chunk, at;
 } anchor_t;
+
+/* Cuts are worked on in blocks, by steps: a step of one block comes between two of another, and
+ * meanwhile the memory arrives that the first one has asked for. */
+#define BLOCK 24
+enum { LOOK, TAKE, SEARCH, FINISH, STEPS };
+
+typedef struct {
+    anchor_t near[BLOCK];
+    int missed[BLOCK]; /* which of the cuts are not where an anchor says all */
+    int misses;
+    hash_t running[BLOCK + 1]; /* up to the cut before the first one, and up to each */
+    int64_t balances[BLOCK + 1];
+} block_t;
+
+typedef struct {
+    const slicer_t *slicer;
+    cuts_t cuts;
+    walk_t walk;
+    finger_t finger;
+    Py_ssize_t chunk, hits;
+    block_t blocks[STEPS];
+} cutter_t;
 
 /* The first anchor whose time is not before one, which is not before what was asked for last. */
 static anchor_t anchor_near(const slicer_t *slicer, finger_t *finger, int64_t wanted)
@@ -453,10 +350,55 @@ static anchor_t anchor_near(const slicer_t *slicer, finger_t *finger, int64_t wa
     Py_ssize_t found = next_of(anchors->times, anchors->count, finger, wanted);
     if (found == anchors->count)
         return (anchor_t){NULL, 0, 0};
-    const uint8_t *row = anchors->rows + found * ANCHOR_ROW_BYTES;
-    expect(row, 0, 1);
-    expect(row, ANCHOR_ROW_BYTES - 1, 1);
-    return (anchor_t){row, finger->chunk, found};
+    expect(anchors->rows, found, ANCHOR_BYTES);
+    return (anchor_t){anchors->rows + found * ANCHOR_BYTES, finger->chunk, found};
+}
+
+static void look_for_anchors(cutter_t *cutter, block_t *block, Py_ssize_t first, int count)
+{
+    for (int i = 0; i < count; i++) {
+        block->near[i] = (anchor_t){NULL, 0, 0};
+        if (first < TRIALS || cutter->hits > TRIALS / 4)
+            block->near[i] =
+                anchor_near(cutter->slicer, &cutter->finger, cutter->cuts.times[first + i]);
+    }
+}
+
+/* What runs up to a cut, if no ID is between it and an anchor, which says it all. */
+static inline bool sum_of_anchor(const slicer_t *slicer, block_t *block, int number,
+                                 const cuts_t *cuts, Py_ssize_t row)
+{
+    anchor_t anchor = block->near[number];
+    if (!anchor.row || load(anchor.row, R_BEFORE) >= cuts->times[row])
+        return false;
+    int64_t place = load(slicer->rows.starts, anchor.chunk) + load(anchor.row, R_PLACE);
+    if (place < slicer->low || place > slicer->high)
+        return false;
+    hash_t sum = load_hash(anchor.row + R_RUNNING * TIME_BYTES, 0);
+    if (slicer->rows.count > 1)
+        sum = xored(sum, load_hash(slicer->rows.bases, anchor.chunk));
+    block->running[number + 1] = sum;
+    block->balances[number + 1] =
+        load(slicer->bases, anchor.chunk) + load(anchor.row, R_BALANCE);
+    cuts->places[row] = place;
+    return true;
+}
+
+/* Note which cuts no anchor says, and ask for the times around them. */
+static void take_anchors(cutter_t *cutter, block_t *block, Py_ssize_t first, int count)
+{
+    const slicer_t *slicer = cutter->slicer;
+    block->misses = 0;
+    for (int i = 0; i < count; i++) {
+        if (sum_of_anchor(slicer, block, i, &cutter->cuts, first + i))
+            continue;
+        anchor_t near = block->near[i];
+        block->missed[block->misses++] = i;
+        if (near.row && load(near.row, R_PLACE) >= NEAR)
+            expect(slicer->rows.chunks[near.chunk].times,
+                   (Py_ssize_t)load(near.row, R_PLACE) - NEAR / 2, TIME_BYTES);
+    }
+    cutter->hits += count - block->misses;
 }
 
 /* The place of a time that is not behind an anchor, and behind the anchors before. */
@@ -472,75 +414,78 @@ static int64_t place_before(const slicer_t *slicer, anchor_t anchor, int64_t tim
     return clipped(slicer, load(slicer->rows.starts, anchor.chunk) + low);
 }
 
-/* What runs up to a cut, if no ID is between it and an anchor, which says it all. */
-static bool sum_of_anchor(const slicer_t *slicer, anchor_t anchor, const cuts_t *cuts,
-                          Py_ssize_t row)
+/* Find the places of cuts that no anchor says, and ask for what runs up to them. */
+static void search_missed(cutter_t *cutter, block_t *block, Py_ssize_t first)
 {
-    if (!anchor.row || load(anchor.row, 0) >= cuts->times[row])
-        return false;
-    int64_t place = load(slicer->rows.starts, anchor.chunk) +
-                    load(slicer->anchors[anchor.chunk].places, anchor.at);
-    if (place < slicer->low || place > slicer->high)
-        return false;
-    hash_t prefix = load_hash(anchor.row + 2 * TIME_BYTES, 0);
-    if (slicer->rows.count > 1)
-        prefix = xored(prefix, load_hash(slicer->rows.bases, anchor.chunk));
-    cuts->places[row] = place;
-    cuts->prints[row] = slicer->hasher.of_row(&slicer->hasher, (const uint8_t *)&prefix);
-    cuts->balances[row] = load(slicer->bases, anchor.chunk) + load(anchor.row, 1);
-    return true;
-}
-
-/* Where cuts are, and some steps later, when memory has come, what runs up to them. */
-static void cut_all(const slicer_t *slicer, const cuts_t *cuts)
-{
-    walk_t walk = BEGIN;
-    finger_t finger = {0, 0, 1};
-    Py_ssize_t chunk = 0, hits = 0;
-    anchor_t near[AHEAD];
-    bool known[AHEAD];
-    for (Py_ssize_t row = 0; row < cuts->count + 2 * AHEAD; row++) {
-        Py_ssize_t own = row - AHEAD, slot = row % AHEAD;
-        if (own >= AHEAD && !known[slot])
-            sum_up_to(slicer, &chunk, cuts, own - AHEAD);
-        if (own >= 0 && own < cuts->count) {
-            hits += known[slot] = sum_of_anchor(slicer, near[slot], cuts, own);
-            if (!known[slot]) {
-                int64_t time = cuts->times[own];
-                cuts->places[own] = near[slot].row ? place_before(slicer, near[slot], time)
-                                                   : place_of(slicer, &walk, time);
-                expect_place(slicer, (Py_ssize_t)cuts->places[own]);
-            }
-        }
-        if (row < cuts->count) {
-            near[slot] = (anchor_t){NULL, 0, 0};
-            if (row < TRIALS || hits > TRIALS / 4)
-                near[slot] = anchor_near(slicer, &finger, cuts->times[row]);
-        }
+    const slicer_t *slicer = cutter->slicer;
+    for (int miss = 0; miss < block->misses; miss++) {
+        anchor_t near = block->near[block->missed[miss]];
+        Py_ssize_t row = first + block->missed[miss];
+        int64_t time = cutter->cuts.times[row];
+        int64_t place = near.row ? place_before(slicer, near, time)
+                                 : place_of(slicer, &cutter->walk, time);
+        cutter->cuts.places[row] = place;
+        if (slicer->rows.count != 1)
+            continue;
+        expect(slicer->rows.chunks[0].prefix, (Py_ssize_t)place, HASH_BYTES);
+        expect(slicer->rows.chunks[0].prefix, (Py_ssize_t)place / SAMPLE * SAMPLE, HASH_BYTES);
+        expect(samples_of(slicer, 0), (Py_ssize_t)place / SAMPLE, sizeof(int32_t));
     }
 }
 
-bool cut_slices(const slicer_t *slicer, const bounds_t *bounds, int64_t *room, slices_t *slices)
+static void sum_missed(cutter_t *cutter, block_t *block, Py_ssize_t first)
 {
-    if (!lay_out(slicer, bounds, slices))
+    const rows_t *rows = &cutter->slicer->rows;
+    for (int miss = 0; miss < block->misses; miss++) {
+        int i = block->missed[miss];
+        block->balances[i + 1] = 0;
+        block->running[i + 1] = (hash_t){{0}};
+        if (!rows->count)
+            continue;
+        Py_ssize_t place = (Py_ssize_t)cutter->cuts.places[first + i];
+        block->running[i + 1] = running(rows, &cutter->chunk, place);
+        place -= (Py_ssize_t)load(rows->starts, cutter->chunk);
+        block->balances[i + 1] = balance_to(cutter->slicer, cutter->chunk, place);
+    }
+}
+
+/* Say what is between cuts. */
+static void finish(cutter_t *cutter, block_t *block, block_t *next, Py_ssize_t first, int count)
+{
+    const hasher_t *hasher = &cutter->slicer->hasher;
+    sum_missed(cutter, block, first);
+    hasher->of_rows(hasher, (const uint8_t *)block->running, count, cutter->cuts.prints + first);
+    for (int i = 0; i < count; i++)
+        cutter->cuts.balances[first + i] = block->balances[i + 1] - block->balances[i];
+    next->running[0] = block->running[count];
+    next->balances[0] = block->balances[count];
+}
+
+/* A step of a block of cuts, if there is such. */
+static void step(cutter_t *cutter, int number, Py_ssize_t block_number)
+{
+    Py_ssize_t first = block_number * BLOCK, left = cutter->cuts.count - first;
+    if (block_number < 0 || left <= 0)
+        return;
+    int count = left < BLOCK ? (int)left : BLOCK;
+    block_t *block = &cutter->blocks[block_number % STEPS];
+    if (number == LOOK)
+        look_for_anchors(cutter, block, first, count);
+    else if (number == TAKE)
+        take_anchors(cutter, block, first, count);
+    else if (number == SEARCH)
+        search_missed(cutter, block, first);
+    else
+        finish(cutter, block, &cutter->blocks[(block_number + 1) % STEPS], first, count);
+}
+
+bool cut_slices(const slicer_t *slicer, const bounds_t *bounds, cuts_t *cuts)
+{
+    if (!lay_out(slicer, bounds, cuts))
         return false;
-    uint8_t *columns = slices->columns;
-    Py_ssize_t rows = slices->rows, most = rows + slicer->regions.count;
-    cuts_t cuts = {room, room + most, (uint64_t *)room + 2 * most, room + 3 * most, 0};
-    for (Py_ssize_t row = 0; row < rows; row++) {
-        int64_t lower = slice_value(slices, S_LOWER, row);
-        if (!row || slice_value(slices, S_UPPER, row - 1) != lower)
-            cuts.times[cuts.count++] = lower;
-        cuts.times[cuts.count++] = slice_value(slices, S_UPPER, row);
-    }
-    cut_all(slicer, &cuts);
-    for (Py_ssize_t row = 0, cut = 0; row < rows; row++, cut++) {
-        cut += cuts.times[cut] != slice_value(slices, S_LOWER, row);
-        uint64_t print = (cuts.prints[cut + 1] ^ cuts.prints[cut]) & SHORT_MASK;
-        store(columns, S_LOW * rows + row, cuts.places[cut]);
-        store(columns, S_HIGH * rows + row, cuts.places[cut + 1]);
-        store(columns, S_PRINTS * rows + row, (int64_t)print);
-        store(columns, S_BALANCES * rows + row, cuts.balances[cut + 1] - cuts.balances[cut]);
-    }
+    cutter_t cutter = {.slicer = slicer, .cuts = *cuts, .walk = BEGIN, .finger = {0, 0, 1}};
+    for (Py_ssize_t block = 0; (block - STEPS) * BLOCK < cuts->count; block++)
+        for (int number = 0; number < STEPS; number++)
+            step(&cutter, number, block - number);
     return true;
 }

@@ -5,16 +5,43 @@
 
 #include "short.h"
 
+#define SAMPLE 4 /* IDs from one kept running balance to the next */
+#define ANCHOR_BYTES 64
+#define KEPT_BYTES (ANCHOR_BYTES + 2 * TIME_BYTES)
+
+/* +1 or -1 by the lowest bit of the first byte of the hash behind a row. */
+static inline int balance_at(const uint8_t *prefix, Py_ssize_t row)
+{
+    return 1 - 2 * ((prefix[row * HASH_BYTES] ^ prefix[(row + 1) * HASH_BYTES]) & 1);
+}
+
+/* Of the first IDs of a chunk. No branch depends on where between two samples the place is. */
+static inline int64_t balance_of(const uint8_t *prefix, const uint8_t *samples, Py_ssize_t place)
+{
+    Py_ssize_t first = place / SAMPLE * SAMPLE;
+    int32_t sample;
+    memcpy(&sample, samples + place / SAMPLE * 4, sizeof sample);
+    int64_t sum = sample;
+    for (Py_ssize_t row = first; row < first + SAMPLE - 1; row++) {
+        Py_ssize_t kept = row < place ? row : 0;
+        sum += balance_at(prefix, kept) * (row < place);
+    }
+    return sum;
+}
+
 /* Parts of the window, ascending, none of them empty. */
 typedef struct {
     const uint8_t *starts, *ends;
     Py_ssize_t count;
 } regions_t;
 
-/* IDs of a chunk that any side chooses alone, by their hashes, and what is before each: columns of
- * times and places, then rows of the time of the ID before it, the balance, the running XOR. */
+/* What a row of an anchor has; the running XOR is its second half. */
+enum { R_TIME, R_PLACE, R_BEFORE, R_BALANCE, R_RUNNING };
+
+/* IDs of a chunk that any side chooses alone, by their hashes, and what is before each: rows, then
+ * their times and places again as columns. */
 typedef struct {
-    const uint8_t *times, *places, *rows;
+    const uint8_t *rows, *times, *places;
     Py_ssize_t count;
 } anchors_t;
 
@@ -47,25 +74,43 @@ typedef struct {
     int64_t *multiples;
 } bounds_t;
 
-/* Columns of slices, one behind the other: times and places, from and to, prints and balances. */
-enum { S_LOWER, S_UPPER, S_LOW, S_HIGH, S_PRINTS, S_BALANCES, SLICE_COLUMNS };
+/* Where slices begin and end, of each region all its bounds and both its edges, and what is between
+ * each cut and the one before it: columns of 8 bytes a row, one behind the other. */
+enum { CUT_COLUMNS = 4 };
 
 typedef struct {
-    uint8_t *columns;
-    Py_ssize_t rows;
-} slices_t;
+    int64_t *times, *places;
+    uint64_t *prints; /* short IDs */
+    int64_t *balances;
+    Py_ssize_t count;
+} cuts_t;
 
-static inline int64_t slice_value(const slices_t *slices, int column, Py_ssize_t row)
+static inline Py_ssize_t cuts_for(const bounds_t *bounds, const regions_t *regions)
 {
-    return load(slices->columns, column * slices->rows + row);
+    return bounds->count + 2 * regions->count;
+}
+
+/* Goes from slice to slice: `cut` is where the next one begins. */
+typedef struct {
+    Py_ssize_t cut, region;
+} course_t;
+
+/* Where the next slice ends, which is the next cut. */
+static inline Py_ssize_t next_end(course_t *course, const cuts_t *cuts, const regions_t *regions)
+{
+    Py_ssize_t end = ++course->cut;
+    if (cuts->times[end] == load(regions->ends, course->region)) {
+        course->cut++;
+        course->region += course->region + 1 < regions->count;
+    }
+    return end;
 }
 
 /* Bounds of about so many slices with equal counts, at anchors if that is wanted; `multiples` has
  * room for as many. */
 void choose_bounds(const slicer_t *slicer, Py_ssize_t count, bool anchored, bounds_t *bounds);
 
-/* Columns for the slices that bounds make, as many as there are bounds and regions; false: a bound
- * is no place between two slices. `room` is for four numbers of each slice and region. */
-bool cut_slices(const slicer_t *slicer, const bounds_t *bounds, int64_t *room, slices_t *slices);
+/* Fill the columns of cuts, for which there is room; false: a bound is no place between two slices. */
+bool cut_slices(const slicer_t *slicer, const bounds_t *bounds, cuts_t *cuts);
 
 #endif

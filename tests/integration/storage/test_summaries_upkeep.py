@@ -44,7 +44,7 @@ TODAY = NOW // DAY * DAY
 NEVER_S = 3_600.0
 PATIENCE_S = 90.0
 TWO_DAYS = RetentionPolicy(age_ns=2 * DAY)
-BURST = 100
+BURST = 30
 """Commits of a publisher between two times that all is folded."""
 
 SPREAD = [NOW - number * DAY // 7 for number in range(60)]

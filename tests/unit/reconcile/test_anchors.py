@@ -59,11 +59,15 @@ def test_anchors_are_chosen_by_hashes(seed: int, count: int, moments: int) -> No
         plain = chunk_like(ids)
         assert chunk.anchors.tobytes() == plain.anchors.tobytes()
         assert chunk.samples.tobytes() == plain.samples.tobytes()
-    rows = chunk.anchors.reshape(8, -1)[2:].reshape(-1, 6)
+    assert not len(chunk.anchors) or chunk.anchors.ctypes.data % 64 == 0
+    rows, columns = np.split(chunk.anchors, [8 * len(chunk.anchor_places)])
+    rows = rows.reshape(-1, 8)
+    assert columns.tolist() == rows[:, :2].T.reshape(-1).tolist()
     for row, place in enumerate(chunk.anchor_places.tolist()):
         signs = [1 - 2 * (hash_[0] & 1) for _, hash_ in ids[:place]]
-        assert rows[row, :2].view(np.int64).tolist() == [ids[place - 1][0], sum(signs)]
-        assert bool((rows[row, 2:] == chunk.prefix[place]).all())
+        said = [ids[place][0], place, ids[place - 1][0], sum(signs)]
+        assert rows[row, :4].view(np.int64).tolist() == said
+        assert bool((rows[row, 4:] == chunk.prefix[place]).all())
 
 
 def test_two_sides_have_nearly_the_same_anchors() -> None:

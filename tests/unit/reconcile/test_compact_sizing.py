@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bench.compact import Run
+from bench.compact import EVERYTHING, Run
 from bench.reconcile_sets import START_NS, uniform
 from bench.reconcile_tables import DISTRIBUTIONS
+from reconcile.compact.choosing import _gaps
 from reconcile.compact.keys import NONCE_BYTES, TALLIED, tally
 from reconcile.compact.sizing import (
     Gaps,
@@ -18,6 +19,7 @@ from reconcile.compact.sizing import (
     occupied,
     tallied,
 )
+from reconcile.compact.slices import Held, Regions, Slices
 from reconcile.ids import SyncIds
 from reconcile.index import IndexView
 
@@ -45,6 +47,27 @@ def test_counts_that_vary_anyway_say_nothing() -> None:
     assert found is not None
     assert found.most[:8].tolist() == [0] * 8
     assert (found.most[8:] > 0).all()
+
+
+def test_a_count_is_that_of_a_gap_if_it_is_clearly_outside_of_what_varies() -> None:
+    varied = [60, 62, 64, 66, 68, 70, 61, 69]
+    assert of_counts([*varied, 79], single=8) is None
+    found = of_counts([*varied, 82, 46], single=8)
+    assert found is not None
+    assert (found.most > 0).tolist() == [False] * 8 + [True] * 2
+
+
+def test_slices_cut_off_at_an_edge_do_not_show_how_counts_vary() -> None:
+    counts = np.array([3, 300, 302, 298, 301, 299, 360])
+    lower = 1_000 * np.arange(len(counts))
+    places = counts.cumsum()
+    nothing = np.zeros(len(counts), np.int64)
+    chosen = Slices(lower, lower + 1_000, places - counts, places, nothing.view(np.uint64), nothing)
+    regions = Regions(lower[:1], lower[-1:] + 9_000)
+    view = IndexView.of(uniform(np.random.default_rng(1), int(counts.sum())))
+    found = _gaps(Held(view, EVERYTHING), chosen, counts != 360, regions, 300)
+    assert found is not None
+    assert (found.most > 0).tolist() == [False] * 6 + [True]
 
 
 def test_balances_that_counts_do_not_explain_are_no_gap() -> None:

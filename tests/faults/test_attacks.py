@@ -23,6 +23,9 @@ MOST_OTHERS_MIB = 400
 COUNTS = {name: attack.SHORT for name, attack in ATTACKS.items()} | {"idle_connections": 100}
 """How many connections of one host are let in is tested beside callers without a token."""
 
+LEAST_CALLS = {"rapid_resets": 20}
+"""Of the client that means well, in that time."""
+
 SAW = {
     "idle_connections": "of 100 connections that could be made the node has closed 90",
     "compressed_requests": "50 of 50 ended UNIMPLEMENTED",
@@ -44,7 +47,7 @@ def test_a_node_serves_on_under_attack(name: str, new_store: Callable[[], str]) 
     outcome = run_attack({name: COUNTS[name]}, seed=1, database_url=new_store())
     assert outcome.alive
     assert outcome.failures == {}
-    assert outcome.calls > 0
+    assert outcome.calls > LEAST_CALLS.get(name, 0)
     assert outcome.growth_mib < MOST_MIB.get(name, MOST_OTHERS_MIB), outcome.saw
     assert "failed with code" not in outcome.saw
     assert SAW.get(name, "") in outcome.saw

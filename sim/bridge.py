@@ -9,6 +9,7 @@ after a delay that is drawn.
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Executor
@@ -18,7 +19,7 @@ from functools import partial
 from typing import Any, Final, TypeVar, TypeVarTuple, Unpack
 
 from sim.dice import Dice
-from sim.limits import NS_PER_MS, NS_PER_S
+from sim.limits import COLLECT_AFTER_OBJECTS, NS_PER_MS, NS_PER_S
 from sim.tasks import Cancelled, Promise, Steps
 from sim.timeline import Timeline, Timer
 
@@ -87,9 +88,12 @@ class TimelineLoop(asyncio.AbstractEventLoop):
     def running(self) -> Iterator[None]:
         """Around everything that happens in a run."""
         asyncio.events._set_running_loop(self)
+        thresholds = gc.get_threshold()
+        gc.set_threshold(COLLECT_AFTER_OBJECTS)
         try:
             yield
         finally:
+            gc.set_threshold(*thresholds)
             try:
                 self._end_all()
             finally:

@@ -35,6 +35,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from sim.groups.disk import Disk
@@ -48,7 +49,7 @@ from storenode.sds.aio.ledger import Batch
 from storenode.sds.aio.limits import MAX_REQUESTS_IN_FLIGHT
 from storenode.sds.aio.participant import Participant
 from storenode.sds.aio.transport import FeedPage, Fetched
-from storenode.sds.bloom import FilterShape, holds
+from storenode.sds.bloom import FilterShape, Probe, holds
 from storenode.sds.channel import MessageChannel
 from storenode.sds.envelope import Kind, SdsMessage, decode_message
 from storenode.sds.events import (
@@ -333,7 +334,7 @@ class GroupJudge:
             for key, message in self.made.items()
             if key not in known
             and event.sender_id in {message.sender_id, *self.taken.get(key, ())}
-            and holds(bits, shape.probe(key))
+            and holds(bits, _probe(shape, key))
         ]
         # A filter that is wrong hides a message that nobody names; several do not happen.
         most = 0 if shape.error_rate < _EXACT else 1
@@ -438,7 +439,7 @@ class GroupJudge:
                 view.asked[entry.message_id] = None
             if message.bloom_filter is not None:
                 shape, seen = self.shapes[message.sender_id], message.bloom_filter
-                view.lacking |= {key for key in view.ids if not holds(seen, shape.probe(key))}
+                view.lacking |= {key for key in view.ids if not holds(seen, _probe(shape, key))}
 
     def _delivered(self, view: View, event: Event, _: SdsMessage | None) -> None:
         assert isinstance(event, Delivered)
@@ -545,6 +546,12 @@ class GroupJudge:
         waits = key in view.asked or key in view.lacking
         _demand(waits, f"{view.name} answers for {key[:10]}, and nobody waits for that")
         view.asked.pop(key, None)
+
+
+@lru_cache(maxsize=10_000)
+def _probe(shape: FilterShape, message_id: str) -> Probe:
+    """Every participant looks for the same messages in filters of the same shapes."""
+    return shape.probe(message_id)
 
 
 def _names(disk: Disk, table: str) -> set[str]:

@@ -10,7 +10,3 @@ MAX_GROUP_EVENTS: Final = 20_000_000
 
 CHECK_EVERY_EVENTS: Final = 512
 """After so many events the whole state of one participant is checked, of each in its turn."""
-
-COLLECT_AFTER_OBJECTS: Final = 500_000
-"""So many new objects may wait for the garbage collector: nearly all live on, and there are
-millions in a large group."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,7 +13,7 @@ from sim.dice import Dice
 from sim.groups.faults import GroupFaultInjector
 from sim.groups.forger import Forger
 from sim.groups.judge import GroupJudge
-from sim.groups.limits import CHECK_EVERY_EVENTS, COLLECT_AFTER_OBJECTS, MAX_GROUP_EVENTS
+from sim.groups.limits import CHECK_EVERY_EVENTS, MAX_GROUP_EVENTS
 from sim.groups.member import LEAVE_NS, Member
 from sim.groups.scenario import NO_FAULTS, GroupScenario
 from sim.groups.store import StoreNode, taken
@@ -100,7 +99,7 @@ class GroupWorld:
             AssertionError: an invariant of a channel, or a bound, is broken.
         """
         faults = GroupFaultInjector(self)
-        with self.loop.running(), _collecting_rarely():
+        with self.loop.running():
             try:
                 return self._run(faults)
             finally:
@@ -302,14 +301,3 @@ class GroupWorld:
             crashes=sum(member.crashes for member in self.members),
             marks=dict(sorted(self.marks.items())),
         )
-
-
-@contextmanager
-def _collecting_rarely() -> Iterator[None]:
-    """Collect garbage after more objects than usual: of a group of 10,000 it took half the time."""
-    thresholds = gc.get_threshold()
-    gc.set_threshold(COLLECT_AFTER_OBJECTS)
-    try:
-        yield
-    finally:
-        gc.set_threshold(*thresholds)

@@ -206,14 +206,15 @@ def stated(where: Sequence[Span], measured: Measured, found: Comparison) -> list
     counts, prints = measured.counts.tolist(), np.ascontiguousarray(measured.fingerprints)
     received, sent = ordered(found.to_receive), ordered(found.to_send)
     made = []
-    for index, (start_ns, end_ns) in enumerate(where):
-        here, there = _within(received, start_ns, end_ns), _within(sent, start_ns, end_ns)
+    places = zip(_places(received, where), _places(sent, where), strict=True)
+    for index, ((first, last), (from_, to)) in enumerate(places):
+        start_ns, end_ns = where[index]
         fingerprint, count = prints[index], counts[index]
-        if found.resolved and len(here):
-            fingerprint = fingerprint ^ np.bitwise_xor.reduce(here.words, axis=0)
-            count += len(here)
+        if found.resolved and first < last:
+            fingerprint = fingerprint ^ np.bitwise_xor.reduce(received.words[first:last], axis=0)
+            count += last - first
         keyed = found.keyed_from_ns is not None and found.keyed_from_ns <= start_ns
-        left = (0, 0) if found.resolved else (len(here), len(there))
+        left = (0, 0) if found.resolved else (last - first, to - from_)
         made.append(
             Statement(start_ns, end_ns, found.compared_ns, keyed, *left, count, _bytes(fingerprint))
         )
@@ -368,13 +369,13 @@ def _overlap(left: Statement, right: Statement) -> bool:
 
 
 def _merged(statements: Sequence[Statement]) -> list[Statement]:
-    made: list[Statement] = []
+    runs: list[list[Statement]] = []
     for each in statements:
-        if made and _empty_days(made[-1], each):
-            made[-1] = replace(made[-1], end_ns=each.end_ns)
+        if runs and _empty_days(runs[-1][-1], each):
+            runs[-1].append(each)
         else:
-            made.append(each)
-    return made
+            runs.append([each])
+    return [replace(run[0], end_ns=run[-1].end_ns) if run[1:] else run[0] for run in runs]
 
 
 def _empty_days(left: Statement, right: Statement) -> bool:
@@ -391,9 +392,10 @@ def _days_of(ids: SyncIds) -> set[int]:
     return set((np.unique(ids.timestamps // DAY_NS) * DAY_NS).tolist())
 
 
-def _within(ids: SyncIds, start_ns: int, end_ns: int) -> SyncIds:
-    first, last = np.searchsorted(ids.timestamps, [start_ns, end_ns])
-    return ids[int(first) : int(last)]
+def _places(ids: SyncIds, where: Sequence[Span]) -> list[list[int]]:
+    """Of each span, where its IDs begin and end."""
+    found: list[list[int]] = np.searchsorted(ids.timestamps, np.array(where, np.int64)).tolist()
+    return found
 
 
 def _bytes(words: np.ndarray[tuple[int, ...], np.dtype[np.uint64]]) -> bytes:

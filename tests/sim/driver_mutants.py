@@ -429,6 +429,7 @@ DRIVERS = {
     "says stored without storing": Mutant(
         replace_with(transfer._Driver, "_persist", _persist_without_storing),
         "acknowledged .* does not hold",
+        10,
     ),
     "answers before it stores": Mutant(
         replace_with(transfer._Driver, "_persist", _persist_after_the_answer),
@@ -460,6 +461,7 @@ DRIVERS = {
     "frees a session on success only": Mutant(
         replace_with(exchange.Exchange, "driving", _drive_and_free_only_success),
         "are left|do not become equal",
+        2,
     ),
     "lets a session wait for ever": Mutant(
         replace_with(exchange.Exchange, "keep", _keep_for_ever), "waits too long", 34
@@ -468,7 +470,7 @@ DRIVERS = {
         replace_with(exchange.Exchange, "claim", _claim_and_leave_the_timer), "that are over"
     ),
     "forgets a session by half": Mutant(
-        replace_with(exchange.Exchange, "_forget", _forget_half), "that are over|are left"
+        replace_with(exchange.Exchange, "_forget", _forget_half), "that are over|are left", 11
     ),
     "waits for a silent peer for ever": Mutant(_plant_patience, "waited", 26),
     "keeps the slots of callers": Mutant(
@@ -509,7 +511,7 @@ DRIVERS = {
         replace_with(coverage, "_runs", _runs_of_what_has_grown), "is equal over", 9
     ),
     "keeps statements after commits were lost": Mutant(
-        replace_with(coverage, "_runs", _runs_of_what_has_shrunk), "is equal over", 20_038
+        replace_with(coverage, "_runs", _runs_of_what_has_shrunk), "is equal over", 20_110
     ),
     "misses its wake-up": Mutant(
         replace_with(schedule.Synchronizer, "_wake_at", _wake_never),
@@ -530,7 +532,7 @@ DRIVERS = {
         replace_with(resume.Resumer, "_take", _count_before_storing), "has passed over"
     ),
     "hides the error of a resume": Mutant(
-        replace_with(resume.Resumer, "_fetch", _fetch_and_hide_the_error), "has passed over", 15
+        replace_with(resume.Resumer, "_fetch", _fetch_and_hide_the_error), "has passed over", 40
     ),
     "leaves out of its index what it writes": Mutant(
         replace_with(hot.HotIndex, "_ids_of", _ids_that_others_wrote), "lacks .* that are durable"
@@ -547,6 +549,7 @@ DRIVERS = {
     "does not notice that commits were lost": Mutant(
         replace_with(hot.HotIndex, "lost", _lose_nothing),
         "lacks .* that are durable|keeps what its database has lost",
+        13,
     ),
     "opens a view of an index that is behind": Mutant(
         replace_with(hot.HotIndex, "view_at", _view_of_what_is_there),
@@ -556,12 +559,13 @@ DRIVERS = {
     "forgets what came while it warmed up": Mutant(
         replace_with(hot.HotIndex, "_warm", _warm_and_forget_the_rest),
         "lacks .* that are durable",
+        16,
     ),
     "looks up messages and stores none": Mutant(
         replace_with(lookup.Fetcher, "_take", _take_without_storing), "misses .* SDS messages"
     ),
     "takes one page of a look-up": Mutant(
-        replace_with(lookup.Fetcher, "_take", _take_the_first_page), "misses .* SDS messages"
+        replace_with(lookup.Fetcher, "_take", _take_the_first_page), "misses .* SDS messages", 2
     ),
     "calls found what a peer lacks": Mutant(
         replace_with(lookup.Fetcher, "fetch", _fetch_and_believe), "calls found"
@@ -569,9 +573,10 @@ DRIVERS = {
     "hides the error of a look-up": Mutant(
         replace_with(lookup.Fetcher, "fetch", _fetch_and_call_the_rest_missing),
         "misses .* SDS messages",
+        15,
     ),
     "looks up what it holds": Mutant(
         replace_with(lookup.Fetcher, "_missing", _missing_all), "SDS messages that it holds"
     ),
-    "resumes without a pause": Mutant(replace_with(resume, "asyncio", _Sleepless()), "circles"),
+    "resumes without a pause": Mutant(replace_with(resume, "asyncio", _Sleepless()), "circles", 10),
 }

@@ -153,15 +153,15 @@ DRIVER_MUTANTS = {
     "loses a cancellation": Mutant(loses_the_cancellation_of_its_streams, "these tasks are left"),
     "connects without backoff": Mutant(connects_without_backoff, "without a pause"),
     "asks again without a pause": Mutant(
-        asks_the_database_again_without_a_pause, "without a pause", 10
+        asks_the_database_again_without_a_pause, "without a pause", 14
     ),
     "misses a wake-up": Mutant(misses_the_wake_up_of_publishers, "lacks confirmations"),
     "answers publishers late": Mutant(answers_publishers_late, "too late"),
-    "has an unbounded queue": Mutant(sends_without_waiting, "frames to send"),
+    "has an unbounded queue": Mutant(sends_without_waiting, "frames to send", 10),
     "keeps state after an error": Mutant(keeps_streams_of_a_load_that_failed, UNEQUAL),
     "never reports a broken stream": Mutant(never_reports_a_broken_stream, UNEQUAL),
     "does not announce a commit": Mutant(does_not_announce_what_clients_store, UNEQUAL),
     "does not adopt unread rows": Mutant(
-        does_not_adopt_unread_rows, f"{UNEQUAL}|lacks confirmations", 130
+        does_not_adopt_unread_rows, f"{UNEQUAL}|lacks confirmations", 135
     ),
 }

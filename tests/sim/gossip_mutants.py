@@ -170,11 +170,11 @@ GOSSIP_MUTANTS = {
     "forgets what was unread": GossipMutant(ForgetfulGossip, f"{UNEQUAL}: .* unread", 10),
     "tells those who join nothing": GossipMutant(LonelyGossip, UNEQUAL),
     "takes silence for a lie": GossipMutant(ImpatientGossip, "accuses an honest peer"),
-    "counts a liar twice": GossipMutant(CredulousGossip, "has confirmed .* as liar-", 20),
+    "counts a liar twice": GossipMutant(CredulousGossip, "has confirmed .* as liar-", 11),
     "counts announcements": GossipMutant(
         CountingGossip, "which is no store|tells of .* confirmations", 20
     ),
-    "remembers everything": GossipMutant(GreedyGossip, "AssertionError"),
+    "remembers everything": GossipMutant(GreedyGossip, "AssertionError", 28),
     "takes all for held": GossipMutant(PresumingGossip, "acknowledged .* does not hold it"),
     "leaves events waiting": GossipMutant(OrphanGossip, f"{UNEQUAL}: .* waiting"),
     "loses confirmations": GossipMutant(DeafGossip, f"{UNEQUAL}: .* unread"),

@@ -175,9 +175,13 @@ def _wide_open(_: int) -> asyncio.Semaphore:
 
 
 def _in_store(
-    part: object, name: str, fault: Callable[..., Any] | object, words: str
+    part: object,
+    name: str,
+    fault: Callable[..., Any] | object,
+    words: str,
+    first_seed: int = 0,
 ) -> GroupMutant:
-    return GroupMutant(part, name, fault, words, with_store=True)
+    return GroupMutant(part, name, fault, words, with_store=True, first_seed=first_seed)
 
 
 GROUP_DRIVER_MUTANTS = {
@@ -206,24 +210,24 @@ GROUP_DRIVER_MUTANTS = {
         Ledger, "_acknowledged", _note_nothing, "has forgotten who acknowledged"
     ),
     "gives up after a restart at once": GroupMutant(
-        revive, "_missing_since_ms", _since_it_came, "gives up after"
+        revive, "_missing_since_ms", _since_it_came, "gives up after", first_seed=11
     ),
     "tries nodes again without a pause": _in_store(
         Rotation, "failed", _no_pause, "tries (Follow|PublishStream|Since)"
     ),
     "forgets its failures as soon as it is connected": _in_store(
-        Feed, "_connected", _connected_and_well, "tries (Follow|Since)"
+        Feed, "_connected", _connected_and_well, "tries (Follow|Since)", 36
     ),
     "asks one node for ever": replace(
         _in_store(Rotation, "in_turn", _only_one, "do not become equal"),
         compares=False,
-        first_seed=110,
+        first_seed=124,
     ),
     "swallows cancellation": _in_store(
         Feed, "run", _run_whatever_happens, "does not leave|has not left"
     ),
     "never opens a broken feed again": _in_store(
-        Feed, "_failed", _fail_for_good, "do not become equal"
+        Feed, "_failed", _fail_for_good, "do not become equal", 8
     ),
     "advances its cursor before its messages are saved": _in_store(
         Feed, "_read", _cursor_first, "has a cursor past"
@@ -236,7 +240,7 @@ GROUP_DRIVER_MUTANTS = {
         Publisher, "offer", _offer_silently, "back|unpublished"
     ),
     "forgets what was under way": _in_store(
-        Publisher, "_take_back", _take_nothing_back, "unpublished"
+        Publisher, "_take_back", _take_nothing_back, "unpublished", 17
     ),
     "keeps every sync message": _in_store(
         Publisher, "offer_volatile", _offer_every_sync, "sync messages wait"

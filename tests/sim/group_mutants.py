@@ -177,8 +177,10 @@ GROUP_MUTANTS = {
     ),
     "answers what was answered": GroupMutant(Answers, "seen", _nothing, "nobody waits for that"),
     "offers what nobody lacks": GroupMutant(Gaps, "look", _offer_all, "nobody waits for that"),
-    "never asks": GroupMutant(Requests, "add", _nothing, "do not become equal"),
-    "never looks for gaps of others": GroupMutant(Gaps, "look", _no_entries, "do not become equal"),
+    "never asks": GroupMutant(Requests, "add", _nothing, "do not become equal", first_seed=23),
+    "never looks for gaps of others": GroupMutant(
+        Gaps, "look", _no_entries, "do not become equal", first_seed=16
+    ),
     "never shows its filter": GroupMutant(Showing, "_take", _never, "do not become equal"),
     "believes that a search has found all": GroupMutant(
         _Lack, "explain", _found_after_one_search, "has caught up and lacks"

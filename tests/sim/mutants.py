@@ -189,6 +189,6 @@ CORES = {
     ),
     "leaves a gap": Mutant(replace_with(resume, "Resume", HastyResume), "has passed over"),
     "never looks back": Mutant(
-        replace_with(schedule, "Schedule", NarrowSchedule), "do not become equal"
+        replace_with(schedule, "Schedule", NarrowSchedule), "do not become equal", 1
     ),
 }

@@ -61,9 +61,8 @@ def test_gossip_and_reconciliation_do_not_stand_in_each_others_way(group: int) -
 
 
 def test_the_same_seed_gives_the_same_run() -> None:
-    for seed in (2, 5):
-        first, second = (simulate_gossip(seed, random.Random(seed)) for _ in range(2))
-        assert first == second
+    first, second = (simulate_gossip(2, random.Random(2)) for _ in range(2))
+    assert first == second
 
 
 def test_a_run_is_the_same_in_every_process() -> None:

@@ -9,11 +9,11 @@ from sim.groups.run import simulate_group
 from sim.groups.scenario import FIXED_MESSAGES, fixed_group
 from sim.groups.world import GroupSummary
 
-BATCHES = [*((number, False) for number in range(4)), *((number, True) for number in range(12))]
+BATCHES = [*((number, False) for number in range(3)), *((number, True) for number in range(11))]
 BATCH = 10
 """What stores do is rarest. `make sim ARGS='--groups 3 --count N'` makes more runs."""
 
-MEDIUM_RUNS = 4
+MEDIUM_RUNS = 2
 
 
 @pytest.fixture(scope="module")

@@ -94,8 +94,14 @@ def test_after_its_date_a_failure_fails_the_run(tmp_path: Path) -> None:
     assert f"The test was quarantined until {PAST}: A race." in done.stdout
 
 
-@pytest.mark.parametrize("processes", ["0", "2"])
-@pytest.mark.parametrize("nodeid", ["test_it.py::test_gone", "test_gone.py::test_fails"])
+@pytest.mark.parametrize(
+    ("nodeid", "processes"),
+    [
+        ("test_it.py::test_gone", "0"),
+        ("test_it.py::test_gone", "2"),
+        ("test_gone.py::test_fails", "0"),
+    ],
+)
 def test_a_test_that_does_not_exist_fails_the_run(
     tmp_path: Path, nodeid: str, processes: str
 ) -> None:

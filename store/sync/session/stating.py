@@ -9,7 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from reconcile.ids import LOWEST
+import numpy as np
+
+from reconcile.ids import SyncIds
 from reconcile.session import Result
 from reconcile.view import Measured, Read, Spans
 from store.domain.coverage import (
@@ -59,8 +61,8 @@ async def compare(
 
 
 async def _measured(view: OpenView, where: list[Span]) -> Measured:
-    zeros = LOWEST[1]
-    asked = Spans.of([((start, zeros), (end, zeros)) for start, end in where])
+    lower, upper = np.array(where, np.int64).T.copy()
+    asked = Spans(SyncIds.at_times(lower), SyncIds.at_times(upper))
     measured = (await view.answer(Read(measure=asked))).measured
     assert measured is not None
     return measured

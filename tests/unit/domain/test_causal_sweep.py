@@ -53,7 +53,7 @@ def assert_found(world: World, wanted: CausalRequest) -> Sweep | CausalWalk:
     return found
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(worlds(), st.lists(references, max_size=4), limits)
 def test_any_request_finds_what_the_rules_say(
     world: World, heads: list[Parent], limited: dict[str, object]

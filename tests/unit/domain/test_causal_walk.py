@@ -95,7 +95,7 @@ limits = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(worlds(), st.lists(references, max_size=4), limits, st.sampled_from([0, 1, 1 << 30]))
 def test_a_walk_takes_what_the_rules_say(
     world: World, heads: list[Parent], limited: dict[str, object], prefetched_bytes: int

@@ -58,7 +58,7 @@ def ended(node: Node) -> Report:
     return node.report
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(seeds, st.integers(0, 30), st.integers(0, 30), st.integers(0, 5), st.integers(5, 300))
 def test_both_sides_end_with_everything(
     seed: int, only_left: int, only_right: int, both: int, size: int
@@ -85,7 +85,7 @@ def test_both_sides_end_with_everything(
         assert tallied == {key: count for key, count in expected.items() if count}
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(seeds, st.integers(0, 30), st.integers(0, 30), st.integers(0, 120))
 def test_a_lost_connection_costs_nothing_that_was_stored(
     seed: int, only_left: int, only_right: int, steps: int

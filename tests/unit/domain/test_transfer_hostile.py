@@ -365,7 +365,7 @@ frames = st.builds(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(seeds, st.lists(frames, max_size=8))
 def test_whatever_a_peer_says_only_what_is_expected_is_stored(
     seed: int, script: list[bytes]
@@ -391,7 +391,7 @@ def test_whatever_a_peer_says_only_what_is_expected_is_stored(
     assert node.report is None or node.report.fault or set(answers) == set(expected)
 
 
-COUNT = 100_000
+COUNT = 50_000
 FRAME = 200
 REMEMBERED = 1_000
 BYTES_PER_ID = 48

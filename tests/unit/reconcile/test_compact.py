@@ -52,6 +52,11 @@ def sets_of(seed: int, shared: int, ours: int, theirs: int, moments: int) -> lis
     return [ids[: shared + ours], ids[:shared] + ids[shared + ours :]]
 
 
+def without(ids: SyncIds, places: list[int] | tuple[int, ...]) -> SyncIds:
+    """All but those at some places."""
+    return ids[np.delete(np.arange(len(ids)), places)]
+
+
 @given(
     st.integers(0, 2**32),
     st.sampled_from([0, 1, 40, 900]),
@@ -282,7 +287,7 @@ def test_they_are_without_an_offer(
 
 
 @given(st.integers(0, 2**32), st.sampled_from([40, 90]), st.sampled_from([500, 10_000]))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 def test_single_differences_are_told_by_their_prints(seed: int, lacking: int, chunk: int) -> None:
     first, second = sets_of(seed, 6_000, lacking, 5, 10**6)
     views = []
@@ -309,7 +314,7 @@ def test_single_differences_are_told_by_their_prints(seed: int, lacking: int, ch
 @pytest.mark.parametrize("offered", [True, False])
 def test_a_few_differences_are_told_by_what_prints_are_apart(offered: bool, chunk: int) -> None:
     told = tables = 0
-    ids = sorted(sets_of(5, 9_000, 0, 0, 10**9)[0])
+    ids = SyncIds.of(sorted(sets_of(5, 9_000, 0, 0, 10**9)[0]))
     for seed in range(12):
         rng = random.Random(seed)
         lacking = rng.sample(range(len(ids)), 2 + seed % 3)
@@ -318,7 +323,7 @@ def test_a_few_differences_are_told_by_what_prints_are_apart(offered: bool, chun
         sides = []
         for lacks in (lacking[::2], lacking[1::2]):
             index = Index(min_chunk_ids=chunk)
-            index.insert(SyncIds.of(an_id for at, an_id in enumerate(ids) if at not in lacks))
+            index.insert(without(ids, lacks))
             sides.append(index.view())
         joined = compact_pair(sides[0], sides[1])
         joined.run(offered=offered)
@@ -329,21 +334,22 @@ def test_a_few_differences_are_told_by_what_prints_are_apart(offered: bool, chun
         assert isinstance(frame, Filled)
         told += frame.by_prints and len(frame.told) >= len(lacking) - 2
         tables += frame.by_prints and len(frame.cells) > 1
-        with kernel.python_only():
-            again = compact_pair(sides[0], sides[1])
-            again.run(offered=offered)
-        assert again.frames == joined.frames
+        if seed < 4:
+            with kernel.python_only():
+                again = compact_pair(sides[0], sides[1])
+                again.run(offered=offered)
+            assert again.frames == joined.frames
     assert told > 6
     assert 0 < tables < 6, "a table is for two differences in a slice"
 
 
 def test_three_differences_in_a_slice_are_not_taken_for_one() -> None:
     """Nothing says so before the initiator lacks what it is asked for, or counts are others."""
-    ids = sorted(sets_of(3, 9_000, 0, 0, 10**9)[0])
+    ids = SyncIds.of(sorted(sets_of(3, 9_000, 0, 0, 10**9)[0]))
     ends = set()
     for at in range(4_000, 4_200, 20):
         views = [
-            IndexView.of(SyncIds.of(an_id for place, an_id in enumerate(ids) if place not in lacks))
+            IndexView.of(without(ids, lacks))
             for lacks in ((900, 2_000, at, at + 1), (at + 2, 8_000))
         ]
         joined = compact_pair(views[0], views[1])
@@ -390,7 +396,7 @@ def test_one_table_is_enough_for_what_no_bound_divides(differing: int) -> None:
 @pytest.mark.parametrize("chunk", [500, 10_000])
 @pytest.mark.parametrize("lacks", [0, 1])
 def test_what_differs_all_over_a_slice_is_listed(lacks: int, chunk: int) -> None:
-    first, second = (sorted(ids) for ids in sets_of(8, 60_000, 30, 20, 10**9))
+    first, second = (sorted(ids) for ids in sets_of(8, 20_000, 30, 20, 10**9))
     gap = set(sorted(set(first) & set(second))[9_000:9_400])
     sides = [first, second]
     sides[lacks] = [an_id for an_id in sides[lacks] if an_id not in gap]

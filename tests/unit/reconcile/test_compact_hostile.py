@@ -109,7 +109,7 @@ def test_columns_are_varints(values: list[int]) -> None:
 
 
 @given(st.sampled_from(frames()), st.randoms(use_true_random=False))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_spoiled_frames_are_read_or_refused(frame: Frame, rng: random.Random) -> None:
     data = bytearray(encode(frame))
     for _ in range(rng.randrange(1, 4)):
@@ -122,7 +122,7 @@ def test_spoiled_frames_are_read_or_refused(frame: Frame, rng: random.Random) ->
 
 
 @given(st.binary(max_size=300))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_any_bytes_are_read_or_refused(data: bytes) -> None:
     try:
         found = read(data)
@@ -265,9 +265,9 @@ def test_prints_that_are_wrong_end_in_a_base_session() -> None:
 
 
 def test_lists_that_are_wrong_end_in_a_base_session() -> None:
+    first, second = (sorted(ids) for ids in sets_of(9, 20_000, 0, 30, 10**9))
+    views = [IndexView.of(SyncIds.of(own)) for own in (first[:9_000] + first[9_400:], second)]
     for lie in ("all", "more", "less"):
-        first, second = (sorted(ids) for ids in sets_of(9, 60_000, 0, 30, 10**9))
-        views = [IndexView.of(SyncIds.of(own)) for own in (first[:9_000] + first[9_400:], second)]
         joined = compact_pair(views[0], views[1])
         answer = joined.sides[1].receive(joined.sides[0].begin()).frame
         assert answer is not None

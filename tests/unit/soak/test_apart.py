@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from bench.soak.faults import FAULTS
 from bench.soak.plan import plan
-from tests.layering.sources import PACKAGES, ROOT, Module, imports_of
+from tests.layering.sources import PACKAGES, ROOT, Module
 
 CHECKER = ROOT / "bench/soak/checker"
 NEEDED = ["node-killed", "postgres-killed", "failover", "partition"]
@@ -17,7 +17,7 @@ def test_the_checker_imports_no_room_but_the_generated_classes() -> None:
     found = []
     for path in CHECKER.glob("*.py"):
         module = Module.parse(f"bench.soak.checker.{path.stem}", path.read_text(encoding="utf-8"))
-        for line, target in imports_of(module):
+        for line, target in module.imports:
             if target.startswith(("bench.soak.checker.", "storenode.wire.")):
                 continue
             if target.split(".")[0] in shared | {"bench"}:

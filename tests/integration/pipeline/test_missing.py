@@ -203,51 +203,57 @@ def test_marks_find_what_the_archive_that_they_name_has_lost(
     assert "marked 0 hours as archived here" in " ".join(result.lines())
 
 
-@pytest.mark.parametrize("removed", [{1}, {2}, {1, 2, 3}, {2, 3}])
 def test_removed_entries_are_found_and_not_continued_until_a_new_manifest_is_begun(
-    spark: SparkSession, url: str, lake_path: Path, removed: set[int]
+    spark: SparkSession, url: str, lake_path: Path, tmp_path: Path
 ) -> None:
     more(url, plain(90_001, TODAY - DAY + 5))
     run(spark, url, lake_path)
     entries = lake_path / "manifest"
-    assert len(list(entries.iterdir())) == 3
-    for number in removed:
-        (entries / f"{number:020}.json").unlink()
+    whole = shutil.copytree(entries, tmp_path / "whole")
+    assert len(list(whole.iterdir())) == 3
     more(url, plain(90_002, TODAY - DAY + 5))
-    for _ in range(2):
-        assert found(looked(spark, lake_path)) == {BROKEN_MANIFEST}
+    for removed in ({1}, {2}, {1, 2, 3}, {2, 3}):
+        shutil.rmtree(entries)
+        shutil.copytree(whole, entries)
+        for number in removed:
+            (entries / f"{number:020}.json").unlink()
+        assert found(looked(spark, lake_path)) == {BROKEN_MANIFEST}, removed
         with pytest.raises(PipelineError, match=r"is damaged.*--new-manifest"):
             run(spark, url, lake_path)
-    run(spark, url, lake_path, new_manifest=True)
-    aside = list(lake_path.glob("manifest-before-*"))
-    assert sum(1 for each in aside for _ in each.iterdir()) == 3 - len(removed)
-    result = looked(spark, lake_path)
-    assert result.sound, result.faults
-    assert "begun in place of one with" in " ".join(result.lines())
-    shutil.rmtree(entries)
-    assert found(looked(spark, lake_path)) == {BROKEN_MANIFEST}
+    assert found(looked(spark, lake_path)) == {BROKEN_MANIFEST}, "nothing was changed"
+    for aside in (1, 0):
+        run(spark, url, lake_path, new_manifest=True)
+        moved = list(lake_path.glob("manifest-before-*"))
+        assert sum(1 for each in moved for _ in each.iterdir()) == aside
+        result = looked(spark, lake_path)
+        assert result.sound, result.faults
+        assert "begun in place of one with" in " ".join(result.lines())
+        for each in (entries, *moved):
+            shutil.rmtree(each)
+        assert found(looked(spark, lake_path)) == {BROKEN_MANIFEST}
 
 
-@pytest.mark.parametrize("name", ["audits", "claims"])
 def test_a_table_beside_the_messages_is_not_begun_anew_over_the_files_of_a_lost_log(
-    spark: SparkSession, url: str, lake_path: Path, name: str
+    spark: SparkSession, url: str, lake_path: Path
 ) -> None:
     def nightly() -> None:
         run(spark, url, lake_path)
         audit(spark, Auditing(LakeSide(spark, Lake(str(lake_path))), record=Lake(str(lake_path))))
 
     nightly()
-    table = lake_path / name
-    aside = (table / "_delta_log").rename(lake_path / "log")
-    files = set(table.iterdir())
-    assert found(looked(spark, lake_path)) == {kinds.BESIDE}
-    with pytest.raises(PipelineError, match=rf"{name} holds \d Parquet files, but the log"):
-        nightly()
-    assert set(table.iterdir()) == files
-    aside.rename(table / "_delta_log")
-    assert looked(spark, lake_path).sound
-    files.pop().unlink()
-    assert f"{table} lacks 1 of the" in " ".join(looked(spark, lake_path).lines())
+    for name in ("audits", "claims"):
+        table = lake_path / name
+        aside = (table / "_delta_log").rename(lake_path / "log")
+        files = set(table.iterdir())
+        assert found(looked(spark, lake_path)) == {kinds.BESIDE}
+        with pytest.raises(PipelineError, match=rf"{name} holds \d Parquet files, but the log"):
+            nightly()
+        assert set(table.iterdir()) == files
+        aside.rename(table / "_delta_log")
+        assert looked(spark, lake_path).sound
+    for table in (lake_path / "audits", lake_path / "claims"):
+        next(table.glob("*.parquet")).unlink()
+        assert f"{table} lacks 1 of the" in " ".join(looked(spark, lake_path).lines())
 
 
 def test_an_entry_that_a_killed_job_did_not_write_is_written_by_the_next(

@@ -40,7 +40,8 @@ install() {
     if command -v uv >/dev/null 2>&1; then
         set -- env VIRTUAL_ENV="$venv" uv pip install "$@"
     else
-        set -- "$venv/bin/python" -m pip install "$@"
+        # As uv does: modules are compiled by whoever first imports them, and most by nobody.
+        set -- "$venv/bin/python" -m pip install --no-compile "$@"
     fi
     "$@" >"$log" 2>&1 || {
         tail -n 5 "$log" >&2

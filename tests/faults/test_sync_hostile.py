@@ -63,8 +63,8 @@ ROUND_BYTES = 16 * MIB
 MAX_GROWTH_BYTES = 64 * MIB
 """Of the memory, beside the copies of a frame."""
 
-MAX_LEFT_BYTES = 48 * MIB
-"""Of what stays in memory, over rounds that move seven times as much."""
+MAX_LEFT_BYTES = 5 * ROUND_BYTES
+"""Of what stays in memory: one frame of three that were kept in each round would be eight."""
 
 COPIES = 4
 """Of a frame, in memory while it is looked at."""

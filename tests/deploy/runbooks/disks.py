@@ -71,6 +71,7 @@ def _full(world: World, node: NodeOnSmallDisk) -> None:
         exhaust_log(node)
     eventually(lambda: not metric(node, "storenode_database_up"))
     eventually(lambda: "No space left on device" in node.log())
+    _fill(node, 0)  # what Postgres gave back when it ended, and the node has not looked at yet
     full.fires(10)
     full.do("df -h")
     full.do("du -xsh")

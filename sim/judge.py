@@ -270,8 +270,10 @@ class Judge:
             self._demand(
                 each.compared_ns <= asked_ns, f"session {session_id[:8]} is dated too late"
             )
-            within = _within(either, each.start_ns, each.end_ns) if each.equal else ()
-            if not within and (not each.equal or (each.count, each.fingerprint) == _NOTHING):
+            if not each.equal:
+                continue
+            within = _within(either, each.start_ns, each.end_ns)
+            if not within and (each.count, each.fingerprint) == _NOTHING:
                 continue
             if len(self._not_hidden(meeting, set(within))) < len(within):
                 continue

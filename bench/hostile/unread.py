@@ -17,9 +17,9 @@ from storenode.wire.storenode.v1.store_pb2_grpc import StoreStub
 
 TOPIC: Final = "/hostile/1/unread/proto"
 
-_MESSAGES: Final = 5_000
-_PAYLOAD_BYTES: Final = 4_096
-_BATCH: Final = 250
+_MESSAGES: Final = 20_000
+_PAYLOAD_BYTES: Final = 1_024
+_BATCH: Final = 1_000
 _HOLD_S: Final = 20.0
 _OPTIONS: Final = (("grpc.max_receive_message_length", -1),)
 

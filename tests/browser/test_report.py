@@ -55,7 +55,7 @@ def test_nothing_is_cut_off_or_pale(page: Page, pages: dict[str, str], which: st
         page.run("document.querySelectorAll('details').forEach((each) => { each.open = true })")
         assert page.run(_BEYOND) == []
         assert page.run(_SCROLLED) == []
-    for scheme in ("light", "dark"):
-        page.look(scheme, width)
-        worst, text = page.contrasts()[0]
-        assert worst >= LEAST_CONTRAST, text
+        for scheme in ("light", "dark"):
+            page.look(scheme, width)
+            worst, text = page.contrasts()[0]
+            assert worst >= LEAST_CONTRAST, text

@@ -1,7 +1,7 @@
 """Directories for servers that are made anew again and again: in memory, where there is room.
 
-A database is some hundred files. To make and remove them costs a disk's file system ten times what
-it costs one in memory, and that ten times what the rest of a small test does.
+A database is some hundred files. To make and remove them takes about four times as much processor
+time on a disk's file system as on one in memory, and is most of what a small test takes there.
 """
 
 from __future__ import annotations

@@ -107,19 +107,6 @@ async def test_forged_sets_below_what_is_in_memory_are_found_by_lattice_sums(
     assert report["round_trips"] == 1
 
 
-async def test_in_clear_they_stay_hidden_and_the_report_says_by_xor(fleet: Fleet) -> None:
-    first = fleet.start()
-    second = fleet.start(peers=[first])
-    # So short that no random start of a range is likely to cut it.
-    everything = await forged_at(first, second, span_s=1e-6)
-    ended, report = synchronize(second)
-    assert ended.code == 0, ended
-    assert (report["in_sync"], report["equality"], report["hidden"]) == (True, "xor", 0)
-    assert held(first) != held(second)
-    assert held(first) | held(second) == hashes(everything)
-    assert "compared  by XOR, which publishers can forge\n" in Command.of(second).ok("sync").out
-
-
 async def test_the_session_after_one_that_differed_is_compact(tmp_path: Path, fleet: Fleet) -> None:
     pki = Pki(tmp_path, trustme.CA())
     first = fleet.start(*tls(pki, "a.example", "b.example"))
@@ -141,27 +128,3 @@ async def test_the_session_after_one_that_differed_is_compact(tmp_path: Path, fl
     assert "mode      compact\n" in again
     _, report = synchronize(second, "--tls-ca", str(pki.ca))
     assert (report["in_sync"], report["equality"], report["compact"]) == (True, "keyed", False)
-
-
-async def test_a_session_after_an_equal_one_is_compact_where_counts_differ(
-    tmp_path: Path, fleet: Fleet
-) -> None:
-    pki = Pki(tmp_path, trustme.CA())
-    first = fleet.start(*tls(pki, "a.example", "b.example"))
-    second = fleet.start(*tls(pki, "b.example", "a.example"), peers=[f"a.example@{first.peer}"])
-    identity = TlsIdentity(pki.authority.cert_pem.bytes())
-    messages = made(COMPACT_FROM_IDS + 70, time.time_ns() - MINUTE_NS, seed=4)
-    for node in (first, second):
-        await publish(node, messages[60:], identity)
-    for offered in (True, False):
-        _, report = synchronize(second, "--tls-ca", str(pki.ca))
-        found = report["in_sync"], report["missing_here"], report["compact"]
-        assert found == (True, 0, offered)
-
-    await publish(first, messages[:60], identity)
-    ended, report = synchronize(second, "--tls-ca", str(pki.ca))
-
-    assert ended.code == 0, ended
-    assert held(first) == held(second) == hashes(messages)
-    assert (report["in_sync"], report["equality"], report["compact"]) == (True, "keyed", True)
-    assert (report["missing_here"], report["missing_there"], report["round_trips"]) == (60, 0, 2)

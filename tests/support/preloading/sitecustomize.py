@@ -10,7 +10,7 @@ if "pyspark.daemon" in sys.orig_argv:
     import gc
 
     import pandas  # noqa: F401
-    import pyspark.worker
+    import pyspark.worker  # noqa: F401
     from pyspark.sql.worker import (  # noqa: F401
         create_data_source,
         lookup_data_sources,

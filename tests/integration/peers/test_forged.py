@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-import trustme
-
 from sim.forgery import CANDIDATES, forged_halves
 from store.sync.limits import COMPACT_FROM_IDS
 from storenode.client.messages import hash_of
@@ -14,20 +12,13 @@ from storenode.client.types import WakuMessageAndTopic
 from storenode.connection.channel import TlsIdentity
 from tests.integration.peers.test_processes import events
 from tests.integration.run.helpers import get
-from tests.integration.run.test_tls import Pki
 from tests.support.command import Command
 from tests.support.fleet import Fleet, hashes, held, made, publish, synchronize
 from tests.support.node import NodeProcess
+from tests.support.secured import Pki
 
 MINUTE_NS = 60 * 10**9
 SHARED = 200
-
-
-def tls(pki: Pki, name: str, allowed: str) -> list[str]:
-    """Options of a node with a certificate."""
-    cert, key = pki.issue(name, "127.0.0.1", file=name)
-    files = ("--tls-cert", str(cert), "--tls-key", str(key), "--tls-ca", str(pki.ca))
-    return [*files, "--peer-listen", "127.0.0.1:0", "--allow-peer", allowed]
 
 
 async def forged_at(
@@ -49,9 +40,11 @@ async def forged_at(
 
 
 async def test_forged_sets_are_found_over_tls(tmp_path: Path, fleet: Fleet) -> None:
-    pki = Pki(tmp_path, trustme.CA())
-    first = fleet.start(*tls(pki, "a.example", "b.example"))
-    second = fleet.start(*tls(pki, "b.example", "a.example"), peers=[f"a.example@{first.peer}"])
+    pki = Pki(tmp_path)
+    first = fleet.start(*pki.peer("a.example", "--allow-peer", "b.example"))
+    second = fleet.start(
+        *pki.peer("b.example", "--allow-peer", "a.example"), peers=[f"a.example@{first.peer}"]
+    )
     everything = await forged_at(
         first, second, span_s=600.0, tls=TlsIdentity(pki.authority.cert_pem.bytes())
     )
@@ -83,11 +76,11 @@ async def test_forged_sets_below_what_is_in_memory_are_found_by_lattice_sums(
     tmp_path: Path, fleet: Fleet
 ) -> None:
     """In several hours of two days, long before the ranges in memory begin."""
-    pki = Pki(tmp_path, trustme.CA())
+    pki = Pki(tmp_path)
     own = ("--sync-range", "1m")
-    first = fleet.start(*tls(pki, "a.example", "b.example"), *own)
+    first = fleet.start(*pki.peer("a.example", "--allow-peer", "b.example"), *own)
     second = fleet.start(
-        *tls(pki, "b.example", "a.example"), *own, peers=[f"a.example@{first.peer}"]
+        *pki.peer("b.example", "--allow-peer", "a.example"), *own, peers=[f"a.example@{first.peer}"]
     )
     identity = TlsIdentity(pki.authority.cert_pem.bytes())
     everything = await forged_at(first, second, 30 * 3_600, identity, ago_ns=50 * 60 * MINUTE_NS)
@@ -108,9 +101,11 @@ async def test_forged_sets_below_what_is_in_memory_are_found_by_lattice_sums(
 
 
 async def test_the_session_after_one_that_differed_is_compact(tmp_path: Path, fleet: Fleet) -> None:
-    pki = Pki(tmp_path, trustme.CA())
-    first = fleet.start(*tls(pki, "a.example", "b.example"))
-    second = fleet.start(*tls(pki, "b.example", "a.example"), peers=[f"a.example@{first.peer}"])
+    pki = Pki(tmp_path)
+    first = fleet.start(*pki.peer("a.example", "--allow-peer", "b.example"))
+    second = fleet.start(
+        *pki.peer("b.example", "--allow-peer", "a.example"), peers=[f"a.example@{first.peer}"]
+    )
     identity = TlsIdentity(pki.authority.cert_pem.bytes())
     newest_ns = time.time_ns() - MINUTE_NS
     messages = made(COMPACT_FROM_IDS + 40, newest_ns, seed=3)

@@ -16,7 +16,7 @@ from store.sync.transfer import driver as transferring
 from store.sync.transfer.limits import TransferLimits
 from storenode.message.varint import varint
 from storenode.wire.storenode.v1.peer_pb2 import ReconcileFrame, TransferFrame, TransferRefusal
-from tests.integration.peers.harness import PeerNode, hash_of, item, items, peer_node, within
+from tests.integration.peers.harness import PeerNode, hash_of, item, items, peer_node
 from tests.integration.peers.hostile import (
     METADATA,
     SESSION_ID,
@@ -26,6 +26,7 @@ from tests.integration.peers.hostile import (
     honest_reconcile,
     hostile_server,
 )
+from tests.integration.rpc.harness import within
 
 CLAIM = b"\x01\x00" + varint(2**63 - 1) + b"\x02" + varint(2**40)
 FINGERPRINT = b"\x01\x00" + varint(2**63 - 1) + b"\x01"

@@ -21,8 +21,8 @@ from tests.integration.peers.harness import (
     item,
     items,
     peer_node,
-    within,
 )
+from tests.integration.rpc.harness import within
 
 MINUTE_NS = 60_000_000_000
 

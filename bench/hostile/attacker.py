@@ -31,7 +31,7 @@ def main() -> None:
     """Attack."""
     given = json.loads(sys.stdin.readline())
     rng = random.Random(given["seed"])
-    attack = found()[given["name"]].attack
+    attack = import_module(f"{attacks.__name__}.{given['name']}").attack
     print(asyncio.run(attack(Target(**given["target"]), rng, given["count"])))
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 PUBSUB: Final = "/waku/2/rs/1/0"
 TOPIC: Final = "/honest/1/lobby/proto"
 
-_PAUSE_S: Final = 0.1
+PAUSE_S: Final = 0.1
 _PATIENCE_S: Final = 60.0
 _HELD: Final = PublishResult.STORED, PublishResult.DUPLICATE
 
@@ -58,8 +58,9 @@ class Seen:
 class HonestClient:
     """Publishes, queries, scans and probes, each over and over with a short pause."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Target, pause_s: float = PAUSE_S) -> None:
         self.seen = Seen()
+        self._pause_s = pause_s
         self._target = target
         self._metadata: tuple[tuple[str, str | bytes], ...] = ()
         if target.token:
@@ -91,7 +92,7 @@ class HonestClient:
                 self.seen.failures[f"{name}: {error}"] += 1
             else:
                 taken.append(time.monotonic() - began_s)
-            await asyncio.sleep(_PAUSE_S)
+            await asyncio.sleep(self._pause_s)
 
     async def _publish(self, store: StoreAsyncStub) -> None:
         request, now_ns = PublishRequest(), time.time_ns()

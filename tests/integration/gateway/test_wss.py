@@ -24,7 +24,7 @@ from tests.support.waku_client import address_of
 
 pytestmark = pytest.mark.timeout(900)  # the first test installs the clients
 
-QUERIES: Final = 25
+QUERIES: Final = 10
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,7 @@ from bench.hostile.attacks import reconcile_places
 from bench.hostile.peers import begin, channel_to, reconcile
 from store.sync.limits import MAX_STRANGE_OPENING_CALLS
 from tests.support.fleet import Fleet, hashes, held, made, publish, synchronize
-from tests.support.node import NodeProcess
-from tests.support.polling import PAUSE_S
+from tests.support.polling import eventually
 
 IN_BOUNDED_TIME_S = 120.0
 
@@ -56,19 +55,9 @@ async def test_nodes_that_are_peers_reconcile_among_callers_that_never_transfer(
         try:
             for worker in range(4):
                 await reconcile(channel, f"first-{worker}")
-            assert await asyncio.to_thread(until_in_sync, calling) == 0
-            assert await asyncio.to_thread(until_in_sync, node) == 0
+            for each in (calling, node):
+                await asyncio.to_thread(eventually, lambda: synchronize(each)[0].code == 0)  # noqa: B023
         finally:
             still_inventing = [task.cancel() for task in inventing]
         assert all(still_inventing)
     assert held(called) == held(calling) == hashes(messages)
-
-
-def until_in_sync(node: NodeProcess) -> int:
-    """Ask for sessions until one succeeds, in bounded time; the exit code of the last."""
-    deadline = time.monotonic() + IN_BOUNDED_TIME_S
-    while True:
-        ended, _ = synchronize(node)
-        if ended.code == 0 or time.monotonic() > deadline:
-            return ended.code
-        time.sleep(PAUSE_S)

@@ -1,4 +1,4 @@
-"""The network between two nodes: a TCP proxy that stops at a frame, falls silent and breaks.
+"""The network between two nodes: a TCP proxy that stops at a frame, falls silent, cuts and delays.
 
 It knows the outer form of HTTP/2 in clear (RFC 9113, sections 3.4 and 4.1), so that a test can name
 a moment of a session: the third data frame that the callee sends in the second call. It holds
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -91,6 +91,7 @@ class PeerProxy:
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
         self._links: set[_Link] = set()
+        self._refuses = False
         self.traffic = _Traffic()
         self._server = asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result()
 
@@ -121,11 +122,29 @@ class PeerProxy:
         """Break the connections; new ones are served."""
         self._do(lambda: self._each(_Link.abort))
 
+    def cut(self) -> None:
+        """Break the connections and refuse new ones."""
+
+        def refuse() -> None:
+            self._refuses = True
+            self._each(_Link.abort)
+
+        self._do(refuse)
+
+    def delay(self, seconds: float) -> None:
+        """Pass everything on later by this much."""
+
+        def change() -> None:
+            self.traffic.delay_s = seconds
+
+        self._do(change)
+
     def heal(self) -> None:
         """Be a good network again; what waited is passed on."""
 
         def change() -> None:
-            self.traffic.stop = None
+            self._refuses = False
+            self.traffic.stop, self.traffic.delay_s = None, 0.0
             self.traffic.silent.clear()
             self._each(_Link.pump)
 
@@ -133,8 +152,7 @@ class PeerProxy:
 
     def close(self) -> None:
         """End everything."""
-        self.target = ""
-        self.reset()
+        self.cut()
         self._do(self._server.close)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -148,7 +166,7 @@ class PeerProxy:
     def _accept(self) -> _End:
         link = _Link(self.traffic, self._links.discard)
         self._links.add(link)
-        if not self.target:
+        if self._refuses or not self.target:
             self._loop.call_soon(link.abort)
         else:
             self.traffic.connections += 1
@@ -193,6 +211,7 @@ class _Traffic:
     calls: int = 0
     connections: int = 0
     silent: set[Way] = field(default_factory=set)
+    delay_s: float = 0.0
     stop: Stop | None = None
 
     def may_pass(self, way: Way, call: int, passed_bytes: int | None) -> bool:
@@ -286,6 +305,7 @@ class _Flow:
         self._sink = sink
         self._calls = calls
         self._data_bytes: Counter[int] = Counter()
+        self._late: deque[tuple[float, bytes]] = deque()
         self._held = bytearray()
         self._preface_left = _PREFACE_BYTES if way is Way.UP else 0
         self._frame_left = 0
@@ -295,18 +315,26 @@ class _Flow:
         """Bytes have come."""
         if self.lost:
             return
-        self._held += data
+        loop = asyncio.get_running_loop()
+        if self._traffic.delay_s or self._late:
+            self._late.append((loop.time() + self._traffic.delay_s, data))
+            loop.call_later(self._traffic.delay_s, self.pump)
+        else:
+            self._held += data
         self.pump()
 
     def pump(self) -> None:
         """Pass on what may be; read on when there is room."""
+        now = asyncio.get_running_loop().time()
+        while self._late and (not self._traffic.delay_s or self._late[0][0] <= now):
+            self._held += self._late.popleft()[1]
         while self._sink.transport is not None and not self._sink.full and (size := self._next()):
             self._sink.transport.write(bytes(self._held[:size]))
             del self._held[:size]
         source = self._source.transport
         if source is not None and not source.is_closing():
-            full = len(self._held) > MAX_HELD_BYTES
-            (source.pause_reading if full else source.resume_reading)()
+            held = len(self._held) + sum(len(data) for _, data in self._late)
+            (source.pause_reading if held > MAX_HELD_BYTES else source.resume_reading)()
 
     def _next(self) -> int:
         """How many bytes may be passed on now: the rest of a frame, or one that may begin."""

@@ -6,17 +6,19 @@ every data source and every plan: to import pandas and the pipeline is most of w
 
 import sys
 
+NEEDED = (
+    "pandas",
+    "pyspark.worker",
+    "pyspark.sql.worker.create_data_source",
+    "pyspark.sql.worker.lookup_data_sources",
+    "pyspark.sql.worker.plan_data_source_read",
+    "store.pipeline.source",
+)
+
 if "pyspark.daemon" in sys.orig_argv:
     import gc
+    from importlib import import_module
 
-    import pandas  # noqa: F401
-    import pyspark.worker  # noqa: F401
-    from pyspark.sql.worker import (  # noqa: F401
-        create_data_source,
-        lookup_data_sources,
-        plan_data_source_read,
-    )
-
-    import store.pipeline.source  # noqa: F401
-
+    for each in NEEDED:
+        import_module(each)
     gc.freeze()

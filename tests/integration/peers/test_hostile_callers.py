@@ -17,7 +17,7 @@ from store.sync.transfer import driver as transferring
 from store.sync.transfer.limits import TransferLimits
 from storenode.message.varint import varint
 from storenode.wire.storenode.v1.peer_pb2 import ReconcileFrame, TransferFrame
-from tests.integration.peers.harness import PeerNode, hash_of, item, items, peer_node
+from tests.integration.peers.harness import PeerNode, hash_of, items, peer_node
 from tests.integration.peers.hostile import METADATA, Honest, RawPeer, raw_peer
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
@@ -216,38 +216,6 @@ async def test_a_transfer_that_breaks_the_rules(
 def acknowledged(frame: TransferFrame) -> TransferFrame:
     """Everything in a frame, as stored."""
     return TransferFrame(stored=[hash_of(message) for message in frame.messages])
-
-
-def _hashes(pairs: list[tuple[int, bytes]]) -> set[bytes]:
-    return {digest for _, digest in pairs}
-
-
-async def test_a_peer_that_delivers_everything_in_one_large_frame(
-    node: PeerNode, peer: RawPeer
-) -> None:
-    """The largest frames that the contract lets in, cut to pieces."""
-    session_id, result = await peer.reconcile(items(range(10, 60)))
-    assert len(result.to_send) == 10
-    call = peer.transfer()
-    stray = item(900, size=100_000)
-    large = TransferFrame(
-        session_id=session_id, messages=[*[stray] * 300, *items(range(50, 60))], done=True
-    )
-    assert large.ByteSize() > 28_000_000
-    await call.write(large)
-    answered: set[bytes] = set()
-    while len(answered) < 10:
-        frame = await call.read_transfer()
-        assert frame is not None, await call.status()
-        answered |= _hashes(result.to_send.pairs()) & set(frame.stored)
-        if frame.messages:
-            await call.write(acknowledged(frame))
-    await call.call.done_writing()
-    assert (await call.status())[0] is grpc.StatusCode.OK
-    outcome = await node.observer.ended()
-    assert outcome.messages_received == 10
-    assert outcome.unsolicited == 300
-    assert any("nobody asked for them: 300" in note for note in outcome.notes)
 
 
 async def test_a_call_goes_on_until_its_caller_has_said_that_it_is_done(

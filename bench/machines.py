@@ -1,7 +1,7 @@
 """From participants to machines: the sums of docs/scaling.md for your own assumptions.
 
 ``python -m bench machines --participants 100000`` prints one line. Costs of a message are those
-that ``bench followers`` measured, the disk that of ``storenode db sizes``; options replace them.
+that ``bench readers`` measures, the disk that of ``storenode db sizes``; options replace them.
 """
 
 from __future__ import annotations

@@ -27,7 +27,6 @@ from typing import Final
 import psutil
 
 from bench.data import PUBSUB_TOPIC
-from bench.http import follower as sse_follower
 from bench.support import Bench, bench_node, publish_requests, report, settle, used
 from storenode.client.messages import new_message
 from storenode.client.node import NodeClient, connect, content_filter
@@ -114,6 +113,23 @@ async def grpc_follower(client: NodeClient, topic: str, waiting: Waiting) -> Non
                 waiting.seen.release()
 
 
+async def sse_follower(bench: Bench, topic: str, waiting: Waiting) -> None:
+    """Follow until cancelled, on a connection of its own."""
+    host, _, port = bench.node.http.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(
+        f"GET /api/v1/follow?contentTopics={topic} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode()
+    )
+    try:
+        while line := await reader.readline():
+            if line.startswith(b'data: {"messageHash'):
+                waiting.seen.release()
+            elif line.startswith(b'data: {"live":true'):
+                waiting.begun.release()
+    finally:
+        writer.close()
+
+
 async def publish_timed(client: NodeClient, topic: str, waiting: Waiting, each: int) -> list[float]:
     """Publish one message at a time to ``each`` followers; milliseconds until the last has it."""
     taken = []
@@ -155,7 +171,7 @@ async def followers(bench: Bench, part: str, count: int, connections: int) -> No
                 for number in range(count)
             ]
         else:
-            work = [sse_follower(bench, crowd.begun, crowd.seen) for _ in range(count)]
+            work = [sse_follower(bench, CROWD, crowd) for _ in range(count)]
         group = await stack.enter_async_context(asyncio.TaskGroup())
         tasks = await begin_all(group, work, crowd)
         begun_s, held_bytes = time.perf_counter() - began, node_bytes(bench) - before_bytes
@@ -164,7 +180,9 @@ async def followers(bench: Bench, part: str, count: int, connections: int) -> No
         async with peak(bench) as most:
             to_all = await publish_timed(clients[0], CROWD, crowd, count)
         costs = used(bench).since(before, SENT * count)
+        before = used(bench)
         to_one = await publish_timed(clients[0], ALONE, alone, 1)
+        alone_costs = used(bench).since(before, SENT)
         for task in tasks:
             task.cancel()
     report(
@@ -179,6 +197,7 @@ async def followers(bench: Bench, part: str, count: int, connections: int) -> No
         slowest_ms=max(to_all),
         beside_an_idle_crowd_ms=statistics.median(to_one),
         **costs,
+        **{f"alone_{name}": cost for name, cost in alone_costs.items()},
     )
 
 

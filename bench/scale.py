@@ -6,12 +6,12 @@ the node has acknowledged. Messages are realistic: 90 days of them, 200 topics, 
 hundred bytes; every fourth is an SDS message of one of 20 channels, with the two before it in its
 channel as parents. All are published, with fsync on.
 
-A line has the rate of the last messages published, pages of 100 by topic at the start, in the
-middle and at the end, 50 hashes, one SDS ID and a causal history of 1,000 at random places (p50
-and p99, and the processor time of node and Postgres), the start of the node after a clean stop and
-after a kill, its memory, and the disk that a message takes. At the end, or at the size that is
-reached with ``--upkeep-only``, comes a line of `bench.scale_upkeep`, which needs as much disk
-again. A hundred million take some hours and 160 GB.
+A line has the rate of the last messages published, pages of 100 by topic and of any topic at the
+start, in the middle and at the end, 50 hashes, one SDS ID and a causal history of 1,000 at random
+places (p50 and p99, and the processor time of node and Postgres), the start of the node after a
+clean stop and after a kill, its memory, and the disk that a message takes. At the end, or at the
+size that is reached with ``--upkeep-only``, comes a line of `bench.scale_upkeep`, which needs as
+much disk again. A hundred million take some hours and 160 GB.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ import argparse
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -101,6 +102,10 @@ class Messages:
 def topic(number: int) -> str:
     """The content topic of a message."""
     return f"/scale/1/topic-{number * 31 % _TOPICS:03d}/proto"
+
+
+def _any_topic(_number: int) -> Sequence[str]:
+    return ()
 
 
 def channel_of(number: int) -> str:
@@ -187,11 +192,11 @@ def reads(bench: Bench, messages: Messages, size: int) -> Iterator[dict[str, flo
 
     with Client(bench.node.listen) as client:
 
-        def page(low: float, high: float) -> None:
+        def page(low: float, high: float, topics: Callable[[int], Sequence[str]]) -> None:
             number = anywhere(low, high)
             start_ns = messages.timestamp(number)
             asked = {"pubsub_topic": PUBSUB_TOPIC, "newest_first": False, "limit": 100}
-            client.query(topic(number), start=start_ns, **asked)  # type: ignore[arg-type]
+            client.query(topics(number), start=start_ns, **asked)  # type: ignore[arg-type]
 
         def hashes() -> None:
             digests = {known[at] for at in dice.integers(0, len(known), 50)}
@@ -207,7 +212,9 @@ def reads(bench: Bench, messages: Messages, size: int) -> Iterator[dict[str, flo
             assert len(found.messages) == 1_000, "the history is shorter"
 
         for place, share in {"start": 0.0, "middle": 0.5, "end": 0.98}.items():
-            yield times(bench, f"page_{place}", lambda share=share: page(share, share + 0.01))  # type: ignore[misc]
+            for name, topics in {"page": topic, "page_of_any": _any_topic}.items():
+                read_page = partial(page, share, share + 0.01, topics)
+                yield times(bench, f"{name}_{place}", read_page)
         firsts = [anywhere() // _PORTION * _PORTION for _ in range(4)]
         known = [
             message_hash(PUBSUB_TOPIC, row.payload, row.content_topic, None, row.timestamp)

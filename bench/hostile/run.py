@@ -89,7 +89,7 @@ def _node(
 
 
 async def _attack(node: NodeProcess, attacks: Mapping[str, int], seed: int) -> Outcome:
-    target = Target(node.listen, node.peer, node.metrics, None, node.process.pid)
+    target = Target(node.listen, node.peer, node.metrics)
     honest, ended = HonestClient(target), asyncio.Event()
     asking = asyncio.create_task(honest.run(ended))
     await asyncio.sleep(_SETTLE_S)

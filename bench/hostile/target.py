@@ -7,10 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Addresses are HOST:PORT; ``pid`` is that of the node."""
+    """Addresses are HOST:PORT."""
 
     address: str
     peer_address: str
     metrics_address: str
-    token: str | None
-    pid: int

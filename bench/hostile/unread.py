@@ -34,7 +34,7 @@ async def planted(target: Target, rng: random.Random) -> None:
                 item.message.content_topic = TOPIC
                 item.message.payload = rng.randbytes(_PAYLOAD_BYTES)
                 item.message.timestamp = now_ns + start + number
-            await StoreStub(channel).Publish(request, metadata=_metadata(target))
+            await StoreStub(channel).Publish(request)
 
 
 async def hold(target: Target, count: int, begin: Callable[[Any], Any]) -> str:
@@ -50,7 +50,3 @@ async def hold(target: Target, count: int, begin: Callable[[Any], Any]) -> str:
     return "; ".join(
         [f"{kept} of {count} calls still open", *(f"{n} ended {code}" for code, n in ended.items())]
     )
-
-
-def _metadata(target: Target) -> list[tuple[str, str]]:
-    return [("authorization", f"Bearer {target.token}")] if target.token else []

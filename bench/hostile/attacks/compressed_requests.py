@@ -20,7 +20,6 @@ _DEADLINE_S: Final = 60.0
 
 async def attack(target: Target, _rng: random.Random, count: int) -> str:
     """Attack and say how the calls ended."""
-    metadata = [("authorization", f"Bearer {target.token}")] if target.token else []
     options = [("grpc.max_send_message_length", -1)]
     async with grpc.aio.insecure_channel(target.address, options=options) as channel:
         publish: Any = channel.unary_unary("/storenode.v1.Store/Publish", None, None)
@@ -29,7 +28,6 @@ async def attack(target: Target, _rng: random.Random, count: int) -> str:
         async def call() -> str:
             made = publish(
                 request,
-                metadata=metadata,
                 timeout=_DEADLINE_S,
                 compression=grpc.Compression.Gzip,
             )

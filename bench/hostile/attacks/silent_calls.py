@@ -26,7 +26,7 @@ async def attack(target: Target, _rng: random.Random, count: int) -> str:
             connection = await stack.enter_async_context(connected(target.address))
             for number in range(min(_PER_CONNECTION, count - start)):
                 method = _PATHS[number % len(_PATHS)]
-                connection.open(f"/storenode.v1.Store/{method}", target.token)
+                connection.open(f"/storenode.v1.Store/{method}")
             await connection.drain()
             connections.append(connection)
         await asyncio.sleep(_HOLD_S)

@@ -21,13 +21,13 @@ async def attack(target: Target, _rng: random.Random, count: int) -> str:
     """Attack and say how much the node took."""
     async with connected(target.address) as connection:
         sent = await asyncio.gather(
-            *(_one(connection, _PATHS[number % 2], target.token) for number in range(count))
+            *(_one(connection, _PATHS[number % 2]) for number in range(count))
         )
         await asyncio.sleep(_HOLD_S)
         taken = sum(sent) / 1024**2
         return f"the node took {taken:,.0f} MiB of {count} requests, and ended {connection.ended}"
 
 
-async def _one(connection: Connection, path: str, token: str | None) -> int:
-    stream = connection.open(path, token)
+async def _one(connection: Connection, path: str) -> int:
+    stream = connection.open(path)
     return await connection.send_zeros(stream, _MESSAGE_BYTES, _MESSAGE_BYTES - 1)

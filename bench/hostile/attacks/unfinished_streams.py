@@ -30,11 +30,11 @@ async def attack(target: Target, _rng: random.Random, count: int) -> str:
 
 async def _connection(target: Target, count: int) -> tuple[int, int]:
     async with connected(target.address) as connection:
-        sent = await asyncio.gather(*(_one(connection, target.token) for _ in range(count)))
+        sent = await asyncio.gather(*(_one(connection) for _ in range(count)))
         await asyncio.sleep(_HOLD_S)
         return sum(sent), connection.ended
 
 
-async def _one(connection: Connection, token: str | None) -> int:
-    stream = connection.open(_PATH, token)
+async def _one(connection: Connection) -> int:
+    stream = connection.open(_PATH)
     return await connection.send_zeros(stream, _MESSAGE_BYTES, _MESSAGE_BYTES - 1)

@@ -34,14 +34,13 @@ async def attack(target: Target, rng: random.Random, count: int) -> str:
     """Attack and say how the walks ended."""
     async with grpc.aio.insecure_channel(target.address, options=_OPTIONS) as channel:
         store = StoreStub(channel)
-        metadata = [("authorization", f"Bearer {target.token}")] if target.token else []
         for request in _crowd(rng):
-            await store.Publish(request, metadata=metadata)
+            await store.Publish(request)
         heads = [HistoryEntry(message_id=_name(number)) for number in range(_HEADS)]
         wanted = GetCausalHistoryRequest(channel_id=_CHANNEL, heads=heads)
 
         async def walk() -> str:
-            call = store.GetCausalHistory(wanted, timeout=_DEADLINE_S, metadata=metadata)
+            call = store.GetCausalHistory(wanted, timeout=_DEADLINE_S)
             try:
                 messages = sum([len(page.messages) async for page in call])
             except grpc.aio.AioRpcError as error:

@@ -6,12 +6,12 @@ the node has acknowledged. Messages are realistic: 90 days of them, 200 topics, 
 hundred bytes; every fourth is an SDS message of one of 20 channels, with the two before it in its
 channel as parents. All are published, with fsync on.
 
-A line has the rate of the last messages published, pages of 100 by topic and of any topic at the
-start, in the middle and at the end, 50 hashes, one SDS ID and a causal history of 1,000 at random
-places (p50 and p99, and the processor time of node and Postgres), the start of the node after a
-clean stop and after a kill, its memory, and the disk that a message takes. At the end, or at the
-size that is reached with ``--upkeep-only``, comes a line of `bench.scale_upkeep`, which needs as
-much disk again. A hundred million take some hours and 160 GB.
+A line has the rate of the last messages published, pages of 100 at the start, in the middle and at
+the end, by topic and of any topic, one after the other, 50 hashes, one SDS ID and a causal history
+of 1,000 at random places (p50 and p99, and the processor time of node and Postgres), the start of
+the node after a clean stop and after a kill, its memory, and the disk that a message takes. At the
+end, or at the size that is reached with ``--upkeep-only``, comes a line of `bench.scale_upkeep`,
+which needs as much disk again. A hundred million take some hours and 160 GB.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ import argparse
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import psutil
@@ -102,10 +102,6 @@ class Messages:
 def topic(number: int) -> str:
     """The content topic of a message."""
     return f"/scale/1/topic-{number * 31 % _TOPICS:03d}/proto"
-
-
-def _any_topic(_number: int) -> Sequence[str]:
-    return ()
 
 
 def channel_of(number: int) -> str:
@@ -191,12 +187,22 @@ def reads(bench: Bench, messages: Messages, size: int) -> Iterator[dict[str, flo
         return anywhere(0.5) // _SDS_EVERY * _SDS_EVERY
 
     with Client(bench.node.listen) as client:
+        asked: dict[str, Any] = {"pubsub_topic": PUBSUB_TOPIC, "newest_first": False, "limit": 100}
 
-        def page(low: float, high: float, topics: Callable[[int], Sequence[str]]) -> None:
+        def page(low: float, high: float) -> None:
             number = anywhere(low, high)
-            start_ns = messages.timestamp(number)
-            asked = {"pubsub_topic": PUBSUB_TOPIC, "newest_first": False, "limit": 100}
-            client.query(topics(number), start=start_ns, **asked)  # type: ignore[arg-type]
+            client.query(topic(number), start=messages.timestamp(number), **asked)
+
+        def pages(share: float) -> Callable[[], None]:
+            """Each call reads the next one."""
+            cursor: bytes | None = None
+
+            def read_next() -> None:
+                nonlocal cursor
+                start_ns = messages.timestamp(int(size * share)) if cursor is None else None
+                cursor = client.query(start=start_ns, cursor=cursor, **asked).cursor
+
+            return read_next
 
         def hashes() -> None:
             digests = {known[at] for at in dice.integers(0, len(known), 50)}
@@ -212,9 +218,8 @@ def reads(bench: Bench, messages: Messages, size: int) -> Iterator[dict[str, flo
             assert len(found.messages) == 1_000, "the history is shorter"
 
         for place, share in {"start": 0.0, "middle": 0.5, "end": 0.98}.items():
-            for name, topics in {"page": topic, "page_of_any": _any_topic}.items():
-                read_page = partial(page, share, share + 0.01, topics)
-                yield times(bench, f"{name}_{place}", read_page)
+            yield times(bench, f"page_{place}", partial(page, share, share + 0.01))
+            yield times(bench, f"next_page_{place}", pages(share))
         firsts = [anywhere() // _PORTION * _PORTION for _ in range(4)]
         known = [
             message_hash(PUBSUB_TOPIC, row.payload, row.content_topic, None, row.timestamp)

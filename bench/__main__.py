@@ -23,7 +23,6 @@ BENCHMARKS = (
     "single",
     "disk",
     "scan",
-    "cli",
     "hashes",
     "causal_history",
     "http",

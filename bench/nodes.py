@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Final
 
 import grpc
-import psutil
 
 from bench.data import PUBSUB_TOPIC, batches, content_topic, hashes, publish_request, rows
+from bench.pipeline.cpu import tree_cpu_s
 from bench.support import options, publish_requests, report
 from storenode.wire.storenode.v1.store_pb2 import ContentFilter, ScanRequest
 from storenode.wire.storenode.v1.store_pb2_grpc import StoreStub
@@ -81,31 +81,26 @@ def reading(address: str, kind: str, known: list[bytes]) -> tuple[int, float]:
     return number, number / taken_s
 
 
-def seconds_of(processes: list[psutil.Process]) -> float:
-    """Processor time of processes and all below them, those included that have ended."""
-    found = 0.0
-    for process in [each for top in processes for each in (top, *top.children(recursive=True))]:
-        times = process.cpu_times()
-        found += times.user + times.system + times.children_user + times.children_system
-    return found
-
-
 def measure(name: str, nodes: list[NodeProcess], server: ClusterServer, known: list[bytes]) -> None:
     """Read in all ways from some nodes on one server."""
-    node_processes = [psutil.Process(each.process.pid) for each in nodes]
+
+    def used() -> tuple[float, float]:
+        spent = sum(tree_cpu_s(each.process.pid) for each in nodes)
+        return spent, tree_cpu_s(server.process.pid)
+
     with multiprocessing.get_context("spawn").Pool(CLIENTS * len(nodes)) as pool:
         for kind in READS:
-            before = seconds_of(node_processes), seconds_of([server.process])
+            before = used()
             work = [(each.listen, kind, known) for each in nodes for _ in range(CLIENTS)]
             counts, rates = zip(*pool.starmap(reading, work, chunksize=1), strict=True)
-            count = sum(counts)
+            count, after = sum(counts), used()
             report(
                 benchmark="nodes",
                 what=name,
                 read=kind,
                 reads_per_s=sum(rates),
-                node_us=(seconds_of(node_processes) - before[0]) / count * 1e6,
-                postgres_us=(seconds_of([server.process]) - before[1]) / count * 1e6,
+                node_us=(after[0] - before[0]) / count * 1e6,
+                postgres_us=(after[1] - before[1]) / count * 1e6,
             )
 
 

@@ -64,7 +64,7 @@ def run_attack(
     node's command line. ``database_url``: of an empty database; without, the node has its own.
     """
     attacked = found()
-    options = [each for name in attacks for each in getattr(attacked[name], "OPTIONS", ())]
+    options = [each for name in attacks for each in attacked[name].options]
     with _node(python, before, options, database_url) as node:
         return asyncio.run(_attack(node, attacks, seed))
 

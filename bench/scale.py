@@ -56,6 +56,7 @@ _SPREAD: Final = 0.9
 _MOST_BYTES: Final = 8_000
 _ASKED: Final = 200
 _HISTORIES: Final = 20
+_FORWARD: Final[dict[str, Any]] = {"newest_first": False, "limit": 100}
 _OPTIONS: Final = ("--max-clock-drift", "off", "--retention", "off")
 
 
@@ -187,11 +188,11 @@ def reads(bench: Bench, messages: Messages, size: int) -> Iterator[dict[str, flo
         return anywhere(0.5) // _SDS_EVERY * _SDS_EVERY
 
     with Client(bench.node.listen) as client:
-        asked: dict[str, Any] = {"pubsub_topic": PUBSUB_TOPIC, "newest_first": False, "limit": 100}
 
         def page(low: float, high: float) -> None:
             number = anywhere(low, high)
-            client.query(topic(number), start=messages.timestamp(number), **asked)
+            start_ns = messages.timestamp(number)
+            client.query(topic(number), pubsub_topic=PUBSUB_TOPIC, start=start_ns, **_FORWARD)
 
         def pages(share: float) -> Callable[[], None]:
             """Each call reads the next one."""
@@ -200,7 +201,7 @@ def reads(bench: Bench, messages: Messages, size: int) -> Iterator[dict[str, flo
             def read_next() -> None:
                 nonlocal cursor
                 start_ns = messages.timestamp(int(size * share)) if cursor is None else None
-                cursor = client.query(start=start_ns, cursor=cursor, **asked).cursor
+                cursor = client.query(start=start_ns, cursor=cursor, **_FORWARD).cursor
 
             return read_next
 

@@ -15,7 +15,6 @@ a topic that one more follower has for itself. Memory is that of the node's proc
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import statistics
 import time
@@ -27,7 +26,7 @@ from typing import Final
 import psutil
 
 from bench.data import PUBSUB_TOPIC
-from bench.support import Bench, bench_node, publish_requests, report, settle, used
+from bench.support import Bench, bench_node, own_options, publish_requests, report, settle, used
 from storenode.client.messages import new_message
 from storenode.client.node import NodeClient, connect, content_filter
 from storenode.client.retry import Retry
@@ -299,11 +298,7 @@ async def login(bench: Bench, participants: int) -> None:
 
 def main(arguments: list[str]) -> int:
     """Measure what is asked for."""
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        prog="python -m bench readers",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = own_options("readers", __doc__)
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}")
     for name, size in (
         ("followers", 1_000),

@@ -32,7 +32,7 @@ import psutil
 from bench.data import PUBSUB_TOPIC, Row
 from bench.disk import read
 from bench.scale_upkeep import upkeep
-from bench.support import Bench, bench_node_on, publish, report, seconds, settle, used
+from bench.support import Bench, bench_node_on, own_options, publish, report, seconds, settle, used
 from storenode.client import Client
 from storenode.message.hashing import message_hash
 from storenode.sds.codec import encode
@@ -264,11 +264,7 @@ def measure(
 
 def main(arguments: list[str]) -> int:
     """Grow, and measure at every step."""
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        prog="python -m bench scale",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = own_options("scale", __doc__)
     parser.add_argument("directory", type=Path, help="where the node is, or is to be")
     parser.add_argument("--messages", type=int, default=_TOTAL, help="default: %(default)s")
     parser.add_argument("--steps", type=int, nargs="*", default=_STEPS, help="default: %(default)s")

@@ -62,9 +62,6 @@ class HonestClient:
         self.seen = Seen()
         self._pause_s = pause_s
         self._target = target
-        self._metadata: tuple[tuple[str, str | bytes], ...] = ()
-        if target.token:
-            self._metadata = (("authorization", f"Bearer {target.token}"),)
 
     async def run(self, ended: asyncio.Event) -> None:
         """Go on until told to end; each call under way may end by itself."""
@@ -99,7 +96,7 @@ class HonestClient:
         item = request.messages.add(pubsub_topic=PUBSUB)
         item.message.content_topic, item.message.timestamp = TOPIC, now_ns
         item.message.payload = now_ns.to_bytes(8, "big")
-        answer = await store.Publish(request, metadata=self._metadata, timeout=_PATIENCE_S)
+        answer = await store.Publish(request, timeout=_PATIENCE_S)
         if answer.results[0].outcome not in _HELD:
             raise Unexpected(answer.results[0].reason)
 
@@ -107,13 +104,13 @@ class HonestClient:
         request = StoreQueryRequest(
             request_id="honest", include_data=True, pubsub_topic=PUBSUB, content_topics=[TOPIC]
         )
-        answer = await store.Query(request, metadata=self._metadata, timeout=_PATIENCE_S)
+        answer = await store.Query(request, timeout=_PATIENCE_S)
         if answer.status_code != 200:
             raise Unexpected(f"{answer.status_code} {answer.status_desc}")
 
     async def _scan(self, store: StoreAsyncStub) -> None:
         request = ScanRequest(filter=ContentFilter(content_topics=[TOPIC]), include_data=True)
-        async for _ in store.Scan(request, metadata=self._metadata, timeout=_PATIENCE_S):
+        async for _ in store.Scan(request, timeout=_PATIENCE_S):
             pass
 
     async def _probe(self) -> None:

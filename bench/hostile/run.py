@@ -67,7 +67,7 @@ def run_attack(
     ``pause_s``: between two calls of each kind of the honest client.
     """
     attacked = found()
-    options = [each for name in attacks for each in getattr(attacked[name], "OPTIONS", ())]
+    options = [each for name in attacks for each in attacked[name].options]
     with _node(python, before, options, database_url) as node:
         return asyncio.run(_attack(node, attacks, seed, pause_s))
 
@@ -94,7 +94,7 @@ def _node(
 async def _attack(
     node: NodeProcess, attacks: Mapping[str, int], seed: int, pause_s: float
 ) -> Outcome:
-    target = Target(node.listen, node.peer, node.metrics, None, node.process.pid)
+    target = Target(node.listen, node.peer, node.metrics)
     honest, ended = HonestClient(target, pause_s), asyncio.Event()
     asking = asyncio.create_task(honest.run(ended))
     await asyncio.sleep(_SETTLE_S)

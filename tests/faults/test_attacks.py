@@ -21,7 +21,7 @@ MOST_MIB = {"unfinished_requests": 350, "silent_calls": 150, "compressed_request
 MOST_OTHERS_MIB = 400
 """A container of 1 GiB has room for both."""
 
-COUNTS = {name: attack.SHORT for name, attack in ATTACKS.items()} | {"idle_connections": 100}
+COUNTS = {name: attack.short for name, attack in ATTACKS.items()} | {"idle_connections": 100}
 """How many connections of one host are let in is tested beside callers without a token."""
 
 LEAST_CALLS = {"rapid_resets": 20}

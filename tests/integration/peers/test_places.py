@@ -11,7 +11,7 @@ from itertools import count
 
 import grpc
 
-from bench.hostile.attacks import reconcile_places
+from bench.hostile.attacks.places import honest_transfer
 from bench.hostile.peers import begin, channel_to, reconcile
 from store.sync.limits import MAX_STRANGE_OPENING_CALLS
 from tests.support.fleet import Fleet, hashes, held, made, publish, synchronize
@@ -29,7 +29,7 @@ async def test_calls_that_say_nothing_keep_nobody_out(fleet: Fleet) -> None:
         for call in silent:
             await call.initial_metadata()
         async with asyncio.timeout(IN_BOUNDED_TIME_S):
-            await reconcile_places.honest(node.peer)
+            await honest_transfer(node.peer)
         ending = asyncio.as_completed([call.code() for call in silent])
         codes = {await next(ending) for _ in range(len(silent) - MAX_STRANGE_OPENING_CALLS)}
         for call in silent:

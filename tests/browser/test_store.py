@@ -39,7 +39,7 @@ class _Quiet(SimpleHTTPRequestHandler):
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The origin of a page that imports the built client as it is, without a bundler."""
-    folder = TYPESCRIPT.build(tmp_path_factory.mktemp("typescript"))
+    folder = TYPESCRIPT.built(tmp_path_factory)
     shutil.copy(Path(__file__).with_name("store.mjs"), folder)
     imports = json.dumps(
         {"imports": dict(each for name in PACKAGES for each in mapped(folder, name))}

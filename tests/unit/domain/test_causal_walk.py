@@ -17,6 +17,7 @@ from tests.unit.domain.causal_world import (
     Parent,
     Stored,
     World,
+    chain,
     digest,
     in_one_cycle,
     naive_walk,
@@ -131,20 +132,6 @@ def test_a_walk_out_of_memory_keeps_what_is_nearest(
         walked, {edge for edge in expected.edges if edge[0] in taken and edge[1] in taken}
     )
     assert set(missing_of(walked, world, heads)) <= set(IDS)
-
-
-def chain(length: int, spacing: int = 1) -> World:
-    return World(
-        [
-            Stored(
-                1 + number * spacing,
-                digest(number),
-                b"%d" % number,
-                ((b"%d" % (number - 1), digest(number - 1)),) if number else (),
-            )
-            for number in range(length)
-        ]
-    )
 
 
 def test_a_known_id_ends_the_walk_and_is_not_missing() -> None:

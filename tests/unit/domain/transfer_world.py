@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 from reconcile.ids import SyncIds
 from store.domain.admission import Admission, Admitted
@@ -239,6 +240,25 @@ class Node:
         self.inbox.clear()
         if self.report is None:
             self.give(Lost("the connection broke"))
+
+
+def began(
+    store: Store,
+    to_send: SyncIds | None = None,
+    to_receive: SyncIds | None = None,
+    **more: Any,  # noqa: ANN401 - as of `Node`
+) -> Node:
+    """A side whose transfer has begun, of some IDs or none."""
+    none = SyncIds.empty()
+    node = Node(store, to_send or none, to_receive or none, **more)
+    node.give(Begin(node.now_ns))
+    return node
+
+
+def ended(node: Node) -> Report:
+    """The report of a side that has ended."""
+    assert node.report is not None
+    return node.report
 
 
 def encoded(frame: Frame) -> bytes:

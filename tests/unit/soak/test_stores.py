@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -70,9 +71,6 @@ class World:
             self.by_hash[name].discard(digest_of(number))
             self.followed[name].remove(digest_of(number))
 
-    def throw_a_away(self, at_s: float) -> None:
-        self.history.replaced.append(Replaced("a#1", at_s))
-
     def broken(self) -> dict[str, str]:
         holdings = [
             Holding(
@@ -94,6 +92,63 @@ def world() -> World:
 
 def test_a_good_run_has_no_violation(world: World) -> None:
     assert world.broken() == {}
+
+
+def confirmed(world: World) -> None:
+    world.acknowledge(3, confirms=1)
+
+
+def acknowledged_elsewhere(world: World) -> None:
+    world.history.acknowledge([digest_of(3)], Ack("b#1", 10.0, 0))
+
+
+def seen_everywhere(world: World, seen_s: float = 10.9) -> None:
+    world.history.synced.append(Synced(upto_s=10.5, seen_s=seen_s))
+
+
+@pytest.mark.parametrize(
+    ("happened", "lost_at", "found"),
+    [
+        (lambda _: None, NODES, []),
+        (confirmed, NODES, ["lost"]),
+        (acknowledged_elsewhere, NODES, ["lost"]),
+        (seen_everywhere, NODES, ["lost"]),
+        # What was seen later proves nothing.
+        (partial(seen_everywhere, seen_s=11.1), NODES, []),
+        # What somebody has is owed to the new store.
+        (lambda _: None, ("a",), ["lost"]),
+    ],
+)
+def test_what_only_a_store_that_was_thrown_away_promised_may_be_lost(
+    world: World, happened: Callable[[World], None], lost_at: Sequence[str], found: list[str]
+) -> None:
+    happened(world)
+    world.lose(3, *lost_at)
+    world.history.replaced.append(Replaced("a#1", 11.0))
+    assert list(world.broken()) == found
+
+
+@pytest.mark.parametrize(
+    ("number", "node", "found"),
+    [
+        (3, "b", []),
+        # It is younger than what was dropped.
+        (4, "b", ["lost"]),
+        # Another store has dropped nothing.
+        (3, "c", ["lost"]),
+    ],
+)
+def test_what_an_operator_had_dropped_at_one_store_is_kept_by_the_others(
+    world: World, number: int, node: str, found: list[str]
+) -> None:
+    world.lose(number, node)
+    world.history.pruned.append(Pruned("b#1", may_go_ns=1_004, must_go_ns=0))
+    assert list(world.broken()) == found
+
+
+def test_what_should_have_been_dropped_is_not_served(world: World) -> None:
+    world.history.pruned.append(Pruned("b#1", may_go_ns=1_004, must_go_ns=1_004))
+    assert world.broken()["kept"].startswith("4 messages that b serves")
 
 
 def test_an_acknowledged_message_that_nobody_has_is_lost(world: World) -> None:
@@ -184,67 +239,6 @@ def test_what_was_not_acknowledged_may_be_anywhere_or_nowhere_but_is_the_same(wo
 def test_more_confirmations_than_other_stores_are_found(world: World) -> None:
     world.acknowledge(0, confirms=3)
     assert list(world.broken()) == ["confirms"]
-
-
-class TestReplaced:
-    """What only a store that was thrown away had promised to hold may be lost."""
-
-    def test_an_unconfirmed_message_may_be_lost_with_its_store(self, world: World) -> None:
-        world.lose(3, *NODES)
-        world.throw_a_away(at_s=11.0)
-        assert world.broken() == {}
-
-    def test_not_when_another_store_had_confirmed_it(self, world: World) -> None:
-        world.acknowledge(3, confirms=1)
-        world.lose(3, *NODES)
-        world.throw_a_away(at_s=11.0)
-        assert list(world.broken()) == ["lost"]
-
-    def test_not_when_another_store_had_acknowledged_it_too(self, world: World) -> None:
-        world.history.acknowledge([digest_of(3)], Ack("b#1", 10.0, 0))
-        world.lose(3, *NODES)
-        world.throw_a_away(at_s=11.0)
-        assert list(world.broken()) == ["lost"]
-
-    def test_not_when_all_had_been_seen_to_hold_it(self, world: World) -> None:
-        world.lose(3, *NODES)
-        world.history.synced.append(Synced(upto_s=10.5, seen_s=10.9))
-        world.throw_a_away(at_s=11.0)
-        assert list(world.broken()) == ["lost"]
-
-    def test_what_was_seen_later_proves_nothing(self, world: World) -> None:
-        world.lose(3, *NODES)
-        world.history.synced.append(Synced(upto_s=10.5, seen_s=11.1))
-        world.throw_a_away(at_s=11.0)
-        assert world.broken() == {}
-
-    def test_what_somebody_has_is_owed_to_the_new_store(self, world: World) -> None:
-        world.lose(3, "a")
-        world.throw_a_away(at_s=11.0)
-        assert list(world.broken()) == ["lost"]
-
-
-class TestRetention:
-    """What an operator had dropped at one store is gone from that one, and kept by the others."""
-
-    def test_what_is_old_enough_may_be_missing(self, world: World) -> None:
-        world.lose(3, "b")
-        world.history.pruned.append(Pruned("b#1", may_go_ns=1_004, must_go_ns=0))
-        assert world.broken() == {}
-
-    def test_what_is_younger_may_not(self, world: World) -> None:
-        world.lose(4, "b")
-        world.history.pruned.append(Pruned("b#1", may_go_ns=1_004, must_go_ns=0))
-        assert list(world.broken()) == ["lost"]
-
-    def test_nor_may_it_be_missing_elsewhere(self, world: World) -> None:
-        world.lose(3, "c")
-        world.history.pruned.append(Pruned("b#1", may_go_ns=1_004, must_go_ns=0))
-        assert list(world.broken()) == ["lost"]
-
-    def test_what_should_have_been_dropped_is_not_served(self, world: World) -> None:
-        world.history.pruned.append(Pruned("b#1", may_go_ns=1_004, must_go_ns=1_004))
-        assert world.broken()["kept"].startswith("4 messages that b serves")
 
 
 @pytest.mark.parametrize("case", LEGAL, ids=lambda case: str(case["name"]))

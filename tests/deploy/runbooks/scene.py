@@ -80,11 +80,6 @@ class Incident:
         assert ended.code in codes, f"{line}: {ended}"
         return ended
 
-    def do_all(self, *prefixes: str) -> None:
-        """Run several that only show something; all that have not been run, when none is named."""
-        for prefix in prefixes or [each for each in self.page.commands() if each not in self._run]:
-            self.do(prefix)
-
     def _ask(self, statement: str) -> str:
         with psycopg.connect(self.admin_url, autocommit=True) as connection:
             cursor = connection.execute(sql.SQL(statement))
@@ -111,9 +106,15 @@ class World:
         return Incident(Page(name), history, targets, self.resolved, **details)
 
 
-def superuser(database_url: str) -> str:
-    """The URL of a database of the shared server for its superuser."""
-    return database_url.replace("//storenode@", "//postgres@")
+def superuser(node: NodeProcess) -> str:
+    """The URL of a node's database on the shared server, for its superuser."""
+    return database_url(node).replace("//storenode@", "//postgres@")
+
+
+def database_url(node: NodeProcess) -> str:
+    """The URL of the database that a node was given."""
+    assert node.database_url is not None
+    return node.database_url
 
 
 def environment(node: NodeProcess) -> dict[str, str]:

@@ -12,7 +12,6 @@ from storenode.sds.events import (
     GaveUp,
     Lost,
     Missing,
-    Packet,
     PossiblyAcknowledged,
     Reason,
     RepairAnswered,
@@ -144,28 +143,6 @@ def test_a_repair_request_is_repeated_until_the_message_comes() -> None:
     take(me, wire("first", lamport=NOW - 1))
     for now in range(NOW + 4_000, NOW + 6_000, 50):
         assert of(RepairRequested, me.tick(now, dice())) == []
-
-
-def test_five_with_loss_repair_each_other() -> None:
-    names = ["a", "b", "c", "d", "e"]
-    options = {"repair": QUICK_REPAIR, "lost_after_ms": None, "gap_entries": 4}
-    group = {name: channel(name, **options) for name in names}
-    chance, now, numbers = dice(5), NOW, iter(range(40))
-    for turn in range(1_600):
-        now += 250
-        out: list[tuple[str, bytes]] = []
-        for name, member in group.items():
-            number = next(numbers, None) if turn % 10 == 0 else None
-            if number is not None:
-                out += [(name, p) for p in payloads(member.send(now, b"%d" % number))]
-            out += [(name, p) for p in payloads(member.tick(now, chance))]
-        for sender, payload in out:
-            for name, member in group.items():
-                if name != sender and chance.random() > 0.15:
-                    member.receive(now, [Packet(payload)])
-    logs = [log_ids(member) for member in group.values()]
-    assert [len(log) for log in logs] == [40] * 5
-    assert all(log == logs[0] for log in logs)
 
 
 def test_a_resend_gives_later_histories_the_hint_that_works() -> None:

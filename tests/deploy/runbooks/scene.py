@@ -38,20 +38,20 @@ class Incident:
     inside: Callable[[list[str]], list[str]] = list
     left: Mapping[str, str] = field(default_factory=dict)
     _run: set[str] = field(default_factory=set)
-    _seen: list[bool] = field(default_factory=list)
 
     def well(self, minutes: int = 60) -> None:
         """The expression is not true at first."""
-        self._expect(minutes, expected=False)
+        self.history.lasts(minutes, *self.targets, expected=False)
 
     def fires(self, minutes: int = 3) -> None:
         """The expression is true now."""
-        self._expect(minutes, expected=True)
+        self.history.lasts(minutes, *self.targets, expected=True)
 
     def resolved(self, minutes: int = 90) -> None:
-        """The expression is false again, and the page was followed."""
-        self._expect(minutes, expected=False)
-        assert True in self._seen, f"{self.page.name}: the alert was never true"
+        """The expression is false again, was so all the while, and the page was followed."""
+        self.history.lasts(minutes, *self.targets, expected=False)
+        assert True in self.history.expected, f"{self.page.name}: the alert was never true"
+        self.history.check(self.page.alert)
         open_ = [
             each
             for each in self.page.commands()
@@ -60,11 +60,6 @@ class Incident:
         ]
         assert not open_, f"{self.page.name}.md: not run: {open_}"
         self.finished.append(self.page.name)
-
-    def _expect(self, minutes: int, *, expected: bool) -> None:
-        self.history.lasts(minutes, *self.targets)
-        self._seen.append(self.history.is_true(self.page.alert))
-        assert self._seen[-1] == expected, f"{self.page.alert} is {not expected}"
 
     def do(self, prefix: str, *, codes: Sequence[int] = (0,), **values: str) -> Ended:
         """Run the command of the page that begins so; SQL gives its rows as lines."""

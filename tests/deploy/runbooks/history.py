@@ -1,8 +1,8 @@
 """What nodes expose, stretched over hours, and what Prometheus says of it.
 
 A scrape stands for as many minutes as a case says, so that no test waits for a window of an alert.
-Prometheus's own engine evaluates the expressions, at the end of a case; `for` is left to the tests of
-the rules.
+Prometheus's own engine evaluates the expressions once a case has ended; `for` is left to the tests
+of the rules.
 """
 
 from __future__ import annotations

@@ -31,6 +31,7 @@ from tests.unit.domain.transfer_world import (
     messages,
     pair,
     raw,
+    require_silence,
     run,
     sent_form,
     store_of,
@@ -135,12 +136,7 @@ def test_a_clock_that_is_set_neither_kills_nor_prolongs_a_transfer() -> None:
         assert label == Reason.TOO_LARGE
         assert until_ns == memory.until_ns(clock_ns + NS_PER_S, 0, label)
         run(random.Random(0), node)
-        node.now_ns += SILENCE_NS - 1
-        node.give(Ticked())
-        assert node.report is None
-        node.now_ns += 1
-        node.give(Ticked())
-        assert ended(node).fault is Fault.SILENCE
+        require_silence(node)
 
 
 @given(seeds, st.booleans())

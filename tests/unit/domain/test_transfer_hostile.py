@@ -48,6 +48,7 @@ from tests.unit.domain.transfer_world import (
     ids_of,
     messages,
     raw,
+    require_silence,
     run,
     sent_form,
     store_of,
@@ -288,12 +289,7 @@ def test_what_counts_breaks_the_silence(what: dict[str, Any]) -> None:
     node.now_ns += SILENCE_NS - 1
     node.receive(raw(**what))
     settle(node)
-    node.now_ns += SILENCE_NS - 1
-    node.give(Ticked())
-    assert node.report is None
-    node.now_ns += 1
-    node.give(Ticked())
-    assert ended(node).fault is Fault.SILENCE
+    require_silence(node)
 
 
 def test_a_slow_database_is_not_the_peer_s_silence() -> None:
@@ -303,13 +299,7 @@ def test_a_slow_database_is_not_the_peer_s_silence() -> None:
         node.now_ns += SILENCE_NS
         node.give(Ticked())
     settle(node)
-    node.now_ns += SILENCE_NS - 1
-    node.give(Ticked())
-    assert node.report is None
-    node.now_ns += 1
-    node.give(Ticked())
-    assert ended(node).fault is Fault.SILENCE
-    assert ended(node).stored == 3
+    assert require_silence(node).stored == 3
 
 
 def test_a_peer_that_takes_no_frame_is_silent_and_costs_little() -> None:

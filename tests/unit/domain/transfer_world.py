@@ -23,6 +23,7 @@ from store.sync.transfer.events import (
     Begin,
     Counted,
     Ended,
+    Fault,
     Find,
     Found,
     Frame,
@@ -36,8 +37,9 @@ from store.sync.transfer.events import (
     Report,
     SendFrame,
     SendReady,
+    Ticked,
 )
-from store.sync.transfer.limits import TransferLimits
+from store.sync.transfer.limits import SILENCE_NS, TransferLimits
 from store.sync.transfer.policy_memory import PolicyMemory
 from storenode.message.rules import Policy
 from storenode.wire.storenode.v1.peer_pb2 import TransferFrame
@@ -259,6 +261,17 @@ def ended(node: Node) -> Report:
     """The report of a side that has ended."""
     assert node.report is not None
     return node.report
+
+
+def require_silence(node: Node) -> Report:
+    """The node waits as long as it may from now on, and no longer; its report."""
+    node.now_ns += SILENCE_NS - 1
+    node.give(Ticked())
+    assert node.report is None
+    node.now_ns += 1
+    node.give(Ticked())
+    assert ended(node).fault is Fault.SILENCE
+    return ended(node)
 
 
 def encoded(frame: Frame) -> bytes:

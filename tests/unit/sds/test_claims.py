@@ -194,18 +194,6 @@ def test_a_forged_one_that_waits_makes_room_together_with_what_it_asked_for() ->
     assert me.counts.forged == 1
 
 
-def test_nobody_is_given_a_forged_message_that_was_found_out() -> None:
-    true = genuine()
-    me = channel(repair=QUICK_REPAIR)
-    take(me, forged(true), wire("asks", asks=[id_of(true)], lamport=NOW + 1), true)
-    events = me.tick(NOW + 1_000, dice()) + take(
-        me, wire("again", asks=[id_of(true)]), now=NOW + 2_000
-    )
-    events += me.tick(NOW + 3_000, dice())
-    assert of(RepairAnswered, events)
-    assert forged(true) not in payloads(events)
-
-
 @pytest.mark.parametrize("restarted", [False, True])
 def test_one_far_up_in_the_log_is_replaced(restarted: bool) -> None:
     trues = long_log()

@@ -1,4 +1,4 @@
-"""Transports that break again and again: a scan goes on where it was cut, and pauses grow."""
+"""A transport that breaks again and again: a scan goes on where it was cut."""
 
 from __future__ import annotations
 
@@ -6,19 +6,12 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from pathlib import Path
-from random import Random
-
-import pytest
 
 from storenode.sds.aio.bus import Bus, BusLink, BusTransport
 from storenode.sds.aio.channel import Channel
-from storenode.sds.aio.feed import Feed
-from storenode.sds.aio.ledger import Ledger
 from storenode.sds.aio.limits import MAX_HINTS_PER_CALL
-from storenode.sds.aio.rotation import Rotation
 from storenode.sds.aio.transport import Fetched, Route, TransportError
 from storenode.sds.bloom import FilterShape
-from storenode.sds.channel import MessageChannel
 from storenode.sds.config import ChannelConfig
 from tests.support.conversation import conversation
 
@@ -86,48 +79,3 @@ async def test_a_scan_that_was_cut_goes_on_where_it_was_after_a_restart(tmp_path
             assert len(late._participant.core.log) == len(said)
     assert breaking.scans[0] == 0
     assert breaking.scans[seen] >= said[MAX_HINTS_PER_CALL - 1].timestamp_ns
-
-
-class Noting(Rotation):
-    """Notes the pauses instead of having them, and ends the feed after some."""
-
-    def __init__(self, links: Sequence[BusLink]) -> None:
-        super().__init__(links)
-        self.pauses_s: list[float] = []
-
-    def failed(self) -> float:
-        self.pauses_s.append(super().failed())
-        if len(self.pauses_s) == 6:
-            raise asyncio.CancelledError
-        return 0.0
-
-
-class Scanless(BusLink):
-    """A link that can be followed and not scanned."""
-
-    async def scan(self, since_ns: int) -> AsyncGenerator[Sequence[Fetched], None]:
-        async with aclosing(super().scan(since_ns)) as pages:
-            async for page in pages:
-                yield page
-        raise TransportError("The line is cut.")
-
-
-async def test_nodes_that_can_be_followed_and_not_scanned_are_tried_ever_more_rarely() -> None:
-    bus, route = Bus(), Route("room", PUBSUB, CONTENT)
-    rotation = Noting([Scanless(bus.transport(name), route) for name in ("one", "two")])
-
-    async def nothing(*_: object) -> None:
-        return None
-
-    feed = Feed(
-        Ledger(MessageChannel(CONFIG, NEWEST_NS // 1_000_000, Random(1))),
-        rotation,
-        clock=lambda: NEWEST_NS,
-        take=nothing,
-        relieve=nothing,
-        tell=lambda _: None,
-        changed=lambda _: None,
-    )
-    with pytest.raises(asyncio.CancelledError):
-        await feed.run()
-    assert rotation.pauses_s == [0.0, 0.1, 0.0, 0.2, 0.0, 0.4]

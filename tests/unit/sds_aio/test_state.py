@@ -27,7 +27,7 @@ from storenode.sds.bloom import FilterShape, RollingFilter
 from storenode.sds.channel import MessageChannel
 from storenode.sds.config import ChannelConfig
 from storenode.sds.envelope import Entry, SdsMessage, decode_message, encode_message
-from storenode.sds.events import Broadcast, Lost, Packet, Reason
+from storenode.sds.events import Broadcast, Packet, Reason
 from storenode.sds.log import OPEN_ENTRIES, Log
 from storenode.sds.pages import PAGE_ENTRIES
 from tests.unit.sds.worlds import SMALL, grows_when_written
@@ -380,23 +380,3 @@ def test_ids_of_any_text_are_kept_in_order(tmp_path: Path) -> None:
     (last,) = state.page(1, after=None, before=(NOW_MS, "\ue000"), committed=1)
     assert last["message_id"].decode() == "é"
     state.close()
-
-
-def test_a_revived_participant_looks_for_what_is_missing_before_it_gives_up(tmp_path: Path) -> None:
-    config = config_of("alice", missing_every_ms=1_000)
-    state, ledger = opened(tmp_path / "state", missing_every_ms=1_000)
-    message = SdsMessage("room", "b", "bob", NOW_MS, (Entry("a"),), content=b"b")
-    ledger.receive(NOW_MS, [Packet(encode_message(message))])
-    save(state, ledger)
-    state.close()
-    later_ms = NOW_MS + 3_600_000
-    again = State(StatePlace.of(tmp_path / "state"), WHO)
-    core = revive(again, config, later_ms, Random(1)).core
-    lost = [
-        now_ms - later_ms
-        for now_ms in range(later_ms, later_ms + 15_000, 1_000)
-        for event in core.tick(now_ms, Random(1))
-        if isinstance(event, Lost)
-    ]
-    again.close()
-    assert lost == [11_000]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -12,6 +13,7 @@ from store.domain.claims import Done, Pause, Read
 from store.domain.history import CausalHistory
 from store.domain.ports import CausalRequest
 from store.domain.sweep import LARGEST_WINDOW_CLAIMS, STEP_REFERENCES, Sweep
+from storenode.sds.proofs import ID_BYTES
 from tests.unit.domain.causal_world import (
     Expected,
     Parent,
@@ -100,6 +102,68 @@ def test_part_of_an_orderly_history_is_found(
     heads: list[Parent] = [(head, None) for head in data.draw(st.lists(st.sampled_from(ids)))]
     known = data.draw(st.frozensets(st.sampled_from(ids), max_size=5))
     assert_found(world, request(heads, known_ids=known))
+
+
+def line(*stored: Stored) -> World:
+    return World(list(stored), prefers=True)
+
+
+CHILD: Parent = (b"child", None)
+GENUINE = b"a" * ID_BYTES
+
+DISORDER = {
+    "a parent newer than its child": line(
+        Stored(5, digest(1), b"child", ((b"parent", digest(2)),)), Stored(6, digest(2), b"parent")
+    ),
+    "a cycle": line(
+        Stored(5, digest(1), b"child", ((b"parent", None),)),
+        Stored(4, digest(2), b"parent", ((b"child", None),)),
+    ),
+    "a second claimant of an ID without a hint": line(
+        Stored(5, digest(1), b"child", ((b"parent", None),)),
+        Stored(4, digest(2), b"parent"),
+        Stored(9, digest(3), b"parent"),
+    ),
+    "hints that differ": line(
+        Stored(5, digest(1), b"child", ((b"parent", digest(2)), (b"parent", digest(3)))),
+        Stored(4, digest(2), b"parent"),
+        Stored(3, digest(3), b"parent"),
+    ),
+    "a hint that names nothing, of an ID that is claimed": line(
+        Stored(5, digest(1), b"child", ((b"parent", UNKNOWN),)), Stored(4, digest(2), b"parent")
+    ),
+    "a hint that names an opaque message": line(
+        Stored(5, digest(1), b"child", ((b"parent", digest(2)),)), Stored(4, digest(2), None)
+    ),
+    "a hint to what is not proven, of an ID that another proves": line(
+        Stored(5, digest(1), b"child", ((GENUINE, digest(2)),)),
+        Stored(4, digest(2), GENUINE),
+        Stored(3, digest(3), GENUINE, proven=True),
+    ),
+    "the same of an ID that was met without a hint": line(
+        Stored(7, digest(1), b"child", ((GENUINE, None), (b"near", None))),
+        Stored(6, digest(2), b"near", ((b"far", None),)),
+        Stored(5, digest(3), b"far", ((GENUINE, digest(4)),)),
+        Stored(4, digest(4), GENUINE),
+        Stored(3, digest(5), GENUINE, proven=True),
+    ),
+    "a head with two claimants": line(
+        Stored(5, digest(1), b"child"), Stored(4, digest(2), b"child")
+    ),
+    "a head that is missing": line(Stored(5, digest(1), b"other")),
+}
+
+
+@pytest.mark.parametrize("world", DISORDER.values(), ids=DISORDER)
+def test_disorder_is_walked(world: World) -> None:
+    assert isinstance(assert_found(world, request([CHILD])), CausalWalk)
+
+
+def test_limits_are_walked() -> None:
+    world = chain(30)
+    assert isinstance(assert_found(world, request([(b"29", None)], max_depth=3)), CausalWalk)
+    assert isinstance(assert_found(world, request([(b"29", None)], max_messages=29)), CausalWalk)
+    assert isinstance(assert_found(world, request([(b"29", None)], max_messages=30)), Sweep)
 
 
 def test_a_sweep_takes_a_read_per_window_and_ends_with_what_is_known() -> None:

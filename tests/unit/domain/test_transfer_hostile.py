@@ -2,7 +2,8 @@
 
 import random
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -167,25 +168,15 @@ def test_a_peer_that_never_delivers_is_reported() -> None:
 
 
 Breach = Callable[[], tuple[Node, bytes]]
+OWN = next(iter(sender().store.held))
+"""A message that `sender` has for the peer."""
 
 
-def _after_done() -> tuple[Node, bytes]:
+def told(**frame: Any) -> Node:  # noqa: ANN401 - the parts of a frame
+    """A sender to which the peer has said something."""
     node = sender()
-    node.receive(raw(done=True))
-    return node, raw(items=sent_form(PEER, HASHES[:1]))
-
-
-def _second_answer() -> tuple[Node, bytes]:
-    node = sender()
-    digest = next(iter(node.store.held))
-    node.receive(raw(stored=[digest]))
-    return node, raw(refused=[(digest, "too_large: changed its mind")])
-
-
-def _twice_in_one() -> tuple[Node, bytes]:
-    node = sender()
-    digest = next(iter(node.store.held))
-    return node, raw(stored=[digest, digest])
+    node.receive(raw(**frame))
+    return node
 
 
 def _short_hash() -> bytes:
@@ -194,9 +185,12 @@ def _short_hash() -> bytes:
 
 
 BREACHES: dict[str, Breach] = {
-    "sends messages after it was done": _after_done,
-    "second time": _second_answer,
-    "an ID for the second time": _twice_in_one,
+    "sends messages after it was done": lambda: (
+        told(done=True),
+        raw(items=sent_form(PEER, HASHES[:1])),
+    ),
+    "second time": lambda: (told(stored=[OWN]), raw(refused=[(OWN, "too_large: now")])),
+    "an ID for the second time": lambda: (sender(), raw(stored=[OWN, OWN])),
     "which it was not sent": lambda: (sender(), raw(stored=[HASHES[0]])),
     f"{HASHES[1].hex()}": lambda: (sender(), raw(refused=[(HASHES[1], "no")])),
     "more IDs than are open": lambda: (sender(1), raw(stored=[bytes(32)] * 2)),
@@ -401,11 +395,22 @@ def published(ids: SyncIds, verdict: Verdict) -> Admitted:
     return Admitted([verdict] * len(ids), list(range(len(ids))), batch.hashes, batch)
 
 
+@contextmanager
+def no_more_than(size_bytes: int) -> Iterator[None]:
+    """What the block leaves takes less."""
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[0] < size_bytes
+    finally:
+        tracemalloc.stop()
+
+
 @pytest.mark.parametrize("what", ["stored", "refused", "not received"])
 def test_memory_is_bounded_while_the_peer_takes_no_answers(what: str) -> None:
     ids = random_ids(COUNT)
-    tracemalloc.start()
-    try:
+    answers = 4 * COUNT
+    with no_more_than(COUNT * BYTES_PER_ID + answers + 1_000_000):
         side = Silent(SyncIds.empty(), ids[np.arange(COUNT)])
         side.give(Begin(NOW_NS))
         verdict = Verdict.REJECTED if what == "refused" else Verdict.ACCEPTED
@@ -413,22 +418,12 @@ def test_memory_is_bounded_while_the_peer_takes_no_answers(what: str) -> None:
             part = published(ids[start : start + FRAME], verdict)
             side.give(Received("" if start else SESSION, part, 5_000))
         side.give(Received(SESSION, Admitted(), 10, done=True))
-        held = tracemalloc.get_traced_memory()[0]
-    finally:
-        tracemalloc.stop()
-    answers = 4 * COUNT
-    assert held < COUNT * BYTES_PER_ID + answers + 1_000_000
 
 
 def test_memory_of_ids_to_send_is_bounded() -> None:
-    tracemalloc.start()
-    try:
+    with no_more_than(COUNT * BYTES_PER_ID + 100_000):
         side = Silent(random_ids(COUNT), SyncIds.empty())
         side.give(Begin(NOW_NS))
-        held = tracemalloc.get_traced_memory()[0]
-    finally:
-        tracemalloc.stop()
-    assert held < COUNT * BYTES_PER_ID + 100_000
 
 
 def test_the_same_rules_hold_for_what_the_node_does_not_keep() -> None:

@@ -73,16 +73,6 @@ def test_the_node_bounds_the_calls_of_all() -> None:
     assert quota.running[CALL] == 2
 
 
-def test_a_refused_call_is_counted_nowhere() -> None:
-    quota = Quota()
-    account = open_account(quota)
-    assert account.begin(CALL, 0) is None
-    assert account.begin(CALL, 0) is None
-    refused = account.begin(CALL, 0)
-    assert refused == Exceeded("requests per second", 2, NS_PER_S // 2)
-    assert quota.running[CALL] == 2
-
-
 def test_requests_messages_and_bytes_have_rates_of_their_own() -> None:
     account = open_account(Quota())
     assert account.request(100, 0) is None

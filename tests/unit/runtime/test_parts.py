@@ -105,6 +105,14 @@ def source(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> PolicySource:
     return PolicySource(config, lambda: NOW_NS)
 
 
+def loaded(path: Path, *tokens: str) -> TokenFile:
+    """A file with these tokens, as it was read."""
+    write_tokens(path, *tokens)
+    file = TokenFile(path, ClientLimits())
+    file.load()
+    return file
+
+
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Token files come to rest without a wait."""
@@ -116,9 +124,7 @@ async def test_a_token_file_is_taken_over_when_it_changes_and_kept_when_it_break
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "tokens.toml"
-    write_tokens(path, "first")
-    tokens = TokenFile(path, ClientLimits())
-    tokens.load()
+    tokens = loaded(path, "first")
     assert admitted(tokens, "first")
     write_tokens(path, "second")
     await tokens.follow()
@@ -146,9 +152,7 @@ async def test_a_token_file_that_is_being_written_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str | None
 ) -> None:
     path = tmp_path / "tokens.toml"
-    write_tokens(path, "valid", "second")
-    tokens = TokenFile(path, ClientLimits())
-    tokens.load()
+    tokens = loaded(path, "valid", "second")
     seen = []
 
     async def written_meanwhile(_seconds: float) -> None:
@@ -167,9 +171,7 @@ async def test_a_token_file_that_never_rests_is_taken_over_where_it_is_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "tokens.toml"
-    write_tokens(path, "valid", "revoked")
-    tokens = TokenFile(path, ClientLimits())
-    tokens.load()
+    tokens = loaded(path, "valid", "revoked")
     turn = 0
 
     async def rewritten(_seconds: float) -> None:
@@ -190,10 +192,8 @@ async def test_a_token_file_that_never_rests_is_taken_over_where_it_is_whole(
 @pytest.mark.usefixtures("at_once")
 async def test_a_change_that_keeps_size_and_time_of_a_token_file_is_seen(tmp_path: Path) -> None:
     path = tmp_path / "tokens.toml"
-    write_tokens(path, "first")
+    tokens = loaded(path, "first")
     about = path.stat()
-    tokens = TokenFile(path, ClientLimits())
-    tokens.load()
     path.write_text(path.read_text().replace(digest_of("first"), digest_of("other")))
     os.utime(path, ns=(about.st_atime_ns, about.st_mtime_ns))
     await tokens.follow()

@@ -9,18 +9,22 @@ from sim.run import SimulationFailure
 from sim.year import keeping
 from sim.year.calendar import SHORT
 from sim.year.run import simulate_year
-from store.domain.ports import SyncOutcome
+from store.domain.ports import SyncEnding, SyncOutcome
 from store.domain.retention import PrunePlan
-from store.sync.session.exchange import Account, Exchange
+from store.sync.session.exchange import Exchange
+from store.sync.session.outcome import Account
 from tests.sim.planting import Mutant, replace_with
 
-OBSERVE = Exchange.observe
+ENDED = Exchange.ended
 
 
-def hoarding(exchange: Exchange, account: Account, outcome: SyncOutcome) -> SyncOutcome:
+def hoarding(
+    exchange: Exchange, account: Account, error: str = "", ending: SyncEnding | None = None
+) -> SyncOutcome:
     """Keeps every session for as long as the node runs."""
+    outcome = ENDED(exchange, account, error, ending)
     exchange.__dict__.setdefault("hoard", []).append((account, outcome, [[] for _ in range(20)]))
-    return OBSERVE(exchange, account, outcome)
+    return outcome
 
 
 def dropping_nothing(*_tables: object, **_given: object) -> PrunePlan:
@@ -30,7 +34,7 @@ def dropping_nothing(*_tables: object, **_given: object) -> PrunePlan:
 
 MUTANTS = {
     "keeps what it knew of each session": Mutant(
-        replace_with(Exchange, "observe", hoarding), "memory of n0 .* grows"
+        replace_with(Exchange, "ended", hoarding), "memory of n0 .* grows"
     ),
     "drops no partition": Mutant(
         replace_with(keeping, "plan_prune", dropping_nothing), "(messages|commits) of .* grows"

@@ -18,7 +18,6 @@ from reconcile.ids import LOWEST, SyncId, SyncIds
 from reconcile.keyed import NONCE_BYTES
 from reconcile.limits import DEFAULT_SESSION_LIMITS, SessionLimits
 from reconcile.session import Bounds, Result, Role, SessionConfig
-from reconcile.session import Session as Machine
 from store.domain.coverage import Statements
 from store.domain.environment import Environment
 from store.domain.ports import (
@@ -41,15 +40,14 @@ from store.sync.limits import (
     RANDOM_CUTS,
     THREADED_ROWS,
 )
-from store.sync.session.agreement import BY_XOR, Agreement, Proof, new_pairs
-from store.sync.session.outcome import NOTHING_TRANSFERRED, outcome_of, unsuccessful
-from store.sync.session.reconciling import Frames
+from store.sync.session.agreement import Agreement, new_pairs
+from store.sync.session.outcome import Account
+from store.sync.session.reconciling import Driving, Frames
 from store.sync.session.registry import Refusal, Session, Sessions, State
-from store.sync.session.stating import Compared, compare, statements_of
+from store.sync.session.stating import compare, statements_of
 from store.sync.session.verifying import Verifying
 from store.sync.transfer.core import DEFAULT_LIMITS, Transfer
 from store.sync.transfer.driver import TransferWork
-from store.sync.transfer.events import Report
 from store.sync.transfer.limits import MAX_SESSIONS, TransferLimits
 from store.sync.transfer.policy_memory import PolicyMemory
 from storenode.message.limits import NS_PER_S
@@ -114,54 +112,6 @@ def common_horizon(now_ns: int, horizon_ns: int) -> int:
     return -(-horizon_ns // step_ns) * step_ns
 
 
-@dataclass(slots=True)
-class Account:
-    """What is known of one session, for its outcome.
-
-    ``asked_from``: the lower bound that the initiator wanted. ``compact_failed``: why the compact
-    mode was given up in the middle. ``opened_ns``: the clock before its view
-    was opened. ``compared``: what was held then.
-    """
-
-    role: SyncRole
-    began_ns: int
-    node_id: str = ""
-    store_id: str = ""
-    asked_from: SyncId | None = None
-    horizon: SyncId | None = None
-    result: Result | None = None
-    proof: Proof = BY_XOR
-    compact_failed: str = ""
-    report: Report = field(default_factory=lambda: NOTHING_TRANSFERRED)
-    opened_ns: int = 0
-    compared: Compared | None = None
-
-    def outcome(
-        self, now_ns: int, error: str = "", ending: SyncEnding | None = None
-    ) -> SyncOutcome:
-        """What the session came to; ``error`` is what ended it before its end."""
-        seconds = (now_ns - self.began_ns) / NS_PER_S
-        result = self.result
-        if result is not None and not result.refusal and ending in (None, SyncEnding.FAILED):
-            return outcome_of(
-                result,
-                self.proof,
-                self.report,
-                asked_from=self.asked_from or result.window[0],
-                horizon=self.horizon or result.window[0],
-                seconds=seconds,
-                node_id=self.node_id,
-                error=error,
-                compact_failed=self.compact_failed,
-            )
-        ending = ending or SyncEnding.FAILED
-        return unsuccessful(ending, error, seconds, self.node_id)
-
-
-def _note(peers: set[str], peer: str, *, is_in: bool) -> None:
-    (peers.add if is_in else peers.discard)(peer)
-
-
 class Exchange:
     """One per node; all on the event loop's thread."""
 
@@ -220,17 +170,13 @@ class Exchange:
             limits=work.limits,
             tuning=work.tuning,
         )
+        answers = role is Role.RESPONDER
+        frames = Frames(stream, self.observer, answers, work.silence_s, session_id)
         return Verifying(
-            role=role,
-            config=config,
-            session=Machine(role, config),
-            view=view,
-            frames=Frames(
-                stream, self.observer, role is Role.RESPONDER, work.silence_s, session_id
-            ),
-            now_ns=self.environment.steady_ns,
-            turn=self.turn,
-            agreement=agreement,
+            role,
+            config,
+            view,
+            Driving(frames, self.environment.steady_ns, self.turn, agreement),
             compact_from=work.compact_from if uses_compact else None,
             # An offer costs more than a session that finds nothing: none after such a one. A peer
             # whose count or XOR is another one begins with the mode all the same.
@@ -239,16 +185,17 @@ class Exchange:
 
     def concluded(self, account: Account, work: Verifying, result: Result) -> None:
         """Note what a reconciliation came to, and whether the peer knows keyed digests."""
+        noted: list[tuple[set[str], bool]] = []
         account.result, account.proof = result, work.proof
         if work.compact is not None and not work.proof.compact:
             account.compact_failed = work.compact.reason
         if account.role is SyncRole.INITIATOR and not result.refusal:
             differ = bool(len(result.to_send) or len(result.to_receive))
-            _note(self._equal, account.node_id, is_in=not differ)
-            _note(self._not_compact, account.node_id, is_in=work.compact_failed)
+            noted = [(self._equal, not differ), (self._not_compact, work.compact_failed)]
         if work.agreement is not None and result.rounds and not result.refusal:
-            known = work.agreement.peer_knows
-            _note(self._plain, account.node_id, is_in=not known)
+            noted.append((self._plain, not work.agreement.peer_knows))
+        for peers, is_in in noted:
+            (peers.add if is_in else peers.discard)(account.node_id)
 
     async def compare(self, account: Account, view: OpenView, result: Result) -> None:
         """Measure what this session, which this node began, will make statements about."""
@@ -263,17 +210,10 @@ class Exchange:
 
     async def state(self, account: Account, outcome: SyncOutcome) -> None:
         """Keep what the session found out."""
-        statements, compared, result = self.work.statements, account.compared, account.result
-        if statements is None or compared is None or result is None:
+        statements, compared = self.work.statements, account.compared
+        if statements is None or compared is None:
             return
-        made = await statements_of(
-            compared,
-            result,
-            account.proof,
-            account.report,
-            account.opened_ns,
-            equal=outcome.in_sync,
-        )
+        made = await statements_of(compared, account.report, equal=outcome.in_sync)
         try:
             await statements.note(account.store_id, made, self.environment.now_ns())
         except (StoreUnavailable, StoreBusy) as error:
@@ -384,8 +324,11 @@ class Exchange:
             session_id, nothing, nothing, memory=self.memory, peer=node_id, limits=limits
         )
 
-    def observe(self, account: Account, outcome: SyncOutcome) -> SyncOutcome:
-        """Tell of a session that ended."""
+    def ended(
+        self, account: Account, error: str = "", ending: SyncEnding | None = None
+    ) -> SyncOutcome:
+        """Tell of a session that ended; ``error`` is what ended it before its end."""
+        outcome = account.outcome(self.environment.steady_ns(), error, ending)
         self.observer.session_ended(account.role, account.node_id, account.store_id, outcome)
         return outcome
 
@@ -422,4 +365,4 @@ class Exchange:
         if waited is not None:
             account, timer = waited
             timer.cancel()
-            self.observe(account, account.outcome(self.environment.steady_ns(), sentence))
+            self.ended(account, sentence)

@@ -28,7 +28,8 @@ from store.runtime.environment import system_environment
 from store.sync.errors import GaveWay
 from store.sync.limits import MAX_HORIZON_STEP_NS, RANDOM_CUTS
 from store.sync.session.compacting import Compacting
-from store.sync.session.exchange import Account, Exchange, ExchangeWork, common_horizon
+from store.sync.session.exchange import Exchange, ExchangeWork, common_horizon
+from store.sync.session.outcome import Account
 from store.sync.session.registry import Accepted, Refusal, Session
 from store.sync.session.verifying import Verifying
 from store.sync.transfer.driver import TransferWork

@@ -190,11 +190,15 @@ class Sums:
         has_left = (first > 0) & (lower.timestamps - starts[left] < length)
         has_right = (last < len(starts)) & (last < _starts_before(starts, upper))
         same = has_left & (last == first - 1)
+        begins, ends = has_left & ~same, has_right & ~same
+        first_of, last_of = starts[left[begins]], starts[right[ends]]
+        beginnings = Spans(lower[begins], SyncIds.at_times(first_of + length))
+        endings = Spans(SyncIds.at_times(last_of), upper[ends])
         return Pieces.join(
             (
-                self._partial(pieces, same, starts[left]),
-                self._beginnings(pieces, has_left & ~same, starts[left]),
-                self._ends(pieces, has_right & ~same, starts[right]),
+                Pieces(pieces.keys[same], pieces.spans[same], starts[left[same]]),
+                Pieces(pieces.keys[begins] & ~np.int64(1), beginnings, first_of),
+                Pieces(pieces.keys[ends] | np.int64(1), endings, last_of),
             )
         )
 
@@ -208,31 +212,11 @@ class Sums:
         """How many IDs are in the buckets with these starts, which there must be."""
         return self.buckets.counts[np.searchsorted(self.buckets.starts, starts)]
 
-    @staticmethod
-    def _partial(pieces: Pieces, chosen: NDArray[np.bool_], starts: Ints) -> Pieces:
-        return Pieces(pieces.keys[chosen], pieces.spans[chosen], starts[chosen])
-
-    def _beginnings(self, pieces: Pieces, chosen: NDArray[np.bool_], starts: Ints) -> Pieces:
-        parents = starts[chosen]
-        upper = edges(parents + self.buckets.length_ns)
-        spans = Spans(pieces.spans.lower[chosen], upper)
-        return Pieces(pieces.keys[chosen] & ~np.int64(1), spans, parents)
-
-    def _ends(self, pieces: Pieces, chosen: NDArray[np.bool_], starts: Ints) -> Pieces:
-        parents = starts[chosen]
-        spans = Spans(edges(parents), pieces.spans.upper[chosen])
-        return Pieces(pieces.keys[chosen] | np.int64(1), spans, parents)
-
-
-def edges(times: Ints) -> SyncIds:
-    """Bounds at the beginning of nanoseconds."""
-    return SyncIds(times, np.zeros((len(times), 8 * HASH_WORDS), np.uint8))
-
 
 def _starts_before(starts: Ints, bounds: SyncIds) -> Ints:
     """How many slices begin before each bound."""
-    inside = bounds.words.any(axis=1)
     places = np.searchsorted(starts, bounds.timestamps)
-    if inside.any():
+    if bounds.has_hashes():
+        inside = bounds.words.any(axis=1)
         places[inside] = np.searchsorted(starts, bounds.timestamps[inside], "right")
     return places

@@ -45,7 +45,7 @@ from reconcile.summaries.leaves import (
     spans_before,
 )
 from reconcile.summaries.loading import Loading, LoadingView, NeedBuckets, NeedHashes, NeedIds
-from reconcile.view import Answer, Items, Measured, Parts, Probed, Read, Spans
+from reconcile.view import Items, Measured, Parts, Probed, Spans
 
 _Use = Callable[[Sums, Pieces], None]
 _UseLeaves = Callable[[Leaves, Pieces], None]
@@ -75,7 +75,6 @@ class SummaryView(LoadingView):
         finer_ns: Sequence[int],
         limits: SummaryLimits = DEFAULT_SUMMARY_LIMITS,
     ) -> None:
-        super().__init__()
         self._top = Sums(top)
         self._lengths = (top.length_ns, *finer_ns)
         self._limits = limits
@@ -96,19 +95,6 @@ class SummaryView(LoadingView):
     def kept_buckets(self) -> int:
         """Buckets that are in memory besides the longest ones."""
         return sum(len(children.sums.buckets) for children in self._children)
-
-    def reading(self, read: Read) -> Loading[Answer]:
-        """Work through a read."""
-        measured = parts = items = hits = None
-        if read.measure is not None:
-            measured = yield from self.measure(read.measure)
-        if read.split is not None:
-            parts = yield from self.split(*read.split)
-        if read.items is not None:
-            items = yield from self.items(read.items)
-        if read.probe is not None:
-            hits = yield from self.probe(*read.probe)
-        return Answer(measured, parts, items, hits)
 
     # Measuring
 

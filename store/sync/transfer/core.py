@@ -117,7 +117,7 @@ class Transfer:
         self._sending = Sending(to_send, limits, self.report, theirs)
         self._receiving = Receiving(to_receive, limits, self.report, ours, partial=partial)
         self._partial = partial
-        self._patience = Patience(limits)
+        self._patience: Patience | None = None  # from its beginning on
         self._state = _State.NEW
         self._now_ns = 0
         self._clock_ns = 0  # of the Unix epoch, on the clock of the steps
@@ -141,7 +141,9 @@ class Transfer:
             TransferStateError: it is not allowed now.
         """
         self._demand(given)
-        self._patience.pass_time(now_ns, waiting=self._awaits_peer())
+        if self._patience is not None:
+            own_work = self._receiving.looks or self._sending.loading
+            self._patience.pass_time(now_ns, waiting=not own_work)
         self._now_ns = now_ns
         try:
             effects = self._take(given)
@@ -202,6 +204,7 @@ class Transfer:
                 self._writing = False
                 self._moved_bytes += self._frame_bytes
             case Ticked():
+                assert self._patience is not None
                 self._patience.check_time(self._moved())
             case Lost() if self._is_complete():
                 return self._end(Fault.NONE, "")
@@ -214,7 +217,7 @@ class Transfer:
         self._clock_ns = begin.clock_ns - self._now_ns
         self._receiving.decline(begin.clock_ns)
         self._sending.withhold(begin.clock_ns)
-        self._patience.begin(self._now_ns, self._moved())
+        self._patience = Patience(self._limits, self._now_ns, self._moved())
 
     def _receive(self, frame: Received) -> list[Effect]:
         self._check_session(frame.session_id)
@@ -237,6 +240,7 @@ class Transfer:
         if has_news:
             self._moved_bytes += frame.size_bytes
         if len(answers) or first_done or has_news or not self._answered:
+            assert self._patience is not None
             self._patience.heard()
         self._answered = True
         return effects
@@ -245,12 +249,6 @@ class Transfer:
         if session_id == self.session_id or (self._answered and not session_id):
             return
         raise PeerFault(Fault.PROTOCOL, "the frame names another session, or the first one none")
-
-    def _awaits_peer(self) -> bool:
-        """Is it for the peer to say something, or to take a frame?"""
-        receiving = self._receiving
-        own_work = receiving.storing or receiving.finding or self._sending.loading
-        return not own_work
 
     def _moved(self) -> Moved:
         sending, receiving = self._sending, self._receiving

@@ -31,14 +31,8 @@ class Moved:
 class Patience:
     """The clockwork of one transfer; times are nanoseconds of a clock that nobody sets."""
 
-    def __init__(self, limits: TransferLimits) -> None:
+    def __init__(self, limits: TransferLimits, now_ns: int, moved: Moved) -> None:
         self._limits = limits
-        self._began_ns = self._now_ns = self._heard_ns = 0
-        self._waited_ns = 0
-        self._mark = Moved(0, 0, 0)
-
-    def begin(self, now_ns: int, moved: Moved) -> None:
-        """The transfer begins."""
         self._began_ns = self._now_ns = self._heard_ns = now_ns
         self._waited_ns, self._mark = 0, moved
 

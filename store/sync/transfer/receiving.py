@@ -92,14 +92,9 @@ class Receiving:
         return self._open
 
     @property
-    def storing(self) -> bool:
-        """True while a batch is on its way to be durable."""
-        return bool(self._pending)
-
-    @property
-    def finding(self) -> bool:
-        """True while the answer to a `Find` is expected."""
-        return self._finding is not None
+    def looks(self) -> bool:
+        """True while a batch is on its way to be durable, or the answer to a `Find` expected."""
+        return bool(self._pending) or self._finding is not None
 
     @property
     def reading(self) -> bool:

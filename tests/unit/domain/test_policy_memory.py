@@ -55,7 +55,7 @@ def test_a_peer_with_many_refusals_does_not_displace_the_others() -> None:
         memory.book("flood", Side.OURS).add(NOW, part, ["too_large"] * 50)
         memory.check()
     assert set(known(memory)) == set(range(10))
-    assert len(memory.book("flood", Side.OURS)) == 90
+    assert len(memory.book("flood", Side.OURS).entries) == 90
 
 
 operations = st.lists(

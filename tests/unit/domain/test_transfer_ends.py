@@ -137,7 +137,7 @@ def test_a_clock_that_is_set_neither_kills_nor_prolongs_a_transfer() -> None:
         (digest,) = store.held
         node.now_ns += NS_PER_S
         node.receive(raw(refused=[(digest, f"{Reason.TOO_LARGE}: no")]))
-        ((until_ns, label),) = memory.entries("peer", Side.THEIRS).values()
+        ((until_ns, label),) = memory.book("peer", Side.THEIRS).entries.values()
         assert label == Reason.TOO_LARGE
         assert until_ns == memory.until_ns(clock_ns + NS_PER_S, 0, label)
         run(random.Random(0), node)

@@ -220,6 +220,7 @@ class _Empty:
 
     horizon = LOWEST
     memory_start = LOWEST
+    answer = None
 
 
 def cuts_of(world: World, *, secure: bool) -> tuple[SyncId, ...]:

@@ -191,7 +191,7 @@ class Gossiping:
         """Nobody asks."""
 
     def _make(self, config: GossipConfig) -> Gossip:
-        machine = self._world.make(config)
+        machine = Gossip(config)
         step = machine.step
 
         def checked(*args: Any) -> Any:  # noqa: ANN401 - those of a step

@@ -6,9 +6,8 @@ from collections.abc import Callable
 
 from sim.dice import Dice
 from sim.gossiping.scenario import drawn_gossip
-from sim.gossiping.world import GossipSummary, GossipWorld, MakeMachine
+from sim.gossiping.world import GossipSummary, GossipWorld
 from sim.run import repeatable
-from store.gossip.machine import Gossip
 
 
 def simulate_gossip(
@@ -17,7 +16,6 @@ def simulate_gossip(
     *,
     beside: bool = False,
     nodes: int | None = None,
-    make: MakeMachine = Gossip,
     sink: Callable[[str], None] | None = None,
 ) -> GossipSummary:
     """Run once. ``dice`` is a generator seeded with ``seed``; ``sink`` takes the trace.
@@ -28,7 +26,7 @@ def simulate_gossip(
         SimulationFailure: something that must hold does not.
     """
     scenario = drawn_gossip(dice, beside=beside, nodes=nodes)
-    world = GossipWorld(scenario, dice, make, sink)
+    world = GossipWorld(scenario, dice, sink)
     again = f"python -m sim --gossip {'beside' if beside else 'alone'} --seed {seed}"
     again += f" --nodes {nodes}" if nodes else ""
     with repeatable(seed, world.trace, scenario, again):

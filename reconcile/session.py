@@ -352,7 +352,8 @@ class Session:
         usual = kernel.compiled is not None and self._usual and not given.refusal
         usual = usual and not self._truncated and lower[1] == upper[1] == LOWEST[1]
         usual = usual and len(self._head) < len(payload) <= limits.max_payload_bytes
-        if not (usual and payload.startswith(self._head) and self._few_shards):
+        usual = usual and len(self._config.shards) <= limits.max_shards
+        if not (usual and payload.startswith(self._head)):
             return None
         direct = Direct(payload, len(self._head), lower[0], upper[0], self._rules())
         found = (yield Read(direct=direct)).direct
@@ -363,10 +364,6 @@ class Session:
             self._territory = max(found.asked[0], self._config.horizon), found.asked[1]
             self._counted_all = found.whole
         return found.reply
-
-    @property
-    def _few_shards(self) -> bool:
-        return len(self._config.shards) <= self._config.limits.payload.max_shards
 
     def _by_turn(self, given: Received) -> _Work:
         """The same for any payload and view, step by step."""

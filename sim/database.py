@@ -17,8 +17,8 @@ from reconcile.ids import SyncId, SyncIds
 from sim.dice import Dice, happens
 from sim.judge import Judge
 from sim.limits import COMMITS_AT_ONCE, NS_PER_MS
+from sim.promise import Promise
 from sim.snapshot import Snapshot
-from sim.tasks import Promise
 from sim.timeline import Timeline
 from store.domain.commits import CommitRow, WrittenIds
 from store.domain.coverage import Statement

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from sim.bridge import kept
 from sim.calls import Closed, End, Identity
 from sim.clock import Clock
 from sim.database import Database
@@ -86,7 +85,7 @@ class Node:
         Raises:
             Unavailable: nobody knows whether it is.
         """
-        await kept(self.database.write(process, batch))
+        await self.database.write(process, batch)
 
     def crash(self, why: str) -> None:
         """End a life: what is in memory is gone."""

@@ -10,7 +10,6 @@ from typing import Any, Final
 
 from reconcile.ids import LOWEST, SyncId, SyncIds
 from reconcile.session import Bounds, Result, Role
-from sim.bridge import kept
 from sim.calls import Status
 from sim.judge import Side
 from sim.lookups import LOOKUP
@@ -86,29 +85,27 @@ class SimStore:
         self._database.admit_write()
         if not len(batch):
             return []
-        return await kept(self._database.write(self._process, batch))
+        return await self._database.write(self._process, batch)
 
     async def load(self, ids: SyncIds, max_bytes: int) -> list[bytes | None]:
         """Encoded messages of the first IDs, as many as fit, at least one."""
-        return await kept(self._database.look(lambda: self._loaded(ids, max_bytes)))
+        return await self._database.look(lambda: self._loaded(ids, max_bytes))
 
     async def held(self, ids: SyncIds) -> list[bool]:
         """For each ID whether the message is held."""
         found = self._database.held
-        return await kept(
-            self._database.look(lambda: [digest in found for _, digest in ids.pairs()])
-        )
+        return await self._database.look(lambda: [digest in found for _, digest in ids.pairs()])
 
     async def last(self) -> int:
         """When the store was last online."""
-        return await kept(self._database.look(lambda: self._database.last_online_ns))
+        return await self._database.look(lambda: self._database.last_online_ns)
 
     async def note(self, online_ns: int, now_ns: int) -> None:
         """Persist that nothing up to ``online_ns`` was missed."""
         database = self._database
         if self.resuming:
             self._process.judge.advanced(database, self.expected, online_ns, self.refused)
-        await kept(database.look(lambda: database.note_online(online_ns, now_ns)))
+        await database.look(lambda: database.note_online(online_ns, now_ns))
 
     async def record(self, interval: Interval) -> None:
         """The judge knows by itself what was resumed."""

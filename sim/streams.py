@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 from typing import Any, Final
 
 from reconcile.errors import LimitExceeded, MalformedPayload
-from sim.bridge import driven, kept
 from sim.calls import Closed, End, Ended, Identity, Status
 from sim.marks import Mark
 from sim.process import Process
@@ -150,7 +149,7 @@ class EndStream:
 
     async def _kept(self, promise: Any) -> Any:  # noqa: ANN401 - whatever it is kept with
         try:
-            return await kept(promise)
+            return await promise
         except Closed as error:
             raise self._failed(error) from None
 
@@ -181,9 +180,7 @@ class SimConnector:
         """Begin a call; it is cancelled at the end if it still goes on."""
         process = self._process
         try:
-            end = await driven(
-                process.network.call(process.name, peer.host, method, process.identity)
-            )
+            end = await process.network.call(process.name, peer.host, method, process.identity)
         except Closed as error:
             raise StatusReceived(error.status, error.sentence) from None
         self._names[peer] = end.there.node_id

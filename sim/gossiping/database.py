@@ -12,12 +12,11 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from sim.bridge import kept
 from sim.database import Client, Database
 from sim.dice import Dice, happens
 from sim.limits import NS_PER_S
 from sim.process import Process
-from sim.tasks import Promise
+from sim.promise import Promise
 from store.domain.commits import CommitRow
 from store.domain.ports import Source, StoreBusy, StoreUnavailable
 from store.domain.unread import Confirmed, UnreadEvent
@@ -146,7 +145,7 @@ class Session:
             raise asyncio.CancelledError
         try:
             self.database.admit_write()
-            return await kept(begin())
+            return await begin()
         except (StoreBusy, StoreUnavailable):
             if self.process.alive:
                 self._world.judge.store_failed(self.process, name)

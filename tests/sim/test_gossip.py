@@ -5,9 +5,9 @@ from collections import Counter
 
 import pytest
 
-from sim.gossiping.run import simulate_gossip
 from sim.gossiping.spread import Shape, spread
 from sim.marks import Mark
+from sim.run import simulate_gossip
 from store.gossip.events import What
 from tests.sim.gossip_mutants import DRIVER_MUTANTS, MACHINE_MUTANTS
 from tests.sim.test_repeating import command

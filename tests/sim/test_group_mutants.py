@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from sim.groups.run import simulate_group
+from sim.run import simulate_group
 from tests.sim.group_mutants import WITH_STORE, WITHOUT_STORE
 
 pytestmark = [

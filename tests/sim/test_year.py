@@ -4,9 +4,9 @@ import random
 
 import pytest
 
+from sim.run import simulate_year
 from sim.year import keeping
 from sim.year.calendar import SHORT
-from sim.year.run import simulate_year
 from store.domain.ports import SyncEnding, SyncOutcome
 from store.domain.retention import PrunePlan
 from store.sync.session.exchange import Exchange

@@ -31,6 +31,7 @@ from store.domain.ports import (
 from store.domain.streams import FrameStream
 from store.domain.view import OpenView, Reconcilable
 from store.sync.errors import GaveWay, PlaceLost
+from store.sync.index.reading import in_thread_if
 from store.sync.limits import (
     COMPACT_FROM_IDS,
     LARGE_PAYLOAD_BYTES,
@@ -55,10 +56,6 @@ from storenode.message.limits import NS_PER_S
 _DISPLACED: Final = "the session only waited for the peer, and its place went to another peer"
 
 FoundListener = Callable[[str, str, Sequence[bytes]], None]
-
-
-def _ignore(node_id: str, store_id: str, hashes: Sequence[bytes]) -> None:
-    """Default: ignore."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +121,7 @@ class Exchange:
             work.node_id, work.store_id, limit=work.max_sessions, silence_ns=silence_ns
         )
         self.memory = PolicyMemory()
-        self.on_found: FoundListener = _ignore
+        self.on_found: FoundListener | None = None
         """Told of the node and the store of a peer that was found to hold what this store lacks."""
         self._plain: set[str] = set()
         """Peers that did not know keyed digests when they were last asked."""
@@ -336,25 +333,22 @@ class Exchange:
         """The transfer of what a session has found."""
         limits, result = self.work.transfer_limits, account.result
         newest = session.to_receive[-MAX_TOLD_IDS:].pairs()
-        if newest:
+        if newest and self.on_found is not None:
             self.on_found(session.node_id, session.store_id, [digest for _, digest in newest])
         if session.own:
             limits = limits.with_grace()
 
-        def make() -> Transfer:
-            return Transfer(
-                session.session_id,
-                session.to_send,
-                session.to_receive,
-                memory=self.memory,
-                peer=session.node_id,
-                limits=limits,
-                partial=result is not None and result.truncated,
-            )
-
-        if len(session.to_send) + len(session.to_receive) > THREADED_ROWS:
-            return await asyncio.to_thread(make)
-        return make()
+        return await in_thread_if(
+            len(session.to_send) + len(session.to_receive) > THREADED_ROWS,
+            Transfer,
+            session.session_id,
+            session.to_send,
+            session.to_receive,
+            memory=self.memory,
+            peer=session.node_id,
+            limits=limits,
+            partial=result is not None and result.truncated,
+        )
 
     def _expire(self, session: Session) -> None:
         self._forget(session, f"the peer did not transfer within {self.work.silence_s:.0f} s")

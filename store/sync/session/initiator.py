@@ -12,7 +12,7 @@ from functools import partial
 from typing import Final
 
 from reconcile.errors import LimitExceeded, MalformedPayload
-from reconcile.ids import SyncId
+from reconcile.ids import LOWEST
 from reconcile.session import Result, Role
 from store.domain.ports import (
     PeerAddress,
@@ -31,14 +31,12 @@ from store.sync.session.outcome import Account
 from store.sync.session.reconciling import end_of_frames, time_limit
 from store.sync.session.registry import Accepted, Refusal, Refused, Session, State
 from store.sync.transfer.driver import transfer
-from storenode.message.limits import HASH_BYTES, MAX_TIMESTAMP_NS
+from storenode.message.limits import MAX_TIMESTAMP_NS
 from storenode.wire.storenode.v1 import peer_pb2
 
 _PEER: Final = peer_pb2.DESCRIPTOR.services_by_name["Peer"].full_name
 RECONCILE: Final = f"/{_PEER}/Reconcile"
 TRANSFER: Final = f"/{_PEER}/Transfer"
-
-_ZEROS: Final = bytes(HASH_BYTES)
 
 
 class _Declined(Exception):
@@ -59,7 +57,8 @@ class Initiator:
         self._exchange = exchange
         self._work = exchange.work
         self._peer = peer
-        self._bounds = _bounds(window)
+        start_ns, end_ns = max(0, window.time_start_ns), window.time_end_ns
+        self._bounds = (start_ns, LOWEST[1]), (min(end_ns, MAX_TIMESTAMP_NS), LOWEST[1])
         now_ns = self._exchange.environment.steady_ns()
         self._account = Account(SyncRole.INITIATOR, now_ns, asked_from=self._bounds[0])
 
@@ -174,9 +173,3 @@ class Initiator:
                 log.error("session_crashed", peer=str(self._peer), exc_info=error)
                 sentence = "this node failed on the session: its log says where"
         return SyncEnding.FAILED, sentence
-
-
-def _bounds(window: Window) -> tuple[SyncId, SyncId]:
-    """A window of time as bounds of SyncIDs."""
-    start_ns = max(0, window.time_start_ns)
-    return (start_ns, _ZEROS), (min(window.time_end_ns, MAX_TIMESTAMP_NS), _ZEROS)

@@ -127,7 +127,6 @@ class Transfer:
         self._answered = False  # the peer has
         self._writing = False
         self._done = False
-        self._peer_done = False
 
     @property
     def reading(self) -> bool:
@@ -232,10 +231,9 @@ class Transfer:
         effects: list[Effect] = []
         effects += self._sending.answered(clock_ns, answers, len(frame.stored), reasons)
         effects += self._receiving.receive(clock_ns, frame.published, places, frame.size_bytes)
-        first_done = frame.done and not self._peer_done
+        first_done = frame.done and not self._receiving.peer_is_done
         if first_done:
-            self._peer_done = True
-            self._receiving.end_of_messages()
+            self._receiving.peer_is_done = True
         has_news = self._receiving.news > before
         if has_news:
             self._moved_bytes += frame.size_bytes
@@ -274,14 +272,14 @@ class Transfer:
     def _is_complete(self) -> bool:
         return (
             self._done
-            and self._peer_done
+            and self._receiving.peer_is_done
             and not self._sending.unanswered
             and not self._receiving.outstanding
         )
 
     def _frame(self) -> Frame | None:
         """The next frame, when there is something to say."""
-        stored, refused = self._receiving.take(self._limits.frame_answers)
+        stored, refused = self._receiving.answers.take(self._limits.frame_answers)
         room = MAX_FRAME_BYTES - FRAME_RESERVE_BYTES - _STORED_BYTES * len(stored)
         room -= sum(_REFUSED_BYTES + len(reason.encode()) for _, reason in refused)
         messages = self._sending.take(room, alone=not stored and not refused)
@@ -299,6 +297,6 @@ class Transfer:
         report.fault, report.error = fault, sentence
         report.unanswered = self._sending.unanswered
         report.outstanding = self._receiving.outstanding
-        report.reasons_of_peer = self._sending.reasons
+        report.reasons_of_peer = tuple(self._sending.reasons)
         report.refused_by_peer = +report.refused_by_peer
         return [Ended(report)]

@@ -196,7 +196,7 @@ def test_nobody_is_accused_whose_limit_of_differences_is_larger(seed: int, limit
     assert ended(sender).stored_by_peer == limit
     assert ended(sender).missed_by_peer == 40 - limit
     assert not ended(sender).equal
-    assert len(receiver.machine._receiving._answers) == 0
+    assert len(receiver.machine._receiving.answers) == 0
 
 
 @given(seeds, st.integers(0, 20))

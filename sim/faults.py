@@ -92,15 +92,9 @@ class FaultInjector:
     async def _partition(self) -> None:
         world = self._world
         names = [node.name for node in world.nodes] + [each.name for each in world.clients]
-        here = set(self._dice.sample(names, self._dice.randint(1, len(names) - 1)))
-        pairs = [
-            (one, other) for one in names for other in names if one in here and other not in here
-        ]
-        world.trace.note("net", f"cuts off {sorted(here)}")
-        world.network.cut(pairs)
+        world.cut_off(names, len(names) - 1)
         await asyncio.sleep(self._dice.uniform(0, 1) ** 2 * 15)
-        world.trace.note("net", "is whole again")
-        world.network.heal()
+        world.make_whole()
 
     async def _outage(self) -> None:
         database = self._dice.choice(self._world.databases)

@@ -201,7 +201,7 @@ class GossipWorld(World):
         if self.gossip.beside:
             self._close()
         self._let_pass(_CHECK_NS)
-        self._check()
+        self.look_around()
 
     def _summary(self, settling_ns: int) -> GossipSummary:
         summary = super()._summary(settling_ns)

@@ -92,16 +92,9 @@ class GroupFaultInjector:
     async def _partition(self) -> None:
         world = self._world
         names = [member.name for member in world.members] + [each.name for each in world.stores]
-        most = min(len(names) - 1, _MOST_CUT_OFF)
-        here = set(self._dice.sample(names, self._dice.randint(1, most)))
-        pairs = [
-            (one, other) for one in names for other in names if one in here and other not in here
-        ]
-        world.trace.note("net", f"cuts off {sorted(here)}")
-        world.network.cut(pairs)
+        world.cut_off(names, min(len(names) - 1, _MOST_CUT_OFF))
         await asyncio.sleep(self._dice.uniform(0, 1) * 10)
-        world.trace.note("net", "is whole again")
-        world.network.heal()
+        world.make_whole()
 
     async def _jump(self) -> None:
         self._skew(self._dice.choice(self._world.members))

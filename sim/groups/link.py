@@ -128,26 +128,20 @@ class GroupLink:
                 async for page in pages:
                     yield page
 
-    async def by_hint(self, hints: Sequence[bytes]) -> AsyncGenerator[Sequence[Fetched], None]:
+    def by_hint(self, hints: Sequence[bytes]) -> AsyncGenerator[Sequence[Fetched], None]:
         """From the store."""
-        async with aclosing(self._pages(ByHint(tuple(hints)))) as pages:
-            async for page in pages:
-                yield page
+        return self._pages(ByHint(tuple(hints)))
 
-    async def by_id(self, entries: Sequence[Entry]) -> AsyncGenerator[Sequence[Fetched], None]:
+    def by_id(self, entries: Sequence[Entry]) -> AsyncGenerator[Sequence[Fetched], None]:
         """From the store."""
-        async with aclosing(self._pages(ById(entries))) as pages:
-            async for page in pages:
-                yield page
+        return self._pages(ById(entries))
 
-    async def closure(
+    def closure(
         self, heads: Sequence[Entry], known_ids: Sequence[str]
     ) -> AsyncGenerator[Sequence[Fetched], None]:
         """From the store."""
         self._world.mark("a causal history was asked for")
-        async with aclosing(self._pages(Causes(heads, known_ids))) as pages:
-            async for page in pages:
-                yield page
+        return self._pages(Causes(heads, known_ids))
 
     # Calls
 

@@ -201,6 +201,8 @@ SESSIONS = {
         edit(
             Responder,
             "_slot",
+            "if not caller.trusted:",
+            "if False:",
             ">= MAX_OPENING_CALLS_OF_PEER",
             ">= 2",
             "self._openers[node_id] -= 1",

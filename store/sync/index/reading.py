@@ -8,7 +8,7 @@ from typing import ParamSpec, TypeVar
 
 from reconcile.summaries.loading import Loaded, LoadingView, Needs, proceed
 from reconcile.view import Answer, Read
-from store.sync.index.limits import THREADED_IDS, THREADED_SPANS
+from store.sync.limits import THREADED_IDS, THREADED_SPANS
 
 _Given = ParamSpec("_Given")
 _Result = TypeVar("_Result")

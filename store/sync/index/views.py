@@ -28,15 +28,15 @@ from store.domain.hub import Place
 from store.domain.ports import StoreBusy, StoreUnavailable
 from store.domain.view import ColdView, StoredIds, Times
 from store.sync.index.hot import HotIndex, HotView
-from store.sync.index.limits import (
+from store.sync.index.reading import asks_much, in_thread_if, worked_through
+from store.sync.index.warm_up import at
+from store.sync.limits import (
     MAX_COLD_VIEWS,
     THREADED_ANSWERED,
+    THREADED_PAYLOAD_BYTES,
     THREADED_SUMMED,
     IndexLimits,
 )
-from store.sync.index.reading import asks_much, in_thread_if, worked_through
-from store.sync.index.warm_up import at
-from store.sync.limits import THREADED_PAYLOAD_BYTES
 from storenode.message.limits import MAX_TIMESTAMP_NS
 
 

@@ -36,10 +36,12 @@ from store.sync.limits import (
     COMPACT_FROM_IDS,
     LARGE_PAYLOAD_BYTES,
     MAX_HORIZON_STEP_NS,
+    MAX_SESSIONS,
     MAX_TOLD_IDS,
     MIN_KEPT_STEPS,
     RANDOM_CUTS,
     THREADED_ROWS,
+    TransferLimits,
 )
 from store.sync.session.agreement import Agreement, new_pairs
 from store.sync.session.outcome import Account
@@ -49,7 +51,6 @@ from store.sync.session.stating import compare, statements_of
 from store.sync.session.verifying import Verifying
 from store.sync.transfer.core import DEFAULT_LIMITS, Transfer
 from store.sync.transfer.driver import TransferWork
-from store.sync.transfer.limits import MAX_SESSIONS, TransferLimits
 from store.sync.transfer.policy_memory import PolicyMemory
 from storenode.message.limits import NS_PER_S
 

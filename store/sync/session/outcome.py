@@ -73,7 +73,7 @@ class Account:
         error = error or report.error
         missing_here, missing_there = len(result.to_receive), len(result.to_send)
         open_ends = bool(missing_here or missing_there) and not report.equal
-        hidden = _hidden(proof.hidden)
+        hidden = _hidden(proof.hidden) if len(proof.hidden) else None
         equality = Equality.XOR
         if proof.keyed_from_ns is not None:
             whole = proof.keyed_from_ns <= result.window[0][0]
@@ -107,9 +107,7 @@ class Account:
         )
 
 
-def _hidden(ids: SyncIds) -> Hidden | None:
-    if not len(ids):
-        return None
+def _hidden(ids: SyncIds) -> Hidden:
     shown_ids = ids[:MAX_SHOWN_HIDDEN].pairs()
     first_ns, last_ns = int(ids.timestamps[0]), int(ids.timestamps[-1])
     return Hidden(len(ids), first_ns, last_ns, tuple(digest for _, digest in shown_ids))

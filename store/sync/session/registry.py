@@ -50,13 +50,14 @@ from reconcile.ids import SyncIds
 from store.domain.places import FREE, Caller, Places, Standing
 from store.sync.limits import (
     MAX_EQUAL_PEERS,
+    MAX_SESSIONS,
     MAX_USEFUL_PEERS,
     RESERVED_SESSIONS,
+    SILENCE_NS,
     SLOW_RECONCILE_NS,
     STALLED_NS,
     WAIT_PATIENCE_NS,
 )
-from store.sync.transfer.limits import MAX_SESSIONS, SILENCE_NS
 from storenode.common.bounded import BoundedDict
 from storenode.message.limits import NS_PER_S
 

@@ -32,6 +32,7 @@ from store.sync.limits import (
     MAX_OPENING_CALLS,
     MAX_OPENING_CALLS_OF_PEER,
     MAX_STRANGE_OPENING_CALLS,
+    SESSION_ID_BYTES,
 )
 from store.sync.session.exchange import Exchange
 from store.sync.session.outcome import Account
@@ -40,7 +41,6 @@ from store.sync.session.registry import Refusal, Refused, Session, State
 from store.sync.transfer.core import Transfer
 from store.sync.transfer.driver import transfer
 from store.sync.transfer.events import Report
-from store.sync.transfer.limits import SESSION_ID_BYTES
 
 _T = TypeVar("_T")
 

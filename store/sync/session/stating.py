@@ -24,8 +24,8 @@ from store.domain.coverage import (
 )
 from store.domain.partitioning import DAY_NS
 from store.domain.view import OpenView
-from store.sync.index.limits import THREADED_SPANS
 from store.sync.index.reading import in_thread_if
+from store.sync.limits import THREADED_SPANS
 from store.sync.session.agreement import Proof
 from store.sync.transfer.events import Report
 

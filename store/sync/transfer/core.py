@@ -20,7 +20,7 @@ Rules.
    under way to it. While `unstored_bytes` wait for the database, the stream is not read
    (`reading`). Answers wait as places of IDs. So memory does not depend on what the peer does.
 6. It ends when both sides are done and all is answered; when it takes too long
-   (`store.sync.transfer.patience`); at a fault; or when the stream or the database is lost. What
+   (`Patience`); at a fault; or when the stream or the database is lost. What
    was persisted stays, and the next reconciliation does not find it. A stream that is lost when all
    is answered was only closed: who has heard everything first need not wait for the other.
 7. Where this side's result is ``partial``, since there are more differences than it may report, the
@@ -44,11 +44,12 @@ An input that is not allowed raises `TransferStateError` and changes nothing.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final
 
 from reconcile.ids import SyncIds
+from store.sync.limits import FRAME_RESERVE_BYTES, MAX_FRAME_BYTES, TransferLimits
 from store.sync.transfer.events import (
     Begin,
     Effect,
@@ -66,18 +67,19 @@ from store.sync.transfer.events import (
     SendReady,
     Ticked,
 )
-from store.sync.transfer.limits import FRAME_RESERVE_BYTES, MAX_FRAME_BYTES, TransferLimits
-from store.sync.transfer.patience import Moved, Patience
 from store.sync.transfer.policy_memory import PolicyMemory, Side
 from store.sync.transfer.receiving import Receiving
 from store.sync.transfer.sending import PeerFault, Sending
-from storenode.message.limits import HASH_BYTES
+from storenode.message.limits import HASH_BYTES, NS_PER_S
 
 DEFAULT_LIMITS: Final = TransferLimits()
 
 _STORED_BYTES: Final = 2 + HASH_BYTES
 _REFUSED_BYTES: Final = 12 + HASH_BYTES
 """An answer in a frame at most, without the reason."""
+
+
+_NOT_IN_VAIN: Final = "what was stored stays, and the next session goes on"
 
 
 class TransferStateError(RuntimeError):
@@ -300,3 +302,75 @@ class Transfer:
         report.reasons_of_peer = tuple(self._sending.reasons)
         report.refused_by_peer = +report.refused_by_peer
         return [Ended(report)]
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """What has been moved so far: IDs that were settled, bytes of messages, and IDs yet open."""
+
+    settled: int
+    size_bytes: int
+    open: int
+
+
+class Patience:
+    """How long a transfer goes on with a peer that says little, or nothing.
+
+    Three limits, of which the first two count only time in which it is the peer's turn: no word for
+    `TransferLimits.silence_ns`; too little moved in `pace_ns`, so that a peer which lets messages
+    trickle does not keep a session for itself; and `total_ns` in all. What ends so was not in vain:
+    what is stored stays, and the next session finds the rest. Times are nanoseconds of a clock that
+    nobody sets.
+    """
+
+    def __init__(self, limits: TransferLimits, now_ns: int, moved: Moved) -> None:
+        self._limits = limits
+        self._began_ns = self._now_ns = self._heard_ns = now_ns
+        self._waited_ns, self._mark = 0, moved
+
+    def pass_time(self, now_ns: int, *, waiting: bool) -> None:
+        """It is ``now_ns``; ``waiting``: up to now it was for the peer to do something."""
+        if waiting:
+            self._waited_ns += now_ns - self._now_ns
+        else:
+            self._heard_ns = now_ns
+        self._now_ns = now_ns
+
+    def heard(self) -> None:
+        """The peer has just said something that counts."""
+        self._heard_ns = self._now_ns
+
+    def check_time(self, moved: Moved) -> None:
+        """Is there any time left?
+
+        Raises:
+            PeerFault: there is not.
+        """
+        limits = self._limits
+        silent_ns = self._now_ns - self._heard_ns
+        if silent_ns >= limits.silence_ns:
+            raise PeerFault(
+                Fault.SILENCE,
+                f"the peer has said nothing for {silent_ns // NS_PER_S} s: {_NOT_IN_VAIN}; if it "
+                "needs longer for an answer, see to its database, or give --peer-silence on both",
+            )
+        if self._now_ns - self._began_ns >= limits.total_ns:
+            raise PeerFault(
+                Fault.SLOW,
+                f"the transfer was not done within {limits.total_ns // NS_PER_S} s: {_NOT_IN_VAIN}",
+            )
+        if self._waited_ns >= limits.pace_ns:
+            self._demand_pace(moved)
+
+    def _demand_pace(self, moved: Moved) -> None:
+        limits, mark = self._limits, self._mark
+        settled = moved.settled - mark.settled
+        size_bytes = moved.size_bytes - mark.size_bytes
+        if settled < min(limits.pace_ids, mark.open) and size_bytes < limits.pace_bytes:
+            raise PeerFault(
+                Fault.SLOW,
+                f"the transfer moved {settled:,} messages and {size_bytes:,} bytes in "
+                f"{limits.pace_ns // NS_PER_S} s, and {limits.pace_ids:,} or "
+                f"{limits.pace_bytes:,} are due: {_NOT_IN_VAIN}",
+            )
+        self._waited_ns, self._mark = 0, moved

@@ -25,8 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reconcile.ids import SyncIds
+from store.sync.limits import MAX_REMEMBERED, REMEMBERED_NS
 from store.sync.transfer.id_lookup import hash_column
-from store.sync.transfer.limits import MAX_REMEMBERED, REMEMBERED_NS
 from storenode.message.limits import NS_PER_S
 from storenode.message.rules import Reason
 

@@ -12,13 +12,14 @@ STORED      never; its message, should it come again, is "sent twice"
 REFUSED     the same
 ==========  ============================================================================
 
-Which answers wait for the stream: `store.sync.transfer.answers`.
+Which answers wait for the stream: `Answers`.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from array import array
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import numpy as np
@@ -26,7 +27,7 @@ from numpy.typing import NDArray
 
 from reconcile.ids import SyncIds
 from store.domain.admission import Admitted, Verdict
-from store.sync.transfer.answers import Answers
+from store.sync.limits import MAX_DETAILED_REFUSALS, TransferLimits
 from store.sync.transfer.events import (
     Counted,
     Direction,
@@ -37,7 +38,6 @@ from store.sync.transfer.events import (
     Report,
 )
 from store.sync.transfer.id_lookup import IdLookup, hash_column
-from store.sync.transfer.limits import MAX_DETAILED_REFUSALS, TransferLimits
 from store.sync.transfer.policy_memory import Book
 from store.sync.transfer.sending import NOT_RECEIVED, REPEATED, UNSOLICITED, PeerFault, shorten
 from storenode.message.limits import HASH_BYTES
@@ -307,3 +307,57 @@ class Receiving:
         self._states[places] = _STORED
         self.answers.store(places)
         self.outstanding -= len(places)
+
+
+class Answers:
+    """Answers that wait until the stream takes them: stored, refused by name, refused in bulk.
+
+    4 bytes each where there may be many.
+    """
+
+    def __init__(self, ids: SyncIds) -> None:
+        self._ids = ids
+        self._stored = array("i")
+        self._named: deque[tuple[bytes, str]] = deque()
+        self._refused: dict[str, array[int]] = {}
+
+    def __len__(self) -> int:
+        """How many wait."""
+        return len(self._stored) + len(self._named) + sum(map(len, self._refused.values()))
+
+    @property
+    def named(self) -> int:
+        """How many refusals by name wait; whoever adds to them has a limit."""
+        return len(self._named)
+
+    def store(self, places: NDArray[np.int32]) -> None:
+        """The IDs at these places are durable."""
+        self._stored.frombytes(places.tobytes())
+
+    def refuse_by_name(self, digest: bytes, reason: str) -> None:
+        """Refuse one message, with a reason of its own."""
+        self._named.append((digest, reason))
+
+    def refuse(self, places: Iterable[int], reason: str) -> None:
+        """Refuse many, for one of a few reasons."""
+        self._refused.setdefault(reason, array("i")).extend(places)
+
+    def take(self, most: int) -> tuple[list[bytes], list[tuple[bytes, str]]]:
+        """The next ones, ``most`` at most: hashes that are stored, and refusals."""
+        stored = self._hashes(self._stored, most)
+        most -= len(stored)
+        count = min(most, len(self._named))
+        refused = [self._named.popleft() for _ in range(count)]
+        for reason in list(self._refused):
+            hashes = self._hashes(self._refused[reason], most - len(refused))
+            refused += [(digest, reason) for digest in hashes]
+            if not self._refused[reason]:
+                del self._refused[reason]
+        return stored, refused
+
+    def _hashes(self, places: array[int], most: int) -> list[bytes]:
+        """Remove the first places and give their hashes."""
+        first = places[:most]
+        del places[:most]
+        joined = self._ids.hashes[np.array(first, np.int64)].tobytes()
+        return [joined[at : at + HASH_BYTES] for at in range(0, len(joined), HASH_BYTES)]

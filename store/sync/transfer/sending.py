@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reconcile.ids import SyncIds
+from store.sync.limits import MAX_REASON_BYTES, MAX_REASONS_SHOWN, TransferLimits
 from store.sync.transfer.events import (
     Counted,
     Direction,
@@ -35,7 +36,6 @@ from store.sync.transfer.events import (
     Report,
 )
 from store.sync.transfer.id_lookup import IdLookup, hash_column
-from store.sync.transfer.limits import MAX_REASON_BYTES, MAX_REASONS_SHOWN, TransferLimits
 from store.sync.transfer.policy_memory import OTHER, POLICY_LABELS, Book
 
 NOT_RECEIVED: Final = "not received"

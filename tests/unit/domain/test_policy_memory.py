@@ -2,8 +2,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reconcile.ids import SyncIds
+from store.sync.limits import REMEMBERED_NS
 from store.sync.transfer.id_lookup import hash_column
-from store.sync.transfer.limits import REMEMBERED_NS
 from store.sync.transfer.policy_memory import OTHER, OTHER_NS, PolicyMemory, Side
 
 NOW = 10**18

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reconcile.ids import SyncIds
-from store.sync.transfer.events import Begin, Fault, Lost, Report, SendReady, Ticked
-from store.sync.transfer.limits import (
+from store.sync.limits import (
     CALLER_GRACE_NS,
     PACE_IDS,
     PACE_NS,
@@ -17,6 +16,7 @@ from store.sync.transfer.limits import (
     TOTAL_NS,
     TransferLimits,
 )
+from store.sync.transfer.events import Begin, Fault, Lost, Report, SendReady, Ticked
 from store.sync.transfer.policy_memory import PolicyMemory, Side
 from storenode.message.rules import Reason
 from tests.unit.builders import NOW_NS

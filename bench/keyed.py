@@ -18,7 +18,7 @@ from reconcile import kernel
 from reconcile.folds import Folds
 from reconcile.ids import END, LOWEST, SyncIds, ordered
 from reconcile.index import IndexView
-from sim.forgery import CANDIDATES, forged_halves
+from sim.messages import CANDIDATES, forged_halves
 from store.sync.session.agreement import new_pairs
 from tests.support.verifying_pair import EVERYTHING, Side, reconcile
 

@@ -6,7 +6,7 @@ import argparse
 import random
 import sys
 
-from sim.groups.limits import MAX_GROUP
+from sim.limits import MAX_GROUP
 from sim.run import (
     SimulationFailure,
     simulate,

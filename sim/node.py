@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from sim.calls import Closed, End, Identity
-from sim.clock import Clock
 from sim.database import Database
 from sim.intake import Publish, take
 from sim.keeping import keep
 from sim.peering import Peering
 from sim.process import Process
 from sim.streams import served
+from sim.timeline import Clock
 from store.domain.ports import PeerAddress
 from store.messages.record import RecordBatch
 from storenode.message.rules import Policy

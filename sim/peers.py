@@ -41,7 +41,7 @@ from store.domain.streams import FrameStream
 from store.domain.view import OpenView
 from store.messages.cursor import ScanCursor
 from store.messages.record import RecordBatch
-from store.messages.transfer import decode_message, transferred
+from store.messages.transfer import decode_message
 from store.sync.errors import ProtocolBroken
 from store.sync.session import exchange as shipped
 from store.sync.session.exchange import ExchangeWork
@@ -89,7 +89,9 @@ class SimStore:
 
     async def load(self, ids: SyncIds, max_bytes: int) -> list[bytes | None]:
         """Encoded messages of the first IDs, as many as fit, at least one."""
-        return await self._database.look(lambda: self._loaded(ids, max_bytes))
+        return await self._database.look(
+            lambda: self._database.read((digest for _, digest in ids.pairs()), max_bytes)
+        )
 
     async def held(self, ids: SyncIds) -> list[bool]:
         """For each ID whether the message is held."""
@@ -110,17 +112,6 @@ class SimStore:
     async def record(self, interval: Interval) -> None:
         """The judge knows by itself what was resumed."""
         del interval
-
-    def _loaded(self, ids: SyncIds, max_bytes: int) -> list[bytes | None]:
-        left, found = max_bytes, list[bytes | None]()
-        for _, digest in ids.pairs():
-            stored = self._database.held.get(digest)
-            message = None if stored is None else transferred(stored[1])
-            left -= len(message or b"")
-            if left < 0 and found:
-                break
-            found.append(message)
-        return found
 
 
 class JudgedExchange(shipped.Exchange):

@@ -15,7 +15,6 @@ from sim.covering import ask_coverage, read_coverage
 from sim.database import Database
 from sim.dice import Dice, happens
 from sim.faults import FaultInjector
-from sim.forgery import CANDIDATES, forged_halves
 from sim.intake import PUBSUB, Client
 from sim.judge import Judge, Violation
 from sim.limits import (
@@ -27,7 +26,7 @@ from sim.limits import (
     START_NS,
 )
 from sim.lookups import Channel, Spoken, seek
-from sim.messages import Message, message_of
+from sim.messages import CANDIDATES, Message, forged_halves, message_of
 from sim.node import MAX_DRIFT_NS, Node
 from sim.peers import described
 from sim.scenario import Scenario

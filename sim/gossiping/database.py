@@ -24,7 +24,6 @@ from store.gossip.commits import CommittedMessages, OwnBatch
 from store.gossip.events import GraphEvent
 from store.gossip.graph import graph_events
 from store.messages.record import RecordBatch
-from store.messages.transfer import transferred
 from storenode.common.bounded import BoundedDict
 
 if TYPE_CHECKING:
@@ -167,18 +166,7 @@ class Session:
 
     async def load(self, hashes: Sequence[bytes], max_bytes: int) -> Sequence[bytes | None]:
         """Read messages."""
-
-        def read() -> list[bytes | None]:
-            size, found = 0, list[bytes | None]()
-            for stored in map(self.database.held.get, hashes):
-                message = None if stored is None else transferred(stored[1])
-                size += len(message or b"")
-                if found and size > max_bytes:
-                    break
-                found.append(message)
-            return found
-
-        return await self.look("load", read)
+        return await self.look("load", lambda: self.database.read(hashes, max_bytes))
 
     async def held(self, hashes: Sequence[bytes]) -> Sequence[bool]:
         """Look messages up."""

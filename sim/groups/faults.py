@@ -3,66 +3,50 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final
 
 from sim.dice import happens
+from sim.faults import Injector
 from sim.groups.member import Member
-from sim.limits import NS_PER_S
 
 if TYPE_CHECKING:
     from sim.groups.world import GroupWorld
-
-_Fault: TypeAlias = Callable[[], Coroutine[None, None, None]]
 
 _MOST_CUT_OFF: Final = 20
 """Participants of a large group that a partition cuts off."""
 
 
-class GroupFaultInjector:
+class GroupFaultInjector(Injector):
     """Breaks things until `stop`."""
 
     def __init__(self, world: GroupWorld) -> None:
+        super().__init__(world)
         self._world = world
-        self._dice = world.dice
-        self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
         """Begin with all the kinds that the scenario has."""
         faults, weather = self._world.scenario.faults, self._world.network.weather
         weather.lost, weather.twice, weather.breaks = faults.lost, faults.twice, faults.breaks
-        for every_ns, what in (
+        kinds = (
             (faults.crash_every_ns, self._crash),
             (faults.leave_every_ns, self._leave),
             (faults.disk_every_ns, self._lose_disk),
             (faults.outage_every_ns if self._world.stores else 0, self._outage),
             (faults.partition_every_ns, self._partition),
             (faults.jump_every_ns if faults.skew_ns else 0, self._jump),
-        ):
-            if every_ns:
-                work = self._again(every_ns, what)
-                self._tasks.append(self._world.loop.begin(None, work))
+        )
+        self.begin(kinds)
         if faults.skew_ns:
             for member in self._world.members:
                 self._skew(member)
 
     def stop(self) -> None:
         """Let everything go right from now on."""
-        world = self._world
-        for task in self._tasks:
-            task.cancel()
-        weather = world.network.weather
-        weather.lost = weather.twice = weather.breaks = 0.0
-        world.network.heal()
-        for member in world.members:
+        super().stop()
+        for member in self._world.members:
             member.disk.away = False
             if member.clock.offset_ns:
                 member.jump(0)
-
-    async def _again(self, every_ns: int, what: _Fault) -> None:
-        while True:
-            await asyncio.sleep(self._dice.uniform(0, 2) * every_ns / NS_PER_S)
-            await what()
 
     async def _crash(self) -> None:
         up = [member for member in self._world.members if not member.life.ended]

@@ -12,12 +12,11 @@ from sim.dice import Dice
 from sim.groups.faults import GroupFaultInjector
 from sim.groups.forger import Forger
 from sim.groups.judge import GroupJudge
-from sim.groups.limits import CHECK_EVERY_EVENTS, MAX_GROUP_EVENTS
 from sim.groups.member import LEAVE_NS, Member
 from sim.groups.scenario import NO_FAULTS, GroupScenario
 from sim.groups.store import StoreNode, taken
 from sim.judge import Violation
-from sim.limits import NS_PER_MS, NS_PER_S, START_NS
+from sim.limits import CHECK_EVERY_EVENTS, MAX_GROUP_EVENTS, NS_PER_MS, NS_PER_S, START_NS
 from sim.stage import Stage
 from storenode.sds.aio.transport import Fetched, Outbound
 

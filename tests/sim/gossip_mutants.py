@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -36,6 +37,8 @@ from store.gossip.machine import Gossip
 from store.gossip.stores import Stores
 from store.gossip.unread import UnreadEvents
 from tests.sim.planting import Mutant, Plant, edit, nothing, replace_with, together
+
+in_driver = partial(edit, GossipDriver)
 
 Step = Callable[[Gossip, int, Input], list[Effect]]
 
@@ -218,14 +221,12 @@ DRIVER_MUTANTS = {
         replace_with(ConfirmationWaits, "_end", staticmethod(nothing)), "lacks confirmations"
     ),
     "answers publishers late": Mutant(
-        edit(ConfirmationWaits, "confirmed", "timeout(limit_s)", "timeout(limit_s + 1)"),
-        "too late",
+        edit(ConfirmationWaits, "confirmed", "timeout(limit_s)", "timeout(limit_s + 1)"), "too late"
     ),
     # The machine is told that a frame was taken as soon as it is queued.
     "has an unbounded queue": Mutant(
         together(
-            edit(
-                GossipDriver,
+            in_driver(
                 "_send",
                 "stream.send(effect.frame)",
                 "stream.send(effect.frame), self._take(Sent(effect.peer))",
@@ -237,11 +238,8 @@ DRIVER_MUTANTS = {
     ),
     # Streams wait to be joined until another one begins.
     "keeps state after an error": Mutant(
-        edit(
-            GossipDriver,
-            "_load",
-            "self._commits.wake()",
-            "self._commits.wake(), self._needs_loading.clear()",
+        in_driver(
+            "_load", "self._commits.wake()", "self._commits.wake(), self._needs_loading.clear()"
         ),
         UNEQUAL,
     ),

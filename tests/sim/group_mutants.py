@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from functools import partial
 
 from storenode.sds import channel
 from storenode.sds.aio import publisher, revive, saver
@@ -27,6 +28,12 @@ from storenode.sds.pages import LogEntry
 from storenode.sds.repair import Answers, Requests
 from storenode.sds.showing import Showing
 from tests.sim.planting import Asyncio, Mutant, edit, nothing, replace_with, sleep_not, together
+
+in_saver = partial(edit, Saver)
+in_participant = partial(edit, Participant)
+in_feed = partial(edit, Feed)
+in_publisher = partial(edit, Publisher)
+in_clock = partial(edit, Clock)
 
 UNEQUAL = "do not become equal"
 
@@ -76,11 +83,10 @@ WITHOUT_STORE = {
         replace_with(Clock, "adopt", lambda *_: True), "before what it has"
     ),
     "adopts any clock": Mutant(
-        edit(Clock, "adopt", "min(lamport, now_ms + self.max_ahead_ms)", "lamport"), "ms ahead"
+        in_clock("adopt", "min(lamport, now_ms + self.max_ahead_ms)", "lamport"), "ms ahead"
     ),
     "stops its timers with the clock": Mutant(
-        edit(
-            Clock,
+        in_clock(
             "running_ms",
             "running_ms = now_ms + self.set_back_ms",
             "self.latest_ms = running_ms = now_ms",
@@ -154,8 +160,7 @@ WITHOUT_STORE = {
         replace_with(Ledger, "_withdrawn", nothing), "is written twice"
     ),
     "hands out events before they are saved": Mutant(
-        edit(
-            Saver,
+        in_saver(
             "add",
             "self._pending += things",
             "self._release(self._ledger.commits + 1, list(things))",
@@ -163,8 +168,7 @@ WITHOUT_STORE = {
         "before it is saved",
     ),
     "takes a failed transaction for saved": Mutant(
-        edit(
-            Saver,
+        in_saver(
             "_commit",
             "self._troubled(str(error))\n",
             "self._troubled(str(error))\n            return\n",
@@ -198,8 +202,7 @@ WITH_STORE = {
         replace_with(RollingFilter, "_roll_over", nothing), "IDs are in one filter"
     ),
     "publishes before it saves": Mutant(
-        edit(
-            Participant,
+        in_participant(
             "send",
             "return message.message_id",
             "self.publisher.offer(max(self.ledger.outbox))\n    return message.message_id",
@@ -220,11 +223,8 @@ WITH_STORE = {
         edit(Rotation, "failed", "if rest:", "if True:"), "tries (Follow|PublishStream|Since)"
     ),
     "forgets its failures as soon as it is connected": Mutant(
-        edit(
-            Feed,
-            "_connected",
-            "self._refused.clear()",
-            "self._refused.clear(), self._rotation.worked()",
+        in_feed(
+            "_connected", "self._refused.clear()", "self._refused.clear(), self._rotation.worked()"
         ),
         "tries (Follow|Since)",
         36,
@@ -242,13 +242,12 @@ WITH_STORE = {
         replace_with(Feed, "run", _run_whatever_happens), "does not leave|has not left"
     ),
     "never opens a broken feed again": Mutant(
-        edit(Feed, "_failed", "asyncio.sleep(self._rotation.failed())", "asyncio.Event().wait()"),
+        in_feed("_failed", "asyncio.sleep(self._rotation.failed())", "asyncio.Event().wait()"),
         UNEQUAL,
         8,
     ),
     "advances its cursor before its messages are saved": Mutant(
-        edit(
-            Feed,
+        in_feed(
             "_read",
             "if page.messages:",
             "self._ledger.stand(link.name, page.cursor), self._tell(())\n"
@@ -257,28 +256,23 @@ WITH_STORE = {
         "has a cursor past",
     ),
     "closes a gap before it is scanned": Mutant(
-        edit(
-            Feed,
-            "_close_gap",
-            "self.live = False",
-            "self.live = False\n    self._ledger.gap(None)",
-        ),
+        in_feed("_close_gap", "self.live = False", "self.live = False\n    self._ledger.gap(None)"),
         "closes a gap",
     ),
     "leaves its feed running": Mutant(
-        edit(Participant, "leave", "saving, *others =", "saving, _, *others ="),
+        in_participant("leave", "saving, *others =", "saving, _, *others ="),
         "tasks are left|has not left",
     ),
     "loses the wake-up of its publisher": Mutant(
-        edit(Publisher, "offer", "self._news.set()", "pass"), "back|unpublished"
+        in_publisher("offer", "self._news.set()", "pass"), "back|unpublished"
     ),
     "forgets what was under way": Mutant(
-        edit(Publisher, "_take_back", "self._ready.extendleft(reversed(numbers))", "pass"),
+        in_publisher("_take_back", "self._ready.extendleft(reversed(numbers))", "pass"),
         "unpublished",
         17,
     ),
     "keeps every sync message": Mutant(
-        edit(Publisher, "offer_volatile", "if broadcast.reason is Reason.SYNC:", "if False:"),
+        in_publisher("offer_volatile", "if broadcast.reason is Reason.SYNC:", "if False:"),
         "sync messages wait",
     ),
     "publishes without a window": Mutant(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from reconcile.index import Index
 from reconcile.session import Session
@@ -30,6 +31,17 @@ from store.sync.transfer.driver import _Driver
 from store.sync.transfer.events import Effect, Input, Persist, Persisted
 from store.sync.transfer.policy_memory import PolicyMemory
 from tests.sim.planting import Asyncio, Mutant, edit, replace_with, sleep_not, together
+
+in_transfer = partial(edit, _Driver)
+in_exchange = partial(edit, Exchange)
+in_lattice = partial(edit, Below)
+in_agreement = partial(edit, Agreement)
+in_statements = partial(edit, exchange)
+in_coverage = partial(edit, coverage)
+in_schedule = partial(edit, Synchronizer)
+in_resume = partial(edit, Resumer)
+in_index = partial(edit, HotIndex)
+in_lookup = partial(edit, Fetcher)
 
 UNEQUAL = "do not become equal"
 LACKS = "lacks .* that are durable"
@@ -119,11 +131,10 @@ CORES = {
 
 TRANSFERS = {
     "says stored without storing": Mutant(
-        edit(_Driver, "_persist", "await patiently(store)", "[True] * len(effect.batch)"), LOST, 10
+        in_transfer("_persist", "await patiently(store)", "[True] * len(effect.batch)"), LOST, 10
     ),
     "answers before it stores": Mutant(
-        edit(
-            _Driver,
+        in_transfer(
             "_persist",
             "return Persisted(effect.token, await patiently(store))",
             "self._spawn(store)\n    return Persisted(effect.token, [True] * len(effect.batch))",
@@ -131,15 +142,14 @@ TRANSFERS = {
         LOST,
     ),
     "never reads again": Mutant(
-        edit(_Driver, "_take", "if self._machine.reading:", "if isinstance(given, Begin):"),
+        in_transfer("_take", "if self._machine.reading:", "if isinstance(given, Begin):"),
         f"{UNEQUAL}|circles",
     ),
     "reads although it must not": Mutant(
-        edit(_Driver, "_take", "if self._machine.reading:", "if True:"), "too much waits"
+        in_transfer("_take", "if self._machine.reading:", "if True:"), "too much waits"
     ),
     "never reports a broken stream": Mutant(
-        edit(
-            _Driver,
+        in_transfer(
             "_read",
             "except PeerFailed as error:\n",
             "except PeerFailed as error:\n        await asyncio.Event().wait()\n",
@@ -147,8 +157,7 @@ TRANSFERS = {
         "after its stream has failed|names of sessions are kept",
     ),
     "leaves the tasks of a transfer": Mutant(
-        edit(
-            _Driver,
+        in_transfer(
             "stop",
             "self._ended = True\n    for task in self._tasks:\n        task.cancel()\n"
             "    await asyncio.gather(*self._tasks, return_exceptions=True)\n",
@@ -157,33 +166,29 @@ TRANSFERS = {
         "tasks are left|stream has failed|step",
     ),
     "goes on after the end": Mutant(
-        edit(_Driver, "run", "return report", "await asyncio.sleep(3600)\n    return report"),
+        in_transfer("run", "return report", "await asyncio.sleep(3600)\n    return report"),
         f"{UNEQUAL}|stream has failed|circles",
     ),
 }
 
 SESSIONS = {
     "never frees a session": Mutant(
-        edit(Exchange, "driving", "self.sessions.end(session)", "pass"),
-        f"{LEFT}|{UNEQUAL}|refused",
+        in_exchange("driving", "self.sessions.end(session)", "pass"), f"{LEFT}|{UNEQUAL}|refused"
     ),
     "frees a session on success only": Mutant(
-        edit(Exchange, "driving", "finally:", "else:"), f"{LEFT}|{UNEQUAL}", 2
+        in_exchange("driving", "finally:", "else:"), f"{LEFT}|{UNEQUAL}", 2
     ),
     "lets a session wait for ever": Mutant(
-        edit(Exchange, "keep", "self.work.silence_s", "10**6"), "waits too long", 34
+        in_exchange("keep", "self.work.silence_s", "10**6"), "waits too long", 34
     ),
     "leaves the timer of a claimed session": Mutant(
-        edit(
-            Exchange,
-            "claim",
-            "self._waiting.pop(found)\n    timer.cancel()",
-            "self._waiting[found]",
+        in_exchange(
+            "claim", "self._waiting.pop(found)\n    timer.cancel()", "self._waiting[found]"
         ),
         "that are over",
     ),
     "forgets a session by half": Mutant(
-        edit(Exchange, "_forget", "self._waiting.pop(session, None)", "None"),
+        in_exchange("_forget", "self._waiting.pop(session, None)", "None"),
         f"that are over|{LEFT}",
         11,
     ),
@@ -211,13 +216,10 @@ SESSIONS = {
         UNEQUAL,
     ),
     "takes every digest for its own": Mutant(
-        edit(Checking, "compute", "Digests(keyed,", "Digests(bytes(len(keyed)),"),
-        "are missing",
-        64,
+        edit(Checking, "compute", "Digests(keyed,", "Digests(bytes(len(keyed)),"), "are missing", 64
     ),
     "takes every lattice digest for its own": Mutant(
-        edit(
-            Below,
+        in_lattice(
             "digest",
             'b"" if sums is None else lattice_digest_of(self._key, sums[0], self.span)',
             "bytes(16)",
@@ -225,13 +227,13 @@ SESSIONS = {
         "are missing",
     ),
     "leaves out of its lattice sums what it expects": Mutant(
-        edit(Below, "_sums", "return sums", "return held"), "accuses an honest peer"
+        in_lattice("_sums", "return sums", "return held"), "accuses an honest peer"
     ),
     "leaves out of its digest what it expects": Mutant(
-        edit(Agreement, "digest", "own + expected", "own"), "accuses an honest peer"
+        in_agreement("digest", "own + expected", "own"), "accuses an honest peer"
     ),
     "compares digests that begin at its own time": Mutant(
-        edit(Agreement, "cut", "max(self._keyed_from_ns(), theirs)", "self._keyed_from_ns()"),
+        in_agreement("cut", "max(self._keyed_from_ns(), theirs)", "self._keyed_from_ns()"),
         "from other times|accuses",
         11,
     ),
@@ -246,33 +248,28 @@ _HOLDS = "held is None or held.get((each.start_ns, each.end_ns)) == then"
 
 STATEMENTS = {
     "states equality whatever was transferred": Mutant(
-        edit(exchange, "statements_of", _CLAIM, "resolved=True"), "states equality"
+        in_statements("statements_of", _CLAIM, "resolved=True"), "states equality"
     ),
     "states counts without what came": Mutant(
-        edit(
-            exchange, "statements_of", _CLAIM, f"{_CLAIM}, to_receive=compared.found.to_receive[:0]"
+        in_statements(
+            "statements_of", _CLAIM, f"{_CLAIM}, to_receive=compared.found.to_receive[:0]"
         ),
         "states equality",
     ),
     "dates statements later than it read": Mutant(
-        edit(
-            exchange,
-            "statements_of",
-            _CLAIM,
-            f"{_CLAIM}, compared_ns=compared.found.compared_ns + 10**9",
+        in_statements(
+            "statements_of", _CLAIM, f"{_CLAIM}, compared_ns=compared.found.compared_ns + 10**9"
         ),
         "dated too late",
     ),
-    "never withdraws a statement": Mutant(
-        edit(coverage, "_runs", _HOLDS, "True"), "is equal over", 9
-    ),
+    "never withdraws a statement": Mutant(in_coverage("_runs", _HOLDS, "True"), "is equal over", 9),
     "withdraws no statement after a late message": Mutant(
-        edit(coverage, "_runs", _HOLDS, "held[each.start_ns, each.end_ns][0] >= each.count"),
+        in_coverage("_runs", _HOLDS, "held[each.start_ns, each.end_ns][0] >= each.count"),
         "is equal over",
         9,
     ),
     "keeps statements after commits were lost": Mutant(
-        edit(coverage, "_runs", _HOLDS, "held[each.start_ns, each.end_ns][0] <= each.count"),
+        in_coverage("_runs", _HOLDS, "held[each.start_ns, each.end_ns][0] <= each.count"),
         "is equal over",
         20_110,
     ),
@@ -280,22 +277,21 @@ STATEMENTS = {
 
 OTHERS = {
     "misses its wake-up": Mutant(
-        edit(Synchronizer, "_wake_at", "if time_ns is not None:", "if False:"),
+        in_schedule("_wake_at", "if time_ns is not None:", "if False:"),
         f"{UNEQUAL}|nothing is left",
     ),
     "wakes up without a pause": Mutant(
-        edit(Synchronizer, "_wake_at", "call_later(delay_s,", "call_later(0,"),
+        in_schedule("_wake_at", "call_later(delay_s,", "call_later(0,"),
         "circles|too much is under way",
     ),
     "answers no operator": Mutant(
-        edit(Synchronizer, "_answer", "future is not None", "False"), "circles|nothing is left"
+        in_schedule("_answer", "future is not None", "False"), "circles|nothing is left"
     ),
     "never ends a session for the schedule": Mutant(
-        edit(Synchronizer, "_session", "if not self._stopped:", "if False:"), f"{UNEQUAL}|circles"
+        in_schedule("_session", "if not self._stopped:", "if False:"), f"{UNEQUAL}|circles"
     ),
     "counts a page before it is stored": Mutant(
-        edit(
-            Resumer,
+        in_resume(
             "_take",
             "await self._writer.store(admission.admitted.batch, Source.RESUME)",
             "[True] * len(admission.admitted.batch)",
@@ -303,8 +299,7 @@ OTHERS = {
         "has passed over",
     ),
     "hides the error of a resume": Mutant(
-        edit(
-            Resumer,
+        in_resume(
             "_fetch",
             "self._broken(fetch.peer, error)",
             "FetchEnded()",
@@ -318,11 +313,10 @@ OTHERS = {
         replace_with(resume, "asyncio", Asyncio("sleep", sleep_not)), "circles", 10
     ),
     "leaves out of its index what it writes": Mutant(
-        edit(HotIndex, "_ids_of", "found.append(ids)", "pass"), LACKS
+        in_index("_ids_of", "found.append(ids)", "pass"), LACKS
     ),
     "passes over a commit that it could not read": Mutant(
-        edit(
-            HotIndex,
+        in_index(
             "_take_in_all",
             "await asyncio.sleep(self._limits.backoff_s)",
             "self._place = self._waiting.popleft().place",
@@ -331,21 +325,17 @@ OTHERS = {
         29,
     ),
     "prunes its index and leaves the floor": Mutant(
-        edit(HotIndex, "_raise_floor", "self._floor_ns = floor_ns", "pass"), f"{LACKS}|{UNEQUAL}"
+        in_index("_raise_floor", "self._floor_ns = floor_ns", "pass"), f"{LACKS}|{UNEQUAL}"
     ),
     "does not notice that commits were lost": Mutant(
-        edit(
-            HotIndex,
-            "lost",
-            "self._heard = 0\n    self._lost.set()\n    self._index = None\n",
-            "pass\n",
+        in_index(
+            "lost", "self._heard = 0\n    self._lost.set()\n    self._index = None\n", "pass\n"
         ),
         f"{LACKS}|keeps what its database has lost",
         13,
     ),
     "opens a view of an index that is behind": Mutant(
-        edit(
-            HotIndex,
+        in_index(
             "view_at",
             "self._place[0] >= place[0])",
             "True)",
@@ -356,13 +346,12 @@ OTHERS = {
         26,
     ),
     "forgets what came while it warmed up": Mutant(
-        edit(HotIndex, "_warm", "self._woken.set()", "self._woken.set(), self._waiting.clear()"),
+        in_index("_warm", "self._woken.set()", "self._woken.set(), self._waiting.clear()"),
         LACKS,
         16,
     ),
     "looks up messages and stores none": Mutant(
-        edit(
-            Fetcher,
+        in_lookup(
             "_take",
             "await self._writer.store(published.batch, Source.TRANSFER)",
             "[True] * len(published.batch)",
@@ -370,8 +359,7 @@ OTHERS = {
         "misses .* SDS messages",
     ),
     "takes one page of a look-up": Mutant(
-        edit(
-            Fetcher,
+        in_lookup(
             "_take",
             "admission = Admission(",
             "if taken.stored:\n        return\n    admission = Admission(",
@@ -380,8 +368,7 @@ OTHERS = {
         2,
     ),
     "calls found what a peer lacks": Mutant(
-        edit(
-            Fetcher,
+        in_lookup(
             "fetch",
             "_without(wanted, left)",
             "_without(wanted, left if error else refused)",
@@ -391,19 +378,12 @@ OTHERS = {
         "calls found",
     ),
     "hides the error of a look-up": Mutant(
-        edit(
-            Fetcher,
-            "fetch",
-            "() if error else _without(left",
-            "_without(left",
-            "error=error,\n",
-            "",
-        ),
+        in_lookup("fetch", "() if error else _without(left", "_without(left", "error=error,\n", ""),
         "misses .* SDS messages",
         15,
     ),
     "looks up what it holds": Mutant(
-        edit(Fetcher, "_missing", "await self._sds.doubtful(wanted)", "entries, ()"),
+        in_lookup("_missing", "await self._sds.doubtful(wanted)", "entries, ()"),
         "SDS messages that it holds",
     ),
 }

@@ -19,10 +19,10 @@ from typing import Final
 import psutil
 
 from bench.support import report
-from sim.groups.limits import MAX_GROUP
-from sim.groups.run import simulate_group
 from sim.groups.scenario import FIXED_TALK_NS
 from sim.groups.world import GroupSummary
+from sim.limits import MAX_GROUP
+from sim.run import simulate_group
 
 SEEDS: Final = {3: 50, 50: 10, 1_000: 2}
 """Participants of a group -> how many runs."""

@@ -245,8 +245,10 @@ class Session:
         work = self._accept(given)
         if self._began_ns is None:
             self._began_ns = now_ns
+        allowed, elapsed_ns = self._config.limits.max_seconds, now_ns - self._began_ns
         try:
-            self._check_time(now_ns)
+            if elapsed_ns > allowed * NS_PER_S:
+                raise SessionLimitExceeded("max_seconds", allowed, elapsed_ns // NS_PER_S)
             if work is not None:
                 self._work = work
                 return self._advance(None)
@@ -284,13 +286,6 @@ class Session:
             f"{type(given).__name__} is not possible in a session of the {self._role.value} that"
             f" is {state.value}: see the table of transitions"
         )
-
-    def _check_time(self, now_ns: int) -> None:
-        allowed = self._config.limits.max_seconds
-        assert self._began_ns is not None
-        elapsed_ns = now_ns - self._began_ns
-        if elapsed_ns > allowed * NS_PER_S:
-            raise SessionLimitExceeded("max_seconds", allowed, elapsed_ns // NS_PER_S)
 
     def _advance(self, answer: Answer | None) -> list[Effect]:
         assert self._work is not None
@@ -341,7 +336,11 @@ class Session:
 
     def _answer(self, given: Received) -> _Work:
         """What to do about a frame of the peer."""
-        self._note(given)
+        self._bytes_received += len(given.payload)
+        if self._peer_count is None:
+            self._peer_count = given.count
+        if self._role is Role.RESPONDER:
+            self._count_round()
         reply = yield from self._direct(given)
         return (yield from self._by_turn(given)) if reply is None else self._replied(reply)
 
@@ -353,7 +352,8 @@ class Session:
         usual = kernel.compiled is not None and self._usual and not given.refusal
         usual = usual and not self._truncated and lower[1] == upper[1] == LOWEST[1]
         usual = usual and len(self._head) < len(payload) <= limits.max_payload_bytes
-        if not (usual and payload.startswith(self._head) and self._few_shards):
+        usual = usual and len(self._config.shards) <= limits.max_shards
+        if not (usual and payload.startswith(self._head)):
             return None
         direct = Direct(payload, len(self._head), lower[0], upper[0], self._rules())
         found = (yield Read(direct=direct)).direct
@@ -364,10 +364,6 @@ class Session:
             self._territory = max(found.asked[0], self._config.horizon), found.asked[1]
             self._counted_all = found.whole
         return found.reply
-
-    @property
-    def _few_shards(self) -> bool:
-        return len(self._config.shards) <= self._config.limits.payload.max_shards
 
     def _by_turn(self, given: Received) -> _Work:
         """The same for any payload and view, step by step."""
@@ -390,18 +386,6 @@ class Session:
         self._record(reply)
         sent: list[Effect] = [self._send(reply.payload)]
         return sent if reply.payload else [*sent, self._end()]
-
-    def _note(self, given: Received) -> None:
-        """Count a frame that came.
-
-        Raises:
-            SessionLimitExceeded: it is one too many.
-        """
-        self._bytes_received += len(given.payload)
-        if self._peer_count is None:
-            self._peer_count = given.count
-        if self._role is Role.RESPONDER:
-            self._count_round()
 
     def _count_round(self) -> None:
         allowed = self._config.limits.max_rounds

@@ -178,12 +178,6 @@ class Answer:
 class View(Protocol):
     """A fixed, ordered set of IDs that answers reads."""
 
-    def needs(self, read: Read) -> object | None:
-        """What must be loaded from storage before ``answer`` can be called; None: nothing.
-
-        What it is made of is between a view and its loader.
-        """
-
     def answer(self, read: Read) -> Answer:
         """The answer to a batch of questions."""
 

@@ -6,12 +6,15 @@ import argparse
 import random
 import sys
 
-from sim.gossiping.run import simulate_gossip
-from sim.groups.limits import MAX_GROUP
-from sim.groups.run import simulate_group
-from sim.run import SimulationFailure, simulate
+from sim.limits import MAX_GROUP
+from sim.run import (
+    SimulationFailure,
+    simulate,
+    simulate_gossip,
+    simulate_group,
+    simulate_year,
+)
 from sim.scenario import MAX_NODES, MIN_NODES
-from sim.year.run import simulate_year
 
 
 def main() -> int:

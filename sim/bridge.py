@@ -20,7 +20,6 @@ from typing import Any, Final, TypeVar, TypeVarTuple, Unpack
 
 from sim.dice import Dice
 from sim.limits import COLLECT_AFTER_OBJECTS, NS_PER_MS, NS_PER_S
-from sim.tasks import Cancelled, Promise, Steps
 from sim.timeline import Timeline, Timer
 
 _T = TypeVar("_T")
@@ -261,43 +260,3 @@ class TimelineLoop(asyncio.AbstractEventLoop):
     def is_closed(self) -> bool:
         """Never."""
         return False
-
-
-async def kept(promise: Promise[_T]) -> _T:
-    """Wait for a promise as a coroutine does.
-
-    Raises:
-        Exception: what it failed with.
-    """
-    if not promise.settled:
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        assert promise.waiter is None, "two tasks wait for one promise"
-        promise.waiter = lambda: None if future.done() else future.set_result(None)
-        try:
-            await future
-        finally:
-            promise.waiter = None
-    return promise.value
-
-
-async def driven(steps: Steps[_T]) -> _T:
-    """Do the work of a generator as a coroutine does.
-
-    Raises:
-        Exception: what the work raises.
-    """
-    try:
-        promise = next(steps)
-        while True:
-            try:
-                await kept(promise)
-            except asyncio.CancelledError:
-                with suppress(Cancelled, StopIteration):
-                    steps.throw(Cancelled())
-                raise
-            except Exception:  # noqa: BLE001, S110 - the generator asks the promise itself
-                pass
-            promise = steps.send(None)
-    except StopIteration as end:
-        value: _T = end.value
-        return value

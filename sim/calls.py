@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sim.limits import STREAM_WINDOW_FRAMES
 from sim.marks import Mark
-from sim.tasks import Promise
+from sim.promise import Promise
 
 if TYPE_CHECKING:
     from sim.network import Network

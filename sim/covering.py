@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final
 
 from reconcile.ids import SyncId
-from sim.bridge import kept
 from sim.dice import Dice, happens
 from sim.index import SimIds
 from sim.marks import Mark
@@ -114,7 +113,7 @@ async def _ask_messages(process: Process, coverage: Coverage, dice: Dice) -> Non
     known = await coverage.known(start_ns, end_ns)
     await asyncio.sleep(dice.choice(_SLOW_S) * dice.random())
     database = process.database
-    held = await kept(database.look(lambda: list(database.ids), dice=dice))
+    held = await database.look(lambda: list(database.ids), dice=dice)
     await asyncio.sleep(dice.choice(_SLOW_S) * dice.random())
     lost, horizon_ns = await coverage.lost_since(known.places)
     found = answered((start_ns, end_ns), known, horizon_ns, lost=lost)

@@ -8,7 +8,7 @@ or not. While the database is away, nothing is committed and every answer is los
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Protocol, TypeVar
@@ -17,14 +17,15 @@ from reconcile.ids import SyncId, SyncIds
 from sim.dice import Dice, happens
 from sim.judge import Judge
 from sim.limits import COMMITS_AT_ONCE, NS_PER_MS
+from sim.promise import Promise
 from sim.snapshot import Snapshot
-from sim.tasks import Promise
 from sim.timeline import Timeline
 from store.domain.commits import CommitRow, WrittenIds
 from store.domain.coverage import Statement
 from store.domain.hub import START, Place
 from store.domain.ports import StoreBusy, StoreUnavailable
 from store.messages.record import RecordBatch
+from store.messages.transfer import transferred
 from storenode.sds.codec import sds_key
 
 _T = TypeVar("_T")
@@ -122,6 +123,17 @@ class Database:
         return digest in self.held or (
             message is not None and (digest in self.lost or message.timestamp_ns < self.horizon_ns)
         )
+
+    def read(self, hashes: Iterable[bytes], max_bytes: int) -> list[bytes | None]:
+        """Encoded messages, as many of the first as fit, but one; None for what is not held."""
+        left, found = max_bytes, list[bytes | None]()
+        for stored in map(self.held.get, hashes):
+            message = None if stored is None else transferred(stored[1])
+            left -= len(message or b"")
+            if left < 0 and found:
+                break
+            found.append(message)
+        return found
 
     def admit_write(self) -> None:
         """Refuse a write now and then.

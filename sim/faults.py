@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from sim.covering import ask_after_loss
 from sim.dice import happens
 from sim.limits import NS_PER_MS, NS_PER_S
 from sim.node import Node
+from sim.stage import Stage
 
 if TYPE_CHECKING:
     from sim.world import World
@@ -23,13 +24,44 @@ _LOOK_EVERY_S: Final = 0.02
 _LOOKS: Final = 250
 
 
-class FaultInjector:
-    """Breaks things until `stop`."""
+class Injector:
+    """Breaks things from time to time until `stop`."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+        self._dice = stage.dice
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def begin(self, kinds: Iterable[tuple[int, _Fault]]) -> None:
+        """Begin with faults, each with its mean distance in nanoseconds; 0: never."""
+        for every_ns, what in kinds:
+            if every_ns:
+                self._tasks.append(self._stage.loop.begin(None, self._again(every_ns, what)))
+
+    def stop(self) -> None:
+        """Let everything go right from now on."""
+        for task in self._tasks:
+            task.cancel()
+        weather = self._stage.network.weather
+        weather.breaks = weather.lost = weather.twice = weather.unnoticed = 0.0
+        self._stage.network.heal()
+
+    async def _again(self, every_ns: int, what: _Fault) -> None:
+        while True:
+            await asyncio.sleep(self._dice.uniform(0, 2) * every_ns / NS_PER_S)
+            await self.choose_moment()
+            await what()
+
+    async def choose_moment(self) -> None:
+        """Wait for one at which a fault does more harm."""
+
+
+class FaultInjector(Injector):
+    """Faults of nodes, their databases and their network."""
 
     def __init__(self, world: World) -> None:
+        super().__init__(world)
         self._world = world
-        self._dice = world.dice
-        self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
         """Begin with all the kinds that the scenario has."""
@@ -40,40 +72,31 @@ class FaultInjector:
             database.weather.crashes = faults.commit_crashes
             database.weather.busy = faults.busy
             database.weather.fails = faults.fails
-        for every_ns, what in (
+        kinds = (
             (faults.crash_every_ns, self._crash),
             (faults.partition_every_ns, self._partition),
             (faults.outage_every_ns, self._outage),
             (faults.jump_every_ns if faults.skew_ns else 0, self._jump),
             (faults.index_lost_every_ns, self._lose_index),
-        ):
-            if every_ns:
-                work = self._again(every_ns, what)
-                self._tasks.append(self._world.loop.begin(None, work))
+        )
+        self.begin(kinds)
         if faults.skew_ns:
             for node in self._world.nodes:
                 self._skew(node)
 
     def stop(self) -> None:
         """Let everything go right from now on."""
-        world = self._world
-        for task in self._tasks:
-            task.cancel()
-        weather = world.network.weather
-        weather.breaks = weather.lost = weather.twice = weather.unnoticed = 0.0
-        world.network.heal()
-        for database in world.databases:
+        super().stop()
+        for database in self._world.databases:
             database.come_back()
             database.weather.crashes = database.weather.busy = database.weather.fails = 0.0
-        for node in world.nodes:
+        for node in self._world.nodes:
             node.clock.offset_ns = 0
 
-    async def _again(self, every_ns: int, what: _Fault) -> None:
-        while True:
-            await asyncio.sleep(self._dice.uniform(0, 2) * every_ns / NS_PER_S)
-            if happens(self._dice, _BUSY_MOMENTS):
-                await self._busy_moment()
-            await what()
+    async def choose_moment(self) -> None:
+        """Often while something is under way."""
+        if happens(self._dice, _BUSY_MOMENTS):
+            await self._busy_moment()
 
     async def _busy_moment(self) -> None:
         """Wait until a call is under way, and a little longer: for a time without one, not long."""
@@ -92,15 +115,9 @@ class FaultInjector:
     async def _partition(self) -> None:
         world = self._world
         names = [node.name for node in world.nodes] + [each.name for each in world.clients]
-        here = set(self._dice.sample(names, self._dice.randint(1, len(names) - 1)))
-        pairs = [
-            (one, other) for one in names for other in names if one in here and other not in here
-        ]
-        world.trace.note("net", f"cuts off {sorted(here)}")
-        world.network.cut(pairs)
+        world.cut_off(names, len(names) - 1)
         await asyncio.sleep(self._dice.uniform(0, 1) ** 2 * 15)
-        world.trace.note("net", "is whole again")
-        world.network.heal()
+        world.make_whole()
 
     async def _outage(self) -> None:
         database = self._dice.choice(self._world.databases)

@@ -12,7 +12,6 @@ from reconcile.ids import SyncIds
 from reconcile.lattice import LatticeSum
 from reconcile.summaries.loading import Loaded, Needs
 from reconcile.summaries.summary import SummaryView
-from sim.bridge import kept
 from sim.database import Unavailable
 from sim.dice import Dice
 from sim.limits import MAX_COLD_VIEWS
@@ -46,17 +45,17 @@ class SimIds:
         self._open += 1
         try:
             look = self._database.look(self._database.snapshot, dice=self._dice)
-            yield SimColdView(self._process, await kept(look), self._dice)
+            yield SimColdView(self._process, await look, self._dice)
         finally:
             self._open -= 1
 
     async def newest(self, seen: Place) -> Newest:
         """The newest commit now, and whether the database still has one that was seen."""
-        return await kept(self._database.look(partial(self._newest, seen), dice=self._dice))
+        return await self._database.look(partial(self._newest, seen), dice=self._dice)
 
     async def ids_of(self, commits: Sequence[CommitRow]) -> SyncIds:
         """The IDs that some commits have added and that are held."""
-        return await kept(self._database.look(partial(self._database.ids_of, commits)))
+        return await self._database.look(partial(self._database.ids_of, commits))
 
     def check(self) -> None:
         """Verify the bound on open views.
@@ -88,12 +87,12 @@ class SimColdView:
         """What the view needs."""
         load = partial(self.snapshot.load, needs)
         look = self._database.look(load, _PORTIONS, since=self._outages, dice=self._dice)
-        return await kept(look)
+        return await look
 
     async def lattices(self, spans: Sequence[Times]) -> list[LatticeSum] | None:
         """The lattice sums of ranges of time."""
         load = partial(self.snapshot.lattices, spans)
-        return await kept(self._database.look(load, _PORTIONS, since=self._outages))
+        return await self._database.look(load, _PORTIONS, since=self._outages)
 
 
 class SimFeed:
@@ -129,8 +128,8 @@ class SimFeed:
     async def _look_for(self, head: Place | None) -> Place:
         """Where to go on: at the head, unless it was lost."""
         database = self._database
-        place, served = await kept(
-            database.look(lambda: (database.place, head is None or database.is_served(head)))
+        place, served = await database.look(
+            lambda: (database.place, head is None or database.is_served(head))
         )
         if head is None:
             self._hot.start()
@@ -144,4 +143,4 @@ class SimFeed:
 
     async def _commits_after(self, head: Place, outages: int) -> list[CommitRow]:
         database = self._database
-        return await kept(database.look(lambda: database.commits_after(head), since=outages))
+        return await database.look(lambda: database.commits_after(head), since=outages)

@@ -6,7 +6,6 @@ import asyncio
 from functools import partial
 from typing import Final
 
-from sim.bridge import kept
 from sim.database import Unavailable
 from sim.limits import NS_PER_S
 from sim.marks import Mark
@@ -26,7 +25,7 @@ async def keep(process: Process, age_ns: int) -> None:
     while True:
         reading = retention_clock.read(clock.unix_ns(), clock.steady_ns())
         try:
-            dropped = await kept(database.look(partial(_prune, process, policy, reading.time_ns)))
+            dropped = await database.look(partial(_prune, process, policy, reading.time_ns))
         except Unavailable:
             dropped = 0
         if dropped:

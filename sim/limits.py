@@ -42,3 +42,12 @@ SCAN_PAGE_MESSAGES: Final = 3
 CLOSING_ROUNDS: Final = 4
 """Payloads that an initiator may send in a session of two nodes that hold the same set: one, and a
 few where their horizons differ."""
+
+MAX_GROUP: Final = 10_000
+"""Participants of one group."""
+
+MAX_GROUP_EVENTS: Final = 20_000_000
+"""In one run; more means that something goes round in circles."""
+
+CHECK_EVERY_EVENTS: Final = 512
+"""After so many events the whole state of one participant is checked, of each in its turn."""

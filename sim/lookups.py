@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from sim.bridge import kept
 from sim.database import Database
 from sim.dice import happens
 from sim.limits import NS_PER_S
@@ -114,7 +113,7 @@ class SimSds:
         self, request: SdsLookup
     ) -> tuple[Sequence[HistoryEntry], Sequence[HistoryEntry]]:
         """What is missing of some entries."""
-        found = await kept(self._database.look(partial(selected, self._database, request)))
+        found = await self._database.look(partial(selected, self._database, request))
         return found.missing, found.unproven
 
 
@@ -128,7 +127,7 @@ async def serve_lookup(process: Process, stream: EndStream) -> None:
         found = selected(database, request).messages
         return [transferred(database.held[digest][1]) for _, _, digest, _ in found]
 
-    messages = await kept(database.look(read))
+    messages = await database.look(read)
     if process.node.world.faulty and happens(process.dice, process.scenario.faults.lies):
         messages = _lie(process, messages)
     for start in range(0, len(messages), _PAGE_MESSAGES):

@@ -14,7 +14,7 @@ from typing import Final, Protocol
 from sim.calls import Call, Closed, End, Identity, Status
 from sim.dice import Dice, happens
 from sim.limits import MAX_CALLS_PER_NODE, NS_PER_MS
-from sim.tasks import Promise, Steps, within
+from sim.promise import Promise
 from sim.timeline import Timeline
 from sim.trace import Trace
 
@@ -94,7 +94,7 @@ class Network:
 
     # Calls
 
-    def call(self, caller: str, target: str, method: str, who: Identity) -> Steps[End]:
+    async def call(self, caller: str, target: str, method: str, who: Identity) -> End:
         """Call a method; done when the callee's metadata have come.
 
         Raises:
@@ -107,13 +107,14 @@ class Network:
         delay_ns = self.delay_ns(caller, target)
         self.timeline.after(delay_ns, lambda: self._connect(call, method, opened))
         late = Closed(Status.DEADLINE_EXCEEDED, f"{target} did not answer in time")
+        timer = self.timeline.after(self.weather.connect_ns, lambda: opened.fail(late))
         try:
-            call.caller.there = yield from within(
-                self.timeline, opened, self.weather.connect_ns, late
-            )
+            call.caller.there = await opened
         except BaseException:
             call.cancel()
             raise
+        finally:
+            timer.cancel()
         call.caller.on_lost = None
         return call.caller
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from sim.bridge import kept
 from sim.calls import Closed, End, Identity
-from sim.clock import Clock
 from sim.database import Database
 from sim.intake import Publish, take
 from sim.keeping import keep
 from sim.peering import Peering
 from sim.process import Process
 from sim.streams import served
+from sim.timeline import Clock
 from store.domain.ports import PeerAddress
 from store.messages.record import RecordBatch
 from storenode.message.rules import Policy
@@ -86,7 +85,7 @@ class Node:
         Raises:
             Unavailable: nobody knows whether it is.
         """
-        await kept(self.database.write(process, batch))
+        await self.database.write(process, batch)
 
     def crash(self, why: str) -> None:
         """End a life: what is in memory is gone."""

@@ -10,7 +10,6 @@ from typing import Any, Final
 
 from reconcile.ids import LOWEST, SyncId, SyncIds
 from reconcile.session import Bounds, Result, Role
-from sim.bridge import kept
 from sim.calls import Status
 from sim.judge import Side
 from sim.lookups import LOOKUP
@@ -42,14 +41,12 @@ from store.domain.streams import FrameStream
 from store.domain.view import OpenView
 from store.messages.cursor import ScanCursor
 from store.messages.record import RecordBatch
-from store.messages.transfer import decode_message, transferred
+from store.messages.transfer import decode_message
 from store.sync.errors import ProtocolBroken
-from store.sync.frames import Reconcile
 from store.sync.session import exchange as shipped
-from store.sync.session.agreement import Proof
-from store.sync.session.compacting import Compacting
-from store.sync.session.exchange import Account, ExchangeWork
+from store.sync.session.exchange import ExchangeWork
 from store.sync.session.initiator import Initiator
+from store.sync.session.outcome import Account
 from store.sync.session.reconciling import in_time
 from store.sync.session.registry import Session, State
 from store.sync.session.verifying import Verifying
@@ -88,92 +85,33 @@ class SimStore:
         self._database.admit_write()
         if not len(batch):
             return []
-        return await kept(self._database.write(self._process, batch))
+        return await self._database.write(self._process, batch)
 
     async def load(self, ids: SyncIds, max_bytes: int) -> list[bytes | None]:
         """Encoded messages of the first IDs, as many as fit, at least one."""
-        return await kept(self._database.look(lambda: self._loaded(ids, max_bytes)))
+        return await self._database.look(
+            lambda: self._database.read((digest for _, digest in ids.pairs()), max_bytes)
+        )
 
     async def held(self, ids: SyncIds) -> list[bool]:
         """For each ID whether the message is held."""
         found = self._database.held
-        return await kept(
-            self._database.look(lambda: [digest in found for _, digest in ids.pairs()])
-        )
+        return await self._database.look(lambda: [digest in found for _, digest in ids.pairs()])
 
     async def last(self) -> int:
         """When the store was last online."""
-        return await kept(self._database.look(lambda: self._database.last_online_ns))
+        return await self._database.look(lambda: self._database.last_online_ns)
 
     async def note(self, online_ns: int, now_ns: int) -> None:
         """Persist that nothing up to ``online_ns`` was missed."""
         database = self._database
         if self.resuming:
             self._process.judge.advanced(database, self.expected, online_ns, self.refused)
-        await kept(database.look(lambda: database.note_online(online_ns, now_ns)))
+        await database.look(lambda: database.note_online(online_ns, now_ns))
 
     async def record(self, interval: Interval) -> None:
         """The judge knows by itself what was resumed."""
         del interval
-
-    def _loaded(self, ids: SyncIds, max_bytes: int) -> list[bytes | None]:
-        left, found = max_bytes, list[bytes | None]()
-        for _, digest in ids.pairs():
-            stored = self._database.held.get(digest)
-            message = None if stored is None else transferred(stored[1])
-            left -= len(message or b"")
-            if left < 0 and found:
-                break
-            found.append(message)
-        return found
-
-
-class _Watched:
-    """A reconciliation whose result the judge compares with that of the other side."""
-
-    def __init__(self, exchange: JudgedExchange, work: Verifying, side: Side, role: Role) -> None:
-        self.work = work
-        self.agreement = work.agreement
-        self._exchange = exchange
-        self._side = side
-        self._role = role
-
-    @property
-    def session_id(self) -> str:
-        """What the responder calls the session."""
-        return self.work.session_id
-
-    @property
-    def proof(self) -> Proof:
-        """How it has compared the two sides."""
-        return self.work.proof
-
-    @property
-    def compact(self) -> Compacting | None:
-        """Its part of the compact mode."""
-        return self.work.compact
-
-    @property
-    def compact_failed(self) -> bool:
-        """It was offered, or begun, and not used."""
-        return self.work.compact_failed
-
-    async def begin(self) -> Result:
-        """Go on to the end, as the initiator."""
-        return self._judged(await self.work.begin())
-
-    async def answer(self, first: Reconcile) -> Result:
-        """Go on to the end, as the responder."""
-        return self._judged(await self.work.answer(first))
-
-    def _judged(self, result: Result) -> Result:
-        if self.session_id and not result.refusal:
-            judge = self._exchange.process.judge
-            judge.meet(self.session_id, self._role, self._side)
-            judge.found(self.session_id, self._role, result, self.proof.keyed_from_ns)
-            if self._role is Role.INITIATOR:
-                self._exchange.name(self.session_id)
-        return result
 
 
 class JudgedExchange(shipped.Exchange):
@@ -204,12 +142,7 @@ class JudgedExchange(shipped.Exchange):
             )
         )
 
-    def name(self, session_id: str) -> None:
-        """The task that asks works on this session."""
-        self._names[asyncio.current_task()] = session_id
-
-    # What it returns has all that is used of a `Reconciling`.
-    def reconciling(  # type: ignore[override]
+    def reconciling(
         self,
         role: Role,
         stream: FrameStream,
@@ -218,17 +151,26 @@ class JudgedExchange(shipped.Exchange):
         *,
         window: Bounds | None = None,
         session_id: str = "",
-    ) -> _Watched:
+    ) -> Verifying:
         """A reconciliation."""
-        work = super().reconciling(
-            role, stream, view, account, window=window, session_id=session_id
-        )
+        given = role, stream, view, account
+        work = super().reconciling(*given, window=window, session_id=session_id)
         _check_after_steps(work.session)
-        shown, asked_ns = [], 0
-        if isinstance(view, JudgedView):
-            shown, asked_ns = view.shown, view.asked_ns
-        side = Side(self.process.database, shown, account.horizon or LOWEST, asked_ns)
-        return _Watched(self, work, side, role)
+        return work
+
+    def concluded(self, account: Account, work: Verifying, result: Result) -> None:
+        """The judge compares the result of each side with that of the other."""
+        name, role, judge = work.frames.session_id, work.role, self.process.judge
+        if name and not result.refusal:
+            shown, asked_ns = [], 0
+            if isinstance(work.view, JudgedView):
+                shown, asked_ns = work.view.shown, work.view.asked_ns
+            side = Side(self.process.database, shown, account.horizon or LOWEST, asked_ns)
+            judge.meet(name, role, side)
+            judge.found(name, role, result, work.proof.keyed_from_ns)
+            if role is Role.INITIATOR:
+                self._names[asyncio.current_task()] = name
+        super().concluded(account, work, result)
 
     async def machine(self, session: Session, account: Account) -> Transfer:
         """The transfer of what a session has found."""
@@ -237,8 +179,11 @@ class JudgedExchange(shipped.Exchange):
         _check_after_steps(machine)
         return machine
 
-    def observe(self, account: Account, outcome: SyncOutcome) -> SyncOutcome:
+    def ended(
+        self, account: Account, error: str = "", ending: SyncEnding | None = None
+    ) -> SyncOutcome:
         """A session ended."""
+        outcome = super().ended(account, error, ending)
         process, result = self.process, account.result
         name = self._names.pop(asyncio.current_task(), "")
         self.last[account.node_id] = account
@@ -255,7 +200,7 @@ class JudgedExchange(shipped.Exchange):
             if outcome.in_sync:
                 process.judge.in_sync(name, account.report.refused_by_policy)
             process.node.world.ended(outcome)
-        return super().observe(account, outcome)
+        return outcome
 
     def stop(self, sessions: Iterable[Session]) -> None:
         """End the drivers of sessions that gave way to a new one."""
@@ -308,7 +253,7 @@ class _Observer:
     def session_ended(
         self, role: SyncRole, peer_node_id: str, peer_store_id: str, outcome: SyncOutcome
     ) -> None:
-        """The judge is told by `JudgedExchange.observe`."""
+        """The judge is told by `JudgedExchange.ended`."""
 
     def transferred(self, direction: str, outcome: str, count: int) -> None:
         """Nothing is counted."""

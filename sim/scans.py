@@ -6,7 +6,6 @@ from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from typing import Final
 
-from sim.bridge import kept
 from sim.dice import happens
 from sim.limits import SCAN_PAGE_MESSAGES
 from sim.process import Process
@@ -61,7 +60,7 @@ async def serve_scan(process: Process, stream: EndStream) -> None:
 
 
 async def _read(process: Process, request: Scan, cursor: bytes) -> Page | None:
-    return await kept(process.database.look(lambda: _page(process, request, cursor)))
+    return await process.database.look(lambda: _page(process, request, cursor))
 
 
 def _page(process: Process, request: Scan, cursor: bytes) -> Page | None:

@@ -13,9 +13,7 @@ from reconcile.algorithm.plan import Tuning
 from reconcile.limits import CodecLimits, SessionLimits, SummaryLimits
 from sim.dice import Dice, happens
 from sim.limits import NS_PER_MS, NS_PER_S
-from store.sync.index.limits import IndexLimits
-from store.sync.limits import ONLINE_INTERVAL_S
-from store.sync.transfer.limits import TransferLimits
+from store.sync.limits import ONLINE_INTERVAL_S, IndexLimits, TransferLimits
 
 MINUTE_NS: Final = 60 * NS_PER_S
 HOUR_NS: Final = 60 * MINUTE_NS

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from sim.bridge import kept
 from sim.dice import Dice
 from sim.marks import Mark
 from sim.process import Process
@@ -38,9 +37,7 @@ class SimStatements:
         session = self._ended.get(task, "")
         process.judge.stated(session, process.database, store_id, statements)
         process.mark(Mark.STATED)
-        await kept(
-            process.database.change(process, lambda: self._replace(store_id, statements, now_ns))
-        )
+        await process.database.change(process, lambda: self._replace(store_id, statements, now_ns))
 
     def _replace(self, store_id: str, statements: Sequence[Statement], now_ns: int) -> None:
         stated, horizon_ns = self._process.database.stated, self._process.database.horizon_ns
@@ -67,4 +64,4 @@ class SimStatements:
                 if found
             }
 
-        return await kept(self._process.database.look(read, dice=self._dice))
+        return await self._process.database.look(read, dice=self._dice)

@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 from typing import Any, Final
 
 from reconcile.errors import LimitExceeded, MalformedPayload
-from sim.bridge import driven, kept
 from sim.calls import Closed, End, Ended, Identity, Status
 from sim.marks import Mark
 from sim.process import Process
@@ -77,19 +76,27 @@ class StatusReceived(CallFailed):
 
 
 class EndStream:
-    """One end of a call as a `store.domain.streams.CalleeStream`.
+    """One end of a call as a `store.domain.streams.FrameStream`.
 
     Attributes:
         failed_ns: when it failed, as this end was told; None: it has not.
         on_written: is told of every frame before it is sent.
     """
 
-    def __init__(self, process: Process, end: End, *, calls: bool) -> None:
+    def __init__(
+        self,
+        process: Process,
+        end: End,
+        *,
+        calls: bool,
+        identified: Callable[[Identity], None] | None = None,
+    ) -> None:
         self.failed_ns: int | None = None
         self.on_written: FramesListener | None = None
         self._process = process
         self._end = end
         self._calls = calls
+        self._identified = identified
         self._over = False
         self._patience_ns = _PATIENCE_SILENCES * process.scenario.silence_ns + _PATIENCE_NS
 
@@ -97,10 +104,6 @@ class EndStream:
     def callee(self) -> Identity:
         """Who is at the other end."""
         return self._end.there
-
-    async def identify(self) -> Identity:
-        """Who is at the other end, which is known as soon as there is one."""
-        return self.callee
 
     @property
     def secure(self) -> bool:
@@ -112,6 +115,9 @@ class EndStream:
         """The next frame; None after the last."""
         if self._over:
             return None
+        if self._identified is not None:
+            self._identified(self.callee)
+            self._identified = None
         began_ns = self._process.timeline.now_ns
         try:
             item = await self._kept(self._end.read())
@@ -143,7 +149,7 @@ class EndStream:
 
     async def _kept(self, promise: Any) -> Any:  # noqa: ANN401 - whatever it is kept with
         try:
-            return await kept(promise)
+            return await promise
         except Closed as error:
             raise self._failed(error) from None
 
@@ -165,17 +171,20 @@ class SimConnector:
         return self._names.get(peer, peer.node_id)
 
     @asynccontextmanager
-    async def call(self, peer: PeerAddress, method: str) -> AsyncIterator[EndStream]:
+    async def call(
+        self,
+        peer: PeerAddress,
+        method: str,
+        identified: Callable[[Identity], None] | None = None,
+    ) -> AsyncIterator[EndStream]:
         """Begin a call; it is cancelled at the end if it still goes on."""
         process = self._process
         try:
-            end = await driven(
-                process.network.call(process.name, peer.host, method, process.identity)
-            )
+            end = await process.network.call(process.name, peer.host, method, process.identity)
         except Closed as error:
             raise StatusReceived(error.status, error.sentence) from None
         self._names[peer] = end.there.node_id
-        stream = EndStream(process, end, calls=True)
+        stream = EndStream(process, end, calls=True, identified=identified)
         if method == TRANSFER:
             stream.on_written = acknowledgements(process)
         try:

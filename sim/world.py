@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass
@@ -12,12 +11,10 @@ from typing import Any, Final, TypeVar
 from reconcile.ids import SyncId, SyncIds
 from reconcile.session import Result
 from sim.asking import ask_nodes
-from sim.bridge import TimelineLoop
 from sim.covering import ask_coverage, read_coverage
 from sim.database import Database
 from sim.dice import Dice, happens
 from sim.faults import FaultInjector
-from sim.forgery import CANDIDATES, forged_halves
 from sim.intake import PUBSUB, Client
 from sim.judge import Judge, Violation
 from sim.limits import (
@@ -29,13 +26,11 @@ from sim.limits import (
     START_NS,
 )
 from sim.lookups import Channel, Spoken, seek
-from sim.messages import Message, message_of
-from sim.network import Host, Network
+from sim.messages import CANDIDATES, Message, forged_halves, message_of
 from sim.node import MAX_DRIFT_NS, Node
 from sim.peers import described
 from sim.scenario import Scenario
-from sim.timeline import Timeline
-from sim.trace import Trace
+from sim.stage import Stage
 from store.domain.admission import Admission
 from store.domain.ports import PeerAddress, Source, SyncEnding, SyncOutcome
 from storenode.message.rules import Policy
@@ -75,11 +70,8 @@ class Summary:
     marks: Mapping[str, int]
 
 
-class World:
-    """All of it. `run` goes from the beginning to the end, once.
-
-    ``max_events`` in a run; everything is checked after each ``check_every`` of them.
-    """
+class World(Stage):
+    """All of it. `run` goes from the beginning to the end, once."""
 
     max_events = MAX_EVENTS
     check_every = CHECK_EVERY_EVENTS
@@ -90,16 +82,9 @@ class World:
         dice: Dice,
         sink: Callable[[str], None] | None = None,
     ) -> None:
+        super().__init__(dice, scenario.network_delay_ns, sink)
         self.scenario = scenario
-        self.dice = dice
-        self.timeline = Timeline(START_NS)
-        # Abstract is what needs sockets, signals or processes: there are none.
-        self.loop = TimelineLoop(self.timeline, dice)  # type: ignore[abstract]
-        self.trace = Trace(self.timeline, sink)
         self.judge = self.make_judge()
-        self.marks: Counter[str] = Counter()
-        self.network = Network(self.timeline, dice, self.trace, self.marks)
-        self.network.weather.delay_ns = scenario.network_delay_ns
         self.faulty = True
         self.endings = dict.fromkeys(map(str, SyncEnding), 0)
         self.databases = [self.make_database(number) for number in range(max(scenario.stores) + 1)]
@@ -108,9 +93,7 @@ class World:
             for number, store in enumerate(scenario.stores)
         ]
         self.clients = [Client(self, f"c{number}") for number in range(scenario.clients)]
-        hosts: list[Host] = [*self.nodes, *self.clients]
-        for host in hosts:
-            self.network.add(host)
+        self.connect([*self.nodes, *self.clients])
         self.channel = Channel(self)
         self._actors: list[asyncio.Task[None]] = []
         self._changed = True
@@ -255,22 +238,10 @@ class World:
         self._actors += [self.loop.begin(None, each) for each in work]
 
     def _let_pass(self, duration_ns: int) -> None:
-        end_ns = self.timeline.now_ns + duration_ns
-        self.timeline.at(end_ns, lambda: None)
-        while self.timeline.now_ns < end_ns:
-            self._step()
+        self.pass_until(self.timeline.now_ns + duration_ns)
 
-    def _step(self) -> None:
-        assert self.timeline.step(), "nothing is left to happen"
-        self.loop.check()
-        events = self.timeline.events
-        assert events < self.max_events, (
-            f"more than {self.max_events} events: something goes round in circles"
-        )
-        if not events % self.check_every:
-            self._check()
-
-    def _check(self) -> None:
+    def look_around(self) -> None:
+        """Verify every host, and what the judge knows."""
         assert self.timeline.waiting <= MAX_WAITING_EVENTS, "too much is under way"
         self.network.check()
         self.judge.check()
@@ -301,7 +272,7 @@ class World:
                     break
             if self.timeline.now_ns > deadline_ns:
                 raise Violation(f"the stores do not become equal: {unequal}")
-            self._step()
+            self.step()
         self.trace.note("world", "is equal")
 
     def _patience_ns(self) -> int:
@@ -357,7 +328,7 @@ class World:
                 assert outcome.differences == len(refused) + forged, what
                 assert not (forged and self.scenario.all_keyed), what
                 assert refused or forged or result.rounds <= CLOSING_ROUNDS, what
-        self._check()
+        self.look_around()
         for database in self.databases:
             database.check()
         for node in self.nodes:
@@ -379,7 +350,7 @@ class World:
 
     def _await(self, task: asyncio.Task[_T]) -> _T:
         while not task.done():
-            self._step()
+            self.step()
         return task.result()
 
     def _summary(self, settling_ns: int) -> Summary:

@@ -72,10 +72,6 @@ class IndexView:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def needs(self, read: Read) -> None:  # noqa: ARG002 - all is in memory, whatever is read
-        """Nothing."""
-        return
-
     def answer(self, read: Read) -> Answer:
         """The answer to a batch of questions."""
         if read.direct is not None:

@@ -99,7 +99,7 @@ class Pieces:
     """Spans that must still be measured, or cut, each for somebody.
 
     Attributes:
-        keys: ``(m,)`` for whom: a row of `Totals`, or the number of what is to be cut.
+        keys: ``(m,)`` for whom: a row of totals, or the number of what is to be cut.
         spans: ``(m,)``, disjoint.
         parents: ``(m,)`` start of the slice of time in which each lies.
     """
@@ -127,29 +127,6 @@ class Pieces:
         return cls(keys, spans, parents)[np.argsort(keys, kind="stable")]
 
 
-class Totals:
-    """Counts and XORs that come together from several places, two rows for each span.
-
-    A span that is longer than a slice of time has a piece at its beginning and one at its end.
-    Row ``2 i`` is for the first piece of span i, or its only one, and row ``2 i + 1`` for the last.
-    """
-
-    def __init__(self, spans: int) -> None:
-        self._counts = np.zeros(2 * spans, np.int64)
-        self._xors = no_fingerprints(2 * spans)
-
-    def add(self, keys: Ints, counts: Ints, xors: NDArray[np.uint64]) -> None:
-        """Add to some rows, each of which is given once."""
-        self._counts[keys] += counts
-        self._xors[keys] ^= xors
-
-    def measured(self) -> Measured:
-        """The sums of all spans."""
-        return Measured(
-            self._counts[0::2] + self._counts[1::2], self._xors[0::2] ^ self._xors[1::2]
-        )
-
-
 class Sums:
     """Buckets with their running totals.
 
@@ -165,11 +142,13 @@ class Sums:
         self._xors = np.zeros((count + 1, HASH_WORDS), np.uint64)
         np.bitwise_xor.accumulate(buckets.xors, axis=0, out=self._xors[1:])
 
-    def take(self, pieces: Pieces, totals: Totals) -> Pieces:
+    def take(self, pieces: Pieces, totals: Measured) -> Pieces:
         """Add up the buckets that lie wholly in a piece; what is left of it is returned.
 
-        ``keys`` of the pieces are rows of ``totals``, and of what is left too: at most two pieces,
-        each of which lies in one bucket.
+        ``keys`` of the pieces are rows of ``totals``, of which each span has two: a span that is
+        longer than a slice of time has a piece at its beginning and one at its end. Row ``2 i`` is
+        for the first piece of span i, or its only one, and row ``2 i + 1`` for the last. What is
+        left are at most two pieces, each of which lies in one bucket.
         """
         starts, length = self.buckets.starts, self.buckets.length_ns
         lower, upper = pieces.spans.lower, pieces.spans.upper
@@ -178,11 +157,8 @@ class Sums:
         last = np.searchsorted(starts, upper.timestamps - length, "right")
         inner = np.flatnonzero(first < last)
         begin, end = first[inner], last[inner]
-        totals.add(
-            pieces.keys[inner],
-            self._counts[end] - self._counts[begin],
-            self._xors[end] ^ self._xors[begin],
-        )
+        totals.counts[pieces.keys[inner]] += self._counts[end] - self._counts[begin]
+        totals.fingerprints[pieces.keys[inner]] ^= self._xors[end] ^ self._xors[begin]
         left = np.maximum(first - 1, 0)
         right = np.minimum(last, max(len(starts) - 1, 0))
         if not len(starts):
@@ -190,11 +166,15 @@ class Sums:
         has_left = (first > 0) & (lower.timestamps - starts[left] < length)
         has_right = (last < len(starts)) & (last < _starts_before(starts, upper))
         same = has_left & (last == first - 1)
+        begins, ends = has_left & ~same, has_right & ~same
+        first_of, last_of = starts[left[begins]], starts[right[ends]]
+        beginnings = Spans(lower[begins], SyncIds.at_times(first_of + length))
+        endings = Spans(SyncIds.at_times(last_of), upper[ends])
         return Pieces.join(
             (
-                self._partial(pieces, same, starts[left]),
-                self._beginnings(pieces, has_left & ~same, starts[left]),
-                self._ends(pieces, has_right & ~same, starts[right]),
+                Pieces(pieces.keys[same], pieces.spans[same], starts[left[same]]),
+                Pieces(pieces.keys[begins] & ~np.int64(1), beginnings, first_of),
+                Pieces(pieces.keys[ends] | np.int64(1), endings, last_of),
             )
         )
 
@@ -208,31 +188,11 @@ class Sums:
         """How many IDs are in the buckets with these starts, which there must be."""
         return self.buckets.counts[np.searchsorted(self.buckets.starts, starts)]
 
-    @staticmethod
-    def _partial(pieces: Pieces, chosen: NDArray[np.bool_], starts: Ints) -> Pieces:
-        return Pieces(pieces.keys[chosen], pieces.spans[chosen], starts[chosen])
-
-    def _beginnings(self, pieces: Pieces, chosen: NDArray[np.bool_], starts: Ints) -> Pieces:
-        parents = starts[chosen]
-        upper = edges(parents + self.buckets.length_ns)
-        spans = Spans(pieces.spans.lower[chosen], upper)
-        return Pieces(pieces.keys[chosen] & ~np.int64(1), spans, parents)
-
-    def _ends(self, pieces: Pieces, chosen: NDArray[np.bool_], starts: Ints) -> Pieces:
-        parents = starts[chosen]
-        spans = Spans(edges(parents), pieces.spans.upper[chosen])
-        return Pieces(pieces.keys[chosen] | np.int64(1), spans, parents)
-
-
-def edges(times: Ints) -> SyncIds:
-    """Bounds at the beginning of nanoseconds."""
-    return SyncIds(times, np.zeros((len(times), 8 * HASH_WORDS), np.uint8))
-
 
 def _starts_before(starts: Ints, bounds: SyncIds) -> Ints:
     """How many slices begin before each bound."""
-    inside = bounds.words.any(axis=1)
     places = np.searchsorted(starts, bounds.timestamps)
-    if inside.any():
+    if bounds.has_hashes():
+        inside = bounds.words.any(axis=1)
         places[inside] = np.searchsorted(starts, bounds.timestamps[inside], "right")
     return places

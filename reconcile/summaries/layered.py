@@ -24,7 +24,6 @@ from reconcile.summaries.leaves import pieces_before
 from reconcile.summaries.loading import Loading, LoadingView
 from reconcile.summaries.summary import SummaryView
 from reconcile.view import (
-    Answer,
     Items,
     Measured,
     Parts,
@@ -56,32 +55,19 @@ class LayeredView(LoadingView):
     """
 
     def __init__(self, hot: IndexView, floor: SyncId, cold: SummaryView) -> None:
-        super().__init__()
         if any(floor[1]):
             raise ValueError("a floor inside a nanosecond cannot be sent as a bound: move it up")
         self._hot = hot
         self._floor = floor
         self._cold = cold
 
-    def reading(self, read: Read) -> Loading[Answer]:
-        """Work through a read."""
-        measured = parts = items = hits = None
-        if read.measure is not None:
-            measured = yield from self._measure(read.measure)
-        if read.split is not None:
-            parts = yield from self._split(*read.split)
-        if read.items is not None:
-            items = yield from self._items(read.items)
-        if read.probe is not None:
-            hits = yield from self._probe(*read.probe)
-        return Answer(measured, parts, items, hits)
-
     def _divided(self, spans: Spans) -> tuple[Pieces, Pieces]:
         """What is below the floor, and what is not; one span may be in both."""
         rows = np.arange(len(spans))
         return pieces_before(Pieces(rows, spans, rows), self._floor)
 
-    def _measure(self, spans: Spans) -> Loading[Measured]:
+    def measure(self, spans: Spans) -> Loading[Measured]:
+        """Counts and fingerprints of spans."""
         below, above = self._divided(spans)
         counts, fingerprints = np.zeros(len(spans), np.int64), no_fingerprints(len(spans))
         cold = yield from self._cold.measure(below.spans)
@@ -90,7 +76,8 @@ class LayeredView(LoadingView):
             fingerprints[pieces.keys] ^= measured.fingerprints
         return Measured(counts, fingerprints)
 
-    def _items(self, spans: Spans) -> Loading[Items]:
+    def items(self, spans: Spans) -> Loading[Items]:
+        """The IDs in spans."""
         below, above = self._divided(spans)
         cold = yield from self._cold.items(below.spans)
         hot = self._hot.items(above.spans)
@@ -99,7 +86,8 @@ class LayeredView(LoadingView):
             offsets[pieces.keys + 1] += np.diff(items.offsets)
         return Items(np.cumsum(offsets), SyncIds.join([cold.ids, hot.ids]))
 
-    def _probe(self, spans: Spans, hashes: NDArray[np.uint64]) -> Loading[Probed]:
+    def probe(self, spans: Spans, hashes: NDArray[np.uint64]) -> Loading[Probed]:
+        """As `LoadingView.probe`."""
         below, above = self._divided(spans)
         times, hits = np.zeros(len(spans), np.int64), np.zeros(len(spans), np.int64)
         cold = yield from self._cold.probe(below.spans, hashes[below.keys])
@@ -109,7 +97,8 @@ class LayeredView(LoadingView):
             times[pieces.keys[found.hit]] = found.found.timestamps[found.hit]
         return Probed(SyncIds(times, hashes.copy().view(np.uint8)), hits == 1)
 
-    def _split(self, spans: Spans, wanted: Ints) -> Loading[Parts]:
+    def split(self, spans: Spans, wanted: Ints) -> Loading[Parts]:
+        """As `LoadingView.split`."""
         below, above = self._divided(spans)
         cold_wanted, hot_wanted = wanted[below.keys], wanted[above.keys]
         if len(below) + len(above) == len(spans):

@@ -96,7 +96,7 @@ def spans_before(spans: Spans, bound: SyncId) -> Spans:
     begun, ended = rank(spans.lower, bound), _ended(spans, bound)
     if begun == ended:
         return spans[:ended]
-    upper = SyncIds.join([spans.upper[:ended], SyncIds.of([bound])])
+    upper = SyncIds.join([spans.upper[:ended], SyncIds.of_bounds([bound])])
     return Spans(spans.lower[:begun], upper)
 
 
@@ -105,7 +105,7 @@ def pieces_before(pieces: Pieces, bound: SyncId) -> tuple[Pieces, Pieces]:
     begun, ended = rank(pieces.spans.lower, bound), _ended(pieces.spans, bound)
     before, after = pieces[:begun], pieces[ended:]
     if begun > ended:
-        cut = SyncIds.of([bound])
+        cut = SyncIds.of_bounds([bound])
         upper = SyncIds.join([before.spans.upper[:-1], cut])
         lower = SyncIds.join([cut, after.spans.lower[1:]])
         before = Pieces(before.keys, Spans(before.spans.lower, upper), before.parents)

@@ -1,11 +1,7 @@
 """What a view asks of storage, and how it is answered.
 
-A view that does not hold everything works through a read step by step: it says what it needs,
-is given it, and goes on, until the answer is there. Each step needs little, however much is read.
-
-    needs(read) ── None ──────────────────────────────► answer(read)
-         │                                                  ▲
-         └─ Needs ─► load(what was needed) ─► needs(read) ──┘
+A view that does not hold everything works through a read as a generator: it yields what it needs,
+is sent that, and goes on, until the answer is there. Each step needs little, however much is read.
 """
 
 from __future__ import annotations
@@ -18,9 +14,9 @@ from typing import TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from reconcile.ids import SyncIds
+from reconcile.ids import Ints, SyncIds
 from reconcile.summaries.buckets import Buckets
-from reconcile.view import Answer, Read, Spans
+from reconcile.view import Answer, Items, Measured, Parts, Probed, Read, Spans
 
 _Result = TypeVar("_Result")
 
@@ -65,61 +61,47 @@ Loading: TypeAlias = Generator[Needs, Loaded, _Result]
 
 
 class LoadingView(ABC):
-    """A `reconcile.view.View` whose answers are computations that ask for what they need."""
-
-    def __init__(self) -> None:
-        self._read: Read | None = None
-        self._reading: Loading[Answer] | None = None
-        self._needs: Needs | None = None
-        self._answer: Answer | None = None
+    """Answers reads by computations that ask for what they need."""
 
     @abstractmethod
+    def measure(self, spans: Spans) -> Loading[Measured]:
+        """Counts and fingerprints of spans."""
+
+    @abstractmethod
+    def split(self, spans: Spans, wanted: Ints) -> Loading[Parts]:
+        """Spans cut into about so many parts of about equal counts."""
+
+    @abstractmethod
+    def items(self, spans: Spans) -> Loading[Items]:
+        """The IDs in spans."""
+
+    @abstractmethod
+    def probe(self, spans: Spans, hashes: NDArray[np.uint64]) -> Loading[Probed]:
+        """Which spans have exactly one ID with the hash that is looked for in them."""
+
     def reading(self, read: Read) -> Loading[Answer]:
-        """Work through a read."""
+        """Work through a read; takes one step with each call of `proceed`."""
+        measured = parts = items = hits = None
+        if read.measure is not None:
+            measured = yield from self.measure(read.measure)
+        if read.split is not None:
+            parts = yield from self.split(*read.split)
+        if read.items is not None:
+            items = yield from self.items(read.items)
+        if read.probe is not None:
+            hits = yield from self.probe(*read.probe)
+        return Answer(measured, parts, items, hits)
 
-    def needs(self, read: Read) -> Needs | None:
-        """What must be loaded next for a read; None: it can be answered.
 
-        A read other than the last one ends the work on that.
-        """
-        if self._read is not read:
-            self.forget()
-            self._read = read
-            self._reading = self.reading(read)
-            self._go_on(None)
-        return self._needs
+def proceed(reading: Loading[Answer], loaded: Loaded | None = None) -> Needs | Answer:
+    """Go on with what was needed last, or begin: what is needed next, or the answer.
 
-    def load(self, loaded: Loaded) -> None:
-        """Take what ``needs`` asked for.
-
-        Raises:
-            SummaryMismatch: it contradicts what was loaded before.
-        """
-        if self._needs is None:
-            raise ValueError("nothing is needed: call needs() first, and load what it says")
-        self._go_on(loaded)
-
-    def answer(self, read: Read) -> Answer:
-        """The answer to a read whose needs were all met; once."""
-        if self._read is not read or self._answer is None:
-            raise ValueError("the read is not worked through: meet what needs() says first")
-        answer = self._answer
-        self.forget()
+    Raises:
+        SummaryMismatch: what was loaded contradicts what was loaded before.
+    """
+    try:
+        # The first step of a generator takes None.
+        return reading.send(loaded)  # type: ignore[arg-type]
+    except StopIteration as ended:
+        answer: Answer = ended.value
         return answer
-
-    def forget(self) -> None:
-        """Leave the work on the current read."""
-        if self._reading is not None:
-            self._reading.close()
-        self._read = self._reading = self._needs = self._answer = None
-
-    def _go_on(self, loaded: Loaded | None) -> None:
-        assert self._reading is not None
-        try:
-            # The first step of a generator takes None.
-            self._needs = self._reading.send(loaded)  # type: ignore[arg-type]
-        except StopIteration as ended:
-            self._needs, self._answer = None, ended.value
-        except BaseException:
-            self.forget()
-            raise

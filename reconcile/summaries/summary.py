@@ -22,7 +22,7 @@ from reconcile.errors import AnswerTooLarge, SummaryMismatch
 from reconcile.ids import Ints, SyncId, SyncIds, less
 from reconcile.index import IndexView
 from reconcile.limits import DEFAULT_SUMMARY_LIMITS, SummaryLimits
-from reconcile.summaries.buckets import Buckets, Pieces, Sums, Totals
+from reconcile.summaries.buckets import Buckets, Pieces, Sums
 from reconcile.summaries.cutting import (
     Atoms,
     Cut,
@@ -45,7 +45,7 @@ from reconcile.summaries.leaves import (
     spans_before,
 )
 from reconcile.summaries.loading import Loading, LoadingView, NeedBuckets, NeedHashes, NeedIds
-from reconcile.view import Answer, Items, Measured, Parts, Probed, Read, Spans
+from reconcile.view import Items, Measured, Parts, Probed, Spans, no_fingerprints
 
 _Use = Callable[[Sums, Pieces], None]
 _UseLeaves = Callable[[Leaves, Pieces], None]
@@ -75,7 +75,6 @@ class SummaryView(LoadingView):
         finer_ns: Sequence[int],
         limits: SummaryLimits = DEFAULT_SUMMARY_LIMITS,
     ) -> None:
-        super().__init__()
         self._top = Sums(top)
         self._lengths = (top.length_ns, *finer_ns)
         self._limits = limits
@@ -97,19 +96,6 @@ class SummaryView(LoadingView):
         """Buckets that are in memory besides the longest ones."""
         return sum(len(children.sums.buckets) for children in self._children)
 
-    def reading(self, read: Read) -> Loading[Answer]:
-        """Work through a read."""
-        measured = parts = items = hits = None
-        if read.measure is not None:
-            measured = yield from self.measure(read.measure)
-        if read.split is not None:
-            parts = yield from self.split(*read.split)
-        if read.items is not None:
-            items = yield from self.items(read.items)
-        if read.probe is not None:
-            hits = yield from self.probe(*read.probe)
-        return Answer(measured, parts, items, hits)
-
     # Measuring
 
     def measure(self, spans: Spans) -> Loading[Measured]:
@@ -121,8 +107,8 @@ class SummaryView(LoadingView):
         return joined_measures(found)
 
     def _measure(self, spans: Spans, use: _UseLeaves | None = None) -> Loading[Measured]:
-        """Measure some spans; ``use`` is given what is loaded, too, with keys of `Totals`."""
-        totals = Totals(len(spans))
+        """Measure some spans; ``use`` is given what is loaded, too, with keys as in `Sums.take`."""
+        totals = Measured(np.zeros(2 * len(spans), np.int64), no_fingerprints(2 * len(spans)))
         rows = 2 * np.arange(len(spans))
         pieces = self._top.take(Pieces(rows, spans, rows), totals)
         few = self._top.counts_of(pieces.parents) <= self._few(0)
@@ -143,12 +129,14 @@ class SummaryView(LoadingView):
 
         def measure(leaves: Leaves, some: Pieces) -> None:
             measured = leaves.view.measure(some.spans)
-            totals.add(some.keys, measured.counts, measured.fingerprints)
+            totals.counts[some.keys] += measured.counts
+            totals.fingerprints[some.keys] ^= measured.fingerprints
             if use is not None:
                 use(leaves, some)
 
         yield from self._with_leaves(Pieces.join([*small, pieces]), measure)
-        return totals.measured()
+        counts, xors = totals.counts, totals.fingerprints
+        return Measured(counts[0::2] + counts[1::2], xors[0::2] ^ xors[1::2])
 
     def _few(self, level: int) -> int:
         """So few IDs of a bucket are read regardless of shorter ones, which would save little."""

@@ -12,12 +12,11 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from sim.bridge import kept
 from sim.database import Client, Database
 from sim.dice import Dice, happens
 from sim.limits import NS_PER_S
 from sim.process import Process
-from sim.tasks import Promise
+from sim.promise import Promise
 from store.domain.commits import CommitRow
 from store.domain.ports import Source, StoreBusy, StoreUnavailable
 from store.domain.unread import Confirmed, UnreadEvent
@@ -25,7 +24,6 @@ from store.gossip.commits import CommittedMessages, OwnBatch
 from store.gossip.events import GraphEvent
 from store.gossip.graph import graph_events
 from store.messages.record import RecordBatch
-from store.messages.transfer import transferred
 from storenode.common.bounded import BoundedDict
 
 if TYPE_CHECKING:
@@ -146,7 +144,7 @@ class Session:
             raise asyncio.CancelledError
         try:
             self.database.admit_write()
-            return await kept(begin())
+            return await begin()
         except (StoreBusy, StoreUnavailable):
             if self.process.alive:
                 self._world.judge.store_failed(self.process, name)
@@ -168,18 +166,7 @@ class Session:
 
     async def load(self, hashes: Sequence[bytes], max_bytes: int) -> Sequence[bytes | None]:
         """Read messages."""
-
-        def read() -> list[bytes | None]:
-            size, found = 0, list[bytes | None]()
-            for stored in map(self.database.held.get, hashes):
-                message = None if stored is None else transferred(stored[1])
-                size += len(message or b"")
-                if found and size > max_bytes:
-                    break
-                found.append(message)
-            return found
-
-        return await self.look("load", read)
+        return await self.look("load", lambda: self.database.read(hashes, max_bytes))
 
     async def held(self, hashes: Sequence[bytes]) -> Sequence[bool]:
         """Look messages up."""

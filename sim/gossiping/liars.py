@@ -7,7 +7,6 @@ from contextlib import suppress
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
-from sim.bridge import driven, kept
 from sim.calls import Closed, End, Ended, Identity
 from sim.gossiping.judge import LIAR
 from sim.gossiping.scenario import Trick
@@ -45,7 +44,7 @@ class Liar(Caller):
             store_id = f"{LIAR}{self._number}/{next(self._lives)}"
             who = Identity(f"{LIAR}{self._number}", store_id)
             with suppress(Closed):
-                end = await driven(world.network.call(self.name, victim, GOSSIP, who))
+                end = await world.network.call(self.name, victim, GOSSIP, who)
                 try:
                     await self._talk(end)
                 finally:
@@ -56,7 +55,7 @@ class Liar(Caller):
         listening = asyncio.create_task(self._listen(end))
         try:
             while not listening.done() and not end.has_ended:
-                await kept(end.send(self._lie()))
+                await end.send(self._lie())
                 await asyncio.sleep(self._pace_s() * self._world.dice.uniform(0.5, 1.5))
         finally:
             listening.cancel()
@@ -65,7 +64,7 @@ class Liar(Caller):
     async def _listen(self, end: End) -> None:
         if self._trick is Trick.DEAF:
             await asyncio.Event().wait()
-        while not isinstance(frame := await kept(end.read()), Ended):
+        while not isinstance(frame := await end.read(), Ended):
             self._hear(frame)
 
     def _hear(self, frame: Any) -> None:  # noqa: ANN401 - any frame

@@ -9,7 +9,6 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from sim.bridge import kept
 from sim.calls import End
 from sim.dice import happens
 from sim.environment import SimLog, environment_of
@@ -144,7 +143,7 @@ class Gossiping:
         if hashes and hashes[0] in world.judge.in_peace:
             asked, timeout_s = len(world.reached(self._owner)), SPREAD_S
         write = self._owner.database.write_of(process, batch, Source.CLIENT, asked)
-        stored = await kept(write)
+        stored = await write
         if asked and hashes and process.alive:
             process.begin_task(_CALL, self._confirm(hashes, stored, asked, timeout_s))
 
@@ -191,7 +190,7 @@ class Gossiping:
         """Nobody asks."""
 
     def _make(self, config: GossipConfig) -> Gossip:
-        machine = self._world.make(config)
+        machine = Gossip(config)
         step = machine.step
 
         def checked(*args: Any) -> Any:  # noqa: ANN401 - those of a step

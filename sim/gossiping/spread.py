@@ -81,7 +81,7 @@ class SpreadWorld(GossipWorld):
         for digest in added:
             self._arrivals.setdefault(digest, []).append(self.timeline.now_ns)
 
-    def _check(self) -> None:
+    def look_around(self) -> None:
         """So many nodes have more under way than a run may."""
 
     def _measure(self) -> Spread:

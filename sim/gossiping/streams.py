@@ -7,9 +7,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-from sim.bridge import driven, kept
 from sim.calls import Closed, End, Ended, Status
-from sim.tasks import Promise
+from sim.promise import Promise
 from store.domain.admission import Admission
 from store.domain.places import Caller
 from store.domain.ports import PeerAddress, PeerFailed, Source
@@ -69,7 +68,7 @@ class Frames:
         if self._process is None or not self._process.alive:
             raise asyncio.CancelledError
         try:
-            return await kept(promise)
+            return await promise
         except Closed as error:
             raise _failure(error.status, error.sentence) from None
 
@@ -113,7 +112,7 @@ class Connector:
         node, process = self._node, self._node.process
         node.world.judge.connects(node.name, peer.host)
         try:
-            end = await driven(node.world.network.call(node.name, peer.host, GOSSIP, node.who))
+            end = await node.world.network.call(node.name, peer.host, GOSSIP, node.who)
         except Closed as error:
             raise _failure(error.status, error.sentence) from None
         self._answered[peer] = end.there.node_id

@@ -21,9 +21,7 @@ from sim.judge import Judge, Violation
 from sim.limits import NS_PER_MS, NS_PER_S
 from sim.messages import Message, message_of
 from sim.world import Summary, World
-from store.gossip.config import GossipConfig
 from store.gossip.events import What
-from store.gossip.machine import Gossip
 from storenode.sds.codec import encode
 
 _CHANNEL: Final = "channel"
@@ -38,8 +36,6 @@ _REST_NS: Final = 75 * NS_PER_S
 _MESSAGE_BYTES: Final = 100_000
 _PARENTS: Final = 3
 _RECENT: Final = 12
-
-MakeMachine = Callable[[GossipConfig], Gossip]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +71,9 @@ class GossipWorld(World):
         self,
         gossip: GossipScenario,
         dice: Dice,
-        make: MakeMachine = Gossip,
         sink: Callable[[str], None] | None = None,
     ) -> None:
         self.gossip = gossip
-        self.make = make
         self.counts: Counter[What] = Counter()
         self.frames = 0
         self.stores: list[GossipDatabase] = []
@@ -207,7 +201,7 @@ class GossipWorld(World):
         if self.gossip.beside:
             self._close()
         self._let_pass(_CHECK_NS)
-        self._check()
+        self.look_around()
 
     def _summary(self, settling_ns: int) -> GossipSummary:
         summary = super()._summary(settling_ns)

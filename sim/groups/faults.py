@@ -2,114 +2,86 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, TypeAlias
+import asyncio
+from typing import TYPE_CHECKING, Final
 
 from sim.dice import happens
+from sim.faults import Injector
 from sim.groups.member import Member
-from sim.limits import NS_PER_S
-from sim.tasks import Steps, Task, pause
 
 if TYPE_CHECKING:
     from sim.groups.world import GroupWorld
-
-_Fault: TypeAlias = Callable[[], Steps[None]]
 
 _MOST_CUT_OFF: Final = 20
 """Participants of a large group that a partition cuts off."""
 
 
-class GroupFaultInjector:
+class GroupFaultInjector(Injector):
     """Breaks things until `stop`."""
 
     def __init__(self, world: GroupWorld) -> None:
+        super().__init__(world)
         self._world = world
-        self._dice = world.dice
-        self._tasks: list[Task] = []
 
     def start(self) -> None:
         """Begin with all the kinds that the scenario has."""
         faults, weather = self._world.scenario.faults, self._world.network.weather
         weather.lost, weather.twice, weather.breaks = faults.lost, faults.twice, faults.breaks
-        for every_ns, what in (
+        kinds = (
             (faults.crash_every_ns, self._crash),
             (faults.leave_every_ns, self._leave),
             (faults.disk_every_ns, self._lose_disk),
             (faults.outage_every_ns if self._world.stores else 0, self._outage),
             (faults.partition_every_ns, self._partition),
             (faults.jump_every_ns if faults.skew_ns else 0, self._jump),
-        ):
-            if every_ns:
-                self._begin(what.__name__, self._again(every_ns, what))
+        )
+        self.begin(kinds)
         if faults.skew_ns:
             for member in self._world.members:
                 self._skew(member)
 
     def stop(self) -> None:
         """Let everything go right from now on."""
-        world = self._world
-        for task in self._tasks:
-            task.cancel()
-        weather = world.network.weather
-        weather.lost = weather.twice = weather.breaks = 0.0
-        world.network.heal()
-        for member in world.members:
+        super().stop()
+        for member in self._world.members:
             member.disk.away = False
             if member.clock.offset_ns:
                 member.jump(0)
 
-    def _begin(self, name: str, steps: Steps[None]) -> None:
-        self._tasks.append(Task(self._world.timeline, name, lambda _: steps, lambda _: None))
-
-    def _again(self, every_ns: int, what: _Fault) -> Steps[None]:
-        while True:
-            yield from pause(self._world.timeline, int(self._dice.uniform(0, 2) * every_ns))
-            yield from what()
-
-    def _crash(self) -> Steps[None]:
+    async def _crash(self) -> None:
         up = [member for member in self._world.members if not member.life.ended]
         if up:
             self._dice.choice(up).crash("by force")
-        yield from ()
 
-    def _leave(self) -> Steps[None]:
+    async def _leave(self) -> None:
         up = [member for member in self._world.members if member.stays]
         if up:
             self._dice.choice(up).leave()
-        yield from ()
 
-    def _lose_disk(self) -> Steps[None]:
+    async def _lose_disk(self) -> None:
         disk = self._dice.choice(self._world.members).disk
         disk.away = True
-        yield from pause(self._world.timeline, int(self._dice.uniform(0.1, 5) * NS_PER_S))
+        await asyncio.sleep(self._dice.uniform(0.1, 5))
         disk.away = False
 
-    def _outage(self) -> Steps[None]:
+    async def _outage(self) -> None:
         world, dice = self._world, self._dice
         stores = world.stores if happens(dice, 0.5) else [dice.choice(world.stores)]
         for store in stores:
             store.crash()
-        yield from pause(world.timeline, int(dice.uniform(0.1, 5) * NS_PER_S))
+        await asyncio.sleep(dice.uniform(0.1, 5))
         for store in stores:
             store.start()
 
-    def _partition(self) -> Steps[None]:
+    async def _partition(self) -> None:
         world = self._world
         names = [member.name for member in world.members] + [each.name for each in world.stores]
-        most = min(len(names) - 1, _MOST_CUT_OFF)
-        here = set(self._dice.sample(names, self._dice.randint(1, most)))
-        pairs = [
-            (one, other) for one in names for other in names if one in here and other not in here
-        ]
-        world.trace.note("net", f"cuts off {sorted(here)}")
-        world.network.cut(pairs)
-        yield from pause(world.timeline, int(self._dice.uniform(0, 1) * 10 * NS_PER_S))
-        world.trace.note("net", "is whole again")
-        world.network.heal()
+        world.cut_off(names, min(len(names) - 1, _MOST_CUT_OFF))
+        await asyncio.sleep(self._dice.uniform(0, 1) * 10)
+        world.make_whole()
 
-    def _jump(self) -> Steps[None]:
+    async def _jump(self) -> None:
         self._skew(self._dice.choice(self._world.members))
-        yield from ()
 
     def _skew(self, member: Member) -> None:
         most_ns = self._world.scenario.faults.skew_ns

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from sim.bridge import Life, driven, kept
+from sim.bridge import Life
 from sim.calls import Closed, End, Ended, Identity, Status
 from sim.groups.store import FOLLOW, PUBLISH, READ, ByHint, ById, Causes, Request, Since, taken
 from storenode.sds.aio.limits import CALL_TIMEOUT_S
@@ -128,26 +128,20 @@ class GroupLink:
                 async for page in pages:
                     yield page
 
-    async def by_hint(self, hints: Sequence[bytes]) -> AsyncGenerator[Sequence[Fetched], None]:
+    def by_hint(self, hints: Sequence[bytes]) -> AsyncGenerator[Sequence[Fetched], None]:
         """From the store."""
-        async with aclosing(self._pages(ByHint(tuple(hints)))) as pages:
-            async for page in pages:
-                yield page
+        return self._pages(ByHint(tuple(hints)))
 
-    async def by_id(self, entries: Sequence[Entry]) -> AsyncGenerator[Sequence[Fetched], None]:
+    def by_id(self, entries: Sequence[Entry]) -> AsyncGenerator[Sequence[Fetched], None]:
         """From the store."""
-        async with aclosing(self._pages(ById(entries))) as pages:
-            async for page in pages:
-                yield page
+        return self._pages(ById(entries))
 
-    async def closure(
+    def closure(
         self, heads: Sequence[Entry], known_ids: Sequence[str]
     ) -> AsyncGenerator[Sequence[Fetched], None]:
         """From the store."""
         self._world.mark("a causal history was asked for")
-        async with aclosing(self._pages(Causes(heads, known_ids))) as pages:
-            async for page in pages:
-                yield page
+        return self._pages(Causes(heads, known_ids))
 
     # Calls
 
@@ -163,9 +157,7 @@ class GroupLink:
         name = self._member.name
         assert self._node is not None
         try:
-            end = await driven(
-                self._world.network.call(name, self._node, method, Identity(name, name))
-            )
+            end = await self._world.network.call(name, self._node, method, Identity(name, name))
             try:
                 yield end
             finally:
@@ -181,7 +173,7 @@ class GroupLink:
             return
         self._begin(type(request).__name__)
         async with self._call(READ) as end:
-            await kept(end.send(request))
+            await end.send(request)
             while (page := await _next(end, CALL_TIMEOUT_S)) is not None:
                 if page:
                     yield page
@@ -233,13 +225,13 @@ class GroupLink:
         async with aclosing(self._left(batches)) as leaving:
             with suppress(Closed):
                 async for batch in leaving:
-                    await kept(end.send(batch))
+                    await end.send(batch)
 
     # Following
 
     async def _of_store(self, cursor: bytes) -> AsyncGenerator[FeedPage, None]:
         async with self._call(FOLLOW) as end:
-            await kept(end.send(cursor))
+            await end.send(cursor)
             timeout_s: float | None = CALL_TIMEOUT_S
             while (page := await _next(end, timeout_s)) is not None:
                 yield page
@@ -264,7 +256,7 @@ async def _next(end: End, timeout_s: float | None) -> Any:  # noqa: ANN401 - a p
         TimeoutError: nothing came in time.
     """
     async with asyncio.timeout(timeout_s):
-        item = await kept(end.read())
+        item = await end.read()
     if not isinstance(item, Ended):
         return item
     if item.status is not Status.OK:

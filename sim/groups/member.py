@@ -14,13 +14,13 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final
 
 from sim.bridge import Life
-from sim.clock import Clock
 from sim.groups.disk import Disk, SimState
 from sim.groups.link import GroupTransport, Radio
 from sim.groups.store import ROUTE
 from sim.groups.view import View
 from sim.limits import NS_PER_MS, NS_PER_S
 from sim.network import Caller
+from sim.timeline import Clock
 from storenode.sds.aio.channel import Channel
 from storenode.sds.aio.cipher import Clear
 from storenode.sds.aio.participant import LeftError, Participant, participating

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from sim.bridge import Life, kept
+from sim.bridge import Life
 from sim.calls import Closed, End, Ended, Identity, Status
 from sim.dice import happens
 from sim.groups.shelf import Shelf
@@ -144,7 +144,7 @@ class StoreNode:
         await asyncio.sleep(world.scenario.disk_delay_ns * world.dice.random() / NS_PER_S)
 
     async def _take(self, end: End) -> None:
-        while not isinstance(batch := await kept(end.read()), Ended):
+        while not isinstance(batch := await end.read(), Ended):
             await self._disk()
             self._world.store_calls["batches published"] += 1
             self._world.store_calls["messages published"] += len(batch)
@@ -153,7 +153,7 @@ class StoreNode:
             if happens(self._world.dice, self._world.faults_now.commit_crashes):
                 self._world.fail_soon(self)
                 await asyncio.sleep(1)
-            await kept(end.send(verdicts))
+            await end.send(verdicts)
         end.finish()
 
     def _store(self, message: Fetched) -> Verdict:
@@ -170,7 +170,7 @@ class StoreNode:
         self._news = asyncio.Event()
 
     async def _feed(self, end: End) -> None:
-        place, order = self._place(await kept(end.read())), self.shelf.order
+        place, order = self._place(await end.read()), self.shelf.order
         if place is None:
             end.finish(Status.OUT_OF_RANGE, "the cursor is another store's")
             return
@@ -179,7 +179,7 @@ class StoreNode:
             messages = order[place : place + most]
             place += len(messages)
             cursor = f"{self.name}:{place}".encode()
-            await kept(end.send(FeedPage(messages, cursor, live=place == len(order))))
+            await end.send(FeedPage(messages, cursor, live=place == len(order)))
             while place == len(order):
                 await self._news.wait()
 
@@ -190,7 +190,7 @@ class StoreNode:
         return int(place) if name == self.name else None
 
     async def _read(self, end: End) -> None:
-        request = await kept(end.read())
+        request = await end.read()
         self._world.store_calls[_CALLS[type(request)]] += 1
         await self._disk()
         messages, truncated = self._answer(request)
@@ -198,7 +198,7 @@ class StoreNode:
             self._world.mark("an answer was truncated")
         most = self._world.scenario.limits.page_messages
         for start in range(0, len(messages), most):
-            await kept(end.send(messages[start : start + most]))
+            await end.send(messages[start : start + most])
         end.finish()
 
     def _answer(self, request: Request) -> tuple[list[Fetched], bool]:

@@ -8,20 +8,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from sim.bridge import TimelineLoop
 from sim.dice import Dice
 from sim.groups.faults import GroupFaultInjector
 from sim.groups.forger import Forger
 from sim.groups.judge import GroupJudge
-from sim.groups.limits import CHECK_EVERY_EVENTS, MAX_GROUP_EVENTS
 from sim.groups.member import LEAVE_NS, Member
 from sim.groups.scenario import NO_FAULTS, GroupScenario
 from sim.groups.store import StoreNode, taken
 from sim.judge import Violation
-from sim.limits import NS_PER_MS, NS_PER_S, START_NS
-from sim.network import Host, Network
-from sim.timeline import Timeline
-from sim.trace import Trace
+from sim.limits import CHECK_EVERY_EVENTS, MAX_GROUP_EVENTS, NS_PER_MS, NS_PER_S, START_NS
+from sim.stage import Stage
 from storenode.sds.aio.transport import Fetched, Outbound
 
 _LOOK_EVERY_NS: Final = 500 * NS_PER_MS
@@ -60,30 +56,24 @@ class GroupSummary:
     marks: Mapping[str, int]
 
 
-class GroupWorld:
+class GroupWorld(Stage):
     """All of it. `run` goes from the beginning to the end, once."""
+
+    max_events = MAX_GROUP_EVENTS
+    check_every = CHECK_EVERY_EVENTS
 
     def __init__(
         self, scenario: GroupScenario, dice: Dice, sink: Callable[[str], None] | None = None
     ) -> None:
+        super().__init__(dice, scenario.network_delay_ns, sink)
         self.scenario = scenario
-        self.dice = dice
-        self.timeline = Timeline(START_NS)
-        # Abstract is what needs sockets, signals or processes: there are none.
-        self.loop = TimelineLoop(self.timeline, dice)  # type: ignore[abstract]
-        self.trace = Trace(self.timeline, sink)
         self.judge = GroupJudge(lambda: self.timeline.now_ns)
-        self.marks: Counter[str] = Counter()
         self.broadcasts: Counter[str] = Counter()
-        self.network = Network(self.timeline, dice, self.trace, self.marks)
-        self.network.weather.delay_ns = scenario.network_delay_ns
         self.faults_now = scenario.faults
         self.forger = Forger(self)
         self.stores = [StoreNode(self, number) for number in range(scenario.stores)]
         self.members = [Member(self, number) for number in range(scenario.size)]
-        hosts: list[Host] = [*self.stores, *self.members]
-        for host in hosts:
-            self.network.add(host)
+        self.connect([*self.stores, *self.members])
         self.heard = self.heard_bytes = 0
         self.store_calls: Counter[str] = Counter()
         self._turn = 0
@@ -109,7 +99,7 @@ class GroupWorld:
     def _run(self, faults: GroupFaultInjector) -> GroupSummary:
         self._begin()
         faults.start()
-        self._pass_until(START_NS + self.scenario.faults_ns)
+        self.pass_until(START_NS + self.scenario.faults_ns)
         self._calm(faults)
         calm_ns = self.timeline.now_ns
         self._settle()
@@ -217,7 +207,7 @@ class GroupWorld:
         while unequal := self._unequal():
             if self.timeline.now_ns > deadline_ns:
                 raise Violation(f"the logs do not become equal: {unequal}")
-            self._pass_until(self.timeline.now_ns + _LOOK_EVERY_NS)
+            self.pass_until(self.timeline.now_ns + _LOOK_EVERY_NS)
         self.trace.note("world", "is equal")
         for member in self.members:
             self._check(member)
@@ -253,25 +243,15 @@ class GroupWorld:
         for member in self.members:
             if member.stays:
                 member.leave()
-        self._pass_until(self.timeline.now_ns + LEAVE_NS + NS_PER_S)
+        self.pass_until(self.timeline.now_ns + LEAVE_NS + NS_PER_S)
         for member in self.members:
             assert member.life.ended, f"{member.name} has not left"
             saved = [row["message_id"].decode() for row in member.disk.in_order()]
             shown = [message_id for _, message_id in member.view.shown_keys]
             assert saved == shown, f"{member.name} has not saved what it has shown"
 
-    def _pass_until(self, time_ns: int) -> None:
-        timeline, reached = self.timeline, []
-        timeline.at(time_ns, lambda: reached.append(True))
-        while not reached:
-            assert timeline.step(), "nothing is left to happen"
-            self.loop.check()
-            if not timeline.events % CHECK_EVERY_EVENTS:
-                self._look_around()
-
-    def _look_around(self) -> None:
-        events = self.timeline.events
-        assert events < MAX_GROUP_EVENTS, f"after {events} events: something goes round in circles"
+    def look_around(self) -> None:
+        """Verify one participant after the other."""
         self._turn = (self._turn + 1) % len(self.members)
         self._check(self.members[self._turn])
 

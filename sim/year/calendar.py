@@ -10,8 +10,7 @@ from reconcile.limits import SessionLimits, SummaryLimits
 from sim.dice import Dice
 from sim.scenario import Faults, Scenario, drawn
 from store.domain.partitioning import DAY_NS
-from store.sync.index.limits import IndexLimits
-from store.sync.transfer.limits import TransferLimits
+from store.sync.limits import IndexLimits, TransferLimits
 from storenode.message.limits import NS_PER_S
 
 STORES: Final = 3

@@ -7,7 +7,6 @@ from bisect import bisect_left
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
-from sim.bridge import kept
 from sim.database import Database, Unavailable
 from sim.judge import Violation
 from sim.limits import NS_PER_S
@@ -122,10 +121,8 @@ async def maintain(process: Process, node: YearNode) -> None:
     """Keep the partitions of a node's store, for as long as the process lasts."""
     while True:
         try:
-            await kept(
-                process.database.look(
-                    lambda: node.shelf.keep(process.database, process.clock.unix_ns())
-                )
+            await process.database.look(
+                lambda: node.shelf.keep(process.database, process.clock.unix_ns())
             )
         except Unavailable:
             process.note("cannot keep its partitions")

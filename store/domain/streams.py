@@ -6,6 +6,7 @@ What goes wrong in it is a `PeerFailed` on either side: the other one is gone, o
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
@@ -60,31 +61,21 @@ class Named(Protocol):
         """The ID of its database."""
 
 
-class CalleeStream(FrameStream, Protocol):
-    """The stream of a call that this node made.
-
-    A callee may give its names with its first answer only: frames can be sent before, and none is
-    read before.
-    """
-
-    async def identify(self) -> Named:
-        """Wait until the callee has said who it is.
-
-        Raises:
-            CallFailed: it does not say it in time, or is not who it should be.
-        """
-
-
 class Connector(Protocol):
     """Makes calls of peers."""
 
-    def call(self, peer: PeerAddress, method: str) -> AbstractAsyncContextManager[CalleeStream]:
+    def call(
+        self, peer: PeerAddress, method: str, identified: Callable[[Named], None]
+    ) -> AbstractAsyncContextManager[FrameStream]:
         """Begin a call with a stream each way; it is cancelled at the end if it still goes on.
 
-        ``method`` is the full name, as in ``/storenode.v1.Peer/Reconcile``.
+        ``method`` is the full name, as in ``/storenode.v1.Peer/Reconcile``. ``identified`` is told
+        who answers, before a frame is read: a callee may give its names with its first answer
+        only, when frames have been sent.
 
         Raises:
-            CallFailed: as the methods of the stream do.
+            CallFailed: as the methods of the stream do; the callee does not say in time who it
+                is, or is not who it should be.
         """
 
     def node_id(self, peer: PeerAddress) -> str:

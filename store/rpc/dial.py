@@ -21,7 +21,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import grpc
 
@@ -63,8 +63,6 @@ _OPTIONS: Final[tuple[tuple[str, Any], ...]] = (
 
 _DOWN: Final = (grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.SHUTDOWN)
 _NOT_CONNECTED: Final = "failed to connect to"
-
-_T = TypeVar("_T")
 
 
 class CallFailed(streams.CallFailed):
@@ -110,11 +108,13 @@ class PeerCall:
         identify: Callable[[], Awaitable[Callee]],
         *,
         secure: bool = False,
+        identified: Callable[[Callee], None] | None = None,
     ) -> None:
         self.peer = peer
         self.secure = secure
         self._call = call
         self._identify = identify
+        self._identified = identified
         self._callee: Callee | None = None
         self._naming = asyncio.Lock()
         self._ending = Ending(call)
@@ -123,7 +123,10 @@ class PeerCall:
         """Wait until the callee has said who it is."""
         async with self._naming:
             if self._callee is None:
-                self._callee = await self._identify()
+                callee = await self._identify()
+                if self._identified is not None:
+                    self._identified(callee)
+                self._callee = callee
             return self._callee
 
     async def read(self) -> bytes | None:
@@ -184,10 +187,6 @@ class _Line:
     calls: int = 0
     retired: bool = False
 
-    @property
-    def down(self) -> bool:
-        return self.channel.get_state() in _DOWN
-
 
 class PeerDialer:
     """Calls peers; one per node.
@@ -233,18 +232,6 @@ class PeerDialer:
             await line.channel.close(None)
 
     @asynccontextmanager
-    async def call(self, peer: PeerAddress, method: str) -> AsyncIterator[PeerCall]:
-        """Begin a call with a stream each way; it is cancelled at the end if it still goes on.
-
-        ``method`` is the full name, as in ``/storenode.v1.Peer/Reconcile``.
-
-        Raises:
-            CallFailed: this node may not call the peer; the call's methods say what else is wrong.
-        """
-        async with self._begun(peer, method, None, PEER_ANSWER_TIMEOUT_S) as call:
-            yield call
-
-    @asynccontextmanager
     async def converse(
         self,
         peer: PeerAddress,
@@ -253,7 +240,9 @@ class PeerDialer:
     ) -> AsyncIterator[tuple[PeerCall, Callee]]:
         """Begin a call as `call` does, and learn who answers it, however long that takes."""
         async with AsyncExitStack() as stack:
-            yield await _identified(stack, lambda: self._begun(peer, method, None, None), identify)
+            yield await _identified(
+                stack, lambda: self.call(peer, method, patience_s=None), identify
+            )
 
     @asynccontextmanager
     async def ask(self, peer: PeerAddress, method: str, request: bytes) -> AsyncIterator[PeerCall]:
@@ -261,7 +250,7 @@ class PeerDialer:
         async with AsyncExitStack() as stack:
             call, _ = await _identified(
                 stack,
-                lambda: self._begun(peer, method, request, PEER_CONNECT_TIMEOUT_S),
+                lambda: self.call(peer, method, request=request, patience_s=PEER_CONNECT_TIMEOUT_S),
                 PeerCall.identify,
             )
             yield call
@@ -279,13 +268,28 @@ class PeerDialer:
         return not self._tls or node_id in (expected, peer.host)
 
     @asynccontextmanager
-    async def _begun(
-        self, peer: PeerAddress, method: str, request: bytes | None, patience_s: float | None
+    async def call(
+        self,
+        peer: PeerAddress,
+        method: str,
+        identified: Callable[[Callee], None] | None = None,
+        *,
+        request: bytes | None = None,
+        patience_s: float | None = PEER_ANSWER_TIMEOUT_S,
     ) -> AsyncIterator[PeerCall]:
-        """A call: with one request, or with a stream of them where ``request`` is None."""
+        """Begin a call (see `store.domain.streams.Connector`); with one ``request``, if given.
+
+        ``patience_s``: how long the callee may take to say who it is.
+
+        Raises:
+            CallFailed: this node may not call the peer; the call's methods say what else is wrong.
+        """
         line = await self._take(peer)
         channel: Any = line.channel
-        proof, metadata = self._introduction(method)
+        proof, metadata = "", self._metadata
+        if self._secret is not None:
+            proof = self._secret.prove(method.rpartition("/")[2], [each for _, each in metadata])
+            metadata = (*metadata, (PROOF, proof))
         try:
             if request is None:
                 call = channel.stream_stream(method)(metadata=metadata)
@@ -293,7 +297,8 @@ class PeerDialer:
                 call = channel.unary_stream(method)(request, metadata=metadata)
             identify = partial(self._identify, peer, call, proof, patience_s)
             try:
-                yield PeerCall(peer, call, identify, secure=self._tls is not None)
+                secure = self._tls is not None
+                yield PeerCall(peer, call, identify, secure=secure, identified=identified)
             finally:
                 call.cancel()
         except CallFailed as error:
@@ -317,18 +322,15 @@ class PeerDialer:
         proof: str,
         patience_s: float | None,
     ) -> Callee:
-        """Wait for the answer's initial metadata, and refuse whom this node must not call."""
-        callee = _told(await _in_time(peer, call.initial_metadata(), patience_s))
-        if callee is None and await self._ended_well(peer, call):
-            # gRPC drops the initial metadata of a call whose end it learns of first.
-            callee = _told(await call.trailing_metadata())
-        if callee is None:
+        """Learn who answers, and refuse whom this node must not call."""
+        callee = await _introduced(peer, call, patience_s)
+        names = callee.node_id, callee.store_id, callee.version
+        if self._secret is not None and not self._secret.answers(callee.proof, proof, names):
             raise CallFailed(
-                grpc.StatusCode.FAILED_PRECONDITION,
-                f"what answers at {peer} does not say which node it is: name the peer listener of "
-                "a store node",
+                grpc.StatusCode.UNAUTHENTICATED,
+                f"what answers at {peer} does not prove that it knows the secret of "
+                "--peer-secret-file: give both nodes the same",
             )
-        self._demand_answer(peer, callee, proof)
         own = self.identity
         if callee.node_id == own.node_id or callee.store_id == own.store_id:
             what = "this node itself" if callee.node_id == own.node_id else "a node of this store"
@@ -347,39 +349,16 @@ class PeerDialer:
         self._answered[peer] = callee.node_id
         return callee
 
-    def _introduction(self, method: str) -> tuple[str, tuple[tuple[str, str], ...]]:
-        """The proof of a call, if there is a secret, and its metadata."""
-        if self._secret is None:
-            return "", self._metadata
-        names = [value for _, value in self._metadata]
-        proof = self._secret.prove(method.rpartition("/")[2], names)
-        return proof, (*self._metadata, (PROOF, proof))
-
-    def _demand_answer(self, peer: PeerAddress, callee: Callee, proof: str) -> None:
-        names = callee.node_id, callee.store_id, callee.version
-        if self._secret is not None and not self._secret.answers(callee.proof, proof, names):
-            raise CallFailed(
-                grpc.StatusCode.UNAUTHENTICATED,
-                f"what answers at {peer} does not prove that it knows the secret of "
-                "--peer-secret-file: give both nodes the same",
-            )
-
-    async def _ended_well(self, peer: PeerAddress, call: Any) -> bool:  # noqa: ANN401
-        """Whether a call is over; its status has come, or comes within moments, and is raised."""
-        try:
-            async with asyncio.timeout(STATUS_TIMEOUT_S):
-                code = await call.code()
-        except TimeoutError:
-            return False
-        if code is not grpc.StatusCode.OK:
-            raise _failed(peer, code, await call.details())
-        return True
-
     async def _take(self, peer: PeerAddress) -> _Line:
         """The channel of a peer, counted as used; a new one where the old cannot do."""
-        stamp, name = self._stamp(), peer.node_id or self._proven.get(peer) or peer.host
+        try:
+            stamp = None if self._tls is None else stamp_of(self._tls)
+        except TlsError as error:
+            raise CallFailed(grpc.StatusCode.FAILED_PRECONDITION, str(error)) from error
+        name = peer.node_id or self._proven.get(peer) or peer.host
         line = self._lines.get(peer)
-        if line is not None and (line.down or line.stamp != stamp or line.name != name):
+        down = line is not None and line.channel.get_state() in _DOWN
+        if line is not None and (down or line.stamp != stamp or line.name != name):
             self._retire(peer, line)
             if not line.calls:
                 await line.channel.close(None)
@@ -394,12 +373,6 @@ class PeerDialer:
         line.retired = True
         if self._lines.get(peer) is line:
             del self._lines[peer]
-
-    def _stamp(self) -> Stamp | None:
-        try:
-            return None if self._tls is None else stamp_of(self._tls)
-        except TlsError as error:
-            raise CallFailed(grpc.StatusCode.FAILED_PRECONDITION, str(error)) from error
 
     def _open(self, peer: PeerAddress, name: str) -> grpc.aio.Channel:
         if self._closed:
@@ -440,10 +413,15 @@ async def _identified(
     raise AssertionError("the second attempt returns or raises")
 
 
-async def _in_time(peer: PeerAddress, work: Awaitable[_T], patience_s: float | None) -> _T:
+async def _introduced(peer: PeerAddress, call: Any, patience_s: float | None) -> Callee:  # noqa: ANN401
+    """Wait for the metadata that name the callee: the initial ones, or those of the end.
+
+    Raises:
+        CallFailed: it does not name itself, or not in time; or the call has failed.
+    """
     try:
         async with asyncio.timeout(patience_s):
-            return await work
+            callee = _told(await call.initial_metadata())
     except TimeoutError:
         raise _Unanswered(
             grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -452,6 +430,28 @@ async def _in_time(peer: PeerAddress, work: Awaitable[_T], patience_s: float | N
         ) from None
     except grpc.aio.AioRpcError as error:
         raise _failed(peer, error.code(), error.details()) from None
+    if callee is None and await _ended_well(peer, call):
+        # gRPC drops the initial metadata of a call whose end it learns of first.
+        callee = _told(await call.trailing_metadata())
+    if callee is None:
+        raise CallFailed(
+            grpc.StatusCode.FAILED_PRECONDITION,
+            f"what answers at {peer} does not say which node it is: name the peer listener of a "
+            "store node",
+        )
+    return callee
+
+
+async def _ended_well(peer: PeerAddress, call: Any) -> bool:  # noqa: ANN401
+    """Whether a call is over; its status has come, or comes within moments, and is raised."""
+    try:
+        async with asyncio.timeout(STATUS_TIMEOUT_S):
+            code = await call.code()
+    except TimeoutError:
+        return False
+    if code is not grpc.StatusCode.OK:
+        raise _failed(peer, code, await call.details())
+    return True
 
 
 def _reraise_own() -> None:

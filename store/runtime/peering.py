@@ -22,6 +22,7 @@ from store.runtime.policy import PolicySource
 from store.runtime.services import Wiring
 from store.serving.context import NodeIdentity
 from store.serving.tls import TlsFiles
+from store.sync.limits import TransferLimits
 from store.sync.lookup import Fetcher
 from store.sync.resume.core import SHORTEST_GAP_NS, ResumeConfig
 from store.sync.resume.driver import Resumer
@@ -29,7 +30,6 @@ from store.sync.schedule.core import ScheduleConfig
 from store.sync.schedule.driver import Synchronizer
 from store.sync.session.exchange import Exchange, ExchangeWork
 from store.sync.transfer.driver import TransferWork
-from store.sync.transfer.limits import TransferLimits
 from storenode.cli.options.types import Peer
 
 

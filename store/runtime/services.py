@@ -39,8 +39,8 @@ from store.runtime.limits import MAX_CLOCK_LEAD_NS
 from store.runtime.policy import request_limits
 from store.sync.coverage import Coverage
 from store.sync.index.hot import HotIndex
-from store.sync.index.limits import index_window_ns
 from store.sync.index.views import IndexedReconcilable
+from store.sync.limits import index_window_ns
 from storenode.message.limits import NS_PER_S
 
 if TYPE_CHECKING:

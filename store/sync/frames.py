@@ -24,9 +24,13 @@ from store.messages.fields import (
 )
 from store.messages.transfer import transfer_frame
 from store.sync.errors import FrameTooLarge, MalformedFrame
-from store.sync.limits import MAX_LATTICE_HOURS, MAX_PIECE_ANSWERS, MAX_UNCUT_ENTRIES
+from store.sync.limits import (
+    MAX_LATTICE_HOURS,
+    MAX_PIECE_ANSWERS,
+    MAX_UNCUT_ENTRIES,
+    SESSION_ID_CHARS,
+)
 from store.sync.transfer.events import Frame
-from store.sync.transfer.limits import SESSION_ID_CHARS
 from storenode.wire.storenode.internal.v1.transfer_raw_pb2 import RawTransferFrame
 from storenode.wire.storenode.v1.peer_pb2 import (
     RECONCILE_FEATURE_KEYED,

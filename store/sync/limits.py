@@ -1,8 +1,15 @@
-"""Bounds of the exchange with peers, besides those of a transfer and of a session's payloads."""
+"""Bounds of the exchange with peers, besides those of a session's payloads.
 
+Whatever a peer can make grow has its bound here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
 from typing import Final
 
-from storenode.message.limits import NS_PER_S
+from reconcile.index import MIN_CHUNK_IDS
+from storenode.message.limits import MAX_BATCH_MESSAGES, MAX_RESPONSE_BYTES, NS_PER_S
 
 PEER_CLOSING_S: Final = 10.0
 """From the last word of a transfer to the end of its call, which nothing depends on."""
@@ -108,3 +115,149 @@ ONLINE_INTERVAL_S: Final = 10.0
 COMPACT_FROM_IDS: Final = 4_096
 """The compact mode is offered for so many IDs or more: with fewer, a base session takes one or two
 round trips."""
+
+# The index in memory, and views that read from the database
+
+DEFAULT_RANGE_NS: Final = 3600 * NS_PER_S
+"""How far back the index goes where reconciliation has no range of its own."""
+
+INDEX_SLACK_NS: Final = 600 * NS_PER_S
+"""How much further than the range: clocks differ, and a session takes its time."""
+
+FLOOR_STEP_NS: Final = 60 * NS_PER_S
+"""Floors are at multiples of it, where summaries have an edge."""
+
+FULL_SHARE: Final = 0.9
+"""An index that has no room for everything is filled to this share: there is time until it is full
+again."""
+
+LONGEST_BACKOFF_S: Final = 60.0
+
+THREADED_SUMMED: Final = 16_384
+"""A keyed sum over an index of more IDs runs beside the event loop."""
+
+THREADED_ANSWERED: Final = 65_536
+"""A payload is answered beside the event loop from an index of more IDs: fifty bytes may ask for
+all of them, which takes 10 ms for so many."""
+
+MAX_COLD_VIEWS: Final = 4
+"""Transactions, each with a connection of its own, that may be open for views at a time."""
+
+THREADED_SPANS: Final = 2_000
+THREADED_IDS: Final = 20_000
+"""From so many on, a step is left to a thread: it may take 10 ms of the event loop's time."""
+
+
+@dataclass(frozen=True, slots=True)
+class IndexLimits:
+    """Bounds that a node has by default.
+
+    Attributes:
+        entries: IDs in memory, 96 MB at most.
+        chunk_ids: IDs in a full chunk of a small index.
+        waiting_commits: commits that wait to be inserted; with more, the index is made anew.
+        ids_at_once: IDs of commits that are inserted together.
+        inline_ids: so many are inserted on the event loop's thread; more in another one.
+        warm_up_ids: IDs that the warm-up reads at a time.
+        patience_s: how long a view waits until the index has a commit.
+        cold_patience_s: how long a view waits until it may read from the database.
+        gather_s: how long commits wait for others, unless a view waits for them.
+        settle_s: how often the floor follows the clock where there are no commits.
+        backoff_s: the first pause after a failure.
+    """
+
+    entries: int = 2_000_000
+    chunk_ids: int = MIN_CHUNK_IDS
+    waiting_commits: int = 16_384
+    ids_at_once: int = 16_384
+    inline_ids: int = 2_000
+    warm_up_ids: int = 65_536
+    patience_s: float = 5.0
+    cold_patience_s: float = 5.0
+    gather_s: float = 0.02
+    settle_s: float = 60.0
+    backoff_s: float = 1.0
+
+
+def index_window_ns(sync_range_ns: int | None, sync_offset_ns: int) -> int:
+    """How far back the index goes for such a schedule; a range of None is everything."""
+    return (sync_range_ns or DEFAULT_RANGE_NS) + sync_offset_ns + INDEX_SLACK_NS
+
+
+# Transfers, the registry of sessions and the memory of refusals. Source: the contract ("Limits",
+# "Peers" and the schema of ``TransferFrame``)
+
+MAX_FRAME_BYTES: Final = MAX_RESPONSE_BYTES
+"""A frame that this node sends; one message that alone has more goes alone."""
+
+FRAME_RESERVE_BYTES: Final = 1_024
+"""What a frame has besides messages and answers at most: the session, the tags."""
+
+MAX_REASON_BYTES: Final = 256
+"""A reason for a refusal, in UTF-8; a longer one is cut."""
+
+MAX_DETAILED_REFUSALS: Final = 1_024
+"""Refusals that wait with a sentence of their own; more get the sentence of their kind."""
+
+MAX_REASONS_SHOWN: Final = 8
+"""Reasons that a report gives in the words of the peer."""
+
+SESSION_ID_BYTES: Final = 16
+SESSION_ID_CHARS: Final = 2 * SESSION_ID_BYTES
+"""A session is named by 128 random bits in hexadecimal digits."""
+
+MAX_SESSIONS: Final = 4
+"""Sessions of one node in all, whoever began them."""
+
+SILENCE_NS: Final = 60 * NS_PER_S
+"""A session in which its peer says nothing for so long has ended."""
+
+MAX_REMEMBERED: Final = 65_536
+"""Refusals that are remembered, of all peers together."""
+
+PACE_NS: Final = 300 * NS_PER_S
+"""Within so long of waiting for its peer, a transfer moves `PACE_IDS` or `PACE_BYTES`, or ends."""
+
+PACE_IDS: Final = 64
+PACE_BYTES: Final = 256 * 1024
+
+TOTAL_NS: Final = 3_600 * NS_PER_S
+"""A transfer takes no longer than this in all; the next session goes on where it was."""
+
+CALLER_GRACE_NS: Final = 15 * NS_PER_S
+"""Who began a session has this much more patience: the other ends it first, and its status says
+why, while a call that its caller ends only seems to be abandoned."""
+
+REMEMBERED_NS: Final = 24 * 3600 * NS_PER_S
+"""A refusal is forgotten after so long: the rules of a node change when its operator wants it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransferLimits:
+    """How much of a transfer is under way at once.
+
+    ``frame_messages`` and ``frame_bytes`` of messages go into one frame, with up to
+    ``frame_answers`` answers. ``unsent_bytes`` are read from the database ahead of the stream, in
+    portions of up to ``load_ids``; ``unstored_bytes`` of received frames may wait for the database
+    before the stream is left alone. ``find_ids`` are looked up at once. More than
+    ``unsolicited_messages`` end the session. The others: `store.sync.transfer.core.Patience`.
+    """
+
+    frame_messages: int = MAX_BATCH_MESSAGES
+    frame_bytes: int = 1024 * 1024
+    frame_answers: int = MAX_BATCH_MESSAGES
+    unsent_bytes: int = 4 * 1024 * 1024
+    unstored_bytes: int = 8 * 1024 * 1024
+    load_ids: int = 2_048
+    find_ids: int = 4_096
+    unsolicited_messages: int = MAX_BATCH_MESSAGES
+    silence_ns: int = SILENCE_NS
+    pace_ns: int = PACE_NS
+    pace_ids: int = PACE_IDS
+    pace_bytes: int = PACE_BYTES
+    total_ns: int = TOTAL_NS
+
+    def with_grace(self) -> TransferLimits:
+        """Those of who began the session: see `CALLER_GRACE_NS`."""
+        pace_ns, total_ns = self.pace_ns + CALLER_GRACE_NS, self.total_ns + CALLER_GRACE_NS
+        return replace(self, pace_ns=pace_ns, total_ns=total_ns)

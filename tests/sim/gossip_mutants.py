@@ -1,12 +1,24 @@
-"""Machines of gossip with one fault each, such as somebody might make."""
+"""Faults in gossip, in the machine or its driver: the simulator must find each."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import asyncio
+from collections.abc import Callable, Coroutine
+from functools import partial
 from itertools import count
+from typing import Any
 
+from store.domain.environment import Environment
+from store.domain.ports import PeerFailed
 from store.gossip.config import GossipConfig
+from store.gossip.driver import commits, connecting, requests
+from store.gossip.driver import driver as driver_module
+from store.gossip.driver.commits import CommitReader
+from store.gossip.driver.confirmations import ConfirmationWaits
+from store.gossip.driver.driver import GossipDriver
+from store.gossip.driver.ports import Database
+from store.gossip.driver.requests import Answer, Request
+from store.gossip.driver.stream import PeerStream, StreamUser
 from store.gossip.events import (
     Committed,
     Confirm,
@@ -15,6 +27,7 @@ from store.gossip.events import (
     Inventory,
     Known,
     Persist,
+    Persisted,
     Received,
     Restored,
     Send,
@@ -22,161 +35,225 @@ from store.gossip.events import (
 )
 from store.gossip.machine import Gossip
 from store.gossip.stores import Stores
+from store.gossip.unread import UnreadEvents
+from tests.sim.planting import Mutant, Plant, edit, nothing, replace_with, together
 
+in_driver = partial(edit, GossipDriver)
 
-class EagerGossip(Gossip):
-    """Announces what it has received before it is durable."""
-
-    def step(self, now_ns: int, given: Input) -> list[Effect]:
-        effects = super().step(now_ns, given)
-        for effect in list(effects):
-            if isinstance(effect, Persist):
-                effects += super().step(now_ns, Committed(list(effect.batch.hashes)))
-        return effects
-
-
-class EchoingGossip(Gossip):
-    """Passes the inventories of others on, as if it held the same."""
-
-    def step(self, now_ns: int, given: Input) -> list[Effect]:
-        effects = super().step(now_ns, given)
-        if isinstance(given, Received) and isinstance(given.frame, Inventory):
-            effects += super().step(now_ns, Committed(given.frame.ids))
-        return effects
-
-
-class ForgetfulGossip(Gossip):
-    """Does not restore what was unread when it ended."""
-
-    def step(self, now_ns: int, given: Input) -> list[Effect]:
-        return [] if isinstance(given, Restored) else super().step(now_ns, given)
-
-
-class LonelyGossip(Gossip):
-    """Tells those who join nothing of what was before."""
-
-    def _catch_up(self, peer: object) -> None:  # noqa: ARG002 - as overridden
-        return
-
-
-class ImpatientGossip(Gossip):
-    """Takes silence for a lie."""
-
-    def step(self, now_ns: int, given: Input) -> list[Effect]:
-        for source in self._core.wanted.sources.values():
-            for round_ in source.rounds:
-                if round_.talks_ns is None:
-                    round_.talks_ns = round_.asked_ns - self._config.patience_ns
-        return super().step(now_ns, given)
-
-    def _blame(self, peer: str, undelivered: int) -> None:
-        super()._blame(peer, 1_000 * undelivered)
-
-
-class CredulousStores(Stores):
-    """Counts a peer once in each of its names."""
-
-    def _voice(self, peer: str, store_id: str) -> str:  # noqa: ARG002 - as overridden
-        return store_id
-
-
-class CredulousGossip(Gossip):
-    """Lets a peer confirm in many names."""
-
-    def __init__(self, config: GossipConfig) -> None:
-        super().__init__(config)
-        self._core.stores = CredulousStores(self._core._forget_store)
-
-
-class CountingGossip(Gossip):
-    """Counts announcements, not stores."""
-
-    def __init__(self, config: GossipConfig) -> None:
-        super().__init__(config)
-        self._numbers_said = count()
-        confirm = self._core.unread.confirm
-
-        def count_all(digest: bytes, store_id: str) -> int:
-            return confirm(digest, f"{store_id} {next(self._numbers_said)}")
-
-        self._core.unread.confirm = count_all  # type: ignore[method-assign]
-
-
-class GreedyGossip(Gossip):
-    """Remembers whatever is announced."""
-
-    def __init__(self, config: GossipConfig) -> None:
-        super().__init__(config)
-        self._core.wanted._announced_ids = 10**9
-
-    def check(self) -> None:
-        super().check()
-        most = self._config.announced_ids
-        assert all(len(each.announced) <= most for each in self._core.wanted.sources.values())
-
-
-class PresumingGossip(Gossip):
-    """Takes all that was looked up for held."""
-
-    def step(self, now_ns: int, given: Input) -> list[Effect]:
-        if isinstance(given, Known):
-            given = Known(given.token, [True] * len(given.held))
-        return super().step(now_ns, given)
-
-
-class OrphanGossip(Gossip):
-    """Leaves events waiting whose parents have come."""
-
-    def step(self, now_ns: int, given: Input) -> list[Effect]:
-        effects = super().step(now_ns, given)
-        return [each for each in effects if not isinstance(each, Waiting) or each.missing]
-
-
-class DeafGossip(Gossip):
-    """Loses confirmations on their way to the database."""
-
-    def step(self, now_ns: int, given: Input) -> list[Effect]:
-        effects = super().step(now_ns, given)
-        return [each for each in effects if not isinstance(each, Confirm)]
-
-
-class MuteGossip(Gossip):
-    """Never announces anything."""
-
-    def step(self, now_ns: int, given: Input) -> list[Effect]:
-        effects = super().step(now_ns, given)
-        return [
-            Send(each.peer, Inventory([]))
-            if isinstance(each, Send) and isinstance(each.frame, Inventory)
-            else each
-            for each in effects
-        ]
-
-
-@dataclass(frozen=True)
-class GossipMutant:
-    """A fault, what a run says of it, and from which seed on to look."""
-
-    make: Callable[[GossipConfig], Gossip]
-    finding: str
-    first_seed: int = 0
-
+Step = Callable[[Gossip, int, Input], list[Effect]]
 
 UNEQUAL = "do not become equal"
+LOST = "acknowledged .* does not hold it"
 
-GOSSIP_MUTANTS = {
-    "announces too early": GossipMutant(EagerGossip, "acknowledged .* does not hold it"),
-    "passes inventories on": GossipMutant(EchoingGossip, "acknowledged .* does not hold it"),
-    "forgets what was unread": GossipMutant(ForgetfulGossip, f"{UNEQUAL}: .* unread", 10),
-    "tells those who join nothing": GossipMutant(LonelyGossip, UNEQUAL),
-    "takes silence for a lie": GossipMutant(ImpatientGossip, "accuses an honest peer"),
-    "counts a liar twice": GossipMutant(CredulousGossip, "has confirmed .* as liar-", 11),
-    "counts announcements": GossipMutant(
-        CountingGossip, "which is no store|tells of .* confirmations", 20
+_STEP, _INIT, _CHECK = Gossip.step, Gossip.__init__, Gossip.check
+_BLAME, _CONFIRM = Gossip._blame, UnreadEvents.confirm
+_ANSWER, _NUMBERS = requests.answer, count()
+
+
+def _step(step: Step) -> Plant:
+    return replace_with(Gossip, "step", step)
+
+
+def _effects(change: Callable[[list[Effect]], list[Effect]]) -> Plant:
+    return _step(lambda self, now_ns, given: change(_STEP(self, now_ns, given)))
+
+
+def _announce_early(self: Gossip, now_ns: int, given: Input) -> list[Effect]:
+    effects = _STEP(self, now_ns, given)
+    for effect in list(effects):
+        if isinstance(effect, Persist):
+            effects += _STEP(self, now_ns, Committed(list(effect.batch.hashes)))
+    return effects
+
+
+def _pass_inventories_on(self: Gossip, now_ns: int, given: Input) -> list[Effect]:
+    effects = _STEP(self, now_ns, given)
+    if isinstance(given, Received) and isinstance(given.frame, Inventory):
+        effects += _STEP(self, now_ns, Committed(given.frame.ids))
+    return effects
+
+
+def _restore_nothing(self: Gossip, now_ns: int, given: Input) -> list[Effect]:
+    return [] if isinstance(given, Restored) else _STEP(self, now_ns, given)
+
+
+def _take_silence_for_a_lie(self: Gossip, now_ns: int, given: Input) -> list[Effect]:
+    for source in self._core.wanted.sources.values():
+        for round_ in source.rounds:
+            if round_.talks_ns is None:
+                round_.talks_ns = round_.asked_ns - self._config.patience_ns
+    return _STEP(self, now_ns, given)
+
+
+def _presume(self: Gossip, now_ns: int, given: Input) -> list[Effect]:
+    if isinstance(given, Known):
+        given = Known(given.token, [True] * len(given.held))
+    return _STEP(self, now_ns, given)
+
+
+def _remember_everything(self: Gossip, config: GossipConfig) -> None:
+    _INIT(self, config)
+    self._core.wanted._announced_ids = 10**9
+
+
+def _check_what_is_remembered(self: Gossip) -> None:
+    _CHECK(self)
+    most = self._config.announced_ids
+    assert all(len(each.announced) <= most for each in self._core.wanted.sources.values())
+
+
+def _announce_nothing(effects: list[Effect]) -> list[Effect]:
+    return [
+        Send(each.peer, Inventory([]))
+        if isinstance(each, Send) and isinstance(each.frame, Inventory)
+        else each
+        for each in effects
+    ]
+
+
+MACHINE_MUTANTS = {
+    "announces too early": Mutant(_step(_announce_early), LOST),
+    "passes inventories on": Mutant(_step(_pass_inventories_on), LOST),
+    "forgets what was unread": Mutant(_step(_restore_nothing), f"{UNEQUAL}: .* unread", 10),
+    "tells those who join nothing": Mutant(replace_with(Gossip, "_catch_up", nothing), UNEQUAL),
+    "takes silence for a lie": Mutant(
+        together(
+            _step(_take_silence_for_a_lie),
+            replace_with(
+                Gossip,
+                "_blame",
+                lambda self, peer, undelivered: _BLAME(self, peer, 1_000 * undelivered),
+            ),
+        ),
+        "accuses an honest peer",
     ),
-    "remembers everything": GossipMutant(GreedyGossip, "AssertionError", 28),
-    "takes all for held": GossipMutant(PresumingGossip, "acknowledged .* does not hold it"),
-    "leaves events waiting": GossipMutant(OrphanGossip, f"{UNEQUAL}: .* waiting"),
-    "loses confirmations": GossipMutant(DeafGossip, f"{UNEQUAL}: .* unread"),
-    "announces nothing": GossipMutant(MuteGossip, UNEQUAL),
+    "counts a liar twice": Mutant(
+        replace_with(Stores, "_voice", lambda _self, _peer, store_id: store_id),
+        "has confirmed .* as liar-",
+        11,
+    ),
+    "counts announcements": Mutant(
+        replace_with(
+            UnreadEvents,
+            "confirm",
+            lambda self, digest, store_id: _CONFIRM(self, digest, f"{store_id} {next(_NUMBERS)}"),
+        ),
+        "which is no store|tells of .* confirmations",
+        20,
+    ),
+    "remembers everything": Mutant(
+        together(
+            replace_with(Gossip, "__init__", _remember_everything),
+            replace_with(Gossip, "check", _check_what_is_remembered),
+        ),
+        "AssertionError",
+        28,
+    ),
+    "takes all for held": Mutant(_step(_presume), LOST),
+    "leaves events waiting": Mutant(
+        _effects(lambda all_: [x for x in all_ if not isinstance(x, Waiting) or x.missing]),
+        f"{UNEQUAL}: .* waiting",
+    ),
+    "loses confirmations": Mutant(
+        _effects(lambda all_: [each for each in all_ if not isinstance(each, Confirm)]),
+        f"{UNEQUAL}: .* unread",
+    ),
+    "announces nothing": Mutant(_effects(_announce_nothing), UNEQUAL),
+}
+
+
+async def _answer_before_persist(
+    database: Database, environment: Environment, request: Request
+) -> Answer:
+    if not isinstance(request, Persist):
+        return await _ANSWER(database, environment, request)
+    asyncio.create_task(_ANSWER(database, environment, request))  # noqa: RUF006 - the loop of a run keeps it
+    return Persisted(request.token, [True] * len(request.batch))
+
+
+def _silent(name: str) -> Plant:
+    work: Callable[[PeerStream, StreamUser], Coroutine[Any, Any, None]]
+    work = getattr(PeerStream, name)
+
+    async def run(self: PeerStream, user: StreamUser) -> None:
+        try:
+            await work(self, user)
+        except PeerFailed:
+            await asyncio.Event().wait()
+
+    return replace_with(PeerStream, name, run)
+
+
+DRIVER_MUTANTS = {
+    "confirms before it persists": Mutant(
+        replace_with(driver_module, "answer", _answer_before_persist), LOST
+    ),
+    "loses failed answers": Mutant(
+        replace_with(requests, "DATABASE_AWAY", ()), "has failed|request_failed"
+    ),
+    "loses a cancellation": Mutant(
+        edit(
+            PeerStream,
+            "run",
+            "for task in (reader, writer):\n            task.cancel()\n"
+            "        await asyncio.gather(reader, writer, return_exceptions=True)\n        ",
+            "",
+        ),
+        "these tasks are left",
+    ),
+    "connects without backoff": Mutant(
+        together(
+            replace_with(connecting, "FIRST_PAUSE_S", 0.001),
+            replace_with(connecting, "LONGEST_PAUSE_S", 0.001),
+        ),
+        "without a pause",
+    ),
+    "asks again without a pause": Mutant(
+        together(
+            replace_with(requests, "WRITE_RETRY_S", 0.0),
+            replace_with(commits, "RETRY_S", 0.0),
+            replace_with(driver_module, "LOAD_RETRY_S", 0.0),
+        ),
+        "without a pause",
+        14,
+    ),
+    "misses a wake-up": Mutant(
+        replace_with(ConfirmationWaits, "_end", staticmethod(nothing)), "lacks confirmations"
+    ),
+    "answers publishers late": Mutant(
+        edit(ConfirmationWaits, "confirmed", "timeout(limit_s)", "timeout(limit_s + 1)"), "too late"
+    ),
+    # The machine is told that a frame was taken as soon as it is queued.
+    "has an unbounded queue": Mutant(
+        together(
+            in_driver(
+                "_send",
+                "stream.send(effect.frame)",
+                "stream.send(effect.frame), self._take(Sent(effect.peer))",
+            ),
+            replace_with(GossipDriver, "sent", nothing),
+        ),
+        "frames to send",
+        10,
+    ),
+    # Streams wait to be joined until another one begins.
+    "keeps state after an error": Mutant(
+        in_driver(
+            "_load", "self._commits.wake()", "self._commits.wake(), self._needs_loading.clear()"
+        ),
+        UNEQUAL,
+    ),
+    "never reports a broken stream": Mutant(together(_silent("_read"), _silent("_write")), UNEQUAL),
+    "does not announce a commit": Mutant(
+        edit(
+            CommitReader,
+            "_inputs_of",
+            "yield Committed(ids, events)",
+            "if own.source is not Source.CLIENT:\n        yield Committed(ids, events)",
+        ),
+        UNEQUAL,
+    ),
+    "does not adopt unread rows": Mutant(
+        replace_with(GossipDriver, "_adopt", nothing), f"{UNEQUAL}|lacks confirmations", 135
+    ),
 }

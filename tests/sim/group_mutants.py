@@ -1,41 +1,41 @@
-"""Faults such as somebody might make in the core of SDS: simulated groups must find them."""
+"""Faults in SDS participants, in the core or around it: simulated groups must find each."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
-from typing import Any
+import asyncio
+from contextlib import suppress
+from functools import partial
 
 from storenode.sds import channel
-from storenode.sds.behind import _Lack
-from storenode.sds.bloom import RollingFilter, Shape
+from storenode.sds.aio import publisher, revive, saver
+from storenode.sds.aio.events import Events
+from storenode.sds.aio.feed import Feed
+from storenode.sds.aio.ledger import Ledger
+from storenode.sds.aio.participant import Participant
+from storenode.sds.aio.publisher import Publisher
+from storenode.sds.aio.rotation import Rotation
+from storenode.sds.aio.saver import Saver
+from storenode.sds.behind import Lacks, _Lack
+from storenode.sds.bloom import RollingFilter
 from storenode.sds.channel import MessageChannel
 from storenode.sds.claims import Claims, Proof, Verdict
 from storenode.sds.clock import Clock
-from storenode.sds.envelope import SdsMessage
-from storenode.sds.events import Acknowledged, Event, PossiblyAcknowledged
 from storenode.sds.gaps import Gaps
-from storenode.sds.incoming import IncomingBuffer, Waiting
+from storenode.sds.incoming import IncomingBuffer
 from storenode.sds.log import Log
 from storenode.sds.outgoing import OutgoingBuffer
 from storenode.sds.pages import LogEntry
 from storenode.sds.repair import Answers, Requests
 from storenode.sds.showing import Showing
+from tests.sim.planting import Asyncio, Mutant, edit, nothing, replace_with, sleep_not, together
 
+in_saver = partial(edit, Saver)
+in_participant = partial(edit, Participant)
+in_feed = partial(edit, Feed)
+in_publisher = partial(edit, Publisher)
+in_clock = partial(edit, Clock)
 
-def _never_due(*_: object) -> tuple[list[SdsMessage], list[Event]]:
-    return [], []
-
-
-def _met_by_waiting(self: IncomingBuffer, waiting: Waiting, now_ms: int) -> list[str]:
-    waiting.unmet -= self.ids.keys()
-    missing = _add(self, waiting, now_ms)
-    if not waiting.unmet:
-        self.ready[self._next - 1] = None
-    return missing
-
-
-_add = IncomingBuffer.add
+UNEQUAL = "do not become equal"
 
 
 def _at_the_end(self: Log, entry: LogEntry) -> int:
@@ -46,161 +46,239 @@ def _at_the_end(self: Log, entry: LogEntry) -> int:
 _insert = Log.insert
 
 
-def _one_filter_is_enough(
-    self: OutgoingBuffer,
-    seen: bytes,
-    shape: Shape,
-    message: SdsMessage,
-    *,
-    needed: int,
-    max_error: float,
-    resend_ms: int,
-) -> list[Event]:
-    events: list[Event] = []
-    bounds = {"needed": needed, "resend_ms": resend_ms}
-    for event in _witness(self, seen, shape, message, max_error=max_error, **bounds):
-        if isinstance(event, PossiblyAcknowledged):
-            self.remove(event.message_id)
-            events.append(Acknowledged(event.message_id))
-        else:
-            events.append(event)
-    return events
+_SWALLOWED = 10
+"""So often that a participant does not leave, and the end of a run, which cancels twice as often,
+leaves nothing to the garbage collector: that cannot end a task that swallows everything."""
 
 
-_witness = OutgoingBuffer.witness
+async def _run_whatever_happens(self: Feed) -> None:
+    for _ in range(_SWALLOWED):
+        with suppress(asyncio.CancelledError):
+            await _RUN(self)
+    await _RUN(self)
 
 
-def _anything_goes(self: Clock, lamport: int, now_ms: int) -> bool:  # noqa: ARG001 - as replaced
-    self.value = max(self.value, lamport)
-    return True
+_RUN = Feed.run
 
-
-def _nothing_goes(self: Clock, lamport: int, now_ms: int) -> bool:  # noqa: ARG001 - as replaced
-    return True
-
-
-def _set_back(self: Clock, now_ms: int) -> int:
-    self.latest_ms = now_ms
-    return now_ms
-
-
-def _half_a_history(
-    self: MessageChannel,
-    now_ms: int,
-    message: SdsMessage,
-    hint: bytes | None,
-    events: list[Event],
-    *,
-    own: bool,
-) -> None:
-    message = replace(message, history=message.history[:1])
-    _take(self, now_ms, message, hint, events, own=own)
-
-
-_take = MessageChannel._take
-_explain = _Lack.explain
-
-
-def _nothing(*_: object, **__: object) -> None:
-    return None
-
-
-def _no_entries(*_: object) -> list[str]:
-    return []
-
-
-def _offer_all(
-    self: Gaps, seen: bytes, shape: Shape, sender_id: str, entries: Iterable[LogEntry], *now: int
-) -> list[str]:
-    found = list(entries)
-    _look(self, seen, shape, sender_id, found, *now)
-    return [entry.message_id for entry in found]
-
-
-_look = Gaps.look
-
-
-def _found_after_one_search(self: _Lack, known: int) -> None:
-    _explain(self, -1 if self.searches else known)
-
-
-def _same(*_: object) -> Verdict:
-    return Verdict.SAME
-
-
-def _always_forged(*_: object) -> Verdict:
-    return Verdict.FORGED
-
-
-def _all_proven(*_: object) -> Proof:
-    return Proof.MESSAGE
-
-
-def _never(*_: object, **__: object) -> bool:
-    return False
-
-
-@dataclass(frozen=True)
-class GroupMutant:
-    """An attribute of a class or module, what stands in for it, and what a run says of that."""
-
-    part: object
-    method: str
-    fault: Callable[..., Any] | object
-    finding: str
-    with_store: bool = False
-    compares: bool = True
-    """Whether filters are compared, which heals what the fault leaves."""
-    first_seed: int = 0
-    """Where to begin, for a fault that shows in few runs."""
-
-
-GROUP_MUTANTS = {
-    "never sends again": GroupMutant(OutgoingBuffer, "due", _never_due, "does not send .* again"),
-    "never meets a dependency": GroupMutant(
-        IncomingBuffer, "met", _nothing, "misses .* that it has"
+WITHOUT_STORE = {
+    "never sends again": Mutant(
+        replace_with(OutgoingBuffer, "due", lambda *_: ([], [])), "does not send .* again"
     ),
-    "takes waiting for met": GroupMutant(
-        IncomingBuffer, "add", _met_by_waiting, "comes without .* causes|before its causes"
+    "never meets a dependency": Mutant(
+        replace_with(IncomingBuffer, "met", nothing), "misses .* that it has"
     ),
-    "inserts at the end": GroupMutant(Log, "insert", _at_the_end, "at another place"),
-    "does not adopt clocks": GroupMutant(Clock, "adopt", _nothing_goes, "before what it has"),
-    "adopts any clock": GroupMutant(Clock, "adopt", _anything_goes, "ms ahead"),
-    "stops its timers with the clock": GroupMutant(
-        Clock, "running_ms", _set_back, "sleeps for|does not send .* again"
+    "takes waiting for met": Mutant(
+        edit(
+            IncomingBuffer,
+            "add",
+            "serial = self._next\n",
+            "serial = self._next\n    waiting.unmet -= self.ids.keys()\n",
+            "return list(",
+            "if not waiting.unmet:\n        self.ready[serial] = None\n    return list(",
+        ),
+        "comes without .* causes|before its causes",
     ),
-    "never rolls its filter over": GroupMutant(
-        RollingFilter, "_roll_over", _nothing, "IDs are in one filter", with_store=True
+    "inserts at the end": Mutant(replace_with(Log, "insert", _at_the_end), "at another place"),
+    "does not adopt clocks": Mutant(
+        replace_with(Clock, "adopt", lambda *_: True), "before what it has"
     ),
-    "is sure after one filter": GroupMutant(
-        OutgoingBuffer, "witness", _one_filter_is_enough, "acknowledged, and nobody has it"
+    "adopts any clock": Mutant(
+        in_clock("adopt", "min(lamport, now_ms + self.max_ahead_ms)", "lamport"), "ms ahead"
     ),
-    "answers what was answered": GroupMutant(Answers, "seen", _nothing, "nobody waits for that"),
-    "offers what nobody lacks": GroupMutant(Gaps, "look", _offer_all, "nobody waits for that"),
-    "never asks": GroupMutant(Requests, "add", _nothing, "do not become equal", first_seed=23),
-    "never looks for gaps of others": GroupMutant(
-        Gaps, "look", _no_entries, "do not become equal", first_seed=16
+    "stops its timers with the clock": Mutant(
+        in_clock(
+            "running_ms",
+            "running_ms = now_ms + self.set_back_ms",
+            "self.latest_ms = running_ms = now_ms",
+        ),
+        "sleeps for|does not send .* again",
     ),
-    "never shows its filter": GroupMutant(Showing, "_take", _never, "do not become equal"),
-    "believes that a search has found all": GroupMutant(
-        _Lack, "explain", _found_after_one_search, "has caught up and lacks"
+    "is sure after one filter": Mutant(
+        edit(
+            OutgoingBuffer,
+            "witness",
+            "events.append(PossiblyAcknowledged(message_id, seen, outgoing.error))",
+            "self.remove(message_id)\n            events.append(Acknowledged(message_id))",
+        ),
+        "acknowledged, and nobody has it",
     ),
-    "takes the first of an ID for genuine": GroupMutant(
-        Claims, "judge", _same, "keeps a forged message"
+    "answers what was answered": Mutant(
+        replace_with(Answers, "seen", nothing), "nobody waits for that"
     ),
-    "takes anything for proven": GroupMutant(
-        channel, "proof_of", _all_proven, "taken for what it is not|keeps a forged message"
+    "offers what nobody lacks": Mutant(
+        edit(
+            Gaps,
+            "look",
+            "offered: list[str] = []",
+            "offered, entries = list[str](), list(entries)",
+            "return offered",
+            "return [entry.message_id for entry in entries]",
+        ),
+        "nobody waits for that",
     ),
-    "calls everything forged": GroupMutant(
-        Claims, "judge", _always_forged, "calls the genuine .* forged"
+    "never asks": Mutant(replace_with(Requests, "add", nothing), UNEQUAL, 23),
+    "never looks for gaps of others": Mutant(
+        replace_with(Gaps, "look", lambda *_: []), UNEQUAL, 16
     ),
-    "gives others what it knows to be forged": GroupMutant(
-        Answers, "drop", _nothing, "sends a forged message that it knows"
+    "never shows its filter": Mutant(replace_with(Showing, "_take", nothing), UNEQUAL),
+    "believes that a search has found all": Mutant(
+        edit(
+            _Lack,
+            "explain",
+            "self.fresh &= ~known",
+            "known = -1 if self.searches else known\n    self.fresh &= ~known",
+        ),
+        "has caught up and lacks",
     ),
-    "lets a forged message stay in its log": GroupMutant(
-        Log, "remove", _nothing, "log of .* is not what it was told|AssertionError"
+    "takes the first of an ID for genuine": Mutant(
+        replace_with(Claims, "judge", lambda *_: Verdict.SAME), "keeps a forged message"
     ),
-    "overlooks causes": GroupMutant(
-        MessageChannel, "_take", _half_a_history, "synced and lacks|comes without"
+    "takes anything for proven": Mutant(
+        replace_with(channel, "proof_of", lambda *_: Proof.MESSAGE),
+        "taken for what it is not|keeps a forged message",
+    ),
+    "calls everything forged": Mutant(
+        replace_with(Claims, "judge", lambda *_: Verdict.FORGED), "calls the genuine .* forged"
+    ),
+    "gives others what it knows to be forged": Mutant(
+        replace_with(Answers, "drop", nothing), "sends a forged message that it knows"
+    ),
+    "lets a forged message stay in its log": Mutant(
+        replace_with(Log, "remove", nothing), "log of .* is not what it was told|AssertionError"
+    ),
+    "overlooks causes": Mutant(
+        edit(
+            MessageChannel,
+            "_take",
+            "content, message_id = message.content",
+            "message = replace(message, history=message.history[:1])\n"
+            "    content, message_id = message.content",
+        ),
+        "synced and lacks|comes without",
+    ),
+    "keeps a forged message on disk": Mutant(
+        replace_with(Ledger, "_withdrawn", nothing), "is written twice"
+    ),
+    "hands out events before they are saved": Mutant(
+        in_saver(
+            "add",
+            "self._pending += things",
+            "self._release(self._ledger.commits + 1, list(things))",
+        ),
+        "before it is saved",
+    ),
+    "takes a failed transaction for saved": Mutant(
+        in_saver(
+            "_commit",
+            "self._troubled(str(error))\n",
+            "self._troubled(str(error))\n            return\n",
+        ),
+        "before it is saved|does not go on|in use",
+    ),
+    "tries a transaction again without a pause": Mutant(
+        replace_with(saver, "asyncio", Asyncio("sleep", sleep_not)), "tries a transaction"
+    ),
+    "shows what is in the backlog again": Mutant(
+        edit(Events, "put", "if commit > self.after_commit and not self._closed:", "if True:"),
+        "twice|another place",
+    ),
+    "forgets who acknowledged": Mutant(
+        replace_with(Ledger, "_acknowledged", nothing), "has forgotten who acknowledged"
+    ),
+    "gives up after a restart at once": Mutant(
+        edit(
+            revive,
+            "_missing_since_ms",
+            "max(waiting.arrived_ms, earliest_ms)",
+            "waiting.arrived_ms",
+        ),
+        "gives up after",
+        11,
+    ),
+}
+
+WITH_STORE = {
+    "never rolls its filter over": Mutant(
+        replace_with(RollingFilter, "_roll_over", nothing), "IDs are in one filter"
+    ),
+    "publishes before it saves": Mutant(
+        in_participant(
+            "send",
+            "return message.message_id",
+            "self.publisher.offer(max(self.ledger.outbox))\n    return message.message_id",
+        ),
+        "leaves before it is saved",
+    ),
+    "forgets its outbox": Mutant(
+        edit(
+            Ledger,
+            "revived",
+            "self.outbox.update((item.number, item) for item in items)\n"
+            "    self.unpublished.update(item.message_id for item in items)\n",
+            "pass\n",
+        ),
+        "does not go on from its outbox",
+    ),
+    "tries nodes again without a pause": Mutant(
+        edit(Rotation, "failed", "if rest:", "if True:"), "tries (Follow|PublishStream|Since)"
+    ),
+    "forgets its failures as soon as it is connected": Mutant(
+        in_feed(
+            "_connected", "self._refused.clear()", "self._refused.clear(), self._rotation.worked()"
+        ),
+        "tries (Follow|Since)",
+        36,
+    ),
+    "asks one node for ever": Mutant(
+        together(
+            replace_with(Rotation, "in_turn", lambda self: [self.link]),
+            # Comparing filters heals what this leaves.
+            replace_with(Lacks, "look", nothing),
+        ),
+        UNEQUAL,
+        124,
+    ),
+    "swallows cancellation": Mutant(
+        replace_with(Feed, "run", _run_whatever_happens), "does not leave|has not left"
+    ),
+    "never opens a broken feed again": Mutant(
+        in_feed("_failed", "asyncio.sleep(self._rotation.failed())", "asyncio.Event().wait()"),
+        UNEQUAL,
+        8,
+    ),
+    "advances its cursor before its messages are saved": Mutant(
+        in_feed(
+            "_read",
+            "if page.messages:",
+            "self._ledger.stand(link.name, page.cursor), self._tell(())\n"
+            "    await asyncio.sleep(0.1)\n    if page.messages:",
+        ),
+        "has a cursor past",
+    ),
+    "closes a gap before it is scanned": Mutant(
+        in_feed("_close_gap", "self.live = False", "self.live = False\n    self._ledger.gap(None)"),
+        "closes a gap",
+    ),
+    "leaves its feed running": Mutant(
+        in_participant("leave", "saving, *others =", "saving, _, *others ="),
+        "tasks are left|has not left",
+    ),
+    "loses the wake-up of its publisher": Mutant(
+        in_publisher("offer", "self._news.set()", "pass"), "back|unpublished"
+    ),
+    "forgets what was under way": Mutant(
+        in_publisher("_take_back", "self._ready.extendleft(reversed(numbers))", "pass"),
+        "unpublished",
+        17,
+    ),
+    "keeps every sync message": Mutant(
+        in_publisher("offer_volatile", "if broadcast.reason is Reason.SYNC:", "if False:"),
+        "sync messages wait",
+    ),
+    "publishes without a window": Mutant(
+        replace_with(
+            publisher, "asyncio", Asyncio("Semaphore", lambda _: asyncio.Semaphore(1_000_000))
+        ),
+        "under way",
     ),
 }

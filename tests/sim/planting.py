@@ -1,18 +1,26 @@
 """How a fault is planted in what ships, for the simulator to find."""
 
 from __future__ import annotations
+import __future__
 
+import asyncio
+import inspect
+import re
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
+
+from sim.run import SimulationFailure
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """A fault, and which words a run that finds it says.
+    """A fault, such as somebody might make, and which words a run that finds it says.
 
     ``first_seed``: where to begin, for a fault that shows in few runs.
     """
@@ -21,7 +29,78 @@ class Mutant:
     finding: str
     first_seed: int = 0
 
+    def find(
+        self, patch: pytest.MonkeyPatch, seeds: int, run: Callable[[int], object], command: str
+    ) -> None:
+        """Plant it, and run seeds until one shows it and says how to repeat that."""
+        self.plant(patch)
+        found: list[str] = []
+        for seed in range(self.first_seed, self.first_seed + seeds):
+            try:
+                run(seed)
+            except SimulationFailure as failure:
+                first, *others = str(failure).splitlines()
+                found.append(first)
+                if re.search(self.finding, first):
+                    assert f"seed {seed}:" in first
+                    again = f"python -m sim {command}--seed {seed} --trace"
+                    assert others[-1] == f"repeat it with: {again}"
+                    return
+        pytest.fail(f"no run of {seeds} has found it, but: {found}")
+
 
 def replace_with(owner: object, name: str, value: object) -> Plant:
     """Replace an attribute of a shipped class or module."""
     return lambda patch: patch.setattr(owner, name, value)
+
+
+def edit(owner: type | Any, name: str, *texts: str) -> Plant:  # noqa: ANN401 - or a module
+    """Change the text of a function of a shipped class or module.
+
+    ``texts``: what stands in it once, and what stands there instead, by turns.
+    """
+
+    def plant(patch: pytest.MonkeyPatch) -> None:
+        found = inspect.getattr_static(owner, name)
+        function = inspect.unwrap(found.fget if isinstance(found, property) else found)
+        source = textwrap.dedent(inspect.getsource(function))
+        for old, new in zip(texts[::2], texts[1::2], strict=True):
+            assert source.count(old) == 1, f"{name} has {old!r} {source.count(old)} times"
+            source = source.replace(old, new)
+        # The argument is what `super` looks for.
+        source = f"def make(__class__):\n{textwrap.indent(source, '    ')}\n    return {name}"
+        made: dict[str, Any] = {}
+        flags = __future__.annotations.compiler_flag
+        exec(compile(source, f"<{name}>", "exec", flags), function.__globals__, made)
+        patch.setattr(owner, name, made["make"](owner))
+
+    return plant
+
+
+def together(*plants: Plant) -> Plant:
+    """A fault in several places."""
+
+    def plant(patch: pytest.MonkeyPatch) -> None:
+        for each in plants:
+            each(patch)
+
+    return plant
+
+
+class Asyncio:
+    """`asyncio` with something else in one place."""
+
+    def __init__(self, name: str, value: object) -> None:
+        self._changed = {name: value}
+
+    def __getattr__(self, name: str) -> object:
+        return self._changed.get(name) or getattr(asyncio, name)
+
+
+async def sleep_not(_: float) -> None:
+    """A pause that takes no time."""
+    await asyncio.sleep(0)
+
+
+def nothing(*_: object, **__: object) -> None:
+    """Stands in for what should be done."""

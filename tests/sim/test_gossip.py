@@ -1,18 +1,15 @@
 """Runs of gossip: alone, beside reconciliation, with liars, and with machines that are wrong."""
 
 import random
-import re
 from collections import Counter
 
 import pytest
 
-from sim.gossiping.run import simulate_gossip
 from sim.gossiping.spread import Shape, spread
 from sim.marks import Mark
-from sim.run import SimulationFailure
+from sim.run import simulate_gossip
 from store.gossip.events import What
-from tests.sim.gossip_driver_mutants import DRIVER_MUTANTS
-from tests.sim.gossip_mutants import GOSSIP_MUTANTS
+from tests.sim.gossip_mutants import DRIVER_MUTANTS, MACHINE_MUTANTS
 from tests.sim.test_repeating import command
 
 GROUPS, GROUP = 6, 5
@@ -83,33 +80,12 @@ def test_an_event_spreads_over_many_nodes_once_over_each_link_at_most(
 
 
 @pytest.mark.usefixtures("swept")
-@pytest.mark.parametrize("name", GOSSIP_MUTANTS)
-def test_a_fault_is_found(name: str) -> None:
-    mutant = GOSSIP_MUTANTS[name]
-    for seed in range(mutant.first_seed, mutant.first_seed + SEEDS):
-        try:
-            simulate_gossip(seed, random.Random(seed), make=mutant.make)
-        except SimulationFailure as failure:
-            first, *others = str(failure).splitlines()
-            if re.search(mutant.finding, first):
-                assert f"seed {seed}:" in first
-                again = f"repeat it with: python -m sim --gossip alone --seed {seed} --trace"
-                assert others[-1] == again
-                return
-    pytest.fail(f"no run of {SEEDS} has found a machine that {name}")
-
-
-@pytest.mark.usefixtures("swept")
-@pytest.mark.parametrize("name", DRIVER_MUTANTS)
-def test_a_fault_of_the_driver_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    mutant = DRIVER_MUTANTS[name]
-    mutant.plant(monkeypatch)
-    found = []
-    for seed in range(mutant.first_seed, mutant.first_seed + DRIVER_SEEDS):
-        try:
-            simulate_gossip(seed, random.Random(seed))
-        except SimulationFailure as failure:
-            found.append(str(failure).partition("\n")[0])
-            if re.search(mutant.finding, found[-1]):
-                return
-    pytest.fail(f"no run of {DRIVER_SEEDS} has found a driver that {name}: {found}")
+@pytest.mark.parametrize("name", MACHINE_MUTANTS | DRIVER_MUTANTS)
+def test_a_fault_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds = DRIVER_SEEDS if name in DRIVER_MUTANTS else SEEDS
+    (MACHINE_MUTANTS | DRIVER_MUTANTS)[name].find(
+        monkeypatch,
+        seeds,
+        lambda seed: simulate_gossip(seed, random.Random(seed)),
+        "--gossip alone ",
+    )

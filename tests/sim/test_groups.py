@@ -5,9 +5,9 @@ from collections import Counter
 
 import pytest
 
-from sim.groups.run import simulate_group
 from sim.groups.scenario import FIXED_MESSAGES, fixed_group
 from sim.groups.world import GroupSummary
+from sim.run import simulate_group
 
 BATCHES = [*((number, False) for number in range(3)), *((number, True) for number in range(11))]
 BATCH = 10

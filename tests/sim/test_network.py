@@ -1,18 +1,21 @@
 """The simulated network and database do what the real ones promise, and no more."""
 
+import asyncio
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import pytest
 
+from sim.bridge import TimelineLoop
 from sim.calls import Closed, End, Ended, Identity, Status
 from sim.database import Database, Unavailable
 from sim.judge import Judge, Violation
 from sim.limits import START_NS, STREAM_WINDOW_FRAMES
 from sim.messages import Message, message_of
 from sim.network import Network
-from sim.tasks import Promise, Steps, Task
+from sim.promise import Promise
 from sim.timeline import Timeline
 from sim.trace import Trace
 from store.domain.commits import WrittenIds
@@ -24,10 +27,13 @@ WHO = Identity("caller", "store-c")
 RULES = Policy(max_drift_ns=None, publisher=False)
 
 
+Serve = Callable[[End], Coroutine[Any, Any, None]]
+
+
 class Callee:
     """A host that does with calls what a test wants, and keeps its letters."""
 
-    def __init__(self, name: str, world: "World", serve: Callable[[End], Steps[None]]) -> None:
+    def __init__(self, name: str, world: "World", serve: Serve) -> None:
         self.name = name
         self.identity: Identity | None = Identity(name, f"store-{name}")
         self.letters: list[object] = []
@@ -38,7 +44,11 @@ class Callee:
         if method != "Method":
             return False
         task = self._world.spawn(self._serve(end))
-        end.on_lost = task.cancel
+
+        def lost(_: Closed) -> None:
+            task.cancel()
+
+        end.on_lost = lost
         return True
 
     def receive(self, sender: str, letter: object) -> None:  # noqa: ARG002 - as of every host
@@ -48,54 +58,58 @@ class Callee:
 class World:
     """A network with a caller "a" and a callee "b"."""
 
-    def __init__(self, seed: int, serve: Callable[[End], Steps[None]]) -> None:
+    def __init__(self, seed: int, serve: Serve) -> None:
         self.timeline = Timeline(START_NS)
         self.dice = random.Random(seed)
+        # Abstract is what needs sockets, signals or processes: there are none.
+        self.loop = TimelineLoop(self.timeline, self.dice)  # type: ignore[abstract]
         self.network = Network(self.timeline, self.dice, Trace(self.timeline), Counter())
         self.callee = Callee("b", self, serve)
         self.network.add(self.callee)
         self.network.add(Callee("a", self, serve))
         self.failed: Exception | None = None
 
-    def spawn(self, steps: Steps[None]) -> Task:
-        return Task(self.timeline, "task", lambda _: self._kept(steps), lambda _: None)
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        return self.loop.begin(None, self._watched(work))
 
-    def _kept(self, steps: Steps[None]) -> Steps[None]:
+    async def _watched(self, work: Coroutine[Any, Any, None]) -> None:
         try:
-            yield from steps
+            await work
         except Closed as error:
             self.failed = error
 
-    def call(self) -> Steps[End]:
-        return (yield from self.network.call("a", "b", "Method", WHO))
+    async def call(self) -> End:
+        return await self.network.call("a", "b", "Method", WHO)
 
     def finish(self) -> None:
-        while self.timeline.step():
-            self.network.check()
+        with self.loop.running():
+            while self.timeline.step():
+                self.network.check()
+                self.loop.check()
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_frames_arrive_in_order_and_each_once(seed: int) -> None:
     received: list[object] = []
 
-    def serve(end: End) -> Steps[None]:
+    async def serve(end: End) -> None:
         assert end.there == WHO
-        while not isinstance(frame := (yield from end.read().wait()), Ended):
+        while not isinstance(frame := (await end.read()), Ended):
             received.append(frame)
-            yield from end.send(frame).wait()
+            await end.send(frame)
         end.finish()
 
     world = World(seed, serve)
     echoed: list[object] = []
 
-    def caller() -> Steps[None]:
-        end = yield from world.call()
+    async def caller() -> None:
+        end = await world.call()
         assert end.there.node_id == "b"
         for number in range(30):
-            yield from end.send(number).wait()
-            echoed.append((yield from end.read().wait()))
+            await end.send(number)
+            echoed.append(await end.read())
         end.half_close()
-        assert (yield from end.read().wait()) == Ended()
+        assert (await end.read()) == Ended()
 
     world.spawn(caller())
     world.finish()
@@ -105,17 +119,17 @@ def test_frames_arrive_in_order_and_each_once(seed: int) -> None:
 
 
 def test_a_writer_waits_for_its_reader() -> None:
-    def serve(end: End) -> Steps[None]:
-        yield from end.send("nothing is read").wait()
-        yield from Promise[None]().wait()
+    async def serve(end: End) -> None:
+        await end.send("nothing is read")
+        await Promise[None]()
 
     world = World(0, serve)
     sent: list[int] = []
 
-    def caller() -> Steps[None]:
-        end = yield from world.call()
+    async def caller() -> None:
+        end = await world.call()
         for number in range(20):
-            yield from end.send(number).wait()
+            await end.send(number)
             sent.append(number)
 
     world.spawn(caller())
@@ -128,21 +142,21 @@ def test_a_call_may_break_at_any_frame_and_both_ends_learn_of_it(seed: int) -> N
     received: list[object] = []
     ended: list[str] = []
 
-    def serve(end: End) -> Steps[None]:
+    async def serve(end: End) -> None:
         try:
             while True:
-                received.append((yield from end.read().wait()))
+                received.append(await end.read())
         finally:
             ended.append("callee")
 
     world = World(seed, serve)
     world.network.weather.breaks = 0.1
 
-    def caller() -> Steps[None]:
-        end = yield from world.call()
+    async def caller() -> None:
+        end = await world.call()
         try:
             for number in range(10_000):
-                yield from end.send(number).wait()
+                await end.send(number)
         finally:
             ended.append("caller")
 
@@ -155,15 +169,14 @@ def test_a_call_may_break_at_any_frame_and_both_ends_learn_of_it(seed: int) -> N
 
 
 def test_nobody_answers_where_nobody_is() -> None:
-    def serve(end: End) -> Steps[None]:
+    async def serve(end: End) -> None:
         end.finish()
-        yield from ()
 
     world = World(0, serve)
     world.callee.identity = None
 
-    def caller() -> Steps[None]:
-        yield from world.call()
+    async def caller() -> None:
+        await world.call()
 
     world.spawn(caller())
     world.finish()
@@ -175,21 +188,21 @@ def test_nobody_answers_where_nobody_is() -> None:
 def test_a_partition_holds_frames_up_until_it_heals_or_the_call_breaks(healed: bool) -> None:
     received: list[object] = []
 
-    def serve(end: End) -> Steps[None]:
-        while not isinstance(frame := (yield from end.read().wait()), Ended):
+    async def serve(end: End) -> None:
+        while not isinstance(frame := (await end.read()), Ended):
             received.append(frame)
         end.finish()
 
     world = World(1, serve)
     world.network.weather.unnoticed = 1.0
 
-    def caller() -> Steps[None]:
-        end = yield from world.call()
+    async def caller() -> None:
+        end = await world.call()
         world.network.cut([("b", "a")])
         for number in range(3):
-            yield from end.send(number).wait()
+            await end.send(number)
         end.half_close()
-        yield from end.read().wait()
+        await end.read()
 
     world.spawn(caller())
     if healed:
@@ -200,9 +213,8 @@ def test_a_partition_holds_frames_up_until_it_heals_or_the_call_breaks(healed: b
 
 
 def test_letters_get_lost_and_come_twice_and_out_of_order() -> None:
-    def serve(end: End) -> Steps[None]:
+    async def serve(end: End) -> None:
         end.finish()
-        yield from ()
 
     world = World(2, serve)
     world.network.weather.lost, world.network.weather.twice = 0.2, 0.3

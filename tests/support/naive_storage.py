@@ -8,7 +8,15 @@ import numpy as np
 
 from reconcile.ids import SyncId, SyncIds
 from reconcile.summaries.buckets import Buckets
-from reconcile.summaries.loading import Loaded, LoadingView, NeedBuckets, NeedHashes, NeedIds, Needs
+from reconcile.summaries.loading import (
+    Loaded,
+    LoadingView,
+    NeedBuckets,
+    NeedHashes,
+    NeedIds,
+    Needs,
+    proceed,
+)
 from reconcile.view import Answer, Read
 
 
@@ -56,6 +64,8 @@ class NaiveStorage:
 
 def answer(view: LoadingView, storage: NaiveStorage, read: Read) -> Answer:
     """Work through a read."""
-    while (needs := view.needs(read)) is not None:
-        view.load(storage.load(needs))
-    return view.answer(read)
+    reading = view.reading(read)
+    found = proceed(reading)
+    while not isinstance(found, Answer):
+        found = proceed(reading, storage.load(found))
+    return found

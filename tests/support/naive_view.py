@@ -66,9 +66,6 @@ class NaiveView:
         """The IDs from one bound to, but without, another."""
         return self.ids[bisect_left(self.ids, lower) : bisect_left(self.ids, upper)]
 
-    def needs(self, read: Read) -> None:  # noqa: ARG002 - nothing, whatever is read
-        return None
-
     def answer(self, read: Read) -> Answer:
         return Answer(
             measured=None if read.measure is None else self.measure(read.measure.pairs()),

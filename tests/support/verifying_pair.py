@@ -14,14 +14,14 @@ from reconcile.index import IndexView
 from reconcile.keyed import Sum
 from reconcile.lattice import LatticeSum
 from reconcile.limits import DEFAULT_SESSION_LIMITS, SessionLimits
-from reconcile.session import Result, Role, Session, SessionConfig
+from reconcile.session import Result, Role, SessionConfig
 from reconcile.view import Answer, Read
 from store.domain.hub import START
 from store.domain.ports import PeerFailed, SyncObserver
 from store.domain.view import Times
 from store.sync.frames import Reconcile
 from store.sync.session.agreement import Agreement, Pairs, new_pairs
-from store.sync.session.reconciling import Frames
+from store.sync.session.reconciling import Driving, Frames
 from store.sync.session.verifying import Verifying
 
 NAMES = ("i", "store-i", "r", "store-r")
@@ -179,15 +179,12 @@ def _verifying(side: Side, role: Role, stream: _Stream, window: tuple[SyncId, Sy
             pairs=side.pairs,
         )
     observer = cast("SyncObserver", _Observer())
+    frames = Frames(stream, observer, role is Role.RESPONDER, 5.0, "0" * 32)
     side.work = Verifying(
-        role=role,
-        config=config,
-        session=Session(role, config),
-        view=MemoryView(side),
-        frames=Frames(stream, observer, role is Role.RESPONDER, 5.0, "0" * 32),
-        now_ns=lambda: 0,
-        turn=_no_turn,
-        agreement=agreement,
+        role,
+        config,
+        MemoryView(side),
+        Driving(frames, lambda: 0, _no_turn, agreement),
         compact_from=side.compact_from,
         offers=side.offers,
     )

@@ -25,8 +25,8 @@ from store.domain.environment import Environment
 from store.domain.hub import START, Place
 from store.domain.ports import StoreUnavailable
 from store.domain.view import StoredIds
-from store.sync.index.limits import FLOOR_STEP_NS, FULL_SHARE, LONGEST_BACKOFF_S, IndexLimits
 from store.sync.index.warm_up import at, raised_floor, warm_up
+from store.sync.limits import FLOOR_STEP_NS, FULL_SHARE, LONGEST_BACKOFF_S, IndexLimits
 from storenode.common.backoff import Backoff
 
 

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import ParamSpec, TypeVar
 
-from reconcile.summaries.loading import Loaded, LoadingView, Needs
+from reconcile.summaries.loading import Loaded, LoadingView, Needs, proceed
 from reconcile.view import Answer, Read
-from store.sync.index.limits import THREADED_IDS, THREADED_SPANS
+from store.sync.limits import THREADED_IDS, THREADED_SPANS
 
 _Given = ParamSpec("_Given")
 _Result = TypeVar("_Result")
@@ -23,12 +23,12 @@ async def worked_through(
         SummaryMismatch: what was loaded contradicts itself.
         StoreUnavailable: ``load`` failed.
     """
-    needs = await in_thread_if(asks_much(read), view.needs, read)
-    while needs is not None:
-        loaded = await load(needs)
-        await in_thread_if(len(loaded) >= THREADED_IDS, view.load, loaded)
-        needs = view.needs(read)
-    return view.answer(read)
+    reading = view.reading(read)
+    found = await in_thread_if(asks_much(read), proceed, reading)
+    while not isinstance(found, Answer):
+        loaded = await load(found)
+        found = await in_thread_if(len(loaded) >= THREADED_IDS, proceed, reading, loaded)
+    return found
 
 
 async def in_thread_if(

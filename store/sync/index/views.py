@@ -28,15 +28,15 @@ from store.domain.hub import Place
 from store.domain.ports import StoreBusy, StoreUnavailable
 from store.domain.view import ColdView, StoredIds, Times
 from store.sync.index.hot import HotIndex, HotView
-from store.sync.index.limits import (
+from store.sync.index.reading import asks_much, in_thread_if, worked_through
+from store.sync.index.warm_up import at
+from store.sync.limits import (
     MAX_COLD_VIEWS,
     THREADED_ANSWERED,
+    THREADED_PAYLOAD_BYTES,
     THREADED_SUMMED,
     IndexLimits,
 )
-from store.sync.index.reading import asks_much, in_thread_if, worked_through
-from store.sync.index.warm_up import at
-from store.sync.limits import THREADED_PAYLOAD_BYTES
 from storenode.message.limits import MAX_TIMESTAMP_NS
 
 
@@ -125,15 +125,11 @@ class StoredView:
     ) -> None:
         self._opener = opener
         self._stack = stack
-        self._horizon = horizon
+        self.horizon = horizon
+        """Below it nothing is held, or kept."""
         self._hot = hot
         self._cold = cold
         self._view: LoadingView | None = None
-
-    @property
-    def horizon(self) -> SyncId:
-        """Below it nothing is held, or kept."""
-        return self._horizon
 
     @property
     def memory_start(self) -> SyncId | None:
@@ -215,7 +211,7 @@ class StoredView:
     async def _opened_cold(self) -> ColdView:
         if self._cold is None:
             cold = self._cold = await self._stack.enter_async_context(self._opener.open_cold())
-            if at(cold.horizon_ns) != self._horizon:
+            if at(cold.horizon_ns) != self.horizon:
                 raise StoreUnavailable("messages were dropped since the view was opened; try again")
         return self._cold
 

@@ -15,8 +15,8 @@ from reconcile.summaries.loading import NeedIds
 from reconcile.view import Read, Spans
 from store.domain.hub import Place
 from store.domain.view import ColdView, StoredIds
-from store.sync.index.limits import FLOOR_STEP_NS, FULL_SHARE, IndexLimits
 from store.sync.index.reading import worked_through
+from store.sync.limits import FLOOR_STEP_NS, FULL_SHARE, IndexLimits
 from storenode.message.limits import MAX_TIMESTAMP_NS
 
 _PARTS_OF_ROOM: Final = 16

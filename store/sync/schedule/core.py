@@ -44,7 +44,7 @@ from typing import Final, TypeAlias
 
 from store.domain.environment import Random
 from store.domain.ports import PeerAddress, Window
-from store.sync.transfer.limits import MAX_SESSIONS
+from store.sync.limits import MAX_SESSIONS
 from storenode.message.limits import NS_PER_S
 
 MAX_WAITING: Final = 64

@@ -177,7 +177,10 @@ class Synchronizer:
         for effect in self._schedule.step(self._environment.steady_ns(), given):
             match effect:
                 case Begin():
-                    self._begin(effect)
+                    name = f"sync with {effect.peer}"
+                    task = asyncio.create_task(self._session(effect), name=name)
+                    self._sessions.add(task)
+                    task.add_done_callback(self._sessions.discard)
                 case Refuse():
                     future = self._waiting.get(effect.number)
                     if future is not None and not future.done():
@@ -193,15 +196,10 @@ class Synchronizer:
             delay_s = max(0, time_ns - self._environment.steady_ns()) / NS_PER_S
             self._timer = asyncio.get_running_loop().call_later(delay_s, self._step, Tick())
 
-    def _begin(self, begin: Begin) -> None:
-        task = asyncio.create_task(self._session(begin), name=f"sync with {begin.peer}")
-        self._sessions.add(task)
-        task.add_done_callback(self._sessions.discard)
-
     async def _session(self, begin: Begin) -> None:
         window = self._schedule.window(self._environment.now_ns(), begin)
         self._book.begun(begin.peer)
-        outcome = unsuccessful(SyncEnding.FAILED, _STOPPING, 0.0)
+        outcome = None
         try:
             outcome = await self._caller.synchronize(begin.peer, window)
         except Exception as error:
@@ -210,6 +208,7 @@ class Synchronizer:
             sentence = f"this node failed ({type(error).__name__}): see its log"
             outcome = unsuccessful(SyncEnding.FAILED, sentence, 0.0)
         finally:
+            outcome = outcome or unsuccessful(SyncEnding.FAILED, _STOPPING, 0.0)
             done = SyncDone(begin.peer, window, outcome)
             self._book.ended(done)
             if begin.asked is not None:

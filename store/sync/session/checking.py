@@ -9,7 +9,6 @@ the last word of one side, with its digests ─► the other's: equal: concluded
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -34,7 +33,7 @@ from store.sync.index.reading import in_thread_if
 from store.sync.limits import THREADED_ROWS
 from store.sync.session.agreement import BY_XOR, Agreement, Phase, Proof, parted, without
 from store.sync.session.locating import Below
-from store.sync.session.reconciling import Answerer, Driving, Extending, Frames
+from store.sync.session.reconciling import Driving
 from storenode.message.limits import HASH_BYTES
 
 NOTHING_TO_SAY: Final = Send(b"")
@@ -60,15 +59,13 @@ class Digests:
 class Checking:
     """One side's part in the check of one reconciliation.
 
-    ``driving`` drives a session that answers from something else than the view. ``proof`` is
-    complete at the end.
+    ``proof`` is complete at the end.
     """
 
     config: SessionConfig
     view: OpenView
-    frames: Frames
+    driving: Driving
     agreement: Agreement
-    driving: Callable[[Session, Answerer, Extending], Driving]
     proof: Proof = BY_XOR
     own: Digests = field(default_factory=Digests)
     """Of this side, once it has computed them."""
@@ -110,7 +107,7 @@ class Checking:
             assert own.below is not None
             offered = await own.below.hours(heard.steps)
             self.agreement.expect(Phase.HOURS)
-            await self.frames.send(NOTHING_TO_SAY, Extension(steps=offered))
+            await self.driving.frames.send(NOTHING_TO_SAY, Extension(steps=offered))
             frame, chosen = await self._next()
             spans = own.below.chosen(chosen.steps, offered) + spans
             complete = chosen.steps is not None and not chosen.steps.more
@@ -124,13 +121,15 @@ class Checking:
         own = await self.compute(result, lattice=bool(heard.lattice_digest))
         opening = own.added_to(Extension())
         if not _differ(own, heard):
-            await self.frames.send(NOTHING_TO_SAY, opening)
+            await self.driving.frames.send(NOTHING_TO_SAY, opening)
             return self._concluded(result, heard)
         spans, complete = self._keyed_spans(heard, result), True
         if _differs(own.lattice, heard.lattice_digest):
             assert own.below is not None
             self.agreement.expect(Phase.DAYS)
-            await self.frames.send(NOTHING_TO_SAY, replace(opening, steps=await own.below.days()))
+            await self.driving.frames.send(
+                NOTHING_TO_SAY, replace(opening, steps=await own.below.days())
+            )
             _, hours = await self._next()
             chosen = await own.below.choose(hours.steps)
             opening, complete = Extension(steps=chosen), not chosen.more
@@ -144,8 +143,8 @@ class Checking:
         return [(self.agreement.cut, result.window[1])] if differ else []
 
     async def _next(self) -> tuple[Reconcile, Extension]:
-        frame = await self.frames.receive()
-        return frame, self.agreement.hear(frame)
+        frame = await self.driving.next()
+        return frame, self.agreement.heard
 
     def _concluded(self, result: Result, heard: Extension) -> Result:
         """All that was compared is equal."""
@@ -192,7 +191,7 @@ class Checking:
             told, opening = opening, None
             return told if found is None else _hashes(aliased, found)
 
-        found, by_peer = await self.driving(session, answer, extending).run(first)
+        found, by_peer = await self.driving.run(session, answer, extending, first)
         told = await self._told_hashes(aliased, found, by_peer=by_peer)
         whole, hidden = await in_thread_if(large, _settled, result, found, aliased, spans, told)
         if found.truncated or not complete:
@@ -205,7 +204,7 @@ class Checking:
         """The hashes of what the peer sends, after the last word of the search."""
         if by_peer:
             told = self.agreement.heard.hashes
-            await self.frames.send(NOTHING_TO_SAY, _hashes(aliased, found))
+            await self.driving.frames.send(NOTHING_TO_SAY, _hashes(aliased, found))
         else:
             frame, heard = await self._next()
             told = heard.hashes

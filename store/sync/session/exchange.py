@@ -18,7 +18,6 @@ from reconcile.ids import LOWEST, SyncId, SyncIds
 from reconcile.keyed import NONCE_BYTES
 from reconcile.limits import DEFAULT_SESSION_LIMITS, SessionLimits
 from reconcile.session import Bounds, Result, Role, SessionConfig
-from reconcile.session import Session as Machine
 from store.domain.coverage import Statements
 from store.domain.environment import Environment
 from store.domain.ports import (
@@ -32,35 +31,32 @@ from store.domain.ports import (
 from store.domain.streams import FrameStream
 from store.domain.view import OpenView, Reconcilable
 from store.sync.errors import GaveWay, PlaceLost
+from store.sync.index.reading import in_thread_if
 from store.sync.limits import (
     COMPACT_FROM_IDS,
     LARGE_PAYLOAD_BYTES,
     MAX_HORIZON_STEP_NS,
+    MAX_SESSIONS,
     MAX_TOLD_IDS,
     MIN_KEPT_STEPS,
     RANDOM_CUTS,
     THREADED_ROWS,
+    TransferLimits,
 )
-from store.sync.session.agreement import BY_XOR, Agreement, Proof, new_pairs
-from store.sync.session.outcome import NOTHING_TRANSFERRED, outcome_of, unsuccessful
-from store.sync.session.reconciling import Frames
+from store.sync.session.agreement import Agreement, new_pairs
+from store.sync.session.outcome import Account
+from store.sync.session.reconciling import Driving, Frames
 from store.sync.session.registry import Refusal, Session, Sessions, State
-from store.sync.session.stating import Compared, compare, statements_of
+from store.sync.session.stating import compare, statements_of
 from store.sync.session.verifying import Verifying
 from store.sync.transfer.core import DEFAULT_LIMITS, Transfer
 from store.sync.transfer.driver import TransferWork
-from store.sync.transfer.events import Report
-from store.sync.transfer.limits import MAX_SESSIONS, TransferLimits
 from store.sync.transfer.policy_memory import PolicyMemory
 from storenode.message.limits import NS_PER_S
 
 _DISPLACED: Final = "the session only waited for the peer, and its place went to another peer"
 
 FoundListener = Callable[[str, str, Sequence[bytes]], None]
-
-
-def _ignore(node_id: str, store_id: str, hashes: Sequence[bytes]) -> None:
-    """Default: ignore."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,54 +110,6 @@ def common_horizon(now_ns: int, horizon_ns: int) -> int:
     return -(-horizon_ns // step_ns) * step_ns
 
 
-@dataclass(slots=True)
-class Account:
-    """What is known of one session, for its outcome.
-
-    ``asked_from``: the lower bound that the initiator wanted. ``compact_failed``: why the compact
-    mode was given up in the middle. ``opened_ns``: the clock before its view
-    was opened. ``compared``: what was held then.
-    """
-
-    role: SyncRole
-    began_ns: int
-    node_id: str = ""
-    store_id: str = ""
-    asked_from: SyncId | None = None
-    horizon: SyncId | None = None
-    result: Result | None = None
-    proof: Proof = BY_XOR
-    compact_failed: str = ""
-    report: Report = field(default_factory=lambda: NOTHING_TRANSFERRED)
-    opened_ns: int = 0
-    compared: Compared | None = None
-
-    def outcome(
-        self, now_ns: int, error: str = "", ending: SyncEnding | None = None
-    ) -> SyncOutcome:
-        """What the session came to; ``error`` is what ended it before its end."""
-        seconds = (now_ns - self.began_ns) / NS_PER_S
-        result = self.result
-        if result is not None and not result.refusal and ending in (None, SyncEnding.FAILED):
-            return outcome_of(
-                result,
-                self.proof,
-                self.report,
-                asked_from=self.asked_from or result.window[0],
-                horizon=self.horizon or result.window[0],
-                seconds=seconds,
-                node_id=self.node_id,
-                error=error,
-                compact_failed=self.compact_failed,
-            )
-        ending = ending or SyncEnding.FAILED
-        return unsuccessful(ending, error, seconds, self.node_id)
-
-
-def _note(peers: set[str], peer: str, *, is_in: bool) -> None:
-    (peers.add if is_in else peers.discard)(peer)
-
-
 class Exchange:
     """One per node; all on the event loop's thread."""
 
@@ -174,7 +122,7 @@ class Exchange:
             work.node_id, work.store_id, limit=work.max_sessions, silence_ns=silence_ns
         )
         self.memory = PolicyMemory()
-        self.on_found: FoundListener = _ignore
+        self.on_found: FoundListener | None = None
         """Told of the node and the store of a peer that was found to hold what this store lacks."""
         self._plain: set[str] = set()
         """Peers that did not know keyed digests when they were last asked."""
@@ -220,17 +168,13 @@ class Exchange:
             limits=work.limits,
             tuning=work.tuning,
         )
+        answers = role is Role.RESPONDER
+        frames = Frames(stream, self.observer, answers, work.silence_s, session_id)
         return Verifying(
-            role=role,
-            config=config,
-            session=Machine(role, config),
-            view=view,
-            frames=Frames(
-                stream, self.observer, role is Role.RESPONDER, work.silence_s, session_id
-            ),
-            now_ns=self.environment.steady_ns,
-            turn=self.turn,
-            agreement=agreement,
+            role,
+            config,
+            view,
+            Driving(frames, self.environment.steady_ns, self.turn, agreement),
             compact_from=work.compact_from if uses_compact else None,
             # An offer costs more than a session that finds nothing: none after such a one. A peer
             # whose count or XOR is another one begins with the mode all the same.
@@ -239,16 +183,17 @@ class Exchange:
 
     def concluded(self, account: Account, work: Verifying, result: Result) -> None:
         """Note what a reconciliation came to, and whether the peer knows keyed digests."""
+        noted: list[tuple[set[str], bool]] = []
         account.result, account.proof = result, work.proof
         if work.compact is not None and not work.proof.compact:
             account.compact_failed = work.compact.reason
         if account.role is SyncRole.INITIATOR and not result.refusal:
             differ = bool(len(result.to_send) or len(result.to_receive))
-            _note(self._equal, account.node_id, is_in=not differ)
-            _note(self._not_compact, account.node_id, is_in=work.compact_failed)
+            noted = [(self._equal, not differ), (self._not_compact, work.compact_failed)]
         if work.agreement is not None and result.rounds and not result.refusal:
-            known = work.agreement.peer_knows
-            _note(self._plain, account.node_id, is_in=not known)
+            noted.append((self._plain, not work.agreement.peer_knows))
+        for peers, is_in in noted:
+            (peers.add if is_in else peers.discard)(account.node_id)
 
     async def compare(self, account: Account, view: OpenView, result: Result) -> None:
         """Measure what this session, which this node began, will make statements about."""
@@ -263,17 +208,10 @@ class Exchange:
 
     async def state(self, account: Account, outcome: SyncOutcome) -> None:
         """Keep what the session found out."""
-        statements, compared, result = self.work.statements, account.compared, account.result
-        if statements is None or compared is None or result is None:
+        statements, compared = self.work.statements, account.compared
+        if statements is None or compared is None:
             return
-        made = await statements_of(
-            compared,
-            result,
-            account.proof,
-            account.report,
-            account.opened_ns,
-            equal=outcome.in_sync,
-        )
+        made = await statements_of(compared, account.report, equal=outcome.in_sync)
         try:
             await statements.note(account.store_id, made, self.environment.now_ns())
         except (StoreUnavailable, StoreBusy) as error:
@@ -384,8 +322,11 @@ class Exchange:
             session_id, nothing, nothing, memory=self.memory, peer=node_id, limits=limits
         )
 
-    def observe(self, account: Account, outcome: SyncOutcome) -> SyncOutcome:
-        """Tell of a session that ended."""
+    def ended(
+        self, account: Account, error: str = "", ending: SyncEnding | None = None
+    ) -> SyncOutcome:
+        """Tell of a session that ended; ``error`` is what ended it before its end."""
+        outcome = account.outcome(self.environment.steady_ns(), error, ending)
         self.observer.session_ended(account.role, account.node_id, account.store_id, outcome)
         return outcome
 
@@ -393,25 +334,22 @@ class Exchange:
         """The transfer of what a session has found."""
         limits, result = self.work.transfer_limits, account.result
         newest = session.to_receive[-MAX_TOLD_IDS:].pairs()
-        if newest:
+        if newest and self.on_found is not None:
             self.on_found(session.node_id, session.store_id, [digest for _, digest in newest])
         if session.own:
             limits = limits.with_grace()
 
-        def make() -> Transfer:
-            return Transfer(
-                session.session_id,
-                session.to_send,
-                session.to_receive,
-                memory=self.memory,
-                peer=session.node_id,
-                limits=limits,
-                partial=result is not None and result.truncated,
-            )
-
-        if len(session.to_send) + len(session.to_receive) > THREADED_ROWS:
-            return await asyncio.to_thread(make)
-        return make()
+        return await in_thread_if(
+            len(session.to_send) + len(session.to_receive) > THREADED_ROWS,
+            Transfer,
+            session.session_id,
+            session.to_send,
+            session.to_receive,
+            memory=self.memory,
+            peer=session.node_id,
+            limits=limits,
+            partial=result is not None and result.truncated,
+        )
 
     def _expire(self, session: Session) -> None:
         self._forget(session, f"the peer did not transfer within {self.work.silence_s:.0f} s")
@@ -422,4 +360,4 @@ class Exchange:
         if waited is not None:
             account, timer = waited
             timer.cancel()
-            self.observe(account, account.outcome(self.environment.steady_ns(), sentence))
+            self.ended(account, sentence)

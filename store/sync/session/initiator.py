@@ -8,12 +8,11 @@ Whatever the peer does becomes a `SyncOutcome`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from functools import partial
 from typing import Final
 
 from reconcile.errors import LimitExceeded, MalformedPayload
-from reconcile.ids import SyncId
+from reconcile.ids import LOWEST
 from reconcile.session import Result, Role
 from store.domain.ports import (
     PeerAddress,
@@ -25,28 +24,19 @@ from store.domain.ports import (
     SyncRole,
     Window,
 )
-from store.domain.streams import (
-    CalleeStream,
-    CallFailed,
-    Connector,
-    FrameStream,
-    Named,
-    NameLearned,
-)
+from store.domain.streams import CallFailed, Connector, FrameStream, Named, NameLearned
 from store.sync.errors import FrameTooLarge, GaveWay, MalformedFrame, ProtocolBroken
-from store.sync.session.exchange import Account, Exchange
+from store.sync.session.exchange import Exchange
+from store.sync.session.outcome import Account
 from store.sync.session.reconciling import end_of_frames, time_limit
 from store.sync.session.registry import Accepted, Refusal, Refused, Session, State
 from store.sync.transfer.driver import transfer
-from storenode.message.limits import HASH_BYTES, MAX_TIMESTAMP_NS
+from storenode.message.limits import MAX_TIMESTAMP_NS
 from storenode.wire.storenode.v1 import peer_pb2
 
 _PEER: Final = peer_pb2.DESCRIPTOR.services_by_name["Peer"].full_name
 RECONCILE: Final = f"/{_PEER}/Reconcile"
 TRANSFER: Final = f"/{_PEER}/Transfer"
-
-_ZEROS: Final = bytes(HASH_BYTES)
-_STOPPED: Final = "the node stopped the session"
 
 
 class _Declined(Exception):
@@ -67,26 +57,28 @@ class Initiator:
         self._exchange = exchange
         self._work = exchange.work
         self._peer = peer
-        self._bounds = _bounds(window)
+        start_ns, end_ns = max(0, window.time_start_ns), window.time_end_ns
+        self._bounds = (start_ns, LOWEST[1]), (min(end_ns, MAX_TIMESTAMP_NS), LOWEST[1])
         now_ns = self._exchange.environment.steady_ns()
         self._account = Account(SyncRole.INITIATOR, now_ns, asked_from=self._bounds[0])
 
     async def run(self) -> SyncOutcome:
         """Never raises but for the cancellation of this task."""
-        account = self._account
+        exchange, account = self._exchange, self._account
         account.node_id = self._connector.node_id(self._peer)
+        ending, sentence = None, ""
         try:
-            outcome = await self._session()
+            await self._session()
         except asyncio.CancelledError:
-            self._exchange.observe(account, self._outcome(_STOPPED))
+            exchange.ended(account, "the node stopped the session")
             raise
         except Exception as error:  # noqa: BLE001 - whatever it is, the operator is told
-            outcome = self._failed(error)
-        self._exchange.observe(account, outcome)
-        await self._exchange.state(account, outcome)
+            ending, sentence = self._failure(error)
+        outcome = exchange.ended(account, sentence, ending)
+        await exchange.state(account, outcome)
         return outcome
 
-    async def _session(self) -> SyncOutcome:
+    async def _session(self) -> None:
         opened = self._exchange.sessions.begin(
             self._exchange.environment.steady_ns(), self._peer.target, self._account.node_id
         )
@@ -101,12 +93,11 @@ class Initiator:
                 session_id = await self._reconcile(session)
             if session.state is State.READY:
                 await self._transfer(session, session_id)
-        return self._outcome()
 
     async def _reconcile(self, session: Session) -> str:
         """Find the differences; returns what the responder calls the session."""
-        async with time_limit(), self._connector.call(self._peer, RECONCILE) as made:
-            call = _Naming(made, partial(self._identify, session))
+        identify = partial(self._identify, session)
+        async with time_limit(), self._connector.call(self._peer, RECONCILE, identify) as call:
             result, session_id = await self._exchange_frames(call)
             # The view is given back by now: the peer may take its time to end the call.
             if result.rounds:
@@ -142,7 +133,7 @@ class Initiator:
             result = await reconciling.begin()
             self._exchange.concluded(self._account, reconciling, result)
             await self._exchange.compare(self._account, view, result)
-            return result, reconciling.session_id
+            return result, reconciling.frames.session_id
 
     async def _transfer(self, session: Session, session_id: str) -> None:
         def demand_the_same(callee: Named) -> None:
@@ -151,22 +142,24 @@ class Initiator:
                     f"the node at {self._peer} was {session.node_id} and is {callee.node_id} now"
                 )
 
-        async with self._connector.call(self._peer, TRANSFER) as made:
-            call = _Naming(made, demand_the_same)
+        async with self._connector.call(self._peer, TRANSFER, demand_the_same) as call:
             now_ns = self._exchange.environment.steady_ns()
             self._exchange.sessions.transferring(now_ns, session, session_id)
             machine = await self._exchange.machine(session, self._account)
             self._account.report = machine.report
             self._account.report = await transfer(machine, call, self._work.transfer)
 
-    def _failed(self, error: Exception) -> SyncOutcome:
-        """What goes wrong, as the outcome has it."""
-        if _lost_a_tie(error):
-            return self._outcome(ending=SyncEnding.ABORTED)
-        ending = SyncEnding.FAILED
+    def _failure(self, error: Exception) -> tuple[SyncEnding, str]:
+        """What goes wrong, as the outcome has it; lost to another session it is no failure."""
         match error:
+            case GaveWay():
+                return SyncEnding.ABORTED, ""
+            case CallFailed() if error.aborted:
+                return SyncEnding.ABORTED, ""
+            case _Declined() if error.refusal.kind is Refused.ABORTED:
+                return SyncEnding.ABORTED, ""
             case _Declined():
-                ending, sentence = SyncEnding.REFUSED, str(error)
+                return SyncEnding.REFUSED, str(error)
             case CallFailed():
                 sentence = str(error)
             case MalformedPayload() | LimitExceeded() | MalformedFrame() | FrameTooLarge():
@@ -179,42 +172,4 @@ class Initiator:
                 log = self._exchange.environment.log
                 log.error("session_crashed", peer=str(self._peer), exc_info=error)
                 sentence = "this node failed on the session: its log says where"
-        return self._outcome(sentence, ending)
-
-    def _outcome(self, error: str = "", ending: SyncEnding | None = None) -> SyncOutcome:
-        return self._account.outcome(self._exchange.environment.steady_ns(), error, ending)
-
-
-class _Naming:
-    """The stream of a call whose callee is looked at before any of its frames."""
-
-    def __init__(self, call: CalleeStream, identified: Callable[[Named], None]) -> None:
-        self._call = call
-        self._identified: Callable[[Named], None] | None = identified
-        self.secure = call.secure
-        self.write = call.write
-        self.half_close = call.half_close
-
-    async def read(self) -> bytes | None:
-        """The next frame; None after the last."""
-        if self._identified is not None:
-            self._identified(await self._call.identify())
-            self._identified = None
-        return await self._call.read()
-
-
-def _lost_a_tie(error: Exception) -> bool:
-    """Has another session with the peer gone before this one, on either side?"""
-    match error:
-        case CallFailed():
-            return error.aborted
-        case _Declined():
-            return error.refusal.kind is Refused.ABORTED
-        case _:
-            return isinstance(error, GaveWay)
-
-
-def _bounds(window: Window) -> tuple[SyncId, SyncId]:
-    """A window of time as bounds of SyncIDs."""
-    start_ns = max(0, window.time_start_ns)
-    return (start_ns, _ZEROS), (min(window.time_end_ns, MAX_TIMESTAMP_NS), _ZEROS)
+        return SyncEnding.FAILED, sentence

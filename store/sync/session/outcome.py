@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Final
 
@@ -11,10 +12,11 @@ import numpy as np
 from reconcile.ids import SyncId, SyncIds
 from reconcile.session import Result
 from store.domain.equality import Equality, Hidden
-from store.domain.ports import SyncEnding, SyncOutcome
+from store.domain.ports import SyncEnding, SyncOutcome, SyncRole
 from store.sync.errors import shown
 from store.sync.limits import MAX_SHOWN_HIDDEN
-from store.sync.session.agreement import Proof
+from store.sync.session.agreement import BY_XOR, Proof
+from store.sync.session.stating import Compared
 from store.sync.transfer.events import Report
 from storenode.message.limits import NS_PER_S
 
@@ -37,76 +39,75 @@ def unsuccessful(ending: SyncEnding, error: str, seconds: float, node_id: str = 
     )
 
 
-def outcome_of(
-    result: Result,
-    proof: Proof,
-    report: Report,
-    *,
-    asked_from: SyncId,
-    horizon: SyncId,
-    seconds: float,
-    node_id: str,
-    error: str = "",
-    compact_failed: str = "",
-) -> SyncOutcome:
-    """A session that reconciled; ``report`` is that of its transfer, as far as it came.
+@dataclass(slots=True)
+class Account:
+    """What is known of one session, for its outcome.
 
     ``asked_from``: the lower bound that the initiator wanted; below ``horizon`` nothing was
-    compared. ``error``: what ended the session, other than the transfer's own fault.
-    ``compact_failed``: why the compact mode was given up.
+    compared. ``compact_failed``: why the compact mode was given up in the middle. ``report`` is
+    that of its transfer, as far as it came. ``opened_ns``: the clock before its view was opened.
+    ``compared``: what was held then.
     """
-    error = error or report.error
-    found = bool(len(result.to_send) or len(result.to_receive))
-    open_ends = found and not report.equal
-    hidden = _hidden(proof.hidden)
-    return SyncOutcome(
-        in_sync=not (error or open_ends or result.truncated),
-        round_trips=result.rounds,
-        bytes_sent=result.bytes_sent,
-        bytes_received=result.bytes_received,
-        messages_sent=report.stored_by_peer,
-        messages_received=report.stored + report.duplicates,
-        seconds=seconds,
-        error=error,
-        peer_node_id=node_id,
-        differences=len(result.to_send) + len(result.to_receive),
-        refused_by_policy=report.refused_by_policy,
-        undelivered=report.undelivered,
-        left_over=result.truncated,
-        middle_ns=_middle_ns(result) if result.truncated else 0,
-        notes=tuple(
-            _notes(
-                result,
-                hidden,
-                report,
-                asked_from=asked_from,
-                horizon=horizon,
-                compact_failed=compact_failed,
-            )
-        ),
-        ending=SyncEnding.FAILED if error else SyncEnding.DONE,
-        missing_here=len(result.to_receive),
-        missing_there=len(result.to_send),
-        unsolicited=report.unsolicited,
-        own_count=result.own_count,
-        peer_count=result.peer_count,
-        equality=_equality(result, proof),
-        keyed_from_ns=proof.keyed_from_ns,
-        hidden=hidden,
-        compact=proof.compact,
-    )
+
+    role: SyncRole
+    began_ns: int
+    node_id: str = ""
+    store_id: str = ""
+    asked_from: SyncId | None = None
+    horizon: SyncId | None = None
+    result: Result | None = None
+    proof: Proof = BY_XOR
+    compact_failed: str = ""
+    report: Report = field(default_factory=lambda: NOTHING_TRANSFERRED)
+    opened_ns: int = 0
+    compared: Compared | None = None
+
+    def outcome(
+        self, now_ns: int, error: str = "", ending: SyncEnding | None = None
+    ) -> SyncOutcome:
+        """What the session came to; ``error`` is what ended it before its end."""
+        seconds = (now_ns - self.began_ns) / NS_PER_S
+        result, proof, report = self.result, self.proof, self.report
+        if result is None or result.refusal or ending not in (None, SyncEnding.FAILED):
+            return unsuccessful(ending or SyncEnding.FAILED, error, seconds, self.node_id)
+        error = error or report.error
+        missing_here, missing_there = len(result.to_receive), len(result.to_send)
+        open_ends = bool(missing_here or missing_there) and not report.equal
+        hidden = _hidden(proof.hidden) if len(proof.hidden) else None
+        equality = Equality.XOR
+        if proof.keyed_from_ns is not None:
+            whole = proof.keyed_from_ns <= result.window[0][0]
+            equality = Equality.KEYED if whole else Equality.PARTLY_KEYED
+        return SyncOutcome(
+            in_sync=not (error or open_ends or result.truncated),
+            round_trips=result.rounds,
+            bytes_sent=result.bytes_sent,
+            bytes_received=result.bytes_received,
+            messages_sent=report.stored_by_peer,
+            messages_received=report.stored + report.duplicates,
+            seconds=seconds,
+            error=error,
+            peer_node_id=self.node_id,
+            differences=missing_here + missing_there,
+            refused_by_policy=report.refused_by_policy,
+            undelivered=report.undelivered,
+            left_over=result.truncated,
+            middle_ns=_middle_ns(result) if result.truncated else 0,
+            notes=tuple(_notes(self, result, hidden)),
+            ending=SyncEnding.FAILED if error else SyncEnding.DONE,
+            missing_here=missing_here,
+            missing_there=missing_there,
+            unsolicited=report.unsolicited,
+            own_count=result.own_count,
+            peer_count=result.peer_count,
+            equality=equality,
+            keyed_from_ns=proof.keyed_from_ns,
+            hidden=hidden,
+            compact=proof.compact,
+        )
 
 
-def _equality(result: Result, proof: Proof) -> Equality:
-    if proof.keyed_from_ns is None:
-        return Equality.XOR
-    whole = proof.keyed_from_ns <= result.window[0][0]
-    return Equality.KEYED if whole else Equality.PARTLY_KEYED
-
-
-def _hidden(ids: SyncIds) -> Hidden | None:
-    if not len(ids):
-        return None
+def _hidden(ids: SyncIds) -> Hidden:
     shown_ids = ids[:MAX_SHOWN_HIDDEN].pairs()
     first_ns, last_ns = int(ids.timestamps[0]), int(ids.timestamps[-1])
     return Hidden(len(ids), first_ns, last_ns, tuple(digest for _, digest in shown_ids))
@@ -118,16 +119,10 @@ def _middle_ns(result: Result) -> int:
     return int(np.partition(timestamps, middle)[middle]) if len(timestamps) else 0
 
 
-def _notes(
-    result: Result,
-    hidden: Hidden | None,
-    report: Report,
-    *,
-    asked_from: SyncId,
-    horizon: SyncId,
-    compact_failed: str,
-) -> Iterator[str]:
-    if asked_from < horizon:
+def _notes(account: Account, result: Result, hidden: Hidden | None) -> Iterator[str]:
+    report, lower = account.report, result.window[0]
+    horizon = account.horizon or lower
+    if (account.asked_from or lower) < horizon:
         yield f"not compared: what is older than {_time(horizon[0])}, the horizon of this node"
     if result.truncated:
         yield "a session reports no more differences than these: the next one finds the rest"
@@ -154,8 +149,9 @@ def _notes(
             "or something is broken; see the runbook StorenodeForgedFingerprint"
         )
     yield from _count_notes(result)
-    if compact_failed:
-        yield f"the compact mode was given up for a base session: {shown(compact_failed)}"
+    if account.compact_failed:
+        failed = shown(account.compact_failed)
+        yield f"the compact mode was given up for a base session: {failed}"
 
 
 def _count_notes(result: Result) -> Iterator[str]:

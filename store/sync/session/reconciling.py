@@ -19,7 +19,6 @@ from reconcile.ids import SyncId
 from reconcile.limits import CodecLimits
 from reconcile.session import (
     Answered,
-    Effect,
     Ended,
     Input,
     ReadEffect,
@@ -40,6 +39,7 @@ from store.sync.limits import (
     THREADED_PAYLOAD_BYTES,
     THREADED_ROWS,
 )
+from store.sync.session.agreement import Agreement
 
 _T = TypeVar("_T")
 
@@ -103,23 +103,24 @@ Extending = Callable[[Result | None], Awaitable[Extension | None]]
 
 @dataclass(slots=True)
 class Driving:
-    """Drives one session to its end.
+    """Drives sessions to their ends, over the frames of one reconciliation.
 
-    ``answer``: what is held; None where nothing is asked. ``extending``: the extension of the own
-    next frame, told the result where it is the last one. ``hear``: is given every frame of the
-    peer. ``turn``: around the work on a payload of so many bytes.
+    ``turn``: around the work on a payload of so many bytes. ``agreement``: hears every frame of the
+    peer; None in clear text.
     """
 
-    session: Session
-    answer: Answerer | None
     frames: Frames
     now_ns: Callable[[], int]
     turn: Turns
-    extending: Extending
-    hear: Callable[[Reconcile], object]
+    agreement: Agreement | None
 
-    async def run(self, first: Input) -> tuple[Result, bool]:
+    async def run(
+        self, session: Session, answer: Answerer | None, extending: Extending, first: Input
+    ) -> tuple[Result, bool]:
         """Go on to the end; True: the peer said the last word.
+
+        ``answer``: what is held; None where nothing is asked. ``extending``: the extension of the
+        own next frame, told the result where it is the last one.
 
         Raises:
             MalformedPayload: the peer sent what is none.
@@ -128,35 +129,35 @@ class Driving:
         """
         given = first
         while True:
-            result, said = await self.say(given)
+            result, said = await self.say(session, answer, extending, given)
             if result is not None:
                 return result, not said
-            frame = await self.frames.receive()
-            self.hear(frame)
-            given = received(frame)
+            given = received(await self.next())
 
-    async def say(self, given: Input) -> tuple[Result | None, bool]:
+    async def say(
+        self, session: Session, answer: Answerer | None, extending: Extending, given: Input
+    ) -> tuple[Result | None, bool]:
         """Answer an input; the result, where that is all, and whether something was sent."""
         size_bytes = len(given.payload) if isinstance(given, Received) else 0
         async with self.turn(size_bytes):
-            effects = await self._work(given)
+            effects = await in_thread_if(_is_large(given), session.step, self.now_ns(), given)
+            while isinstance(read := effects[0], ReadEffect):
+                assert answer is not None, "a question about nothing"
+                given = Answered(await answer(read.read))
+                effects = await in_thread_if(_is_large(given), session.step, self.now_ns(), given)
         result = effects[-1].result if isinstance(effects[-1], Ended) else None
         said = [effect for effect in effects if isinstance(effect, Send)]
         for effect in said:
-            extension = None if effect.refusal else await self.extending(result)
+            extension = None if effect.refusal else await extending(result)
             await self.frames.send(effect, extension)
         return result, bool(said)
 
-    async def _work(self, given: Input) -> list[Effect]:
-        """Take an input in, and answer what the session asks, until it has something to say."""
-        while True:
-            effects = await in_thread_if(_is_large(given), self.session.step, self.now_ns(), given)
-            reads = [effect.read for effect in effects if isinstance(effect, ReadEffect)]
-            if not reads:
-                return effects
-            assert self.answer is not None, "a question about nothing"
-            (read,) = reads
-            given = Answered(await self.answer(read))
+    async def next(self) -> Reconcile:
+        """The peer's next frame; raises as `Frames.receive`."""
+        frame = await self.frames.receive()
+        if self.agreement is not None:
+            self.agreement.hear(frame)
+        return frame
 
 
 def received(frame: Reconcile) -> Received:
@@ -240,17 +241,19 @@ def _is_large(given: Input) -> bool:
     match given:
         case Received():
             return len(given.payload) > THREADED_PAYLOAD_BYTES
-        case Answered():
-            return _rows(given.answer) > THREADED_ROWS
+        case Answered(answer):
+            measured, parts, items, probed = (
+                answer.measured,
+                answer.parts,
+                answer.items,
+                answer.probed,
+            )
+            rows = (
+                (0 if measured is None else len(measured.counts))
+                + (0 if parts is None else len(parts.counts))
+                + (0 if items is None else len(items.ids))
+                + (0 if probed is None else len(probed.hit))
+            )
+            return rows > THREADED_ROWS
         case _:
             return False
-
-
-def _rows(answer: Answer) -> int:
-    measured, parts, items, probed = answer.measured, answer.parts, answer.items, answer.probed
-    return (
-        (0 if measured is None else len(measured.counts))
-        + (0 if parts is None else len(parts.counts))
-        + (0 if items is None else len(items.ids))
-        + (0 if probed is None else len(probed.hit))
-    )

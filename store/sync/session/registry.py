@@ -50,13 +50,14 @@ from reconcile.ids import SyncIds
 from store.domain.places import FREE, Caller, Places, Standing
 from store.sync.limits import (
     MAX_EQUAL_PEERS,
+    MAX_SESSIONS,
     MAX_USEFUL_PEERS,
     RESERVED_SESSIONS,
+    SILENCE_NS,
     SLOW_RECONCILE_NS,
     STALLED_NS,
     WAIT_PATIENCE_NS,
 )
-from store.sync.transfer.limits import MAX_SESSIONS, SILENCE_NS
 from storenode.common.bounded import BoundedDict
 from storenode.message.limits import NS_PER_S
 
@@ -165,7 +166,9 @@ class Sessions:
         refusal = self._stranger(node_id, store_id)
         if refusal is not None:
             return refusal
-        others = self._of_peer(node_id, store_id) or self._to(address)
+        others = self._of_peer(node_id, store_id) or [
+            session for session in self._sessions if session.own and session.address == address
+        ]
         if not all(self._is_stale(now_ns, other) for other in others):
             return _in_session()
         return self._admit(
@@ -315,7 +318,8 @@ class Sessions:
         standings = [self._standing(now_ns, each) for each in holders]
         place = self._places.choose(self._standing(now_ns, session), standings)
         if place is None:
-            return self._busy()
+            sentence = f"busy: {self._limit} sessions are under way, retry later"
+            return Refusal(Refused.BUSY, sentence)
         if place != FREE:
             holders[place].displaced = True
             replaced = [*replaced, holders[place]]
@@ -366,9 +370,6 @@ class Sessions:
             or (store_id and session.store_id == store_id)
         ]
 
-    def _to(self, address: str) -> list[Session]:
-        return [session for session in self._sessions if session.own and session.address == address]
-
     def _is_replaced(self, other: Session, node_id: str) -> bool:
         """Does a session give way to a new one that ``node_id`` begins?"""
         if other.own:
@@ -383,9 +384,6 @@ class Sessions:
         for session in sessions:
             self.end(session)
         return tuple(sessions)
-
-    def _busy(self) -> Refusal:
-        return Refusal(Refused.BUSY, f"busy: {self._limit} sessions are under way, retry later")
 
     def _move(self, now_ns: int, session: Session, state: State) -> None:
         session.state, session.since_ns, session.awaits_ns = state, now_ns, None

@@ -32,14 +32,15 @@ from store.sync.limits import (
     MAX_OPENING_CALLS,
     MAX_OPENING_CALLS_OF_PEER,
     MAX_STRANGE_OPENING_CALLS,
+    SESSION_ID_BYTES,
 )
-from store.sync.session.exchange import Account, Exchange
+from store.sync.session.exchange import Exchange
+from store.sync.session.outcome import Account
 from store.sync.session.reconciling import asked_range, first_frame, in_time, time_limit
 from store.sync.session.registry import Refusal, Refused, Session, State
 from store.sync.transfer.core import Transfer
 from store.sync.transfer.driver import transfer
 from store.sync.transfer.events import Report
-from store.sync.transfer.limits import SESSION_ID_BYTES
 
 _T = TypeVar("_T")
 
@@ -151,12 +152,13 @@ class Responder:
             self._strangers.pop(wait, None)
 
     async def _refuse(self, refusal: Refusal, account: Account, stream: FrameStream) -> None:
+        exchange = self._exchange
         if refusal.kind is Refused.ABORTED:
-            self._end(account, ending=SyncEnding.ABORTED)
+            exchange.ended(account, ending=SyncEnding.ABORTED)
             raise GaveWay(refusal.sentence)
-        self._end(account, refusal.sentence, SyncEnding.REFUSED)
+        exchange.ended(account, refusal.sentence, SyncEnding.REFUSED)
         refused = Reconcile(b"", refusal=refusal.sentence).encode()
-        await in_time(stream.write(refused), self._exchange.work.silence_s)
+        await in_time(stream.write(refused), exchange.work.silence_s)
 
     async def _reconcile(
         self, session: Session, account: Account, stream: FrameStream, frame: Reconcile
@@ -166,14 +168,14 @@ class Responder:
             async with time_limit():
                 result = await self._answer(session, account, stream, frame)
             if result.refusal:
-                self._end(account, result.refusal, SyncEnding.REFUSED)
+                exchange.ended(account, result.refusal, SyncEnding.REFUSED)
                 return
             now_ns = exchange.environment.steady_ns()
             exchange.sessions.reconciled(now_ns, session, result.to_send, result.to_receive)
             if session.state is State.WAITING:
                 exchange.keep(session, account)
             else:
-                self._end(account)
+                exchange.ended(account)
 
     async def _answer(
         self, session: Session, account: Account, stream: FrameStream, frame: Reconcile
@@ -200,33 +202,30 @@ class Responder:
             machine = await exchange.machine(session, account)
             account.report = machine.report
             report = await transfer(machine, stream, exchange.work.transfer)
-            self._end(account)
+            exchange.ended(account)
             return report
 
     async def _observed(self, account: Account, work: Awaitable[_T]) -> _T:
         """Do the work of a session, and report it when it fails."""
+        exchange = self._exchange
         try:
             return await work
         except asyncio.CancelledError:
-            self._end(account, _GONE)
+            exchange.ended(account, _GONE)
             raise
         except GaveWay:
-            self._end(account, ending=SyncEnding.ABORTED)
+            exchange.ended(account, ending=SyncEnding.ABORTED)
             raise GaveWay(_OUTRANKED) from None
         except EXPECTED as error:
-            self._end(account, str(error))
+            exchange.ended(account, str(error))
             raise
         except Exception:
-            self._end(account, _CRASHED)
+            exchange.ended(account, _CRASHED)
             raise
 
     def _account(self, caller: Caller) -> Account:
         now_ns = self._exchange.environment.steady_ns()
         return Account(SyncRole.RESPONDER, now_ns, caller.node_id, caller.store_id)
-
-    def _end(self, account: Account, error: str = "", ending: SyncEnding | None = None) -> None:
-        now_ns = self._exchange.environment.steady_ns()
-        self._exchange.observe(account, account.outcome(now_ns, error, ending))
 
 
 class _Resumed:

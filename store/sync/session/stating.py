@@ -6,7 +6,7 @@ so the peer's view holds all that the peer held at that moment. The other way ro
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -24,8 +24,8 @@ from store.domain.coverage import (
 )
 from store.domain.partitioning import DAY_NS
 from store.domain.view import OpenView
-from store.sync.index.limits import THREADED_SPANS
 from store.sync.index.reading import in_thread_if
+from store.sync.limits import THREADED_SPANS
 from store.sync.session.agreement import Proof
 from store.sync.transfer.events import Report
 
@@ -34,10 +34,11 @@ _LONG_NS: Final = 1_000 * DAY_NS
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """What was held here in some spans when a session compared them."""
+    """What was held here in some spans when a session compared them, and what it found."""
 
     where: list[Span]
     measured: Measured
+    found: Comparison
 
 
 async def compare(
@@ -47,17 +48,21 @@ async def compare(
 
     ``opened_ns``: the clock before the view was opened. Raises as `OpenView.answer`.
     """
-    if not _conclusive(result):
+    own, peer = result.own_count, result.peer_count
+    if result.refusal or result.truncated or own is None or peer is None:
         return None
+    if own - len(result.to_send) != peer - len(result.to_receive):
+        return None  # the peer does not keep as much of the window
     (start_ns, _), (end_ns, _) = result.window
-    found = _comparison(result, proof, opened_ns, resolved=False)
+    keyed_from_ns = proof.keyed_from_ns
+    found = Comparison(result.to_send, result.to_receive, False, keyed_from_ns, opened_ns)
     long = eras(start_ns, end_ns, now_ns, found)
     counts = (await _measured(view, long)).counts.tolist() if long else []
     empty = [era for era, count in zip(long, counts, strict=True) if not count]
     where = await in_thread_if(
         end_ns - start_ns > _LONG_NS, spans, start_ns, end_ns, now_ns, found, empty
     )
-    return Compared(where, await _measured(view, where)) if where else None
+    return Compared(where, await _measured(view, where), found) if where else None
 
 
 async def _measured(view: OpenView, where: list[Span]) -> Measured:
@@ -68,23 +73,9 @@ async def _measured(view: OpenView, where: list[Span]) -> Measured:
     return measured
 
 
-def _conclusive(result: Result) -> bool:
-    """Was the whole window compared with a peer that keeps as much of it?"""
-    own, peer = result.own_count, result.peer_count
-    if result.refusal or result.truncated or own is None or peer is None:
-        return False
-    return own - len(result.to_send) == peer - len(result.to_receive)
-
-
-async def statements_of(
-    compared: Compared, result: Result, proof: Proof, report: Report, opened_ns: int, *, equal: bool
-) -> list[Statement]:
+async def statements_of(compared: Compared, report: Report, *, equal: bool) -> list[Statement]:
     """What a session says at its end; ``equal`` is false where its transfer has failed."""
     resolved = equal and not (report.refused_by_policy or report.pruned)
-    found = _comparison(result, proof, opened_ns, resolved=resolved)
+    found = replace(compared.found, resolved=resolved)
     large = len(compared.where) > THREADED_SPANS
     return await in_thread_if(large, stated, compared.where, compared.measured, found)
-
-
-def _comparison(result: Result, proof: Proof, opened_ns: int, *, resolved: bool) -> Comparison:
-    return Comparison(result.to_send, result.to_receive, resolved, proof.keyed_from_ns, opened_ns)

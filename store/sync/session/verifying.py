@@ -9,7 +9,6 @@ also what equality is concluded from.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from reconcile.compact.outcome import Found
@@ -20,37 +19,30 @@ from store.sync.frames import Extension, Reconcile
 from store.sync.session.agreement import BY_XOR, NOTHING_HEARD, Agreement, Phase, Proof
 from store.sync.session.checking import Checking, Digests
 from store.sync.session.compacting import FAILED, Compacting, encoded, initiating, responding
-from store.sync.session.reconciling import (
-    Answerer,
-    Driving,
-    Extending,
-    Frames,
-    Turns,
-    received,
-)
+from store.sync.session.reconciling import Answerer, Driving, Frames, received
 
 
 @dataclass(slots=True)
 class Verifying:
     """One reconciliation, as one side sees it.
 
-    ``view`` may be None where nothing is asked. ``agreement``: None in clear text. ``turn``: around
-    the work on a payload of so many bytes. ``compact_from``: use the compact mode where this side
-    holds so many IDs; None: not at all. ``offers``: begin with it; else a peer that differs may.
+    ``view`` may be None where nothing is asked. ``compact_from``: use the compact mode where this
+    side holds so many IDs; None: not at all. ``offers``: begin with it; else a peer that differs
+    may.
     """
 
     role: Role
     config: SessionConfig
-    session: Session
     view: OpenView | None
-    frames: Frames
-    now_ns: Callable[[], int]
-    turn: Turns
-    agreement: Agreement | None
+    driving: Driving
     compact_from: int | None = None
     offers: bool = True
     compact: Compacting | None = field(default=None, init=False)
     """The part of the compact mode, where it was possible, or taken up."""
+    session: Session = field(init=False)
+    frames: Frames = field(init=False)
+    agreement: Agreement | None = field(init=False)
+    _answer: Answerer | None = field(init=False)
     _checking: Checking | None = field(default=None, init=False)
     _compact: bool = field(default=False, init=False)
     _offered: bool = field(default=False, init=False)
@@ -59,10 +51,11 @@ class Verifying:
     _peer_count: int | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
+        self.session = Session(self.role, self.config)
+        self.frames, self.agreement = self.driving.frames, self.driving.agreement
+        self._answer = None if self.view is None else self.view.answer
         if self.agreement is not None and self.view is not None:
-            self._checking = Checking(
-                self.config, self.view, self.frames, self.agreement, self._driving
-            )
+            self._checking = Checking(self.config, self.view, self.driving, self.agreement)
 
     @property
     def proof(self) -> Proof:
@@ -76,18 +69,14 @@ class Verifying:
         offered = self.offers or (self.compact is not None and bool(self.compact.reason))
         return offered and self.compact is not None and not self._compact
 
-    @property
-    def session_id(self) -> str:
-        """What the responder calls the session."""
-        return self.frames.session_id
-
     async def begin(self) -> Result:
         """Go on to the end, as the initiator; raises as `Driving.run`."""
         offer = await self._compact_offer()
         if self.compact is None or self.agreement is None:
             return await self._run(Begin())
         self._opening = Extension(compact_frame=offer) if offer else None
-        result, said = await self._base().say(Begin())
+        base = self.session, self._answer, self._extending
+        result, said = await self.driving.say(*base, Begin())
         if result is not None:
             return await self._check(result, by_peer=not said)
         frame = await self._next()
@@ -99,7 +88,8 @@ class Verifying:
 
     async def answer(self, first: Reconcile) -> Result:
         """Go on to the end, as the responder to this frame; raises as `Driving.run`."""
-        self._hear(first)
+        if self.agreement is not None:
+            self.agreement.hear(first)
         self.frames.received_bytes += first.size_bytes
         self._last, self._peer_count = first, first.count
         if self._takes_up(first):
@@ -108,7 +98,8 @@ class Verifying:
         return await self._run(received(first))
 
     async def _run(self, first: Input) -> Result:
-        result, by_peer = await self._base().run(first)
+        base = self.session, self._answer, self._extending
+        result, by_peer = await self.driving.run(*base, first)
         return await self._check(result, by_peer=by_peer)
 
     async def _check(self, result: Result, *, by_peer: bool) -> Result:
@@ -150,7 +141,8 @@ class Verifying:
 
     def _compacting(self, side: Initiator | Responder, window: Bounds) -> Compacting:
         limit = self.config.limits.max_differences
-        return Compacting(side, window, side.held_count, limit, self.turn, self._tell, self._told)
+        turn = self.driving.turn
+        return Compacting(side, window, side.held_count, limit, turn, self._tell, self._told)
 
     async def _compactly(self, compact: Compacting, first: Reconcile) -> Result:
         """Go on in the compact mode from a frame of the peer on, and where it fails without."""
@@ -219,20 +211,8 @@ class Verifying:
         return self._heard
 
     async def _next(self) -> Reconcile:
-        self._last = await self.frames.receive()
-        self._hear(self._last)
+        self._last = await self.driving.next()
         return self._last
-
-    def _base(self) -> Driving:
-        answer = None if self.view is None else self.view.answer
-        return self._driving(self.session, answer, self._extending)
-
-    def _driving(self, session: Session, answer: Answerer | None, extending: Extending) -> Driving:
-        return Driving(session, answer, self.frames, self.now_ns, self.turn, extending, self._hear)
-
-    def _hear(self, frame: Reconcile) -> None:
-        if self.agreement is not None:
-            self.agreement.hear(frame)
 
     async def _extending(self, result: Result | None) -> Extension | None:
         """The offer in the own first frame, the digest in the last one."""

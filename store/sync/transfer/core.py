@@ -20,7 +20,7 @@ Rules.
    under way to it. While `unstored_bytes` wait for the database, the stream is not read
    (`reading`). Answers wait as places of IDs. So memory does not depend on what the peer does.
 6. It ends when both sides are done and all is answered; when it takes too long
-   (`store.sync.transfer.patience`); at a fault; or when the stream or the database is lost. What
+   (`Patience`); at a fault; or when the stream or the database is lost. What
    was persisted stays, and the next reconciliation does not find it. A stream that is lost when all
    is answered was only closed: who has heard everything first need not wait for the other.
 7. Where this side's result is ``partial``, since there are more differences than it may report, the
@@ -44,11 +44,12 @@ An input that is not allowed raises `TransferStateError` and changes nothing.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final
 
 from reconcile.ids import SyncIds
+from store.sync.limits import FRAME_RESERVE_BYTES, MAX_FRAME_BYTES, TransferLimits
 from store.sync.transfer.events import (
     Begin,
     Effect,
@@ -66,18 +67,19 @@ from store.sync.transfer.events import (
     SendReady,
     Ticked,
 )
-from store.sync.transfer.limits import FRAME_RESERVE_BYTES, MAX_FRAME_BYTES, TransferLimits
-from store.sync.transfer.patience import Moved, Patience
 from store.sync.transfer.policy_memory import PolicyMemory, Side
 from store.sync.transfer.receiving import Receiving
 from store.sync.transfer.sending import PeerFault, Sending
-from storenode.message.limits import HASH_BYTES
+from storenode.message.limits import HASH_BYTES, NS_PER_S
 
 DEFAULT_LIMITS: Final = TransferLimits()
 
 _STORED_BYTES: Final = 2 + HASH_BYTES
 _REFUSED_BYTES: Final = 12 + HASH_BYTES
 """An answer in a frame at most, without the reason."""
+
+
+_NOT_IN_VAIN: Final = "what was stored stays, and the next session goes on"
 
 
 class TransferStateError(RuntimeError):
@@ -117,7 +119,7 @@ class Transfer:
         self._sending = Sending(to_send, limits, self.report, theirs)
         self._receiving = Receiving(to_receive, limits, self.report, ours, partial=partial)
         self._partial = partial
-        self._patience = Patience(limits)
+        self._patience: Patience | None = None  # from its beginning on
         self._state = _State.NEW
         self._now_ns = 0
         self._clock_ns = 0  # of the Unix epoch, on the clock of the steps
@@ -127,7 +129,6 @@ class Transfer:
         self._answered = False  # the peer has
         self._writing = False
         self._done = False
-        self._peer_done = False
 
     @property
     def reading(self) -> bool:
@@ -141,7 +142,9 @@ class Transfer:
             TransferStateError: it is not allowed now.
         """
         self._demand(given)
-        self._patience.pass_time(now_ns, waiting=self._awaits_peer())
+        if self._patience is not None:
+            own_work = self._receiving.looks or self._sending.loading
+            self._patience.pass_time(now_ns, waiting=not own_work)
         self._now_ns = now_ns
         try:
             effects = self._take(given)
@@ -202,6 +205,7 @@ class Transfer:
                 self._writing = False
                 self._moved_bytes += self._frame_bytes
             case Ticked():
+                assert self._patience is not None
                 self._patience.check_time(self._moved())
             case Lost() if self._is_complete():
                 return self._end(Fault.NONE, "")
@@ -214,7 +218,7 @@ class Transfer:
         self._clock_ns = begin.clock_ns - self._now_ns
         self._receiving.decline(begin.clock_ns)
         self._sending.withhold(begin.clock_ns)
-        self._patience.begin(self._now_ns, self._moved())
+        self._patience = Patience(self._limits, self._now_ns, self._moved())
 
     def _receive(self, frame: Received) -> list[Effect]:
         self._check_session(frame.session_id)
@@ -229,14 +233,14 @@ class Transfer:
         effects: list[Effect] = []
         effects += self._sending.answered(clock_ns, answers, len(frame.stored), reasons)
         effects += self._receiving.receive(clock_ns, frame.published, places, frame.size_bytes)
-        first_done = frame.done and not self._peer_done
+        first_done = frame.done and not self._receiving.peer_is_done
         if first_done:
-            self._peer_done = True
-            self._receiving.end_of_messages()
+            self._receiving.peer_is_done = True
         has_news = self._receiving.news > before
         if has_news:
             self._moved_bytes += frame.size_bytes
         if len(answers) or first_done or has_news or not self._answered:
+            assert self._patience is not None
             self._patience.heard()
         self._answered = True
         return effects
@@ -245,12 +249,6 @@ class Transfer:
         if session_id == self.session_id or (self._answered and not session_id):
             return
         raise PeerFault(Fault.PROTOCOL, "the frame names another session, or the first one none")
-
-    def _awaits_peer(self) -> bool:
-        """Is it for the peer to say something, or to take a frame?"""
-        receiving = self._receiving
-        own_work = receiving.storing or receiving.finding or self._sending.loading
-        return not own_work
 
     def _moved(self) -> Moved:
         sending, receiving = self._sending, self._receiving
@@ -276,14 +274,14 @@ class Transfer:
     def _is_complete(self) -> bool:
         return (
             self._done
-            and self._peer_done
+            and self._receiving.peer_is_done
             and not self._sending.unanswered
             and not self._receiving.outstanding
         )
 
     def _frame(self) -> Frame | None:
         """The next frame, when there is something to say."""
-        stored, refused = self._receiving.take(self._limits.frame_answers)
+        stored, refused = self._receiving.answers.take(self._limits.frame_answers)
         room = MAX_FRAME_BYTES - FRAME_RESERVE_BYTES - _STORED_BYTES * len(stored)
         room -= sum(_REFUSED_BYTES + len(reason.encode()) for _, reason in refused)
         messages = self._sending.take(room, alone=not stored and not refused)
@@ -301,6 +299,78 @@ class Transfer:
         report.fault, report.error = fault, sentence
         report.unanswered = self._sending.unanswered
         report.outstanding = self._receiving.outstanding
-        report.reasons_of_peer = self._sending.reasons
+        report.reasons_of_peer = tuple(self._sending.reasons)
         report.refused_by_peer = +report.refused_by_peer
         return [Ended(report)]
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """What has been moved so far: IDs that were settled, bytes of messages, and IDs yet open."""
+
+    settled: int
+    size_bytes: int
+    open: int
+
+
+class Patience:
+    """How long a transfer goes on with a peer that says little, or nothing.
+
+    Three limits, of which the first two count only time in which it is the peer's turn: no word for
+    `TransferLimits.silence_ns`; too little moved in `pace_ns`, so that a peer which lets messages
+    trickle does not keep a session for itself; and `total_ns` in all. What ends so was not in vain:
+    what is stored stays, and the next session finds the rest. Times are nanoseconds of a clock that
+    nobody sets.
+    """
+
+    def __init__(self, limits: TransferLimits, now_ns: int, moved: Moved) -> None:
+        self._limits = limits
+        self._began_ns = self._now_ns = self._heard_ns = now_ns
+        self._waited_ns, self._mark = 0, moved
+
+    def pass_time(self, now_ns: int, *, waiting: bool) -> None:
+        """It is ``now_ns``; ``waiting``: up to now it was for the peer to do something."""
+        if waiting:
+            self._waited_ns += now_ns - self._now_ns
+        else:
+            self._heard_ns = now_ns
+        self._now_ns = now_ns
+
+    def heard(self) -> None:
+        """The peer has just said something that counts."""
+        self._heard_ns = self._now_ns
+
+    def check_time(self, moved: Moved) -> None:
+        """Is there any time left?
+
+        Raises:
+            PeerFault: there is not.
+        """
+        limits = self._limits
+        silent_ns = self._now_ns - self._heard_ns
+        if silent_ns >= limits.silence_ns:
+            raise PeerFault(
+                Fault.SILENCE,
+                f"the peer has said nothing for {silent_ns // NS_PER_S} s: {_NOT_IN_VAIN}; if it "
+                "needs longer for an answer, see to its database, or give --peer-silence on both",
+            )
+        if self._now_ns - self._began_ns >= limits.total_ns:
+            raise PeerFault(
+                Fault.SLOW,
+                f"the transfer was not done within {limits.total_ns // NS_PER_S} s: {_NOT_IN_VAIN}",
+            )
+        if self._waited_ns >= limits.pace_ns:
+            self._demand_pace(moved)
+
+    def _demand_pace(self, moved: Moved) -> None:
+        limits, mark = self._limits, self._mark
+        settled = moved.settled - mark.settled
+        size_bytes = moved.size_bytes - mark.size_bytes
+        if settled < min(limits.pace_ids, mark.open) and size_bytes < limits.pace_bytes:
+            raise PeerFault(
+                Fault.SLOW,
+                f"the transfer moved {settled:,} messages and {size_bytes:,} bytes in "
+                f"{limits.pace_ns // NS_PER_S} s, and {limits.pace_ids:,} or "
+                f"{limits.pace_bytes:,} are due: {_NOT_IN_VAIN}",
+            )
+        self._waited_ns, self._mark = 0, moved

@@ -25,8 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reconcile.ids import SyncIds
+from store.sync.limits import MAX_REMEMBERED, REMEMBERED_NS
 from store.sync.transfer.id_lookup import hash_column
-from store.sync.transfer.limits import MAX_REMEMBERED, REMEMBERED_NS
 from storenode.message.limits import NS_PER_S
 from storenode.message.rules import Reason
 
@@ -52,44 +52,25 @@ _Entries = dict[bytes, tuple[int, str]]
 
 
 class PolicyMemory:
-    """The refusals of and by all peers of a node."""
+    """The refusals of and by all peers of a node.
+
+    Attributes:
+        books: by peer and side, none of them empty.
+        count: how many refusals are remembered in all.
+    """
 
     def __init__(self, limit: int = MAX_REMEMBERED) -> None:
+        self.books: dict[tuple[str, Side], _Entries] = {}
+        self.count = 0
         self._limit = limit
-        self._books: dict[tuple[str, Side], _Entries] = {}
-        self._count = 0
 
     def __len__(self) -> int:
         """How many refusals are remembered in all."""
-        return self._count
+        return self.count
 
     def book(self, peer: str, side: Side) -> Book:
         """What is remembered of one side; ``peer`` is whatever names one, such as its node ID."""
         return Book(self, peer, side)
-
-    def entries(self, peer: str, side: Side) -> _Entries:
-        """Only for `Book`."""
-        return self._books.get((peer, side), {})
-
-    def add(self, peer: str, side: Side, entries: _Entries) -> None:
-        """Only for `Book`."""
-        known = self._books.setdefault((peer, side), {})
-        self.forget(peer, side, [digest for digest in entries if digest in known])
-        known = self._books.setdefault((peer, side), {})
-        known.update(entries)
-        self._count += len(entries)
-        while self._count > self._limit:
-            largest, known = max(self._books.items(), key=lambda item: len(item[1]))
-            excess = min(self._count - self._limit, len(known))
-            self.forget(*largest, list(islice(known, excess)))
-
-    def forget(self, peer: str, side: Side, hashes: Iterable[bytes]) -> None:
-        """Only for `Book`."""
-        known = self._books.get((peer, side), {})
-        for digest in hashes:
-            self._count -= known.pop(digest, None) is not None
-        if not known:
-            self._books.pop((peer, side), None)
 
     def until_ns(self, now_ns: int, timestamp_ns: int, label: str) -> int:
         """When a refusal is forgotten (rule 2), in Unix nanoseconds."""
@@ -98,14 +79,21 @@ class PolicyMemory:
         until_ns = now_ns + REMEMBERED_NS
         return min(until_ns, timestamp_ns) if label == Reason.TOO_NEW else until_ns
 
+    def make_room(self) -> None:
+        """Forget the oldest of whoever has the most, where too much is remembered (rule 3)."""
+        while self.count > self._limit:
+            largest, known = max(self.books.items(), key=lambda item: len(item[1]))
+            excess = min(self.count - self._limit, len(known))
+            Book(self, *largest).forget(list(islice(known, excess)))
+
     def check(self) -> None:
         """Verify the invariants.
 
         Raises:
             AssertionError: one is broken.
         """
-        assert self._count == sum(map(len, self._books.values())) <= self._limit
-        assert all(self._books.values()), "an empty book is kept"
+        assert self.count == sum(map(len, self.books.values())) <= self._limit
+        assert all(self.books.values()), "an empty book is kept"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,26 +104,33 @@ class Book:
     peer: str
     side: Side
 
-    def __len__(self) -> int:
-        """How many refusals it holds."""
-        return len(self.memory.entries(self.peer, self.side))
+    @property
+    def entries(self) -> _Entries:
+        """All of it."""
+        return self.memory.books.get((self.peer, self.side), {})
 
     def add(self, now_ns: int, ids: SyncIds, labels: Sequence[str]) -> None:
         """Remember refusals; ``labels[i]`` is why ``ids[i]`` was refused."""
-        if labels:
-            until_ns = self.memory.until_ns
-            entries = {
-                digest: (until_ns(now_ns, timestamp_ns, label), label)
-                for (timestamp_ns, digest), label in zip(ids.pairs(), labels, strict=True)
-            }
-            self.memory.add(self.peer, self.side, entries)
+        if not labels:
+            return
+        memory, pairs = self.memory, ids.pairs()
+        self.forget([digest for _, digest in pairs])
+        known = memory.books.setdefault((self.peer, self.side), {})
+        for (timestamp_ns, digest), label in zip(pairs, labels, strict=True):
+            known[digest] = memory.until_ns(now_ns, timestamp_ns, label), label
+        memory.count += len(pairs)
+        memory.make_room()
 
     def known(self, now_ns: int) -> tuple[NDArray[np.uint8], list[str]]:
         """The hashes (n, 32) and the labels; those whose time has come are forgotten."""
-        entries = self.memory.entries(self.peer, self.side)
+        entries = self.entries
         self.forget([digest for digest, (until_ns, _) in entries.items() if until_ns <= now_ns])
         return hash_column(list(entries)), [label for _, label in entries.values()]
 
     def forget(self, hashes: Iterable[bytes]) -> None:
         """Refusals that no longer stand."""
-        self.memory.forget(self.peer, self.side, hashes)
+        entries = self.entries
+        for digest in hashes:
+            self.memory.count -= entries.pop(digest, None) is not None
+        if not entries:
+            self.memory.books.pop((self.peer, self.side), None)

@@ -12,13 +12,14 @@ STORED      never; its message, should it come again, is "sent twice"
 REFUSED     the same
 ==========  ============================================================================
 
-Which answers wait for the stream: `store.sync.transfer.answers`.
+Which answers wait for the stream: `Answers`.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from array import array
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import numpy as np
@@ -26,7 +27,7 @@ from numpy.typing import NDArray
 
 from reconcile.ids import SyncIds
 from store.domain.admission import Admitted, Verdict
-from store.sync.transfer.answers import Answers
+from store.sync.limits import MAX_DETAILED_REFUSALS, TransferLimits
 from store.sync.transfer.events import (
     Counted,
     Direction,
@@ -37,7 +38,6 @@ from store.sync.transfer.events import (
     Report,
 )
 from store.sync.transfer.id_lookup import IdLookup, hash_column
-from store.sync.transfer.limits import MAX_DETAILED_REFUSALS, TransferLimits
 from store.sync.transfer.policy_memory import Book
 from store.sync.transfer.sending import NOT_RECEIVED, REPEATED, UNSOLICITED, PeerFault, shorten
 from storenode.message.limits import HASH_BYTES
@@ -57,7 +57,13 @@ _Places = NDArray[np.int64]
 
 
 class Receiving:
-    """What is still expected, what waits to be durable, and which answers wait to be sent."""
+    """What is still expected, what waits to be durable, and which answers wait to be sent.
+
+    Attributes:
+        outstanding: IDs about which nothing is decided, or which are not durable yet.
+        news: grows with every message that came for the first time and was expected.
+        peer_is_done: it has sent all that it will send.
+    """
 
     def __init__(
         self,
@@ -76,41 +82,26 @@ class Receiving:
         self._limits = limits
         self._report = report
         self._states = np.zeros(len(ids), np.uint8)
-        self._open = len(ids)
+        self.outstanding = len(ids)
         self._pending: dict[int, tuple[NDArray[np.int32], int]] = {}
         self._pending_bytes = 0
         self._tokens = 0
-        self._peer_is_done = False
+        self.peer_is_done = False
         self._looked = 0
         self._finding: _Places | None = None
-        self._answers = Answers(ids)
-        self._news = 0
+        self.answers = Answers(ids)
+        self.news = 0
 
     @property
-    def outstanding(self) -> int:
-        """IDs about which nothing is decided, or which are not durable yet."""
-        return self._open
-
-    @property
-    def storing(self) -> bool:
-        """True while a batch is on its way to be durable."""
-        return bool(self._pending)
-
-    @property
-    def finding(self) -> bool:
-        """True while the answer to a `Find` is expected."""
-        return self._finding is not None
+    def looks(self) -> bool:
+        """True while a batch is on its way to be durable, or the answer to a `Find` expected."""
+        return bool(self._pending) or self._finding is not None
 
     @property
     def reading(self) -> bool:
         """False while too much waits, to be durable or to be answered, for another frame."""
-        crowded = self._partial and self._answers.named >= self._limits.unsolicited_messages
+        crowded = self._partial and self.answers.named >= self._limits.unsolicited_messages
         return self._pending_bytes < self._limits.unstored_bytes and not crowded
-
-    @property
-    def news(self) -> int:
-        """Grows with every message that came for the first time and was expected."""
-        return self._news
 
     @property
     def _strays(self) -> int:
@@ -128,9 +119,9 @@ class Receiving:
         assert sum(sizes[:-1]) < self._limits.unstored_bytes, "read on although too much waits"
         assert all((self._states[places] == _PENDING).all() for places in pending)
         assert sum(map(len, pending)) == np.count_nonzero(self._states == _PENDING)
-        assert self._open == np.count_nonzero(self._states <= _PENDING)
+        assert self.outstanding == np.count_nonzero(self._states <= _PENDING)
         assert self._partial or self._strays <= self._limits.unsolicited_messages
-        assert len(self._answers) <= len(self.ids) + self._strays
+        assert len(self.answers) <= len(self.ids) + self._strays
         assert self._finding is None or 0 < len(self._finding) <= self._limits.find_ids
 
     def decline(self, now_ns: int) -> None:
@@ -143,8 +134,8 @@ class Receiving:
                 by_label.setdefault(label, []).append(place)
         for label, members in by_label.items():
             self._states[members] = _DECLINED
-            self._answers.refuse(members, f"{label}: {_BY_POLICY}")
-            self._open -= len(members)
+            self.answers.refuse(members, f"{label}: {_BY_POLICY}")
+            self.outstanding -= len(members)
             self._report.refused[label] += len(members)
 
     def place(self, published: Admitted) -> _Places:
@@ -155,7 +146,7 @@ class Receiving:
         """
         if not published.verdicts:
             return np.empty(0, np.int64)
-        if self._peer_is_done:
+        if self.peer_is_done:
             raise PeerFault(Fault.PROTOCOL, "the peer sends messages after it was done")
         places = self.lookup.find(hash_column([digest or _NAMELESS for digest in published.hashes]))
         places[self._misdated(published, places)] = -1
@@ -176,7 +167,7 @@ class Receiving:
         fresh = self._fresh(places)
         effects: list[Persist | Counted] = self._name_strays(published, places, ~fresh)
         taken = np.flatnonzero(fresh)
-        self._news += len(taken)
+        self.news += len(taken)
         expected = self._states[places[taken]] == _EXPECTED
         self._states[places[taken[~expected]]] = _REFUSED
         taken = taken[expected]
@@ -205,13 +196,9 @@ class Receiving:
             Counted(Direction.RECEIVED, which, count) for which, count in counts.items() if count
         ]
 
-    def end_of_messages(self) -> None:
-        """The peer has sent all that it will send."""
-        self._peer_is_done = True
-
     def find(self) -> Find | None:
         """What has not come, to be looked up; a portion at a time."""
-        if not self._peer_is_done or self._finding is not None:
+        if not self.peer_is_done or self._finding is not None:
             return None
         while self._looked < len(self.ids):
             ahead = self._states[self._looked : self._looked + self._limits.find_ids]
@@ -237,14 +224,10 @@ class Receiving:
         if not len(missing):
             return []
         self._states[missing] = _REFUSED
-        self._answers.refuse(missing.tolist(), NOT_RECEIVED)
-        self._open -= len(missing)
+        self.answers.refuse(missing.tolist(), NOT_RECEIVED)
+        self.outstanding -= len(missing)
         self._report.undelivered += len(missing)
         return [Counted(Direction.RECEIVED, Outcome.UNDELIVERED, len(missing))]
-
-    def take(self, most: int) -> tuple[list[bytes], list[tuple[bytes, str]]]:
-        """The next answers for a frame: stored ones, and refusals with their reasons."""
-        return self._answers.take(most)
 
     def _fresh(self, places: _Places) -> NDArray[np.bool_]:
         """Which of these come for the first time, and are expected?"""
@@ -278,7 +261,7 @@ class Receiving:
             unknown, digest = places[at] < 0, published.hashes[at]
             unsolicited += bool(unknown)
             if digest:
-                self._answers.refuse_by_name(digest, _UNSOLICITED if unknown else _REPEATED)
+                self.answers.refuse_by_name(digest, _UNSOLICITED if unknown else _REPEATED)
         count = int(strays.sum())
         self._report.unsolicited += unsolicited
         self._report.repeated += count - unsolicited
@@ -293,13 +276,13 @@ class Receiving:
         refused = places[rejected]
         for at, place in zip(rejected.tolist(), refused.tolist(), strict=True):
             label, sentence = published.refusals[at]
-            if self._answers.named < MAX_DETAILED_REFUSALS:
+            if self.answers.named < MAX_DETAILED_REFUSALS:
                 digest = published.hashes[at]
-                self._answers.refuse_by_name(digest, shorten(f"{label}: {sentence}"))
+                self.answers.refuse_by_name(digest, shorten(f"{label}: {sentence}"))
             else:
-                self._answers.refuse([place], f"{label}: {_BY_POLICY}")
+                self.answers.refuse([place], f"{label}: {_BY_POLICY}")
             labels.append(str(label))
-        self._open -= len(refused)
+        self.outstanding -= len(refused)
         self._states[refused] = _REFUSED
         self._refusals.add(now_ns, self.ids[refused], labels)
         counts = Counter(labels)
@@ -322,5 +305,59 @@ class Receiving:
 
     def _store(self, places: NDArray[np.int32]) -> None:
         self._states[places] = _STORED
-        self._answers.store(places)
-        self._open -= len(places)
+        self.answers.store(places)
+        self.outstanding -= len(places)
+
+
+class Answers:
+    """Answers that wait until the stream takes them: stored, refused by name, refused in bulk.
+
+    4 bytes each where there may be many.
+    """
+
+    def __init__(self, ids: SyncIds) -> None:
+        self._ids = ids
+        self._stored = array("i")
+        self._named: deque[tuple[bytes, str]] = deque()
+        self._refused: dict[str, array[int]] = {}
+
+    def __len__(self) -> int:
+        """How many wait."""
+        return len(self._stored) + len(self._named) + sum(map(len, self._refused.values()))
+
+    @property
+    def named(self) -> int:
+        """How many refusals by name wait; whoever adds to them has a limit."""
+        return len(self._named)
+
+    def store(self, places: NDArray[np.int32]) -> None:
+        """The IDs at these places are durable."""
+        self._stored.frombytes(places.tobytes())
+
+    def refuse_by_name(self, digest: bytes, reason: str) -> None:
+        """Refuse one message, with a reason of its own."""
+        self._named.append((digest, reason))
+
+    def refuse(self, places: Iterable[int], reason: str) -> None:
+        """Refuse many, for one of a few reasons."""
+        self._refused.setdefault(reason, array("i")).extend(places)
+
+    def take(self, most: int) -> tuple[list[bytes], list[tuple[bytes, str]]]:
+        """The next ones, ``most`` at most: hashes that are stored, and refusals."""
+        stored = self._hashes(self._stored, most)
+        most -= len(stored)
+        count = min(most, len(self._named))
+        refused = [self._named.popleft() for _ in range(count)]
+        for reason in list(self._refused):
+            hashes = self._hashes(self._refused[reason], most - len(refused))
+            refused += [(digest, reason) for digest in hashes]
+            if not self._refused[reason]:
+                del self._refused[reason]
+        return stored, refused
+
+    def _hashes(self, places: array[int], most: int) -> list[bytes]:
+        """Remove the first places and give their hashes."""
+        first = places[:most]
+        del places[:most]
+        joined = self._ids.hashes[np.array(first, np.int64)].tobytes()
+        return [joined[at : at + HASH_BYTES] for at in range(0, len(joined), HASH_BYTES)]

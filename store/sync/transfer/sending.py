@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reconcile.ids import SyncIds
+from store.sync.limits import MAX_REASON_BYTES, MAX_REASONS_SHOWN, TransferLimits
 from store.sync.transfer.events import (
     Counted,
     Direction,
@@ -35,7 +36,6 @@ from store.sync.transfer.events import (
     Report,
 )
 from store.sync.transfer.id_lookup import IdLookup, hash_column
-from store.sync.transfer.limits import MAX_REASON_BYTES, MAX_REASONS_SHOWN, TransferLimits
 from store.sync.transfer.policy_memory import OTHER, POLICY_LABELS, Book
 
 NOT_RECEIVED: Final = "not received"
@@ -64,7 +64,12 @@ class PeerFault(Exception):
 
 
 class Sending:
-    """What is still to be sent, and what the peer has answered."""
+    """What is still to be sent, and what the peer has answered.
+
+    Attributes:
+        unanswered: IDs that the peer has not answered.
+        reasons: some of the peer's reasons, in its words.
+    """
 
     def __init__(
         self, ids: SyncIds, limits: TransferLimits, report: Report, refusals: Book
@@ -80,14 +85,9 @@ class Sending:
         self._queue: deque[tuple[int, bytes]] = deque()
         self._queued_bytes = 0
         self._message_bytes = _FIRST_GUESS_BYTES
-        self._unanswered = len(ids)
+        self.unanswered = len(ids)
         self._withheld: dict[int, str] = {}
-        self._reasons: dict[str, None] = {}
-
-    @property
-    def unanswered(self) -> int:
-        """IDs that the peer has not answered."""
-        return self._unanswered
+        self.reasons: dict[str, None] = {}
 
     @property
     def loading(self) -> bool:
@@ -99,11 +99,6 @@ class Sending:
         """True when all that will be sent is sent."""
         return self._next == len(self.ids) and self._asked is None and not self._queue
 
-    @property
-    def reasons(self) -> tuple[str, ...]:
-        """Some of the peer's reasons, in its words."""
-        return tuple(self._reasons)
-
     def check(self) -> None:
         """Verify the invariants, and the bound on what is read ahead; linear in the IDs.
 
@@ -113,11 +108,11 @@ class Sending:
         limits, sizes = self._limits, [len(message) for _, message in self._queue]
         assert self._queued_bytes == sum(sizes)
         assert self._queued_bytes <= limits.unsent_bytes + max(sizes, default=0)
-        assert self._unanswered == np.count_nonzero(self._states < _ANSWERED)
+        assert self.unanswered == np.count_nonzero(self._states < _ANSWERED)
         assert self._asked is None or 0 < len(self._asked) <= limits.load_ids
         assert not (self._states[self._next :] & (_ANSWERED - 1) == _SENT).any()
         assert len(self._withheld) <= len(self.ids)
-        assert len(self._reasons) <= MAX_REASONS_SHOWN
+        assert len(self.reasons) <= MAX_REASONS_SHOWN
 
     def withhold(self, now_ns: int) -> None:
         """Do not send what the peer has refused before."""
@@ -204,7 +199,7 @@ class Sending:
         Raises:
             PeerFault: an answer is not about this session, or is the second one.
         """
-        if len(stored) + len(refused) > self._unanswered:
+        if len(stored) + len(refused) > self.unanswered:
             raise PeerFault(Fault.PROTOCOL, "the peer answers more IDs than are open")
         hashes = _answered_hashes(stored, refused)
         places = self.lookup.find(hashes)
@@ -220,7 +215,7 @@ class Sending:
     ) -> list[Counted]:
         """Take in the answers that `find` has placed: ``stored`` of them, then the refusals."""
         self._states[places] |= _ANSWERED
-        self._unanswered -= len(places)
+        self.unanswered -= len(places)
         self._report.stored_by_peer += stored
         self._forgive(places[:stored].tolist())
         refused: list[int] = []
@@ -256,8 +251,8 @@ class Sending:
         label = reason.partition(":")[0]
         if label in (NOT_RECEIVED, UNSOLICITED, REPEATED):
             return None
-        if len(self._reasons) < MAX_REASONS_SHOWN:
-            self._reasons.setdefault(shorten(reason))
+        if len(self.reasons) < MAX_REASONS_SHOWN:
+            self.reasons.setdefault(shorten(reason))
         return label if label in POLICY_LABELS else OTHER
 
     def _skip(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from sim.forgery import CANDIDATES, forged_halves
+from sim.messages import CANDIDATES, forged_halves
 from store.sync.limits import COMPACT_FROM_IDS
 from storenode.client.messages import hash_of
 from storenode.client.types import WakuMessageAndTopic

@@ -11,9 +11,9 @@ import pytest
 
 from reconcile.limits import SessionLimits
 from store.domain.ports import PeerAddress, SyncEnding, SyncOutcome, Window
+from store.sync.limits import TransferLimits
 from store.sync.session import reconciling
 from store.sync.transfer import driver as transferring
-from store.sync.transfer.limits import TransferLimits
 from storenode.message.varint import varint
 from storenode.wire.storenode.v1.peer_pb2 import ReconcileFrame, TransferFrame, TransferRefusal
 from tests.integration.peers.harness import PeerNode, hash_of, item, items, peer_node

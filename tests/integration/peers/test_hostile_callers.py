@@ -11,10 +11,10 @@ import pytest
 from reconcile.limits import CodecLimits, SessionLimits
 from reconcile.session import Role
 from store.domain.ports import SyncEnding, SyncOutcome
+from store.sync.limits import TransferLimits
 from store.sync.session import reconciling
 from store.sync.session.initiator import RECONCILE, TRANSFER
 from store.sync.transfer import driver as transferring
-from store.sync.transfer.limits import TransferLimits
 from storenode.message.varint import varint
 from storenode.wire.storenode.v1.peer_pb2 import ReconcileFrame, TransferFrame
 from tests.integration.peers.harness import PeerNode, hash_of, items, peer_node

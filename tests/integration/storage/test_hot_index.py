@@ -21,8 +21,8 @@ from store.domain.retention import RetentionPolicy
 from store.domain.view import StoredIds
 from store.sync.index import hot, warm_up
 from store.sync.index.hot import HotView
-from store.sync.index.limits import FLOOR_STEP_NS, IndexLimits
 from store.sync.index.warm_up import Warm
+from store.sync.limits import FLOOR_STEP_NS, IndexLimits
 from storenode.message.limits import NS_PER_S
 from tests.integration.storage.following import LongTransaction
 from tests.integration.storage.viewing import PATIENCE_S, WINDOW, ViewingNode, viewing

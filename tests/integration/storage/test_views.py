@@ -24,8 +24,8 @@ from store.domain.ports import StoreBusy, StoreUnavailable
 from store.domain.retention import RetentionPolicy
 from store.domain.view import Newest
 from store.sync.index import reading
-from store.sync.index.limits import MAX_COLD_VIEWS, IndexLimits
 from store.sync.index.views import StoredView
+from store.sync.limits import MAX_COLD_VIEWS, IndexLimits
 from tests.integration.storage.viewing import WINDOW, ViewingNode, check_view, viewing
 from tests.integration.storage.world import DAY, NOW, random_batch
 from tests.unit.reconcile.answers import check_answer

@@ -23,8 +23,8 @@ from store.domain.commits import WrittenIds
 from store.domain.environment import Environment
 from store.observe.metrics import Metrics
 from store.sync.index.hot import HotIndex
-from store.sync.index.limits import IndexLimits
 from store.sync.index.views import IndexedReconcilable, StoredView
+from store.sync.limits import IndexLimits
 from storenode.message.limits import NS_PER_S
 from tests.integration.storage.node import RETENTION, SETTINGS, Node
 from tests.integration.storage.world import NOW

@@ -17,8 +17,8 @@ from reconcile.limits import DEFAULT_SESSION_LIMITS
 from reconcile.view import Answer, Read
 from store.domain.hub import START
 from store.sync.index.hot import HotView
-from store.sync.index.limits import THREADED_ANSWERED
 from store.sync.index.views import StoredView
+from store.sync.limits import THREADED_ANSWERED
 
 RULES = Rules(
     cluster=0,

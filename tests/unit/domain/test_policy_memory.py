@@ -2,8 +2,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reconcile.ids import SyncIds
+from store.sync.limits import REMEMBERED_NS
 from store.sync.transfer.id_lookup import hash_column
-from store.sync.transfer.limits import REMEMBERED_NS
 from store.sync.transfer.policy_memory import OTHER, OTHER_NS, PolicyMemory, Side
 
 NOW = 10**18
@@ -55,7 +55,7 @@ def test_a_peer_with_many_refusals_does_not_displace_the_others() -> None:
         memory.book("flood", Side.OURS).add(NOW, part, ["too_large"] * 50)
         memory.check()
     assert set(known(memory)) == set(range(10))
-    assert len(memory.book("flood", Side.OURS)) == 90
+    assert len(memory.book("flood", Side.OURS).entries) == 90
 
 
 operations = st.lists(

@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 
 from store.domain.ports import PeerAddress, Window
+from store.sync.limits import MAX_SESSIONS
 from store.sync.schedule import core as schedule
 from store.sync.schedule.core import (
     FIRST_WIDE_NS,
@@ -26,7 +27,6 @@ from store.sync.schedule.core import (
     Withdrawn,
     halves,
 )
-from store.sync.transfer.limits import MAX_SESSIONS
 from storenode.message.limits import NS_PER_S
 
 MINUTE = 60 * NS_PER_S

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from reconcile.ids import SyncIds
 from store.domain.admission import Admitted
+from store.sync.limits import TransferLimits
 from store.sync.transfer.core import Transfer, TransferStateError
 from store.sync.transfer.events import (
     Begin,
@@ -26,7 +27,6 @@ from store.sync.transfer.events import (
     SendReady,
     Ticked,
 )
-from store.sync.transfer.limits import TransferLimits
 from store.sync.transfer.policy_memory import PolicyMemory
 from storenode.message.rules import Policy
 from tests.support.admission import admit

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reconcile.ids import SyncIds
-from store.sync.transfer.events import Begin, Fault, Lost, SendReady, Ticked
-from store.sync.transfer.limits import (
+from store.sync.limits import (
     CALLER_GRACE_NS,
     PACE_IDS,
     PACE_NS,
@@ -17,6 +16,7 @@ from store.sync.transfer.limits import (
     TOTAL_NS,
     TransferLimits,
 )
+from store.sync.transfer.events import Begin, Fault, Lost, SendReady, Ticked
 from store.sync.transfer.policy_memory import PolicyMemory, Side
 from storenode.message.rules import Reason
 from tests.unit.builders import NOW_NS
@@ -132,7 +132,7 @@ def test_a_clock_that_is_set_neither_kills_nor_prolongs_a_transfer() -> None:
         (digest,) = store.held
         node.now_ns += NS_PER_S
         node.receive(raw(refused=[(digest, f"{Reason.TOO_LARGE}: no")]))
-        ((until_ns, label),) = memory.entries("peer", Side.THEIRS).values()
+        ((until_ns, label),) = memory.book("peer", Side.THEIRS).entries.values()
         assert label == Reason.TOO_LARGE
         assert until_ns == memory.until_ns(clock_ns + NS_PER_S, 0, label)
         run(random.Random(0), node)
@@ -179,7 +179,7 @@ def test_nobody_is_accused_whose_limit_of_differences_is_larger(seed: int, limit
     assert ended(sender).stored_by_peer == limit
     assert ended(sender).missed_by_peer == 40 - limit
     assert not ended(sender).equal
-    assert len(receiver.machine._receiving._answers) == 0
+    assert len(receiver.machine._receiving.answers) == 0
 
 
 @given(seeds, st.integers(0, 20))

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from reconcile.ids import SyncIds
 from store.domain.admission import Admitted, Verdict
 from store.messages.record import RecordBatch
+from store.sync.limits import SILENCE_NS
 from store.sync.transfer.core import Transfer
 from store.sync.transfer.events import (
     Begin,
@@ -31,7 +32,6 @@ from store.sync.transfer.events import (
     SendReady,
     Ticked,
 )
-from store.sync.transfer.limits import SILENCE_NS
 from store.sync.transfer.policy_memory import PolicyMemory
 from storenode.message.hashing import message_hash
 from storenode.message.rules import Policy, Refusal

@@ -18,6 +18,7 @@ from store.domain.admission import Admission, Admitted
 from store.domain.ports import Source
 from store.messages.record import RecordBatch
 from store.messages.transfer import transfer_frame, transferred
+from store.sync.limits import TransferLimits
 from store.sync.transfer.core import Transfer
 from store.sync.transfer.events import (
     Begin,
@@ -39,7 +40,6 @@ from store.sync.transfer.events import (
     SendReady,
     Ticked,
 )
-from store.sync.transfer.limits import SILENCE_NS, TransferLimits
 from store.sync.transfer.policy_memory import PolicyMemory
 from storenode.message.rules import Policy
 from storenode.wire.storenode.v1.peer_pb2 import TransferFrame

@@ -34,9 +34,6 @@ class Watched:
     at_once: int = 0
     steps: list[Read] = field(default_factory=list)
 
-    def needs(self, read: Read) -> None:
-        """Nothing."""
-
     def answer(self, read: Read) -> Answer:
         if read.direct is None:
             self.steps.append(read)

@@ -24,7 +24,7 @@ from reconcile.keyed import (
     siphash,
     sum_of,
 )
-from sim.forgery import CANDIDATES, forged_halves
+from sim.messages import CANDIDATES, forged_halves
 
 MASK = 2**64 - 1
 KEY = bytes(range(16))

@@ -59,8 +59,8 @@ def test_a_range_above_the_floor_needs_nothing() -> None:
     spans = Spans.of([(floor, (BASE + 8 * HOUR, NO_HASH)), ((BASE + 9 * HOUR + 3, NO_HASH), END)])
     read = random_read(dice, NaiveView(storage.ids), spans)
     assert not reads_below(read, floor)
-    assert view.needs(read) is None
-    check_answer(NaiveView(storage.ids), read, view.answer(read))
+    check_answer(NaiveView(storage.ids), read, answer(view, storage, read))
+    assert not storage.needs
 
 
 def test_what_is_asked_below_the_floor_is_noticed() -> None:

@@ -26,13 +26,13 @@ from store.domain.view import OpenView, Reconcilable
 from store.observe.metrics import Metrics
 from store.runtime.environment import system_environment
 from store.sync.errors import GaveWay
-from store.sync.limits import MAX_HORIZON_STEP_NS, RANDOM_CUTS
+from store.sync.limits import MAX_HORIZON_STEP_NS, RANDOM_CUTS, SILENCE_NS, TransferLimits
 from store.sync.session.compacting import Compacting
-from store.sync.session.exchange import Account, Exchange, ExchangeWork, common_horizon
+from store.sync.session.exchange import Exchange, ExchangeWork, common_horizon
+from store.sync.session.outcome import Account
 from store.sync.session.registry import Accepted, Refusal, Session
 from store.sync.session.verifying import Verifying
 from store.sync.transfer.driver import TransferWork
-from store.sync.transfer.limits import SILENCE_NS, TransferLimits
 from storenode.message.rules import Policy
 
 ONE = SyncIds.of([(1, bytes(32))])
@@ -219,6 +219,7 @@ class _Empty:
 
     horizon = LOWEST
     memory_start = LOWEST
+    answer = None
 
 
 def cuts_of(world: World, *, secure: bool) -> tuple[SyncId, ...]:

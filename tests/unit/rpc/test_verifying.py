@@ -11,7 +11,7 @@ import pytest
 
 from reconcile.ids import LOWEST, SyncId
 from reconcile.limits import SessionLimits
-from sim.forgery import CANDIDATES, forged_halves
+from sim.messages import CANDIDATES, forged_halves
 from store.domain.ports import PeerFailed
 from store.sync.errors import ProtocolBroken
 from store.sync.frames import Extension, Reconcile, Steps
@@ -264,26 +264,17 @@ OFFERS = [
 ]
 
 
+@pytest.mark.parametrize("liar", [0, 1])
 @pytest.mark.parametrize(("sentence", "change"), OFFERS)
-async def test_an_initiators_offer_that_is_none(
-    sentence: str, change: Callable[[Extension], Extension]
+async def test_an_offer_that_is_none(
+    sentence: str, change: Callable[[Extension], Extension], liar: int
 ) -> None:
-    one = Side(some(50, 1), tamper=lying(change, 0))
-    other = Side(some(50, 2))
-    await met(one, other)
-    assert isinstance(other.error, ProtocolBroken)
-    assert sentence in str(other.error)
-
-
-@pytest.mark.parametrize(("sentence", "change"), OFFERS)
-async def test_a_responders_offer_that_is_none(
-    sentence: str, change: Callable[[Extension], Extension]
-) -> None:
-    one = Side(some(50, 1))
-    other = Side(some(50, 2), tamper=lying(change, 0))
-    await met(one, other)
-    assert isinstance(one.error, ProtocolBroken)
-    assert sentence in str(one.error)
+    sides = [Side(some(50, seed)) for seed in (1, 2)]
+    sides[liar].tamper = lying(change, 0)
+    await met(*sides)
+    error = sides[1 - liar].error
+    assert isinstance(error, ProtocolBroken)
+    assert sentence in str(error)
 
 
 LAST = [

@@ -1,0 +1,391 @@
+"""Faults in nodes that reconcile, in a core or a driver: the simulator must find each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from reconcile.index import Index
+from reconcile.session import Session
+from reconcile.summaries.layered import LayeredView
+from store.domain import coverage
+from store.domain.admission import Admission, Verdict
+from store.sync.index import hot
+from store.sync.index.hot import HotIndex
+from store.sync.lookup import Fetcher
+from store.sync.resume import driver as resume
+from store.sync.resume.core import Resume
+from store.sync.resume.driver import Resumer
+from store.sync.schedule.core import Schedule
+from store.sync.schedule.driver import Synchronizer
+from store.sync.session import exchange, reconciling, responder
+from store.sync.session.agreement import Agreement
+from store.sync.session.checking import Checking
+from store.sync.session.exchange import Exchange
+from store.sync.session.initiator import Initiator
+from store.sync.session.locating import Below
+from store.sync.session.registry import Sessions
+from store.sync.session.responder import Responder
+from store.sync.transfer.core import Transfer
+from store.sync.transfer.driver import _Driver
+from store.sync.transfer.events import Effect, Input, Persist, Persisted
+from store.sync.transfer.policy_memory import PolicyMemory
+from tests.sim.planting import Asyncio, Mutant, edit, replace_with, sleep_not, together
+
+in_transfer = partial(edit, _Driver)
+in_exchange = partial(edit, Exchange)
+in_lattice = partial(edit, Below)
+in_agreement = partial(edit, Agreement)
+in_statements = partial(edit, exchange)
+in_coverage = partial(edit, coverage)
+in_schedule = partial(edit, Synchronizer)
+in_resume = partial(edit, Resumer)
+in_index = partial(edit, HotIndex)
+in_lookup = partial(edit, Fetcher)
+
+UNEQUAL = "do not become equal"
+LACKS = "lacks .* that are durable"
+LOST = "acknowledged .* does not hold"
+LEFT = "are left"
+
+
+class EagerTransfer(Transfer):
+    """Says that a message is stored as soon as it has come."""
+
+    def step(self, now_ns: int, given: Input) -> list[Effect]:
+        if isinstance(given, Persisted):
+            return []
+        effects = super().step(now_ns, given)
+        for effect in list(effects):
+            if isinstance(effect, Persist):
+                effects += super().step(now_ns, Persisted(effect.token, [True] * len(effect.batch)))
+        return effects
+
+
+def _admit_and_change(self: Admission, messages: Sequence[bytes]) -> None:
+    _ADMIT(self, messages)
+    payloads = self.admitted.batch.payloads
+    if payloads and payloads[0]:
+        payloads[0] = bytes([payloads[0][0] ^ 1]) + payloads[0][1:]
+
+
+def _admit_and_honour(self: Admission, messages: Sequence[bytes]) -> None:
+    _ADMIT(self, messages)
+    self.admitted.verdicts = [
+        Verdict.DUPLICATE if verdict is Verdict.REJECTED else verdict
+        for verdict in self.admitted.verdicts
+    ]
+
+
+_ADMIT = Admission.admit
+
+CORES = {
+    "acknowledges too early": Mutant(replace_with(exchange, "Transfer", EagerTransfer), LOST),
+    "takes more than it has room for": Mutant(
+        replace_with(Transfer, "reading", property(lambda _: True)), "too much waits"
+    ),
+    "drops a difference": Mutant(
+        edit(Session, "_end", "to_receive=self._to_receive,", "to_receive=self._to_receive[1:],"),
+        "are missing",
+    ),
+    "invents a message": Mutant(
+        replace_with(Admission, "admit", _admit_and_change), "nobody published so"
+    ),
+    "accepts and does not store": Mutant(replace_with(Admission, "admit", _admit_and_honour), LOST),
+    "starts with an empty index": Mutant(
+        edit(hot, "warm_up", "await asyncio.to_thread(index.insert, ids)", "pass"), LACKS
+    ),
+    "loses late messages": Mutant(
+        edit(Index, "insert", "self._insert_among(ids)", "ids[:0]"), LACKS
+    ),
+    "misplaces the floor": Mutant(
+        edit(
+            LayeredView,
+            "__init__",
+            "self._floor = floor",
+            "self._floor = max(0, floor[0] - 10**9), floor[1]",
+        ),
+        f"are missing|{UNEQUAL}",
+    ),
+    "has two sessions with a peer": Mutant(
+        replace_with(Sessions, "_of_peer", lambda *_: []), "two sessions with one"
+    ),
+    "never forgives": Mutant(
+        replace_with(PolicyMemory, "until_ns", lambda *_: 2**62), f"time has come|{UNEQUAL}", 30
+    ),
+    "leaves a gap": Mutant(
+        edit(Resume, "_page", "Advance(self._reached_ns)", "Advance(self.progress.time_end_ns)"),
+        "has passed over",
+    ),
+    "never looks back": Mutant(
+        edit(
+            Schedule,
+            "__init__",
+            "self._due.append(_Due(Kind.WIDE, config.wide_interval_ns))",
+            "pass",
+        ),
+        UNEQUAL,
+        1,
+    ),
+}
+
+TRANSFERS = {
+    "says stored without storing": Mutant(
+        in_transfer("_persist", "await patiently(store)", "[True] * len(effect.batch)"), LOST, 10
+    ),
+    "answers before it stores": Mutant(
+        in_transfer(
+            "_persist",
+            "return Persisted(effect.token, await patiently(store))",
+            "self._spawn(store)\n    return Persisted(effect.token, [True] * len(effect.batch))",
+        ),
+        LOST,
+    ),
+    "never reads again": Mutant(
+        in_transfer("_take", "if self._machine.reading:", "if isinstance(given, Begin):"),
+        f"{UNEQUAL}|circles",
+    ),
+    "reads although it must not": Mutant(
+        in_transfer("_take", "if self._machine.reading:", "if True:"), "too much waits"
+    ),
+    "never reports a broken stream": Mutant(
+        in_transfer(
+            "_read",
+            "except PeerFailed as error:\n",
+            "except PeerFailed as error:\n        await asyncio.Event().wait()\n",
+        ),
+        "after its stream has failed|names of sessions are kept",
+    ),
+    "leaves the tasks of a transfer": Mutant(
+        in_transfer(
+            "stop",
+            "self._ended = True\n    for task in self._tasks:\n        task.cancel()\n"
+            "    await asyncio.gather(*self._tasks, return_exceptions=True)\n",
+            "",
+        ),
+        "tasks are left|stream has failed|step",
+    ),
+    "goes on after the end": Mutant(
+        in_transfer("run", "return report", "await asyncio.sleep(3600)\n    return report"),
+        f"{UNEQUAL}|stream has failed|circles",
+    ),
+}
+
+SESSIONS = {
+    "never frees a session": Mutant(
+        in_exchange("driving", "self.sessions.end(session)", "pass"), f"{LEFT}|{UNEQUAL}|refused"
+    ),
+    "frees a session on success only": Mutant(
+        in_exchange("driving", "finally:", "else:"), f"{LEFT}|{UNEQUAL}", 2
+    ),
+    "lets a session wait for ever": Mutant(
+        in_exchange("keep", "self.work.silence_s", "10**6"), "waits too long", 34
+    ),
+    "leaves the timer of a claimed session": Mutant(
+        in_exchange(
+            "claim", "self._waiting.pop(found)\n    timer.cancel()", "self._waiting[found]"
+        ),
+        "that are over",
+    ),
+    "forgets a session by half": Mutant(
+        in_exchange("_forget", "self._waiting.pop(session, None)", "None"),
+        f"that are over|{LEFT}",
+        11,
+    ),
+    "waits for a silent peer for ever": Mutant(
+        together(
+            *(
+                edit(module, "in_time", "asyncio.timeout(silence_s)", "asyncio.timeout(None)")
+                for module in (reconciling, responder)
+            )
+        ),
+        "waited",
+        26,
+    ),
+    "keeps the slots of callers": Mutant(
+        edit(
+            Responder,
+            "_slot",
+            "if not caller.trusted:",
+            "if False:",
+            ">= MAX_OPENING_CALLS_OF_PEER",
+            ">= 2",
+            "self._openers[node_id] -= 1",
+            "pass",
+        ),
+        UNEQUAL,
+    ),
+    "takes every digest for its own": Mutant(
+        edit(Checking, "compute", "Digests(keyed,", "Digests(bytes(len(keyed)),"), "are missing", 64
+    ),
+    "takes every lattice digest for its own": Mutant(
+        in_lattice(
+            "digest",
+            'b"" if sums is None else lattice_digest_of(self._key, sums[0], self.span)',
+            "bytes(16)",
+        ),
+        "are missing",
+    ),
+    "leaves out of its lattice sums what it expects": Mutant(
+        in_lattice("_sums", "return sums", "return held"), "accuses an honest peer"
+    ),
+    "leaves out of its digest what it expects": Mutant(
+        in_agreement("digest", "own + expected", "own"), "accuses an honest peer"
+    ),
+    "compares digests that begin at its own time": Mutant(
+        in_agreement("cut", "max(self._keyed_from_ns(), theirs)", "self._keyed_from_ns()"),
+        "from other times|accuses",
+        11,
+    ),
+    "leaves the transfer out": Mutant(
+        edit(Initiator, "_session", "await self._transfer(session, session_id)", "pass"),
+        f"calls itself in sync|{UNEQUAL}|waits too long",
+    ),
+}
+
+_CLAIM = "resolved=resolved"
+_HOLDS = "held is None or held.get((each.start_ns, each.end_ns)) == then"
+
+STATEMENTS = {
+    "states equality whatever was transferred": Mutant(
+        in_statements("statements_of", _CLAIM, "resolved=True"), "states equality"
+    ),
+    "states counts without what came": Mutant(
+        in_statements(
+            "statements_of", _CLAIM, f"{_CLAIM}, to_receive=compared.found.to_receive[:0]"
+        ),
+        "states equality",
+    ),
+    "dates statements later than it read": Mutant(
+        in_statements(
+            "statements_of", _CLAIM, f"{_CLAIM}, compared_ns=compared.found.compared_ns + 10**9"
+        ),
+        "dated too late",
+    ),
+    "never withdraws a statement": Mutant(in_coverage("_runs", _HOLDS, "True"), "is equal over", 9),
+    "withdraws no statement after a late message": Mutant(
+        in_coverage("_runs", _HOLDS, "held[each.start_ns, each.end_ns][0] >= each.count"),
+        "is equal over",
+        9,
+    ),
+    "keeps statements after commits were lost": Mutant(
+        in_coverage("_runs", _HOLDS, "held[each.start_ns, each.end_ns][0] <= each.count"),
+        "is equal over",
+        20_110,
+    ),
+}
+
+OTHERS = {
+    "misses its wake-up": Mutant(
+        in_schedule("_wake_at", "if time_ns is not None:", "if False:"),
+        f"{UNEQUAL}|nothing is left",
+    ),
+    "wakes up without a pause": Mutant(
+        in_schedule("_wake_at", "call_later(delay_s,", "call_later(0,"),
+        "circles|too much is under way",
+    ),
+    "answers no operator": Mutant(
+        in_schedule("_answer", "future is not None", "False"), "circles|nothing is left"
+    ),
+    "never ends a session for the schedule": Mutant(
+        in_schedule("_session", "if not self._stopped:", "if False:"), f"{UNEQUAL}|circles"
+    ),
+    "counts a page before it is stored": Mutant(
+        in_resume(
+            "_take",
+            "await self._writer.store(admission.admitted.batch, Source.RESUME)",
+            "[True] * len(admission.admitted.batch)",
+        ),
+        "has passed over",
+    ),
+    "hides the error of a resume": Mutant(
+        in_resume(
+            "_fetch",
+            "self._broken(fetch.peer, error)",
+            "FetchEnded()",
+            "self._broken(fetch.peer, error, lost_place=True)",
+            "FetchEnded()",
+        ),
+        "has passed over",
+        40,
+    ),
+    "resumes without a pause": Mutant(
+        replace_with(resume, "asyncio", Asyncio("sleep", sleep_not)), "circles", 10
+    ),
+    "leaves out of its index what it writes": Mutant(
+        in_index("_ids_of", "found.append(ids)", "pass"), LACKS
+    ),
+    "passes over a commit that it could not read": Mutant(
+        in_index(
+            "_take_in_all",
+            "await asyncio.sleep(self._limits.backoff_s)",
+            "self._place = self._waiting.popleft().place",
+        ),
+        LACKS,
+        29,
+    ),
+    "prunes its index and leaves the floor": Mutant(
+        in_index("_raise_floor", "self._floor_ns = floor_ns", "pass"), f"{LACKS}|{UNEQUAL}"
+    ),
+    "does not notice that commits were lost": Mutant(
+        in_index(
+            "lost", "self._heard = 0\n    self._lost.set()\n    self._index = None\n", "pass\n"
+        ),
+        f"{LACKS}|keeps what its database has lost",
+        13,
+    ),
+    "opens a view of an index that is behind": Mutant(
+        in_index(
+            "view_at",
+            "self._place[0] >= place[0])",
+            "True)",
+            "if self._index is None or self._place[0] < place[0]:",
+            "if self._index is None:",
+        ),
+        LACKS,
+        26,
+    ),
+    "forgets what came while it warmed up": Mutant(
+        in_index("_warm", "self._woken.set()", "self._woken.set(), self._waiting.clear()"),
+        LACKS,
+        16,
+    ),
+    "looks up messages and stores none": Mutant(
+        in_lookup(
+            "_take",
+            "await self._writer.store(published.batch, Source.TRANSFER)",
+            "[True] * len(published.batch)",
+        ),
+        "misses .* SDS messages",
+    ),
+    "takes one page of a look-up": Mutant(
+        in_lookup(
+            "_take",
+            "admission = Admission(",
+            "if taken.stored:\n        return\n    admission = Admission(",
+        ),
+        "misses .* SDS messages",
+        2,
+    ),
+    "calls found what a peer lacks": Mutant(
+        in_lookup(
+            "fetch",
+            "_without(wanted, left)",
+            "_without(wanted, left if error else refused)",
+            "() if error else _without(left, refused)",
+            "()",
+        ),
+        "calls found",
+    ),
+    "hides the error of a look-up": Mutant(
+        in_lookup("fetch", "() if error else _without(left", "_without(left", "error=error,\n", ""),
+        "misses .* SDS messages",
+        15,
+    ),
+    "looks up what it holds": Mutant(
+        in_lookup("_missing", "await self._sds.doubtful(wanted)", "entries, ()"),
+        "SDS messages that it holds",
+    ),
+}
+
+NODE_MUTANTS = CORES | TRANSFERS | SESSIONS | STATEMENTS | OTHERS

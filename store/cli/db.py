@@ -466,16 +466,7 @@ def _check_json(report: CheckReport) -> dict[str, object]:
         "ok": not report.findings,
         "full": report.full,
         "checked": report.checked,
-        "findings": [
-            {
-                "kind": each.kind,
-                "where": each.where,
-                "count": each.count,
-                "examples": each.examples,
-                "advice": each.advice,
-            }
-            for each in report.findings
-        ],
+        "findings": [asdict(each) | {"advice": each.advice} for each in report.findings],
     }
 
 

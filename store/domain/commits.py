@@ -60,7 +60,7 @@ class WrittenIds:
         """Hold the IDs of a batch: of those with ``added`` hashes, or of all when it is None."""
         self._drop(token)
         self._offers[token] = batch.timestamps, batch.hashes, added
-        self._held += len(batch)
+        self._held += len(batch.hashes)
         while self._held > self._most:
             self._drop(next(iter(self._offers)))
 

@@ -96,6 +96,7 @@ class Rules:
     """What tests turn while a node serves."""
 
     policy: Policy = field(default_factory=lambda: Policy(max_drift_ns=None))
+    access: Access = field(default_factory=Access.open)
     unready: str | None = None
 
 
@@ -249,10 +250,10 @@ def _context(
     return RpcContext(
         identity=identity,
         policy=lambda: rules.policy,
-        access=Access.open,
+        tokens=rules,
         now_ns=time.time_ns,
         monotonic_ns=time.monotonic_ns,
-        unready=lambda: rules.unready,
+        readiness=rules,
         state=state,
         metrics=metrics,
         health=Health(),

@@ -159,10 +159,10 @@ def _context(services: Services, rules: Rules, quota: Quota, *, open_admin: bool
     return RpcContext(
         identity=IDENTITY,
         policy=lambda: rules.policy,
-        access=lambda: rules.access,
+        tokens=rules,
         now_ns=time.time_ns,
         monotonic_ns=rules.monotonic_ns,
-        unready=lambda: rules.unready,
+        readiness=rules,
         state=state,
         metrics=Metrics(IDENTITY.version),
         health=Health(),

@@ -5,14 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from storenode.message.varint import varint
-
 MAX_VARINT_BYTES: Final = 9
 """Of an unsigned varint of multiformats."""
 
 VARINT: Final = 0
 BYTES: Final = 2
 _FIXED: Final = {1: 8, 5: 4}
+
+
+def encode_varint(value: int) -> bytes:
+    """Seven bits a byte, the lowest first."""
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
 
 
 def decode_varint(data: bytes | bytearray | memoryview, start: int) -> tuple[int, int] | None:
@@ -34,17 +42,17 @@ def decode_varint(data: bytes | bytearray | memoryview, start: int) -> tuple[int
 
 def delimited(data: bytes) -> bytes:
     """The bytes behind their length."""
-    return varint(len(data)) + data
+    return encode_varint(len(data)) + data
 
 
 def number_field(number: int, value: int) -> bytes:
     """A field of protobuf with a number."""
-    return varint(number << 3 | VARINT) + varint(value)
+    return encode_varint(number << 3 | VARINT) + encode_varint(value)
 
 
 def bytes_field(number: int, value: bytes) -> bytes:
     """A field of protobuf with bytes, a text or a message."""
-    return varint(number << 3 | BYTES) + delimited(value)
+    return encode_varint(number << 3 | BYTES) + delimited(value)
 
 
 def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:

@@ -14,7 +14,7 @@ from store.http.encode import hex_of
 from store.http.exchange import Exchange
 from store.http.requests import read
 from store.serving.call import Call
-from store.serving.publishing import Batch, Publishing, check_count
+from store.serving.publishing import Batch, Publishing
 from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 
@@ -27,13 +27,13 @@ class Publisher:
 
     async def publish(self, call: Call, exchange: Exchange, body: bytes) -> None:
         """Store a batch; answers when all of it that is accepted is durable."""
-        size = len(body)
+        size, most = len(body), call.node.limits.batch_messages
         with call.node.in_flight.room(size):
             asked = read(schemas.Publish, call, exchange, body)
-            check_count(call, len(asked.messages))
             batch = await self._publishing.judge(
                 call,
-                [_encoded(each) for each in asked.messages],
+                # One too many is enough to be refused.
+                [_encoded(each) for each in asked.messages[: most + 1]],
                 size,
                 min_confirms=asked.min_confirms,
                 timeout_s=asked.confirm_timeout_s,

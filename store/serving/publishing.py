@@ -62,7 +62,9 @@ class Publishing:
         began_ns = node.monotonic_ns()
         if node.read_only:
             raise unready(READ_ONLY)
-        check_count(call, count)
+        most = node.limits.batch_messages
+        if count > most:
+            raise over_limit(f"the request holds more than {most:,} messages: send fewer in one")
         call.account.messages.take(count, began_ns)
         admission = Admission(node.policy(), node.now_ns(), Source.CLIENT, call.client)
         step = chunk_messages(count, size_bytes)
@@ -110,14 +112,3 @@ class Publishing:
         published.batch = RecordBatch(hashes=hashes)
         with call.part("confirm", min_confirms=wanted):
             return await call.node.confirmations.confirmed(hashes, stored, wanted, batch.timeout_s)
-
-
-def check_count(call: Call, count: int) -> None:
-    """Refuse a batch of too many messages.
-
-    Raises:
-        CallFailure: it is one.
-    """
-    most = call.node.limits.batch_messages
-    if count > most:
-        raise over_limit(f"the request holds more than {most:,} messages: send fewer in one")

@@ -35,12 +35,13 @@ class Budget:
         Raises:
             CallFailure: there is no room, or somebody waits already.
         """
-        if self._waiting or not self._fits(size_bytes):
+        used = self._used_bytes
+        if self._waiting or (used and used + size_bytes > self.limit_bytes):
             raise busy(
                 f"limit of {self.limit_bytes:,} bytes of {self._what} under way on this node is "
                 "reached: retry with backoff"
             )
-        self._used_bytes += size_bytes
+        self._used_bytes = used + size_bytes
         try:
             yield
         finally:

@@ -168,10 +168,10 @@ def context_of(identity: NodeIdentity, services: Services, rules: Rules) -> RpcC
     return RpcContext(
         identity=identity,
         policy=lambda: rules.policy,
-        access=lambda: rules.access,
+        tokens=rules,
         now_ns=time.time_ns,
         monotonic_ns=rules.monotonic_ns,
-        unready=lambda: rules.unready,
+        readiness=rules,
         state=state,
         metrics=Metrics(identity.version),
         health=Health(),

@@ -190,17 +190,16 @@ async def test_a_client_that_reads_no_answers_is_not_read_any_more(node: Node) -
 
 async def test_a_node_with_too_much_under_way_refuses_calls_and_holds_streams(node: Node) -> None:
     budget = node.context.in_flight
-    assert budget.try_take(budget.limit_bytes)
-    code, sentence = await failure(node.publish(item()))
-    assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert f"{budget.limit_bytes:,} bytes" in sentence
-    call = node.store.PublishStream()
-    await call.write(requests(1)[0])
-    waiting = asyncio.create_task(call.read())
-    code, _ = await failure(node.publish(item()))
-    assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert not waiting.done()
-    budget.give_back(budget.limit_bytes)
+    with budget.room(budget.limit_bytes):
+        code, sentence = await failure(node.publish(item()))
+        assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert f"{budget.limit_bytes:,} bytes" in sentence
+        call = node.store.PublishStream()
+        await call.write(requests(1)[0])
+        waiting = asyncio.create_task(call.read())
+        code, _ = await failure(node.publish(item()))
+        assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert not waiting.done()
     assert outcomes(await within(waiting)) == [Result.STORED] * 3
     assert outcomes(await node.publish(item())) == [Result.STORED]
     call.cancel()

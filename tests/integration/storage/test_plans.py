@@ -9,14 +9,13 @@ import re
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar, cast
+from typing import TypeVar, TypeVarTuple, cast
 
 import pytest
 from psycopg import sql
-from psycopg_pool import AsyncConnectionPool
 
 from store.db.commits import pages as commit_pages
-from store.db.pool import Connection, Database
+from store.db.pool import Connection, Database, Pool
 from store.db.reading import hashes as hashes_module
 from store.db.reading.reader import DatabaseReader
 from store.db.reading.select import EVERY_TOPIC, FRAME, resolve
@@ -38,6 +37,7 @@ _KIND = re.compile(
 
 Plan = Mapping[str, object]
 _Result = TypeVar("_Result")
+_Given = TypeVarTuple("_Given")
 
 
 class Explained:
@@ -145,11 +145,12 @@ class ExplainedDatabase(Database):
 
     async def read(
         self,
-        work: Callable[[Connection], Awaitable[_Result]],
-        pool: AsyncConnectionPool[Connection] | None = None,
+        work: Callable[[Connection, *_Given], Awaitable[_Result]],
+        *given: *_Given,
+        pool: Pool | None = None,
     ) -> _Result:
         assert pool in {None, self.bulk_pool}
-        return await work(cast("Connection", self.explained))
+        return await work(cast("Connection", self.explained), *given)
 
 
 @dataclass

@@ -18,7 +18,7 @@ from store.domain.admission import Admission, Admitted
 from store.domain.ports import Source
 from store.messages.record import RecordBatch
 from store.messages.transfer import transfer_frame, transferred
-from store.sync.limits import TransferLimits
+from store.sync.limits import SILENCE_NS, TransferLimits
 from store.sync.transfer.core import Transfer
 from store.sync.transfer.events import (
     Begin,

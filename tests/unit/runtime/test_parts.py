@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import os
 from contextlib import suppress
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -52,18 +53,19 @@ def test_attempts_of_maintenance_within_an_outage_are_one_event() -> None:
 
 def test_readiness_names_the_first_obstacle_and_tells_changes_once() -> None:
     told: list[bool] = []
+    unready = attrgetter("unready")
     readiness = Readiness(told.append)
-    assert readiness.why_not() == "the node is starting"
+    assert unready(readiness) == "the node is starting"
     readiness.set(Obstacle.DATABASE, present=True)
     readiness.set(Obstacle.STARTING, present=False)
     assert (readiness.ready, told) == (False, [])
-    assert readiness.why_not() == "the database does not answer"
+    assert unready(readiness) == "the database does not answer"
     readiness.set(Obstacle.DATABASE, present=False)
     readiness.set(Obstacle.DATABASE, present=False)
-    assert (readiness.ready, readiness.why_not(), told) == (True, None, [True])
+    assert (readiness.ready, unready(readiness), told) == (True, None, [True])
     readiness.set(Obstacle.DRAINING, present=True)
     readiness.set(Obstacle.DATABASE, present=True)
-    assert readiness.why_not() == "the node is shutting down"
+    assert unready(readiness) == "the node is shutting down"
     assert told == [True, False]
 
 
@@ -205,7 +207,7 @@ async def test_without_a_token_file_everybody_may_read() -> None:
     tokens.load()
     tokens.reload()
     await tokens.follow()
-    somebody = tokens.current().authorize(None, Right.READ, "host x")
+    somebody = tokens.access.authorize(None, Right.READ, "host x")
     assert not isinstance(somebody, Denied)
     assert somebody.limits.requests_per_s == 7
 
@@ -230,7 +232,7 @@ def write_tokens(path: Path, *tokens: str) -> None:
 
 
 def admitted(tokens: TokenFile, token: str) -> bool:
-    found = tokens.current().authorize(f"Bearer {token}", Right.READ, "host x")
+    found = tokens.access.authorize(f"Bearer {token}", Right.READ, "host x")
     return not isinstance(found, Denied)
 
 

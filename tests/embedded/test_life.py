@@ -61,6 +61,7 @@ def test_the_settings_are_those_of_a_durable_store(data_dir: Path) -> None:
         query = "select " + ", ".join(f"current_setting('{name}')" for name in names)
         values_now = dict(zip(names, _one(server.url, query), strict=True))
         version = _one(server.url, "show server_version")[0]
+        wal_compression = _one(server.url, "show wal_compression")[0]
         collation = _one(server.url, "select datcollate from pg_database where datname='storenode'")
     assert values_now == {
         "fsync": "on",
@@ -75,6 +76,7 @@ def test_the_settings_are_those_of_a_durable_store(data_dir: Path) -> None:
     }
     assert version == server.version
     assert collation == ("C",)
+    assert wal_compression in {"lz4", "off"}
 
 
 def test_the_role_owns_its_database_and_nothing_else(data_dir: Path) -> None:

@@ -9,7 +9,8 @@ minutes. What a job takes for 10,000 messages, which are measured again before e
 fixed cost in one task, which falls as long as something is compiled; ``cpu_s_per_million`` is what
 it takes beyond that. From one task to the eight that a million messages have, the fixed cost grows:
 ``further_cpu_s_per_million`` is what it takes beyond that and the size before. A job is flat if
-none of its further costs is more than a fifth above one of a smaller size.
+none of its further costs is more than a fifth above one of a smaller size. Postgres's share is
+judged by itself, from the first size on.
 
 ``--millions 64 --parts 4`` tells the size from the machine, whose cores are not equally fast all
 the time: each job has an archive as a whole between quarters of it, and ``whole_to_parts`` is what
@@ -130,18 +131,27 @@ class Bench:
         return answer, figures
 
     def _report(self, messages: int, job: str, figures: dict[str, float]) -> None:
-        if messages <= FEW:
-            self.fixed_s[job].append(figures["cpu_s"])
-        else:
-            left_s = figures["cpu_s"] - self.fixed_s[job][-1]
-            figures["cpu_s_per_million"] = left_s / messages * MILLION
-            fewer, less_s = self._before.get(job, (messages, 0.0))
-            if fewer < messages:
-                further_s = (left_s - less_s) / (messages - fewer) * MILLION
-                figures["further_cpu_s_per_million"] = further_s
-                self.each_s[job].append(further_s)
-            self._before[job] = messages, left_s
+        self._note(messages, job, figures, "cpu_s", least=messages)
+        if "postgres_cpu_s" in figures:
+            # It has no tasks whose number grows.
+            self._note(messages, f"{job}, Postgres", figures, "postgres_cpu_s", least=0)
         report(benchmark="cluster", measure=job, messages=messages, warm=self._warm, **figures)
+
+    def _note(
+        self, messages: int, name: str, figures: dict[str, float], used: str, least: int
+    ) -> None:
+        """What messages took; a further million counts from ``least`` on, or the size before."""
+        if messages <= FEW:
+            self.fixed_s[name].append(figures[used])
+            return
+        left_s = figures[used] - self.fixed_s[name][-1]
+        figures[f"{used}_per_million"] = left_s / messages * MILLION
+        fewer, less_s = self._before.get(name, (least, 0.0))
+        if fewer < messages:
+            further_s = (left_s - less_s) / (messages - fewer) * MILLION
+            figures[f"further_{used}_per_million"] = further_s
+            self.each_s[name].append(further_s)
+        self._before[name] = messages, left_s
 
     def summed_up(self) -> bool:
         """Print for each job what a few messages and what a further million cost, at least and at

@@ -63,6 +63,8 @@ def test_the_settings_are_those_of_a_durable_store(data_dir: Path) -> None:
         assert _one(server.url, "show server_version") == (server.version,)
         collation = "select datcollate from pg_database where datname='storenode'"
         assert _one(server.url, collation) == ("C",)
+        (compression,) = _one(server.url, "show wal_compression")
+        assert compression in {"lz4", "off"}
 
 
 def test_the_role_owns_its_database_and_nothing_else(data_dir: Path) -> None:

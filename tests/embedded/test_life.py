@@ -5,6 +5,7 @@ import json
 import socket
 import stat
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -82,14 +83,15 @@ def test_the_role_owns_its_database_and_nothing_else(data_dir: Path) -> None:
 
 def test_nobody_else_gets_in(data_dir: Path) -> None:
     with EmbeddedPostgres(EmbeddedSettings(data_dir)) as server:
-        right = psycopg.conninfo.conninfo_to_dict(server.url)
-        for wrong in (
+        right: dict[str, Any] = psycopg.conninfo.conninfo_to_dict(server.url)
+        wrongs: tuple[dict[str, Any], ...] = (
             {"password": "wrong"},
             {"password": None},
             {"dbname": "postgres"},
             {"user": "postgres"},
             {"user": "postgres", "password": None, "dbname": "postgres"},
-        ):
+        )
+        for wrong in wrongs:
             with pytest.raises(psycopg.OperationalError):
                 psycopg.connect(**{**right, **wrong})
 

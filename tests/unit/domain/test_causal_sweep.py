@@ -135,6 +135,12 @@ DISORDER = {
     "a hint that names an opaque message": line(
         Stored(5, digest(1), b"child", ((b"parent", digest(2)),)), Stored(4, digest(2), None)
     ),
+    "a hint that names an opaque message, of an ID that was met without one": line(
+        Stored(5, digest(1), b"child", ((b"parent", None), (b"other", None))),
+        Stored(4, digest(2), b"parent"),
+        Stored(3, digest(3), b"other", ((b"parent", digest(4)),)),
+        Stored(2, digest(4), None),
+    ),
     "a hint to what is not proven, of an ID that another proves": line(
         Stored(5, digest(1), b"child", ((GENUINE, digest(2)),)),
         Stored(4, digest(2), GENUINE),

@@ -147,6 +147,9 @@ class Elements(HTMLParser):
 SMALL = gathered(1, ["room"], 24)
 """Where it does not matter how much there is to draw."""
 
+BARE = replace(SMALL, traffic=None, arrivals=None)
+"""Where nothing need be drawn."""
+
 
 @cache
 def full_page() -> str:
@@ -224,10 +227,10 @@ def test_the_largest_page_is_bounded() -> None:
 @pytest.mark.parametrize(
     ("part", "told"),
     [
-        (replace(SMALL, traffic=None, arrivals=None), "holds no messages of this time"),
+        (BARE, "holds no messages of this time"),
         (replace(SMALL, arrivals=None), "an archive does not hold when messages were stored"),
-        (replace(SMALL, node=None), "only a node knows its peers"),
-        (replace(SMALL, peers=(), peer_count=0), "The node has no peers"),
+        (replace(BARE, node=None), "only a node knows its peers"),
+        (replace(BARE, peers=(), peer_count=0), "The node has no peers"),
         (replace(SMALL, compared=None), "Gaps"),
         (replace(SMALL, compared=Compared(0, 0, ())), "holds no hour that is over"),
         (
@@ -245,13 +248,13 @@ def test_what_is_not_there_is_said_in_words(part: Gathered, told: str) -> None:
 
 def test_peers_that_never_reconciled_come_first_to_mind() -> None:
     peers = (Peer("two@h:1", False, 0, 3, "gone", 0, 0), Peer("one@h:1", True, START, 0, "", 0, 0))
-    page = page_of(replace(SMALL, peers=peers, peer_count=2))
+    page = page_of(replace(BARE, peers=peers, peer_count=2))
     assert "1 of 2 peers never reconciled with the node since it started: two@h:1." in page
     assert "Failing: two@h:1." in page
     for label in ("It lacks", "It has more"):
         assert f'<td data-label="{label}" class="number">\u2013</td>' in page
     recent = (Peer("one@h:1", True, START + 10 * DAY_NS - 60 * NS_PER_S, 0, "", 0, 0),)
-    page = page_of(replace(SMALL, peers=recent, peer_count=1))
+    page = page_of(replace(BARE, peers=recent, peer_count=1))
     assert "the one longest ago 60 s before this report." in page
 
 
@@ -277,7 +280,7 @@ def test_what_a_channel_lacks_is_said_with_since_when_and_by_whom() -> None:
     wanted = ["m-1", "room", time(START + HOUR_NS), "m-2", "alice", "2"]
     assert said[first : first + len(wanted)] == wanted
     whole = replace(found, missing=0, incomplete=0, pasts=(), lost=())
-    page = page_of(replace(SMALL, completeness=whole))
+    page = page_of(replace(BARE, completeness=whole))
     assert "Every message that another names is held, in 2 channels." in page
 
 

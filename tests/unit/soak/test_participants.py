@@ -45,8 +45,8 @@ def test_another_log_is_a_violation(entries: list[Entry], found: list[str]) -> N
 
 
 def test_a_loss_may_be_named_but_not_by_the_sender() -> None:
-    lost = {"entries": ENTRIES[1:], "lost": frozenset({"alice-1"})}
-    assert rules(LOGS[0], replace(LOGS[1], **lost)) == []
+    named = replace(LOGS[1], entries=ENTRIES[1:], lost=frozenset({"alice-1"}))
+    assert rules(LOGS[0], named) == []
     assert rules(replace(LOGS[0], entries=ENTRIES[1:]), LOGS[1]) == ["unnamed loss"]
 
 

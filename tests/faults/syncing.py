@@ -17,13 +17,13 @@ from store.db.schema.migrate import upgrade
 from storenode.client.messages import new_message
 from storenode.client.node import connect
 from storenode.client.types import SyncReport, WakuMessageAndTopic
-from tests.faults.processes import metrics
 from tests.support.acknowledged import PATIENCE_S
 from tests.support.fleet import CONTENT, NS_PER_S, PUBSUB, Fleet, hashes, held, publish
 from tests.support.node import NodeProcess
 from tests.support.peer_proxy import PeerProxy, proxied
 from tests.support.postgres import PostgresServer
 
+SPAN_NS = 3_000 * NS_PER_S
 PAYLOAD_BYTES = 1_000
 """So that a transfer of some thousand takes several frames."""
 
@@ -33,14 +33,13 @@ class Maker:
     """Makes messages that nobody has seen yet, with random payloads and times."""
 
     newest_ns: int
-    span_s: float = 3_000.0
     payload_bytes: int = PAYLOAD_BYTES
     made: set[bytes] = field(default_factory=set)
 
     def some(self, count: int) -> list[WakuMessageAndTopic]:
         """Some more; their hashes are remembered."""
         first = len(self.made)
-        step_ns = int(self.span_s * 1e9) // 100_003
+        step_ns = SPAN_NS // 100_003
         messages = [
             new_message(
                 number.to_bytes(8, "big") + bytes(self.payload_bytes - 8),
@@ -94,10 +93,10 @@ class Two:
         return await asked(self.caller)
 
 
-async def asked(node: NodeProcess, peer: str = "", time_end: int | None = None) -> SyncReport:
+async def asked(node: NodeProcess, peer: str = "") -> SyncReport:
     """Have a node reconcile everything with a peer, as ``storenode sync --from 0`` does."""
     async with connect(node.admin) as client:
-        return await client.synchronize(peer, time_start=0, time_end=time_end, timeout_s=PATIENCE_S)
+        return await client.synchronize(peer, time_start=0, timeout_s=PATIENCE_S)
 
 
 async def event(node: NodeProcess, name: str, after: int = 0, **fields: object) -> dict[str, Any]:
@@ -127,17 +126,6 @@ def memory_bytes(node: NodeProcess) -> int:
     return int(psutil.Process(node.process.pid).memory_info().rss)
 
 
-def sessions(node: NodeProcess) -> dict[tuple[str, str], int]:
-    """How many sessions have ended, by role and outcome."""
-    found = metrics(node)
-    name = "storenode_sync_sessions_total"
-    return {
-        (labels[2], labels[1]): int(value)
-        for labels, value in found.items()
-        if labels[0] == name and len(labels) == 3
-    }
-
-
 @contextmanager
 def two_nodes(directory: Path, postgres: PostgresServer, *, mutual: bool = False) -> Iterator[Two]:
     """Start them on databases of their own; the callee calls back only when it is ``mutual``."""
@@ -154,9 +142,9 @@ def two_nodes(directory: Path, postgres: PostgresServer, *, mutual: bool = False
 
 
 @asynccontextmanager
-async def under_way(node: NodeProcess, peer: str = "") -> AsyncIterator[asyncio.Task[Any]]:
+async def under_way(node: NodeProcess) -> AsyncIterator[asyncio.Task[Any]]:
     """A session that goes on during the block, which must see to it that it ends."""
-    task = asyncio.create_task(asked(node, peer))
+    task = asyncio.create_task(asked(node))
     try:
         yield task
         await asyncio.wait({task}, timeout=PATIENCE_S)

@@ -24,14 +24,7 @@ from storenode.connection.ending import Ending
 from storenode.message.varint import varint
 from storenode.wire.storenode.v1.peer_pb2 import ReconcileFrame, TransferFrame
 from tests.faults.processes import metrics
-from tests.faults.syncing import (
-    Maker,
-    asked,
-    event,
-    fresh_database,
-    log_size,
-    memory_bytes,
-)
+from tests.faults.syncing import Maker, asked, event, fresh_database, log_size, memory_bytes
 from tests.integration.peers.hostile import (
     LARGEST,
     METADATA,

@@ -7,11 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from tests.faults.syncing import (
-    Two,
-    asked,
-    two_nodes,
-)
+from tests.faults.syncing import Two, asked, two_nodes
 from tests.support.peer_proxy import Way
 from tests.support.postgres import PostgresServer
 

@@ -44,14 +44,7 @@ from storenode.message.hashing import message_hash
 from storenode.message.rules import Policy
 from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
-from tests.integration.rpc.harness import (
-    CONTENT,
-    PUBSUB,
-    Rules,
-    context_of,
-    opened,
-    within,
-)
+from tests.integration.rpc.harness import CONTENT, PUBSUB, Rules, context_of, opened, within
 from tests.support.admission import encoded
 from tests.support.naive_reconcilable import NaiveReconcilable
 

@@ -196,11 +196,7 @@ async def transfer_status(
         (TransferFrame(session_id="another"), INVALID, "another session"),
         (TransferFrame(messages=items(range(1_000, 7_000))), EXHAUSTED, "nobody asked for"),
     ],
-    ids=[
-        "garbage",
-        "another session",
-        "a flood",
-    ],
+    ids=["garbage", "another session", "a flood"],
 )
 async def test_a_transfer_that_breaks_the_rules(
     node: PeerNode, peer: RawPeer, frame: bytes | TransferFrame, code: grpc.StatusCode, words: str

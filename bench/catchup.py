@@ -167,7 +167,7 @@ async def measure(bench: Bench, count: int) -> None:
 
 def main() -> None:
     """Start a node and measure."""
-    count = options(__doc__ or "", messages=100_000).messages
+    count = options(__doc__, messages=100_000).messages
     with bench_node("--max-clock-drift", "off") as bench:
         asyncio.run(measure(bench, count))
 

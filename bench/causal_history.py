@@ -147,7 +147,7 @@ def compare(bench: Bench, channel: grpc.Channel, case: Case) -> None:
 
 def main() -> None:
     """Measure both cases."""
-    around = rows(options(__doc__ or "").messages)
+    around = rows(options(__doc__).messages)
     cases = [
         make_case("chain", CHAIN, 1, around),
         make_case("graph", GRAPH, BRANCHES, around),

@@ -66,7 +66,7 @@ def main() -> None:
     # The processes that are measured are without it.
     from bench.support import bench_node, options, report  # noqa: PLC0415
 
-    count = options(__doc__ or "", messages=1_000).messages
+    count = options(__doc__, messages=1_000).messages
     with bench_node() as bench, tempfile.TemporaryDirectory(prefix="storenode-bench-") as name:
         listen, folder = bench.node.listen, Path(name)
         alone = apart(in_process, listen, folder / "alone", max(count // 10, 1), shared=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from store.db.writing.bulk import HEADER, TRAILER
@@ -33,13 +33,24 @@ def content_topic(number: int) -> str:
     return f"/bench/1/topic-{number % TOPICS:02d}/proto"
 
 
-def rows(count: int, *, seed: int = 1, start_ns: int | None = None) -> list[Row]:
+def rows(
+    count: int, *, seed: int = 1, start_ns: int | None = None, step_ns: int = STEP_NS
+) -> list[Row]:
     """Messages whose timestamps end about now, in ascending order, with random payloads."""
-    generator = random.Random(seed)
-    first = time.time_ns() - count * STEP_NS if start_ns is None else start_ns
+    first = time.time_ns() - count * step_ns if start_ns is None else start_ns
+    return _rows_at(range(first, first + count * step_ns, step_ns), random.Random(seed))
+
+
+def scattered(count: int, start_ns: int, end_ns: int, *, seed: int | None = None) -> list[Row]:
+    """Messages at random times, in ascending order; others each time without a seed."""
+    dice = random.Random(seed)
+    return _rows_at(sorted(dice.randrange(start_ns, end_ns) for _ in range(count)), dice)
+
+
+def _rows_at(times_ns: Sequence[int], dice: random.Random) -> list[Row]:
     return [
-        Row(first + n * STEP_NS, content_topic(n), generator.randbytes(PAYLOAD_BYTES))
-        for n in range(count)
+        Row(time_ns, content_topic(n), dice.randbytes(PAYLOAD_BYTES))
+        for n, time_ns in enumerate(times_ns)
     ]
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import replace
 from functools import partial
 from statistics import median
 
@@ -68,10 +67,9 @@ def _report(step: str, sizes: Sizes, seconds_taken: float, page_ms: float) -> No
 
 def main() -> None:
     """Fill, measure, rebuild, measure."""
-    count = options(__doc__ or "", 400_000).messages
+    count = options(__doc__, 400_000).messages
     first_ns, step_ns = time.time_ns() - (2 + _DAYS) * _DAY_NS, _DAYS * _DAY_NS // count
-    made = enumerate(rows(count))
-    data = [replace(row, timestamp=first_ns + number * step_ns) for number, row in made]
+    data = rows(count, start_ns=first_ns, step_ns=step_ns)
     with bench_node("--max-clock-drift", "off") as bench:
         taken = seconds(lambda: publish(bench, data))
         settle(bench)

@@ -8,7 +8,6 @@ message every 10 ms, from its publishing at the first node to a follower of the 
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 import threading
 import time
@@ -20,7 +19,16 @@ from pathlib import Path
 import grpc
 
 from bench.data import Row, batches, publish_request, rows
-from bench.support import Bench, bench_node, bench_node_on, publish_requests, report, seconds, used
+from bench.support import (
+    Bench,
+    bench_node,
+    bench_node_on,
+    options,
+    publish_requests,
+    report,
+    seconds,
+    used,
+)
 from storenode.wire.storenode.v1 import store_pb2
 from storenode.wire.storenode.v1.store_pb2_grpc import StoreStub
 from tests.faults.processes import metrics
@@ -160,13 +168,11 @@ def paced(bench: Bench, data: Sequence[Row]) -> Iterator[tuple[bytes, float]]:
 
 def main() -> None:
     """Measure both."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--messages", type=int, default=200_000, help="default: %(default)s")
-    given = parser.parse_args()
-    data = rows(given.messages)
+    count = options(__doc__, messages=200_000).messages
+    data = rows(count)
     requests = [publish_request(batch) for batch in batches(data, BATCH)]
     with triangle() as nodes:
-        latency(nodes, min(1_000, given.messages))
+        latency(nodes, min(1_000, count))
         spread(nodes, requests)
 
 

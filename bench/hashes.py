@@ -97,7 +97,7 @@ def _quantile(rounds: Sequence[Sequence[float]], share: float) -> float:
 
 def main() -> None:
     """Measure; two lines."""
-    count = options(__doc__ or "").messages
+    count = options(__doc__).messages
     with bench_node("--max-clock-drift", "off") as bench:
         digests = load(bench, rows(count), "hash")
         generator = random.Random(2)

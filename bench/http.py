@@ -9,6 +9,7 @@ import http.client
 import json
 import time
 from collections.abc import Callable
+from contextlib import closing
 
 from bench.data import rows
 from bench.support import Bench, Used, bench_node, options, publish, report, settle, used
@@ -21,52 +22,55 @@ ROUNDS = 3
 Reader = Callable[[Bench], int]
 
 
-def by_grpc(bench: Bench) -> int:
+def read_all(ask: Callable[[StoreQueryRequest], StoreQueryResponse]) -> int:
     """Read all pages; how many messages there were."""
     request = StoreQueryRequest(
         include_data=True, pagination_forward=True, pagination_limit=PAGE_MESSAGES
     )
     count = 0
-    with bench.channel() as channel:
-        query = StoreStub(channel).Query
-        while True:
-            response = query(request)
-            count += len(response.messages)
-            if not response.HasField("pagination_cursor"):
-                return count
-            request.pagination_cursor = response.pagination_cursor
-
-
-def by_connect(bench: Bench) -> int:
-    """The same requests and responses by Connect."""
-    connection = http.client.HTTPConnection(bench.node.http, timeout=60)
-    request = StoreQueryRequest(
-        include_data=True, pagination_forward=True, pagination_limit=PAGE_MESSAGES
-    )
-    count, headers = 0, {"content-type": "application/proto"}
     while True:
-        body = request.SerializeToString()
-        connection.request("POST", "/storenode.v1.Store/Query", body, headers)
-        response = StoreQueryResponse.FromString(connection.getresponse().read())
+        response = ask(request)
         count += len(response.messages)
         if not response.HasField("pagination_cursor"):
-            connection.close()
             return count
         request.pagination_cursor = response.pagination_cursor
 
 
+def by_grpc(bench: Bench) -> int:
+    """By gRPC."""
+    with bench.channel() as channel:
+        return read_all(StoreStub(channel).Query)
+
+
+def by_connect(bench: Bench) -> int:
+    """The same requests and responses by Connect."""
+    headers = {"content-type": "application/proto"}
+    with connected(bench) as connection:
+
+        def ask(request: StoreQueryRequest) -> StoreQueryResponse:
+            body = request.SerializeToString()
+            connection.request("POST", "/storenode.v1.Store/Query", body, headers)
+            return StoreQueryResponse.FromString(connection.getresponse().read())
+
+        return read_all(ask)
+
+
 def by_http(bench: Bench, path: str, cursor_name: str) -> int:
     """The same over one connection of HTTP."""
-    connection = http.client.HTTPConnection(bench.node.http, timeout=60)
     count, cursor = 0, ""
-    while True:
-        connection.request("GET", f"{path}{cursor}")
-        found = json.loads(connection.getresponse().read())
-        count += len(found["messages"])
-        if cursor_name not in found:
-            connection.close()
-            return count
-        cursor = f"&cursor={found[cursor_name]}"
+    with connected(bench) as connection:
+        while True:
+            connection.request("GET", f"{path}{cursor}")
+            found = json.loads(connection.getresponse().read())
+            count += len(found["messages"])
+            if cursor_name not in found:
+                return count
+            cursor = f"&cursor={found[cursor_name]}"
+
+
+def connected(bench: Bench) -> closing[http.client.HTTPConnection]:
+    """A connection of HTTP to the node."""
+    return closing(http.client.HTTPConnection(bench.node.http, timeout=60))
 
 
 def by_api(bench: Bench) -> int:
@@ -111,7 +115,7 @@ def pages(bench: Bench, count: int) -> None:
 
 def main() -> None:
     """Start a node and measure."""
-    count = options(__doc__ or "", messages=100_000).messages
+    count = options(__doc__, messages=100_000).messages
     with bench_node("--http-listen", "127.0.0.1:0", "--max-clock-drift", "off") as bench:
         pages(bench, count)
 

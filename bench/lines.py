@@ -124,7 +124,7 @@ def measure(lines: int, people: int, every_s: int, lost: float, **given: Any) ->
 
 def main() -> None:
     """Run all cases."""
-    given = options(__doc__ or "", messages=1_000)
+    given = options(__doc__, messages=1_000)
     for people in PEOPLE:
         for every_s in EVERY_S:
             for lost in LOSSES:

@@ -116,7 +116,7 @@ def one_round(number: int, count: int) -> dict[str, float]:
 
 def main() -> None:
     """Measure all rounds and print what they come to."""
-    count = options(__doc__ or "").messages
+    count = options(__doc__).messages
     rounds = [one_round(number, count) for number in range(ROUNDS)]
 
     def middle(name: str, over: str | None = None) -> float:

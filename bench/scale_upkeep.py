@@ -8,7 +8,6 @@ it, and it is deleted. The node itself keeps what it holds, and the thousand mes
 
 from __future__ import annotations
 
-import random
 import re
 import shutil
 import subprocess
@@ -16,14 +15,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from bench.data import Row, content_topic
+from bench.data import scattered
 from bench.disk import read
 from bench.support import Bench, bench_node_on, publish, report, seconds
 from bench.sync import Pair, copy_node
 from tests.support.node import COMMAND, clean_environment
 
 MISSING: Final = 1_000
-_PAYLOAD_BYTES: Final = 200
 _EVERYTHING: Final = ("--from", "0", "--to", "2100-01-01T00:00:00Z")
 _AUTOVACUUMS: Final = """
 select coalesce(sum(autovacuum_count), 0)::bigint, coalesce(sum(autoanalyze_count), 0)::bigint
@@ -54,15 +52,9 @@ def _missing(
     node: Path, other: Path, options: Sequence[str], span: tuple[int, int]
 ) -> dict[str, float]:
     """Let the copy find what it lacks: seconds, processor time, bytes, most memory."""
-    dice = random.Random()  # others than in a run before
-    times = sorted(dice.randrange(*span) for _ in range(MISSING))
-    rows = [
-        Row(time_ns, content_topic(number), dice.randbytes(_PAYLOAD_BYTES))
-        for number, time_ns in enumerate(times)
-    ]
     quiet = (*options, "--gossip", "off")
     with bench_node_on(node, *quiet) as callee:
-        publish(callee, rows)
+        publish(callee, scattered(MISSING, *span))
         with bench_node_on(other, *quiet, "--peer", callee.node.peer) as caller:
             taken, found, cost = Pair(caller, callee, _EVERYTHING).sync()
             assert found["messages_received"] == MISSING, found

@@ -37,7 +37,7 @@ def keyset(bench: Bench, expected: int) -> None:
 
 def main() -> None:
     """Measure both sides in turn; the best of three each."""
-    count = options(__doc__ or "").messages
+    count = options(__doc__).messages
     with bench_node("--max-clock-drift", "off") as bench:
         load(bench, rows(count), "ts, hash")
         pairs = [

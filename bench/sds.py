@@ -194,7 +194,7 @@ def memory_bytes() -> int:
 
 def main() -> None:
     """Run all."""
-    given = options(__doc__ or "", messages=2_500)
+    given = options(__doc__, messages=2_500)
     # First, while no memory that other cases have left takes the log in.
     by_length()
     rates(given.messages)

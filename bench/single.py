@@ -69,7 +69,7 @@ def at_once(bench: Bench, data: Sequence[Row]) -> None:
 
 def main() -> None:
     """Measure and print one line."""
-    count = options(__doc__ or "", 3_000).messages
+    count = options(__doc__, 3_000).messages
     data = rows(2 * count + WARM_UP)
     first, second = data[: count + WARM_UP], data[count + WARM_UP :]
     with bench_node("--max-clock-drift", "off") as bench:

@@ -67,10 +67,11 @@ def bench_node_on(data_dir: Path, *args: str) -> Iterator[Bench]:
             yield Bench(node, url, connection)
 
 
-def options(description: str, messages: int = 500_000) -> argparse.Namespace:
-    """Read the command line of a benchmark."""
+def options(description: str | None, messages: int = 500_000, **more: int) -> argparse.Namespace:
+    """Read the command line of a benchmark: numbers by name, with what they are by default."""
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--messages", type=int, default=messages, help="default: %(default)s")
+    for name, default in {"messages": messages, **more}.items():
+        parser.add_argument(f"--{name}", type=int, default=default, help="default: %(default)s")
     return parser.parse_args()
 
 

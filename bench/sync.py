@@ -10,10 +10,8 @@ minutes, those that are missing at random in it.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
-import random
 import subprocess
 import tempfile
 import time
@@ -25,11 +23,12 @@ from typing import Any
 
 import psycopg
 
-from bench.data import PAYLOAD_BYTES, Row, content_topic
+from bench.data import rows, scattered
 from bench.support import (
     Bench,
     Used,
     bench_node_on,
+    options,
     publish,
     report,
     seconds,
@@ -53,33 +52,6 @@ PORTION = 100_000
 FREE = ("--max-clock-drift", "off", "--gossip", "off")
 MAX_LOADING_S = 120
 HASHES = "copy (select hash from storenode.messages order by hash) to stdout (format binary)"
-
-
-@dataclass(frozen=True, slots=True)
-class Messages:
-    """Makes rows within `SPAN_NS`."""
-
-    end_ns: int
-
-    def in_order(self, count: int) -> Iterator[list[Row]]:
-        """Rows at equal distances, in portions."""
-        dice, start_ns = random.Random(0), self.end_ns - SPAN_NS
-        for first in range(0, count, PORTION):
-            yield [
-                Row(
-                    start_ns + n * SPAN_NS // count, content_topic(n), dice.randbytes(PAYLOAD_BYTES)
-                )
-                for n in range(first, min(count, first + PORTION))
-            ]
-
-    def scattered(self, count: int, seed: int) -> list[Row]:
-        """Rows at random times, in the order of time."""
-        dice = random.Random(seed)
-        times = sorted(self.end_ns - 1 - dice.randrange(SPAN_NS) for _ in range(count))
-        return [
-            Row(at_ns, content_topic(n), dice.randbytes(PAYLOAD_BYTES))
-            for n, at_ns in enumerate(times)
-        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,25 +121,27 @@ class Stores:
         """Run both, with certificates."""
         pki = Pki(self.caller.parent)
 
-        def options(name: str, other: str) -> tuple[str, ...]:
+        def secured(name: str, other: str) -> tuple[str, ...]:
             return (*FREE, *pki.peer(f"{name}.example", "--allow-peer", f"{other}.example"))
 
-        with bench_node_on(self.callee, *options("callee", "caller")) as callee:
+        with bench_node_on(self.callee, *secured("callee", "caller")) as callee:
             address = f"callee.example@{callee.node.peer}"
             with bench_node_on(
-                self.caller, *options("caller", "callee"), "--peer", address
+                self.caller, *secured("caller", "callee"), "--peer", address
             ) as caller:
                 yield Pair(caller, callee, ("--tls-ca", str(pki.ca)))
 
 
 @contextmanager
-def stores(messages: Messages, count: int) -> Iterator[Stores]:
+def stores(span: tuple[int, int], count: int) -> Iterator[Stores]:
     """Two stores with the same messages: one is filled, and the other is a copy of it."""
     with tempfile.TemporaryDirectory(prefix="storenode-bench-") as directory:
         first, second = Path(directory, "first"), Path(directory, "second")
         with bench_node_on(first, *FREE) as bench:
-            for portion in messages.in_order(count):
-                publish(bench, portion)
+            step_ns = SPAN_NS // count
+            for done in range(0, count, PORTION):
+                start_ns, size = span[0] + done * step_ns, min(PORTION, count - done)
+                publish(bench, rows(size, seed=done, start_ns=start_ns, step_ns=step_ns))
             settle(bench)
         copy_node(first, second)
         yield Stores(second, first)
@@ -184,10 +158,10 @@ def copy_node(source: Path, target: Path) -> None:
         connection.execute("update storenode.store set store_id = gen_random_uuid()")
 
 
-def apart(both: Pair, messages: Messages, missing: int, seed: int) -> None:
+def apart(both: Pair, span: tuple[int, int], missing: int, seed: int) -> None:
     """Let both sides lack some of many, the caller one more."""
-    publish(both.caller, messages.scattered(missing, seed))
-    publish(both.callee, messages.scattered(missing + 1, seed + 1))
+    publish(both.caller, scattered(missing, *span, seed=seed))
+    publish(both.callee, scattered(missing + 1, *span, seed=seed + 1))
 
 
 def few(both: Pair, name: str, count: int, missing: int) -> None:
@@ -212,9 +186,9 @@ def few(both: Pair, name: str, count: int, missing: int) -> None:
     )
 
 
-def many(both: Pair, messages: Messages, count: int, missing: int) -> None:
+def many(both: Pair, span: tuple[int, int], count: int, missing: int) -> None:
     """One side lacks many."""
-    data = messages.scattered(missing, seed=3)
+    data = scattered(missing, *span, seed=3)
     published = seconds(lambda: publish(both.callee, data))
     taken, found, cost = both.sync()
     assert found["messages_received"] == missing, found
@@ -234,19 +208,16 @@ def many(both: Pair, messages: Messages, count: int, missing: int) -> None:
 
 def main() -> None:
     """Measure both."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--messages", type=int, default=1_000_000, help="default: %(default)s")
-    parser.add_argument("--missing", type=int, default=1_000, help="default: %(default)s")
-    parser.add_argument("--many", type=int, default=100_000, help="default: %(default)s")
-    given = parser.parse_args()
-    messages = Messages(time.time_ns() - OFFSET_NS)
-    with stores(messages, given.messages) as two:
+    given = options(__doc__, messages=1_000_000, missing=1_000, many=100_000)
+    end_ns = time.time_ns() - OFFSET_NS
+    span = end_ns - SPAN_NS, end_ns
+    with stores(span, given.messages) as two:
         with two.clear() as both:
             assert both.sync()[1]["round_trips"] == 1, "they are equal at first"
-            apart(both, messages, given.missing, seed=1)
+            apart(both, span, given.missing, seed=1)
             few(both, "sync", given.messages, given.missing)
-            many(both, messages, given.messages, given.many)
-            apart(both, messages, given.missing, seed=4)
+            many(both, span, given.messages, given.many)
+            apart(both, span, given.missing, seed=4)
         with two.secured() as both:
             count = given.messages + given.many
             both.wait_until_in_memory(count)

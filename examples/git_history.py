@@ -24,7 +24,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -43,19 +43,6 @@ MAX_SHOWN = 3
 MS_PER_S = 1_000
 FIELDS = ("%H", "%P", "%an <%ae>", "%ct", "%s")
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """The command line."""
-
-    repo: Path
-    node: str
-    channel: str
-    withhold: float
-    seed: int
-    verify: bool
-    heads: tuple[str, ...]
 
 
 class ExampleError(Exception):
@@ -174,21 +161,14 @@ async def publish(
     return published
 
 
-@dataclass
-class Walk:
-    """What a node returned as the history of a head."""
-
-    received: list[str] = field(default_factory=list)
-    missing: list[str] = field(default_factory=list)
-
-
-async def fetch(client: NodeClient, channel: Channel, head: str) -> Walk:
-    """Fetch the causal history of a head in one call.
+async def fetch(client: NodeClient, channel: Channel, head: str) -> tuple[list[str], list[str]]:
+    """Fetch the causal history of a head in one call: what came, and what is missing.
 
     Raises:
         ExampleError: The history is larger than a node returns at once.
     """
-    walk = Walk()
+    received: list[str] = []
+    missing: list[str] = []
     async for page in client.causal_history(channel.name, [(head, channel.hashes.get(head))]):
         if page.truncated:
             raise ExampleError(f"The history of {head} is larger than a node returns at once.")
@@ -196,9 +176,9 @@ async def fetch(client: NodeClient, channel: Channel, head: str) -> Walk:
             view = sds_view(item.stored.message.payload)
             if view is None or view.message_id != item.entry.message_id:
                 raise ExampleError(f"The message of {item.entry.message_id} is not that commit.")
-            walk.received.append(view.message_id)
-        walk.missing.extend(entry.message_id for entry in page.missing)
-    return walk
+            received.append(view.message_id)
+        missing.extend(entry.message_id for entry in page.missing)
+    return received, missing
 
 
 def expected(
@@ -233,14 +213,14 @@ async def verify(
         ExampleError: They differ.
     """
     history = {commit.name: commit for commit in commits}
-    walk = await fetch(client, channel, head)
+    found, not_found = await fetch(client, channel, head)
     received, missing = expected(head, history, withheld)
     if not withheld:
         received = set(git(repo, "rev-list", head).split())
-    compare(f"the history of {head}", walk.received, received)
-    compare(f"what is missing from the history of {head}", walk.missing, missing)
+    compare(f"the history of {head}", found, received)
+    compare(f"what is missing from the history of {head}", not_found, missing)
     seen: set[str] = set()
-    for name in walk.received:
+    for name in found:
         late = [each for each in history[name].parents if each in received and each not in seen]
         if late:
             raise ExampleError(f"The node sent {name} before its parent {late[0]}.")
@@ -266,25 +246,30 @@ def compare(what: str, found: Sequence[str], wanted: set[str]) -> None:
         )
 
 
-async def run(options: Options) -> None:
+async def run(
+    repo: Path,
+    channel: Channel,
+    *,
+    node: str,
+    withhold: float,
+    seed: int,
+    verified: bool,
+    heads: tuple[str, ...],
+) -> None:
     """Publish a repository and verify it where that is asked for."""
-    commits = await asyncio.to_thread(read_history, options.repo)
+    commits = await asyncio.to_thread(read_history, repo)
     if not commits:
-        raise ExampleError(f"The repository {options.repo} has no commits.")
+        raise ExampleError(f"The repository {repo} has no commits.")
     names = [commit.name for commit in commits]
-    count = round(len(names) * options.withhold)
-    withheld = frozenset(random.Random(options.seed).sample(names, count))  # noqa: S311 - a draw
-    channel = Channel(options.channel or f"git:{options.repo.resolve().name}")
-    async with connect(options.node) as client:
+    count = round(len(names) * withhold)
+    withheld = frozenset(random.Random(seed).sample(names, count))  # noqa: S311 - a draw
+    async with connect(node) as client:
         published = await publish(client, channel, commits, withheld)
         print(f"published {published} of {len(commits)} commits on channel {channel.name}")
-        if options.verify:
-            for head in options.heads or heads_of(commits):
-                name = git(options.repo, "rev-parse", "--verify", f"{head}^{{commit}}").strip()
-                line = await verify(
-                    client, channel, name, repo=options.repo, commits=commits, withheld=withheld
-                )
-                print(line)
+        for head in (heads or heads_of(commits)) if verified else ():
+            name = git(repo, "rev-parse", "--verify", f"{head}^{{commit}}").strip()
+            found = verify(client, channel, name, repo=repo, commits=commits, withheld=withheld)
+            print(await found)
 
 
 @click.command(context_settings={"show_default": True})
@@ -306,24 +291,15 @@ async def run(options: Options) -> None:
     "--withhold", type=click.FloatRange(0, 1), default=0.0, help="Share of commits to leave out."
 )
 @click.option("--seed", default=0, help="Chooses which commits are left out.")
-@click.option("--verify", is_flag=True, help="Compare the causal histories with git's.")
+@click.option("--verify", "verified", is_flag=True, help="Compare the causal histories with git's.")
 @click.option(
     "--head", "heads", multiple=True, metavar="REV", help="What to verify; without it all heads."
 )
-def main(
-    *,
-    repo: Path,
-    node: str,
-    channel: str,
-    withhold: float,
-    seed: int,
-    verify: bool,
-    heads: tuple[str, ...],
-) -> None:
+def main(repo: Path, channel: str, **options: Any) -> None:  # noqa: ANN401 - those of `run`
     """Publish the history of a git repository as an SDS channel."""
-    options = Options(repo, node, channel, withhold, seed, verify, heads)
+    made = Channel(channel or f"git:{repo.resolve().name}")
     try:
-        asyncio.run(run(options))
+        asyncio.run(run(repo, made, **options))
     except (ClientOptionError, ExampleError, NodeError) as error:
         sys.exit(str(error))
 

@@ -88,5 +88,5 @@ class Scene:
         """A reconciliation has ended; those that moved nothing are only counted."""
         self.sessions += 1
         self.last_session = session
-        if session.received or session.sent:
+        if session.moved:
             self.tell(str(session))

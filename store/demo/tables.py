@@ -69,7 +69,7 @@ def sessions_now(scene: Scene) -> Text:
     """How many reconciliations there were, and what the last one found."""
     text = f"{scene.sessions} syncs"
     if scene.last_session is not None:
-        text += f"; {scene.last_session} in {scene.last_session.seconds:.1f} s"
+        text += f"; {scene.last_session} in {scene.last_session.report.seconds:.1f} s"
     return Text(text, _FAINT, no_wrap=True, overflow="ellipsis")
 
 

@@ -26,22 +26,21 @@ SOURCES: Final = ("client", "gossip", "transfer", "resume")
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """One reconciliation that ``caller`` began; differences, and messages moved, by direction."""
+    """One reconciliation that ``caller`` began."""
 
     caller: str
     callee: str
-    missing_here: int
-    missing_there: int
-    received: int
-    sent: int
-    seconds: float
-    error: str
+    report: SyncReport
+
+    @property
+    def moved(self) -> int:
+        """Messages that were sent either way."""
+        return self.report.messages_received + self.report.messages_sent
 
     def __str__(self) -> str:
-        found = self.error or (
-            f"{self.missing_here:,} and {self.missing_there:,} missing, "
-            f"{self.received + self.sent:,} moved"
-        )
+        report = self.report
+        missing = f"{report.missing_here:,} and {report.missing_there:,} missing"
+        found = report.error or f"{missing}, {self.moved:,} moved"
         return f"sync {self.caller}-{self.callee}: {found}"
 
 
@@ -118,18 +117,7 @@ class Watch:
         if key in self._known or report.outcome == "aborted":
             return
         self._known.add(key)
-        self._found(
-            Session(
-                caller,
-                callee,
-                report.missing_here,
-                report.missing_there,
-                report.messages_received,
-                report.messages_sent,
-                report.seconds,
-                report.error,
-            )
-        )
+        self._found(Session(caller, callee, report))
 
 
 def _metrics(address: str) -> bytes:

@@ -26,6 +26,7 @@ from typing import Final
 
 import grpc
 
+from bench.support import own_options
 from storenode.client.blocking import Client
 from storenode.client.message import Message
 from storenode.wire.storenode.v1.store_pb2_grpc import StoreStub
@@ -216,11 +217,7 @@ async def run(given: argparse.Namespace, gateway: GatewayProcess, node: str) -> 
 
 def main(arguments: list[str]) -> int:
     """Start a node and a gateway, and measure."""
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        prog="python -m bench gateway",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = own_options("gateway", __doc__)
     parser.add_argument("names", nargs="*", default=MEASUREMENTS, help="what; default: all")
     parser.add_argument("--crowd", type=int, default=1_000, help="connections at once")
     parser.add_argument("--turn", type=int, default=5_000, help="connections in turn")

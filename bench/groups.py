@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import random
 import time
+from collections.abc import Sequence
 from statistics import median
 from typing import Final
 
@@ -42,22 +43,7 @@ def measure(size: int, *, with_store: bool) -> None:
         simulate_group(seed, random.Random(seed), size, with_store=with_store)
         for seed in range(SEEDS[size])
     ]
-    report(
-        benchmark="groups",
-        participants=size,
-        with_store=with_store,
-        runs=len(runs),
-        messages=median(run.messages for run in runs),
-        seconds_until_equal=median(run.settling_ns / 1e9 for run in runs),
-        longest_seconds=max(run.settling_ns / 1e9 for run in runs),
-        broadcasts_per_message=median(
-            sum(run.broadcasts.values()) / max(run.messages, 1) for run in runs
-        ),
-        heard_per_participant_and_message=median(
-            run.heard / size / max(run.messages, 1) for run in runs
-        ),
-        lost=sum(run.lost for run in runs),
-    )
+    report(benchmark="groups", with_store=with_store, **figures(size, runs))
 
 
 def measure_size(size: int) -> None:
@@ -69,12 +55,7 @@ def measure_size(size: int) -> None:
     ]
     report(
         benchmark="groups by size",
-        participants=size,
-        runs=len(runs),
-        seconds_until_equal=median(run.settling_ns / 1e9 for run in runs),
-        longest_seconds=max(run.settling_ns / 1e9 for run in runs),
-        broadcasts_per_message=median(sum(run.broadcasts.values()) / run.messages for run in runs),
-        heard_per_participant_and_message=median(run.heard / size / run.messages for run in runs),
+        **figures(size, runs),
         bytes_per_participant_and_hour=median(
             run.heard_bytes / size / hours_of(run) for run in runs
         ),
@@ -87,10 +68,27 @@ def measure_size(size: int) -> None:
             )
             for method in READS
         },
-        lost=sum(run.lost for run in runs),
         cpu_s_per_run=(time.process_time() - began_s) / len(runs),
         resident_mb=psutil.Process().memory_info().rss / 1e6,
     )
+
+
+def figures(size: int, runs: Sequence[GroupSummary]) -> dict[str, object]:
+    """What runs of a size came to."""
+    return {
+        "participants": size,
+        "runs": len(runs),
+        "messages": median(run.messages for run in runs),
+        "seconds_until_equal": median(run.settling_ns / 1e9 for run in runs),
+        "longest_seconds": max(run.settling_ns / 1e9 for run in runs),
+        "broadcasts_per_message": median(
+            sum(run.broadcasts.values()) / max(run.messages, 1) for run in runs
+        ),
+        "heard_per_participant_and_message": median(
+            run.heard / size / max(run.messages, 1) for run in runs
+        ),
+        "lost": sum(run.lost for run in runs),
+    }
 
 
 def hours_of(run: GroupSummary) -> float:

@@ -1,33 +1,22 @@
-"""What HTTP costs: a page against the same page by gRPC, and a crowd of followers.
+"""What HTTP costs: a page against the same page by gRPC.
 
 Pages of 1,000 messages with data are read forward, by four ways in turn, the best of three rounds.
-Then 1,000 followers by server-sent events wait for messages that are published one at a time, each
-when all have the one before: the time from the publishing to the last follower.
 """
 
 from __future__ import annotations
 
-import asyncio
 import http.client
 import json
-import statistics
 import time
 from collections.abc import Callable
 
-import psutil
-
-from bench.data import PUBSUB_TOPIC, rows
+from bench.data import rows
 from bench.support import Bench, Used, bench_node, options, publish, report, settle, used
-from storenode.client.messages import new_message
-from storenode.client.node import connect
 from storenode.wire.storenode.v1.store_pb2_grpc import StoreStub
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest, StoreQueryResponse
 
 PAGE_MESSAGES = 1_000
 ROUNDS = 3
-FOLLOWERS = 1_000
-SENT = 50
-TOPIC = "/bench/1/followed/proto"
 
 Reader = Callable[[Bench], int]
 
@@ -120,62 +109,11 @@ def pages(bench: Bench, count: int) -> None:
         )
 
 
-async def follower(bench: Bench, begun: asyncio.Semaphore, seen: asyncio.Semaphore) -> None:
-    """Follow until cancelled; release ``begun`` with every page, ``seen`` with every message."""
-    host, _, port = bench.node.http.rpartition(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
-    writer.write(
-        f"GET /api/v1/follow?contentTopics={TOPIC} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode()
-    )
-    try:
-        while line := await reader.readline():
-            if line.startswith(b'data: {"messageHash'):
-                seen.release()
-            elif line.startswith(b'data: {"live":true'):
-                begun.release()
-    finally:
-        writer.close()
-
-
-async def crowd(bench: Bench) -> None:
-    """Measure the followers."""
-    begun, seen = asyncio.Semaphore(0), asyncio.Semaphore(0)
-    node = psutil.Process(bench.node.process.pid)
-    alone_bytes = node.memory_info().rss
-    tasks = [asyncio.create_task(follower(bench, begun, seen)) for _ in range(FOLLOWERS)]
-    for _ in range(FOLLOWERS):
-        await begun.acquire()
-    held_bytes = node.memory_info().rss - alone_bytes
-    taken, before = [], used(bench)
-    async with connect(bench.node.listen) as client:
-        for number in range(SENT):
-            began = time.perf_counter()
-            message = new_message(b"%d" % number * 50, TOPIC, PUBSUB_TOPIC, time.time_ns())
-            await client.publish([message])
-            for _ in range(FOLLOWERS):
-                await seen.acquire()
-            taken.append((time.perf_counter() - began) * 1e3)
-    after = used(bench)
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-    report(
-        benchmark="http",
-        followers=FOLLOWERS,
-        messages=SENT,
-        last_follower_ms=statistics.median(taken),
-        slowest_ms=max(taken),
-        follower_kib=held_bytes / FOLLOWERS / 1024,
-        **after.since(before, SENT * FOLLOWERS),
-    )
-
-
 def main() -> None:
-    """Measure pages, then followers."""
+    """Start a node and measure."""
     count = options(__doc__ or "", messages=100_000).messages
     with bench_node("--http-listen", "127.0.0.1:0", "--max-clock-drift", "off") as bench:
         pages(bench, count)
-        asyncio.run(crowd(bench))
 
 
 if __name__ == "__main__":

@@ -1,17 +1,16 @@
 """From participants to machines: the sums of docs/scaling.md for your own assumptions.
 
 ``python -m bench machines --participants 100000`` prints one line. Costs of a message are those
-that ``bench followers`` measured, the disk that of ``storenode db sizes``; options replace them.
+that ``bench readers`` measures, the disk that of ``storenode db sizes``; options replace them.
 """
 
 from __future__ import annotations
 
-import argparse
 import math
 from dataclasses import dataclass, fields
 from typing import Final
 
-from bench.support import report
+from bench.support import own_options, report
 
 DAY_S: Final = 86_400
 _MB, _GB = 1e6, 1e9
@@ -78,11 +77,7 @@ def machines(given: Assumptions) -> Machines:
 
 def main(arguments: list[str]) -> int:
     """Print the line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        prog="python -m bench machines",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = own_options("machines", __doc__)
     default = Assumptions()
     for each in fields(Assumptions):
         value = getattr(default, each.name)

@@ -15,7 +15,6 @@ a topic that one more follower has for itself. Memory is that of the node's proc
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import statistics
 import time
@@ -27,8 +26,7 @@ from typing import Final
 import psutil
 
 from bench.data import PUBSUB_TOPIC
-from bench.http import follower as sse_follower
-from bench.support import Bench, bench_node, publish_requests, report, settle, used
+from bench.support import Bench, bench_node, own_options, publish_requests, report, settle, used
 from storenode.client.messages import new_message
 from storenode.client.node import NodeClient, connect, content_filter
 from storenode.client.retry import Retry
@@ -39,6 +37,7 @@ PARTS: Final = ("grpc", "sse", "scans", "login")
 CROWD: Final = "/bench/1/followed/proto"
 ALONE: Final = "/bench/1/alone/proto"
 SENT: Final = 20
+SENT_ALONE: Final = 200
 PAYLOAD: Final = bytes(500)
 OPENING: Final = 64
 """Followers that begin side by side."""
@@ -114,10 +113,29 @@ async def grpc_follower(client: NodeClient, topic: str, waiting: Waiting) -> Non
                 waiting.seen.release()
 
 
-async def publish_timed(client: NodeClient, topic: str, waiting: Waiting, each: int) -> list[float]:
+async def sse_follower(bench: Bench, topic: str, waiting: Waiting) -> None:
+    """Follow until cancelled, on a connection of its own."""
+    host, _, port = bench.node.http.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(
+        f"GET /api/v1/follow?contentTopics={topic} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode()
+    )
+    try:
+        while line := await reader.readline():
+            if line.startswith(b'data: {"messageHash'):
+                waiting.seen.release()
+            elif line.startswith(b'data: {"live":true'):
+                waiting.begun.release()
+    finally:
+        writer.close()
+
+
+async def publish_timed(
+    client: NodeClient, topic: str, waiting: Waiting, each: int, count: int = SENT
+) -> list[float]:
     """Publish one message at a time to ``each`` followers; milliseconds until the last has it."""
     taken = []
-    for number in range(SENT):
+    for number in range(count):
         began = time.perf_counter()
         await client.publish([new_message(b"%d" % number, topic, PUBSUB_TOPIC, time.time_ns())])
         for _ in range(each):
@@ -155,7 +173,7 @@ async def followers(bench: Bench, part: str, count: int, connections: int) -> No
                 for number in range(count)
             ]
         else:
-            work = [sse_follower(bench, crowd.begun, crowd.seen) for _ in range(count)]
+            work = [sse_follower(bench, CROWD, crowd) for _ in range(count)]
         group = await stack.enter_async_context(asyncio.TaskGroup())
         tasks = await begin_all(group, work, crowd)
         begun_s, held_bytes = time.perf_counter() - began, node_bytes(bench) - before_bytes
@@ -164,7 +182,9 @@ async def followers(bench: Bench, part: str, count: int, connections: int) -> No
         async with peak(bench) as most:
             to_all = await publish_timed(clients[0], CROWD, crowd, count)
         costs = used(bench).since(before, SENT * count)
-        to_one = await publish_timed(clients[0], ALONE, alone, 1)
+        before = used(bench)
+        to_one = await publish_timed(clients[0], ALONE, alone, 1, SENT_ALONE)
+        alone_costs = used(bench).since(before, SENT_ALONE)
         for task in tasks:
             task.cancel()
     report(
@@ -179,6 +199,7 @@ async def followers(bench: Bench, part: str, count: int, connections: int) -> No
         slowest_ms=max(to_all),
         beside_an_idle_crowd_ms=statistics.median(to_one),
         **costs,
+        **{f"alone_{name}": cost for name, cost in alone_costs.items()},
     )
 
 
@@ -277,11 +298,7 @@ async def login(bench: Bench, participants: int) -> None:
 
 def main(arguments: list[str]) -> int:
     """Measure what is asked for."""
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        prog="python -m bench readers",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = own_options("readers", __doc__)
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}")
     for name, size in (
         ("followers", 1_000),

@@ -5,8 +5,7 @@ be exact. `cold` stands for the first run on indexes that were never read, as a 
 every few minutes has it; the other figures are of warm runs. `--seeds` repeats each case with other
 sets. The crate runs the same sets in a program of its own (`bench/peers/negentropy`), before
 and after, on storages built beforehand; it is built where there is cargo. Its initiator alone
-learns the differences. Where it cannot be had, published figures of it stand in, of another
-machine, and the lines say so.
+learns the differences. Where it cannot be had, the lines are without ratios.
 
 Each line says whether compiled code did the work (`kernel`). If so, the processor time without it
 stands beside it: the payloads are the same.
@@ -37,22 +36,10 @@ from bench.reconcile_sets import CASES, SEED, START_NS, Case, Pair, pair, unifor
 from bench.reconcile_tables import count_tables
 from bench.support import report
 from reconcile import kernel
-from reconcile.ids import LOWEST, SyncIds
+from reconcile.ids import SyncIds
 from reconcile.index import Index, IndexView
-from reconcile.session import (
-    Answered,
-    Begin,
-    Effect,
-    Ended,
-    Input,
-    ReadEffect,
-    Received,
-    Result,
-    Role,
-    Send,
-    Session,
-    SessionConfig,
-)
+from reconcile.session import Result
+from tests.support.reconcile_pair import Node, initiator, join, responder
 
 PEER = Path(__file__).parent / "peers" / "negentropy"
 RUNS = 15
@@ -60,28 +47,6 @@ PYTHON_RUNS = 5
 PEER_RUNS = 8  # before, and as many after
 COLD_RUNS = 3
 HAS_KERNEL = kernel.compiled is not None
-EVERYTHING = (LOWEST, (2**63 - 1, bytes(32)))
-
-# Milliseconds of processor time of negentropy's C++ with its B-tree storage, which keeps sums of
-# ranges as this index does: the harder baseline for few differences. Measured elsewhere.
-BTREE = {"d=0": 0.067, "d=1": 0.558}
-
-# Milliseconds of processor time and payload bytes of the crate 0.5 at 1,000,000 IDs, as published
-# or measured elsewhere. They only stand in where the crate cannot be had.
-STAND_IN = {
-    "d=0": (21.0, 384),
-    "d=1": (22.0, 2_800),
-    "d=10": (30.0, 21_205),
-    "d=100": (54.0, 175_747),
-    "d=1,000": (92.0, 1_415_593),
-    "d=10,000": (191.0, 10_766_205),
-    "d=100,000": (395.0, 54_981_760),
-    "300,000 + 100,000 ours": (186.0, 19_664_358),
-    "300,000 + 100,000 theirs": (186.0, 19_664_358),
-    "d=1,000 in a minute": (28.0, 654_999),
-    "d=1,000 in a gap": (23.0, 34_669),
-    "n=10,000,000, d=1,000": (576.0, 1_085_394),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,43 +66,10 @@ class Cost:
     cold_s: float | None = None
 
 
-class Side:
-    """A session and its view."""
-
-    def __init__(self, role: Role, view: IndexView) -> None:
-        window = EVERYTHING if role is Role.INITIATOR else None
-        self.session = Session(role, SessionConfig(cluster=1, shards=(0,), window=window))
-        self.view = view
-        self.payloads: list[bytes] = []
-        self.result: Result | None = None
-
-    def give(self, given: Input) -> Send | None:
-        """Take an input; what is to be sent, if anything."""
-        effects: list[Effect] = self.session.step(0, given)
-        while effects and isinstance(effects[0], ReadEffect):
-            effects = self.session.step(0, Answered(self.view.answer(effects[0].read)))
-        sent = None
-        for effect in effects:
-            if isinstance(effect, Send):
-                sent = effect
-                self.payloads.append(effect.payload)
-            elif isinstance(effect, Ended):
-                self.result = effect.result
-        return sent
-
-
-def join(first: Side, second: Side) -> None:
-    """Reconcile."""
-    frame = first.give(Begin())
-    receiver, sender = second, first
-    while frame is not None and not receiver.session.ended:
-        frame = receiver.give(Received(frame.payload, frame.count))
-        receiver, sender = sender, receiver
-
-
-def run_ours(sets: Pair, views: tuple[IndexView, IndexView]) -> tuple[float, Side, Side]:
+def run_ours(sets: Pair, views: tuple[IndexView, IndexView]) -> tuple[float, Node, Node]:
     """Processor seconds of one session, which is checked, and its sides."""
-    first, second = Side(Role.INITIATOR, views[0]), Side(Role.RESPONDER, views[1])
+    first, second = initiator(views[0], shards=(0,)), responder(views[1], shards=(0,))
+    first.checks = second.checks = False
     start = time.process_time()
     join(first, second)
     taken = time.process_time() - start
@@ -161,9 +93,8 @@ def ours(sets: Pair, views: tuple[IndexView, IndexView], runs: int = RUNS, cold:
     )
 
 
-def check(result: Result | None, to_send: SyncIds, to_receive: SyncIds) -> None:
+def check(result: Result, to_send: SyncIds, to_receive: SyncIds) -> None:
     """Fail unless a side knows just what differs."""
-    assert result is not None, "a session did not end"
     assert result.to_send == to_send, "a session found other IDs to send"
     assert result.to_receive == to_receive, "a session found other IDs to receive"
 
@@ -228,9 +159,6 @@ def run_case(case: Case, program: Path | None, directory: Path, scale: float, se
     }
     if HAS_KERNEL:
         figures["python_cpu_ms"] = 1e3 * without.cpu_s[0]
-    if case.name in BTREE:
-        figures["btree_cpu_ms"] = BTREE[case.name]
-        figures["btree"] = "negentropy in C++ with B-tree storage, measured elsewhere"
     compact = compact_cost(sets, RUNS)
     figures |= compact.figures()
     cpu_ratio = bytes_ratio = None
@@ -246,10 +174,6 @@ def run_case(case: Case, program: Path | None, directory: Path, scale: float, se
         if HAS_KERNEL:
             figures["python_cpu_ratio"] = without.cpu_s[0] / reference.cpu_s[0]
         bytes_ratio = sum(mine.sent) / sum(reference.sent)
-    elif case.name in STAND_IN:
-        milliseconds, size = STAND_IN[case.name]
-        figures["crate"] = "not here: figures of another machine stand in"
-        cpu_ratio, bytes_ratio = 1e3 * mine.cpu_s[0] / milliseconds, sum(mine.sent) / size
     kept = max(mine.messages) <= case.messages_bar
     kept &= entered(figures, "cpu_ratio", cpu_ratio, case.cpu_bar)
     kept &= entered(figures, "bytes_ratio", bytes_ratio, case.bytes_bar)

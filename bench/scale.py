@@ -6,12 +6,12 @@ the node has acknowledged. Messages are realistic: 90 days of them, 200 topics, 
 hundred bytes; every fourth is an SDS message of one of 20 channels, with the two before it in its
 channel as parents. All are published, with fsync on.
 
-A line has the rate of the last messages published, pages of 100 by topic at the start, in the
-middle and at the end, 50 hashes, one SDS ID and a causal history of 1,000 at random places (p50
-and p99, and the processor time of node and Postgres), the start of the node after a clean stop and
-after a kill, its memory, and the disk that a message takes. At the end, or at the size that is
-reached with ``--upkeep-only``, comes a line of `bench.scale_upkeep`, which needs as much disk
-again. A hundred million take some hours and 160 GB.
+A line has the rate of the last messages published, pages of 100 at the start, in the middle and at
+the end, by topic and of any topic, one after the other, 50 hashes, one SDS ID and a causal history
+of 1,000 at random places (p50 and p99, and the processor time of node and Postgres), the start of
+the node after a clean stop and after a kill, its memory, and the disk that a message takes. At the
+end, or at the size that is reached with ``--upkeep-only``, comes a line of `bench.scale_upkeep`,
+which needs as much disk again. A hundred million take some hours and 160 GB.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import psutil
@@ -31,7 +32,7 @@ import psutil
 from bench.data import PUBSUB_TOPIC, Row
 from bench.disk import read
 from bench.scale_upkeep import upkeep
-from bench.support import Bench, bench_node_on, publish, report, seconds, settle, used
+from bench.support import Bench, bench_node_on, own_options, publish, report, seconds, settle, used
 from storenode.client import Client
 from storenode.message.hashing import message_hash
 from storenode.sds.codec import encode
@@ -55,6 +56,7 @@ _SPREAD: Final = 0.9
 _MOST_BYTES: Final = 8_000
 _ASKED: Final = 200
 _HISTORIES: Final = 20
+_FORWARD: Final[dict[str, Any]] = {"newest_first": False, "limit": 100}
 _OPTIONS: Final = ("--max-clock-drift", "off", "--retention", "off")
 
 
@@ -190,8 +192,18 @@ def reads(bench: Bench, messages: Messages, size: int) -> Iterator[dict[str, flo
         def page(low: float, high: float) -> None:
             number = anywhere(low, high)
             start_ns = messages.timestamp(number)
-            asked = {"pubsub_topic": PUBSUB_TOPIC, "newest_first": False, "limit": 100}
-            client.query(topic(number), start=start_ns, **asked)  # type: ignore[arg-type]
+            client.query(topic(number), pubsub_topic=PUBSUB_TOPIC, start=start_ns, **_FORWARD)
+
+        def pages(share: float) -> Callable[[], None]:
+            """Each call reads the next one."""
+            cursor: bytes | None = None
+
+            def read_next() -> None:
+                nonlocal cursor
+                start_ns = messages.timestamp(int(size * share)) if cursor is None else None
+                cursor = client.query(start=start_ns, cursor=cursor, **_FORWARD).cursor
+
+            return read_next
 
         def hashes() -> None:
             digests = {known[at] for at in dice.integers(0, len(known), 50)}
@@ -207,7 +219,8 @@ def reads(bench: Bench, messages: Messages, size: int) -> Iterator[dict[str, flo
             assert len(found.messages) == 1_000, "the history is shorter"
 
         for place, share in {"start": 0.0, "middle": 0.5, "end": 0.98}.items():
-            yield times(bench, f"page_{place}", lambda share=share: page(share, share + 0.01))  # type: ignore[misc]
+            yield times(bench, f"page_{place}", partial(page, share, share + 0.01))
+            yield times(bench, f"next_page_{place}", pages(share))
         firsts = [anywhere() // _PORTION * _PORTION for _ in range(4)]
         known = [
             message_hash(PUBSUB_TOPIC, row.payload, row.content_topic, None, row.timestamp)
@@ -251,11 +264,7 @@ def measure(
 
 def main(arguments: list[str]) -> int:
     """Grow, and measure at every step."""
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        prog="python -m bench scale",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = own_options("scale", __doc__)
     parser.add_argument("directory", type=Path, help="where the node is, or is to be")
     parser.add_argument("--messages", type=int, default=_TOTAL, help="default: %(default)s")
     parser.add_argument("--steps", type=int, nargs="*", default=_STEPS, help="default: %(default)s")

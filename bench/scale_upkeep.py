@@ -9,13 +9,12 @@ it, and it is deleted. The node itself keeps what it holds, and the thousand mes
 from __future__ import annotations
 
 import random
+import re
 import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
-
-import psutil
 
 from bench.data import Row, content_topic
 from bench.disk import read
@@ -54,7 +53,7 @@ def upkeep(directory: Path, options: Sequence[str], start_ns: int, end_ns: int) 
 def _missing(
     node: Path, other: Path, options: Sequence[str], span: tuple[int, int]
 ) -> dict[str, float]:
-    """Let the copy find what it lacks: seconds, processor time, bytes, memory afterwards."""
+    """Let the copy find what it lacks: seconds, processor time, bytes, most memory."""
     dice = random.Random()  # others than in a run before
     times = sorted(dice.randrange(*span) for _ in range(MISSING))
     rows = [
@@ -72,8 +71,8 @@ def _missing(
                 "sync_s": taken,
                 "sync_cpu_s": sum(cost.values()),
                 "sync_bytes": found["bytes_sent"] + found["bytes_received"],
-                "caller_mib": _mib(caller),
-                "callee_mib": _mib(callee),
+                "caller_most_mib": _most_mib(caller),
+                "callee_most_mib": _most_mib(callee),
             }
 
 
@@ -82,8 +81,11 @@ def _start(node: Path, options: Sequence[str]) -> None:
         pass
 
 
-def _mib(bench: Bench) -> float:
-    return float(psutil.Process(bench.node.process.pid).memory_info().rss / 2**20)
+def _most_mib(bench: Bench) -> float:
+    """The most memory that the node has had since its start."""
+    status = Path(f"/proc/{bench.node.process.pid}/status").read_text()
+    (peak_kib,) = re.findall(r"^VmHWM:\s+(\d+) kB$", status, re.MULTILINE)
+    return int(peak_kib) / 1024
 
 
 def _retention(node: Path, options: Sequence[str], before_ns: int) -> dict[str, float]:

@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +17,7 @@ import psutil
 import psycopg
 
 from bench.data import Row, batches, copy_blocks, hashes, publish_request
+from bench.pipeline.cpu import own_cpu_s, tree_cpu_s
 from store.embedded import running_url
 from storenode.wire.storenode.v1.store_pb2 import PublishRequest, PublishResult
 from storenode.wire.storenode.v1.store_pb2_grpc import StoreStub
@@ -73,6 +74,15 @@ def options(description: str, messages: int = 500_000) -> argparse.Namespace:
     return parser.parse_args()
 
 
+def own_options(name: str, description: str | None) -> argparse.ArgumentParser:
+    """The parser of a benchmark that has options of its own."""
+    return argparse.ArgumentParser(
+        description=description,
+        prog=f"python -m bench {name}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+
 def copy_in(bench: Bench, statement: str, blocks: Iterable[bytes]) -> None:
     """Send prepared blocks by COPY; the commit is part of it."""
     with bench.connection.cursor() as cursor, cursor.copy(statement) as copy:
@@ -123,19 +133,9 @@ def used(bench: Bench) -> Used:
 
     Unlike the time that passes, it hardly depends on what else the machine does.
     """
-    node = psutil.Process(bench.node.process.pid)
-    postgres = 0.0
-    for child in node.children(recursive=True):
-        with suppress(psutil.Error):  # it has ended
-            postgres += _seconds_of(child)
-    return Used(_seconds_of(psutil.Process()), _seconds_of(node), postgres)
-
-
-def _seconds_of(process: psutil.Process) -> float:
-    """What a process has used, and those of its children that have ended."""
-    times = process.cpu_times()
-    own, ended = times.user + times.system, times.children_user + times.children_system
-    return float(own + ended)
+    pid = bench.node.process.pid
+    node = own_cpu_s(psutil.Process(pid))
+    return Used(own_cpu_s(psutil.Process()), node, tree_cpu_s(pid) - node)
 
 
 def publish(bench: Bench, data: list[Row]) -> None:

@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
-import trustme
 
 from bench.data import PAYLOAD_BYTES, Row, content_topic
 from bench.support import (
@@ -40,7 +39,7 @@ from bench.support import (
 from store.embedded import EmbeddedPostgres, EmbeddedSettings
 from tests.faults.processes import metrics
 from tests.support.node import COMMAND, clean_environment
-from tests.support.secured import write_identity
+from tests.support.secured import Pki
 
 SPAN_NS = 40 * 60 * 10**9
 """All messages are in the newest hour, which a node compares and has in memory, to the end."""
@@ -148,27 +147,17 @@ class Stores:
     @contextmanager
     def secured(self) -> Iterator[Pair]:
         """Run both, with certificates."""
-        files, authority = self.caller.parent, trustme.CA()
-        ca = str(files / "ca.pem")
-        authority.cert_pem.write_to_path(ca)
+        pki = Pki(self.caller.parent)
 
         def options(name: str, other: str) -> tuple[str, ...]:
-            write_identity(files, name, authority.issue_cert(f"{name}.example", "127.0.0.1"))
-            own = (
-                "--tls-cert",
-                str(files / f"{name}.pem"),
-                "--tls-key",
-                str(files / f"{name}.key"),
-            )
-            peer = ("--tls-ca", ca, "--peer-listen", "127.0.0.1:0")
-            return (*FREE, *own, *peer, "--allow-peer", f"{other}.example")
+            return (*FREE, *pki.peer(f"{name}.example", "--allow-peer", f"{other}.example"))
 
         with bench_node_on(self.callee, *options("callee", "caller")) as callee:
             address = f"callee.example@{callee.node.peer}"
             with bench_node_on(
                 self.caller, *options("caller", "callee"), "--peer", address
             ) as caller:
-                yield Pair(caller, callee, ("--tls-ca", ca))
+                yield Pair(caller, callee, ("--tls-ca", str(pki.ca)))
 
 
 @contextmanager

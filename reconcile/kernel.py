@@ -21,7 +21,7 @@ try:
 except ImportError:
     _built = None
 
-VERSION: Final = 15
+VERSION: Final = 16
 """Of the source that this package comes with. A file built from another one is not used."""
 
 Column: TypeAlias = NDArray[Any]
@@ -110,6 +110,28 @@ class Kernel(Protocol):
 
     def sift(self, index: RowsHandle, /, *columns: Column) -> int:
         """The short IDs in intervals of places, without those that a single one explains."""
+        ...
+
+    def survey_slices(
+        self, index: RowsHandle, /, *columns: Column
+    ) -> tuple[tuple[Any, ...], tuple[Any, ...], int, int]:
+        """Sums over slices that differ, and over those left; is some in a gap, or listed."""
+        ...
+
+    def read_head(self, data: bytes, slices: int, /) -> tuple[bytes, int, bytes, int, int] | None:
+        """What an answer begins with; None: it is unusual."""
+        ...
+
+    def read_table(self, data: bytes, slices: int, /) -> tuple[Any, ...] | None:
+        """A table, and what is beside it; None: it is unusual."""
+        ...
+
+    def read_result(self, data: bytes, /) -> tuple[bytes, bytes, int, bytes] | None:
+        """What was found; None: it is unusual."""
+        ...
+
+    def pack(self, words: Column, size: int, /) -> bytes:
+        """The lower bytes of each word."""
         ...
 
     def tally(self, shorts: Column, balances: Column, /) -> None:

@@ -9,12 +9,13 @@ minutes. What a job takes for 10,000 messages, which are measured again before e
 fixed cost in one task, which falls as long as something is compiled; ``cpu_s_per_million`` is what
 it takes beyond that. From one task to the eight that a million messages have, the fixed cost grows:
 ``further_cpu_s_per_million`` is what it takes beyond that and the size before. A job is flat if
-none of its further costs is more than a fifth above one of a smaller size.
+none of its further costs is more than a fifth above one of a smaller size. Postgres's share is
+judged by itself, from the first size on.
 
 ``--millions 64 --parts 4`` tells the size from the machine, whose cores are not equally fast all
-the time: an archive is verified and reported on as a whole between quarters of itself, and
-``whole_to_parts`` is what a message took in the whole to what it took in these, of tens of
-millions: of few the fixed cost, which still falls, hides it.
+the time: each job has an archive as a whole between quarters of it, and ``whole_to_parts`` is what
+a message took in the whole to what it took in these, of millions: of few the fixed cost, which
+still falls, hides it.
 
 DIR must be new or empty, and is empty again afterwards; how much room it needs is printed first.
 ``--prepare 64`` only writes the files of so many million messages, with ``--writers`` processes: a
@@ -30,7 +31,7 @@ import signal
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -39,7 +40,7 @@ from typing import Final, TypeVar
 import psutil
 from pyspark.sql import SparkSession
 
-from bench.cluster.history import WRITERS, History
+from bench.cluster.history import PER_DAY, WRITERS, History
 from bench.cluster.watched import Watched
 from bench.pipeline.cpu import apart, postgres_cpu_s
 from bench.pipeline.world import filled_database
@@ -110,11 +111,11 @@ class Bench:
         self._report(messages, job, figures)
         return answer
 
-    def beyond_fixed_s(self, job: str, work: Callable[[], int]) -> tuple[int, float]:
-        """Run a job whose fixed cost is known: how many messages, and the seconds beyond that."""
-        messages, figures = self._used(work)
+    def beyond_fixed_s(self, job: str, messages: int, work: Callable[[], object]) -> float:
+        """Run a job whose fixed cost is known; the seconds beyond that."""
+        _, figures = self._used(work)
         report(benchmark="cluster", measure=f"{job}, in parts", messages=messages, **figures)
-        return messages, figures["cpu_s"] - self.fixed_s[job][-1]
+        return figures["cpu_s"] - self.fixed_s[job][-1]
 
     def _used(self, work: Callable[[], T]) -> tuple[T, dict[str, float]]:
         workers = {
@@ -130,18 +131,27 @@ class Bench:
         return answer, figures
 
     def _report(self, messages: int, job: str, figures: dict[str, float]) -> None:
-        if messages <= FEW:
-            self.fixed_s[job].append(figures["cpu_s"])
-        else:
-            left_s = figures["cpu_s"] - self.fixed_s[job][-1]
-            figures["cpu_s_per_million"] = left_s / messages * MILLION
-            fewer, less_s = self._before.get(job, (messages, 0.0))
-            if fewer < messages:
-                further_s = (left_s - less_s) / (messages - fewer) * MILLION
-                figures["further_cpu_s_per_million"] = further_s
-                self.each_s[job].append(further_s)
-            self._before[job] = messages, left_s
+        self._note(messages, job, figures, "cpu_s", least=messages)
+        if "postgres_cpu_s" in figures:
+            # It has no tasks whose number grows.
+            self._note(messages, f"{job}, Postgres", figures, "postgres_cpu_s", least=0)
         report(benchmark="cluster", measure=job, messages=messages, warm=self._warm, **figures)
+
+    def _note(
+        self, messages: int, name: str, figures: dict[str, float], used: str, least: int
+    ) -> None:
+        """What messages took; a further million counts from ``least`` on, or the size before."""
+        if messages <= FEW:
+            self.fixed_s[name].append(figures[used])
+            return
+        left_s = figures[used] - self.fixed_s[name][-1]
+        figures[f"{used}_per_million"] = left_s / messages * MILLION
+        fewer, less_s = self._before.get(name, (least, 0.0))
+        if fewer < messages:
+            further_s = (left_s - less_s) / (messages - fewer) * MILLION
+            figures[f"further_{used}_per_million"] = further_s
+            self.each_s[name].append(further_s)
+        self._before[name] = messages, left_s
 
     def summed_up(self) -> bool:
         """Print for each job what a few messages and what a further million cost, at least and at
@@ -169,56 +179,84 @@ def _pids_of_postgres() -> set[int]:
     return {each.pid for each in psutil.Process().children() if each.name() == "postgres"}
 
 
-def of_archives(bench: Bench, history: History) -> None:
-    """The jobs that need no database; each must find exactly what the history lacks."""
-    session, messages = bench.session, history.messages
-    side, other = (LakeSide(session, Lake(str(each))) for each in (history.first, history.second))
-    checked = bench.take(messages, "verify", lambda: verify(session, Verifying(side.lake)))
-    _same("verify", (checked.sound, checked.messages), (True, messages))
-    found = bench.take(messages, "fingerprint", lambda: fingerprint(side, "minute"))
-    _same("fingerprint", sum(each.messages for each in found.slices.values()), messages)
-    differ = bench.take(messages, "diff", lambda: diff(session, side, other))
+def verified(bench: Bench, history: History) -> None:
+    """Verify the archive, in which nothing is wrong."""
+    checked = verify(bench.session, Verifying(Lake(str(history.first))))
+    _same("verify", (checked.sound, checked.messages), (True, history.messages))
+
+
+def fingerprinted(bench: Bench, history: History) -> None:
+    """Fingerprint its minutes."""
+    found = fingerprint(_side(bench, history.first), "minute")
+    _same("fingerprint", sum(each.messages for each in found.slices.values()), history.messages)
+
+
+def compared(bench: Bench, history: History) -> None:
+    """Find out what the other one lacks."""
+    sides = (_side(bench, each) for each in (history.first, history.second))
+    differ = diff(bench.session, *sides)
     _same("diff", sorted(differ.lacking.values()), [0, history.lacking])
-    told = bench.take(messages, "audit", lambda: audit(session, Auditing(side)))
+
+
+def audited(bench: Bench, history: History) -> None:
+    """Find out what its channels lack."""
+    told = audit(bench.session, Auditing(_side(bench, history.first)))
     _same("audit", told.counts["missing"], history.missing)
+
+
+def reported(bench: Bench, history: History) -> None:
+    """Write the report, and delete it."""
     page = bench.directory / "report.html"
-    job = Reporting(page, side.lake, None, audit=False)
-    shown = bench.take(messages, "report", lambda: report_job(session, job))
-    _same("report", shown.gathered.traffic and shown.gathered.traffic.messages, messages)
+    job = Reporting(page, Lake(str(history.first)), None, audit=False)
+    shown = report_job(bench.session, job)
+    _same("report", shown.gathered.traffic and shown.gathered.traffic.messages, history.messages)
     page.unlink()
     shutil.rmtree(folder_of(page))
 
 
+JOBS: Final[Mapping[str, Callable[[Bench, History], None]]] = {
+    "verify": verified,
+    "fingerprint": fingerprinted,
+    "diff": compared,
+    "audit": audited,
+    "report": reported,
+}
+"""The jobs that need no database; each must find exactly what the history lacks."""
+
+
+def _side(bench: Bench, archive: Path) -> LakeSide:
+    return LakeSide(bench.session, Lake(str(archive)))
+
+
+def of_archives(bench: Bench, history: History) -> None:
+    """Run all of `JOBS`."""
+    for name, work in JOBS.items():
+        bench.take(history.messages, name, partial(work, bench, history))
+
+
 def in_parts(bench: Bench, millions: int, parts: int) -> None:
-    """The whole of an archive between parts of it, which have the same machine."""
+    """The whole of an archive between parts of it, which are archives and have the same machine."""
     few = apart(History.grown, History(bench.directory / "few", FEW), 1)
-    history = _history(bench.directory)
-    history = apart(History.grown, history, millions * MILLION // history.per_day)
+    history, days = _history(bench.directory), millions * MILLION // PER_DAY
+    history.prepare(days)
+    history = apart(History.grown, history, days)
+    ends = [days * part // parts for part in range(parts + 1)]
+    cut = [
+        apart(History.part, history, bench.directory / f"part-{number}", range(*each))
+        for number, each in enumerate(pairwise(ends))
+    ]
     for _ in range(COMPILING_ROUNDS):
         of_archives(bench, few)
-    session, lake = bench.session, Lake(str(history.first))
-    page = bench.directory / "report.html"
-
-    def verified(low_ns: int, high_ns: int) -> int:
-        return verify(session, Verifying(lake, None, low_ns, high_ns)).messages
-
-    def reported(low_ns: int, high_ns: int) -> int:
-        job = Reporting(page, lake, None, low_ns, high_ns, audit=False)
-        found = report_job(session, job).gathered.traffic
-        page.unlink()
-        shutil.rmtree(folder_of(page))
-        return found.messages if found else 0
-
-    for name, work in {"verify": verified, "report": reported}.items():
-        ends = [history.start_ns(history.days * part // parts) for part in range(parts + 1)]
-        work(*ends[:2])  # which does not count
-        spans = [*pairwise(ends)]
-        spans.insert(parts // 2, (ends[0], ends[-1]))
-        taken = [bench.beyond_fixed_s(name, partial(work, *span)) for span in spans]
-        messages, whole_s = taken.pop(parts // 2)
-        _same(f"{name}, in parts", sum(each for each, _ in taken), messages)
-        ratio = whole_s / sum(each_s for _, each_s in taken)
-        report(benchmark="cluster", measure=f"{name}, as a whole", whole_to_parts=ratio)
+    for name, work in JOBS.items():
+        work(bench, cut[0])  # which does not count
+        taken = [
+            bench.beyond_fixed_s(name, each.messages, partial(work, bench, each))
+            for each in [*cut[: parts // 2], history, *cut[parts // 2 :]]
+        ]
+        whole_s = taken.pop(parts // 2)
+        report(
+            benchmark="cluster", measure=f"{name}, as a whole", whole_to_parts=whole_s / sum(taken)
+        )
 
 
 def of_database(bench: Bench, messages: int) -> None:

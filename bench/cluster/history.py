@@ -86,25 +86,38 @@ class History:
         """The path of the other one."""
         return self.directory / "other"
 
-    def start_ns(self, day: int) -> int:
-        """When a day begins, by its number."""
-        return (_FIRST_DAY + day) * DAY_NS
-
     def grown(self, days: int) -> History:
         """Archive day after day until there are so many; itself."""
-        first, second = self._created()
+        self._created()
         for day in self._each(range(self.days, days)):
-            _publish(first, [*day.common, *day.late], day.held)
-            hours = day.held.items()
-            kept = {each: held for each, held in hours if not _is_lacking(each // HOUR_NS)}
-            _publish(second, day.common, kept)
-            self.messages += day.messages
-            self.lacking += sum(each.rows for each in day.late)
-            self.missing += day.missing
+            self._add(day)
         self.days = days
         return self
 
-    def prepare(self, days: int, writers: int) -> None:
+    def _add(self, day: Day) -> None:
+        _publish(Lake(str(self.first)).open(), [*day.common, *day.late], day.held)
+        hours = day.held.items()
+        kept = {each: held for each, held in hours if not _is_lacking(each // HOUR_NS)}
+        _publish(Lake(str(self.second)).open(), day.common, kept)
+        self.messages += day.messages
+        self.lacking += sum(each.rows for each in day.late)
+        self.missing += day.missing
+
+    def part(self, directory: Path, days: range) -> History:
+        """Archives of some days that were prepared, which have the same files."""
+        part = History(directory, self.per_day, len(days))
+        part._created()
+        for day in self._each(days):
+            for each in day.common:
+                _link(self.second, part.second, each.path)
+            for each in [*day.common, *day.late]:
+                _link(self.first, part.first, each.path)
+            part._add(day)
+        # What messages of before the first day are named is not there.
+        part.missing += 2 * CHANNELS if days.start else 0
+        return part
+
+    def prepare(self, days: int, writers: int = WRITERS) -> None:
         """Write the files of so many days, which nothing names yet; those of before stay."""
         self._created()
         self._prepared.mkdir(exist_ok=True)
@@ -133,9 +146,10 @@ class History:
     def _prepared(self) -> Path:
         return self.directory / "prepared"
 
-    def _created(self) -> tuple[Lake, Lake]:
+    def _created(self) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
-        return Lake(str(self.first)).create(), Lake(str(self.second)).create()
+        for each in (self.first, self.second):
+            Lake(str(each)).create()
 
     def _each(self, days: range, writers: int = WRITERS) -> Iterator[Day]:
         with ProcessPoolExecutor(writers, mp_context=get_context("spawn")) as pool:
@@ -154,10 +168,15 @@ class History:
         """Files in the first archive, and the same ones in the second, which take no more disk."""
         written = write_rows(Lake(str(self.first)), run, iter([rows]))
         for each in written:
-            link = self.second / "messages" / each.path
-            link.parent.mkdir(parents=True, exist_ok=True)
-            os.link(self.first / "messages" / each.path, link)
+            _link(self.first, self.second, each.path)
         return written
+
+
+def _link(archive: Path, other: Path, path: str) -> None:
+    """Have a file of an archive in another one too."""
+    link = other / "messages" / path
+    link.parent.mkdir(parents=True, exist_ok=True)
+    os.link(archive / "messages" / path, link)
 
 
 def _publish(lake: Lake, written: Sequence[Written], held: Fingerprints) -> None:

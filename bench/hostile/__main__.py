@@ -22,7 +22,7 @@ def main(arguments: Sequence[str]) -> int:
     attacks = found()
     given = _parser(sorted(attacks)).parse_args(arguments)
     counts = {
-        name: given.count or (attacks[name].SHORT if given.short else attacks[name].COUNT)
+        name: given.count or (attacks[name].short if given.short else attacks[name].count)
         for name in given.attack or sorted(attacks)
     }
     rounds = [counts] if given.together else [{name: counts[name]} for name in counts]

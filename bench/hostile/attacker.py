@@ -12,27 +12,28 @@ import random
 import sys
 from importlib import import_module
 from pkgutil import iter_modules
-from types import ModuleType
 
 from bench.hostile import attacks
-from bench.hostile.target import Target
+from bench.hostile.target import ATTACKS, Attack, Target
 
 
-def found() -> dict[str, ModuleType]:
-    """All attacks, by the name of their module."""
-    modules = {
-        each.name: import_module(f"{attacks.__name__}.{each.name}")
-        for each in iter_modules(attacks.__path__)
-    }
-    return {name: module for name, module in modules.items() if hasattr(module, "attack")}
+def found() -> dict[str, Attack]:
+    """All attacks, by name."""
+    for each in iter_modules(attacks.__path__):
+        import_module(f"{attacks.__name__}.{each.name}")
+    return ATTACKS
 
 
 def main() -> None:
     """Attack."""
     given = json.loads(sys.stdin.readline())
     rng = random.Random(given["seed"])
-    attack = found()[given["name"]].attack
-    print(asyncio.run(attack(Target(**given["target"]), rng, given["count"])))
+    target = Target(**given["target"])
+
+    async def attack() -> str:
+        return await found()[given["name"]].work(target, rng, given["count"])
+
+    print(asyncio.run(attack()))
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 PUBSUB: Final = "/waku/2/rs/1/0"
 TOPIC: Final = "/honest/1/lobby/proto"
 
-_PAUSE_S: Final = 0.1
+PAUSE_S: Final = 0.1
 _PATIENCE_S: Final = 60.0
 _HELD: Final = PublishResult.STORED, PublishResult.DUPLICATE
 
@@ -58,12 +58,10 @@ class Seen:
 class HonestClient:
     """Publishes, queries, scans and probes, each over and over with a short pause."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Target, pause_s: float = PAUSE_S) -> None:
         self.seen = Seen()
+        self._pause_s = pause_s
         self._target = target
-        self._metadata: tuple[tuple[str, str | bytes], ...] = ()
-        if target.token:
-            self._metadata = (("authorization", f"Bearer {target.token}"),)
 
     async def run(self, ended: asyncio.Event) -> None:
         """Go on until told to end; each call under way may end by itself."""
@@ -91,14 +89,14 @@ class HonestClient:
                 self.seen.failures[f"{name}: {error}"] += 1
             else:
                 taken.append(time.monotonic() - began_s)
-            await asyncio.sleep(_PAUSE_S)
+            await asyncio.sleep(self._pause_s)
 
     async def _publish(self, store: StoreAsyncStub) -> None:
         request, now_ns = PublishRequest(), time.time_ns()
         item = request.messages.add(pubsub_topic=PUBSUB)
         item.message.content_topic, item.message.timestamp = TOPIC, now_ns
         item.message.payload = now_ns.to_bytes(8, "big")
-        answer = await store.Publish(request, metadata=self._metadata, timeout=_PATIENCE_S)
+        answer = await store.Publish(request, timeout=_PATIENCE_S)
         if answer.results[0].outcome not in _HELD:
             raise Unexpected(answer.results[0].reason)
 
@@ -106,13 +104,13 @@ class HonestClient:
         request = StoreQueryRequest(
             request_id="honest", include_data=True, pubsub_topic=PUBSUB, content_topics=[TOPIC]
         )
-        answer = await store.Query(request, metadata=self._metadata, timeout=_PATIENCE_S)
+        answer = await store.Query(request, timeout=_PATIENCE_S)
         if answer.status_code != 200:
             raise Unexpected(f"{answer.status_code} {answer.status_desc}")
 
     async def _scan(self, store: StoreAsyncStub) -> None:
         request = ScanRequest(filter=ContentFilter(content_topics=[TOPIC]), include_data=True)
-        async for _ in store.Scan(request, metadata=self._metadata, timeout=_PATIENCE_S):
+        async for _ in store.Scan(request, timeout=_PATIENCE_S):
             pass
 
     async def _probe(self) -> None:

@@ -50,7 +50,7 @@ class Connection:
         """How many streams the node has ended."""
         return len(self._ended)
 
-    def open(self, path: str, token: str | None = None, fields: Iterable[str] = ()) -> int:
+    def open(self, path: str, fields: Iterable[str] = ()) -> int:
         """Begin a call without sending a message; the number of its stream.
 
         ``fields``: further names and values of headers, in turn.
@@ -58,8 +58,6 @@ class Connection:
         stream, self._next = self._next, self._next + 2
         headers = [":method", "POST", ":scheme", "http", ":path", path, ":authority", "node"]
         headers += ["content-type", "application/grpc", "te", "trailers", *fields]
-        if token is not None:
-            headers += ["authorization", f"Bearer {token}"]
         block = bytearray()
         for number, text in enumerate(headers):
             if number % 2 == 0:

@@ -20,12 +20,14 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Callable
+from collections.abc import Sequence
 from copy import copy
 from importlib.machinery import ExtensionFileLoader
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+
+from bench.hostile.fuzzing.mutations import MUTATIONS
 
 if TYPE_CHECKING:
     from reconcile.compact.session import Initiator, Responder
@@ -41,17 +43,6 @@ FLAGS: Final = (
 )
 IN_CHILD: Final = "STORENODE_SANITIZED_KERNEL"
 """Set to the built file in the process that has the sanitizers."""
-
-EXTREMES: Final = (
-    b"\x00",
-    b"\x7f",
-    b"\x80\x01",
-    b"\xff\xff\xff\xff\x7f",
-    b"\xff" * 8 + b"\x7f",
-    b"\xff" * 10,
-    b"\x80\x00",
-)
-"""Varints: small, large, the largest, too large, longer than needed."""
 
 PROGRESS: Final = 20_000
 
@@ -281,42 +272,10 @@ def _outcome(given: list[bytes], view: IndexView) -> tuple[object, ...]:
         return type(refusal).__name__, str(refusal)
 
 
-def _mutated(rng: random.Random, data: bytes, others: list[bytes]) -> bytes:
-    changes: list[Callable[[bytearray, int], None]] = [_flip, _cut, _end, _extreme, _repeat]
-    changed = bytearray(data)
+def _mutated(rng: random.Random, data: bytes, others: Sequence[bytes]) -> bytes:
     for _ in range(rng.choice((0, 1, 1, 2, 3, 8))):
-        place = rng.randrange(len(changed) + 1)
-        kind = rng.randrange(len(changes) + 1)
-        if kind == len(changes):
-            other = rng.choice(others)
-            changed[place:] = other[rng.randrange(len(other) + 1) :]
-        else:
-            changes[kind](changed, place << 16 | rng.randrange(1 << 16))
-    return bytes(changed)
-
-
-def _flip(data: bytearray, dice: int) -> None:
-    if data:
-        data[(dice >> 16) % len(data)] ^= 1 << (dice & 7)
-
-
-def _cut(data: bytearray, dice: int) -> None:
-    place = dice >> 16
-    del data[place : place + dice % 40]
-
-
-def _end(data: bytearray, dice: int) -> None:
-    del data[dice >> 16 :]
-
-
-def _extreme(data: bytearray, dice: int) -> None:
-    place, value = dice >> 16, EXTREMES[dice % len(EXTREMES)]
-    data[place : place + (dice >> 8) % 3] = value
-
-
-def _repeat(data: bytearray, dice: int) -> None:
-    place = dice >> 16
-    data[place:place] = data[place : place + dice % 200]
+        data = rng.choice(MUTATIONS)(data, rng, others)
+    return data
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from typing import Any, Final
 import psutil
 
 from bench.hostile.attacker import found
-from bench.hostile.honest import HonestClient
+from bench.hostile.honest import PAUSE_S, HonestClient
 from bench.hostile.target import Target
 from tests.support.node import COMMAND, NodeProcess
 
@@ -56,17 +56,20 @@ def run_attack(
     seed: int,
     python: Path | None = None,
     before: tuple[str, ...] = (),
+    *,
     database_url: str | None = None,
+    pause_s: float = PAUSE_S,
 ) -> Outcome:
     """Start a node and attack it, with all ``attacks`` at once, each with its count.
 
     ``python``: of another environment, whose node is attacked. ``before``: what is put before the
     node's command line. ``database_url``: of an empty database; without, the node has its own.
+    ``pause_s``: between two calls of each kind of the honest client.
     """
     attacked = found()
-    options = [each for name in attacks for each in getattr(attacked[name], "OPTIONS", ())]
+    options = [each for name in attacks for each in attacked[name].options]
     with _node(python, before, options, database_url) as node:
-        return asyncio.run(_attack(node, attacks, seed))
+        return asyncio.run(_attack(node, attacks, seed, pause_s))
 
 
 @contextmanager
@@ -88,9 +91,11 @@ def _node(
             psutil.wait_procs(family, _ORPHANS_END_S)
 
 
-async def _attack(node: NodeProcess, attacks: Mapping[str, int], seed: int) -> Outcome:
-    target = Target(node.listen, node.peer, node.metrics, None, node.process.pid)
-    honest, ended = HonestClient(target), asyncio.Event()
+async def _attack(
+    node: NodeProcess, attacks: Mapping[str, int], seed: int, pause_s: float
+) -> Outcome:
+    target = Target(node.listen, node.peer, node.metrics)
+    honest, ended = HonestClient(target, pause_s), asyncio.Event()
     asking = asyncio.create_task(honest.run(ended))
     await asyncio.sleep(_SETTLE_S)
     gauge = _Gauge(psutil.Process(node.process.pid))

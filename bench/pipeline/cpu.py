@@ -28,14 +28,19 @@ class Used:
     wall_s: float
 
 
+def own_cpu_s(process: psutil.Process) -> float:
+    """What a process has used, and those of its children that have ended."""
+    times = process.cpu_times()
+    return float(times.user + times.system + times.children_user + times.children_system)
+
+
 def tree_cpu_s(pid: int | None = None) -> float:
     """What a process (None: this one) and its descendants have used, ended children included."""
     root = psutil.Process(pid)
     total = 0.0
     for process in [root, *root.children(recursive=True)]:
         with suppress(psutil.Error):  # it has ended, and counts as its parent's child
-            times = process.cpu_times()
-            total += times.user + times.system + times.children_user + times.children_system
+            total += own_cpu_s(process)
     return total
 
 

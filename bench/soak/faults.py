@@ -15,6 +15,7 @@ from typing import Final
 from bench.soak.checker.history import Pruned, Replaced
 from bench.soak.machines import Replicated, wait_until
 from bench.soak.world import DAY_NS, NAMES, PARTICIPANTS, World
+from tests.support.small_disk import SmallDisk
 
 _NS_PER_S: Final = 1_000_000_000
 _DAY_S: Final = 86_400
@@ -32,35 +33,20 @@ class Fault:
     end: Callable[[World, str], None]
 
 
-def _kill_node(world: World, name: str, dice: Random) -> str:
-    del dice
+def _kill_node(world: World, name: str, _dice: Random) -> str:
     world.machines[name].node.kill()
     return "SIGKILL"
 
 
-def _start_node(world: World, name: str) -> None:
-    world.machines[name].start()
-
-
-def _kill_postgres(world: World, name: str, dice: Random) -> str:
-    del dice
+def _kill_postgres(world: World, name: str, _dice: Random) -> str:
     machine = world.machines[name]
     machine.kill_postgres()
     return "SIGKILL to " + ("all its processes" if machine.database else "the postmaster")
 
 
-def _start_postgres(world: World, name: str) -> None:
-    world.machines[name].start_postgres()
-
-
-def _fail_over(world: World, name: str, dice: Random) -> str:
-    del dice
+def _fail_over(world: World, name: str, _dice: Random) -> str:
     _replicated(world, name).fail_over()
     return "SIGKILL to the primary, standby promoted"
-
-
-def _rebuild(world: World, name: str) -> None:
-    _replicated(world, name).rebuild()
 
 
 def _replicated(world: World, name: str) -> Replicated:
@@ -99,26 +85,19 @@ def _jump(world: World, name: str, dice: Random) -> str:
     return f"{shown}, the node's clock alone"
 
 
-def _set_right(world: World, name: str) -> None:
-    world.machines[name].set_clock(0)
+def _disk(world: World, name: str) -> SmallDisk:
+    disk = world.machines[name].disk
+    assert disk is not None
+    return disk
 
 
 def _fill(world: World, name: str, dice: Random) -> str:
-    disk = world.machines[name].disk
-    assert disk is not None
     spare_kib = dice.choice((0, 64, 2_048))
-    disk.fill(spare_kib * 1024)
+    _disk(world, name).fill(spare_kib * 1024)
     return f"{spare_kib:,} KiB left"
 
 
-def _free(world: World, name: str) -> None:
-    disk = world.machines[name].disk
-    assert disk is not None
-    disk.free()
-
-
-def _prune(world: World, name: str, dice: Random) -> str:
-    del dice
+def _prune(world: World, name: str, _dice: Random) -> str:
     machine = world.machines[name]
     before = sum(each.store == machine.store for each in world.history.pruned)
     days = max(3, 9 - before - 1)
@@ -146,45 +125,48 @@ def _bound(now_ns: int, days: int) -> int:
     return (now_ns - days * DAY_NS) // DAY_NS * DAY_NS
 
 
-def _throw_away(world: World, name: str, dice: Random) -> str:
-    del dice
+def _throw_away(world: World, name: str, _dice: Random) -> str:
     machine = world.machines[name]
     machine.node.kill()
     world.history.replaced.append(Replaced(machine.store, time.monotonic()))
     return f"{machine.store} is gone"
 
 
-def _replace(world: World, name: str) -> None:
-    world.machines[name].replace()
-
-
-def _kill_participant(world: World, name: str, dice: Random) -> str:
-    del dice
+def _kill_participant(world: World, name: str, _dice: Random) -> str:
     world.participants[name].kill()
     return "SIGKILL"
-
-
-def _start_participant(world: World, name: str) -> None:
-    world.participants[name].resume()
-
-
-def _nothing(world: World, name: str) -> None:
-    del world, name
 
 
 FAULTS: Final[Mapping[str, Fault]] = {
     fault.name: fault
     for fault in (
-        Fault("node-killed", NAMES, _kill_node, _start_node),
-        Fault("postgres-killed", NAMES, _kill_postgres, _start_postgres),
-        Fault("failover", ("a",), _fail_over, _rebuild),
+        Fault("node-killed", NAMES, _kill_node, lambda world, name: world.machines[name].start()),
+        Fault(
+            "postgres-killed",
+            NAMES,
+            _kill_postgres,
+            lambda world, name: world.machines[name].start_postgres(),
+        ),
+        Fault(
+            "failover", ("a",), _fail_over, lambda world, name: _replicated(world, name).rebuild()
+        ),
         Fault("partition", NAMES, _part, _heal),
         Fault("slow-link", NAMES, _slow, _heal),
-        Fault("clock-jump", NAMES, _jump, _set_right),
-        Fault("disk-full", ("c",), _fill, _free),
-        Fault("retention", NAMES, _prune, _nothing),
-        Fault("node-replaced", ("b",), _throw_away, _replace),
-        Fault("participant-killed", tuple(PARTICIPANTS), _kill_participant, _start_participant),
+        Fault("clock-jump", NAMES, _jump, lambda world, name: world.machines[name].set_clock(0)),
+        Fault("disk-full", ("c",), _fill, lambda world, name: _disk(world, name).free()),
+        Fault("retention", NAMES, _prune, lambda _world, _name: None),
+        Fault(
+            "node-replaced",
+            ("b",),
+            _throw_away,
+            lambda world, name: world.machines[name].replace(),
+        ),
+        Fault(
+            "participant-killed",
+            tuple(PARTICIPANTS),
+            _kill_participant,
+            lambda world, name: world.participants[name].resume(),
+        ),
     )
 }
 """By name, as it is given on the command line."""

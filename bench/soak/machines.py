@@ -103,10 +103,6 @@ class Replicated:
         self.standby.stop()
         self.primary.stop()
 
-    def ports(self) -> set[int]:
-        """Where a node's connections to it go."""
-        return {self.primary.port, self.standby.port}
-
     def _new(self) -> ClusterServer:
         self._made += 1
         return ClusterServer(self._directory / f"server-{self._made}")
@@ -124,38 +120,16 @@ class Replicated:
         return ("sync",) in states
 
 
-class Single:
-    """One server."""
-
-    def __init__(self, directory: Path) -> None:
-        self._server = ClusterServer(directory / "server-1")
-        self._server.create()
-        self._server.start()
-        upgrade(self._server.url)
-
-    @property
-    def url(self) -> str:
-        """URL of the node's database."""
-        return self._server.url
-
-    def kill(self) -> None:
-        """All its processes end at one moment."""
-        self._server.kill()
-
-    def start(self) -> None:
-        """Start it again."""
-        self._server.start()
-
-    def stop(self) -> None:
-        """Shut it down."""
-        self._server.stop()
-
-    def ports(self) -> set[int]:
-        """Where a node's connections to it go."""
-        return {self._server.port}
+def single(directory: Path) -> ClusterServer:
+    """Start one server."""
+    server = ClusterServer(directory / "server-1")
+    server.create()
+    server.start()
+    upgrade(server.url)
+    return server
 
 
-Database = Replicated | Single
+Database = Replicated | ClusterServer
 
 
 @dataclass
@@ -252,8 +226,10 @@ class Machine:
 
     def ports(self) -> set[int]:
         """Ports of the node's database."""
+        if isinstance(self.database, Replicated):
+            return {self.database.primary.port, self.database.standby.port}
         if self.database is not None:
-            return self.database.ports()
+            return {self.database.port}
         url = running_url(self.node.reachable_data_dir)
         return set() if url is None else {int(conninfo_to_dict(url)["port"] or 0)}
 

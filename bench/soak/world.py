@@ -24,8 +24,8 @@ from bench.soak.machines import (
     POLL_S,
     Machine,
     Replicated,
-    Single,
     StuckError,
+    single,
     wait_until,
 )
 from tests.support.peer_proxy import PeerProxy, proxied
@@ -138,7 +138,7 @@ def open_world(stack: ExitStack, directory: Path, seed: int, minutes: float) -> 
     disk = _small_disk(world, directory, minutes)
     if disk is not None:
         stack.callback(disk.close)
-    for name, database in zip(NAMES, (Replicated, Single, None), strict=True):
+    for name, database in zip(NAMES, (Replicated, single, None), strict=True):
         place = directory / name
         place.mkdir(exist_ok=True)
         machine = Machine(name, place, database, disk if database is None else None)

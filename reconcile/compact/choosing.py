@@ -13,17 +13,28 @@ from typing import Final
 
 import numpy as np
 
+from reconcile import kernel
+from reconcile.compact import plan
 from reconcile.compact.frames import AnswerHead
-from reconcile.compact.keys import SHORT_MASK, ShortKey
+from reconcile.compact.keys import NO_WORDS, SHORT_MASK, ShortKey
 from reconcile.compact.limits import MAX_CELLS, SIFTED_BYTES
-from reconcile.compact.plan import MIN_DENSE
-from reconcile.compact.sizing import Gaps, are_single, estimate, gaps, left_over, occupied, tallied
+from reconcile.compact.sizing import (
+    MOST_USUAL,
+    Gaps,
+    Sums,
+    are_single,
+    estimate,
+    gaps,
+    left_over,
+    occupied,
+    summed,
+    tallied,
+)
 from reconcile.compact.slices import Compared, Held, Regions, Slices
 from reconcile.compact.table import Table
 from reconcile.ids import Bools, Ints, Words
 
 _NOWHERE: Final = np.empty(0, np.int64)
-_NOTHING: Final = np.empty(0, np.uint64)
 
 
 @dataclass(slots=True)
@@ -48,13 +59,13 @@ class Choice:
     low: Ints
     high: Ints
     differs: Bools | None = None
-    shorts: Words = field(default_factory=lambda: _NOTHING, repr=False)
+    shorts: Words = field(default_factory=lambda: NO_WORDS, repr=False)
     explained: Bools | None = None
-    told: Words = field(default_factory=lambda: _NOTHING, repr=False)
+    told: Words = field(default_factory=lambda: NO_WORDS, repr=False)
     by_prints: bool = False
     explaining: Ints = field(default_factory=lambda: _NOWHERE)
     listed: Bools | None = None
-    named: Words = field(default_factory=lambda: _NOTHING, repr=False)
+    named: Words = field(default_factory=lambda: NO_WORDS, repr=False)
     size: float = 0.0
 
     def put_into(self, table: Table, held: Held, key: ShortKey) -> None:
@@ -81,60 +92,113 @@ class Heard:
     Attributes:
         head: of its answer.
         regions: what it has cut into slices.
+        inside: IDs here in all of these.
         apart: ``(144,)``, where it could not cut these, by which balances of bits the short IDs in
             them differ; else None.
     """
 
     head: AnswerHead
     regions: Regions
+    inside: int
     apart: Ints | None = None
+
+    @property
+    def may_be_anchored(self) -> bool:
+        """Whether bounds may be at anchors, which a frame does not tell; counts may differ."""
+        return self.head.print_bytes == SIFTED_BYTES and 2 * self.inside >= plan.NEAR_ITEMS
 
 
 NOTHING_CHOSEN: Final = Choice(_NOWHERE, _NOWHERE)
 
 
-def choose(held: Held, heard: Heard, compared: Compared, inside: int, key: ShortKey) -> Choice:
-    """What to do about slices that differ; ``inside``: IDs here in all that the peer has cut."""
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What counts and balances say of slices that differ.
+
+    Attributes:
+        sums: of all of them.
+        rest: of those that neither differ in one ID nor are listed.
+        some_gap: whether one of them is in a gap.
+        listed: which are better named ID by ID; None: none.
+    """
+
+    sums: Sums
+    rest: Sums
+    some_gap: bool
+    listed: Bools | None
+
+
+def survey(
+    held: Held,
+    chosen: Slices,
+    single: Bools,
+    usual: int,
+    regions: Regions | None = None,
+    *,
+    most_listed: int = 0,
+) -> Survey:
+    """Look at slices that differ, ``single`` of them in one ID.
+
+    Args:
+        held: what is held here.
+        chosen: the slices.
+        single: which seem to differ in one ID.
+        usual: how many IDs the peer has in a slice.
+        regions: where a slice at an edge may be small anyway.
+        most_listed: so many IDs may be listed, of slices that are not single.
+    """
+    usual = min(usual, MOST_USUAL)
+    if kernel.compiled is not None:
+        listed = np.empty(len(chosen), np.bool_)
+        edges = (_NOWHERE, _NOWHERE) if regions is None else (regions.start, regions.end)
+        times, places = (chosen.lower, chosen.upper), (chosen.low, chosen.high)
+        numbers = np.array((usual, most_listed))
+        columns = *times, *places, chosen.balances, single, *edges, numbers, listed
+        sums, rest, gap, some = kernel.compiled.survey_slices(held.rows.handle, *columns)
+        return Survey(Sums(*sums), Sums(*rest), bool(gap), listed if some else None)
+    found = _gaps(held, chosen, single, usual, regions)
+    named = None if found is None else _listed(chosen, found.named, ~single, most_listed)
+    left = ~single if named is None else ~(single | named)
+    of_left = None if found is None else found.of(left)
+    rest = summed(chosen.balances[left], of_left)
+    some_gap = found is not None and bool(found.most.any())
+    return Survey(summed(chosen.balances, found), rest, some_gap, named)
+
+
+def choose(held: Held, heard: Heard, compared: Compared, key: ShortKey) -> Choice:
+    """What to do about slices that differ."""
     head, chosen = heard.head, compared.chosen
-    certain = head.print_bytes > 0
+    certain, sifted = head.print_bytes > 0, head.print_bytes == SIFTED_BYTES
     net, slices = held.count - head.count, len(compared.differs)
     choice = Choice(chosen.low, chosen.high, compared.differs if certain else None)
-    if head.print_bytes == SIFTED_BYTES:
+    if sifted:
         choice = _sifted(choice, held, chosen, key)
-    usual = max(0, inside - net) // max(1, slices)
+    usual = max(0, heard.inside - net) // max(1, slices)
     single = np.abs(chosen.balances) == 1 if choice.explained is None else choice.explained
-    found = _gaps(held, chosen, single, heard.regions, usual)
+    most_listed = MAX_CELLS // 2 if sifted else 0
+    said = survey(held, chosen, single, usual, heard.regions, most_listed=most_listed)
+    sums, least = said.rest, 0
     places = compared.differs.nonzero()[0]
-    if choice.explained is not None:
-        left = ~choice.explained
-        if found is not None:
-            places = places[~_name(choice, chosen, found.named, left)]
-    elif certain and not _is_some_gap(found) and are_single(chosen.balances, places, net):
+    if said.listed is not None:
+        _list(choice, said.listed)
+        places = places[~said.listed]
+    elif sifted:
+        least = left_over(net - len(choice.told), sums.single, sifted=True)
+    elif certain and not said.some_gap and are_single(said.sums, places, net):
         choice.explained, choice.by_prints = single, True
         choice.told = chosen.prints[single] & np.uint64(SHORT_MASK)
-        left = ~single
-    else:
-        left = np.ones(len(chosen), np.bool_)
-    apart, least = chosen.balances[left], 0
-    if choice.by_prints:
         least = abs(net) - len(choice.told)
-    elif choice.listed is None:
-        sifted = choice.explained is not None
-        least = left_over(net - len(choice.told), apart, sifted=sifted)
+    else:
+        sums, least = said.sums, left_over(net, 0, sifted=False)
     if certain:
         slices, scattered = occupied(places)
         least = max(least, round(scattered) - len(choice.told))
-    of_left = None if found is None else found.of(left)
-    _, choice.size = estimate(apart, of_left, slices, least, certain=certain)
+    _, choice.size = estimate(sums, slices, least, certain=certain)
     if heard.apart is not None:
         choice.size = max(tallied(heard.apart), float(least))
     elif not certain:
-        choice.size = max(choice.size, min(held.count + head.count, MIN_DENSE))
+        choice.size = max(choice.size, min(held.count + head.count, plan.MIN_DENSE))
     return choice
-
-
-def _is_some_gap(found: Gaps | None) -> bool:
-    return found is not None and bool(found.most.any())
 
 
 def _sifted(choice: Choice, held: Held, chosen: Slices, key: ShortKey) -> Choice:
@@ -147,17 +211,20 @@ def _sifted(choice: Choice, held: Held, chosen: Slices, key: ShortKey) -> Choice
     return Choice(low, high, choice.differs, shorts, explained, told, explaining=at)
 
 
-def _gaps(held: Held, chosen: Slices, single: Bools, regions: Regions, usual: int) -> Gaps | None:
+def _gaps(
+    held: Held, chosen: Slices, single: Bools, usual: int, regions: Regions | None
+) -> Gaps | None:
     """What counts say of slices that differ; the peer has equal counts in all of them."""
     counts = held.counts(chosen, usual)
-    # At an edge of a region a slice may be small anyway.
+    if regions is None:
+        return gaps(chosen.balances, counts, single, usual)
     cut_off = regions.at_edge(chosen.lower, chosen.upper) & (counts < usual)
     found = gaps(chosen.balances, counts, single & ~cut_off, usual)
     return None if found is None else found.but_for(cut_off)
 
 
-def _name(choice: Choice, chosen: Slices, worth: Bools, left: Bools) -> Bools:
-    """Set apart slices that are named ID by ID, which these are, and leave the others left.
+def _listed(chosen: Slices, worth: Bools, left: Bools, most: int) -> Bools | None:
+    """Which of the slices that are left are named ID by ID; None: none, or it would be too much.
 
     Where a gap ends neither counts nor balances say much, so slices beside it are named too.
     """
@@ -166,10 +233,12 @@ def _name(choice: Choice, chosen: Slices, worth: Bools, left: Bools) -> Bools:
     named[1:] |= worth[:-1] & touching
     named[:-1] |= worth[1:] & touching
     named &= left
-    counts = choice.high - choice.low
-    if not named.any() or int(counts[named].sum()) > MAX_CELLS // 2:
-        return np.zeros_like(named)
-    choice.listed = named[left]
-    choice.named = np.sort(choice.shorts[np.repeat(named, counts)])
-    left &= ~named
-    return named
+    some = most > 0 and named.any() and int((chosen.high - chosen.low)[named].sum()) <= most
+    return named if some else None
+
+
+def _list(choice: Choice, listed: Bools) -> None:
+    """Set slices apart that are named ID by ID."""
+    assert choice.explained is not None
+    choice.listed = listed[~choice.explained]
+    choice.named = np.sort(choice.shorts[np.repeat(listed, choice.high - choice.low)])

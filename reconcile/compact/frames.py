@@ -13,8 +13,9 @@ from typing import Final
 
 import numpy as np
 
+from reconcile import kernel
 from reconcile.codec.decoding import read_varint
-from reconcile.compact.keys import SHORT_BYTES, TALLIED
+from reconcile.compact.keys import NO_WORDS, SHORT_BYTES, TALLIED
 from reconcile.compact.limits import (
     MAX_CELLS,
     MAX_FIRST_SLICES,
@@ -147,9 +148,9 @@ class Filled:
     shape: Shape
     cells: Words = field(repr=False)
     explained: Bools | None = None
-    told: Words = field(default_factory=lambda: np.empty(0, np.uint64), repr=False)
+    told: Words = field(default_factory=lambda: NO_WORDS, repr=False)
     listed: Bools | None = None
-    named: Words = field(default_factory=lambda: np.empty(0, np.uint64), repr=False)
+    named: Words = field(default_factory=lambda: NO_WORDS, repr=False)
     by_prints: bool = False
 
 
@@ -242,6 +243,8 @@ def _bits(bools: Bools) -> bytes:
 
 def _cut_words(words: Words, count: int) -> bytes:
     """The lower bytes of each."""
+    if kernel.compiled is not None:
+        return kernel.compiled.pack(words, count)
     octets = words.astype(_XOR_DTYPE, copy=False).view(np.uint8).reshape(-1, 8)
     return octets[:, :count].tobytes()
 
@@ -299,6 +302,9 @@ def decode(data: bytes, regions: Callable[[Bools], int] | None = None, slices: i
         LimitExceeded: it is larger than this node allows.
     """
     _allow("max_frame_bytes", MAX_FRAME_BYTES, len(data))
+    quickly = _read_quickly(data, slices)
+    if quickly is not None:
+        return quickly
     try:
         reader = _Reader(data)
         frame = _read(reader, regions, slices)
@@ -309,15 +315,53 @@ def decode(data: bytes, regions: Callable[[Bools], int] | None = None, slices: i
 
 
 def read_answer_head(data: bytes, slices: int) -> tuple[AnswerHead, int] | None:
-    """What an answer begins with, and where its slices do; None: it is none, or malformed."""
-    if not data or data[0] != Kind.SLICES or len(data) > MAX_FRAME_BYTES:
+    """What an answer begins with, and where its slices do, by compiled code.
+
+    None: it is none, malformed, or there is no compiled code.
+    """
+    if kernel.compiled is None or data[:1] != _byte(Kind.SLICES) or len(data) > MAX_FRAME_BYTES:
         return None
-    reader = _Reader(data)
-    reader.byte()
-    try:
-        return reader.answer_head(slices), reader.at
-    except (MalformedPayload, MalformedCompact):
+    said = kernel.compiled.read_head(data, slices)
+    if said is None:
         return None
+    xor, count, differs, print_bytes, at = said
+    flags = np.frombuffer(differs, np.bool_)
+    return AnswerHead(np.frombuffer(xor, np.uint64), count, flags, print_bytes), at
+
+
+def _read_quickly(data: bytes, slices: int) -> Frame | None:
+    """A table, or what was found, by compiled code; None: it is for the reader."""
+    if kernel.compiled is None or not data:
+        return None
+    if data[0] == Kind.RESULT:
+        found = kernel.compiled.read_result(data)
+        if found is None:
+            return None
+        xor, wanted, size, offered = found
+        return Decoded(_words(xor), _words(wanted), size, _words(offered))
+    said = kernel.compiled.read_table(data, slices) if data[0] == Kind.TABLE else None
+    if said is None:
+        return None
+    differs, places, length, windows, cells, explained, told, listed, named, by_prints = said
+    return Filled(
+        _flags(differs),
+        Shape(places, length, windows),
+        _words(cells),
+        _flags(explained),
+        _words(told),
+        _flags(listed),
+        _words(named),
+        by_prints=bool(by_prints),
+    )
+
+
+def _flags(column: bytes | None) -> Bools | None:
+    return None if column is None else np.frombuffer(column, np.bool_)
+
+
+def _words(column: bytes | None) -> Words:
+    """A column; one that is not there is empty."""
+    return NO_WORDS if column is None else np.frombuffer(column, np.uint64)
 
 
 def _read(reader: _Reader, regions: Callable[[Bools], int] | None, slices: int) -> Frame:

@@ -36,7 +36,7 @@ _COLUMN: Final = f"={_KEY_WORDS + 1}Q"
 _PERSON: Final = b"compact-1"
 _POLYNOMIAL: Final = 0x1B
 _WORD: Final = (1 << 64) - 1
-_NONE: Final = np.empty(0, np.uint64)
+NO_WORDS: Final = np.empty(0, np.uint64)
 _AT_ONCE: Final = 4_096
 """Hashes whose intermediate values fit a processor's cache."""
 
@@ -142,11 +142,11 @@ class ShortKey:
         count = int((high - low).sum())
         if kernel.compiled is not None:
             shorts = np.empty(count, np.uint64)
-            kernel.compiled.fill(rows.handle, low, high, self.column, _NONE, _NONE, shorts)
+            kernel.compiled.fill(rows.handle, low, high, self.column, NO_WORDS, NO_WORDS, shorts)
             return shorts
         ends = (high - low).cumsum()
         places = np.arange(count) + np.repeat(low - ends + (high - low), high - low)
-        return self.of_hashes(rows.hashes(places)) if count else np.empty(0, np.uint64)
+        return self.of_hashes(rows.hashes(places)) if count else NO_WORDS
 
     @cached_property
     def _tables(self) -> Words:

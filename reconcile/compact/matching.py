@@ -34,16 +34,17 @@ class Matched:
 _NumbersT = TypeVar("_NumbersT", Words, Ints)
 
 
-def merged(first: _NumbersT, *others: _NumbersT) -> _NumbersT:
-    """All numbers, ascending."""
-    found = np.concatenate((first, *others)) if others else first.copy()
+def merged(*parts: _NumbersT) -> _NumbersT:
+    """All numbers of one part or more, ascending."""
+    some = [part for part in parts if len(part)]
+    found = np.concatenate(some) if len(some) > 1 else (some or parts)[0].copy()
     found.sort()
     return found
 
 
 def repeats(ascending: Words | Ints) -> bool:
     """Whether one of ascending numbers is there more than once."""
-    return bool((ascending[1:] == ascending[:-1]).any())
+    return len(ascending) > 1 and bool((ascending[1:] == ascending[:-1]).any())
 
 
 def shortened(wanted: Words, items: int) -> tuple[int, Words]:

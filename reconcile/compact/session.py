@@ -38,14 +38,13 @@ without an outcome. What the responder has found holds only if the initiator doe
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final, TypeVar
 
 import numpy as np
 
-from reconcile import kernel
-from reconcile.compact.choosing import NOTHING_CHOSEN, Heard, choose
+from reconcile.compact.choosing import NOTHING_CHOSEN, Heard, choose, survey
 from reconcile.compact.frames import (
     Answered,
     AnswerHead,
@@ -63,7 +62,7 @@ from reconcile.compact.frames import (
     offer_bytes,
     read_answer_head,
 )
-from reconcile.compact.keys import SHORT_MASK, SessionKeys, first_key
+from reconcile.compact.keys import NO_WORDS, SHORT_MASK, SessionKeys, first_key
 from reconcile.compact.limits import (
     MAX_CELLS,
     MAX_FIRST_SLICES,
@@ -79,7 +78,7 @@ from reconcile.compact.plan import (
     slicing,
     unoffered,
 )
-from reconcile.compact.sizing import estimate, gaps
+from reconcile.compact.sizing import estimate
 from reconcile.compact.slices import Compared, Held, Regions, Slices
 from reconcile.compact.table import NOWHERE, Table, cells_for, find, shape_for
 from reconcile.errors import MalformedCompact
@@ -88,7 +87,6 @@ from reconcile.index import IndexView
 from reconcile.index.probe import probed
 
 _FIRST_PRINT_BYTES: Final = 2
-_NOTHING: Final = np.empty(0, np.uint64)
 _FrameT = TypeVar("_FrameT", bound=Frame)
 
 
@@ -184,8 +182,8 @@ class Initiator(_Side):
 
     def begin(self) -> bytes:
         """The first frame."""
-        wanted = FIRST_SLICES, self._first_key, _FIRST_PRINT_BYTES
-        self._slices, cut = self._held.cut(self._held.regions, *wanted)
+        wanted = Slicing(FIRST_SLICES, _FIRST_PRINT_BYTES)
+        self._slices, cut = self._held.cut(self._held.regions, self._first_key, wanted)
         self._state = _State.OFFERED
         return offer_bytes(cut)
 
@@ -212,7 +210,7 @@ class Initiator(_Side):
         assert self._slices is not None
         assert self._keys is not None, "both nonces are known by now"
         try:
-            step = self._sliced_quickly(data, self._slices, self._keys)
+            step = self._sliced_quickly(data, len(self._slices), self._keys)
             if step is not None:
                 return step
             frame = decode(
@@ -224,8 +222,14 @@ class Initiator(_Side):
             raise
 
     def _regions(self, differs: Bools) -> Regions:
-        assert self._slices is not None
-        return Regions.joined(self._slices.lower[differs], self._slices.upper[differs])
+        own = self._slices
+        assert own is not None
+        return Regions.joined(own.lower[differs], own.upper[differs])
+
+    def _heard(self, head: AnswerHead) -> Heard:
+        own = self._slices
+        assert own is not None
+        return Heard(head, self._regions(head.differs), own.items_in(head.differs))
 
     def _take(self, frame: Frame, keys: SessionKeys) -> Step:
         match frame:
@@ -233,7 +237,7 @@ class Initiator(_Side):
                 return self._end(FallBack("the peer could not go on"))
             case Plain(Kind.EQUAL):
                 self._at(frame, Plain, _State.OFFERED)
-                nothing = Expected(_NOTHING, self._nothing(), keys.short)
+                nothing = Expected(NO_WORDS, self._nothing(), keys.short)
                 return self._end(Found(SyncIds.empty(), nothing))
             case Plain(Kind.AGAIN):
                 self._at(frame, Plain, _State.FILLED)
@@ -260,39 +264,36 @@ class Initiator(_Side):
         to_send = self._probe(own.low[number], own.high[number], xor)
         if to_send is None:
             return self._go(_State.ASKED, Plain(Kind.MORE))
-        nothing = Expected(_NOTHING, self._nothing(), keys.short)
+        nothing = Expected(NO_WORDS, self._nothing(), keys.short)
         return self._end(Found(to_send, nothing), Plain(Kind.DONE))
 
-    def _sliced_quickly(self, data: bytes, first: Slices, keys: SessionKeys) -> Step | None:
+    def _sliced_quickly(self, data: bytes, slices: int, keys: SessionKeys) -> Step | None:
         """What ``_sliced`` does, by compiled code as soon as the slices are reached."""
-        if kernel.compiled is None or self._state not in (_State.OFFERED, _State.ASKED):
+        if self._state not in (_State.OFFERED, _State.ASKED):
             return None
-        found = read_answer_head(data, len(first))
+        found = read_answer_head(data, slices)
         if found is None:
             return None
-        head, at = found
-        limits = MAX_SLICES, head.print_bytes
-        regions = self._regions(head.differs)
-        compared = self._held.compare_quickly((data, at), regions, keys.short, *limits)
-        return None if compared is None else self._choose(Heard(head, regions), compared, keys)
+        heard = self._heard(found[0])
+        plan = Slicing(MAX_SLICES, heard.head.print_bytes, heard.may_be_anchored)
+        unread = data, found[1]
+        compared = self._held.compare_quickly(unread, heard.regions, keys.short, plan)
+        return None if compared is None else self._choose(heard, compared, keys)
 
     def _sliced(self, frame: Answered, keys: SessionKeys) -> Step:
         """Compare the responder's slices with what is held here."""
-        regions = self._regions(frame.differs)
-        compared = self._held.compare(frame.cut, regions, keys.short)
         head = AnswerHead(frame.xor, frame.count, frame.differs, frame.cut.print_bytes)
-        apart = None
+        heard = self._heard(head)
+        compared = self._held.compare(frame.cut, heard.regions, keys.short)
         if frame.tally is not None:
-            apart = self._held.tally(regions, keys.short) - frame.tally
-        return self._choose(Heard(head, regions, apart), compared, keys)
+            apart = self._held.tally(heard.regions, keys.short) - frame.tally
+            heard = replace(heard, apart=apart)
+        return self._choose(heard, compared, keys)
 
     def _choose(self, heard: Heard, compared: Compared, keys: SessionKeys) -> Step:
         """Put what is in slices that differ into a table."""
-        first, head = self._slices, heard.head
-        assert first is not None
-        inside = int((first.high - first.low)[head.differs].sum())
-        self._peer = head.count, head.xor
-        self._choice = choose(self._held, heard, compared, inside, keys.short)
+        self._peer = heard.head.count, heard.head.xor
+        self._choice = choose(self._held, heard, compared, keys.short)
         self._size = self._choice.size
         return self._table(keys)
 
@@ -404,9 +405,8 @@ class Responder(_Side):
         """What ``_offered`` does, by compiled code."""
         if self._state is not _State.NEW or data[:1] != bytes((Kind.OFFER,)):
             return None
-        limits = MAX_FIRST_SLICES - 1, _FIRST_PRINT_BYTES
-        key = self._first_key
-        compared = self._held.compare_quickly((data, 1), self._regions, key, *limits)
+        plan = Slicing(MAX_FIRST_SLICES - 1, _FIRST_PRINT_BYTES)
+        compared = self._held.compare_quickly((data, 1), self._regions, self._first_key, plan)
         return None if compared is None else self._compared(compared)
 
     def _offered(self, frame: Offer) -> Step:
@@ -416,7 +416,7 @@ class Responder(_Side):
         return self._compared(self._held.compare(frame.cut, self._regions, self._first_key))
 
     def _equal(self) -> Step:
-        return self._end(self._to_receive(_NOTHING, self._xor), Plain(Kind.EQUAL))
+        return self._end(self._to_receive(NO_WORDS, self._xor), Plain(Kind.EQUAL))
 
     def _compared(self, compared: Compared) -> Step:
         """Go on in slices that differ; the XOR of both sides may be the only difference."""
@@ -439,7 +439,7 @@ class Responder(_Side):
         to_send = self._probe(low, high, self._xor)
         if to_send is None:
             return self._answer()
-        nothing = Expected(_NOTHING, np.zeros_like(self._xor), self._keys.short)
+        nothing = Expected(NO_WORDS, np.zeros_like(self._xor), self._keys.short)
         return self._end(Found(to_send, nothing), Single(Kind.FOUND, self._held.xor))
 
     def _answer(self) -> Step:
@@ -448,15 +448,14 @@ class Responder(_Side):
         assert chosen is not None
         apart, least = chosen.balances, abs(self._held.count - self._claim.count)
         usual = self._claim.count // slices
-        found = gaps(apart, self._held.counts(chosen, usual), np.abs(apart) <= 1, usual)
-        about, most = estimate(apart, found, slices, least, certain=True)
+        said = survey(self._held, chosen, np.abs(apart) <= 1, usual)
+        about, most = estimate(said.sums, slices, least, certain=True)
         self._regions = Regions.joined(chosen.lower, chosen.upper)
         return Step(self._answer_with(slicing(about, most, chosen.items, len(chosen))))
 
     def _answer_with(self, plan: Slicing) -> bytes:
         held = self._held
-        wanted = plan.count, self._keys.short, plan.print_bytes
-        self._slices, cut = held.cut(self._regions, *wanted, anchored=plan.anchored)
+        self._slices, cut = held.cut(self._regions, self._keys.short, plan)
         self._state, self._print_bytes = _State.SLICED, plan.print_bytes
         head = AnswerHead(held.xor, held.count, self._differs, plan.print_bytes)
         if len(self._slices) == len(self._regions.start):
@@ -486,11 +485,9 @@ class Responder(_Side):
                 return self._fail("two slices differ in the same ID")
             own = self._keys.short.of_places(self._held.rows, *places)
             parts.append(self._matched(single, own, places))
-            told, items = _NOTHING, items + len(own)
+            told, items = NO_WORDS, items + len(own)
         if frame.listed is not None:
-            own = self._keys.short.of_places(self._held.rows, *listed)
-            apart = np.setxor1d(frame.named, own, assume_unique=True)
-            parts.append(self._matched(apart, own, listed))
+            parts.append(self._listed(frame.named, listed))
         return self._result(parts, told, items)
 
     def _by_prints(self, frame: Filled) -> tuple[Words, tuple[Ints, Ints]]:
@@ -532,6 +529,17 @@ class Responder(_Side):
         to_send, sent = self._held.gather(*places, rows)
         clear = int(at.min(initial=NOWHERE)) == NOWHERE
         return Matched(apart[~own], apart[own], to_send, sent, clear)
+
+    def _listed(self, named: Words, places: tuple[Ints, Ints]) -> Matched:
+        """Whose short IDs are, where all that the initiator has in some intervals is named."""
+        own = self._keys.short.of_places(self._held.rows, *places)
+        at = find(named, own)
+        alone = np.ones(len(own), np.bool_)
+        alone[at[at >= 0]] = False
+        rows = alone.nonzero()[0]
+        to_send, sent = self._held.gather(*places, rows)
+        clear = int(at.min(initial=NOWHERE)) == NOWHERE
+        return Matched(named[at == NOWHERE], own[rows], to_send, sent, clear)
 
     def _result(self, parts: list[Matched], told: Words, items: int) -> Step:
         """Hold what was found to what both sides say that they have."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import expm1, log, sqrt
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -44,7 +44,7 @@ in one ID are in a gap."""
 _TRIPLES: Final = 1e-3
 """How often three differences in a slice may be taken for one."""
 
-_MOST_USUAL: Final = 1 << 40
+MOST_USUAL: Final = 1 << 40
 """A peer may say that it has more, and then what counts say fits a column still."""
 
 _NAMED_BYTES: Final = 6
@@ -75,13 +75,58 @@ class Gaps:
         return Gaps(self.least * ~rows, self.most * ~rows, self.named)
 
 
+class Sums(NamedTuple):
+    """What some slices that differ come to.
+
+    Attributes:
+        slices: how many there are.
+        single: how many of them differ by a balance of 1.
+        silent: by a balance of 0; as all that follows, without those that are in a gap.
+        in_gaps: so many differences are in those.
+        size: the sum of the balances that they differ by, without sign.
+        squares: of their squares.
+        fourth: of the squares of these.
+        floored: of squares or, where that is more, of what counts say.
+    """
+
+    slices: int
+    single: int
+    silent: int
+    in_gaps: int
+    size: float
+    squares: float
+    fourth: float
+    floored: float
+
+    @property
+    def at_least(self) -> float:
+        """Differences, if there is one in each: where they balance each other there are two."""
+        return self.size + 2.0 * self.silent
+
+
+def summed(apart: Ints, found: Gaps | None) -> Sums:
+    """Slices by the balances that they differ by, and what counts say of them."""
+    single = int(np.count_nonzero(np.abs(apart) == 1))
+    slices, in_gaps = len(apart), 0
+    floor = np.zeros(0, np.int64) if found is None else found.least
+    if found is not None:
+        scattered = found.most == 0
+        in_gaps = int(found.most.sum())
+        apart, floor = apart[scattered], found.least[scattered]
+    size = np.abs(apart).astype(np.float64)
+    squares = size * size
+    silent = len(size) - int(np.count_nonzero(size))
+    floored = np.maximum(squares, floor) if len(floor) else squares
+    sums = (float(each.sum()) for each in (size, squares, squares * squares, floored))
+    return Sums(slices, single, silent, in_gaps, *sums)
+
+
 def gaps(apart: Ints, counts: Ints, single: Bools, usual: int) -> Gaps | None:
     """Of slices that differ: by which balance, how many IDs here, how many there on average.
 
     ``single``: those that seem to differ in one ID. They show how far counts are from what is usual
     where there is no gap. None: counts say nothing.
     """
-    usual = min(usual, _MOST_USUAL)
     few, many = _ordinary(counts[single], usual)
     # Beyond what is ordinary by more than half of what that varies, or by a factor of two.
     beside = (many - few) // 2 + 1
@@ -107,16 +152,15 @@ def _ordinary(alike: Ints, usual: int) -> tuple[int, int]:
     return few - _ROUNDED, many + _ROUNDED
 
 
-def left_over(net: int, apart: Ints, *, sifted: bool) -> int:
+def left_over(net: int, single: int, *, sifted: bool) -> int:
     """How many differences at least are in slices that are left, by the counts of both sides.
 
     ``net``: so many IDs more are here than there. ``sifted``: those of this side that are the only
-    difference of a slice are not among them.
+    difference of a slice are not among them; ``single`` of them differ in one all the same.
     """
     if not sifted:
         return abs(net)
-    # So a slice that differs in one ID differs in one of the other side.
-    single = int(np.count_nonzero(np.abs(apart) == 1))
+    # These differ in one of the other side.
     return abs(net + single) + single
 
 
@@ -132,48 +176,33 @@ def occupied(places: Ints) -> tuple[int, float]:
     return slices, slices * log(slices / max(slices - len(places), 1))
 
 
-def are_single(apart: Ints, places: Ints, net: int) -> bool:
+def are_single(sums: Sums, places: Ints, net: int) -> bool:
     """Whether slices that differ by a balance of 1 differ in one ID each, nearly always.
 
     Three of ``d`` IDs that are scattered over ``m`` slices are in the same one, and have such a
     balance, in one of ``8 m^2 / d (d - 1) (d - 2)`` cases. ``net``: so many IDs more are here.
     """
-    size = np.abs(apart)
-    single = int(np.count_nonzero(size == 1))
     slices, scattered = occupied(places)
-    about = max(scattered, float(np.maximum(size, 2).sum() - single))
-    if not single or len(apart) < 2 or abs(net) > about:
+    about = max(scattered, sums.at_least)
+    if not sums.single or sums.slices < 2 or abs(net) > about:
         return False
     around = slices * (about + 1) / (about - 1)
     return about * (about - 1) * (about - 2) <= 8 * _TRIPLES * around * around
 
 
-def estimate(
-    apart: Ints, found: Gaps | None, slices: int, least: int, *, certain: bool
-) -> tuple[float, float]:
+def estimate(sums: Sums, slices: int, least: int, *, certain: bool) -> tuple[float, float]:
     """How many differences there are about, and how many a table should be made for.
 
-    ``apart``: by which balance slices differ; ``found``: what counts say of them. ``slices``: how
-    many there are in all. ``least``: so many differences at least. ``certain``: there is one in
-    each of those.
+    ``slices``: how many there are in all. ``least``: so many differences at least. ``certain``:
+    there is one in each of those that were summed up.
     """
-    counted, floor = 0, None
-    if found is not None:
-        scattered = found.most == 0
-        counted = int(found.most.sum())
-        apart, floor = apart[scattered], found.least[scattered]
-    size = np.abs(apart).astype(np.float64)
-    squares = size * size
-    whole = total = float(squares.sum())
-    if floor is not None and floor.any():
-        total = float(np.maximum(squares, floor).sum())
-    at_least = float(size.sum())
-    if certain:
-        at_least += 2.0 * (len(size) - np.count_nonzero(size))
-    about = max(total, float(least - counted), at_least)
-    pairs = (float(squares @ squares) - whole) / 3.0
-    alike = min(float(slices), total * total / pairs) if pairs > 0 else float(slices)
-    return about + counted, counted + about * _vagueness(about, max(alike, 1.0))
+    at_least = sums.at_least if certain else sums.size
+    about = max(sums.floored, float(least - sums.in_gaps), at_least)
+    pairs = (sums.fourth - sums.squares) / 3.0
+    alike = float(slices)
+    if pairs > 0:
+        alike = min(alike, sums.floored * sums.floored / pairs)
+    return about + sums.in_gaps, sums.in_gaps + about * _vagueness(about, max(alike, 1.0))
 
 
 def tallied(apart: Ints) -> float:

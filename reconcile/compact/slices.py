@@ -18,10 +18,10 @@ from typing import Final
 import numpy as np
 
 from reconcile import kernel
-from reconcile.compact import plan
 from reconcile.compact.frames import Cut, cut_bytes
 from reconcile.compact.keys import SHORT_MASK, ShortKey, tally
 from reconcile.compact.limits import SIFTED_BYTES
+from reconcile.compact.plan import Slicing
 from reconcile.errors import MalformedCompact
 from reconcile.ids import HASH_DTYPE, HASH_WORDS, Bools, Ints, SyncId, SyncIds, Words
 from reconcile.index import IndexView
@@ -63,7 +63,7 @@ class Regions:
     @classmethod
     def joined(cls, lower: Ints, upper: Ints) -> Regions:
         """Of ascending slices, of which some touch."""
-        if not len(lower):
+        if len(lower) < 2:
             return cls(lower, upper)
         apart = np.ones(len(lower) + 1, np.bool_)
         np.not_equal(lower[1:], upper[:-1], out=apart[1:-1])
@@ -151,6 +151,10 @@ class Slices:
         """IDs in all of them."""
         return int((self.high - self.low).sum())
 
+    def items_in(self, rows: Bools) -> int:
+        """IDs in some of them."""
+        return int((self.high - self.low)[rows].sum())
+
 
 @dataclass(frozen=True, slots=True)
 class Compared:
@@ -237,30 +241,22 @@ class Held:
             counts[large] -= np.maximum(np.minimum(alike, counts[large]) - usual, 0)
         return counts
 
-    def cut(
-        self,
-        regions: Regions,
-        count: int,
-        key: ShortKey,
-        print_bytes: int,
-        *,
-        anchored: bool = False,
-    ) -> tuple[Slices, bytes]:
+    def cut(self, regions: Regions, key: ShortKey, wanted: Slicing) -> tuple[Slices, bytes]:
         """About so many slices of equal counts, and as a frame has them.
 
-        ``anchored``: bounds are where an index keeps what runs up to them, if both sides have the
-        ID there; these bounds take a byte more each.
+        Anchored bounds are where an index keeps what runs up to them, if both sides have the ID
+        there; they take a byte more each.
         """
-        anchored = anchored and self._by_anchors
         if kernel.compiled is not None:
-            said = kernel.compiled.cut(*self._columns(regions, key, count, print_bytes, anchored))
+            said = kernel.compiled.cut(*self._columns(regions, key, wanted))
             if said is not None:
                 return Slices.of_cuts(said[1], regions), said[0]
-        exponent, multiples = self.quantiles(regions, count, anchored=anchored)
+        anchored = wanted.anchored and self._by_anchors
+        exponent, multiples = self.quantiles(regions, wanted.count, anchored=anchored)
         bounds = multiples << exponent
         multiples = multiples[(bounds < regions.length) & ~regions.is_edge(bounds)]
         own = self.slices(*regions.edges(multiples << exponent), key)
-        cut = Cut(exponent, multiples, own.prints, print_bytes, own.balances)
+        cut = Cut(exponent, multiples, own.prints, wanted.print_bytes, own.balances)
         return own, cut_bytes(cut)
 
     def compare(self, cut: Cut, regions: Regions, key: ShortKey) -> Compared:
@@ -294,20 +290,15 @@ class Held:
         return Compared(differs, chosen)
 
     def compare_quickly(
-        self,
-        unread: tuple[bytes, int],
-        regions: Regions,
-        key: ShortKey,
-        most: int,
-        print_bytes: int,
+        self, unread: tuple[bytes, int], regions: Regions, key: ShortKey, wanted: Slicing
     ) -> Compared | None:
         """The same of slices with which a frame ends, from a place on, in one compiled call.
 
-        At most so many bounds, and prints of so many bytes. None: it is for ``compare``.
+        At most so many bounds, which may be anchored. None: it is for ``compare``.
         """
         if kernel.compiled is None:
             return None
-        columns = self._columns(regions, key, most, print_bytes)
+        columns = self._columns(regions, key, wanted)
         said = kernel.compiled.compare(*columns, *unread)
         if said is None:
             return None
@@ -364,18 +355,11 @@ class Held:
         return ids, xor[0]
 
     def _columns(
-        self,
-        regions: Regions,
-        key: ShortKey,
-        count: int,
-        print_bytes: int,
-        anchored: bool = False,
+        self, regions: Regions, key: ShortKey, wanted: Slicing
     ) -> tuple[kernel.RowsHandle, tuple[kernel.Column, ...], *tuple[kernel.Column, ...]]:
-        # A frame does not tell whether bounds of the other side are at anchors.
-        may_be = print_bytes == SIFTED_BYTES and self.count >= plan.NEAR_ITEMS
-        sums = self.rows.sums(anchored=anchored or (may_be and self._by_anchors))
-        bases = self.rows.balances()[1]
-        numbers = np.array((self.low, self.high, count, print_bytes, anchored))
+        anchored = wanted.anchored and self._by_anchors
+        sums, bases = self.rows.sums(anchored=anchored), self.rows.balances()[1]
+        numbers = np.array((self.low, self.high, wanted.count, wanted.print_bytes, anchored))
         handle = self.rows.handle
         return handle, sums, numbers, bases, key.column, regions.start, regions.end
 

@@ -160,17 +160,6 @@ static bool read_bounds(reader_t *from, Py_ssize_t most, bounds_t *bounds)
     return true;
 }
 
-/* At least the lower bytes of a word; so many bytes are there. */
-static inline uint64_t low_bytes(const uint8_t *at, Py_ssize_t count, Py_ssize_t there)
-{
-    uint64_t value = 0;
-    if (there >= (Py_ssize_t)sizeof value)
-        return word_at(at);
-    for (; count; count--)
-        value = value << 8 | at[count - 1];
-    return value;
-}
-
 /* Which slices differ; prints and balances of their ends become by which they do, prints above what
  * a frame has of them stay one's own. False: that is no end of a frame. */
 static bool read_contents(work_t *work, reader_t *from, uint8_t *differs)

@@ -15,7 +15,7 @@
 #include <string.h>
 
 /* Raised with every change of this directory; `reconcile.kernel` takes no other. */
-#define KERNEL_VERSION 15
+#define KERNEL_VERSION 16
 
 #define HASH_BYTES 32
 #define TIME_BYTES 8
@@ -168,6 +168,8 @@ function kernel_places, kernel_split, kernel_probe, kernel_fingerprints, kernel_
 function kernel_fold;
 function kernel_balance, kernel_anchors, kernel_cut, kernel_compare;
 function kernel_fill, kernel_sift, kernel_tally, kernel_shorten;
+function kernel_read_head, kernel_read_table, kernel_read_result, kernel_pack;
+function kernel_survey_slices;
 function kernel_insert, kernel_peel, kernel_find, kernel_gather;
 function kernel_lattice;
 

@@ -85,6 +85,17 @@ static inline Py_ssize_t left(const reader_t *from)
     return from->end - from->at;
 }
 
+/* At least the lower bytes of a word; so many bytes are there. */
+static inline uint64_t low_bytes(const uint8_t *at, Py_ssize_t count, Py_ssize_t there)
+{
+    uint64_t value = 0;
+    if (there >= (Py_ssize_t)sizeof value)
+        return word_at(at);
+    for (; count; count--)
+        value = value << 8 | at[count - 1];
+    return value;
+}
+
 /* The prefix of a hash, which must make the bound greater. */
 static inline bool read_prefix(reader_t *from)
 {

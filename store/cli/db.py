@@ -17,7 +17,7 @@ from uuid import UUID
 import click
 import psycopg
 
-from store.cli.sizes import lines_of
+from store.cli.sizes import aligned, lines_of
 from store.config.node import NodeConfig
 from store.config.options import options_of
 from store.db.checks.check import CheckReport
@@ -466,16 +466,7 @@ def _check_json(report: CheckReport) -> dict[str, object]:
         "ok": not report.findings,
         "full": report.full,
         "checked": report.checked,
-        "findings": [
-            {
-                "kind": each.kind,
-                "where": each.where,
-                "count": each.count,
-                "examples": each.examples,
-                "advice": each.advice,
-            }
-            for each in report.findings
-        ],
+        "findings": [asdict(each) | {"advice": each.advice} for each in report.findings],
     }
 
 
@@ -513,7 +504,7 @@ def _partition_lines(inventory: Inventory) -> Iterator[str]:
         low, high = _ends(each.table, each.bounds)
         count = "unknown" if each.rows < 0 else f"{each.rows:,}"
         rows.append((each.table, each.name, low, high, format_size(each.size_bytes), count))
-    yield from _aligned(rows)
+    yield from aligned(rows, len(rows[0]))
     horizon = format_time(inventory.horizon_ns) if inventory.horizon_ns else "none"
     yield f"{format_size(inventory.size_bytes)} in all; horizon: {horizon}"
 
@@ -557,7 +548,7 @@ def _prune_lines(report: PruneReport, *, dry_run: bool) -> Iterator[str]:
         size = format_size(partition.size_bytes)
         rows.append((partition.table, partition.name, low, high, size, each.reason.value))
     if report.dropped:
-        yield from _aligned(rows)
+        yield from aligned(rows, len(rows[0]))
     for problem in report.problems:
         yield _sentence(problem)
     what = "would go" if dry_run else "went"
@@ -565,10 +556,3 @@ def _prune_lines(report: PruneReport, *, dry_run: bool) -> Iterator[str]:
         f"{len(report.dropped)} partitions {what}, {format_size(report.freed_bytes)} of"
         f" {format_size(report.size_bytes)}."
     )
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
-        yield "  ".join(cells).rstrip()

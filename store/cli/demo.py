@@ -22,7 +22,7 @@ from storenode.client.errors import NodeError
 from storenode.message.limits import NS_PER_S
 from storenode.message.printing import printable_lines
 
-LIBRARIES: Final = ("rich", "cryptography")
+LIBRARIES: Final = ("rich", "trustme")
 """Of the extra; the embedded Postgres has a sentence of its own."""
 _PARTS: Final = ("gossip", "reconciliation", "repair")
 

@@ -9,7 +9,6 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -31,24 +30,17 @@ _LIBRARIES: Final = ("cryptography", "noise", "websockets")
 """Of the extra."""
 
 
-def _node_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    node = option(
-        "--node",
-        default=DEFAULT_NODE,
-        show_default=True,
-        metavar="HOST:PORT",
-        section="Connection",
-        help="The node to pass queries on to.",
-    )
-    adding: list[Callable[..., Any]] = [node, *credential_options()]
-    for add in reversed(adding):
-        command = add(command)
-    return command
-
-
 @click.command(cls=LayeredCommand)
 @options_of(GatewayConfig)
-@_node_options
+@option(
+    "--node",
+    default=DEFAULT_NODE,
+    show_default=True,
+    metavar="HOST:PORT",
+    section="Connection",
+    help="The node to pass queries on to.",
+)
+@credential_options
 def gateway(
     *,
     node: str,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import update_wrapper
@@ -15,10 +15,9 @@ import click
 
 from store.cli.db import Target, on_database
 from storenode.cli.client.output import note
-from storenode.cli.client.session import credential_options
 from storenode.cli.client.text import TIME, safe
 from storenode.cli.errors import FAILED, OK, USAGE, CliError
-from storenode.cli.options.layers import option
+from storenode.cli.options.layers import option, with_options
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -42,9 +41,7 @@ LIBRARIES: Final = (
 """Of the extra; without the ADBC driver, jobs read by psycopg."""
 
 
-Decorator = Callable[[Callable[..., int]], Callable[..., int]]
-
-_JOB_OPTIONS: Final[tuple[Decorator, ...]] = (
+_JOB_OPTIONS: Final = with_options(
     option(
         "--master",
         metavar="URL",
@@ -70,7 +67,7 @@ _JOB_OPTIONS: Final[tuple[Decorator, ...]] = (
         " collector of the node exporter reads it.",
     ),
 )
-_RANGE_OPTIONS: Final[tuple[Decorator, ...]] = (
+_RANGE_OPTIONS: Final = with_options(
     option("--from", "since", type=TIME, help="Start of the time range: RFC 3339, or nanoseconds."),
     option("--to", "until", type=TIME, help="End of the time range, exclusive."),
 )
@@ -185,7 +182,7 @@ def job_that_may_need_spark(command: Callable[..., int]) -> Callable[..., int]:
         except Terminated:
             return TERMINATED
 
-    return _with(_JOB_OPTIONS, on_database(update_wrapper(run, command)))
+    return _JOB_OPTIONS(on_database(update_wrapper(run, command)))
 
 
 @dataclass
@@ -225,18 +222,7 @@ def between(command: Callable[..., int]) -> Callable[..., int]:
             raise CliError(USAGE, "--from must be before --to, and neither before 1970.")
         return command(low_ns=low, high_ns=high, **options)
 
-    return _with(_RANGE_OPTIONS, update_wrapper(run, command))
-
-
-def _with(options: Sequence[Decorator], command: Callable[..., int]) -> Callable[..., int]:
-    for each in reversed(options):
-        command = each(command)
-    return command
-
-
-def with_credentials(command: Callable[..., int]) -> Callable[..., int]:
-    """Give a command the options of a caller of a node."""
-    return _with(credential_options(), command)
+    return _RANGE_OPTIONS(update_wrapper(run, command))
 
 
 def _require_libraries() -> None:

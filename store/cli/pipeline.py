@@ -19,8 +19,8 @@ from store.cli.jobs import (
     between,
     job,
     job_that_may_need_spark,
-    with_credentials,
 )
+from storenode.cli.client.session import credential_options
 from storenode.cli.errors import USAGE, CliError
 from storenode.cli.options.layers import LayeredCommand, option
 from storenode.cli.options.types import DURATION_OR_OFF, SIZE
@@ -391,7 +391,7 @@ def restore(
 @option(
     "--without-audit", is_flag=True, help="Do not look for missing parents, which takes longest."
 )
-@with_credentials
+@credential_options
 @between
 @job
 def report(

@@ -22,7 +22,7 @@ def lines_of(sizes: Sizes) -> Iterator[str]:
     yield f"{sizes.messages:,} messages in {format_size(sizes.total_bytes)}"
     yield ""
     table = [("table", "part", "size", "share", "bytes per message"), *_rows_of(sizes)]
-    yield from _aligned(table)
+    yield from aligned(table, _LEFT)
     if sizes.columns:
         yield ""
         yield "Mean bytes of the columns of a row, in a sample:"
@@ -60,11 +60,12 @@ def _columns_of(columns: Sequence[Column]) -> Iterator[str]:
         yield f"  {name}: {said}"
 
 
-def _aligned(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
+def aligned(rows: Sequence[Sequence[str]], left: int) -> Iterator[str]:
+    """Lines of a table; so many columns are text, and the others numbers."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = [
-            cell.ljust(width) if at < _LEFT else cell.rjust(width)
+            cell.ljust(width) if at < left else cell.rjust(width)
             for at, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
         yield "  ".join(cells).rstrip()

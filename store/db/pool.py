@@ -9,10 +9,10 @@ of it is tried again by `Database.read`, or by the writer, which knows whether t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar, TypeVarTuple
 
 import psycopg
 from psycopg import AsyncConnection, conninfo
@@ -20,6 +20,7 @@ from psycopg import errors as pg
 from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout
 
 from store.db.arrays import register
+from store.db.errors import sentence
 from store.db.schema.migrate import application_name
 from store.db.turns import Turns
 from store.domain.outlet import Outlet
@@ -32,6 +33,7 @@ MAX_WAITING_PAGES: Final = 40_000
 """
 
 _Result = TypeVar("_Result")
+_Given = TypeVarTuple("_Given")
 
 # Every statement here has an index to go by, and plans are kept: a plan that was made while a
 # partition was new and empty must still be right when it is full.
@@ -159,11 +161,6 @@ def _require_ports(ports: str) -> None:
             raise ValueError(f"the database URL cannot be read: no port has the number {port!r}")
 
 
-def pool_size(pool: AsyncConnectionPool[Connection]) -> int:
-    """How many connections a pool has, idle or lent, or is making."""
-    return pool.get_stats()["pool_size"]
-
-
 async def prepare(connection: Connection) -> None:
     """Set up a session as every statement here expects it."""
     await connection.set_autocommit(True)
@@ -184,13 +181,14 @@ class Patience:
     def __init__(self, patience_s: float) -> None:
         self._loop = asyncio.get_running_loop()
         self._deadline = self._loop.time() + patience_s
-        self._backoff = reconnecting()
+        self._backoff: Backoff | None = None
 
     async def wait(self) -> bool:
         """Wait for the next attempt; False when patience has run out."""
         left = self._deadline - self._loop.time()
         if left <= 0:
             return False
+        self._backoff = self._backoff or reconnecting()
         await asyncio.sleep(min(self._backoff.take(), left))
         return True
 
@@ -199,44 +197,74 @@ class _NotMade(PoolTimeout):
     """An attempt to connect has failed."""
 
 
-class _Lender:
-    """Lends a pool's connections, and lets nobody wait long for one that could not be made.
+class Pool(AsyncConnectionPool[Connection]):
+    """A pool that lets nobody wait long for a connection that could not be made.
 
-    The pool by itself would keep its callers waiting to the end of their time, although the next
-    attempt to connect, a moment later, may succeed.
+    By itself it would keep its callers waiting to the end of their time, although the next attempt
+    to connect, a moment later, may succeed.
     """
 
-    def __init__(self) -> None:
-        self._waiting: set[asyncio.Timeout] = set()
+    def __init__(
+        self,
+        url: str,
+        name: str,
+        size: int,
+        patience_s: float,
+        configure: Callable[[Connection], Awaitable[None]],
+    ) -> None:
+        self._limits: set[asyncio.Timeout] = set()
+        super().__init__(
+            url,
+            connection_class=AsyncConnection[tuple[object, ...]],
+            min_size=1,
+            max_size=size,
+            timeout=patience_s,
+            reconnect_timeout=0,
+            reconnect_failed=self._give_up,
+            max_lifetime=3600,
+            configure=configure,
+            name=name,
+            open=False,
+        )
 
-    def give_up(self, pool: AsyncConnectionPool[Connection]) -> None:
+    @property
+    def size(self) -> int:
+        """How many connections it has, idle or lent, or is making."""
+        return self.get_stats()["pool_size"]
+
+    def _give_up(self, _pool: object) -> None:
         """Tell all who wait that an attempt to connect has failed.
 
         Where there are other connections, one of them may come back in a moment.
         """
         end = asyncio.get_running_loop().time()
-        if pool_size(pool):
+        if self.size:
             end += _RETURN_PATIENCE_S
-        for limit in self._waiting:
+        for limit in self._limits:
             limit.reschedule(min(end, limit.when() or end))
 
-    async def get(self, pool: AsyncConnectionPool[Connection]) -> Connection:
+    async def lend(self) -> Connection:
+        """Lend a connection, to be given back by `putconn`.
+
+        Raises:
+            PoolTimeout: none became free in time; `_NotMade`: none could be made.
+        """
         task = asyncio.current_task()
         assert task is not None
         cancelled_before = task.cancelling()
         try:
             async with asyncio.timeout(None) as limit:
-                self._waiting.add(limit)
+                self._limits.add(limit)
                 try:
-                    connection = await pool.getconn()
+                    connection = await self.getconn()
                 finally:
-                    self._waiting.discard(limit)
+                    self._limits.discard(limit)
         except TimeoutError:
             raise _NotMade("no connection could be made") from None
         if task.cancelling() > cancelled_before:
             # The pool waits by `asyncio.wait_for`, which before Python 3.12 loses a cancellation
             # that meets the end of the wait; a wait for the task's end would never return.
-            await pool.putconn(connection)
+            await self.putconn(connection)
             raise asyncio.CancelledError
         return connection
 
@@ -248,7 +276,6 @@ class Database:
         self.url = complete_url(url)
         self.settings = settings
         self._guard = guard
-        self._lenders: dict[str, _Lender] = {}
         self.connections_made = 0
         """Changes when a pool may have come to another server than before."""
         self.write_pool = self._pool("write", settings.write_connections)
@@ -267,21 +294,8 @@ class Database:
         self.last_online_ns = 0
         """When the store was last online, as its database said when it was opened; 0: never."""
 
-    def _pool(self, name: str, size: int) -> AsyncConnectionPool[Connection]:
-        lender = self._lenders[name] = _Lender()
-        return AsyncConnectionPool(
-            self.url,
-            connection_class=AsyncConnection[tuple[object, ...]],
-            min_size=1,
-            max_size=size,
-            timeout=self.settings.read_patience_s,
-            reconnect_timeout=0,
-            reconnect_failed=lender.give_up,
-            max_lifetime=3600,
-            configure=self._prepare,
-            name=name,
-            open=False,
-        )
+    def _pool(self, name: str, size: int) -> Pool:
+        return Pool(self.url, name, size, self.settings.read_patience_s, self._prepare)
 
     @property
     def failed_connections(self) -> int:
@@ -289,7 +303,7 @@ class Database:
         return sum(pool.get_stats().get("connections_errors", 0) for pool in self.pools)
 
     @property
-    def pools(self) -> tuple[AsyncConnectionPool[Connection], ...]:
+    def pools(self) -> tuple[Pool, ...]:
         """All pools."""
         return (self.write_pool, self.read_pool, self.bulk_pool)
 
@@ -353,8 +367,9 @@ class Database:
 
     async def read(
         self,
-        work: Callable[[Connection], Awaitable[_Result]],
-        pool: AsyncConnectionPool[Connection] | None = None,
+        work: Callable[[Connection, *_Given], Awaitable[_Result]],
+        *given: *_Given,
+        pool: Pool | None = None,
     ) -> _Result:
         """Do some reading on a connection of a pool, again where the connection breaks.
 
@@ -365,7 +380,7 @@ class Database:
         while True:
             try:
                 async with self.connection(pool or self.read_pool) as connection:
-                    return await work(connection)
+                    return await work(connection, *given)
             except (psycopg.Error, PoolTimeout) as error:
                 if is_exhausted(error):
                     raise unavailable(error) from error
@@ -373,6 +388,38 @@ class Database:
                     raise
                 if not await patience.wait():
                     raise unavailable(error) from error
+
+    async def rows(
+        self,
+        statement: str,
+        parameters: Mapping[str, object] | Sequence[object] = (),
+        pool: Pool | None = None,
+    ) -> list[Any]:
+        """Read what one statement selects.
+
+        Raises:
+            StoreUnavailable: as `read`.
+        """
+
+        async def select(connection: Connection) -> list[Any]:
+            cursor = await connection.execute(statement, parameters, binary=True)
+            return await cursor.fetchall()
+
+        return await self.read(select, pool=pool)
+
+    async def write(
+        self, work: Callable[[Connection, *_Given], Awaitable[_Result]], *given: *_Given
+    ) -> _Result:
+        """Do some writing on a connection of its pool, once.
+
+        Raises:
+            StoreUnavailable: the database did not serve; whether it was done is not known then.
+        """
+        try:
+            async with self.connection(self.write_pool) as connection:
+                return await work(connection, *given)
+        except (psycopg.Error, PoolTimeout) as error:
+            raise StoreUnavailable(sentence(error)) from error
 
     async def read_page(
         self, work: Callable[[Connection], Awaitable[_Result]], outlet: Outlet
@@ -384,10 +431,10 @@ class Database:
             StoreBusy: too many pages wait to be read.
         """
         async with self._pages.turn(outlet.caller, outlet.connection):
-            return await self.read(work, self.bulk_pool)
+            return await self.read(work, pool=self.bulk_pool)
 
     @asynccontextmanager
-    async def connection(self, pool: AsyncConnectionPool[Connection]) -> AsyncIterator[Connection]:
+    async def connection(self, pool: Pool) -> AsyncIterator[Connection]:
         """Lend a connection of a pool.
 
         Raises:
@@ -402,15 +449,13 @@ class Database:
         try:
             async with connection:
                 yield connection
-            if not self._admits(connection):
+            if self._guard is not None and not self._guard.admits(connection):
                 # What was committed there is not part of the store as it goes on.
                 raise HostRefused("the server was replaced by a newer one meanwhile")
         finally:
             await owner.putconn(connection)
 
-    async def _lend(
-        self, pool: AsyncConnectionPool[Connection]
-    ) -> tuple[Connection, AsyncConnectionPool[Connection]]:
+    async def _lend(self, pool: Pool) -> tuple[Connection, Pool]:
         """A connection of a pool; an idle one of another where this one has none and makes none.
 
         A server that has no more connections to give still serves those that it has given.
@@ -418,22 +463,19 @@ class Database:
         while True:
             owner = pool
             try:
-                connection = await self._lenders[pool.name].get(pool)
+                connection = await pool.lend()
             except _NotMade:
                 idle = [each for each in self.pools if each.get_stats()["pool_available"]]
-                if pool_size(pool) or not idle:
+                if pool.size or not idle:
                     raise
                 owner = idle[0]
-                connection = await self._lenders[owner.name].get(owner)
-            if self._admits(connection):
+                connection = await owner.lend()
+            if self._guard is None or self._guard.admits(connection):
                 return connection, owner
             try:
                 await connection.close()
             finally:
                 await owner.putconn(connection)
-
-    def _admits(self, connection: Connection) -> bool:
-        return self._guard is None or self._guard.admits(connection)
 
 
 async def _read_store(connection: Connection) -> tuple[bytes, bytes, int]:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final
 
-from store.demo.certificates import Authority
+import trustme
+
 from store.demo.network import Network
 from store.demo.node import NodeProcess
 from storenode.connection.channel import TlsIdentity
 
 NODES: Final = ("n1", "n2", "n3")
 DOMAIN: Final = "demo.storenode"
+_LIFETIME: Final = timedelta(days=1)
+"""Of certificates; the authority's key is in no file."""
 
 
 class Cluster:
@@ -23,7 +27,9 @@ class Cluster:
         self._directory = directory
         self._network = network
         self._without = without
-        self._authority = Authority(directory)
+        self._authority = trustme.CA()
+        self._ca = directory / "ca.pem"
+        self._ca.write_bytes(self._authority.cert_pem.bytes())
         self.nodes: dict[str, NodeProcess] = {}
         self.addresses: dict[str, str] = {}
         self.admin_addresses: dict[str, str] = {}
@@ -31,7 +37,7 @@ class Cluster:
     @property
     def tls(self) -> TlsIdentity:
         """A client's certificate, and the authority that it trusts; another one each time."""
-        return self._authority.client(f"client.{DOMAIN}")
+        return self._issue(f"client.{DOMAIN}")
 
     async def start(self) -> None:
         """Start all nodes, side by side.
@@ -64,10 +70,14 @@ class Cluster:
             node.send_kill()
 
     async def _options(self, name: str) -> list[str]:
-        files = self._authority.files(node_id(name))
+        identity = self._issue(node_id(name))
+        cert, key = (self._directory / f"{name}.{kind}" for kind in ("pem", "key"))
+        cert.write_bytes(identity.cert or b"")
+        key.touch(mode=0o600)
+        key.write_bytes(identity.key or b"")
         options = [
-            *("--tls-cert", str(files.cert), "--tls-key", str(files.key)),
-            *("--tls-ca", str(files.ca), "--client-ca", str(files.ca)),
+            *("--tls-cert", str(cert), "--tls-key", str(key)),
+            *("--tls-ca", str(self._ca), "--client-ca", str(self._ca)),
             *("--sync-interval", "0" if "reconciliation" in self._without else "5s"),
             *("--sync-offset", "2s"),
             *("--gossip", "off" if "gossip" in self._without else "on"),
@@ -78,6 +88,16 @@ class Cluster:
                 options += ["--allow-peer", node_id(other)]
                 options += ["--peer", f"{node_id(other)}@{wire.address}"]
         return options
+
+    def _issue(self, name: str) -> TlsIdentity:
+        """A certificate for a name and 127.0.0.1, its key, and the authority to trust."""
+        until = datetime.now(UTC) + _LIFETIME
+        issued = self._authority.issue_cert(name, "127.0.0.1", not_after=until)
+        return TlsIdentity(
+            ca=self._authority.cert_pem.bytes(),
+            cert=issued.cert_chain_pems[0].bytes(),
+            key=issued.private_key_pem.bytes(),
+        )
 
 
 def node_id(name: str) -> str:

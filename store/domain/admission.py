@@ -39,12 +39,11 @@ from store.domain.ports import Ephemeral, Source, TopicRights
 from store.messages.record import (
     RecordBatch,
     begin_frame,
-    frame_layout,
     index_batch,
     pubsub_suffix,
     split_frame,
 )
-from store.messages.shapes import LEAD_BYTES, TIME_BYTES, read_lead, read_names, read_times
+from store.messages.shapes import LEAD_BYTES, TIME_BYTES, Lead, read_lead, read_names, read_times
 from store.messages.transfer import Decoded, decode_message
 from storenode.message.hashing import message_hashes, pack_timestamp
 from storenode.message.limits import MAX_CACHED_TOPICS, MAX_SHAPE_BYTES
@@ -117,9 +116,6 @@ class _Topic(NamedTuple):
 _Recognized = tuple[_Topic, bytes, bytes, bytes]
 """A message that need not be decoded: topic, head, payload, tail."""
 
-_Shape = tuple[int, int, int, int, bytes]
-"""Where payload, ``before``, time and ``after`` begin (`messages.shapes`), and the head."""
-
 _ACCEPTED: Final = Verdict.ACCEPTED
 _NO_TIME: Final = bytes(TIME_BYTES)
 _NO_TOPIC: Final = _Topic(None, b"", b"", b"", b"", ("", ""))
@@ -152,7 +148,6 @@ class Admission:
         self._times = Times(policy, now_ns)
         self._client = "" if client is None else client.name
         self._rights = _EVERY_TOPIC if client is None else client.topics
-        self._anywhere = self._rights.unrestricted
         self._positions: dict[bytes, int] = {}
         self._relayed: set[bytes] = set()
         self.admitted = Admitted()
@@ -198,7 +193,8 @@ class Admission:
         self, messages: Sequence[bytes]
     ) -> tuple[list[_Recognized], list[bytes], list[_Topic]]:
         """What can be read off without decoding, the times (no time: it cannot), and the topics."""
-        shapes: dict[bytes, _Shape | None] = {}
+        largest = self._policy.max_message_bytes
+        shapes: dict[bytes, Lead | None] = {}
         known: dict[tuple[bytes, bytes], _Topic | None] = {}
         seen: list[_Recognized] = []
         times: list[bytes] = []
@@ -207,9 +203,12 @@ class Admission:
             try:
                 shape = shapes[lead]
             except KeyError:
-                shape = shapes[lead] = self._shape_of(lead)
+                # A message that is shorter than its lead says has nothing after the time.
+                shape = shapes[lead] = read_lead(lead)
+                if shape is not None and shape.body_bytes > largest:
+                    shape = shapes[lead] = None
             if shape is not None:
-                start, before, time, after, head = shape
+                start, before, time, after, _, head = shape
                 around = message[before:time], message[after:]
                 try:
                     topic = known[around]
@@ -224,14 +223,6 @@ class Admission:
             seen.append(_UNRECOGNIZED)
             times.append(_NO_TIME)
         return seen, times, [topic for topic in known.values() if topic is not None]
-
-    def _shape_of(self, lead: bytes) -> _Shape | None:
-        """What a message is like that begins so; one that is shorter has nothing after the time."""
-        found = read_lead(lead)
-        if found is None or found.body_bytes > self._policy.max_message_bytes:
-            return None
-        start, before, time, after, body_bytes = found
-        return start, before, time, after, frame_layout(before - start, body_bytes)[0]
 
     def _keep_all(
         self,
@@ -258,8 +249,7 @@ class Admission:
         """What follows from topics of which nothing is to be said; they are not long."""
         policy = self._policy
         topic = _derive_once(names, policy.max_topic_bytes, policy.cluster, policy.shards)
-        allowed = self._anywhere or self._rights.allows(*names)
-        return topic if allowed and not topic.problem else None
+        return topic if not topic.problem and self._rights.allows(*names) else None
 
     def _judge(self, message: bytes) -> None:
         """Judge the next message by all rules, one after the other."""
@@ -292,7 +282,7 @@ class Admission:
             found = found or size_problem(meta_bytes, message_bytes, policy)
         if found is None and item.ephemeral and not self._relays:
             return _EPHEMERAL
-        if found is None and not (self._anywhere or self._rights.allows(*topic.names)):
+        if found is None and not self._rights.allows(*topic.names):
             return Refusal(
                 Reason.OUTSIDE_TOPICS,
                 f"client {self._client} may not publish on these topics: use those that the "

@@ -18,6 +18,7 @@ MAX_WRITTEN_IDS: Final = 65_536
 """IDs that wait here; the oldest batches are dropped, and can be read from the database."""
 
 _Offer = tuple[list[int], list[bytes], frozenset[bytes] | None]
+_NOTHING: Final[_Offer] = ([], [], None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,26 +59,21 @@ class WrittenIds:
 
     def offer(self, token: int, batch: RecordBatch, added: frozenset[bytes] | None) -> None:
         """Hold the IDs of a batch: of those with ``added`` hashes, or of all when it is None."""
-        self._drop(token)
+        before, _, _ = self._offers.pop(token, _NOTHING)
         self._offers[token] = batch.timestamps, batch.hashes, added
-        self._held += len(batch)
+        self._held += len(batch.hashes) - len(before)
         while self._held > self._most:
-            self._drop(next(iter(self._offers)))
+            _, (dropped, _, _) = self._offers.popitem(last=False)
+            self._held -= len(dropped)
 
     def take(self, token: int) -> SyncIds | None:
         """The IDs that a commit has added, in any order; None: they are not here."""
-        offer = self._drop(token)
-        if offer is None:
+        timestamps, hashes, added = self._offers.pop(token, _NOTHING)
+        if not timestamps:
             return None
-        timestamps, hashes, added = offer
+        self._held -= len(timestamps)
         joined = np.frombuffer(b"".join(hashes), np.uint8).reshape(-1, HASH_BYTES)
         ids = SyncIds(np.array(timestamps, np.int64), joined)
         if added is None:
             return ids
         return ids[np.array([digest in added for digest in hashes], np.bool_)]
-
-    def _drop(self, token: int) -> _Offer | None:
-        offer = self._offers.pop(token, None)
-        if offer is not None:
-            self._held -= len(offer[0])
-        return offer

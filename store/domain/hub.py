@@ -247,7 +247,8 @@ class Hub:
                     frozenset(keys), include_data=subscriber.include_data
                 )
                 subscriber.put(Delivery(frames, count, commit.place))
-        self._relieve()
+        if self._queued.size_bytes > MAX_ALL_QUEUED_BYTES:
+            self._relieve()
         self.head = max(self.head, commit.place)
         self.expect(commit.place)
 

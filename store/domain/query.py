@@ -266,11 +266,9 @@ def _entries(
     if not all(entry.message_id for entry in kept):
         raise RequestError(f"{name} holds an entry without message_id: set it")
     # An entry that is missing is sent back as it came.
-    largest = max((_entry_bytes(entry) for entry in kept), default=0)
+    largest = max(
+        (len(entry.message_id) + len(entry.retrieval_hint or b"") for entry in kept), default=0
+    )
     if largest > most_bytes:
         raise LimitError(f"{name} holds an entry of {largest} bytes: at most {most_bytes}")
     return kept
-
-
-def _entry_bytes(entry: HistoryEntry) -> int:
-    return len(entry.message_id) + len(entry.retrieval_hint or b"")

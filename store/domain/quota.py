@@ -69,45 +69,51 @@ class ClientLimits:
     message_bytes: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Exceeded:
-    """A refusal: which limit, its value, and after how many nanoseconds a retry may pass (0: when
-    a call under way has ended).
+class Exceeded(Exception):
+    """A refusal, whose text says what was too much, the limit and what to do.
+
+    A retry may pass after ``retry_after_ns`` (0: when a call under way has ended).
     """
 
-    limit: str
-    value: int
-    retry_after_ns: int = 0
-
-    @property
-    def sentence(self) -> str:
-        """What was too much, the limit and what to do."""
-        if self.retry_after_ns:
-            wait_ms = -(-self.retry_after_ns // 1_000_000)
-            return f"limit of {self.value:,} {self.limit} is used up: retry in {wait_ms:,} ms"
-        return f"limit of {self.value:,} {self.limit} is reached: end one, then retry"
+    def __init__(self, limit: str, value: int, retry_after_ns: int = 0) -> None:
+        wait_ms = -(-retry_after_ns // 1_000_000)
+        super().__init__(
+            f"limit of {value:,} {limit} is used up: retry in {wait_ms:,} ms"
+            if retry_after_ns
+            else f"limit of {value:,} {limit} is reached: end one, then retry"
+        )
+        self.retry_after_ns = retry_after_ns
 
 
 class Bucket:
-    """A token bucket as one number: the time at which all that was taken is paid for."""
+    """A token bucket as one number: the time at which all that was taken is paid for.
 
-    __slots__ = ("_due_ns", "rate")
+    ``what`` it has is for the refusal; a rate of None has no limit.
+    """
 
-    def __init__(self, rate_per_s: int) -> None:
-        if rate_per_s <= 0:
+    __slots__ = ("_due_ns", "_what", "rate")
+
+    def __init__(self, rate_per_s: int | None, what: str) -> None:
+        if rate_per_s is not None and rate_per_s <= 0:
             raise ValueError(f"a rate of {rate_per_s} per second is impossible: give 1 or more")
         self.rate = rate_per_s
+        self._what = what
         self._due_ns = 0
 
-    def take(self, amount: int, now_ns: int) -> int:
-        """Take ``amount`` tokens: 0 when they were taken, else nanoseconds until they could be."""
+    def take(self, amount: int, now_ns: int) -> None:
+        """Take ``amount`` tokens.
+
+        Raises:
+            Exceeded: there are not so many; nothing was taken.
+        """
+        if self.rate is None:
+            return
         due_ns = max(self._due_ns, now_ns)
         cost_ns = -(-amount * NS_PER_S // self.rate)
         wait_ns = due_ns - now_ns - _BURST_NS + min(cost_ns, _BURST_NS)
         if wait_ns > 0:
-            return wait_ns
+            raise Exceeded(f"{self._what} per second", self.rate, wait_ns)
         self._due_ns = due_ns + cost_ns
-        return 0
 
     def is_full(self, now_ns: int) -> bool:
         """True when nothing is owed, so that a new bucket would be no different."""
@@ -119,14 +125,17 @@ class Bucket:
         Raises:
             AssertionError: the bucket is damaged.
         """
-        assert self.rate > 0
+        assert self.rate is None or self.rate > 0
         assert self._due_ns >= 0
 
 
 class Account:
-    """What one caller has used. Made by `Quota`, which also bounds the calls of all."""
+    """What one caller has used. Made by `Quota`, which also bounds the calls of all.
 
-    __slots__ = ("_bytes", "_messages", "_quota", "_requests", "_running", "limits")
+    ``requests``, ``messages`` to be published, and bytes ``received`` are taken of buckets.
+    """
+
+    __slots__ = ("_quota", "_running", "limits", "messages", "received", "requests")
 
     def __init__(self, quota: Quota, limits: ClientLimits) -> None:
         self._quota = quota
@@ -136,24 +145,26 @@ class Account:
     def set_limits(self, limits: ClientLimits) -> None:
         """Go on under other limits, with full buckets; calls under way stay counted."""
         self.limits = limits
-        self._requests = _bucket(limits.requests_per_s)
-        self._messages = _bucket(limits.messages_per_s)
-        self._bytes = _bucket(limits.received_bytes_per_s)
+        self.requests = Bucket(limits.requests_per_s, "requests")
+        self.messages = Bucket(limits.messages_per_s, "messages")
+        self.received = Bucket(limits.received_bytes_per_s, "received bytes")
 
-    def begin(self, kind: CallKind, now_ns: int) -> Exceeded | None:
-        """Count a call that begins; after ``None``, `end` must follow once."""
+    def begin(self, kind: CallKind, now_ns: int) -> None:
+        """Count a call that begins, and its request; `end` must follow once.
+
+        Raises:
+            Exceeded: it may not begin, and `end` does not follow.
+        """
         running, of_all = self._running, self._quota.running
         allowed = self.limits.calls if kind is CallKind.CALL else self.limits.streams
         if running[kind] >= allowed:
-            return Exceeded(f"{kind} of one client", allowed)
+            raise Exceeded(f"{kind} of one client", allowed)
         allowed = self._quota.allowed[kind]
         if of_all[kind] >= allowed:
-            return Exceeded(f"{kind} of this node", allowed)
-        exceeded = _take(self._requests, 1, now_ns, "requests per second")
-        if exceeded is None:
-            running[kind] += 1
-            of_all[kind] += 1
-        return exceeded
+            raise Exceeded(f"{kind} of this node", allowed)
+        self.requests.take(1, now_ns)
+        running[kind] += 1
+        of_all[kind] += 1
 
     def end(self, kind: CallKind) -> None:
         """Count the end of a call that `begin` let in."""
@@ -161,20 +172,10 @@ class Account:
         self._running[kind] -= 1
         self._quota.running[kind] -= 1
 
-    def request(self, size_bytes: int, now_ns: int, *, counted: bool = False) -> Exceeded | None:
-        """Charge a request's size, and the request itself unless `begin` has ``counted`` it."""
-        exceeded = None if counted else _take(self._requests, 1, now_ns, "requests per second")
-        return exceeded or _take(self._bytes, size_bytes, now_ns, "received bytes per second")
-
-    def messages(self, count: int, now_ns: int) -> Exceeded | None:
-        """Charge messages that are to be published."""
-        return _take(self._messages, count, now_ns, "messages per second")
-
     def at_rest(self, now_ns: int) -> bool:
         """True when forgetting the account changes nothing: no call, nothing owed."""
         return not any(self._running.values()) and all(
-            bucket is None or bucket.is_full(now_ns)
-            for bucket in (self._requests, self._messages, self._bytes)
+            bucket.is_full(now_ns) for bucket in (self.requests, self.messages, self.received)
         )
 
 
@@ -242,14 +243,3 @@ class Quota:
         self._strangers = {
             key: account for key, account in self._strangers.items() if not account.at_rest(now_ns)
         }
-
-
-def _bucket(rate_per_s: int | None) -> Bucket | None:
-    return None if rate_per_s is None else Bucket(rate_per_s)
-
-
-def _take(bucket: Bucket | None, amount: int, now_ns: int, limit: str) -> Exceeded | None:
-    if bucket is None:
-        return None
-    wait_ns = bucket.take(amount, now_ns)
-    return Exceeded(limit, bucket.rate, wait_ns) if wait_ns else None

@@ -25,7 +25,7 @@ def keep(data_dir: Path) -> None:
         OSError: The disk has no space after all, or cannot be written.
     """
     path, usage = data_dir / _NAME, shutil.disk_usage(data_dir)
-    size = _size(usage.total)
+    size = min(RESERVE_BYTES, usage.total // SHARE)
     if path.exists() or usage.free < 2 * size:
         return
     # Under another name until it is whole: a part of it would be taken for it.
@@ -53,7 +53,3 @@ def release(data_dir: Path) -> int:
         return 0
     path.unlink(missing_ok=True)
     return size
-
-
-def _size(disk_bytes: int) -> int:
-    return min(RESERVE_BYTES, disk_bytes // SHARE)

@@ -6,7 +6,7 @@ import asyncio
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from store.domain.quota import Bucket
+from store.domain.quota import Bucket, Exceeded
 from store.gateway.budget import Budget
 from store.gateway.faults import Fault
 from store.gateway.limits import (
@@ -41,8 +41,8 @@ class Client:
         self.queries = asyncio.Semaphore(CLIENT_QUERIES)
         self.unread = Budget(MAX_CLIENT_UNREAD_BYTES, unread)
         self.unsent = Budget(MAX_CLIENT_UNSENT_BYTES, unsent)
-        self._arrivals = Bucket(rules.new_connections_per_s)
-        self._requests = Bucket(rules.requests_per_s)
+        self._arrivals = Bucket(rules.new_connections_per_s, "new connections")
+        self._requests = Bucket(rules.requests_per_s, "requests")
 
     def arrive(self, now_ns: int) -> None:
         """Count a connection that begins.
@@ -50,8 +50,11 @@ class Client:
         Raises:
             Fault: There are too many in this second.
         """
-        if self._arrivals.take(1, now_ns):
-            raise Fault("connection_rate", "too many connections a second from one address")
+        try:
+            self._arrivals.take(1, now_ns)
+        except Exceeded:
+            sentence = "too many connections a second from one address"
+            raise Fault("connection_rate", sentence) from None
 
     def ask(self, now_ns: int) -> None:
         """Count a request.
@@ -59,12 +62,14 @@ class Client:
         Raises:
             Fault: There are too many in this second.
         """
-        if self._requests.take(1, now_ns):
+        try:
+            self._requests.take(1, now_ns)
+        except Exceeded:
             raise Fault(
                 "request_rate",
                 f"more than {self._requests.rate:,} requests per second from one address: ask"
                 " less often",
-            )
+            ) from None
 
     def at_rest(self, now_ns: int) -> bool:
         """True when forgetting the address changes nothing."""

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
 
-from store.domain.quota import Bucket
+from store.domain.quota import Bucket, Exceeded
 from store.gateway import mplex, noise, yamux
 from store.gateway.clients import Client
 from store.gateway.faults import Ended, Fault
@@ -84,7 +84,7 @@ class Connection:
         self._around = around
         self._streams: dict[int, Stream] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._frames = Bucket(FRAMES_PER_S)
+        self._frames = Bucket(FRAMES_PER_S, "frames")
 
     @property
     def busy(self) -> bool:
@@ -123,8 +123,11 @@ class Connection:
             await self._say(frame)
 
     def _charge(self) -> None:
-        if self._frames.take(1, time.monotonic_ns()):
-            raise Fault("flood", f"the client sends more than {FRAMES_PER_S:,} frames a second")
+        try:
+            self._frames.take(1, time.monotonic_ns())
+        except Exceeded:
+            sentence = f"the client sends more than {FRAMES_PER_S:,} frames a second"
+            raise Fault("flood", sentence) from None
 
     async def _on(self, event: Event) -> None:
         match event:

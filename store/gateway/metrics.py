@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -21,51 +22,47 @@ class GatewayMetrics:
 
     def __init__(self, version: str) -> None:
         registry = CollectorRegistry()
+        counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
         self._registry = registry
-        info = Gauge("storenode_gateway_build_info", "Always 1.", ["version"], registry=registry)
+        info = gauge("storenode_gateway_build_info", "Always 1.", ["version"])
         info.labels(version).set(1)
-        self.open_connections = Gauge(
-            "storenode_gateway_open_connections", "Connections that are open.", registry=registry
+        self.open_connections = gauge(
+            "storenode_gateway_open_connections", "Connections that are open."
         )
-        self.connections = Counter(
+        self.connections = counter(
             "storenode_gateway_connections_total",
             "Connections whose handshake was completed, by transport.",
             ["transport"],
-            registry=registry,
         )
-        self.streams = Counter(
+        self.streams = counter(
             "storenode_gateway_streams_total",
             "Streams that clients opened, by protocol.",
             ["protocol"],
-            registry=registry,
         )
-        self.queries = Counter(
+        self.queries = counter(
             "storenode_gateway_queries_total",
             "Queries that were answered: `node` by the node, `gateway` with a status of the"
             " gateway itself.",
             ["by"],
-            registry=registry,
         )
         self.query_seconds = Histogram(
             "storenode_gateway_query_seconds",
             "From a complete query to the node's answer.",
             registry=registry,
         )
-        self.response_bytes = Counter(
+        self.response_bytes = counter(
             "storenode_gateway_response_bytes_total",
             "Bytes of the node's answers that clients have taken.",
-            registry=registry,
         )
-        self.refusals = Counter(
+        self.refusals = counter(
             "storenode_gateway_refusals_total",
             "Connections, streams and queries that were refused or ended, by reason.",
             ["reason"],
-            registry=registry,
         )
         for reason in REASONS:
             self.refusals.labels(reason)
-        self.node_reachable = Gauge(
-            "storenode_gateway_node_reachable", "1 while the node is connected.", registry=registry
+        self.node_reachable = gauge(
+            "storenode_gateway_node_reachable", "1 while the node is connected."
         )
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=registry)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Sequence
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Final
 
 from msgspec import Struct
 from starlette.routing import Route, Router
@@ -17,14 +17,12 @@ from store.domain.quota import CallKind
 from store.http import connect, page, reads, requests, schemas, waku_store
 from store.http.bodies import Bodies
 from store.http.connections import Connections
-from store.http.endpoint import Endpoint, Handler, Operation, Refuse
-from store.http.exchange import JSON, CallerGone, Exchange
+from store.http.endpoint import Endpoint, Handler, Operation
+from store.http.exchange import JSON, Exchange
 from store.http.failure import Header, HttpFailure
-from store.http.limits import MAX_SMALL_BODY_BYTES
 from store.http.openapi import Described, description
 from store.http.publish import Publisher
 from store.http.sites import SiteCheck, Sites
-from store.serving.call import new_request_id
 from store.serving.context import NodeContext
 from storenode.message.limits import MAX_REQUEST_BYTES
 
@@ -34,37 +32,6 @@ OPENAPI: Final = "/openapi.json"
 
 _LINES: Final = reads.LINES.decode()
 _EVENTS: Final = reads.EVENTS.decode()
-
-
-@dataclass(frozen=True, slots=True)
-class Served:
-    """One operation: how it is served, and how it is described."""
-
-    path: str
-    right: Right
-    kind: CallKind
-    handle: Handler
-    described: Described
-    largest_bytes: int = MAX_SMALL_BODY_BYTES
-    endless: bool = False
-    always: bool = False
-
-    @property
-    def operation(self) -> Operation:
-        """What the wrapper must know."""
-        refuse: Refuse = waku_store.refuse if self.described.text_errors else requests.refuse
-        return Operation(
-            self.described.name,
-            self.described.method,
-            self.right,
-            self.kind,
-            self.handle,
-            refuse,
-            endless=self.endless,
-            token_in_url=self.endless,
-            always=self.always,
-            largest_bytes=self.largest_bytes,
-        )
 
 
 def build_app(
@@ -78,15 +45,15 @@ def build_app(
     """The application; ``sites`` may call it. ``with_page``: it has a page of its own."""
     bodies, by_path = Bodies(), dict[str, list[Operation]]()
     served = _served(services)
-    for each in served:
-        by_path.setdefault(each.path, []).append(each.operation)
+    for path, operation, _ in served:
+        by_path.setdefault(path, []).append(operation)
     here = sorted([*by_path, OPENAPI, f"/{connect.SERVICE}/METHOD"])
     by_path |= {path: [each] for path, each in connect.operations(services, node).items()}
     routes = [
         Route(path, Endpoint(node, connections, bodies, *operations))
         for path, operations in by_path.items()
     ]
-    document = description([(each.path, each.described) for each in served], node.identity.version)
+    document = description([(path, each) for path, _, each in served], node.identity.version)
     text = json.dumps(document, indent=1).encode()
     routes.append(Route(OPENAPI, _File(text, JSON, (), connections)))
     for path, (name, content_type) in page.FILES.items() if with_page else ():
@@ -100,13 +67,31 @@ def build_app(
     return SiteCheck(router, sites, connections, node.metrics)
 
 
-def _served(services: Services) -> list[Served]:
-    waku = waku_store.WakuStore(services)
+_Served = tuple[str, Operation, Described]
+"""A path, how it is served there, and how that is described."""
+
+
+def _at(
+    right: Right,
+    kind: CallKind,
+    path: str,
+    handle: Handler,
+    described: Described,
+    **more: Any,  # noqa: ANN401 - those of `Operation`, unchanged
+) -> _Served:
+    refuse = waku_store.refuse if described.text_errors else requests.refuse
+    name, method = described.name, described.method
+    return path, Operation(name, method, right, kind, handle, refuse, **more), described
+
+
+def _served(services: Services) -> list[_Served]:
+    waku, handlers = waku_store.WakuStore(services), reads.Reads(services)
+    lines: tuple[type[Struct], ...] = (schemas.Stored, schemas.Mark)
+    page = partial(_at, Right.READ, CallKind.CALL)
+    stream = partial(_at, Right.READ, CallKind.STREAM)
     return [
-        Served(
+        page(
             WAKU_STORE,
-            Right.READ,
-            CallKind.CALL,
             waku.messages,
             Described(
                 "waku_store",
@@ -117,10 +102,10 @@ def _served(services: Services) -> list[Served]:
                 text_errors=True,
             ),
         ),
-        Served(
-            f"{API}/messages",
+        _at(
             Right.PUBLISH,
             CallKind.CALL,
+            f"{API}/messages",
             Publisher(services).publish,
             Described(
                 "publish",
@@ -131,34 +116,13 @@ def _served(services: Services) -> list[Served]:
             ),
             largest_bytes=MAX_REQUEST_BYTES,
         ),
-        *_reads(reads.Reads(services)),
-        Served(
-            f"{API}/status",
-            Right.READ,
-            CallKind.CALL,
-            reads.status,
-            Described(
-                "status", "GET", "What the node holds.", [schemas.Status], schemas.NoParameters
-            ),
-            always=True,
-        ),
-    ]
-
-
-def _reads(handlers: reads.Reads) -> list[Served]:
-    lines: tuple[type[Struct], ...] = (schemas.Stored, schemas.Mark)
-    return [
-        Served(
+        page(
             f"{API}/messages",
-            Right.READ,
-            CallKind.CALL,
             handlers.query,
             Described("query", "GET", "A page of messages.", [schemas.Page], schemas.Query),
         ),
-        Served(
+        page(
             f"{API}/messages/query",
-            Right.READ,
-            CallKind.CALL,
             handlers.query,
             Described(
                 "query_post",
@@ -168,10 +132,8 @@ def _reads(handlers: reads.Reads) -> list[Served]:
                 schemas.Query,
             ),
         ),
-        Served(
+        stream(
             f"{API}/scan",
-            Right.READ,
-            CallKind.STREAM,
             handlers.scan,
             Described(
                 "scan",
@@ -183,10 +145,8 @@ def _reads(handlers: reads.Reads) -> list[Served]:
                 _LINES,
             ),
         ),
-        Served(
+        stream(
             f"{API}/coverage",
-            Right.READ,
-            CallKind.STREAM,
             handlers.coverage,
             Described(
                 "coverage",
@@ -198,10 +158,10 @@ def _reads(handlers: reads.Reads) -> list[Served]:
                 _LINES,
             ),
         ),
-        Served(
-            f"{API}/follow",
+        _at(
             Right.FOLLOW,
             CallKind.STREAM,
+            f"{API}/follow",
             handlers.follow,
             Described(
                 "follow",
@@ -213,11 +173,10 @@ def _reads(handlers: reads.Reads) -> list[Served]:
                 _EVENTS,
             ),
             endless=True,
+            token_in_url=True,
         ),
-        Served(
+        stream(
             f"{API}/sds/messages",
-            Right.READ,
-            CallKind.STREAM,
             handlers.sds_messages,
             Described(
                 "sds_messages",
@@ -229,10 +188,8 @@ def _reads(handlers: reads.Reads) -> list[Served]:
             ),
             largest_bytes=MAX_REQUEST_BYTES,
         ),
-        Served(
+        stream(
             f"{API}/sds/causal-history",
-            Right.READ,
-            CallKind.STREAM,
             handlers.causal_history,
             Described(
                 "causal_history",
@@ -244,6 +201,14 @@ def _reads(handlers: reads.Reads) -> list[Served]:
                 _LINES,
             ),
             largest_bytes=MAX_REQUEST_BYTES,
+        ),
+        page(
+            f"{API}/status",
+            reads.status,
+            Described(
+                "status", "GET", "What the node holds.", [schemas.Status], schemas.NoParameters
+            ),
+            always=True,
         ),
     ]
 
@@ -261,7 +226,7 @@ class _File:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange(scope, receive, send, self._connections)
-        await _answered(
+        await requests.answer_anybody(
             exchange, exchange.respond(self._body, self._content_type, headers=self._headers)
         )
 
@@ -276,12 +241,4 @@ class _Nowhere:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange(scope, receive, send, self._connections)
-        await _answered(exchange, requests.refuse(exchange, self._failure))
-
-
-async def _answered(exchange: Exchange, answer: Awaitable[None]) -> None:
-    exchange.request_id = new_request_id()
-    try:
-        await answer
-    except CallerGone:
-        exchange.abort()
+        await requests.answer_anybody(exchange, requests.refuse(exchange, self._failure))

@@ -7,11 +7,10 @@ a whole, and msgspec writes it as a whole.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Final, Literal
 
 from msgspec import UNSET
 
-from store.domain.completeness import AnswerCoverage, AnswerState
+from store.domain.completeness import AnswerCoverage
 from store.domain.ports import HistoryEntry, SdsPage
 from store.http.schemas import Coverage, Message, Missing, Step, StoreCoverage, Stored
 from storenode.sds.codec import decode
@@ -23,14 +22,6 @@ from storenode.wire.storenode.v1.store_pb2 import (
     SdsMessagesPage,
 )
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryResponse, WakuMessageKeyValue
-
-_State = Literal["COMPLETE", "PARTIAL", "INCOMPLETE", "UNCONFIRMED"]
-_STATES: Final[dict[AnswerState, _State]] = {
-    AnswerState.COMPLETE: "COMPLETE",
-    AnswerState.PARTIAL: "PARTIAL",
-    AnswerState.INCOMPLETE: "INCOMPLETE",
-    AnswerState.UNCONFIRMED: "UNCONFIRMED",
-}
 
 
 def hex_of(digest: bytes) -> str:
@@ -72,7 +63,7 @@ def of_missing(entries: Iterable[HistoryEntry]) -> Iterator[Missing]:
 def of_coverage(found: AnswerCoverage) -> Coverage:
     """How complete an answer is."""
     said = Coverage(
-        state=_STATES[found.state],
+        state=found.state.name,  # type: ignore[arg-type]
         time_start=str(found.span[0]),
         time_end=str(found.span[1]),
         reason=found.reason or UNSET,

@@ -23,10 +23,11 @@ from store.http.exchange import CallerGone, Exchange
 from store.http.failure import HttpFailure, as_status, bad_request, of_query
 from store.http.limits import MAX_SMALL_BODY_BYTES
 from store.observe.logging import get_logger, request_context
-from store.serving.call import Call, is_request_id, new_request_id
+from store.serving.call import REQUEST_IDS, Call, is_request_id
 from store.serving.context import NodeContext
-from store.serving.failure import CallFailure, Code, exceeded, foreseen, unforeseen
+from store.serving.failure import CallFailure, Code, foreseen, unforeseen
 from store.serving.remote import remote
+from store.serving.unsent import Outlet
 
 _LOG = get_logger("store.http")
 _NS_PER_S: Final = 1e9
@@ -84,7 +85,7 @@ class Endpoint:
         """Answer one request: an ASGI application."""
         exchange = Exchange(scope, receive, send, self._connections)
         given = exchange.headers.get("x-request-id", "")
-        exchange.request_id = given if is_request_id(given) else new_request_id()
+        exchange.request_id = given if is_request_id(given) else next(REQUEST_IDS)
         operation = self._operations.get(exchange.method)
         if operation is None:
             await _refuse_method(exchange, self._first, list(self._operations))
@@ -149,7 +150,7 @@ class Endpoint:
     @asynccontextmanager
     async def _open(self, operation: Operation, exchange: Exchange) -> AsyncIterator[Call]:
         node = self._node
-        access = node.access()
+        access = node.tokens.access
 
         def identify() -> Client:
             return self._identify(operation, exchange)
@@ -157,10 +158,8 @@ class Endpoint:
         client = identify()
         now_ns = node.monotonic_ns()
         account = node.quota.account(client.name, client.limits, now_ns, named=client.named)
-        limit = account.begin(operation.kind, now_ns)
-        if limit is not None:
-            raise exceeded(limit)
-        outlet = node.unsent.open(client.name, exchange.connection)
+        account.begin(operation.kind, now_ns)
+        outlet = Outlet(node.unsent, client.name, exchange.connection)
         try:
             yield Call(
                 node,
@@ -184,15 +183,11 @@ class Endpoint:
         if token is None and operation.token_in_url and "access_token" in exchange.query:
             token = f"Bearer {exchange.query['access_token']}"
         origin = remote(exchange.connection).name
-        found = self._node.access().authorize(token, operation.right, origin)
+        found = self._node.tokens.access.authorize(token, operation.right, origin)
         if isinstance(found, Denied):
-            raise CallFailure(Code(found.denial), _as_header(found.sentence))
+            # What gRPC calls metadata is a header here.
+            raise CallFailure(Code(found.denial), found.sentence.replace("metadata", "header"))
         return found
-
-
-def _as_header(sentence: str) -> str:
-    """What gRPC calls metadata is a header here."""
-    return sentence.replace("metadata", "header")
 
 
 def translate(error: Exception, request_id: str) -> tuple[HttpFailure, bool]:

@@ -14,7 +14,7 @@ from store.http.encode import hex_of
 from store.http.exchange import Exchange
 from store.http.requests import read
 from store.serving.call import Call
-from store.serving.publishing import Batch, Publishing, check_count, take_room
+from store.serving.publishing import Batch, Publishing
 from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 
@@ -27,22 +27,19 @@ class Publisher:
 
     async def publish(self, call: Call, exchange: Exchange, body: bytes) -> None:
         """Store a batch; answers when all of it that is accepted is durable."""
-        size = len(body)
-        take_room(call, size)
-        try:
+        size, most = len(body), call.node.limits.batch_messages
+        with call.node.in_flight.room(size):
             asked = read(schemas.Publish, call, exchange, body)
-            check_count(call, len(asked.messages))
             batch = await self._publishing.judge(
                 call,
-                [_encoded(each) for each in asked.messages],
+                # One too many is enough to be refused.
+                [_encoded(each) for each in asked.messages[: most + 1]],
                 size,
                 min_confirms=asked.min_confirms,
                 timeout_s=asked.confirm_timeout_s,
             )
             del asked, body
             stored = await self._publishing.store(call, batch)
-        finally:
-            call.node.in_flight.give_back(size)
         found = await self._publishing.confirmed(call, batch, stored)
         answer = schemas.encode(schemas.Results(list(_results(batch, stored, found))))
         await call.outlet.answered(len(answer), refusable=False)

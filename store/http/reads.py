@@ -176,7 +176,7 @@ class Reads:
 async def status(call: Call, exchange: Exchange, body: bytes) -> None:
     """The node; of what it holds only callers hear that may read all of it."""
     read(schemas.NoParameters, call, exchange, body)
-    found, identity = schemas.Status(ready=call.node.unready() is None), call.node.identity
+    found, identity = schemas.Status(ready=call.node.readiness.unready is None), call.node.identity
     if call.client.topics.unrestricted:
         found.version, found.node_id = identity.version, identity.node_id
         found.store_id = identity.store_id

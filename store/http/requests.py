@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from base64 import b64decode, urlsafe_b64encode
 from binascii import Error as BinasciiError
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -13,10 +13,10 @@ from msgspec import Struct
 from store.domain.ports import HistoryEntry, TopicFilter
 from store.domain.query import check_count, filter_by
 from store.http import schemas
-from store.http.exchange import JSON, Exchange
+from store.http.exchange import JSON, CallerGone, Exchange
 from store.http.failure import HttpFailure, bad_request
 from store.http.limits import COUNTED_BODY_BYTES, QUOTES_OF_ENTRY
-from store.serving.call import Call
+from store.serving.call import REQUEST_IDS, Call
 from store.serving.failure import over_limit
 
 TOKEN_PARAMETER: Final = "access_token"  # noqa: S105 - its name
@@ -35,6 +35,15 @@ async def refuse(exchange: Exchange, failure: HttpFailure) -> None:
     """Send an error."""
     body, content_type = as_json(failure, exchange.request_id)
     await exchange.respond(body, content_type, status=failure.status, headers=failure.headers)
+
+
+async def answer_anybody(exchange: Exchange, answer: Awaitable[None]) -> None:
+    """Answer without a look at who asks."""
+    exchange.request_id = next(REQUEST_IDS)
+    try:
+        await answer
+    except CallerGone:
+        exchange.abort()
 
 
 def read(kind: type[_T], call: Call, exchange: Exchange, body: bytes) -> _T:

@@ -23,13 +23,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from store.http.connect import ASKED_HEADERS, SHOWN_HEADERS
 from store.http.connections import Connections
-from store.http.exchange import CallerGone, Exchange
+from store.http.exchange import Exchange
 from store.http.failure import HttpFailure
 from store.http.limits import CORS_MAX_AGE_S
-from store.http.requests import refuse
+from store.http.requests import answer_anybody, refuse
 from store.observe.hosts import ANY, is_served, name_of
 from store.observe.metrics import Metrics
-from store.serving.call import new_request_id
 from store.serving.failure import Code
 
 MISDIRECTED: Final = 421
@@ -94,12 +93,8 @@ class SiteCheck:
             await self._app(scope, receive, send)
             return
         exchange = Exchange(scope, receive, send, self._connections)
-        exchange.request_id = new_request_id()
         self._refused.labels("refused", str(failure.status)).inc()
-        try:
-            await refuse(exchange, failure)
-        except CallerGone:
-            exchange.abort()
+        await answer_anybody(exchange, refuse(exchange, failure))
 
 
 def _cross_origin(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:

@@ -61,7 +61,9 @@ class RecordBatch:
     def frame_bytes(self) -> int:
         """Size of all frames together, or a few bytes more."""
         columns = (self.heads, self.payloads, self.tails)
-        return sum(sum(map(len, each)) for each in columns) + _MAX_BEGINNING_BYTES * len(self)
+        return sum(sum(map(len, each)) for each in columns) + _MAX_BEGINNING_BYTES * len(
+            self.hashes
+        )
 
     def frame(self, index: int) -> bytes:
         """Join the frame of message ``index``."""

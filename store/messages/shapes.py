@@ -19,6 +19,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from store.messages.record import frame_layout
 from storenode.message.limits import MAX_CACHED_LAYOUTS, MAX_CACHED_SHAPES, MAX_SHAPE_BYTES
 
 TIME_BYTES: Final = 9
@@ -40,13 +41,17 @@ _GROUPS: Final = np.array([1 << shift for shift in range(0, 7 * TIME_BYTES, 7)],
 
 
 class Lead(NamedTuple):
-    """Where the parts of an entry are: offsets in bytes, and the size of the WakuMessage."""
+    """Where the parts of an entry are: offsets in bytes, and the size of the WakuMessage.
+
+    ``head``: of its frame (`store.messages.record`).
+    """
 
     payload: int
     before: int
     time: int
     after: int
     body_bytes: int
+    head: bytes
 
 
 @lru_cache(maxsize=MAX_CACHED_LAYOUTS)
@@ -59,7 +64,9 @@ def read_lead(lead: bytes) -> Lead | None:
     (begin, body_bytes), (start, payload_bytes) = body, payload
     end = begin + body_bytes
     before, time = start + payload_bytes, end - TIME_BYTES
-    return Lead(start, before, time, end, body_bytes) if payload_bytes and before < time else None
+    if not payload_bytes or before >= time:
+        return None
+    return Lead(start, before, time, end, body_bytes, frame_layout(payload_bytes, body_bytes)[0])
 
 
 @lru_cache(maxsize=MAX_CACHED_SHAPES)

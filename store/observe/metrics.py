@@ -7,6 +7,7 @@ its values from a closed list or is bounded, so the number of series is too.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Final
 
 from prometheus_client import (
@@ -68,364 +69,292 @@ class Metrics:
     """All metrics of one node, in a registry of its own: two nodes in a process do not mix."""
 
     def __init__(self, version: str) -> None:
-        registry = CollectorRegistry()
-        self.registry = registry
+        self.registry = CollectorRegistry()
+        self._counter = partial(Counter, registry=self.registry)
+        self._gauge = partial(Gauge, registry=self.registry)
+        self._histogram = partial(Histogram, registry=self.registry)
 
-        self.messages_stored = Counter(
+        self.messages_stored = self._counter(
             "storenode_messages_stored_total",
             "Messages that this node stored and that were new.",
             ["source"],
-            registry=registry,
         )
-        self.messages_rejected = Counter(
+        self.messages_rejected = self._counter(
             "storenode_messages_rejected_total",
             "Messages that this node refused, by reason.",
             ["source", "reason"],
-            registry=registry,
         )
-        self.messages_duplicate = Counter(
-            "storenode_messages_duplicate_total",
-            "Messages that were held already.",
-            ["source"],
-            registry=registry,
+        self.messages_duplicate = self._counter(
+            "storenode_messages_duplicate_total", "Messages that were held already.", ["source"]
         )
-        self.messages_ephemeral = Counter(
+        self.messages_ephemeral = self._counter(
             "storenode_messages_ephemeral_total",
             "Messages that were handed to live followers and not stored.",
-            registry=registry,
         )
-        self.messages = Gauge(
-            "storenode_messages", "Messages held in the database.", registry=registry
-        )
-        self.oldest_timestamp_seconds = Gauge(
+        self.messages = self._gauge("storenode_messages", "Messages held in the database.")
+        self.oldest_timestamp_seconds = self._gauge(
             "storenode_oldest_timestamp_seconds",
             "Timestamp of the oldest message held, in Unix seconds; 0: none held.",
-            registry=registry,
         )
-        self.newest_timestamp_seconds = Gauge(
+        self.newest_timestamp_seconds = self._gauge(
             "storenode_newest_timestamp_seconds",
             "Timestamp of the newest message held, in Unix seconds; 0: none held.",
-            registry=registry,
         )
-        self.index_entries = Gauge(
-            "storenode_index_entries", "SyncIDs held in memory.", registry=registry
-        )
-        self.query_seconds = Histogram(
+        self.index_entries = self._gauge("storenode_index_entries", "SyncIDs held in memory.")
+        self.query_seconds = self._histogram(
             "storenode_query_seconds",
             "Time from a read's request to the end of its response.",
             ["method"],
             buckets=_SECONDS_BUCKETS,
-            registry=registry,
         )
-        self.publish_batch_seconds = Histogram(
+        self.publish_batch_seconds = self._histogram(
             "storenode_publish_batch_seconds",
             "Time from a batch's arrival to its acknowledgement.",
             buckets=_SECONDS_BUCKETS,
-            registry=registry,
         )
-        self._make_calls(registry)
-        self._make_peers(registry)
-        self._make_database(registry)
-        self._make_process(registry, version)
+        self._make_calls()
+        self._make_peers()
+        self._make_database()
+        self._make_process(version)
 
-    def _make_calls(self, registry: CollectorRegistry) -> None:
-        self.calls = Counter(
+    def _make_calls(self) -> None:
+        self.calls = self._counter(
             "storenode_calls_total",
             "gRPC calls that ended, by method and status code.",
             ["method", "code"],
-            registry=registry,
         )
-        self.publishes_in_flight = Gauge(
-            "storenode_publishes_in_flight",
-            "Batches that were received and not yet acknowledged.",
-            registry=registry,
+        self.publishes_in_flight = self._gauge(
+            "storenode_publishes_in_flight", "Batches that were received and not yet acknowledged."
         )
-        self.followers = Gauge("storenode_followers", "Follow calls under way.", registry=registry)
-        self.http_requests = Counter(
+        self.followers = self._gauge("storenode_followers", "Follow calls under way.")
+        self.http_requests = self._counter(
             "storenode_http_requests_total",
             "HTTP requests that ended, by operation and status code; 499: the caller hung up.",
             ["operation", "code"],
-            registry=registry,
         )
-        self.http_seconds = Histogram(
+        self.http_seconds = self._histogram(
             "storenode_http_seconds",
             "Time from an HTTP request to the end of its answer, followers apart.",
             ["operation"],
             buckets=_SECONDS_BUCKETS,
-            registry=registry,
         )
-        self.http_connections = Gauge(
-            "storenode_http_connections", "Open HTTP connections.", registry=registry
-        )
-        self.http_connections_refused = Counter(
+        self.http_connections = self._gauge("storenode_http_connections", "Open HTTP connections.")
+        self.http_connections_refused = self._counter(
             "storenode_http_connections_refused_total",
             "HTTP connections that were closed: there were too many, or no request came in time.",
             ["reason"],
-            registry=registry,
         )
 
-    def _make_peers(self, registry: CollectorRegistry) -> None:
+    def _make_peers(self) -> None:
         """The exchange with other stores; a dashboard finds the names also where there is none."""
-        self.sync_sessions = Counter(
+        self.sync_sessions = self._counter(
             "storenode_sync_sessions_total",
             "Reconciliations that ended, by role and outcome.",
             ["role", "outcome"],
-            registry=registry,
         )
-        self.sync_round_trips = Histogram(
+        self.sync_round_trips = self._histogram(
             "storenode_sync_round_trips",
             "Payloads that the initiator sent in one reconciliation.",
             buckets=_ROUND_TRIP_BUCKETS,
-            registry=registry,
         )
-        self.sync_bytes = Counter(
+        self.sync_bytes = self._counter(
             "storenode_sync_bytes_total",
             "Bytes of reconciliation payloads, by direction.",
             ["direction"],
-            registry=registry,
         )
-        self.sync_differences = Histogram(
+        self.sync_differences = self._histogram(
             "storenode_sync_differences",
             "Messages that one side lacked, in one reconciliation.",
             buckets=_DIFFERENCE_BUCKETS,
-            registry=registry,
         )
-        self.sync_comparisons = Counter(
+        self.sync_comparisons = self._counter(
             "storenode_sync_comparisons_total",
             "Reconciliations that ended well, by how the two sides were compared: keyed, xor, or"
             " partly_keyed.",
             ["equality"],
-            registry=registry,
         )
-        self.sync_modes = Counter(
+        self.sync_modes = self._counter(
             "storenode_sync_modes_total",
             "Reconciliations that ended well, by how the differences were found: compact, or base.",
             ["mode"],
-            registry=registry,
         )
-        self.sync_hidden_differences = Counter(
+        self.sync_hidden_differences = self._counter(
             "storenode_sync_hidden_differences_total",
             "Differences that keyed fingerprints found and those of WAKU-SYNC hid: a publisher"
             " forged them, or something is broken.",
-            registry=registry,
         )
-        self.transfer_messages = Counter(
+        self.transfer_messages = self._counter(
             "storenode_transfer_messages_total",
             "Messages that reconciliation transferred, by direction and outcome.",
             ["direction", "outcome"],
-            registry=registry,
         )
-        self.peer_last_sync_timestamp_seconds = Gauge(
+        self.peer_last_sync_timestamp_seconds = self._gauge(
             "storenode_peer_last_sync_timestamp_seconds",
             "When a peer was last reconciled with, in Unix seconds.",
             ["peer"],
-            registry=registry,
         )
-        self.peer_failures = Gauge(
+        self.peer_failures = self._gauge(
             "storenode_peer_failures",
             "Reconciliations that this node began with a configured peer and that failed in a row.",
             ["peer"],
-            registry=registry,
         )
-        self.peer_differences = Gauge(
+        self.peer_differences = self._gauge(
             "storenode_peer_differences",
             "Messages that one side still lacked after the last session that this node began with a"
             " peer over the whole history, or over a part of it (recent).",
             ["peer", "window"],
-            registry=registry,
         )
-        self.sync_interval_seconds = Gauge(
+        self.sync_interval_seconds = self._gauge(
             "storenode_sync_interval_seconds",
             "How often this node reconciles with some peer; 0: never by itself.",
-            registry=registry,
         )
-        self._make_gossip(registry)
+        self._make_gossip()
 
-    def _make_gossip(self, registry: CollectorRegistry) -> None:
-        self.unread_events = Gauge(
-            "storenode_unread_events",
-            "Messages held that too few other stores have confirmed.",
-            registry=registry,
+    def _make_gossip(self) -> None:
+        self.unread_events = self._gauge(
+            "storenode_unread_events", "Messages held that too few other stores have confirmed."
         )
-        self.unread_oldest_seconds = Gauge(
+        self.unread_oldest_seconds = self._gauge(
             "storenode_unread_oldest_seconds",
             "For how long the oldest unread event has waited; 0: there is none.",
-            registry=registry,
         )
-        self.waiting_events = Gauge(
-            "storenode_waiting_events",
-            "Messages held that name a parent which is not.",
-            registry=registry,
+        self.waiting_events = self._gauge(
+            "storenode_waiting_events", "Messages held that name a parent which is not."
         )
-        self.gossip_peers = Gauge(
+        self.gossip_peers = self._gauge(
             "storenode_gossip_peers",
             "Nodes with which messages are exchanged live, by state (connected, slowed, cut_off).",
             ["state"],
-            registry=registry,
         )
-        self.gossip_events = Counter(
+        self.gossip_events = self._counter(
             "storenode_gossip_events_total",
             "What gossip did: bodies and IDs sent and received, confirmations, peers cut off.",
             ["what"],
-            registry=registry,
         )
-        self.gossip_bytes = Counter(
+        self.gossip_bytes = self._counter(
             "storenode_gossip_body_bytes_total",
             "Bytes of messages that gossip sent and received.",
             ["direction"],
-            registry=registry,
         )
 
-    def _make_database(self, registry: CollectorRegistry) -> None:
-        self.database_up = Gauge(
-            "storenode_database_up", "1 while the database answers, else 0.", registry=registry
+    def _make_database(self) -> None:
+        self.database_up = self._gauge(
+            "storenode_database_up", "1 while the database answers, else 0."
         )
-        self.database_hosts_refused = Gauge(
+        self.database_hosts_refused = self._gauge(
             "storenode_database_hosts_refused",
             "Hosts of the database URL that take writes and must not.",
-            registry=registry,
         )
-        self.database_timeline = Gauge(
+        self.database_timeline = self._gauge(
             "storenode_database_timeline",
             "Timeline of the Postgres server in use; 0 if it is unknown or embedded.",
-            registry=registry,
         )
-        self.pool_connections = Gauge(
+        self.pool_connections = self._gauge(
             "storenode_pool_connections",
             "Database connections, by pool and state (idle, used) and waiting requests (waiting).",
             ["pool", "state"],
-            registry=registry,
         )
-        self.database_events = Counter(
+        self.database_events = self._counter(
             "storenode_database_events_total",
             "What happened to the database: connections lost, servers restarted.",
             ["event"],
-            registry=registry,
         )
-        self.feed_position = Gauge(
+        self.feed_position = self._gauge(
             "storenode_feed_position",
             "Commit position up to which live followers have been served.",
-            registry=registry,
         )
-        self.partitions = Gauge(
-            "storenode_partitions", "Partitions, by table.", ["table"], registry=registry
-        )
-        self.maintenance_events = Counter(
+        self.partitions = self._gauge("storenode_partitions", "Partitions, by table.", ["table"])
+        self.maintenance_events = self._counter(
             "storenode_maintenance_events_total",
             "What the maintenance of partitions did or could not do, by event.",
             ["event"],
-            registry=registry,
         )
 
-        self.maintenance_in_charge = Gauge(
+        self.maintenance_in_charge = self._gauge(
             "storenode_maintenance_in_charge",
             "1 on the node that does the maintenance of its database, else 0.",
-            registry=registry,
         )
         for event in MAINTENANCE_EVENTS:
             self.maintenance_events.labels(event)
         for event in DATABASE_EVENTS:
             self.database_events.labels(event)
-        self._make_tables(registry)
-        self._make_retention(registry)
+        self._make_tables()
+        self._make_retention()
 
-    def _make_tables(self, registry: CollectorRegistry) -> None:
-        self.table_bytes = Gauge(
-            "storenode_table_bytes",
-            "Size of a table with its partitions and indexes.",
-            ["table"],
-            registry=registry,
+    def _make_tables(self) -> None:
+        self.table_bytes = self._gauge(
+            "storenode_table_bytes", "Size of a table with its partitions and indexes.", ["table"]
         )
-        self.table_rows = Gauge(
+        self.table_rows = self._gauge(
             "storenode_table_rows",
             "Rows of a table as Postgres counts them, by state (live, dead).",
             ["table", "state"],
-            registry=registry,
         )
-        self.partitions_until = Gauge(
+        self.partitions_until = self._gauge(
             "storenode_partitions_until_timestamp_seconds",
             "Up to this Unix time no timestamp from now on lacks a partition.",
-            registry=registry,
         )
-        self.standbys = Gauge(
+        self.standbys = self._gauge(
             "storenode_database_standbys",
             "Standbys that are connected to the database for replication.",
-            registry=registry,
         )
-        self.standby_lag_bytes = Gauge(
+        self.standby_lag_bytes = self._gauge(
             "storenode_database_standby_lag_bytes",
             "Bytes of log that a standby has not replayed; only with the role pg_read_all_stats.",
             ["standby"],
-            registry=registry,
         )
-        self.disk_free_bytes = Gauge(
+        self.disk_free_bytes = self._gauge(
             "storenode_disk_free_bytes",
             "Free space of the file system of an embedded database.",
             ["volume"],
-            registry=registry,
         )
-        self.disk_size_bytes = Gauge(
+        self.disk_size_bytes = self._gauge(
             "storenode_disk_size_bytes",
             "Size of the file system of an embedded database.",
             ["volume"],
-            registry=registry,
         )
-        self.disk_full = Gauge(
+        self.disk_full = self._gauge(
             "storenode_disk_full",
             "1 while nothing is stored, since less than --min-free-disk is free.",
-            registry=registry,
         )
 
-    def _make_retention(self, registry: CollectorRegistry) -> None:
-        self.retention_seconds = Gauge(
-            "storenode_retention_seconds",
-            "Age at which messages are dropped; 0: none are, by age.",
-            registry=registry,
+    def _make_retention(self) -> None:
+        self.retention_seconds = self._gauge(
+            "storenode_retention_seconds", "Age at which messages are dropped; 0: none are, by age."
         )
-        self.retention_requires_archive = Gauge(
+        self.retention_requires_archive = self._gauge(
             "storenode_retention_requires_archive",
             "1 where only what is archived is dropped, else 0.",
-            registry=registry,
         )
-        self.unarchived_hours = Gauge(
+        self.unarchived_hours = self._gauge(
             "storenode_unarchived_hours",
             "Hours that are over, have messages, and are not marked as archived.",
-            registry=registry,
         )
-        self.oldest_unarchived = Gauge(
+        self.oldest_unarchived = self._gauge(
             "storenode_oldest_unarchived_timestamp_seconds",
             "Beginning of the oldest of these hours, in Unix seconds; 0: there is none.",
-            registry=registry,
         )
-        self.archived_until = Gauge(
+        self.archived_until = self._gauge(
             "storenode_archived_until_timestamp_seconds",
             "End of the newest hour marked as archived, in Unix seconds; 0: none was.",
-            registry=registry,
         )
 
-    def _make_process(self, registry: CollectorRegistry, version: str) -> None:
-        self.ready = Gauge(
-            "storenode_ready", "1 while the node is able to serve, else 0.", registry=registry
-        )
-        self.log_events_suppressed = Gauge(
+    def _make_process(self, version: str) -> None:
+        self.ready = self._gauge("storenode_ready", "1 while the node is able to serve, else 0.")
+        self.log_events_suppressed = self._gauge(
             "storenode_log_events_suppressed",
             "Log events that were held back since the start because there were too many.",
-            registry=registry,
         )
-        self.trace_spans = Counter(
+        self.trace_spans = self._counter(
             "storenode_trace_spans_total",
             "Spans of traces: sent to the collector, not taken by it (failed), or dropped since too"
             " many waited.",
             ["outcome"],
-            registry=registry,
         )
-        build = Gauge(
-            "storenode_build_info", "1, with the version.", ["version"], registry=registry
-        )
+        build = self._gauge("storenode_build_info", "1, with the version.", ["version"])
         build.labels(version).set(1)
-        ProcessCollector(registry=registry)
-        PlatformCollector(registry=registry)
-        GCCollector(registry=registry)
+        for collector in (ProcessCollector, PlatformCollector, GCCollector):
+            collector(registry=self.registry)
         for source in SOURCES:
             self.messages_stored.labels(source)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar, cast
 
-import grpc
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
@@ -24,7 +23,7 @@ from store.domain.query import sds_lookup
 from store.domain.unread import GossipState
 from store.observe.problems import Problem
 from store.rpc.call import Call
-from store.rpc.failure import RpcFailure, malformed
+from store.serving.failure import CallFailure, Code, malformed
 from store.serving.methods.decode import decode, decode_read, history_entries
 from storenode.message.limits import MAX_TIMESTAMP_NS, NS_PER_S
 from storenode.wire.sds.v1 import message_pb2
@@ -58,7 +57,7 @@ async def synchronize(call: Call, request: bytes) -> bytes:
     """Answer ``Synchronize``: when the session has ended, however it did, its report."""
     asked = decode(admin_pb2.SynchronizeRequest, request)
     if call.node.exchange is None:
-        raise RpcFailure(grpc.StatusCode.UNAVAILABLE, "the node is starting; retry", retry=True)
+        raise CallFailure(Code.UNAVAILABLE, "the node is starting; retry", retry=True)
     wanted = SyncRequest(
         peer=asked.peer,
         time_start_ns=asked.time_start if asked.HasField("time_start") else None,
@@ -70,7 +69,7 @@ async def synchronize(call: Call, request: bytes) -> bytes:
     except (EmptyWindow, UnknownPeer) as error:
         raise malformed(str(error)) from error
     except NoPeers as error:
-        raise RpcFailure(grpc.StatusCode.FAILED_PRECONDITION, str(error)) from error
+        raise CallFailure(Code.FAILED_PRECONDITION, str(error)) from error
     return report_of(done).SerializeToString()
 
 
@@ -79,7 +78,7 @@ async def fetch_messages(call: Call, request: bytes) -> bytes:
     limits = call.node.limits
     asked = decode_read(admin_pb2.FetchMessagesRequest, request, 4 * limits.sds_entries)
     if call.node.exchange is None:
-        raise RpcFailure(grpc.StatusCode.UNAVAILABLE, "the node is starting; retry", retry=True)
+        raise CallFailure(Code.UNAVAILABLE, "the node is starting; retry", retry=True)
     lookup = sds_lookup(
         asked.channel_id,
         history_entries("entries", asked.entries, limits.sds_entries),
@@ -93,7 +92,7 @@ async def fetch_messages(call: Call, request: bytes) -> bytes:
     except UnknownPeer as error:
         raise malformed(str(error)) from error
     except NoPeers as error:
-        raise RpcFailure(grpc.StatusCode.FAILED_PRECONDITION, str(error)) from error
+        raise CallFailure(Code.FAILED_PRECONDITION, str(error)) from error
     return admin_pb2.FetchReport(
         peer=str(done.peer),
         held=map(_entry, done.held),

@@ -24,8 +24,8 @@ from store.gossip.events import (
 from store.messages.fields import chunk_messages
 from store.messages.transfer import MalformedMessage
 from store.observe.limits import MAX_FRAME_TRACES
-from store.rpc.failure import malformed, over_limit
 from store.rpc.limits import MAX_GOSSIP_ENTRIES, MAX_GOSSIP_FRAME_BYTES
+from store.serving.failure import malformed, over_limit
 from storenode.message.limits import HASH_BYTES
 from storenode.message.varint import delimited, varint
 from storenode.wire.storenode.internal.v1.gossip_raw_pb2 import RawGossipFrame
@@ -71,7 +71,7 @@ async def decode_gossip(
     ``tracing`` is told of messages that the peer traces.
 
     Raises:
-        RpcFailure: INVALID_ARGUMENT, it is none; RESOURCE_EXHAUSTED, it passes a limit.
+        CallFailure: INVALID_ARGUMENT, it is none; RESOURCE_EXHAUSTED, it passes a limit.
     """
     if len(frame) > MAX_GOSSIP_FRAME_BYTES:
         raise over_limit(

@@ -29,11 +29,10 @@ from store.gossip.driver.streams import PeerStreams
 from store.gossip.events import Events, FrameIn, FrameOut
 from store.rpc.call import Call, Context
 from store.rpc.dial import Callee, CallFailed, PeerCall, PeerDialer
-from store.rpc.failure import RpcFailure
 from store.rpc.gossip_frames import decode_gossip, encode_gossip
 from store.rpc.limits import GREETING_GRACE_S, GREETING_PAUSE_S
-from store.rpc.peer import calling
-from store.rpc.streams import CallerStream
+from store.rpc.peer import CallerStream, calling
+from store.serving.failure import CallFailure, Code
 from storenode.wire.storenode.v1 import peer_pb2
 
 if TYPE_CHECKING:
@@ -41,12 +40,12 @@ if TYPE_CHECKING:
 
 GOSSIP: Final = f"/{peer_pb2.DESCRIPTOR.services_by_name['Peer'].full_name}/Gossip"
 
-_CODES: Final[dict[type[Exception], grpc.StatusCode]] = {
-    TurnedAway: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    Superseded: grpc.StatusCode.ABORTED,
-    DriverFailed: grpc.StatusCode.INTERNAL,
-    Stopping: grpc.StatusCode.UNAVAILABLE,
-    PeerStalled: grpc.StatusCode.DEADLINE_EXCEEDED,
+_CODES: Final[dict[type[Exception], Code]] = {
+    TurnedAway: Code.RESOURCE_EXHAUSTED,
+    Superseded: Code.ABORTED,
+    DriverFailed: Code.INTERNAL,
+    Stopping: Code.UNAVAILABLE,
+    PeerStalled: Code.DEADLINE_EXCEEDED,
 }
 _REFUSALS: Final = frozenset(
     {
@@ -63,7 +62,7 @@ _REFUSALS: Final = frozenset(
 class _UnreadableFrame(FrameRejected):
     """A frame that `decode_gossip` has refused."""
 
-    def __init__(self, failure: RpcFailure) -> None:
+    def __init__(self, failure: CallFailure) -> None:
         super().__init__(failure.sentence)
         self.failure = failure
 
@@ -91,7 +90,7 @@ class GossipFrames:
             return None
         try:
             return await decode_gossip(data, self._admission(), self._tracing)
-        except RpcFailure as failure:
+        except CallFailure as failure:
             raise _UnreadableFrame(failure) from None
 
     async def write(self, frame: FrameOut) -> None:
@@ -146,8 +145,8 @@ class GossipService:
     async def gossip(self, call: Call, context: Context) -> None:
         """Answer ``Gossip``."""
         if self._gossip is None:
-            raise RpcFailure(
-                grpc.StatusCode.FAILED_PRECONDITION,
+            raise CallFailure(
+                Code.FAILED_PRECONDITION,
                 "this node exchanges nothing live: start it with --gossip on",
             )
         streams, transport = self._gossip
@@ -158,7 +157,7 @@ class GossipService:
         except _UnreadableFrame as error:
             raise error.failure from None
         except (StreamClosed, PeerStalled) as error:
-            raise RpcFailure(_CODES[type(error)], str(error)) from None
+            raise CallFailure(_CODES[type(error)], str(error)) from None
 
 
 async def _introduced(call: PeerCall, greeting: Callable[[], Awaitable[FrameOut]]) -> Callee:

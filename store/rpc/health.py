@@ -6,11 +6,10 @@ import asyncio
 from collections.abc import AsyncGenerator
 from typing import Final
 
-import grpc
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2
 
-from store.rpc.failure import RpcFailure, malformed
+from store.serving.failure import CallFailure, Code, malformed
 
 SERVICE: Final = "grpc.health.v1.Health"
 
@@ -57,8 +56,8 @@ class HealthService:
         """Answer ``Check``."""
         service = _service(request)
         if service not in self._services:
-            raise RpcFailure(
-                grpc.StatusCode.NOT_FOUND,
+            raise CallFailure(
+                Code.NOT_FOUND,
                 "there is no such service on this listener: reflection lists those that are",
             )
         return self._status(service)

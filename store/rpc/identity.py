@@ -18,11 +18,11 @@ from store.domain.access import Client, Right
 from store.domain.quota import ClientLimits
 from store.rpc.certificate import first_dns_name
 from store.rpc.context import PeerRules
-from store.rpc.failure import RpcFailure, malformed
 from store.rpc.limits import MAX_PEER_FIELD_CHARS
 from store.rpc.secret import ProofError
-from store.serving.call import is_request_id, new_request_id
+from store.serving.call import REQUEST_IDS, is_request_id
 from store.serving.context import NodeIdentity
+from store.serving.failure import CallFailure, Code, malformed
 from store.serving.remote import Remote
 
 AUTHORIZATION: Final = "authorization"
@@ -77,7 +77,7 @@ def read_metadata(context: grpc.aio.ServicerContext[bytes, bytes]) -> CallMetada
         elif name == REQUEST_ID and not found.request_id and is_request_id(value):
             found.request_id = str(value)
     if not found.request_id:
-        found.request_id = new_request_id()
+        found.request_id = next(REQUEST_IDS)
     return found
 
 
@@ -102,7 +102,7 @@ def identify_peer(
     """The peer that calls a method, as a client with the rights of one.
 
     Raises:
-        RpcFailure: metadata are missing or malformed, or it is nobody who may call.
+        CallFailure: metadata are missing or malformed, or it is nobody who may call.
     """
     for name in (NODE_ID, STORE_ID, VERSION):
         if not PEER_FIELD.fullmatch(metadata.get(name, "")):
@@ -133,9 +133,7 @@ def _demand_proof(metadata: dict[str, str], rules: PeerRules, method: str) -> No
     try:
         rules.secret.check(metadata.get(PROOF, ""), method, _names(metadata))
     except ProofError as error:
-        raise RpcFailure(
-            grpc.StatusCode.UNAUTHENTICATED, f"node {metadata[NODE_ID]} {error}"
-        ) from None
+        raise CallFailure(Code.UNAUTHENTICATED, f"node {metadata[NODE_ID]} {error}") from None
 
 
 def peer_answer(
@@ -152,7 +150,7 @@ def _names(metadata: dict[str, str]) -> tuple[str, str, str]:
     return metadata[NODE_ID], metadata[STORE_ID], metadata[VERSION]
 
 
-def not_a_peer(metadata: dict[str, str], rules: PeerRules | None) -> RpcFailure:
+def not_a_peer(metadata: dict[str, str], rules: PeerRules | None) -> CallFailure:
     """Why a caller may not use what is for peers only, on a listener that clients share."""
     if NODE_ID not in metadata:
         return malformed(
@@ -181,11 +179,11 @@ def _certified_name(context: grpc.aio.ServicerContext[bytes, bytes]) -> str:
         name = first_dns_name(pem)
         if name is not None:
             return name
-    raise RpcFailure(
-        grpc.StatusCode.UNAUTHENTICATED,
+    raise CallFailure(
+        Code.UNAUTHENTICATED,
         "the client certificate has no DNS name: issue one whose first DNS name is the node ID",
     )
 
 
-def _forbidden(sentence: str) -> RpcFailure:
-    return RpcFailure(grpc.StatusCode.PERMISSION_DENIED, sentence)
+def _forbidden(sentence: str) -> CallFailure:
+    return CallFailure(Code.PERMISSION_DENIED, sentence)

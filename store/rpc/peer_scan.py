@@ -72,7 +72,8 @@ async def scan(
                     raise ProtocolBroken("the peer sends pages without messages, over and over")
                 last = _last_of(page, last, end_ns)
                 if page.messages:
-                    yield ScannedPage(_messages(page), _hashes(page), page.cursor, last[0])
+                    hashes = [entry.message_hash for entry in page.messages]
+                    yield ScannedPage(_messages(page), hashes, page.cursor, last[0])
     except CallFailed as error:
         if error.code is grpc.StatusCode.OUT_OF_RANGE or (cursor and error.code is _REFUSED):
             raise CursorOutOfRange(str(error)) from error
@@ -126,10 +127,6 @@ def _last_of(page: store_pb2.ScanPage, last: SyncId, end_ns: int) -> SyncId:
             )
         last = here
     return last
-
-
-def _hashes(page: store_pb2.ScanPage) -> list[bytes]:
-    return [entry.message_hash for entry in page.messages]
 
 
 def _messages(page: store_pb2.ScanPage) -> list[bytes]:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 from store.rpc.call import Call, Context, send
 from store.rpc.limits import STREAM_WINDOW_BYTES, STREAM_WINDOW_REQUESTS
+from store.serving.methods.encode import publish_response
 from store.serving.methods.publish import Publisher
 from store.serving.publishing import Batch
 from store.serving.window import Budget
@@ -92,7 +93,8 @@ class _Stream:
                 stored = await self._publisher.store(self._call, batch)
             finally:
                 _give_back(held, size)
-            return await self._publisher.answer(self._call, batch, stored)
+            found = await self._publisher.confirmed(self._call, batch, stored)
+            return publish_response(batch.published, stored, found)
 
 
 def _give_back(held: list[Budget], size_bytes: int) -> None:

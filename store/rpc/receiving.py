@@ -18,24 +18,22 @@ from typing import Final
 
 import grpc
 
-from store.rpc.failure import RpcFailure
 from store.rpc.limits import (
     CROWDED_TIMEOUT_S,
     MAX_UNFINISHED_REQUESTS,
     MAX_WAITING_REQUESTS,
     REQUEST_TIMEOUT_S,
 )
+from store.serving.failure import CallFailure, Code
 
 _SHORT: Final = f"{CROWDED_TIMEOUT_S:g} s"
 
 
-class NoRequest(RpcFailure):
+class NoRequest(CallFailure):
     """The caller has hung up, or closed its side, before it sent a request."""
 
     def __init__(self) -> None:
-        super().__init__(
-            grpc.StatusCode.INVALID_ARGUMENT, "the call ended before its request: send one"
-        )
+        super().__init__(Code.INVALID_ARGUMENT, "the call ended before its request: send one")
 
 
 class Receiving:
@@ -53,7 +51,7 @@ class Receiving:
         """Read the one request of a call; without ``wait`` only where a place is free.
 
         Raises:
-            RpcFailure: It has not come in time, or there is none.
+            CallFailure: It has not come in time, or there is none.
         """
         began_s = asyncio.get_running_loop().time()
         try:
@@ -65,23 +63,22 @@ class Receiving:
                 else:
                     raise _crowded()
                 try:
-                    self._hold(limit, patient=wait)
+                    now_s = asyncio.get_running_loop().time()
+                    if self._waiting or not wait:
+                        _shorten(limit, now_s)
+                    else:
+                        self._unhurried[limit] = now_s
                     request: object = await context.read()
                 finally:
                     self._unhurried.pop(limit, None)
-                    self._leave()
+                    self._free += 1
+                    if self._waiting:
+                        self._serve()
         except TimeoutError:
             raise _late(asyncio.get_running_loop().time() - began_s) from None
         if not isinstance(request, bytes):
             raise NoRequest
         return request
-
-    def _hold(self, limit: asyncio.Timeout, *, patient: bool) -> None:
-        now_s = asyncio.get_running_loop().time()
-        if self._waiting or not patient:
-            _shorten(limit, now_s)
-        else:
-            self._unhurried[limit] = now_s
 
     async def _turn(self, connection: str) -> None:
         """Wait for a place, which the one who leaves hands over."""
@@ -97,7 +94,8 @@ class Receiving:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled() and turn.exception() is None:
-                self._leave()
+                self._free += 1
+                self._serve()
             raise
         finally:
             self._queued -= 1
@@ -113,18 +111,17 @@ class Receiving:
                 turn.set_exception(_crowded())
                 return
 
-    def _leave(self) -> None:
-        """Hand a place to the next connection in turn, or free it."""
+    def _serve(self) -> None:
+        """Hand free places to the next connections in turn."""
         waiting = self._waiting
-        while waiting:
+        while self._free and waiting:
             connection, turns = waiting.popitem(last=False)
             turn = turns.popleft()
             if turns:
                 waiting[connection] = turns
             if not turn.done():
+                self._free -= 1
                 turn.set_result(None)
-                return
-        self._free += 1
 
 
 def _shorten(limit: asyncio.Timeout, began_s: float) -> None:
@@ -135,19 +132,19 @@ def _shorten(limit: asyncio.Timeout, began_s: float) -> None:
         limit.reschedule(min(end_s, began_s + CROWDED_TIMEOUT_S))
 
 
-def _late(seconds: float) -> RpcFailure:
+def _late(seconds: float) -> CallFailure:
     if seconds < REQUEST_TIMEOUT_S:
         return _crowded()
-    return RpcFailure(
-        grpc.StatusCode.DEADLINE_EXCEEDED,
+    return CallFailure(
+        Code.DEADLINE_EXCEEDED,
         f"the request has not come in full within {REQUEST_TIMEOUT_S:g} s: send it faster, or a "
         "smaller one",
     )
 
 
-def _crowded() -> RpcFailure:
-    return RpcFailure(
-        grpc.StatusCode.RESOURCE_EXHAUSTED,
+def _crowded() -> CallFailure:
+    return CallFailure(
+        Code.RESOURCE_EXHAUSTED,
         "limit of requests that have not come in full is reached on this node, which gives each "
         f"{_SHORT} then: retry with backoff, or send smaller requests",
         retry=True,

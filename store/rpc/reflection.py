@@ -11,8 +11,8 @@ from google.protobuf.message import DecodeError
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from store.rpc.call import Call, Context, send
-from store.rpc.failure import malformed
 from store.rpc.receiving import NoRequest
+from store.serving.failure import malformed
 
 SERVICE: Final = reflection.SERVICE_NAME
 

@@ -23,8 +23,8 @@ from typing import Final
 
 import grpc
 
-from store.rpc.failure import RpcFailure
 from store.rpc.limits import LOOKAHEAD_BYTES, MAX_PEER_FRAME_BYTES, MAX_UNFINISHED_BYTES
+from store.serving.failure import CallFailure, Code
 from store.serving.sockets import Arrivals
 
 FORGET_BEYOND: Final = 1_024
@@ -40,7 +40,7 @@ PAUSE_LOOKS: Final = 10
 
 
 @dataclass(slots=True)
-class _Connection:
+class Connection:
     """``read_bytes``: of all requests that were read. ``awaited``: since which look.
 
     ``came_bytes``: all that had come at the last look. ``rest_bytes``: the least that had come and
@@ -90,7 +90,7 @@ class Unfinished:
     ) -> None:
         self._limit_bytes = limit_bytes
         self._count = count or Arrivals().count
-        self._connections: dict[str, _Connection] = {}
+        self._connections: dict[str, Connection] = {}
         self._forget_at = FORGET_BEYOND
         self._looks = 0
 
@@ -98,10 +98,6 @@ class Unfinished:
     def held_bytes(self) -> int:
         """What all connections held when it was last looked."""
         return sum(each.held_bytes for each in self._connections.values() if each.awaited)
-
-    def read(self, connection: str, size_bytes: int) -> None:
-        """A request has come in full over a connection."""
-        self._of(connection).read_bytes += size_bytes
 
     async def next(
         self, context: grpc.aio.ServicerContext[bytes, bytes], owner: str
@@ -111,30 +107,31 @@ class Unfinished:
         ``owner``: whose stream it is.
 
         Raises:
-            RpcFailure: it gave way to others before its request had come in full.
+            CallFailure: it gave way to others before its request had come in full.
         """
-        connection = context.peer()
-        async with self.awaiting(connection, owner):
+        async with self.awaiting(context.peer(), owner) as connection:
             request: object = await context.read()
-        if not isinstance(request, bytes):
-            return None
-        self.read(connection, len(request))
-        return request
+            if not isinstance(request, bytes):
+                return None
+            connection.read_bytes += len(request)
+            return request
 
     @asynccontextmanager
-    async def awaiting(self, name: str, owner: str) -> AsyncIterator[None]:
-        """Await a request that comes over a connection.
+    async def awaiting(self, name: str, owner: str) -> AsyncIterator[Connection]:
+        """Await a request that comes over a connection, to which its size is to be added.
 
         Raises:
-            RpcFailure: it gave way to others.
+            CallFailure: it gave way to others.
         """
-        connection = self._of(name)
+        connection = self._connections.get(name)
+        if connection is None:
+            connection = self._connections[name] = Connection(name)
         connection.owner = owner
         try:
             async with asyncio.timeout(None) as limit:
                 connection.awaited[limit] = self._looks
                 try:
-                    yield
+                    yield connection
                 finally:
                     del connection.awaited[limit]
         except TimeoutError:
@@ -163,19 +160,13 @@ class Unfinished:
                 each.look(came[each.name], last)
         self._keep_to_it([each for each in waiting if each.awaited])
 
-    def _of(self, name: str) -> _Connection:
-        found = self._connections.get(name)
-        if found is None:
-            found = self._connections[name] = _Connection(name)
-        return found
-
     def _forget(self, names: Iterable[str], still_open: dict[str, int]) -> None:
         for name in names:
             if name not in still_open and not self._connections[name].awaited:
                 del self._connections[name]
         self._forget_at = max(FORGET_BEYOND, 2 * len(self._connections))
 
-    def _keep_to_it(self, waiting: list[_Connection]) -> None:
+    def _keep_to_it(self, waiting: list[Connection]) -> None:
         excess = sum(each.held_bytes for each in waiting) - self._limit_bytes
         if excess <= 0:
             return
@@ -191,9 +182,9 @@ class Unfinished:
             if each.held_bytes:
                 each.end(now_s)
 
-    def _gave_way(self) -> RpcFailure:
-        return RpcFailure(
-            grpc.StatusCode.UNAVAILABLE,
+    def _gave_way(self) -> CallFailure:
+        return CallFailure(
+            Code.UNAVAILABLE,
             f"requests that have not come in full hold more than {self._limit_bytes:,} bytes of "
             "this node, and that of this call had not come: make the call again, and send what has "
             "no answer",

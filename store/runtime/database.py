@@ -168,7 +168,7 @@ class ExternalHost:
                 raise NodeError(_sentence(error)) from error
             except psycopg.OperationalError as error:
                 reason = sentence(error)
-                hopeless = all(_is_hopeless(each) for each in reasons(error))
+                hopeless = all(any(part in each for part in _HOPELESS) for each in reasons(error))
                 refused = isinstance(error, HostRefused)
                 if hopeless or time.monotonic() + backoff.pause_s > deadline_s:
                     text = ended(f"The database may not be used: {reason}") if refused else None
@@ -231,10 +231,6 @@ def _upgrade_failed(error: Exception) -> str:
         "The schema of the embedded database could not be brought up to date"
         f" ({sentence(error)}): look into postgres.log in the data directory."
     )
-
-
-def _is_hopeless(reason: str) -> bool:
-    return any(part in reason for part in _HOPELESS)
 
 
 def _sentence(error: Exception) -> str:

@@ -19,18 +19,14 @@ _BACK: Final = 1.25
 class DiskSpace:
     """``directory``: of an embedded database; None: the disk is somebody else's matter.
 
-    ``least_bytes`` stay free.
+    ``least_bytes`` stay free. ``full``: nothing more may be stored.
     """
 
     def __init__(self, directory: Path | None, least_bytes: int, metrics: Metrics) -> None:
         self._directory = directory
         self._least_bytes = least_bytes
         self._metrics = metrics
-        self._full = False
-
-    def is_full(self) -> bool:
-        """Whether nothing more may be stored."""
-        return self._full
+        self.full = False
 
     def look(self) -> None:
         """Measure, and keep the reserve that ``storenode db prune`` gives back."""
@@ -40,9 +36,9 @@ class DiskSpace:
             size, _, free = shutil.disk_usage(self._directory)
             self._metrics.disk_free_bytes.labels("data").set(free)
             self._metrics.disk_size_bytes.labels("data").set(size)
-            full = free < self._least_bytes * (_BACK if self._full else 1)
-            if full != self._full:
-                self._full = full
+            full = free < self._least_bytes * (_BACK if self.full else 1)
+            if full != self.full:
+                self.full = full
                 self._metrics.disk_full.set(int(full))
                 log = _LOG.error if full else _LOG.info
                 log(

@@ -16,7 +16,7 @@ import psycopg
 from psycopg_pool import PoolTimeout
 
 from store.db.errors import sentence
-from store.db.pool import Connection, Database, pool_size
+from store.db.pool import Connection, Database
 from store.observe.logging import get_logger
 from store.runtime.limits import (
     CHECK_TIMEOUT_S,
@@ -109,7 +109,7 @@ class DatabaseMonitor:
                     return await self._serves(connection)
             except PoolTimeout:
                 attempts -= 1
-                if not attempts or not any(pool_size(each) for each in self._database.pools):
+                if not attempts or not any(each.size for each in self._database.pools):
                     raise
 
     async def _serves(self, connection: Connection) -> bool:

@@ -175,7 +175,7 @@ class Node:
             self._metrics,
             tracing,
             guard=self._host.guard,
-            is_full=self._disk.is_full,
+            disk=self._disk,
         )
         self._wiring = wiring
         await self._start_tasks(stack, wiring)
@@ -233,7 +233,7 @@ class Node:
         listener = MetricsListener(
             self._render_metrics,
             self._status.render,
-            self._readiness.why_not,
+            lambda: self._readiness.unready,
             self._config.metrics_hosts,
         )
         try:
@@ -315,10 +315,10 @@ class Node:
         return RpcContext(
             identity=identity,
             policy=self._policy.current,
-            access=self._tokens.current,
+            tokens=self._tokens,
             now_ns=time.time_ns,
             monotonic_ns=time.monotonic_ns,
-            unready=self._readiness.why_not,
+            readiness=self._readiness,
             state=state,
             metrics=self._metrics,
             health=self._health,

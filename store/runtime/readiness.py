@@ -17,22 +17,20 @@ class Obstacle(Enum):
 
 
 class Readiness:
-    """The obstacles that are present; begins as starting."""
+    """The obstacles that are present; begins as starting.
+
+    ``unready``: the reason as a sentence without its period; None when ready.
+    """
 
     def __init__(self, on_change: Callable[[bool], None]) -> None:
         self._present = {Obstacle.STARTING}
         self._on_change = on_change
+        self.unready: str | None = Obstacle.STARTING.value
 
     @property
     def ready(self) -> bool:
         """True when nothing is in the way."""
-        return not self._present
-
-    def why_not(self) -> str | None:
-        """The reason as a sentence without its period; None when ready."""
-        if not self._present:
-            return None
-        return next(each.value for each in Obstacle if each in self._present)
+        return self.unready is None
 
     def set(self, obstacle: Obstacle, present: bool) -> bool:
         """Note an obstacle or its end; True if that was news."""
@@ -43,6 +41,7 @@ class Readiness:
             self._present.add(obstacle)
         else:
             self._present.discard(obstacle)
+        self.unready = next((each.value for each in Obstacle if each in self._present), None)
         if self.ready != was_ready:
             self._on_change(self.ready)
         return True

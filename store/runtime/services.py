@@ -33,6 +33,7 @@ from store.domain.retention import RetentionPolicy
 from store.observe.logging import get_logger
 from store.observe.metrics import Metrics
 from store.observe.rates import total
+from store.runtime.disk import DiskSpace
 from store.runtime.environment import system_environment
 from store.runtime.heard import HeardTopics
 from store.runtime.limits import MAX_CLOCK_LEAD_NS
@@ -118,11 +119,9 @@ async def open_wiring(
     tracing: Tracing | None,
     *,
     guard: Guard | None,
-    is_full: Callable[[], bool],
+    disk: DiskSpace,
 ) -> Wiring:
     """Open the pools and start what lives on them.
-
-    ``is_full``: whether the database's disk has no space left for messages.
 
     Raises:
         StoreUnavailable: The database does not serve.
@@ -140,7 +139,7 @@ async def open_wiring(
         written_ids=written_ids,
         tracking=tracking,
         tracing=tracing,
-        is_full=is_full,
+        space=disk,
         on_stored=heard.take,
     )
     if not config.read_only:

@@ -110,7 +110,7 @@ class StatusReport:
             "time": now_s,
             "started": self._started_s,
             "ready": self._readiness.ready,
-            "why_not_ready": self._readiness.why_not(),
+            "why_not_ready": self._readiness.unready,
             "problems": [_problem(each) for each in self.problems],
             "disks": self._disks(),
             "publish_ms": self._rates.publish_ms(),
@@ -236,14 +236,8 @@ def _held(summary: StoreSummary | None, age_s: float | None, parts: Parts) -> Fi
 def _history(timeline: Timeline | None) -> Fields | None:
     if timeline is None:
         return None
-    return {
-        "complete": timeline.complete,
-        "hours_start": _seconds(timeline.hours_start_ns),
-        "hours": timeline.hours,
-        "slots_start": _seconds(timeline.slots_start_ns),
-        "slot_days": timeline.slot_days,
-        "slots": timeline.slots,
-    }
+    names = "complete", "hours_start", "hours", "slots_start", "slot_days", "slots"
+    return _fields(timeline, *names)
 
 
 def _topics(held: Sequence[str] | None, parts: Parts) -> Fields | None:
@@ -256,15 +250,10 @@ def _topics(held: Sequence[str] | None, parts: Parts) -> Fields | None:
 def _upkeep(upkeep: Upkeep | None, metrics: Metrics) -> Fields | None:
     if upkeep is None:
         return None
-    return {
-        "host": upkeep.host,
-        "standby": upkeep.standby,
+    names = "host", "standby", "size_bytes", "rows", "dead_rows", "partitions"
+    return _fields(upkeep, *names) | {
         "timeline": int(total(metrics.database_timeline, "")),
         "hosts_refused": int(total(metrics.database_hosts_refused, "")),
-        "size_bytes": upkeep.size_bytes,
-        "rows": upkeep.rows,
-        "dead_rows": upkeep.dead_rows,
-        "partitions": upkeep.partitions,
         "ahead_s": _seconds(upkeep.ahead_ns),
     }
 
@@ -342,31 +331,18 @@ def _problem(problem: Problem) -> Fields:
 
 
 def _peer(peer: PeerState) -> Fields:
-    return {
-        "address": peer.address,
-        "node_id": _text(peer.node_id),
-        "store_id": _text(peer.store_id),
-        "connected": peer.connected,
-        "in_session": peer.in_session,
-        "last_sync": _seconds(peer.last_sync_ns),
-        "failures": peer.failures,
+    names = "address", "node_id", "store_id", "connected", "in_session", "last_sync", "failures"
+    return _fields(peer, *names, "lacks", "has") | {
         "error": _text(peer.last_error),
-        "lacks": peer.lacks,
-        "has": peer.has,
         "last": None if peer.last is None else _session(peer.last),
     }
 
 
 def _session(done: SyncDone) -> Fields:
     outcome = done.outcome
-    return {
+    return _fields(outcome, "in_sync", "keyed_from", "compact", "missing_here", "missing_there") | {
         "outcome": outcome.ending.value,
-        "in_sync": outcome.in_sync,
         "equality": outcome.equality.value,
-        "keyed_from": None if outcome.keyed_from_ns is None else _seconds(outcome.keyed_from_ns),
-        "compact": outcome.compact,
-        "missing_here": outcome.missing_here,
-        "missing_there": outcome.missing_there,
         "received": outcome.messages_received,
         "sent": outcome.messages_sent,
         "seconds": round(outcome.seconds, 3),
@@ -378,24 +354,27 @@ def _session(done: SyncDone) -> Fields:
 def _live(peer: GossipPeerState | None) -> Fields | None:
     if peer is None:
         return None
-    return {
-        "connected": peer.connected,
-        "slowed": peer.slowed,
-        "cut_off_until": _seconds(peer.cut_off_until_ns),
-        "reason": _text(peer.reason),
-    }
+    return _fields(peer, "connected", "slowed", "cut_off_until", "reason")
 
 
 def _resume(resume: ResumeState) -> Fields:
-    return {
-        "running": resume.running,
+    return _fields(resume, "running", "reached", "messages", "stored", "error") | {
         "start": _seconds(resume.time_start_ns),
         "end": _seconds(resume.time_end_ns),
-        "reached": _seconds(resume.reached_ns),
-        "messages": resume.messages,
-        "stored": resume.stored,
-        "error": _text(resume.error),
     }
+
+
+def _fields(state: object, *names: str) -> Fields:
+    """Attributes of these names, texts cut, or times of these names (``..._ns``) in seconds."""
+    found: Fields = {}
+    for name in names:
+        value = getattr(state, name if hasattr(state, name) else f"{name}_ns")
+        if isinstance(value, str):
+            value = _text(value)
+        elif value is not None and not hasattr(state, name):
+            value = _seconds(value)
+        found[name] = value
+    return found
 
 
 def _seconds(time_ns: int) -> int:

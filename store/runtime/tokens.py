@@ -34,7 +34,7 @@ class _Reading:
 
 
 class TokenFile:
-    """The access rules as the file last had them; a file that cannot be used changes nothing.
+    """``access``: the rules as the file last had them; one that cannot be used changes nothing.
 
     A file that is being written may lack clients, or all of them, for a moment. So a change is
     taken over when the file has come to rest. If it does not, it is read several times, and of
@@ -46,13 +46,10 @@ class TokenFile:
         self._path = path
         self._limits = limits
         self._stamp: _Stamp | None = _UNSURE
-        self._reading = _Reading(Access.open(limits), b"")
+        self._digest = b""
+        self.access = Access.open(limits)
         self._loads = 0
         self._complaint = ""
-
-    def current(self) -> Access:
-        """The rules in force."""
-        return self._reading.access
 
     def load(self) -> None:
         """Read the file as it is now.
@@ -61,7 +58,7 @@ class TokenFile:
             WrongConfigurationError: It cannot be read or understood.
         """
         if self._path is not None:
-            self._reading = _read(self._path, self._limits)
+            self._take(_read(self._path, self._limits))
             self._loads += 1
             self._stamp = _UNSURE
 
@@ -74,7 +71,7 @@ class TokenFile:
         except WrongConfigurationError as error:
             _LOG.error("token_file_not_reloaded", reason=str(error))
         else:
-            _LOG.info("token_file_reloaded", clients=len(self.current().clients()))
+            _LOG.info("token_file_reloaded", clients=len(self.access.clients()))
 
     async def follow(self) -> None:
         """Take over a changed file; complain about one that cannot be used, once per change."""
@@ -107,12 +104,15 @@ class TokenFile:
         self._stamp = stamp
         if found is not None:
             self._complaint = ""
-            if found.digest != self._reading.digest:
-                self._reading = found
+            if found.digest != self._digest:
+                self._take(found)
                 _LOG.info("token_file_reloaded", clients=_clients(found))
         elif stamp != _UNSURE or complaint != self._complaint:
             self._complaint = complaint
             _LOG.error("token_file_not_reloaded", reason=complaint)
+
+    def _take(self, reading: _Reading) -> None:
+        self.access, self._digest = reading.access, reading.digest
 
 
 def _clients(reading: _Reading) -> int:

@@ -45,14 +45,14 @@ class Telling:
 
 
 async def telling(
-    call: Call, start_ns: int, end_ns: int, *, wanted: bool, all_kept: bool = False
+    call: Call, start_ns: int, end_ns: int, *, all_kept: bool = False
 ) -> Telling | None:
-    """Read what is known of a range; None where it is not ``wanted`` or there is nothing to say.
+    """Read what is known of a range; None where there is nothing to say.
 
     ``all_kept``: the answer is about all the time that the store keeps.
     """
     reads, end_ns = call.node.coverage, min(end_ns, call.node.now_ns())
-    if not wanted or reads is None or start_ns >= end_ns:
+    if reads is None or start_ns >= end_ns:
         return None
     try:
         async with call.node.coverage_turn:
@@ -63,15 +63,17 @@ async def telling(
 
 
 async def telling_all(call: Call, *, wanted: bool) -> Telling | None:
-    """`telling` about all the time that the store keeps."""
-    return await telling(call, *time_range(None, None), wanted=wanted, all_kept=True)
+    """`telling` about all the time that the store keeps; None where it is not ``wanted``."""
+    return await telling(call, *time_range(None, None), all_kept=True) if wanted else None
 
 
 async def telling_scan(call: Call, request: ScanRequest, *, wanted: bool) -> Telling | None:
-    """`telling` about a scan, from its cursor on."""
+    """`telling` about a scan, from its cursor on; None where it is not ``wanted``."""
+    if not wanted:
+        return None
     after_ns = request.time_start_ns if request.after is None else request.after[0]
     start_ns = max(request.time_start_ns, after_ns)
-    return await telling(call, start_ns, request.time_end_ns, wanted=wanted)
+    return await telling(call, start_ns, request.time_end_ns)
 
 
 def page_span(request: PageRequest, page: QueryPage) -> Span:

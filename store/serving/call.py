@@ -13,23 +13,19 @@ from typing import Final
 from store.domain.access import Access, Client
 from store.domain.quota import Account
 from store.serving.context import NodeContext
-from store.serving.failure import CallFailure, Code, exceeded, over_limit, unready
+from store.serving.failure import CallFailure, Code, over_limit, unready
 from store.serving.limits import MAX_REQUEST_ID_CHARS
 from store.serving.unsent import Outlet
 
 _SANE_REQUEST_ID: Final = re.compile(rf"[A-Za-z0-9._:-]{{1,{MAX_REQUEST_ID_CHARS}}}")
-_process = secrets.token_hex(6)
-_numbers = itertools.count(1)
+
+REQUEST_IDS: Final = map(f"{secrets.token_hex(6)}-{{:x}}".format, itertools.count(1))
+"""For calls whose callers give none."""
 
 
 def is_request_id(given: str) -> bool:
     """True for a caller's ``x-request-id`` that is fit for a log."""
     return _SANE_REQUEST_ID.fullmatch(given) is not None
-
-
-def new_request_id() -> str:
-    """An ID for a call whose caller gives none."""
-    return f"{_process}-{next(_numbers):x}"
 
 
 @dataclass(slots=True)
@@ -56,7 +52,7 @@ class Call:
             CallFailure: the topics of the caller are others now.
             Exception: what ``identify`` raises where it has no token any more.
         """
-        access = self.node.access()
+        access = self.node.tokens.access
         if access is self.access:
             return
         if self.identify().topics != self.client.topics:
@@ -69,7 +65,7 @@ class Call:
 
     def check_ready(self) -> None:
         """Raise `CallFailure` when the node cannot serve now."""
-        reason = None if self.always else self.node.unready()
+        reason = None if self.always else self.node.readiness.unready
         if reason is not None:
             raise unready(reason)
 
@@ -77,25 +73,17 @@ class Call:
         """Charge one request; ``counted``: the beginning of the call has counted it.
 
         Raises:
-            CallFailure: it is too large, too much was sent lately, or `check_rights` fails.
+            CallFailure: it is too large, or `check_rights` fails.
+            Exceeded: too much was sent lately.
         """
         self.check_rights()
         largest = min(self.client.limits.request_bytes, self.largest_bytes)
         if size_bytes > largest:
             raise over_limit(f"the request has {size_bytes:,} bytes: at most {largest:,}")
-        limit = self.account.request(size_bytes, self.node.monotonic_ns(), counted=counted)
-        if limit is not None:
-            raise exceeded(limit)
-
-    def charge_messages(self, count: int) -> None:
-        """Charge messages that are to be published.
-
-        Raises:
-            CallFailure: too many were sent lately.
-        """
-        limit = self.account.messages(count, self.node.monotonic_ns())
-        if limit is not None:
-            raise exceeded(limit)
+        now_ns = self.node.monotonic_ns()
+        if not counted:
+            self.account.requests.take(1, now_ns)
+        self.account.received.take(size_bytes, now_ns)
 
     def part(self, name: str, **attributes: int) -> AbstractContextManager[None]:
         """A part of the call, where calls are traced."""

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from store.domain.access import Access
 from store.domain.completeness import CoverageSource
@@ -39,6 +39,22 @@ class NodeIdentity:
     version: str
 
 
+class Tokens(Protocol):
+    """Who may call."""
+
+    @property
+    def access(self) -> Access:
+        """The rules in force."""
+
+
+class Readiness(Protocol):
+    """Whether the node can serve."""
+
+    @property
+    def unready(self) -> str | None:
+        """Why it cannot, in one sentence; None: it can."""
+
+
 @dataclass(frozen=True, slots=True)
 class NodeState:
     """What ``Admin.GetStatus`` answers, besides the node's identity.
@@ -61,9 +77,9 @@ class NodeContext:
     """Everything that the calls of clients take from the node, whatever protocol they come by.
 
     ``policy``: the rules for messages of clients, as they are now, horizon included.
-    ``access``: the token file's present content.
+    ``tokens``: the token file's present content.
     ``now_ns``: the node's clock, Unix nanoseconds. ``monotonic_ns``: one that never goes back.
-    ``unready``: one sentence why the node cannot serve now, or None.
+    ``readiness``: one sentence why the node cannot serve now, or None.
     ``state``: what the node holds; may raise the errors of ``store.domain.ports``.
     ``confirmations``: who waits for other stores to confirm what a publisher wants confirmed.
     ``tracing``: None while it is off.
@@ -76,10 +92,10 @@ class NodeContext:
 
     identity: NodeIdentity
     policy: Callable[[], Policy]
-    access: Callable[[], Access]
+    tokens: Tokens
     now_ns: Callable[[], int]
     monotonic_ns: Callable[[], int]
-    unready: Callable[[], str | None]
+    readiness: Readiness
     state: Callable[[], Awaitable[NodeState]]
     metrics: Metrics
     limits: RequestLimits = field(default_factory=RequestLimits)

@@ -49,11 +49,8 @@ class Drain:
             yield
         except asyncio.CancelledError:
             # The client's own cancellation may come at the same moment; then it counts.
-            if self._ended(task):
+            if self.begun and task.uncancel() == 0:
                 raise Draining from None
             raise
         finally:
             self._tasks.discard(task)
-
-    def _ended(self, task: asyncio.Task[Any]) -> bool:
-        return self._begun and task.uncancel() == 0

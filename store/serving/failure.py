@@ -17,6 +17,9 @@ class Code(StrEnum):
     INVALID_ARGUMENT = "INVALID_ARGUMENT"
     UNAUTHENTICATED = "UNAUTHENTICATED"
     PERMISSION_DENIED = "PERMISSION_DENIED"
+    NOT_FOUND = "NOT_FOUND"
+    FAILED_PRECONDITION = "FAILED_PRECONDITION"
+    ABORTED = "ABORTED"
     OUT_OF_RANGE = "OUT_OF_RANGE"
     RESOURCE_EXHAUSTED = "RESOURCE_EXHAUSTED"
     DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
@@ -52,11 +55,6 @@ def busy(sentence: str) -> CallFailure:
     return CallFailure(Code.RESOURCE_EXHAUSTED, sentence, retry=True)
 
 
-def exceeded(limit: Exceeded) -> CallFailure:
-    """A quota is used up for now."""
-    return busy(limit.sentence)
-
-
 def unready(sentence: str) -> CallFailure:
     """The node does not serve now."""
     return CallFailure(Code.UNAVAILABLE, sentence, retry=True)
@@ -65,12 +63,13 @@ def unready(sentence: str) -> CallFailure:
 _CODES: tuple[tuple[type[Exception], Code], ...] = (
     (StoreUnavailable, Code.UNAVAILABLE),
     (StoreBusy, Code.RESOURCE_EXHAUSTED),
+    (Exceeded, Code.RESOURCE_EXHAUSTED),
     (CursorOutOfRange, Code.OUT_OF_RANGE),
     (CursorError, Code.INVALID_ARGUMENT),
     (LimitError, Code.RESOURCE_EXHAUSTED),
     (RequestError, Code.INVALID_ARGUMENT),
 )
-_RETRYABLE = (StoreUnavailable, StoreBusy)
+_RETRYABLE = (StoreUnavailable, StoreBusy, Exceeded)
 
 
 def foreseen(error: Exception) -> CallFailure | None:

@@ -13,7 +13,7 @@ from store.domain.unread import Confirmation
 from store.messages.fields import chunk_messages
 from store.messages.record import RecordBatch
 from store.serving.call import Call
-from store.serving.failure import busy, over_limit, unready
+from store.serving.failure import over_limit, unready
 
 READ_ONLY: Final = "this node only reads: publish at a node that takes writes"
 
@@ -54,15 +54,18 @@ class Publishing:
         ``size_bytes`` is the size of the request that they came in.
 
         Raises:
-            CallFailure: too many messages, in this request or lately; or the node only reads.
+            CallFailure: too many messages in this request, or the node only reads.
+            Exceeded: too many messages lately.
             MalformedMessage: one is not encoded as the schema says.
         """
         node, count = call.node, len(messages)
         began_ns = node.monotonic_ns()
         if node.read_only:
             raise unready(READ_ONLY)
-        check_count(call, count)
-        call.charge_messages(count)
+        most = node.limits.batch_messages
+        if count > most:
+            raise over_limit(f"the request holds more than {most:,} messages: send fewer in one")
+        call.account.messages.take(count, began_ns)
         admission = Admission(node.policy(), node.now_ns(), Source.CLIENT, call.client)
         step = chunk_messages(count, size_bytes)
         for start in range(0, count, step):
@@ -109,28 +112,3 @@ class Publishing:
         published.batch = RecordBatch(hashes=hashes)
         with call.part("confirm", min_confirms=wanted):
             return await call.node.confirmations.confirmed(hashes, stored, wanted, batch.timeout_s)
-
-
-def check_count(call: Call, count: int) -> None:
-    """Refuse a batch of too many messages.
-
-    Raises:
-        CallFailure: it is one.
-    """
-    most = call.node.limits.batch_messages
-    if count > most:
-        raise over_limit(f"the request holds more than {most:,} messages: send fewer in one")
-
-
-def take_room(call: Call, size_bytes: int) -> None:
-    """Take room for a request that is decoded and not yet answered.
-
-    Raises:
-        CallFailure: there is none.
-    """
-    budget = call.node.in_flight
-    if not budget.try_take(size_bytes):
-        raise busy(
-            f"limit of {budget.limit_bytes:,} bytes of requests under way on this node is "
-            "reached: retry with backoff"
-        )

@@ -28,32 +28,27 @@ LIKELY_PRESENCE_BYTES: Final = 64
 NOTHING: Final = QueryPage(b"", 0, None)
 
 
-async def positioned(services: Services, call: Call, plan: QueryPlan) -> PageRequest:
-    """What a query reads; its likely size is taken from the budget of unsent answers first.
+async def read_page(
+    services: Services, call: Call, plan: QueryPlan, *, coverage: bool = False
+) -> tuple[QueryPage, AnswerCoverage | None]:
+    """One page of a query, and where ``coverage`` is wanted how complete it is.
+
+    Its likely size is taken from the budget of unsent answers first.
 
     Raises:
         QueryError: the cursor is not known.
         CallFailure: there is no room.
     """
     await call.outlet.take(_likely_bytes(plan.request))
-    if plan.cursor is None:
-        return plan.request
-    return plan.page(await services.reader.position(plan.cursor, call.client.topics))
-
-
-async def read_page(
-    services: Services, call: Call, plan: QueryPlan, *, coverage: bool = False
-) -> tuple[QueryPage, AnswerCoverage | None]:
-    """One page of a query, and where ``coverage`` is wanted how complete it is.
-
-    Raises as `positioned`.
-    """
-    wanted = await positioned(services, call, plan)
+    wanted = plan.request
+    if plan.cursor is not None:
+        wanted = plan.page(await services.reader.position(plan.cursor, call.client.topics))
     if plan.empty:
         return NOTHING, None
-    by_hash = wanted.hashes is not None
-    range_ns = wanted.time_start_ns, wanted.time_end_ns
-    told = await telling(call, *range_ns, wanted=coverage, all_kept=by_hash)
+    told = None
+    if coverage:
+        range_ns = wanted.time_start_ns, wanted.time_end_ns
+        told = await telling(call, *range_ns, all_kept=wanted.hashes is not None)
     page = await services.reader.query(wanted)
     return page, None if told is None else await told.told(page_span(wanted, page))
 

@@ -117,6 +117,7 @@ class Outlet:
     )
 
     def __init__(self, everything: UnsentAnswers, caller: str, connection: str) -> None:
+        """Begin to count a call; `close` must follow when gRPC has done with it."""
         self.caller = caller
         self.connection = connection
         self.held_bytes = 0
@@ -127,6 +128,10 @@ class Outlet:
         self._left_bytes = 0  # what gRPC holds of a page that was broken off
         self._end: Callable[[], object] | None = None
         self._page_bytes = self._most_bytes = FIRST_PAGE_BYTES
+        everything.outlets[self] = None
+        if caller not in everything.connections:
+            everything.connections[caller] = Counter()
+        everything.connections[caller][connection] += 1
 
     async def room(self, most_bytes: int) -> Room:
         """Wait for room for a page of up to ``most_bytes``, or less if the caller is slow.
@@ -158,17 +163,23 @@ class Outlet:
         Raises:
             CallFailure: there was no room for long.
         """
-        size_bytes = self._share(size_bytes)
-        await self._all.take(self, size_bytes)
+        everything = self._all
+        # No call waits until the greater part of the budget is free.
+        size_bytes = min(size_bytes, everything.limit_bytes // LARGEST_SHARE)
+        if everything.waiting or everything.free_bytes < size_bytes:
+            await everything.wait(self, size_bytes)
+        else:
+            self.add(size_bytes)
         return size_bytes
-
-    def _share(self, size_bytes: int) -> int:
-        """No call waits until the greater part of the budget is free."""
-        return min(size_bytes, self._all.limit_bytes // LARGEST_SHARE)
 
     def add(self, size_bytes: int) -> None:
         """Take without waiting, or give back."""
-        self._all.add(self, size_bytes)
+        everything = self._all
+        self.held_bytes += size_bytes
+        everything.free_bytes -= size_bytes
+        everything.asked[self.connection] += size_bytes
+        if size_bytes < 0 and everything.waiting:
+            everything.serve()
 
     @asynccontextmanager
     async def sending(self, size_bytes: int) -> AsyncIterator[None]:
@@ -203,7 +214,7 @@ class Outlet:
         """
         more_bytes = COPIES * size_bytes - self.held_bytes
         if refusable and more_bytes > COPIES * SMALL_ANSWER_BYTES:
-            await self._all.grow(self, self._share(more_bytes))
+            await self._all.grow(self, more_bytes)
         else:
             self.add(more_bytes)
         self.sending_s = self._all.now_s()
@@ -231,8 +242,19 @@ class Outlet:
             self.add((0 if self.ended_s is None else self._left_bytes) - self.held_bytes)
 
     def close(self) -> None:
-        """GRPC has done with the call."""
-        self._all.close(self)
+        """GRPC has done with the call: nothing of it is left."""
+        everything = self._all
+        self.add(-self.held_bytes)
+        if not everything.asked[self.connection]:
+            del everything.asked[self.connection]
+        everything.outlets.pop(self, None)
+        everything.ended.discard(self)
+        connections = everything.connections[self.caller]
+        connections[self.connection] -= 1
+        if not connections[self.connection]:
+            del connections[self.connection]
+        if not connections:
+            del everything.connections[self.caller]
 
     def lingers(self, now_s: float) -> bool:
         """True when the call was ended and gRPC still holds something for it."""
@@ -249,83 +271,52 @@ class Outlet:
 
 
 class UnsentAnswers:
-    """The budget; see the module's rules. ``now_s`` is a monotonic clock, in seconds."""
+    """The budget, of which each `Outlet` takes; see the module's rules.
+
+    ``now_s`` is a monotonic clock, in seconds. ``free_bytes``: what nobody has taken. ``asked``:
+    bytes by connection, taken or waited for. ``connections`` of each caller, with their calls.
+    """
 
     def __init__(self, now_s: Callable[[], float], limit_bytes: int = DEFAULT_UNSENT_BYTES) -> None:
-        self.limit_bytes = limit_bytes
+        self.limit_bytes = self.free_bytes = limit_bytes
         self.now_s = now_s
-        self.used_bytes = 0
-        self._outlets: dict[Outlet, None] = {}
-        self._ended: set[Outlet] = set()
-        self._asked: Counter[str] = Counter()  # bytes by connection, taken or waited for
-        self._connections: dict[str, Counter[str]] = {}  # of each caller, with their calls
-        self._waiting: list[_Waiting] = []
+        self.outlets: dict[Outlet, None] = {}
+        self.ended: set[Outlet] = set()
+        self.asked: Counter[str] = Counter()
+        self.connections: dict[str, Counter[str]] = {}
+        self.waiting: list[_Waiting] = []
         self._numbers = count()
         self._growing = 0
         self._ticking: asyncio.TimerHandle | None = None
 
     @property
-    def free_bytes(self) -> int:
-        """What nobody has taken."""
-        return self.limit_bytes - self.used_bytes
+    def used_bytes(self) -> int:
+        """What all calls have taken."""
+        return self.limit_bytes - self.free_bytes
 
     @property
     def open_calls(self) -> int:
         """Calls with which gRPC has not done."""
-        return len(self._outlets)
+        return len(self.outlets)
 
-    def open(self, caller: str, connection: str) -> Outlet:
-        """Begin to count a call; `Outlet.close` must follow when gRPC has done with it."""
-        outlet = Outlet(self, caller, connection)
-        self._outlets[outlet] = None
-        if caller not in self._connections:
-            self._connections[caller] = Counter()
-        self._connections[caller][connection] += 1
-        return outlet
-
-    def close(self, outlet: Outlet) -> None:
-        """Nothing of this call is left."""
-        self.add(outlet, -outlet.held_bytes)
-        self._outlets.pop(outlet, None)
-        self._ended.discard(outlet)
-        connections = self._connections[outlet.caller]
-        connections[outlet.connection] -= 1
-        if not connections[outlet.connection]:
-            del connections[outlet.connection]
-        if not connections:
-            del self._connections[outlet.caller]
-
-    def add(self, outlet: Outlet, size_bytes: int) -> None:
-        """Take without waiting, or give back."""
-        if not size_bytes:
-            return
-        outlet.held_bytes += size_bytes
-        self.used_bytes += size_bytes
-        self._ask(outlet.connection, size_bytes)
-        if size_bytes < 0 and self._waiting:
-            self._serve()
-
-    async def take(self, outlet: Outlet, size_bytes: int) -> None:
+    async def wait(self, outlet: Outlet, size_bytes: int) -> None:
         """Take when there is room, in the order of the module's rules.
 
         Raises:
             CallFailure: there was no room for long.
         """
-        if not self._waiting and self._fits(size_bytes):
-            self.add(outlet, size_bytes)
-            return
-        self._ask(outlet.connection, size_bytes)
+        self.asked[outlet.connection] += size_bytes
         turn = asyncio.get_running_loop().create_future()
         number, weight = next(self._numbers), self._weight(outlet)
         heapq.heappush(
-            self._waiting, _Waiting(weight, number, self.now_s(), outlet, size_bytes, turn)
+            self.waiting, _Waiting(weight, number, self.now_s(), outlet, size_bytes, turn)
         )
         self._tick()
         try:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled() and turn.exception() is None:
-                self.add(outlet, -size_bytes)
+                outlet.add(-size_bytes)
             raise
 
     async def grow(self, outlet: Outlet, size_bytes: int) -> None:
@@ -338,33 +329,30 @@ class UnsentAnswers:
             raise self._full()
         self._growing += 1
         try:
-            await self.take(outlet, size_bytes)
+            await outlet.take(size_bytes)
         finally:
             self._growing -= 1
 
-    def _fits(self, size_bytes: int) -> bool:
-        return not self.used_bytes or self.used_bytes + size_bytes <= self.limit_bytes
-
-    def _ask(self, connection: str, size_bytes: int) -> None:
-        asked = self._asked.get(connection, 0) + size_bytes
-        if asked:
-            self._asked[connection] = asked
-        else:
-            del self._asked[connection]
+    def _unask(self, waiting: _Waiting) -> None:
+        connection = waiting.outlet.connection
+        self.asked[connection] -= waiting.size_bytes
+        if not self.asked[connection]:
+            del self.asked[connection]
 
     def _weight(self, outlet: Outlet) -> int:
-        return self._asked[outlet.connection] * len(self._connections[outlet.caller])
+        return self.asked[outlet.connection] * len(self.connections[outlet.caller])
 
-    def _serve(self) -> None:
+    def serve(self) -> None:
         """Let in who fits, the lightest first."""
-        while self._waiting:
-            first = self._waiting[0]
-            if not first.turn.done() and not self._fits(first.size_bytes):
+        while self.waiting:
+            first = self.waiting[0]
+            fits = first.size_bytes <= self.free_bytes or self.free_bytes == self.limit_bytes
+            if not first.turn.done() and not fits:
                 return
-            heapq.heappop(self._waiting)
-            self._ask(first.outlet.connection, -first.size_bytes)
+            heapq.heappop(self.waiting)
+            self._unask(first)
             if not first.turn.done():
-                self.add(first.outlet, first.size_bytes)
+                first.outlet.add(first.size_bytes)
                 first.turn.set_result(None)
 
     def _tick(self) -> None:
@@ -375,30 +363,30 @@ class UnsentAnswers:
     def _ticked(self) -> None:
         self._ticking = None
         self.press()
-        if self._waiting:
+        if self.waiting:
             self._tick()
 
     def press(self) -> None:
         """Refuse what has waited too long; end who stalls, as long as a call waits."""
         now_s = self.now_s()
-        for waiting in self._waiting:
+        for waiting in self.waiting:
             if now_s - waiting.since_s > MAX_WAIT_S and not waiting.turn.done():
                 waiting.turn.set_exception(self._full())
         self._forget_done()
-        self._serve()
-        if not self._waiting or now_s - min(each.since_s for each in self._waiting) < CONTENDED_S:
+        self.serve()
+        if not self.waiting or now_s - min(each.since_s for each in self.waiting) < CONTENDED_S:
             return
-        lingering = {each.connection for each in self._ended if each.lingers(now_s)}
-        lingering |= self._end_stalled(self._waiting[0], now_s)
+        lingering = {each.connection for each in self.ended if each.lingers(now_s)}
+        lingering |= self._end_stalled(self.waiting[0], now_s)
         if lingering:
             hang_up(lingering)
 
     def _forget_done(self) -> None:
-        for each in self._waiting:
+        for each in self.waiting:
             if each.turn.done():
-                self._ask(each.outlet.connection, -each.size_bytes)
-        self._waiting = [each for each in self._waiting if not each.turn.done()]
-        heapq.heapify(self._waiting)
+                self._unask(each)
+        self.waiting = [each for each in self.waiting if not each.turn.done()]
+        heapq.heapify(self.waiting)
 
     def _full(self) -> CallFailure:
         return busy(FULL.format(limit=self.limit_bytes))
@@ -409,11 +397,11 @@ class UnsentAnswers:
         The connections that must be closed for it.
         """
         closing: set[str] = set()
-        wanted = sum(waiting.size_bytes for waiting in self._waiting) - self.free_bytes
-        wanted -= sum(outlet.held_bytes for outlet in self._ended)
+        wanted = sum(waiting.size_bytes for waiting in self.waiting) - self.free_bytes
+        wanted -= sum(outlet.held_bytes for outlet in self.ended)
         sending = [
             (outlet.sending_s, outlet)
-            for outlet in self._outlets
+            for outlet in self.outlets
             if outlet.ended_s is None
             and outlet.sending_s is not None
             and now_s - outlet.sending_s >= STALL_S
@@ -425,7 +413,7 @@ class UnsentAnswers:
             if now_s - since_s < PATIENCE_S and self._weight(outlet) <= weight:
                 continue
             wanted -= outlet.held_bytes
-            self._ended.add(outlet)
+            self.ended.add(outlet)
             if not outlet.end(now_s):
                 closing.add(outlet.connection)
         return closing

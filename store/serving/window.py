@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from store.serving.failure import busy
 
 
 class Budget:
     """A number of bytes that calls take and give back; whoever waits is served in turn.
 
-    One request larger than the whole budget passes when nothing else is under way.
+    One request larger than the whole budget passes when nothing else is under way. ``what`` takes
+    of it is for the refusal.
     """
 
-    def __init__(self, limit_bytes: int) -> None:
+    def __init__(self, limit_bytes: int, what: str = "requests") -> None:
         self.limit_bytes = limit_bytes
+        self._what = what
         self._used_bytes = 0
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
@@ -22,17 +28,29 @@ class Budget:
         """What is taken now."""
         return self._used_bytes
 
-    def try_take(self, size_bytes: int) -> bool:
-        """Take without waiting; False when there is no room or somebody waits already."""
+    @contextmanager
+    def room(self, size_bytes: int) -> Iterator[None]:
+        """Take for a while, without waiting.
+
+        Raises:
+            CallFailure: there is no room, or somebody waits already.
+        """
         used = self._used_bytes
         if self._waiting or (used and used + size_bytes > self.limit_bytes):
-            return False
+            raise busy(
+                f"limit of {self.limit_bytes:,} bytes of {self._what} under way on this node is "
+                "reached: retry with backoff"
+            )
         self._used_bytes = used + size_bytes
-        return True
+        try:
+            yield
+        finally:
+            self.give_back(size_bytes)
 
     async def take(self, size_bytes: int) -> None:
         """Take, after those that waited before."""
-        if self.try_take(size_bytes):
+        if not self._waiting and self._fits(size_bytes):
+            self._used_bytes += size_bytes
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((size_bytes, turn))
@@ -52,12 +70,15 @@ class Budget:
         if self._waiting:
             self._serve()
 
+    def _fits(self, size_bytes: int) -> bool:
+        return not self._used_bytes or self._used_bytes + size_bytes <= self.limit_bytes
+
     def _serve(self) -> None:
         waiting = self._waiting
         while waiting:
             size_bytes, turn = waiting[0]
             if not turn.done():
-                if self._used_bytes and self._used_bytes + size_bytes > self.limit_bytes:
+                if not self._fits(size_bytes):
                     return
                 self._used_bytes += size_bytes
                 turn.set_result(None)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 from storenode.cli.client.session import Session
-from storenode.cli.client.text import safe
+from storenode.cli.client.text import labelled, safe
 from storenode.cli.errors import FAILED, OK, USAGE, CliError
 from storenode.message.limits import HASH_BYTES
 from storenode.sds.limits import MAX_ID_BYTES
@@ -31,7 +31,6 @@ PORTION: Final = 500
 
 MAX_LINE_BYTES: Final = 256 * 1024
 MAX_LISTED: Final = 100
-_LABEL_CHARS: Final = 10
 
 Line = tuple[str, "Entry"]
 """A channel, and an ID in it with its hint if any."""
@@ -110,12 +109,8 @@ class Tally:
             "notes": list(self.notes),
         }
 
-    def lines(self) -> Iterator[str]:
+    def rows(self) -> Iterator[tuple[str, str]]:
         """The same for people."""
-        for label, value in self._rows():
-            yield f"{label:<{_LABEL_CHARS}}{value}"
-
-    def _rows(self) -> Iterator[tuple[str, str]]:
         yield "held", f"{self.held:,} here already"
         for peer, count in self.found.items():
             yield "found", f"{count:,} at {safe(peer)}"
@@ -161,7 +156,7 @@ class Fetching:
         if out.as_json:
             out.json(self.tally.as_json())
         else:
-            for line in self.tally.lines():
+            for line in labelled(self.tally.rows()):
                 out.line(line)
         return OK if self.tally.complete else FAILED
 

@@ -8,7 +8,7 @@ import click
 
 from storenode.cli.client.limits import STATUS_TIMEOUT_S
 from storenode.cli.client.session import DEFAULT_ADMIN, Session, connected
-from storenode.cli.client.text import format_time, safe
+from storenode.cli.client.text import format_time, labelled, safe
 from storenode.cli.errors import FAILED, OK
 from storenode.cli.options.layers import LayeredCommand, option
 from storenode.cli.options.types import POSITIVE_DURATION
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from storenode.client.types import NodeStatus, PeerStatus, ResumeStatus
-
-_LABEL_CHARS = 10
 
 
 @click.command(cls=LayeredCommand)
@@ -42,7 +40,7 @@ async def status(session: Session, *, timeout: int, check: bool) -> int:  # noqa
     if session.out.as_json:
         session.out.message(answer)
     else:
-        for line in _problems(answer) if check else _table(answer):
+        for line in (*_problems(answer), *(() if check else labelled(_rows(answer)))):
             session.out.line(line)
     return FAILED if check and answer.problems else OK
 
@@ -56,29 +54,24 @@ def _problems(answer: NodeStatus) -> Iterator[str]:
         )
 
 
-def _table(answer: NodeStatus) -> Iterator[str]:
-    yield from _problems(answer)
-    rows = [
-        ("node", safe(answer.node_id)),
-        ("version", safe(answer.version)),
-        ("ready", "yes" if answer.ready else "no"),
-        ("messages", f"{answer.messages:,}"),
-        ("oldest", _time(answer.oldest_timestamp)),
-        ("newest", _time(answer.newest_timestamp)),
-        ("index", f"{answer.index_entries:,} entries"),
-    ]
-    for label, value in rows:
-        yield f"{label:<{_LABEL_CHARS}}{value}"
+def _rows(answer: NodeStatus) -> Iterator[tuple[str, str]]:
+    yield "node", safe(answer.node_id)
+    yield "version", safe(answer.version)
+    yield "ready", "yes" if answer.ready else "no"
+    yield "messages", f"{answer.messages:,}"
+    yield "oldest", _time(answer.oldest_timestamp)
+    yield "newest", _time(answer.newest_timestamp)
+    yield "index", f"{answer.index_entries:,} entries"
     if answer.HasField("resume"):
-        yield f"{'resume':<{_LABEL_CHARS}}{_resume(answer.resume)}"
+        yield "resume", _resume(answer.resume)
     yield from _gossip(answer)
     for peer in answer.peers:
-        yield f"{'peer':<{_LABEL_CHARS}}{_peer(peer)}"
+        yield "peer", _peer(peer)
 
 
-def _gossip(answer: NodeStatus) -> Iterator[str]:
+def _gossip(answer: NodeStatus) -> Iterator[tuple[str, str]]:
     if not answer.HasField("gossip"):
-        yield f"{'gossip':<{_LABEL_CHARS}}off"
+        yield "gossip", "off"
         return
     gossip = answer.gossip
     connected = sum(peer.connected for peer in gossip.peers)
@@ -87,12 +80,12 @@ def _gossip(answer: NodeStatus) -> Iterator[str]:
         parts[-1] += f", the oldest for {gossip.oldest_unread / NS_PER_S:,.1f} s"
     if gossip.waiting:
         parts.append(f"{gossip.waiting:,} waiting for parents")
-    yield f"{'gossip':<{_LABEL_CHARS}}{', '.join(parts)}"
+    yield "gossip", ", ".join(parts)
     for peer in gossip.peers:
         if peer.slowed or peer.cut_off_until:
             state = f"cut off until {_time(peer.cut_off_until)}" if peer.cut_off_until else "slowed"
             reason = f": {safe(peer.reason)}" if peer.reason else ""
-            yield f"{'':<{_LABEL_CHARS}}{safe(peer.node_id)} {state}{reason}"
+            yield "", f"{safe(peer.node_id)} {state}{reason}"
 
 
 def _resume(resume: ResumeStatus) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from storenode.cli.client.session import DEFAULT_ADMIN, Session, connected
-from storenode.cli.client.text import TIME, format_time, safe
+from storenode.cli.client.text import TIME, format_time, labelled, safe
 from storenode.cli.errors import FAILED, OK, USAGE, CliError
 from storenode.cli.fetch import fetch_listed
 from storenode.cli.options.layers import LayeredCommand, option
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from storenode.client.types import SyncReport
-
-_LABEL_CHARS = 10
 
 
 @click.command(cls=LayeredCommand)
@@ -85,18 +83,13 @@ async def sync(
     if session.out.as_json:
         session.out.message(report)
     else:
-        for line in lines_of(report):
+        for line in labelled(rows_of(report)):
             session.out.line(line)
     return OK if report.in_sync or report.outcome == "aborted" else FAILED
 
 
-def lines_of(report: SyncReport) -> Iterator[str]:
-    """A report for people, one fact a line."""
-    for label, value in _rows(report):
-        yield f"{label:<{_LABEL_CHARS}}{value}"
-
-
-def _rows(report: SyncReport) -> Iterator[tuple[str, str]]:
+def rows_of(report: SyncReport) -> Iterator[tuple[str, str]]:
+    """A report for people, one fact a row."""
     yield "peer", safe(report.peer)
     yield "window", f"{format_time(report.time_start)} to {format_time(report.time_end)}"
     if report.outcome == "aborted":

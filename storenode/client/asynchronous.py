@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
-from types import TracebackType
 from typing import Final, Self
 
 from storenode.client.message import (
@@ -27,8 +26,8 @@ from storenode.wire.storenode.coverage.v1.coverage_pb2 import AnswerCoverage
 from storenode.wire.storenode.v1.admin_pb2 import FetchReport, NodeStatus, SyncReport
 from storenode.wire.storenode.v1.store_pb2 import (
     CausalHistoryPage,
-    ContentFilter,
     CoverageStep,
+    FollowPage,
     ScanPage,
     SdsMessagesPage,
 )
@@ -57,12 +56,7 @@ class _Connected:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
     async def aclose(self) -> None:
@@ -273,15 +267,15 @@ class AsyncClient(_Connected):
                 print(message.payload)
             ```
         """
-        pages = self._scan_pages(
-            content_filter(pubsub_topic, content_topics),
+        pages = self._calls.scan(
+            filter=content_filter(pubsub_topic, content_topics),
             time_start=nanoseconds(start),
             time_end=nanoseconds(end),
             cursor=cursor,
             page_size=page_size,
             coverage=coverage,
         )
-        return MessageStream(pages, cursor)
+        return MessageStream(_scanned(pages), cursor)
 
     async def scan_hashes(
         self,
@@ -371,15 +365,16 @@ class AsyncClient(_Connected):
         wanted = content_filter(pubsub_topic, content_topics)
 
         def feed(after: bytes) -> AsyncGenerator[Page]:
-            return self._follow_pages(
-                wanted,
-                after,
+            pages = self._calls.follow(
+                filter=wanted,
+                cursor=after,
                 from_beginning=from_beginning and after == cursor,
                 wait_for_store=overlap_s is None,
             )
+            return _followed(pages)
 
         def held(since_ns: int) -> AsyncGenerator[Page]:
-            return self._scan_pages(wanted, time_start=since_ns)
+            return _scanned(self._calls.scan(filter=wanted, time_start=since_ns))
 
         if overlap_s is None:
             return MessageStream(feed(cursor), cursor)
@@ -452,48 +447,6 @@ class AsyncClient(_Connected):
         )
         return await _sds_result(pages)
 
-    async def _scan_pages(
-        self,
-        wanted: ContentFilter | None,
-        *,
-        time_start: int | None = None,
-        time_end: int | None = None,
-        cursor: bytes = b"",
-        page_size: int = 0,
-        coverage: bool = False,
-    ) -> AsyncGenerator[Page]:
-        pages = self._calls.scan(
-            filter=wanted,
-            time_start=time_start,
-            time_end=time_end,
-            cursor=cursor,
-            page_size=page_size,
-            coverage=coverage,
-        )
-        async with aclosing(pages):
-            async for page in pages:
-                messages = [Message.decode(item) for item in page.messages]
-                yield Page(messages, page.cursor or None, coverage=_coverage(page))
-
-    async def _follow_pages(
-        self,
-        wanted: ContentFilter | None,
-        cursor: bytes,
-        *,
-        from_beginning: bool,
-        wait_for_store: bool,
-    ) -> AsyncGenerator[Page]:
-        pages = self._calls.follow(
-            filter=wanted,
-            cursor=cursor,
-            from_beginning=from_beginning,
-            wait_for_store=wait_for_store,
-        )
-        async with aclosing(pages):
-            async for page in pages:
-                messages = [Message.decode(item) for item in page.messages]
-                yield Page(messages, page.cursor, page.live)
-
 
 class AsyncAdmin(_Connected):
     """A client of a node's admin listener; answers are the schema's own classes.
@@ -540,6 +493,20 @@ class AsyncAdmin(_Connected):
 
 def _entry(name: SdsId) -> Entry:
     return (name, None) if isinstance(name, str) else name
+
+
+async def _scanned(pages: AsyncGenerator[ScanPage]) -> AsyncGenerator[Page]:
+    async with aclosing(pages):
+        async for page in pages:
+            messages = [Message.decode(item) for item in page.messages]
+            yield Page(messages, page.cursor or None, coverage=_coverage(page))
+
+
+async def _followed(pages: AsyncGenerator[FollowPage]) -> AsyncGenerator[Page]:
+    async with aclosing(pages):
+        async for page in pages:
+            messages = [Message.decode(item) for item in page.messages]
+            yield Page(messages, page.cursor, page.live)
 
 
 async def _sds_result(

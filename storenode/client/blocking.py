@@ -13,7 +13,6 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Seque
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from functools import cache, wraps
-from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 from storenode.client.asynchronous import (
@@ -140,12 +139,7 @@ class _Closing(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @abstractmethod
@@ -230,13 +224,8 @@ class Publisher:
         _run(self._publisher.__aenter__())
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        _run(self._publisher.__aexit__(kind, error, traceback))
+    def __exit__(self, *raised: Any) -> None:  # noqa: ANN401 - what the publisher takes
+        _run(self._publisher.__aexit__(*raised))
 
     async def _send(self, message: Message) -> Future[Published]:
         answer = await self._publisher.send(message)

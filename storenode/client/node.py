@@ -6,9 +6,9 @@ messages, `storenode.client.plain` turns them into values for JSON.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 import grpc
 
@@ -24,11 +24,11 @@ from storenode.wire.storenode.v1 import admin_pb2, store_pb2
 from storenode.wire.waku.store.v3 import store_pb2 as waku_pb2
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 
 _STORE: Final = "storenode.v1.Store"
+_Q = TypeVar("_Q")
+_R = TypeVar("_R")
 
 Entry = tuple[str, bytes | None]
 """An SDS message ID, and the retrieval hint (32-byte message hash) where one is known."""
@@ -76,12 +76,7 @@ class NodeClient:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def close(self) -> None:
@@ -105,13 +100,7 @@ class NodeClient:
     ) -> Sequence[store_pb2.PublishResult]:
         """Store the batch of a request; its results come in its order."""
         with client_span(_STORE, "Publish"):
-            response = await called(
-                self.nodes,
-                self.retry,
-                lambda node: node.store.Publish(
-                    request, metadata=_metadata(node), timeout=timeout_s
-                ),
-            )
+            response = await self._called(lambda node: node.store.Publish, request, timeout_s)
         if len(response.results) != len(request.messages):
             raise _miscounted(request, response)
         return response.results
@@ -228,11 +217,7 @@ class NodeClient:
             step=steps.DAY if by_day else steps.HOUR,
             channel_id=channel_id,
         )
-        return whole(
-            self.nodes,
-            self.retry,
-            lambda node: node.store.GetCoverage(request, metadata=_metadata(node)),
-        )
+        return self._whole(lambda node: node.store.GetCoverage, request)
 
     def follow(
         self,
@@ -261,7 +246,7 @@ class NodeClient:
 
         return resumed(self.nodes, self.retry, call, cursor, wait_for_store=wait_for_store)
 
-    async def get_sds(
+    def get_sds(
         self,
         channel_id: str,
         entries: Iterable[Entry],
@@ -278,14 +263,9 @@ class NodeClient:
             coverage=coverage,
             prefer_proven=prefer_proven,
         )
-        async for page in whole(
-            self.nodes,
-            self.retry,
-            lambda node: node.store.GetSdsMessages(request, metadata=_metadata(node)),
-        ):
-            yield page
+        return self._whole(lambda node: node.store.GetSdsMessages, request)
 
-    async def causal_history(
+    def causal_history(
         self,
         channel_id: str,
         heads: Iterable[Entry],
@@ -308,21 +288,12 @@ class NodeClient:
             coverage=coverage,
             prefer_proven=prefer_proven,
         )
-        async for page in whole(
-            self.nodes,
-            self.retry,
-            lambda node: node.store.GetCausalHistory(request, metadata=_metadata(node)),
-        ):
-            yield page
+        return self._whole(lambda node: node.store.GetCausalHistory, request)
 
     async def status(self, *, timeout_s: float | None = None) -> admin_pb2.NodeStatus:
         """The node's state; only the admin listener answers."""
         request = admin_pb2.GetStatusRequest()
-        return await called(
-            self.nodes,
-            self.retry,
-            lambda node: node.admin.GetStatus(request, metadata=_metadata(node), timeout=timeout_s),
-        )
+        return await self._called(lambda node: node.admin.GetStatus, request, timeout_s)
 
     async def synchronize(
         self,
@@ -338,13 +309,7 @@ class NodeClient:
         node's usual window.
         """
         request = admin_pb2.SynchronizeRequest(peer=peer, time_start=time_start, time_end=time_end)
-        return await called(
-            self.nodes,
-            self.retry,
-            lambda node: node.admin.Synchronize(
-                request, metadata=_metadata(node), timeout=timeout_s
-            ),
-        )
+        return await self._called(lambda node: node.admin.Synchronize, request, timeout_s)
 
     async def fetch_messages(
         self,
@@ -358,12 +323,27 @@ class NodeClient:
         request = admin_pb2.FetchMessagesRequest(
             peer=peer, channel_id=channel_id, entries=_history(entries)
         )
+        return await self._called(lambda node: node.admin.FetchMessages, request, timeout_s)
+
+    async def _called(
+        self,
+        method: Callable[[Node], grpc.aio.UnaryUnaryMultiCallable[_Q, _R]],
+        request: _Q,
+        timeout_s: float | None,
+    ) -> _R:
         return await called(
             self.nodes,
             self.retry,
-            lambda node: node.admin.FetchMessages(
-                request, metadata=_metadata(node), timeout=timeout_s
-            ),
+            lambda node: method(node)(request, metadata=_metadata(node), timeout=timeout_s),
+        )
+
+    def _whole(
+        self, method: Callable[[Node], grpc.aio.UnaryStreamMultiCallable[_Q, _R]], request: _Q
+    ) -> AsyncGenerator[_R, None]:
+        return whole(
+            self.nodes,
+            self.retry,
+            lambda node: method(node)(request, metadata=_metadata(node)),
         )
 
 

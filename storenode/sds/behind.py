@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from math import inf, log
 from typing import Final
 
+from storenode.common.bounded import BoundedDict
 from storenode.sds.bloom import Shape, filter_of
 from storenode.sds.clock import Clock
 from storenode.sds.events import Behind, CaughtUp
@@ -99,8 +100,8 @@ class Lacks:
         self._compares = grace_ms is not None
         self._grace_ms = grace_ms or 0
         self.peers: dict[str, _Lack] = {}
-        self.compared: dict[str, int] = {}
-        self.incomparable: dict[str, None] = {}
+        self.compared = BoundedDict[str, int](MAX_COMPARED_PEERS)
+        self.incomparable = BoundedDict[str, None](MAX_COMPARED_PEERS)
         self._unread: dict[str, _Unread] = {}
         self._compared_ms = 0
 
@@ -198,8 +199,6 @@ class Lacks:
 
     def _cannot_compare(self, sender_id: str) -> None:
         self.incomparable[sender_id] = None
-        if len(self.incomparable) > MAX_COMPARED_PEERS:
-            del self.incomparable[next(iter(self.incomparable))]
 
     def _postpone(self, now_ms: int) -> None:
         for lack in self.peers.values():
@@ -242,10 +241,7 @@ class Lacks:
 
     def _agreed(self, sender_id: str, now_ms: int) -> None:
         if sender_id not in self.peers:
-            self.compared.pop(sender_id, None)
             self.compared[sender_id] = now_ms
-            if len(self.compared) > MAX_COMPARED_PEERS:
-                del self.compared[next(iter(self.compared))]
 
     def _lack(self, sender_id: str, shape: Shape, now_ms: int) -> _Lack | None:
         """A peer's entry; None while there are too many, and one is still searched for.

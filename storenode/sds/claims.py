@@ -22,6 +22,7 @@ from enum import Enum
 from hashlib import blake2b
 from typing import Final
 
+from storenode.common.bounded import BoundedDict
 from storenode.sds.envelope import SdsMessage
 from storenode.sds.ids import IdSet
 from storenode.sds.limits import MAX_FORGERIES_TOLD, MAX_UNPROVEN
@@ -106,7 +107,7 @@ class Claims:
     def __init__(self, salt: bytes) -> None:
         self.unproven: OrderedDict[str, Unproven] = OrderedDict()
         self.older = IdSet(salt)
-        self._told: OrderedDict[tuple[str, bytes], None] = OrderedDict()
+        self._told = BoundedDict[tuple[str, bytes], None](MAX_FORGERIES_TOLD)
 
     def add(self, message_id: str, unproven: Unproven) -> None:
         """A message that is not proven was taken, or sent."""
@@ -153,6 +154,4 @@ class Claims:
         if key in self._told:
             return False
         self._told[key] = None
-        if len(self._told) > MAX_FORGERIES_TOLD:
-            self._told.popitem(last=False)
         return True

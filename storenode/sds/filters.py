@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Final
 
+from storenode.common.bounded import BoundedDict
 from storenode.sds.bloom import FilterShape, RollingFilter, Shape
 from storenode.sds.limits import (
     MAX_CLOCK,
@@ -106,7 +107,7 @@ class Filters:
         self._shape = shape
         self.own = RollingFilter(shape)
         self._foreign: dict[Shape, Foreign] = {}
-        self._peers: dict[str, _Looked] = {}
+        self._peers = BoundedDict[str, _Looked](MAX_COMPARED_PEERS)
         self._inferred_ms = -inf
 
     def add(self, message_id: str) -> None:
@@ -163,10 +164,7 @@ class Filters:
             shape = sample.infer()
         if shape is None or not self._takes(shape, waiting, in_use):
             shape = self.shape_of(sender_id, bloom_filter)
-        self._peers.pop(sender_id, None)
         self._peers[sender_id] = _Looked(shape, now_ms)
-        if len(self._peers) > MAX_COMPARED_PEERS:
-            del self._peers[next(iter(self._peers))]
 
     def _takes(self, shape: Shape, waiting: Collection[str], in_use: Collection[Shape]) -> bool:
         """Whether there is a filter of this shape, or room for one."""

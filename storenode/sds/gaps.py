@@ -11,11 +11,11 @@ on lacking for long is therefore *offered*: sent again like an answer that it ha
 times at most.
 """
 
-from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
+from storenode.common.bounded import BoundedDict
 from storenode.sds.bloom import Shape, holds
 from storenode.sds.config import ChannelConfig
 from storenode.sds.limits import MAX_CLOCK, MAX_GAP_IDS, MAX_LACKING_IDS, MAX_LACKING_PEERS
@@ -63,7 +63,7 @@ class Gaps:
         self.every_ms = config.gap_every_ms
         self._offer_after_ms = config.repair.request_max_ms if config.repair else 0
         self._window = config.gap_window
-        self.lacking: OrderedDict[str, dict[str, _Lacking]] = OrderedDict()
+        self.lacking = BoundedDict[str, dict[str, _Lacking]](MAX_LACKING_PEERS)
         self.looked_ms: int | None = None
         self.told: dict[str, int] = {}
         self._below = _END
@@ -99,10 +99,7 @@ class Gaps:
         """Compare a participant's filter with recent entries of the log; what to offer."""
         self.looked_ms = now_ms
         offered: list[str] = []
-        lacking = self.lacking.setdefault(sender_id, {})
-        self.lacking.move_to_end(sender_id)
-        if len(self.lacking) > MAX_LACKING_PEERS:
-            self.lacking.popitem(last=False)
+        lacking = self.lacking[sender_id] = self.lacking.get(sender_id, {})
         for entry in entries:
             message_id = entry.message_id
             if entry.sender_id == sender_id:

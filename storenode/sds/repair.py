@@ -15,6 +15,7 @@ from functools import lru_cache
 from hashlib import sha256
 from heapq import heappop, heappush
 
+from storenode.common.bounded import BoundedDict
 from storenode.sds.config import RepairConfig
 from storenode.sds.envelope import Entry, SdsMessage
 from storenode.sds.limits import (
@@ -123,7 +124,7 @@ class Answers:
         self._own_id = own_id
         self.kept: OrderedDict[str, SdsMessage] = OrderedDict()
         self.pending: dict[str, int] = {}
-        self.answered: OrderedDict[str, int] = OrderedDict()
+        self.answered = BoundedDict[str, int](MAX_REMEMBERED_ANSWERS)
         self.recalls = Recalls()
         self._bytes = 0
 
@@ -186,14 +187,14 @@ class Answers:
         due = due[:MAX_ANSWERS_AT_ONCE]
         for _, message_id in due:
             del self.pending[message_id]
-            self._remember(message_id, now_ms)
+            self.answered[message_id] = now_ms
         return [self.kept[message_id] for _, message_id in due]
 
     def take_recalls(self, now_ms: int) -> tuple[str, ...]:
         """IDs of messages that are to be recalled now; they count as answered."""
         taken = self.recalls.take(now_ms)
         for message_id in taken:
-            self._remember(message_id, now_ms)
+            self.answered[message_id] = now_ms
         return taken
 
     def next_due_ms(self) -> int | None:
@@ -201,12 +202,6 @@ class Answers:
         recall_ms = self.recalls.next_due_ms()
         times = self.pending.values() if recall_ms is None else (*self.pending.values(), recall_ms)
         return min(times, default=None)
-
-    def _remember(self, message_id: str, now_ms: int) -> None:
-        self.answered[message_id] = now_ms
-        self.answered.move_to_end(message_id)
-        if len(self.answered) > MAX_REMEMBERED_ANSWERS:
-            self.answered.popitem(last=False)
 
     def _is_under_way(self, message_id: str, now_ms: int) -> bool:
         """Whether it will be answered, or was lately."""

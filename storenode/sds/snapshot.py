@@ -1,29 +1,28 @@
 """The whole state of a channel as bytes, and back.
 
-Layout: magic ``SDSC``, one byte of version, the parts in the order of `snapshot`, then 16 bytes
-of BLAKE2 over all that precedes them. Numbers are LEB128, texts and bytes carry their length.
+Layout: magic ``SDSC``, one byte of version, the parts in the order of `_parts`, then 16 bytes of
+BLAKE2 over all that precedes them. Numbers are LEB128, texts and bytes carry their length.
 How long somebody's filters lack something is not kept: that begins anew. The checksum finds
 damage; a snapshot is the participant's own file, and is not meant to be taken from strangers.
 """
 
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import astuple, fields
+from functools import partial
 from hashlib import blake2b
-from typing import Final, TypeVar
+from typing import Any, Final, NamedTuple
 
 from storenode.sds.bloom import RollingFilter
 from storenode.sds.channel import MessageChannel
 from storenode.sds.claims import Claims, Unproven
 from storenode.sds.config import ChannelConfig
-from storenode.sds.envelope import Entry, SdsMessage, decode_message, encode_message
+from storenode.sds.envelope import Entry, decode_message, encode_message
 from storenode.sds.events import Counts
 from storenode.sds.ids import IdSet
 from storenode.sds.incoming import Waiting, Want
 from storenode.sds.log import Log
 from storenode.sds.outgoing import Outgoing
-
-_T = TypeVar("_T")
 
 MAGIC: Final = b"SDSC"
 VERSION: Final = 3
@@ -41,26 +40,10 @@ class SnapshotError(ValueError):
 
 def snapshot(channel: MessageChannel) -> bytes:
     """Encode the whole state; the channel goes on unchanged."""
-    write = _Writer()
-    _write_identity(write, channel.config)
-    _write_log(write, channel)
-    write.bytes_(channel.filter.pairs())
-    clock = channel.clock
-    for number in (clock.value, clock.latest_ms, clock.set_back_ms):
-        write.number(number)
-    write.number(channel.sends)
-    write.number(channel.told_ms)
-    write.list_(astuple(channel.counts), write.number)
-    write.list_(channel.lost, write.text)
-    write.list_(channel.outgoing.by_id.values(), write.outgoing)
-    write.list_(channel.incoming.waiting.values(), write.waiting)
-    write.list_(channel.incoming.wants.items(), write.want)
-    _write_pace(write, channel)
-    _write_repair(write, channel)
-    _write_telling(write, channel)
-    _write_claims(write, channel)
-    body = MAGIC + bytes([VERSION]) + b"".join(write.parts)
-    return body + _checksum(body)
+    written = bytearray(MAGIC + bytes([VERSION]))
+    for form, value in _parts(channel):
+        form.write(written, value)
+    return bytes(written) + _checksum(written)
 
 
 def restore(config: ChannelConfig, data: bytes) -> MessageChannel:
@@ -79,11 +62,174 @@ def restore(config: ChannelConfig, data: bytes) -> MessageChannel:
     if not 1 <= version <= VERSION:
         raise SnapshotError(f"the snapshot has version {version}: this one reads up to {VERSION}")
     try:
-        return _restore(config, _Reader(body, len(MAGIC) + 1), version)
+        return _restore(config, _Source(body, len(MAGIC) + 1), version)
     except SnapshotError:
         raise
     except (ValueError, IndexError, struct.error) as error:
         raise SnapshotError(f"the snapshot cannot be read: {error}") from error
+
+
+class _Source:
+    """Bytes, and where to go on reading."""
+
+    def __init__(self, data: bytes, start: int) -> None:
+        self.data = data
+        self.at = start
+
+    def take(self, size: int) -> bytes:
+        """The next bytes."""
+        value = self.data[self.at : self.at + size]
+        if len(value) != size:
+            raise SnapshotError("the snapshot is cut short")
+        self.at += size
+        return value
+
+
+class _Form(NamedTuple):
+    """How a value is written, and read back."""
+
+    write: Callable[[bytearray, Any], None]
+    read: Callable[[_Source], Any]
+
+
+def _write_number(written: bytearray, value: int) -> None:
+    while value > 0x7F:
+        written.append(value & 0x7F | 0x80)
+        value >>= 7
+    written.append(value)
+
+
+def _read_number(source: _Source) -> int:
+    value = shift = 0
+    while shift <= _MAX_SHIFT:
+        byte = source.data[source.at]
+        source.at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value
+        shift += 7
+    raise SnapshotError("the snapshot has a number that is too long")
+
+
+def _write_bytes(written: bytearray, value: bytes) -> None:
+    _write_number(written, len(value))
+    written += value
+
+
+def _made_of(form: _Form, taken: Callable[[Any], Any], made: Callable[[Any], Any]) -> _Form:
+    """What another form writes, after a change, and another one back."""
+    return _Form(
+        lambda written, value: form.write(written, taken(value)),
+        lambda source: made(form.read(source)),
+    )
+
+
+def _list_of(form: _Form) -> _Form:
+    def write(written: bytearray, values: Iterable[Any]) -> None:
+        chosen = list(values)
+        _write_number(written, len(chosen))
+        for value in chosen:
+            form.write(written, value)
+
+    def read(source: _Source) -> list[Any]:
+        count = _read_number(source)
+        if count > len(source.data) - source.at:
+            raise SnapshotError("the snapshot has a list that is longer than itself")
+        return [form.read(source) for _ in range(count)]
+
+    return _Form(write, read)
+
+
+def _maybe(form: _Form) -> _Form:
+    return _made_of(
+        _list_of(form),
+        lambda value: () if value is None else (value,),
+        lambda found: found[0] if found else None,
+    )
+
+
+def _row(*forms: _Form) -> _Form:
+    def write(written: bytearray, values: Iterable[Any]) -> None:
+        for form, value in zip(forms, values, strict=True):
+            form.write(written, value)
+
+    return _Form(write, lambda source: tuple([form.read(source) for form in forms]))
+
+
+_NUMBER: Final = _Form(_write_number, _read_number)
+_FLAG: Final = _made_of(_NUMBER, int, bool)
+_REAL: Final = _Form(
+    lambda written, value: written.extend(_FLOAT.pack(value)),
+    lambda source: _FLOAT.unpack(source.take(_FLOAT.size))[0],
+)
+_BYTES: Final = _Form(_write_bytes, lambda source: source.take(_read_number(source)))
+_TEXT: Final = _made_of(_BYTES, str.encode, bytes.decode)
+_MAYBE_TEXT: Final = _made_of(_TEXT, lambda text: text or "", lambda text: text or None)
+_TEXTS: Final = _list_of(_TEXT)
+_NUMBERS: Final = _list_of(_NUMBER)
+_PAGES: Final = _list_of(_BYTES)
+_TIMES: Final = _made_of(_list_of(_row(_TEXT, _NUMBER)), dict.items, dict)
+_MESSAGE: Final = _made_of(_BYTES, encode_message, partial(decode_message, stored=True))
+_MESSAGES: Final = _list_of(_MESSAGE)
+_OUTGOING: Final = _list_of(_row(_MESSAGE, _NUMBER, _NUMBER, _NUMBERS, _REAL))
+_WAITING: Final = (_MESSAGE, _maybe(_BYTES), _NUMBER, _TEXTS)
+_WANTS: Final = _list_of(_row(_TEXT, _NUMBER, _PAGES, _MAYBE_TEXT))
+_REQUESTS: Final = _list_of(_row(_TEXT, _NUMBER, _maybe(_BYTES), _MAYBE_TEXT))
+_UNPROVEN: Final = _list_of(_row(_TEXT, _NUMBER, _BYTES, _FLAG))
+
+
+def _parts(channel: MessageChannel) -> Iterator[tuple[_Form, object]]:
+    """What is written, in order; `_restore` reads the same."""
+    config, log, clock, incoming = channel.config, channel.log, channel.clock, channel.incoming
+    yield _row(_TEXT, _TEXT), (config.channel_id, config.sender_id)
+    yield _row(_NUMBER, _NUMBER), (config.filter.bits, config.filter.hashes)
+    packed, newest = log.pages()
+    yield _row(_BYTES, _PAGES, _PAGES), (log.met.salt, packed, newest)
+    yield _row(_BYTES, _NUMBER), (log.met.digests(), log.pruned)
+    yield _BYTES, channel.filter.pairs()
+    yield _row(_NUMBER, _NUMBER, _NUMBER), (clock.value, clock.latest_ms, clock.set_back_ms)
+    yield _row(_NUMBER, _NUMBER), (channel.sends, channel.told_ms)
+    yield _NUMBERS, astuple(channel.counts)
+    yield _TEXTS, channel.lost
+    yield (
+        _OUTGOING,
+        [
+            (each.message, each.due_ms, each.sends, each.witnesses, each.error)
+            for each in channel.outgoing.by_id.values()
+        ],
+    )
+    yield (
+        _list_of(_row(*_WAITING)),
+        [
+            (each.message, each.hint, each.arrived_ms, sorted(each.unmet))
+            for each in incoming.waiting.values()
+        ],
+    )
+    yield (
+        _WANTS,
+        [(key, each.since_ms, each.hints, each.sender_id) for key, each in incoming.wants.items()],
+    )
+    pace, gaps = channel.pace, channel.gaps
+    yield _row(_NUMBER, _NUMBER, _TIMES), (pace.active_ms, pace.spoke_ms, pace.owed)
+    yield _row(_maybe(_REAL), _list_of(_REAL)), (pace.silence, pace.limits or ())
+    yield _row(_maybe(_NUMBER), _TIMES), (gaps.looked_ms, gaps.told)
+    requests, answers = channel.requests, channel.answers
+    due = () if requests is None else requests.due.values()
+    yield (
+        _REQUESTS,
+        [(entry.message_id, due_ms, entry.hint, entry.sender_id) for due_ms, entry in due],
+    )
+    yield _MESSAGES, () if answers is None else answers.kept.values()
+    yield _row(_TIMES, _TIMES), ({}, {}) if answers is None else (answers.pending, answers.answered)
+    showing = channel.showing
+    yield _row(_TEXTS, _FLAG), (channel.heads.ids, showing.due)
+    yield _row(_NUMBER, _REAL), (showing.last_ms, pace.rarer)
+    claims = channel.claims
+    yield (
+        _UNPROVEN,
+        [(key, each.lamport, each.digest, each.own) for key, each in claims.unproven.items()],
+    )
+    yield _BYTES, claims.older.digests()
 
 
 class _NoChance:
@@ -92,288 +238,93 @@ class _NoChance:
         return min(a, b)
 
 
-def _restore(config: ChannelConfig, read: "_Reader", version: int) -> MessageChannel:
-    _check_identity(read, config)
+def _restore(config: ChannelConfig, source: _Source, version: int) -> MessageChannel:
+    _check_identity(source, config)
     channel = MessageChannel(config, 0, _NoChance())
-    _read_log(read, channel)
-    channel.filters.own = RollingFilter.from_pairs(config.filter, read.bytes_())
+    _read_log(source, channel)
+    channel.filters.own = RollingFilter.from_pairs(config.filter, _BYTES.read(source))
     clock = channel.clock
-    clock.value, clock.latest_ms, clock.set_back_ms = (read.number() for _ in range(3))
-    channel.sends = read.number()
-    channel.told_ms = read.number()
-    counts = read.list_(read.number)
+    clock.value, clock.latest_ms, clock.set_back_ms = (_read_number(source) for _ in range(3))
+    channel.sends, channel.told_ms = _read_number(source), _read_number(source)
+    counts = _NUMBERS.read(source)
     if len(counts) > len(fields(Counts)):
         raise SnapshotError("the snapshot has other counts than this version")
     channel.counts = Counts(*counts)
-    channel.lost = dict.fromkeys(read.list_(read.text))
-    for outgoing in read.list_(lambda: read.outgoing(config)):
-        channel.outgoing.add(outgoing)
-    waiting = read.list_(lambda: read.waiting(version))
-    channel.incoming.restore(waiting, read.list_(read.want))
-    _read_pace(read, channel)
-    _read_repair(read, channel)
+    channel.lost = dict.fromkeys(_TEXTS.read(source))
+    for message, *rest in _OUTGOING.read(source):
+        channel.outgoing.add(Outgoing(message, config.filter.probe(message.message_id), *rest))
+    _read_incoming(source, channel, version)
+    _read_pace(source, channel)
+    _read_repair(source, channel)
     if version > 1:
-        _read_telling(read, channel)
+        channel.heads.ids = dict.fromkeys(_TEXTS.read(source))
+        channel.showing.due, channel.showing.last_ms = _FLAG.read(source), _read_number(source)
+        channel.pace.rarer = _REAL.read(source)
     else:
         channel.showing.due = True
     if version > 2:
-        _read_claims(read, channel)
+        claims = channel.claims
+        claims.unproven.update((key, Unproven(*rest)) for key, *rest in _UNPROVEN.read(source))
+        claims.older = IdSet.from_digests(claims.older.salt, _BYTES.read(source))
     else:
         channel.claims.add_older(entry.message_id for entry in channel.log.entries())
         channel.claims.add_older(channel.incoming.ids)
-    read.end()
+    if source.at != len(source.data):
+        raise SnapshotError("the snapshot goes on after its end")
     known = len(channel.log) + channel.log.pruned + len(channel.incoming.waiting)
     channel.filter.complete = known <= len(channel.filter)
     return channel
 
 
-def _write_identity(write: "_Writer", config: ChannelConfig) -> None:
-    write.text(config.channel_id)
-    write.text(config.sender_id)
-    write.number(config.filter.bits)
-    write.number(config.filter.hashes)
-
-
-def _check_identity(read: "_Reader", config: ChannelConfig) -> None:
-    found = read.text(), read.text()
+def _check_identity(source: _Source, config: ChannelConfig) -> None:
+    found = _TEXT.read(source), _TEXT.read(source)
     if found != (config.channel_id, config.sender_id):
         raise SnapshotError(f"the snapshot is of channel {found[0]!r} and sender {found[1]!r}")
-    if (read.number(), read.number()) != (config.filter.bits, config.filter.hashes):
+    if (_read_number(source), _read_number(source)) != (config.filter.bits, config.filter.hashes):
         raise SnapshotError("the snapshot was taken with a filter of another shape")
 
 
-def _write_log(write: "_Writer", channel: MessageChannel) -> None:
-    packed, newest = channel.log.pages()
-    write.bytes_(channel.log.met.salt)
-    write.list_(packed, write.bytes_)
-    write.list_(newest, write.bytes_)
-    write.bytes_(channel.log.met.digests())
-    write.number(channel.log.pruned)
-
-
-def _read_log(read: "_Reader", channel: MessageChannel) -> None:
-    channel.log = Log(read.bytes_())
+def _read_log(source: _Source, channel: MessageChannel) -> None:
+    channel.log = Log(_BYTES.read(source))
     channel.claims = Claims(channel.log.met.salt)
-    packed, newest = read.list_(read.bytes_), read.list_(read.bytes_)
-    channel.log.restore(packed, newest, read.bytes_())
-    channel.log.pruned = read.number()
+    channel.log.restore(_PAGES.read(source), _PAGES.read(source), _BYTES.read(source))
+    channel.log.pruned = _read_number(source)
 
 
-def _write_pace(write: "_Writer", channel: MessageChannel) -> None:
+def _read_incoming(source: _Source, channel: MessageChannel, version: int) -> None:
+    # Before version 3 with what it waited for in vain; that is found in its history.
+    form = _row(*_WAITING) if version > 2 else _row(*_WAITING, _TEXTS)
+    waiting = [
+        Waiting(message, hint, arrived_ms, set(unmet))
+        for message, hint, arrived_ms, unmet, *_ in _list_of(form).read(source)
+    ]
+    wants = [(key, Want(*rest)) for key, *rest in _WANTS.read(source)]
+    channel.incoming.restore(waiting, wants)
+
+
+def _read_pace(source: _Source, channel: MessageChannel) -> None:
     pace, gaps = channel.pace, channel.gaps
-    write.number(pace.active_ms)
-    write.number(pace.spoke_ms)
-    write.list_(pace.owed.items(), write.timed)
-    write.list_(() if pace.silence is None else (pace.silence,), write.float_)
-    write.list_(pace.limits or (), write.float_)
-    write.list_(() if gaps.looked_ms is None else (gaps.looked_ms,), write.number)
-    write.list_(gaps.told.items(), write.timed)
-
-
-def _read_pace(read: "_Reader", channel: MessageChannel) -> None:
-    pace, gaps = channel.pace, channel.gaps
-    pace.active_ms, pace.spoke_ms = read.number(), read.number()
-    pace.owed = dict(read.list_(read.timed))
-    silence, limits = read.list_(read.float_), read.list_(read.float_)
-    pace.silence = silence[0] if silence else None
+    pace.active_ms, pace.spoke_ms = _read_number(source), _read_number(source)
+    pace.owed = _TIMES.read(source)
+    pace.silence, limits = _maybe(_REAL).read(source), _list_of(_REAL).read(source)
     pace.limits = (limits[0], limits[1]) if limits else None
-    looked = read.list_(read.number)
-    gaps.looked_ms = looked[0] if looked else None
-    gaps.told = dict(read.list_(read.timed))
+    gaps.looked_ms, gaps.told = _maybe(_NUMBER).read(source), _TIMES.read(source)
 
 
-def _write_repair(write: "_Writer", channel: MessageChannel) -> None:
-    requests, answers = channel.requests, channel.answers
-    write.list_(() if requests is None else requests.due.values(), write.request)
-    write.list_(() if answers is None else answers.kept.values(), write.message)
-    write.list_(() if answers is None else answers.pending.items(), write.timed)
-    write.list_(() if answers is None else answers.answered.items(), write.timed)
-
-
-def _read_repair(read: "_Reader", channel: MessageChannel) -> None:
-    requests, kept = read.list_(read.request), read.list_(read.message)
-    pending, answered = read.list_(read.timed), read.list_(read.timed)
+def _read_repair(source: _Source, channel: MessageChannel) -> None:
+    requests, kept = _REQUESTS.read(source), _MESSAGES.read(source)
+    pending, answered = _TIMES.read(source), _TIMES.read(source)
     if channel.requests is None or channel.answers is None:
         return
-    for due_ms, entry in requests:
-        channel.requests.put(entry, due_ms)
+    for message_id, due_ms, hint, sender_id in requests:
+        channel.requests.put(Entry(message_id, hint, sender_id), due_ms)
     for message in kept:
         channel.answers.keep(message)
-    channel.answers.pending = {key: at for key, at in pending if key in channel.answers.kept}
+    channel.answers.pending = {
+        key: at for key, at in pending.items() if key in channel.answers.kept
+    }
     channel.answers.answered.update(answered)
 
 
-def _write_telling(write: "_Writer", channel: MessageChannel) -> None:
-    write.list_(channel.heads.ids, write.text)
-    write.number(channel.showing.due)
-    write.number(channel.showing.last_ms)
-    write.float_(channel.pace.rarer)
-
-
-def _read_telling(read: "_Reader", channel: MessageChannel) -> None:
-    channel.heads.ids = dict.fromkeys(read.list_(read.text))
-    channel.showing.due = bool(read.number())
-    channel.showing.last_ms = read.number()
-    channel.pace.rarer = read.float_()
-
-
-def _write_claims(write: "_Writer", channel: MessageChannel) -> None:
-    claims = channel.claims
-    write.list_(claims.unproven.items(), write.unproven)
-    write.bytes_(claims.older.digests())
-
-
-def _read_claims(read: "_Reader", channel: MessageChannel) -> None:
-    claims = channel.claims
-    claims.unproven.update(read.list_(read.unproven))
-    claims.older = IdSet.from_digests(claims.older.salt, read.bytes_())
-
-
-def _checksum(body: bytes) -> bytes:
+def _checksum(body: bytes | bytearray) -> bytes:
     return blake2b(body, digest_size=CHECKSUM_BYTES).digest()
-
-
-class _Writer:
-    def __init__(self) -> None:
-        self.parts: list[bytes] = []
-
-    def number(self, value: int) -> None:
-        encoded = bytearray()
-        while value > 0x7F:
-            encoded.append(value & 0x7F | 0x80)
-            value >>= 7
-        encoded.append(value)
-        self.parts.append(bytes(encoded))
-
-    def float_(self, value: float) -> None:
-        self.parts.append(_FLOAT.pack(value))
-
-    def bytes_(self, value: bytes) -> None:
-        self.number(len(value))
-        self.parts.append(value)
-
-    def text(self, value: str) -> None:
-        self.bytes_(value.encode())
-
-    def maybe(self, value: bytes | None) -> None:
-        self.list_(() if value is None else (value,), self.bytes_)
-
-    def list_(self, values: Iterable[_T], write: Callable[[_T], None]) -> None:
-        chosen = list(values)
-        self.number(len(chosen))
-        for value in chosen:
-            write(value)
-
-    def timed(self, item: tuple[str, int]) -> None:
-        self.text(item[0])
-        self.number(item[1])
-
-    def message(self, message: SdsMessage) -> None:
-        self.bytes_(encode_message(message))
-
-    def outgoing(self, value: Outgoing) -> None:
-        self.message(value.message)
-        self.number(value.due_ms)
-        self.number(value.sends)
-        self.list_(value.witnesses, self.number)
-        self.float_(value.error)
-
-    def waiting(self, value: Waiting) -> None:
-        self.message(value.message)
-        self.maybe(value.hint)
-        self.number(value.arrived_ms)
-        self.list_(sorted(value.unmet), self.text)
-
-    def want(self, item: tuple[str, Want]) -> None:
-        self.timed((item[0], item[1].since_ms))
-        self.list_(item[1].hints, self.bytes_)
-        self.text(item[1].sender_id or "")
-
-    def unproven(self, item: tuple[str, Unproven]) -> None:
-        self.timed((item[0], item[1].lamport))
-        self.bytes_(item[1].digest)
-        self.number(item[1].own)
-
-    def request(self, item: tuple[int, Entry]) -> None:
-        self.timed((item[1].message_id, item[0]))
-        self.maybe(item[1].hint)
-        self.text(item[1].sender_id or "")
-
-
-class _Reader:
-    def __init__(self, data: bytes, start: int) -> None:
-        self._data = data
-        self._at = start
-
-    def number(self) -> int:
-        value = shift = 0
-        while shift <= _MAX_SHIFT:
-            byte = self._data[self._at]
-            self._at += 1
-            value |= (byte & 0x7F) << shift
-            if byte < 0x80:
-                return value
-            shift += 7
-        raise SnapshotError("the snapshot has a number that is too long")
-
-    def float_(self) -> float:
-        (value,) = _FLOAT.unpack_from(self._data, self._at)
-        self._at += _FLOAT.size
-        return float(value)
-
-    def bytes_(self) -> bytes:
-        size = self.number()
-        value = self._data[self._at : self._at + size]
-        if len(value) != size:
-            raise SnapshotError("the snapshot is cut short")
-        self._at += size
-        return value
-
-    def text(self) -> str:
-        return self.bytes_().decode()
-
-    def maybe(self) -> bytes | None:
-        found = self.list_(self.bytes_)
-        return found[0] if found else None
-
-    def list_(self, read: Callable[[], _T]) -> list[_T]:
-        count = self.number()
-        if count > len(self._data) - self._at:
-            raise SnapshotError("the snapshot has a list that is longer than itself")
-        return [read() for _ in range(count)]
-
-    def timed(self) -> tuple[str, int]:
-        return self.text(), self.number()
-
-    def message(self) -> SdsMessage:
-        return decode_message(self.bytes_(), stored=True)
-
-    def outgoing(self, config: ChannelConfig) -> Outgoing:
-        message = self.message()
-        probe = config.filter.probe(message.message_id)
-        due_ms, sends = self.number(), self.number()
-        return Outgoing(message, probe, due_ms, sends, self.list_(self.number), self.float_())
-
-    def waiting(self, version: int) -> Waiting:
-        message, hint, arrived_ms = self.message(), self.maybe(), self.number()
-        unmet = set(self.list_(self.text))
-        if version <= 2:
-            # What it waited for in vain; that is found in its history.
-            self.list_(self.text)
-        return Waiting(message, hint, arrived_ms, unmet)
-
-    def want(self) -> tuple[str, Want]:
-        message_id, since_ms = self.timed()
-        return message_id, Want(since_ms, self.list_(self.bytes_), self.text() or None)
-
-    def unproven(self) -> tuple[str, Unproven]:
-        message_id, lamport = self.timed()
-        return message_id, Unproven(lamport, self.bytes_(), bool(self.number()))
-
-    def request(self) -> tuple[int, Entry]:
-        message_id, due_ms = self.timed()
-        return due_ms, Entry(message_id, self.maybe(), self.text() or None)
-
-    def end(self) -> None:
-        if self._at != len(self._data):
-            raise SnapshotError("the snapshot goes on after its end")

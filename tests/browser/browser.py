@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -16,6 +19,16 @@ from selenium.webdriver.chrome.service import Service
 
 CHROMIUM: Final = ("chromium", "chromium-browser", "google-chrome")
 LOAD_TIMEOUT_S: Final = 120
+PATIENCE_S: Final = 120.0
+LOOK_EVERY_S: Final = 0.1
+LEAST_CONTRAST: Final = 4.5
+"""WCAG 2.2, success criterion 1.4.3, for text of any size."""
+
+WIDTHS: Final = (360, 768, 1_200)
+HOSTILE: Final = (
+    "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
+    "<b>bold</b>\u202e" + "w" * 400
+)
 REBOUND: Final = "rebound.example"
 """A name that leads the browser to this machine, as the name of a hostile page may."""
 
@@ -70,6 +83,16 @@ class Page:
         """Contrast ratio (WCAG 2.2, 1.4.3) and text of everything that is written, worst first."""
         return sorted((float(ratio), str(text)) for ratio, text in self.run(_CONTRASTS))
 
+    def require_readable(self, widths: Iterable[int]) -> None:
+        """Nothing is beyond the edge of any of these screens, or pale in light or dark colours."""
+        for width in widths:
+            for scheme in ("light", "dark"):
+                self.look(scheme, width)
+                assert self.run("return innerWidth") == width
+                assert self.run("return document.documentElement.scrollWidth") <= width
+                ratio, text = self.contrasts()[0]
+                assert ratio >= LEAST_CONTRAST, text
+
     def requests(self) -> list[str]:
         """The URLs that were asked for since the last call."""
         urls = []
@@ -106,6 +129,34 @@ def found_chromium() -> tuple[str, str]:
             " `apt install chromium chromium-driver`"
         )
     return browser, driver
+
+
+def until(page: Page, right: Callable[[], object], what: str) -> None:
+    """Wait until the page shows something, without touching it; each look is a request to it."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not right():
+        assert time.monotonic() < deadline, f"{what}; the page says:\n{page.text()}"
+        time.sleep(LOOK_EVERY_S)
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    """Serves files without a word."""
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base's name
+        pass
+
+
+@contextmanager
+def served(handler: Callable[..., BaseHTTPRequestHandler]) -> Iterator[str]:
+    """The origin of a server on a port of this machine, for the length of a ``with`` block."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 @contextmanager

@@ -14,13 +14,13 @@ import pytest
 from storenode.sds.proofs import joined, message_digest
 from storenode.wire.sds.v1.message_pb2 import HistoryEntry
 from storenode.wire.sds.v1.message_pb2 import Message as SdsMessage
-from tests.browser.browser import Page, host_of
-from tests.browser.test_status import HOSTILE, LEAST_CONTRAST, WIDTHS, until
+from tests.browser.browser import HOSTILE, WIDTHS, Page, host_of, until
 from tests.integration.http.api import message
 from tests.support.node import NodeProcess, running_node
+from tests.support.secured import write_tokens
 
 TOPIC: Final = "/page/1/lobby/proto"
-TOKEN: Final = "token-of-the-page"
+TOKEN: Final = "token-of-page"
 LIVE: Final = "Live"
 
 
@@ -30,11 +30,9 @@ def node(
 ) -> Iterator[NodeProcess]:
     """A node with the page, which demands a token."""
     folder = tmp_path_factory.mktemp("page")
-    digest = hashlib.sha256(TOKEN.encode()).hexdigest()
-    clients = folder / "clients.toml"
-    rights = 'rights = ["read", "follow", "publish"]'
-    clients.write_text(f'[clients.page]\ntoken_sha256 = "{digest}"\n{rights}\n')
-    options = ("--http-listen", "127.0.0.1:0", "--http-page", "--client-token-file", str(clients))
+    write_tokens(folder, {"page": ["read", "follow", "publish"]})
+    listen = ("--http-listen", "127.0.0.1:0", "--http-page")
+    options = (*listen, "--client-token-file", str(folder / "clients.toml"))
     with running_node(folder / "node", *options, database_url=new_store()) as process:
         publish(process, *(message(TOPIC, b"line %d" % number) for number in range(120)))
         publish(process, sds("m-1"), sds("m-2", "m-1", "m-lost"), message(TOPIC, HOSTILE.encode()))
@@ -161,13 +159,7 @@ def test_a_wrong_token_is_said(page: Page, node: NodeProcess) -> None:
 def test_it_can_be_read_on_every_screen(page: Page, node: NodeProcess) -> None:
     show(page, node)
     until(page, lambda: rows(page) and page.text("#state").startswith(LIVE), "messages")
-    for width in WIDTHS:
-        page.look("light", width)
-        assert page.run("return document.documentElement.scrollWidth <= innerWidth"), width
-        for scheme in ("light", "dark"):
-            page.look(scheme, width)
-            ratio, text = page.contrasts()[0]
-            assert ratio >= LEAST_CONTRAST, text
+    page.require_readable(WIDTHS)
 
 
 def test_the_page_goes_on_after_a_restart(page: Page, node: NodeProcess) -> None:

@@ -11,8 +11,6 @@ from tests.unit.pipeline.test_listed import made, named
 from tests.unit.pipeline.test_page import HOSTILE, START, full_page
 
 WIDTHS = (390, 1280)
-LEAST_CONTRAST = 4.5
-
 _BEYOND = """
 const width = document.documentElement.clientWidth;
 return [...document.querySelectorAll('h1, h2, h3, p, li, th, td, summary, svg text')]
@@ -50,12 +48,7 @@ def test_nothing_is_cut_off_or_pale(page: Page, pages: dict[str, str], which: st
     page.driver.get(pages[which])
     for width in WIDTHS:
         page.look("light", width)
-        assert page.run("return innerWidth") == width
-        assert page.run("return document.documentElement.scrollWidth") <= width
         page.run("document.querySelectorAll('details').forEach((each) => { each.open = true })")
         assert page.run(_BEYOND) == []
         assert page.run(_SCROLLED) == []
-        for scheme in ("light", "dark"):
-            page.look(scheme, width)
-            worst, text = page.contrasts()[0]
-            assert worst >= LEAST_CONTRAST, text
+    page.require_readable(WIDTHS)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import http.server
 import json
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,25 +14,24 @@ import pytest
 from selenium.webdriver.common.keys import Keys
 
 from store.observe.page import DATA_PATH, HEADERS, PATH, asset
-from tests.browser.browser import Page, host_of
+from tests.browser.browser import (
+    HOSTILE,
+    LEAST_CONTRAST,
+    WIDTHS,
+    Page,
+    Quiet,
+    host_of,
+    served,
+    until,
+)
 from tests.integration.run.helpers import get
 from tests.support.command import Command
 from tests.support.fleet import made, publish
 from tests.support.node import NodeProcess, running_node
-from tests.support.polling import PAUSE_S
 from tests.support.ports import HeldPort
 from tests.support.postgres import PostgresServer
 
-PATIENCE_S: Final = 120.0
 HOUR_S: Final = 3_600
-LEAST_CONTRAST: Final = 4.5
-"""WCAG 2.2, success criterion 1.4.3, for text of any size."""
-
-WIDTHS: Final = (360, 768, 1_200)
-HOSTILE: Final = (
-    "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
-    "<b>bold</b>\u202e" + "w" * 400
-)
 
 
 @pytest.fixture(scope="module")
@@ -67,14 +64,6 @@ def node(
             asyncio.run(publish(node, made(count, newest_ns, span_s=HOUR_S, seed=back)))
         yield node
     postgres.drop_database(name)
-
-
-def until(page: Page, right: Callable[[], object], what: str) -> None:
-    """Wait until the page shows something, without touching it; each look is a request to it."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not right():
-        assert time.monotonic() < deadline, f"{what}; the page says:\n{page.text()}"
-        time.sleep(PAUSE_S)
 
 
 def hour(start_s: int) -> str:
@@ -196,16 +185,8 @@ def test_the_hours_can_be_read_by_keyboard_and_by_touch(page: Page, node: NodePr
 def test_it_fits_and_can_be_read(page: Page, node: NodeProcess) -> None:
     page.open(node.metrics)
     until(page, lambda: "attempt failed" in page.text("#peers"), "the page is filled")
-    for width in WIDTHS:
-        for scheme in ("light", "dark"):
-            page.look(scheme, width)
-            assert page.run("return matchMedia('(prefers-color-scheme: dark)').matches") is (
-                scheme == "dark"
-            )
-            assert page.run("return innerWidth") == width
-            assert page.run("return document.documentElement.scrollWidth") <= width
-            worst, text = page.contrasts()[0]
-            assert worst >= LEAST_CONTRAST, text
+    page.require_readable(WIDTHS)
+    assert page.run("return matchMedia('(prefers-color-scheme: dark)').matches")
 
 
 def test_it_asks_nobody_else_and_the_browser_does_not_complain(
@@ -238,12 +219,11 @@ def test_a_node_that_stops_is_missed_and_found_again(page: Page, tmp_path: Path)
         until(page, lambda: tile(page, "messages") == "12", "the page goes on")
 
 
-@contextmanager
-def served(data: bytes) -> Iterator[str]:
+def showing(data: bytes) -> AbstractContextManager[str]:
     """The page with other data: a node that passes on what enemies have made it believe."""
 
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
+    class Handler(Quiet):
+        def do_GET(self) -> None:  # noqa: N802 - the base's name
             found = (data, "application/json") if self.path == DATA_PATH else asset(self.path)
             if found is None:
                 self.send_error(404)
@@ -256,18 +236,7 @@ def served(data: bytes) -> Iterator[str]:
             self.end_headers()
             self.wfile.write(body)
 
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base's name
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"127.0.0.1:{server.server_address[1]}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    return served(Handler)
 
 
 def with_hostile_texts(given: Any, path: str = "") -> Any:  # noqa: ANN401 - JSON
@@ -286,16 +255,14 @@ def test_texts_of_peers_are_shown_and_never_obeyed(page: Page, node: NodeProcess
     data["peers"][0]["last"]["notes"] = [HOSTILE] * 5
     data["peers"].append({"node_id": HOSTILE, "live": {"reason": HOSTILE, "cut_off_until": 9e9}})
     data["why_not_ready"], data["ready"] = HOSTILE, False
-    with served(json.dumps(data).encode()) as address:
+    with showing(json.dumps(data).encode()) as origin:
         for width in WIDTHS:
             page.look("light", width)
-            page.open(address)
+            page.driver.get(f"{origin}/status")
             until(page, lambda: "<script>" in page.text("#peers"), "the text is shown as it is")
             assert "<img src=x" in page.text("#state")
-            assert (
-                page.run("return document.querySelectorAll('main img, main b:not(.rate b)').length")
-                == 0
-            )
+            made = "main img, main b:not(.rate b)"
+            assert page.run(f"return document.querySelectorAll('{made}').length") == 0
             assert "owned" not in page.driver.title.replace(HOSTILE, "")
             assert page.run("return document.querySelectorAll('script').length") == 1
             assert page.run("return document.documentElement.scrollWidth") <= width
@@ -336,8 +303,8 @@ def test_hours_show_what_other_stores_hold(page: Page, node: NodeProcess, filled
             }
         ],
     }
-    with served(json.dumps(data).encode()) as address:
-        page.open(address)
+    with showing(json.dumps(data).encode()) as origin:
+        page.driver.get(f"{origin}/status")
         until(page, lambda: "41 messages" in label_of(page, now_hour - 6 * HOUR_S), "it is there")
         equal = label_of(page, now_hour - 6 * HOUR_S)
         assert "41 messages; equal to store 0c8e5d2a as of" in equal
@@ -355,12 +322,7 @@ def test_hours_show_what_other_stores_hold(page: Page, node: NodeProcess, filled
         assert label_of(page, now_hour - 5 * HOUR_S).endswith(f"any other store since {since}")
         assert label_of(page, now_hour - 4 * HOUR_S).endswith("not confirmed by any other store")
         kinds = page.classes("#map td")
-        assert [kinds[place - back].partition(" ")[2] for back in (6, 5, 2, 1, 0)] == [
-            "",
-            "unsure",
-            "differs",
-            "unsure",
-            "",
-        ]
+        marks = [kinds[place - back].partition(" ")[2] for back in (6, 5, 2, 1, 0)]
+        assert marks == ["", "unsure", "differs", "unsure", ""]
         assert "differs from a peer" in page.text("#legend")
         page.driver.get("about:blank")

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
-import threading
 from collections.abc import Callable, Iterator
 from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
-from tests.browser.browser import Page
-from tests.browser.test_status import until
+from tests.browser.browser import Page, Quiet, served, until
 from tests.integration.clients.languages import TYPESCRIPT
 from tests.support.node import NodeProcess, running_node
+from tests.support.secured import write_tokens
 
 pytestmark = pytest.mark.timeout(900)  # the first test builds the client
 
 PACKAGES: Final = ("@bufbuild/protobuf", "@connectrpc/connect", "@connectrpc/connect-web")
 PROTOCOLS: Final = ("connect", "grpc-web")
-TOKENS: Final = {"page": ["read", "follow", "publish"], "reader": ["read"]}
+RIGHTS: Final = {"page": ["read", "follow", "publish"], "reader": ["read"]}
 STORED: Final = 1
 ASK: Final = """
 const [question, done] = arguments;
@@ -31,15 +28,10 @@ window.ask(question).then(done);
 """
 
 
-class _Quiet(SimpleHTTPRequestHandler):
-    def log_message(self, *_: object) -> None:
-        """Files that are served are no news."""
-
-
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The origin of a page that imports the built client as it is, without a bundler."""
-    folder = TYPESCRIPT.build(tmp_path_factory.mktemp("typescript"))
+    folder = TYPESCRIPT.built(tmp_path_factory)
     shutil.copy(Path(__file__).with_name("store.mjs"), folder)
     imports = json.dumps(
         {"imports": dict(each for name in PACKAGES for each in mapped(folder, name))}
@@ -49,11 +41,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         f'<script type="importmap">{imports}</script>'
         '<script type="module" src="/store.mjs"></script>'
     )
-    handler = partial(_Quiet, directory=str(folder))
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
+    with served(partial(Quiet, directory=str(folder))) as origin:
+        yield origin
 
 
 def mapped(folder: Path, name: str) -> Iterator[tuple[str, str]]:
@@ -71,12 +60,7 @@ def node(
 ) -> Iterator[NodeProcess]:
     """A node that demands tokens, and lets the page call."""
     folder = tmp_path_factory.mktemp("store")
-    entries = (
-        f'[clients.{name}]\ntoken_sha256 = "{hashlib.sha256(name.encode()).hexdigest()}"\n'
-        f"rights = {json.dumps(rights)}\n"
-        for name, rights in TOKENS.items()
-    )
-    (folder / "clients.toml").write_text("".join(entries))
+    write_tokens(folder, RIGHTS)
     options = (
         *("--http-listen", "127.0.0.1:0", "--http-allow-origin", site),
         *("--client-token-file", str(folder / "clients.toml")),
@@ -92,7 +76,8 @@ def client(page: Page, site: str, node: NodeProcess) -> Callable[..., dict[str, 
     until(page, lambda: page.run("return window.ask !== undefined"), "the client is loaded")
 
     def ask(what: str, protocol: str, token: str = "page", **more: object) -> dict[str, Any]:
-        question = {"what": what, "protocol": protocol, "token": token, **more}
+        given = token and f"token-of-{token}"
+        question = {"what": what, "protocol": protocol, "token": given, **more}
         question["api"] = f"http://{node.http}"
         return dict(page.driver.execute_async_script(ASK, question))
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import functools
-import http.server
 import json
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,8 +15,7 @@ import pytest
 
 from storenode.client.blocking import Client
 from storenode.client.message import Message
-from tests.browser.browser import Page
-from tests.browser.test_status import until
+from tests.browser.browser import Page, Quiet, served, until
 from tests.integration.gateway.javascript_clients import installed
 from tests.integration.gateway.messages import CLUSTER, PUBSUB, SHARD
 from tests.support.gateway import running_gateway
@@ -36,7 +33,7 @@ BUNDLE_TIMEOUT_S: Final = 300
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of the page, bundled with the SDK, on a server of its own."""
-    folder = installed(tmp_path_factory.mktemp("site") / "javascript")
+    folder = installed(tmp_path_factory)
     subprocess.run(
         ["node_modules/.bin/esbuild", "page.mjs", "--bundle", "--outfile=page.js"],
         cwd=folder,
@@ -45,22 +42,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         check=True,
         capture_output=True,
     )
-    handler = functools.partial(Quiet, directory=str(folder))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_address[1]}/page.html"
-        finally:
-            server.shutdown()
-            thread.join()
-
-
-class Quiet(http.server.SimpleHTTPRequestHandler):
-    """Serves files without a word."""
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base's name
-        pass
+    with served(functools.partial(Quiet, directory=str(folder))) as origin:
+        yield f"{origin}/page.html"
 
 
 def test_a_page_with_js_waku_shows_the_history_of_a_node(

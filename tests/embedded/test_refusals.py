@@ -55,11 +55,19 @@ def test_a_setting_that_is_the_supervisors_is_refused(tmp_path: Path, name: str)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_cluster_of_a_version_that_is_not_installed(data_dir: Path) -> None:
-    (data_dir / "postgres" / "PG_VERSION").write_text("13\n")
+@pytest.mark.parametrize(
+    ("version", "words"),
+    [
+        ("13\n", ("made by Postgres 13 and only", "pg_upgrade")),
+        ("eighteen", ("says 'eighteen' instead of a version",)),
+    ],
+)
+def test_a_cluster_of_a_version_that_is_not_installed_or_of_none(
+    data_dir: Path, version: str, words: tuple[str, ...]
+) -> None:
+    (data_dir / "postgres" / "PG_VERSION").write_text(version)
     said = _refusal(data_dir)
-    assert "made by Postgres 13 and only" in said
-    assert "pg_upgrade" in said
+    assert all(each in said for each in words)
 
 
 def test_a_cluster_of_an_older_version_keeps_its_programs(
@@ -140,11 +148,6 @@ def test_foreign_content_in_the_place_of_the_cluster_is_not_touched(
         place.write_text("dear")
     assert "is not a Postgres cluster: move it away" in _refusal(tmp_path)
     assert place.exists()
-
-
-def test_a_version_file_of_nonsense(data_dir: Path) -> None:
-    (data_dir / "postgres" / "PG_VERSION").write_text("eighteen")
-    assert "says 'eighteen' instead of a version" in _refusal(data_dir)
 
 
 def test_the_password_is_not_for_others_to_ask() -> None:

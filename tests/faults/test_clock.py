@@ -210,18 +210,6 @@ async def test_a_quiet_store_that_was_off_for_a_while_alarms_nobody(
         assert node.events == ["clock_doubted"], "longer than a day is no pause"
 
 
-async def test_a_real_node_that_was_stopped_waits_without_an_alarm(
-    tmp_path: Path, database_url: str
-) -> None:
-    with psycopg.connect(database_url, autocommit=True) as connection:
-        connection.execute(
-            "update storenode.store set created_at = now() - interval '3 hours', last_online_ns ="
-            " (extract(epoch from now() - interval '75 seconds') * 1000000000)::bigint"
-        )
-    with running_node(tmp_path / "data", database_url=database_url) as node:
-        await logged(node, "retention_waits")
-
-
 async def test_a_store_that_is_made_long_before_its_first_node_raises_no_alarm(
     database_url: str, clock: Clock
 ) -> None:

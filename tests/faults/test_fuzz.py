@@ -6,6 +6,8 @@ import sys
 
 from bench.hostile.fuzz import fuzz
 
+REQUESTS = 4_000
+
 PLANTED = """
 import sys
 from store.serving.methods.reads import Reads
@@ -25,9 +27,9 @@ main()
 
 
 def test_no_request_breaks_a_node() -> None:
-    result = fuzz(8_000, "a test")
+    result = fuzz(REQUESTS, "a test")
     assert result.faults == []
-    assert result.told.requests >= 8_000
+    assert result.told.requests >= REQUESTS
     # Else the requests would not reach what lies behind the checks.
     assert result.told.codes["OK"] > 200
 

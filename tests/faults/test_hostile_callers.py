@@ -14,7 +14,7 @@ import grpc
 import psutil
 import pytest
 
-from bench.hostile.attacks import unfinished_requests
+from bench.hostile.attacks.unfinished import unfinished_requests
 from bench.hostile.http2 import connected
 from bench.hostile.target import Target
 from storenode.wire.storenode.v1.store_pb2_grpc import StoreStub
@@ -84,9 +84,9 @@ async def honest(node: NodeProcess) -> AsyncIterator[Honest]:
 
 
 async def test_requests_without_a_token_are_not_read(guarded: NodeProcess) -> None:
-    place = Target(guarded.listen, guarded.peer, guarded.metrics, None, guarded.process.pid)
+    place = Target(guarded.listen, guarded.peer, guarded.metrics)
     async with honest(guarded) as seen:
-        told = await unfinished_requests.attack(place, Random(1), 48)
+        told = await unfinished_requests(place, Random(1), 48)
     assert "ended 48" in told
     assert seen.failures == []
     assert seen.grown_mib < 100, told

@@ -3,8 +3,6 @@
 from hashlib import sha256
 from typing import Any
 
-import pytest
-
 from storenode.sds.snapshot import restore, snapshot
 from tests.interop.sds_replay import Names, Replay, load_trace, state_of
 
@@ -56,12 +54,11 @@ def test_every_step_gives_the_same_bytes_events_and_state() -> None:
     assert duplicates > 30
 
 
-@pytest.mark.parametrize("every", [0, 7])
-def test_the_ends_are_equal_also_with_restarts_between(every: int) -> None:
+def test_the_ends_are_equal_also_with_restarts_between() -> None:
     replay = Replay(load_trace())
     for step in STEPS:
         replay.run(step)
-        if every and step["i"] % every == 0:
+        if step["i"] % 7 == 0:
             name = step["p"]
             replay.channels[name] = restore(replay.config(name), snapshot(replay.channels[name]))
     for name, final in load_trace()["final"].items():

@@ -3,8 +3,6 @@ from collections.abc import Iterable
 import pytest
 from google.protobuf.message import DecodeError, Message
 
-from store.messages import frames
-from storenode.wire.storenode.v1.store_pb2 import ScanPage
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest, StoreQueryResponse
 from tests.interop.vectors import Case, case_name, load
 
@@ -59,24 +57,6 @@ def test_responses_read_and_write_the_same_bytes(case: Case) -> None:
     response = StoreQueryResponse.FromString(raw)
     assert _fields(response) == case["fields"]
     assert response.SerializeToString() == raw
-
-
-@pytest.mark.parametrize(
-    "case",
-    [case for case in VECTORS["response"] if "status_desc" in case["fields"]],
-    ids=case_name,
-)
-def test_spliced_responses_are_the_same_bytes(case: Case) -> None:
-    raw = bytes.fromhex(case["bytes"])
-    response = StoreQueryResponse.FromString(raw)
-    spliced = frames.query_response(
-        response.request_id,
-        response.status_code,
-        response.status_desc,
-        [ScanPage(messages=[message]).SerializeToString() for message in response.messages],
-        response.pagination_cursor if response.HasField("pagination_cursor") else None,
-    )
-    assert spliced == raw
 
 
 @pytest.mark.parametrize("case", VECTORS["decode_only"], ids=case_name)

@@ -71,17 +71,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "store.observe": frozenset({"storenode.message"}),
     # the top: these wire everything
     "store.runtime": EDGES_SHARE
-    | {
-        "store.config",
-        "store.db",
-        "store.embedded",
-        "store.gossip.driver",
-        "store.http",
-        "store.rpc",
-        "store.serving",
-        "store.sync",
-        "storenode.cli.options",
-    },
+    | {"store.config", "store.db", "store.embedded", "store.gossip.driver", "store.http"}
+    | {"store.rpc", "store.serving", "store.sync", "storenode.cli.options"},
     "store.cli": frozenset(
         {"storenode.cli", "storenode.cli.options", "storenode.client", "storenode.connection"}
     )
@@ -126,59 +117,17 @@ PURE_LIBRARIES = frozenset({"Crypto", "google", "mmh3", "numpy", "sortedcontaine
 
 # Clocks, sockets, files, the environment, global randomness, threads and event loops.
 IMPURE_MODULES = frozenset(
-    {
-        "asyncio",
-        "builtins",
-        "concurrent",
-        "ctypes",
-        "fcntl",
-        "glob",
-        "http",
-        "importlib",
-        "io",
-        "logging",
-        "mmap",
-        "multiprocessing",
-        "os",
-        "pathlib",
-        "queue",
-        "random",
-        "sched",
-        "secrets",
-        "select",
-        "selectors",
-        "shutil",
-        "signal",
-        "socket",
-        "socketserver",
-        "sqlite3",
-        "ssl",
-        "subprocess",
-        "sys",
-        "tempfile",
-        "threading",
-        "time",
-        "urllib",
-        "warnings",
-    }
+    {"asyncio", "builtins", "concurrent", "ctypes", "fcntl", "glob", "http", "importlib", "io"}
+    | {"logging", "mmap", "multiprocessing", "os", "pathlib", "queue", "random", "sched"}
+    | {"secrets", "select", "selectors", "shutil", "signal", "socket", "socketserver", "sqlite3"}
+    | {"ssl", "subprocess", "sys", "tempfile", "threading", "time", "urllib", "warnings"}
 )
 
 # Functions that reach outside although their modules are harmless otherwise; a leading dot
 # means a method or a module's function.
 IMPURE_CALLS = frozenset(
-    {
-        "__import__",
-        "input",
-        "open",
-        "print",
-        "uuid1",
-        "uuid4",
-        ".now",
-        ".today",
-        ".utcnow",
-        ".uuid1",
-        ".uuid4",
-    }
+    {"__import__", "input", "open", "print", "uuid1", "uuid4"}
+    | {".now", ".today", ".utcnow", ".uuid1", ".uuid4"}
 )
 
 MAX_FILE_LINES = 600

@@ -1,6 +1,8 @@
 """The generated package: names that clients see, and the private schema's likeness."""
 
+import pytest
 from google.protobuf.descriptor import Descriptor
+from google.protobuf.message import Message
 
 from storenode.wire.sds.v1 import message_pb2 as sds_pb2
 from storenode.wire.storenode.coverage.v1 import coverage_pb2
@@ -32,11 +34,6 @@ MODULES = [
     transfer_raw_pb2,
     waku_pb2,
 ]
-CAUSAL_HISTORY = 11
-
-
-PUBLISHED_MESSAGES = 1
-TRANSFERRED_MESSAGES = 2
 
 
 def shape(descriptor: Descriptor, without: int) -> dict[int, tuple[object, ...]]:
@@ -59,32 +56,20 @@ def test_classes_report_the_module_that_they_come_from() -> None:
     assert sds_pb2.Message.__module__ == "storenode.wire.sds.v1.message_pb2"
 
 
-def test_the_raw_sds_message_differs_in_one_field_only() -> None:
-    raw = sds_raw_pb2.RawSdsMessage.DESCRIPTOR
-    public = sds_pb2.Message.DESCRIPTOR
-    assert shape(raw, CAUSAL_HISTORY) == shape(public, CAUSAL_HISTORY)
-    field = raw.fields_by_number[CAUSAL_HISTORY]
-    assert (field.name, field.type, field.is_repeated) == (
-        "causal_history",
-        field.TYPE_BYTES,
-        True,
-    )
-
-
-def test_the_raw_publish_request_differs_in_one_field_only() -> None:
-    raw = publish_raw_pb2.RawPublishRequest.DESCRIPTOR
-    public = store_pb2.PublishRequest.DESCRIPTOR
-    assert shape(raw, PUBLISHED_MESSAGES) == shape(public, PUBLISHED_MESSAGES)
-    field = raw.fields_by_number[PUBLISHED_MESSAGES]
-    assert (field.name, field.type, field.is_repeated) == ("messages", field.TYPE_BYTES, True)
-
-
-def test_the_raw_transfer_frame_differs_in_one_field_only() -> None:
-    raw = transfer_raw_pb2.RawTransferFrame.DESCRIPTOR
-    public = peer_pb2.TransferFrame.DESCRIPTOR
-    assert shape(raw, TRANSFERRED_MESSAGES) == shape(public, TRANSFERRED_MESSAGES)
-    field = raw.fields_by_number[TRANSFERRED_MESSAGES]
-    assert (field.name, field.type, field.is_repeated) == ("messages", field.TYPE_BYTES, True)
+@pytest.mark.parametrize(
+    ("raw", "public", "number", "name"),
+    [
+        (sds_raw_pb2.RawSdsMessage, sds_pb2.Message, 11, "causal_history"),
+        (publish_raw_pb2.RawPublishRequest, store_pb2.PublishRequest, 1, "messages"),
+        (transfer_raw_pb2.RawTransferFrame, peer_pb2.TransferFrame, 2, "messages"),
+    ],
+)
+def test_a_raw_message_differs_in_one_field_only(
+    raw: type[Message], public: type[Message], number: int, name: str
+) -> None:
+    assert shape(raw.DESCRIPTOR, number) == shape(public.DESCRIPTOR, number)
+    field = raw.DESCRIPTOR.fields_by_number[number]
+    assert (field.name, field.type, field.is_repeated) == (name, field.TYPE_BYTES, True)
 
 
 def test_the_raw_gossip_frame_differs_in_its_messages_only() -> None:

@@ -64,17 +64,9 @@ class ObjectStore:
             "actions": ["Admin", "Read", "Write", "List"],
         }
         config.write_text(json.dumps({"identities": [identity, everybody]}))
-        names = (
-            "s3.port",
-            "metricsPort",
-            "s3.port.grpc",
-            "master.port",
-            "master.port.grpc",
-            "volume.port",
-            "volume.port.grpc",
-            "filer.port",
-            "filer.port.grpc",
-        )
+        names = ["s3.port", "metricsPort", "s3.port.grpc"]
+        for each in ("master", "volume", "filer"):
+            names += [f"{each}.port", f"{each}.port.grpc"]
         ports = [f"-{name}={port.number}" for name, port in zip(names, self.ports, strict=True)]
         return [
             *(str(PROGRAM), "-logtostderr=true", "server", f"-dir={folder}"),

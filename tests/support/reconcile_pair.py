@@ -5,10 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
-from reconcile.algorithm.plan import Tuning
 from reconcile.ids import LOWEST, SyncId
-from reconcile.limits import DEFAULT_SESSION_LIMITS, SessionLimits
 from reconcile.session import (
     Answered,
     Begin,
@@ -31,10 +30,11 @@ CLUSTER, SHARDS = 1, (0, 3)
 
 @dataclass
 class Node:
-    """A session with the view that it asks."""
+    """A session with the view that it asks; ``checks`` is off where time is measured."""
 
     session: Session
     view: View
+    checks: bool = True
     results: list[Result] = field(default_factory=list)
     payloads: list[bytes] = field(default_factory=list)
     counts: list[int | None] = field(default_factory=list)
@@ -44,9 +44,9 @@ class Node:
         effects = self.session.step(now_ns, given)
         while effects and isinstance(effects[0], ReadEffect):
             assert len(effects) == 1
-            self.session.check()
+            self._check()
             effects = self.session.step(now_ns, Answered(self.view.answer(effects[0].read)))
-        self.session.check()
+        self._check()
         sent = None
         for effect in effects:
             if isinstance(effect, Send):
@@ -58,6 +58,10 @@ class Node:
         assert self.session.ended == bool(self.results)
         return sent
 
+    def _check(self) -> None:
+        if self.checks:
+            self.session.check()
+
     @property
     def result(self) -> Result:
         (result,) = self.results
@@ -68,36 +72,20 @@ def initiator(
     view: View,
     *,
     window: tuple[SyncId, SyncId] = EVERYTHING,
-    horizon: SyncId = LOWEST,
-    limits: SessionLimits = DEFAULT_SESSION_LIMITS,
-    tuning: Tuning | None = None,
-    shards: tuple[int, ...] = SHARDS,
+    **config: Any,  # noqa: ANN401 - as of `SessionConfig`
 ) -> Node:
     """A session that begins."""
-    config = SessionConfig(
-        cluster=CLUSTER,
-        shards=shards,
-        window=window,
-        horizon=horizon,
-        limits=limits,
-        tuning=tuning or Tuning(),
-    )
-    return Node(Session(Role.INITIATOR, config), view)
+    return _node(Role.INITIATOR, view, {"window": window, **config})
 
 
-def responder(
-    view: View,
-    *,
-    horizon: SyncId = LOWEST,
-    limits: SessionLimits = DEFAULT_SESSION_LIMITS,
-    tuning: Tuning | None = None,
-    shards: tuple[int, ...] = SHARDS,
-) -> Node:
+def responder(view: View, **config: Any) -> Node:  # noqa: ANN401 - as of `SessionConfig`
     """A session that answers."""
-    config = SessionConfig(
-        cluster=CLUSTER, shards=shards, horizon=horizon, limits=limits, tuning=tuning or Tuning()
-    )
-    return Node(Session(Role.RESPONDER, config), view)
+    return _node(Role.RESPONDER, view, config)
+
+
+def _node(role: Role, view: View, config: dict[str, Any]) -> Node:
+    given = {"cluster": CLUSTER, "shards": SHARDS, **config}
+    return Node(Session(role, SessionConfig(**given)), view)
 
 
 def join(first: Node, second: Node) -> tuple[Result, Result]:

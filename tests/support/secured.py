@@ -1,15 +1,72 @@
-"""A node that demands TLS and tokens, and the files that its clients need."""
+"""Certificates, and a node that demands TLS and tokens, with the files that its clients need."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+import socket
+import ssl
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import trustme
 
 from tests.support.node import NodeProcess, running_node
+from tests.support.polling import eventually
+
+TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True)
+class Pki:
+    """An authority, and the files of what it signs: ``ca.pem``, and ``NAME.pem`` with a key."""
+
+    directory: Path
+    authority: trustme.CA = field(default_factory=trustme.CA)
+
+    def issue(
+        self, *names: str, file: str = "node", authority: trustme.CA | None = None
+    ) -> tuple[Path, Path]:
+        """A certificate with these names, in this order, and its key; the files of both.
+
+        ``authority``: another one, that signs it.
+        """
+        leaf = (authority or self.authority).issue_cert(*names)
+        cert, key = self.directory / f"{file}.pem", self.directory / f"{file}.key"
+        cert.write_bytes(b"".join(part.bytes() for part in leaf.cert_chain_pems))
+        key.write_bytes(leaf.private_key_pem.bytes())
+        return cert, key
+
+    @property
+    def ca(self) -> Path:
+        """The authority's own certificate."""
+        path = self.directory / "ca.pem"
+        path.write_bytes(self.authority.cert_pem.bytes())
+        return path
+
+    def peer(self, name: str, *more: str) -> tuple[str, ...]:
+        """Options of a node that its peers know by a certificate."""
+        cert, key = self.issue(name, "127.0.0.1", file=name)
+        files = ("--tls-cert", str(cert), "--tls-key", str(key), "--tls-ca", str(self.ca))
+        return (*files, "--peer-listen", "127.0.0.1:0", *more)
+
+
+def serial(address: str, trust: ssl.SSLContext) -> object:
+    """The number of the certificate that a listener shows."""
+    host, _, port = address.rpartition(":")
+    with (
+        socket.create_connection((host, int(port)), TIMEOUT_S) as plain,
+        trust.wrap_socket(plain, server_hostname=host) as connection,
+    ):
+        return (connection.getpeercert() or {})["serialNumber"]
+
+
+def check_renewal(address: str, trust: ssl.SSLContext, renew: Callable[[], object]) -> None:
+    """Renew a certificate; the listener must come to show the new one."""
+    first = serial(address, trust)
+    renew()
+    eventually(lambda: serial(address, trust) != first)
 
 
 @contextmanager
@@ -19,7 +76,10 @@ def secured_node(files: Path, tokens: Mapping[str, Sequence[str]]) -> Iterator[N
     In `files` are ``ca.pem``, ``NAME.token`` of each client and ``forged.token``, ``client.pem``
     with its key, and the certificate of a foreign authority, ``stranger.pem``.
     """
-    write_certificates(files)
+    pki = Pki(files)
+    pki.issue("127.0.0.1", "node-a.example")
+    pki.issue("client.example", file="client")
+    trustme.CA().cert_pem.write_to_path(str(pki.ca.with_name("stranger.pem")))
     write_tokens(files, tokens)
     options = (
         *("--tls-cert", str(files / "node.pem"), "--tls-key", str(files / "node.key")),
@@ -27,22 +87,6 @@ def secured_node(files: Path, tokens: Mapping[str, Sequence[str]]) -> Iterator[N
     )
     with running_node(files / "node", *options) as node:
         yield node
-
-
-def write_certificates(files: Path) -> None:
-    """The authority's certificate, and those that it has signed."""
-    authority = trustme.CA()
-    authority.cert_pem.write_to_path(str(files / "ca.pem"))
-    trustme.CA().cert_pem.write_to_path(str(files / "stranger.pem"))
-    write_identity(files, "node", authority.issue_cert("127.0.0.1", "node-a.example"))
-    write_identity(files, "client", authority.issue_cert("client.example"))
-
-
-def write_identity(files: Path, name: str, issued: trustme.LeafCert) -> None:
-    """A certificate with its key."""
-    for blob in issued.cert_chain_pems:
-        blob.write_to_path(str(files / f"{name}.pem"), append=True)
-    issued.private_key_pem.write_to_path(str(files / f"{name}.key"))
 
 
 def write_tokens(files: Path, tokens: Mapping[str, Sequence[str]]) -> None:

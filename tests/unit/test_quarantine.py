@@ -70,9 +70,8 @@ def run(directory: Path, quarantined: str, *arguments: str) -> subprocess.Comple
     )
 
 
-@pytest.mark.parametrize("processes", ["0", "2"])
-def test_a_quarantined_failure_is_shown_and_fails_nothing(tmp_path: Path, processes: str) -> None:
-    done = run(tmp_path, entries(*ALL), "--numprocesses", processes)
+def test_a_quarantined_failure_is_shown_and_fails_nothing(tmp_path: Path) -> None:
+    done = run(tmp_path, entries(*ALL), "--numprocesses", "2")
     assert done.returncode == pytest.ExitCode.OK, done.stdout + done.stderr
     assert "1 passed, 3 quarantined" in done.stdout
     assert "QUARANTINED FAILURES" in done.stdout
@@ -81,33 +80,21 @@ def test_a_quarantined_failure_is_shown_and_fails_nothing(tmp_path: Path, proces
     assert "no server" in done.stdout
 
 
-def test_an_entry_may_name_one_case(tmp_path: Path) -> None:
-    done = run(tmp_path, entries("test_it.py::test_fails[1]"))
+def test_an_entry_may_name_one_case_and_holds_until_its_date(tmp_path: Path) -> None:
+    past = entries("test_it.py::test_cannot_begin", until=PAST)
+    done = run(tmp_path, entries("test_it.py::test_fails[1]") + past)
     assert done.returncode == pytest.ExitCode.TESTS_FAILED
     assert "1 failed, 1 passed, 1 error, 1 quarantined" in done.stdout
-
-
-def test_after_its_date_a_failure_fails_the_run(tmp_path: Path) -> None:
-    done = run(tmp_path, entries(*ALL, until=PAST))
-    assert done.returncode == pytest.ExitCode.TESTS_FAILED
-    assert "2 failed, 1 passed, 1 error" in done.stdout
     assert f"The test was quarantined until {PAST}: A race." in done.stdout
 
 
-@pytest.mark.parametrize(
-    ("nodeid", "processes"),
-    [
-        ("test_it.py::test_gone", "0"),
-        ("test_it.py::test_gone", "2"),
-        ("test_gone.py::test_fails", "0"),
-    ],
-)
-def test_a_test_that_does_not_exist_fails_the_run(
-    tmp_path: Path, nodeid: str, processes: str
-) -> None:
-    done = run(tmp_path, entries(*ALL, nodeid), "--numprocesses", processes)
+@pytest.mark.parametrize("processes", ["0", "2"])
+def test_a_test_that_does_not_exist_fails_the_run(tmp_path: Path, processes: str) -> None:
+    gone = ("test_it.py::test_gone", "test_gone.py::test_fails")
+    done = run(tmp_path, entries(*ALL, *gone), "--numprocesses", processes)
     assert done.returncode not in (pytest.ExitCode.OK, pytest.ExitCode.INTERNAL_ERROR)
-    assert f"quarantine.toml names a test that does not exist: {nodeid}" in done.stdout
+    for nodeid in gone:
+        assert f"quarantine.toml names a test that does not exist: {nodeid}" in done.stdout
 
 
 def test_a_run_of_one_test_does_not_ask_for_the_others(tmp_path: Path) -> None:

@@ -1,1 +1,1 @@
-"""The attacks: one module each."""
+"""The attacks, by what they have in common."""

@@ -10,12 +10,14 @@ from __future__ import annotations
 import random
 import struct
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Final, TypeAlias
 
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
+
+from bench.hostile.fuzzing.mutations import MUTATIONS, VARINTS, Mutation, flip, place_in
 
 _Field: TypeAlias = Any
 """A `FieldDescriptor`, which is of another class where protobuf is compiled."""
@@ -33,10 +35,6 @@ _TEXTS: Final = (
 )
 _SIZES: Final = (0, 1, 8, 31, 32, 33, 64, 255, 1_000)
 _LARGE: Final = 200_000
-_CLAIMS: Final = (
-    *(b"\xff\xff\xff\xff\x0f", b"\xff" * 9 + b"\x01", b"\x80\x80\x80\x80\x10", b"\x80\x00"),
-    *(b"\xff" * 12, b"\x00", b"\x7f"),
-)
 _BROKEN_TEXTS: Final = (b"\xff", b"\xc0\x80", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"a\xe2\x82")
 
 _WIDTHS: Final = {
@@ -151,7 +149,7 @@ class Requests:
         if heard and rng.random() < 0.5:
             value = rng.choice(heard)
             if isinstance(value, bytes) and rng.random() < 0.3:
-                value = _flip(value, rng, self._sent)
+                value = flip(value, rng, self._sent)
             if is_text:
                 return value if isinstance(value, str) else value.hex()
             return value if isinstance(value, bytes) else value.encode()
@@ -164,51 +162,22 @@ class Requests:
         return self._heard[rng.choice(names)] if names and rng.random() < 0.2 else None
 
 
-_Break = Callable[[bytes, random.Random, deque[bytes]], bytes]
-
-
-def _at(data: bytes, rng: random.Random) -> int:
-    return rng.randrange(len(data) + 1)
-
-
-def _flip(data: bytes, rng: random.Random, _others: deque[bytes]) -> bytes:
-    changed = bytearray(data or b"\0")
-    for _ in range(rng.choice((1, 1, 2, 8))):
-        changed[rng.randrange(len(changed))] ^= 1 << rng.randrange(8)
-    return bytes(changed)
-
-
-def _cut(data: bytes, rng: random.Random, _others: deque[bytes]) -> bytes:
-    return data[: _at(data, rng)]
-
-
-def _repeat(data: bytes, rng: random.Random, _others: deque[bytes]) -> bytes:
-    first, last = sorted((_at(data, rng), _at(data, rng)))
-    times = min(rng.choice((2, 3, 100)), 1 + _LARGE // (last - first + 1))
-    return data[:first] + data[first:last] * times + data[last:]
-
-
-def _splice(data: bytes, rng: random.Random, others: deque[bytes]) -> bytes:
-    other = rng.choice(others) if others else b""
-    return data[: _at(data, rng)] + other[_at(other, rng) :]
-
-
-def _tag(data: bytes, rng: random.Random, _others: deque[bytes]) -> bytes:
+def _tag(data: bytes, rng: random.Random, _others: Sequence[bytes]) -> bytes:
     """A field of any number and wire type, groups and those that do not exist among them."""
     number = rng.choice((0, 1, 2, 3, 7, 15, 2**29 - 1))
     tag = _varint(number << 3 | rng.randrange(8))
-    value = rng.choice((b"", *_CLAIMS, struct.pack("<q", -1), b"\x05abcde"))
-    place = _at(data, rng)
+    value = rng.choice((b"", *VARINTS, struct.pack("<q", -1), b"\x05abcde"))
+    place = place_in(data, rng)
     return data[:place] + tag + value + data[place:]
 
 
-def _text(data: bytes, rng: random.Random, _others: deque[bytes]) -> bytes:
+def _text(data: bytes, rng: random.Random, _others: Sequence[bytes]) -> bytes:
     """A text that is no UTF-8, or bytes in any field, whole."""
     value = rng.choice(_BROKEN_TEXTS) * rng.choice((1, 1, 50))
     return data + _varint(rng.randrange(1, 16) << 3 | 2) + _varint(len(value)) + value
 
 
-def _nest(data: bytes, rng: random.Random, _others: deque[bytes]) -> bytes:
+def _nest(data: bytes, rng: random.Random, _others: Sequence[bytes]) -> bytes:
     """The message in itself, or in its fields, deeply."""
     tag = _varint(rng.randrange(1, 8) << 3 | 2)
     for _ in range(rng.choice((1, 5, 120))):
@@ -216,12 +185,7 @@ def _nest(data: bytes, rng: random.Random, _others: deque[bytes]) -> bytes:
     return data
 
 
-def _noise(data: bytes, rng: random.Random, _others: deque[bytes]) -> bytes:
-    place = _at(data, rng)
-    return data[:place] + rng.randbytes(rng.choice((1, 4, 200))) + data[place:]
-
-
-_BREAKS: Final[tuple[_Break, ...]] = (*(_flip, _cut, _repeat, _splice, _tag, _text, _nest, _noise),)
+_BREAKS: Final[tuple[Mutation, ...]] = (*MUTATIONS, _tag, _text, _nest)
 
 
 def _varint(value: int) -> bytes:

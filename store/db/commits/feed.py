@@ -23,6 +23,7 @@ from store.db.commits.pages import (
     NOT_HELD,
     FeedPage,
     FeedPosition,
+    PageSize,
     commits_between,
     is_held,
     is_served,
@@ -65,6 +66,8 @@ _MESSAGES_AT_ONCE: Final = 16 * 1024 * 1024 // MAX_MESSAGE_BYTES
 """Small commits are read together up to so many messages: with the largest ones that is as much as
 one transaction of the writer has."""
 _UNSETTLED_S: Final = 0.2
+_ENTRY_BYTES: Final = 256
+"""How large entries are taken to be before a follower has been given any."""
 
 LostListener = Callable[[Place, Place], None]
 """Told when commits were lost: the place that was reached, and the newest that is left."""
@@ -246,6 +249,7 @@ class DatabaseFeed:
         encounter = None if resumes else self._encounters
         position = await self._begin(request, outlet)
         live = told = False
+        entry_bytes = _ENTRY_BYTES
         while True:
             if self._reached(position) and encounter == self._encounters:
                 with self._subscribed(request, position.place) as subscription:
@@ -258,7 +262,10 @@ class DatabaseFeed:
                 continue
             encounter, before = self._encounters, position
             room = await outlet.room(self._page_bytes)
-            page = await self._read_page(request, before, outlet, room.size_bytes)
+            size = PageSize.of(room.size_bytes, entry_bytes)
+            page = await self._read_page(request, before, outlet, size)
+            if page.count:
+                entry_bytes = len(page.frames) // page.count
             room.fit(len(page.frames))
             position = page.position
             live = live or self._reached(position)
@@ -309,12 +316,12 @@ class DatabaseFeed:
         return await self._database.read_page(look, outlet)
 
     async def _read_page(
-        self, request: FollowRequest, position: FeedPosition, outlet: Outlet, max_bytes: int
+        self, request: FollowRequest, position: FeedPosition, outlet: Outlet, size: PageSize
     ) -> FeedPage:
         entry = FRAME if request.include_data else PRESENCE
 
         async def read(connection: Connection) -> FeedPage:
-            return await read_feed_page(connection, request.filter, position, entry, max_bytes)
+            return await read_feed_page(connection, request.filter, position, entry, size)
 
         return await self._database.read_page(read, outlet)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from reconcile.ids import SyncIds
 from store.db.commits.ids import ids_of
-from store.db.pool import Connection, Database
+from store.db.pool import Database
 from store.db.reading.hashes import locate
 from store.db.reading.transfer_reads import TransferReader
 from store.domain.admission import Admission
@@ -136,22 +136,15 @@ class GossipReads:
 
     async def arrived(self, commits: Sequence[CommitRow]) -> CommittedMessages:
         """What some commits have added, as far as it is held."""
-
-        async def read(connection: Connection) -> SyncIds:
-            return await ids_of(connection, commits)
-
-        ids = await self._database.read(read, self._database.bulk_pool)
+        ids = await self._database.read(ids_of, commits, pool=self._database.bulk_pool)
         return await self._described(sorted(ids.pairs()), None)
 
     async def newest(self, limit: int) -> CommittedMessages:
         """The newest messages, oldest first; metadata for as many as `MAX_READ_BYTES` hold."""
-
-        async def read(connection: Connection) -> list[SyncId]:
-            cursor = await connection.execute(_NEWEST, (MAX_TIMESTAMP_NS, limit), binary=True)
-            return [(ts, bytes(digest)) for ts, digest in await cursor.fetchall()]  # type: ignore[misc,call-overload]
-
-        ids = await self._database.read(read, self._database.bulk_pool)
-        return await self._described(sorted(ids), MAX_READ_BYTES)
+        given = MAX_TIMESTAMP_NS, limit
+        rows = await self._database.rows(_NEWEST, given, self._database.bulk_pool)
+        ids = sorted((ts, bytes(digest)) for ts, digest in rows)
+        return await self._described(ids, MAX_READ_BYTES)
 
     async def _described(self, ids: Sequence[SyncId], most_bytes: int | None) -> CommittedMessages:
         """Look into messages, which ascend; of too many, into the newest."""
@@ -182,10 +175,8 @@ class GossipReads:
                 found[digest] = body
 
     async def _locate(self, hashes: Sequence[bytes]) -> list[SyncId]:
-        async def read(connection: Connection) -> list[SyncId]:
-            return await locate(connection, hashes)
-
-        return sorted(await self._database.read(read, self._database.bulk_pool))
+        pool = self._database.bulk_pool
+        return sorted(await self._database.read(locate, hashes, pool=pool))
 
 
 def _prefix(

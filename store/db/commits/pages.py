@@ -25,6 +25,7 @@ from storenode.message.limits import MAX_TIMESTAMP_NS
 
 MAX_PAGE_MESSAGES: Final = 4_000
 _MAX_COMMITS: Final = 2_000
+_SPARE_ROWS: Final = 4
 MAX_POSITIONS: Final = 250_000
 """Positions that are looked through for one page, a fifth of a second: a follower of a topic on
 which little is said would otherwise look through all commits in one statement."""
@@ -58,6 +59,20 @@ class FeedPosition:
 
 
 @dataclass(frozen=True, slots=True)
+class PageSize:
+    """How much a page reads: ``rows`` at most, of which ``max_bytes`` of entries are shown."""
+
+    rows: int
+    max_bytes: int
+
+    @classmethod
+    def of(cls, max_bytes: int, entry_bytes: int) -> PageSize:
+        """Some more rows than fit if entries have ``entry_bytes`` each."""
+        fitting = max_bytes // entry_bytes
+        return cls(min(fitting + fitting // 4 + _SPARE_ROWS, MAX_PAGE_MESSAGES), max_bytes)
+
+
+@dataclass(frozen=True, slots=True)
 class FeedPage:
     """Joined frames, their number, and the position after them."""
 
@@ -80,11 +95,15 @@ _MESSAGES_OF: Final = """lateral (
     where n.batch = k.batch and n.ts >= k.low and n.ts <= k.high offset 0
 ) m"""
 
+# Commits come in their order: each is sorted by itself, and those beyond the limit are not read.
 _ROWS: Final = """
 select m.*, row_number() over w as n, sum({entry_bytes}) over w as bytes from (
     select k.position, m.ts, m.hash, m.head, m.payload, m.tail
-    from unnest(%(batches)b::bigint[], %(lows)b::bigint[], %(highs)b::bigint[],
-                %(positions)b::bigint[]) as k(batch, low, high, position)
+    from (
+        select * from unnest(%(batches)b::bigint[], %(lows)b::bigint[], %(highs)b::bigint[],
+                             %(positions)b::bigint[]) as k(batch, low, high, position)
+        order by position
+    ) k
     cross join {messages}
     where true{topics}
       and (k.position, m.ts, m.hash)
@@ -180,9 +199,9 @@ def _place(position: object, token: object) -> Place:
 
 
 async def read_feed_page(
-    connection: Connection, wanted: TopicFilter, after: FeedPosition, entry: Entry, max_bytes: int
+    connection: Connection, wanted: TopicFilter, after: FeedPosition, entry: Entry, size: PageSize
 ) -> FeedPage:
-    """Read the page after a position.
+    """Read the page after a position, in commits of about `MAX_PAGE_MESSAGES`.
 
     The position of an empty page is the head, or nearer to it.
 
@@ -207,11 +226,11 @@ async def read_feed_page(
     end = FeedPosition(head if complete else some[-1].place)
     if not some:
         return FeedPage(b"", 0, end)
-    row = await _read_rows(connection, topics, some, after, entry=entry, max_bytes=max_bytes)
+    row = await _read_rows(connection, topics, some, after, entry=entry, size=size)
     frames, count, seen, position, ts, digest = row
     if not count:
         return FeedPage(b"", 0, end)
-    if seen == count and seen < MAX_PAGE_MESSAGES:  # type: ignore[operator]
+    if seen == count and seen < size.rows:  # type: ignore[operator]
         return FeedPage(frames, count, end)  # type: ignore[arg-type]
     place = next(commit.place for commit in some if commit.place[0] == position)
     return FeedPage(frames, count, FeedPosition(place, (ts, digest)))  # type: ignore[arg-type]
@@ -224,7 +243,7 @@ async def _read_rows(
     after: FeedPosition,
     *,
     entry: Entry,
-    max_bytes: int,
+    size: PageSize,
 ) -> tuple[object, ...]:
     at = after.inside
     parameters = _batch_parameters(commits, topics) | {
@@ -232,8 +251,8 @@ async def _read_rows(
         "at_position": after.place[0],
         "at_ts": at[0] if at else MAX_TIMESTAMP_NS,
         "at_hash": at[1] if at else b"",
-        "show": MAX_PAGE_MESSAGES,
-        "max_bytes": max_bytes,
+        "show": size.rows,
+        "max_bytes": size.max_bytes,
     }
     statement = _page_statement(entry, filtered=topics.keys is not None)
     cursor = await connection.execute(statement, parameters, binary=True)

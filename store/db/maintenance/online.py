@@ -6,16 +6,11 @@ clock of who writes it came from a clock that was wrong, and does not stay.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
-import psycopg
-from psycopg_pool import PoolTimeout
-
-from store.db.errors import sentence
 from store.db.pool import Connection, Database
 from store.domain.intake import Interval
-from store.domain.ports import StoreUnavailable
 
 _READ: Final = "select coalesce(last_online_ns, 0) from storenode.store"
 _NOTE: Final = """
@@ -53,13 +48,8 @@ class DatabaseOnlineTimes:
 
     async def last(self) -> int:
         """Unix nanoseconds; 0: never."""
-
-        async def read(connection: Connection) -> int:
-            row = await (await connection.execute(_READ, binary=True)).fetchone()
-            assert row is not None
-            return row[0]  # type: ignore[return-value]
-
-        return await self._database.read(read)
+        ((online_ns,),) = await self._database.rows(_READ)
+        return int(online_ns)
 
     async def note(self, online_ns: int, now_ns: int) -> None:
         """Persist that nothing up to ``online_ns`` was missed, by the clock ``now_ns``."""
@@ -67,7 +57,7 @@ class DatabaseOnlineTimes:
         async def write(connection: Connection) -> None:
             await connection.execute(_NOTE, {"online": online_ns, "now": now_ns})
 
-        await self._write(write)
+        await self._database.write(write)
 
     async def record(self, interval: Interval) -> None:
         """Keep an interval; one with the same start and kind grows."""
@@ -82,22 +72,9 @@ class DatabaseOnlineTimes:
             if await cursor.fetchone() == (True,):
                 await connection.execute(_PRUNE, {"rows": MAX_INTERVALS})
 
-        await self._write(write)
+        await self._database.write(write)
 
     async def overlapping(self, start_ns: int, end_ns: int) -> Sequence[Interval]:
         """Those that touch a range, and the first of all."""
-
-        async def read(connection: Connection) -> list[Interval]:
-            bounds = {"start": start_ns, "end": end_ns}
-            cursor = await connection.execute(_OVERLAPPING, bounds, binary=True)
-            return [Interval(*row) for row in await cursor.fetchall()]  # type: ignore[arg-type]
-
-        return await self._database.read(read)
-
-    async def _write(self, work: Callable[[Connection], Awaitable[None]]) -> None:
-        database = self._database
-        try:
-            async with database.connection(database.write_pool) as connection:
-                await work(connection)
-        except (psycopg.Error, PoolTimeout) as error:
-            raise StoreUnavailable(sentence(error)) from error
+        bounds = {"start": start_ns, "end": end_ns}
+        return [Interval(*row) for row in await self._database.rows(_OVERLAPPING, bounds)]

@@ -155,7 +155,8 @@ class Rebuilder:
         catalog = await read_catalog(connection)
         over = {each.oid for each in catalog.partitions if each.bounds.high <= now_ns - SETTLED_NS}
         worst, found = 0.0, None
-        for root, name, table, rows, size in await _sizes(connection):
+        cursor = await connection.execute(_SIZES, (MIN_BYTES,))
+        for root, name, table, rows, size in await cursor.fetchall():
             if root not in ENTRY_BYTES or table not in over or name in self._tried:
                 continue
             needed = rows * ENTRY_BYTES[root]
@@ -169,10 +170,6 @@ async def _build(connection: Connection, index: str) -> Rebuilt:
         before_bytes = await lacking.size(connection, PROVEN_INDEX)
         return Rebuilt(PROVEN_INDEX, before_bytes, await lacking.build(connection, lacking.PROVEN))
     return Rebuilt(TOPIC_INDEX, *await narrowing.narrow(connection))
-
-
-async def _sizes(connection: Connection) -> list[tuple[str, str, int, float, int]]:
-    return await (await connection.execute(_SIZES, (MIN_BYTES,))).fetchall()
 
 
 async def _leftovers(connection: Connection) -> list[str]:

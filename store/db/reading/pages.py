@@ -8,7 +8,13 @@ from functools import cache
 from typing import Final
 
 from store.db.pool import Connection
-from store.db.reading.select import Entry, Topics, topics_clause, topics_parameters
+from store.db.reading.select import (
+    MAX_MERGED_TOPICS,
+    Entry,
+    Topics,
+    topics_clause,
+    topics_parameters,
+)
 from store.domain.ports import SyncId
 from storenode.message.limits import MAX_TIMESTAMP_NS
 
@@ -112,9 +118,9 @@ class _Rows(Enum):
     @classmethod
     def of(cls, topics: Topics) -> _Rows:
         """Those of a selection of topics."""
-        if not topics.mergeable:
+        if topics.keys is None or len(topics.keys) > MAX_MERGED_TOPICS:
             return cls.IN_TIME_ORDER
-        return cls.ONE_TOPIC if len(topics.keys or ()) == 1 else cls.MERGED
+        return cls.ONE_TOPIC if len(topics.keys) == 1 else cls.MERGED
 
 
 class Form(Enum):
@@ -201,8 +207,10 @@ async def read_page(connection: Connection, topics: Topics, window: Window, shap
     if topics.keys == () or window.low_ns > window.high_ns:
         return NOTHING
     if not shape.streamed:
-        some = rows_of_each(topics, shape.read)
-        if topics.mergeable and some < shape.each:
+        if (
+            _Rows.of(topics) is _Rows.MERGED
+            and (some := rows_of_each(topics, shape.read)) < shape.each
+        ):
             few = replace(shape, each=some)
             page = joined(await _read(connection, topics, window, few, Form.COUNTED))
             if page.seen == shape.read:

@@ -184,21 +184,14 @@ class DatabaseReader:
     async def summary(self) -> StoreSummary:
         """What is held."""
         held = self._held()
-
-        async def look(connection: Connection) -> StoreSummary:
-            cursor = await connection.execute(_SUMMARY, binary=True)
-            row = await cursor.fetchone()
-            assert row is not None
-            pruned, horizon, oldest, newest = row
-            return StoreSummary(
-                store_id=self._database.store_id,
-                messages=max(0, held - pruned),  # type: ignore[operator]
-                oldest_timestamp_ns=oldest or 0,  # type: ignore[arg-type]
-                newest_timestamp_ns=newest or 0,  # type: ignore[arg-type]
-                horizon_ns=horizon,  # type: ignore[arg-type]
-            )
-
-        return await self._database.read(look)
+        ((pruned, horizon, oldest, newest),) = await self._database.rows(_SUMMARY)
+        return StoreSummary(
+            store_id=self._database.store_id,
+            messages=max(0, held - pruned),
+            oldest_timestamp_ns=oldest or 0,
+            newest_timestamp_ns=newest or 0,
+            horizon_ns=horizon,
+        )
 
 
 _SUMMARY: Final = """

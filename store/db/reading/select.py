@@ -102,11 +102,6 @@ class Topics:
 
     keys: tuple[bytes, ...] | None
 
-    @property
-    def mergeable(self) -> bool:
-        """True when the topic index can serve the order by merging."""
-        return self.keys is not None and len(self.keys) <= MAX_MERGED_TOPICS
-
 
 EVERY_TOPIC: Final = Topics(None)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import accumulate
 from struct import Struct
-from typing import Any, Final
+from typing import Final
 
 from reconcile.ids import SyncIds
 from store.db.pool import Connection, Database
@@ -73,7 +73,9 @@ class TransferReader:
         parameters = position_parameters(portion.pairs()) | {"max_bytes": max_bytes}
         parts = [
             (_numbers(places), _numbers(sizes), joined or b"")
-            for places, sizes, joined in await self._rows(_LOAD, parameters)
+            for places, sizes, joined in await self._database.rows(
+                _LOAD, parameters, self._database.bulk_pool
+            )
         ]
         end = _first_left_out(parts, max_bytes) or len(portion) + 1
         found = {place: transferred(frame) for part in parts for place, frame in _cut(part, end)}
@@ -102,14 +104,7 @@ class TransferReader:
                         await cover_what_is_visible(connection)
             return places
 
-        return await self._database.read(read, self._database.bulk_pool)
-
-    async def _rows(self, statement: str, parameters: dict[str, object]) -> list[Any]:
-        async def read(connection: Connection) -> list[Any]:
-            cursor = await connection.execute(statement, parameters, binary=True)
-            return await cursor.fetchall()
-
-        return await self._database.read(read, self._database.bulk_pool)
+        return await self._database.read(read, pool=self._database.bulk_pool)
 
 
 def _numbers(column: bytes) -> list[int]:

@@ -42,8 +42,4 @@ class DatabaseIds:
 
     async def ids_of(self, commits: Sequence[CommitRow]) -> SyncIds:
         """The IDs that some commits have added and that are held, in any order."""
-
-        async def read(connection: Connection) -> SyncIds:
-            return await ids_of(connection, commits)
-
-        return await self._database.read(read, self._database.bulk_pool)
+        return await self._database.read(ids_of, commits, pool=self._database.bulk_pool)

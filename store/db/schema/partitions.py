@@ -332,7 +332,7 @@ async def attach(connection: Connection, table: str, name: str, bounds: Bounds) 
     await _run(
         connection,
         statement.format(
-            sql.Identifier(SCHEMA, table), sql.Identifier(SCHEMA, name), _clause(bounds)
+            sql.Identifier(SCHEMA, table), sql.Identifier(SCHEMA, name), sql.SQL(bounds.clause)
         ),
     )
 
@@ -396,21 +396,13 @@ async def _vouch(connection: Connection, partition: Attached) -> None:
             statement.format(
                 sql.Identifier(SCHEMA, partition.name),
                 sql.Identifier(name),
-                _condition(partition.bounds),
+                sql.SQL(partition.bounds.condition("ts")),
             ),
         )
 
 
 def _check_name(partition: str) -> str:
     return f"{partition}_bounds"
-
-
-def _clause(bounds: Bounds) -> sql.SQL:
-    return sql.SQL(bounds.clause)
-
-
-def _condition(bounds: Bounds) -> sql.SQL:
-    return sql.SQL(bounds.condition("ts"))
 
 
 async def _run(connection: Connection, statement: sql.Composed) -> None:

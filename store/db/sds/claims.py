@@ -207,7 +207,7 @@ class ClaimReader:
 
         answer = Answer((), (), {})
         if read.keys or read.hints or read.contested:
-            answer = await self._database.read(look, self._database.bulk_pool)
+            answer = await self._database.read(look, pool=self._database.bulk_pool)
         if read.window is None:
             return answer
         claims, reached = await self._next_window(read.window)
@@ -236,18 +236,12 @@ class ClaimReader:
         return claims, reached
 
     def _begin(self, window: Window) -> asyncio.Task[_Windowed]:
-        async def look(connection: Connection) -> _Windowed:
-            return await self._window(connection, window)
-
-        return asyncio.ensure_future(self._database.read(look, self._database.bulk_pool))
+        reading = self._database.read(self._window, window, pool=self._database.bulk_pool)
+        return asyncio.ensure_future(reading)
 
     async def parents_of(self, places: Sequence[ParentPlace]) -> Parents:
         """Parents as their children claim them; those of rows that are gone are left out."""
-
-        async def look(connection: Connection) -> Parents:
-            return await _parents(connection, places)
-
-        return await self._database.read(look, self._database.bulk_pool)
+        return await self._database.read(_parents, places, pool=self._database.bulk_pool)
 
     async def _rows(
         self, connection: Connection, statement: str, parameters: dict[str, object]

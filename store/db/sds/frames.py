@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from itertools import islice
 from typing import Final
 
-from store.db.pool import Connection, Database
+from store.db.pool import Database
 from store.db.reading.frames import EXACT_POSITIONS, MAX_FRAME_POSITIONS, exact_frames, most_frames
 from store.domain.claims import Found
 from store.domain.ports import SyncId
@@ -115,20 +115,18 @@ class FrameStream:
                 return
 
     def _begin(self, portion: Sequence[Found]) -> _Task:
-        async def look(connection: Connection) -> Frames:
-            return await most_frames(connection, _positions(portion))
-
-        return asyncio.ensure_future(self._database.read(look, self._database.bulk_pool))
+        reading = self._database.read(
+            most_frames, _positions(portion), pool=self._database.bulk_pool
+        )
+        return asyncio.ensure_future(reading)
 
     async def _complete(self, portion: Sequence[Found], frames: Frames) -> Frames:
         """Fill the gaps in the frames of a portion with what is held after all."""
         if None not in frames:
             return frames
-
-        async def look(connection: Connection) -> Frames:
-            return await exact_frames(connection, _positions(portion))
-
-        return await self._database.read(look, self._database.bulk_pool)
+        return await self._database.read(
+            exact_frames, _positions(portion), pool=self._database.bulk_pool
+        )
 
 
 async def _end(tasks: Sequence[_Task]) -> None:

@@ -20,7 +20,7 @@ from psycopg import AsyncConnection
 
 from store.db import arrays
 from store.db.locks import CLAIMING
-from store.db.pool import Connection, Database
+from store.db.pool import Database
 from store.domain.coverage import Span
 from store.domain.partitioning import UNBOUNDED_HIGH, Bounds
 from storenode.sds.codec import channel_key
@@ -134,12 +134,7 @@ class DatabaseMissingParents:
             "end": arrays.bigints([end for _, end in bounds]),
             "most": MAX_COUNTED,
         }
-
-        async def read(connection: Connection) -> list[int]:
-            cursor = await connection.execute(_COUNT, parameters, binary=True)
-            return [count for (count,) in await cursor.fetchall()]  # type: ignore[misc]
-
-        return await self._database.read(read)
+        return [count for (count,) in await self._database.rows(_COUNT, parameters)]
 
 
 async def follow_claims(connection: AsyncConnection[Any]) -> None:

@@ -6,14 +6,9 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any, Final, LiteralString
 
-import psycopg
-from psycopg_pool import PoolTimeout
-
-from store.db.errors import sentence
 from store.db.locks import COVERAGE
 from store.db.pool import Connection, Database
 from store.domain.coverage import Statement, updated
-from store.domain.ports import StoreUnavailable
 
 MAX_STORES: Final = 64
 """Stores about which statements are kept: the last ones that were compared."""
@@ -71,20 +66,8 @@ class DatabaseStatements:
         Raises:
             StoreUnavailable: the database does not serve.
         """
-        if not statements:
-            return
-        database = self._database
-        try:
-            async with (
-                database.connection(database.write_pool) as connection,
-                connection.transaction(),
-            ):
-                await connection.execute(_LOCK, (COVERAGE,))
-                await _replace(connection, store_id, statements, now_ns)
-                await connection.execute(_PRUNE, {"store": store_id, "rows": MAX_ROWS})
-                await connection.execute(_FORGET, (MAX_STORES,))
-        except (psycopg.Error, PoolTimeout) as error:
-            raise StoreUnavailable(sentence(error)) from error
+        if statements:
+            await self._database.write(_note, store_id, statements, now_ns)
 
     async def between(self, start_ns: int, end_ns: int) -> Mapping[str, Sequence[Statement]]:
         """By store, those that overlap a range, ascending; at most `MAX_READ`.
@@ -92,14 +75,19 @@ class DatabaseStatements:
         Raises:
             StoreUnavailable: the database does not serve.
         """
-
-        async def read(connection: Connection) -> list[tuple[Any, ...]]:
-            cursor = await connection.execute(_BETWEEN, (start_ns, end_ns, MAX_READ), binary=True)
-            return await cursor.fetchall()
-
-        rows = await self._database.read(read)
+        rows = await self._database.rows(_BETWEEN, (start_ns, end_ns, MAX_READ))
         by_store = groupby(rows, lambda row: str(row[0]))
         return {store: [_statement(row[1:]) for row in found] for store, found in by_store}
+
+
+async def _note(
+    connection: Connection, store_id: str, statements: Sequence[Statement], now_ns: int
+) -> None:
+    async with connection.transaction():
+        await connection.execute(_LOCK, (COVERAGE,))
+        await _replace(connection, store_id, statements, now_ns)
+        await connection.execute(_PRUNE, {"store": store_id, "rows": MAX_ROWS})
+        await connection.execute(_FORGET, (MAX_STORES,))
 
 
 async def _replace(
@@ -121,13 +109,5 @@ def _statement(row: Sequence[Any]) -> Statement:
 
 
 def _columns(statements: Sequence[Statement]) -> list[list[Any]]:
-    return [
-        [each.start_ns for each in statements],
-        [each.end_ns for each in statements],
-        [each.compared_ns for each in statements],
-        [each.keyed for each in statements],
-        [each.missing_here for each in statements],
-        [each.missing_there for each in statements],
-        [each.count for each in statements],
-        [each.fingerprint for each in statements],
-    ]
+    names = _COLUMNS.split(", ")
+    return [[getattr(each, name) for each in statements] for name in names]

@@ -211,8 +211,8 @@ def as_if_new(batch: RecordBatch, batch_id: int) -> Inserted:
     """What a batch adds if each of its messages is new."""
     topics = tuple(batch.topics) if len(batch.topics) <= MAX_LISTED_TOPICS else None
     first, last = min(batch.timestamps), max(batch.timestamps)
-    summary, claims = _summary(batch, None), _claims(batch, None)
-    return Inserted(batch_id, len(batch), first, last, None, topics, summary, claims)
+    summary, claims = deltas.pack(batch.timestamps, batch.hashes), _claims(batch, None)
+    return Inserted(batch_id, len(batch.hashes), first, last, None, topics, summary, claims)
 
 
 async def lay_out(batch: RecordBatch, *, short: bool) -> dict[str, object]:

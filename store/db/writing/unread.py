@@ -10,7 +10,7 @@ of their hashes, here and by writers, so that no two transactions wait for each 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from store.db.arrays import bigints, fixed_bytes, texts
 from store.db.locks import NODES
@@ -156,32 +156,20 @@ class UnreadEvents:
 
     async def newest(self, limit: int = MAX_UNREAD_EVENTS) -> list[UnreadEvent]:
         """The newest unread events, at most ``limit``; those that have expired are none."""
-
-        async def read(connection: Connection) -> list[UnreadEvent]:
-            return await _events(connection, _NEWEST, {"limit": limit})
-
-        return await self._database.read(read, self._database.bulk_pool)
+        rows = await self._database.rows(_NEWEST, {"limit": limit}, self._database.bulk_pool)
+        return _events(rows)
 
     async def of(self, hashes: Sequence[bytes]) -> list[UnreadEvent]:
         """Those of some messages that are unread or have expired, in any order."""
-
-        async def read(connection: Connection) -> list[UnreadEvent]:
-            found: list[UnreadEvent] = []
-            for some in _portions(hashes):
-                found += await _events(connection, _OF, _parameters(some))
-            return found
-
-        return await self._database.read(read)
+        found: list[UnreadEvent] = []
+        for some in _portions(hashes):
+            found += _events(await self._database.rows(_OF, _parameters(some)))
+        return found
 
     async def is_shared(self) -> bool:
         """Does another node work on the database? Each holds a lock as long as it follows it."""
-
-        async def read(connection: Connection) -> bool:
-            cursor = await connection.execute(_NODES, (NODES >> 32, NODES & 0xFFFFFFFF))
-            row = await cursor.fetchone()
-            return row is not None and row[0] > 1  # type: ignore[operator]
-
-        return await self._database.read(read)
+        ((nodes,),) = await self._database.rows(_NODES, (NODES >> 32, NODES & 0xFFFFFFFF))
+        return bool(nodes > 1)
 
     async def confirm(self, confirmed: Sequence[Confirmed]) -> None:
         """Note confirmations; those of messages that are not unread change nothing."""
@@ -214,14 +202,8 @@ class UnreadEvents:
 
     async def summary(self) -> UnreadSummary:
         """How many there are, and for how long the oldest has waited."""
-
-        async def read(connection: Connection) -> UnreadSummary:
-            cursor = await connection.execute(_SUMMARY, binary=True)
-            row = await cursor.fetchone()
-            assert row is not None
-            return UnreadSummary(*row)  # type: ignore[arg-type]
-
-        found = await self._database.read(read)
+        (row,) = await self._database.rows(_SUMMARY)
+        found = UnreadSummary(*row)
         self.count = found.count
         return found
 
@@ -231,23 +213,15 @@ class UnreadEvents:
         async def change(connection: Connection) -> int:
             return (await connection.execute(statement, parameters)).rowcount
 
-        return await self._database.read(change, self._database.write_pool)
+        return await self._database.read(change, pool=self._database.write_pool)
 
 
-async def _events(
-    connection: Connection, statement: str, parameters: dict[str, object]
-) -> list[UnreadEvent]:
-    cursor = await connection.execute(statement, parameters, binary=True)
+def _events(rows: Iterable[Any]) -> list[UnreadEvent]:
     return [
         UnreadEvent(
-            bytes(digest),  # type: ignore[call-overload]
-            needed,  # type: ignore[arg-type]
-            tuple(stores),  # type: ignore[arg-type]
-            tuple(map(bytes, missing)),  # type: ignore[call-overload]
-            age_ns,  # type: ignore[arg-type]
-            expired,  # type: ignore[arg-type]
+            bytes(digest), needed, tuple(stores), tuple(map(bytes, missing)), age_ns, expired
         )
-        for digest, needed, stores, missing, age_ns, expired in await cursor.fetchall()
+        for digest, needed, stores, missing, age_ns, expired in rows
     ]
 
 

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 import psycopg
 from psycopg import errors as pg
@@ -146,6 +146,14 @@ class _Guesses:
         self._pause = self._left = min(2 * self._pause + _FIRST_PAUSE_GROUPS, _MOST_PAUSE_GROUPS)
 
 
+class Space(Protocol):
+    """Of a disk."""
+
+    @property
+    def full(self) -> bool:
+        """Nothing more may be stored."""
+
+
 class DatabaseWriter:
     """`store.domain.ports.Writer` on Postgres."""
 
@@ -157,15 +165,15 @@ class DatabaseWriter:
         written_ids: WrittenIds | None = None,
         tracking: Tracking | None = None,
         tracing: Tracing | None = None,
-        is_full: Callable[[], bool] = bool,
+        space: Space | None = None,
         on_stored: Callable[[RecordBatch], None] = lambda _: None,
     ) -> None:
-        """``is_full``: whether the database's disk has no space left for messages.
+        """``space``: of the database's disk, where that is known.
 
         ``on_stored`` is given each batch that is durable, with what was held before.
         """
         self._database = database
-        self._is_full = is_full
+        self._space = space
         self._on_stored = on_stored
         self._tracing = tracing
         self._written_ids = written_ids
@@ -220,7 +228,7 @@ class DatabaseWriter:
             return []
         if self._stopped:
             raise StoreBusy(_STOPPING)
-        if self._is_full():
+        if self._space is not None and self._space.full:
             raise StoreUnavailable(DISK_FULL)
         size = batch.frame_bytes
         if self._queue and (
@@ -362,29 +370,27 @@ class DatabaseWriter:
         raise error
 
     async def _attempt(self, connection: Connection, group: _Group) -> Inserted:
-        await self._partitions.ensure(connection, group.batch.timestamps)
-        await self._name_topics(connection, group.batch)
+        batch, count = group.batch, len(group.batch.hashes)
+        await self._partitions.ensure(connection, batch.timestamps)
+        # A new connection may lead to a server that has lost the newest names.
+        era = self._partitions.generation, self._database.connections_made
+        unnamed = self._topics.unnamed(batch, self._partitions, era)
+        if unnamed:
+            await insert_topics(connection, unnamed)
+            self._topics.remember(unnamed, era)
         short = group.short = self._partitions.takes_short_form
+        may_be_new = not group.careful and len(set(batch.hashes)) == count
+        may_be_new = may_be_new and (count == 1 or self._guesses.allow())
         with waiting_for_standby(connection):
-            if not self._may_be_new(group):
-                async with connection.transaction():
-                    return await self._finish(
-                        connection, group, await insert(connection, group.batch, short=short)
-                    )
-            if len(group.batch) < FEWEST_COPIED:
+            if may_be_new and count < FEWEST_COPIED:
                 return await self._write_at_once(connection, group)
             async with connection.transaction():
-                added = await copy(connection, group.batch, short=short)
-                self._guesses.succeeded()
+                if may_be_new:
+                    added = await copy(connection, batch, short=short)
+                    self._guesses.succeeded()
+                else:
+                    added = await insert(connection, batch, short=short)
                 return await self._finish(connection, group, added)
-
-    def _may_be_new(self, group: _Group) -> bool:
-        hashes = group.batch.hashes
-        return (
-            not group.careful
-            and len(set(hashes)) == len(hashes)
-            and (len(hashes) == 1 or self._guesses.allow())
-        )
 
     async def _write_at_once(self, connection: Connection, group: _Group) -> Inserted:
         token = group.token % TOKEN_SPAN
@@ -406,7 +412,7 @@ class DatabaseWriter:
                 wanted,
                 short=group.short,
             )
-        if len(group.batch) > 1:
+        if len(group.batch.hashes) > 1:
             self._guesses.succeeded()
         return added
 
@@ -429,14 +435,6 @@ class DatabaseWriter:
             if earlier is not None:
                 return await _recover(connection, group.batch, earlier)
         return added
-
-    async def _name_topics(self, connection: Connection, batch: RecordBatch) -> None:
-        # A new connection may lead to a server that has lost the newest names.
-        era = self._partitions.generation, self._database.connections_made
-        rows = self._topics.unnamed(batch, self._partitions, era)
-        if rows:
-            await insert_topics(connection, rows)
-            self._topics.remember(rows, era)
 
 
 async def _find_commit(connection: Connection, token: int) -> int | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
 
 from store.pipeline.causal.blocks import Split, large_channels, outside_rows, rows_of, sizes
@@ -64,42 +64,33 @@ def channels_of(findings: DataFrame) -> DataFrame:
     The counts are those of `COUNTS`, and ``missing`` parents and ``cycles``; ``broken_…`` is its
     first incomplete ID.
     """
-    blocks = findings.where(F.col("kind") == BLOCK)
-    incomplete = F.col("counts")[COUNTS.index("incomplete")]
-    clock = F.col("counts")[len(COUNTS)]
-    broken = (
-        blocks.where(incomplete > 0)
+    kind, counts = F.col("kind"), F.col("counts")
+    block = F.struct(
+        "block",
+        (counts[COUNTS.index("incomplete")] > 0).alias("broken"),
+        *("message_id", "lamport", "ts", "other"),
+        counts[len(COUNTS)].alias("clock"),
+    )
+    channels = (
+        findings.where(kind.isin(BLOCK, MISSING, CYCLE))
         .groupBy("channel")
         .agg(
-            F.min("block").alias("broken"),
-            F.min_by(F.struct("other", clock.alias("clock")), "block").alias("first"),
+            *(F.sum(counts[place]).alias(name) for place, name in enumerate(COUNTS)),
+            F.count_distinct(F.when(kind == MISSING, F.col("other"))).alias("missing"),
+            F.count_distinct(F.when(kind == CYCLE, F.col("other"))).alias("cycles"),
+            F.collect_list(F.when(kind == BLOCK, block)).alias("blocks"),
         )
+        .withColumn("first", F.array_min(F.filter("blocks", lambda each: each.broken)))
     )
-    sound = F.coalesce(F.col("block") <= F.col("broken"), F.lit(True))
-    point = F.struct("message_id", "lamport", "ts")
-    counted = (
-        blocks.join(broken, "channel", "left")
-        .groupBy("channel")
-        .agg(
-            *(F.sum(F.col("counts")[place]).alias(name) for place, name in enumerate(COUNTS)),
-            F.max_by(point, F.when(sound & F.col("message_id").isNotNull(), F.col("block"))).alias(
-                "point"
-            ),
-            F.first("first").alias("first"),
-        )
-    )
-    distinct = (
-        findings.where(F.col("kind").isin(MISSING, CYCLE))
-        .groupBy("channel")
-        .agg(
-            F.count_distinct(F.when(F.col("kind") == MISSING, F.col("other"))).alias("missing"),
-            F.count_distinct(F.when(F.col("kind") == CYCLE, F.col("other"))).alias("cycles"),
-        )
-    )
-    return counted.join(distinct, "channel", "left").select(
+
+    def sound(each: Column) -> Column:
+        before = F.coalesce(each.block <= F.col("first.block"), F.lit(True))
+        return before & each.message_id.isNotNull()
+
+    return channels.withColumn("point", F.array_max(F.filter("blocks", sound))).select(
         "channel",
         *COUNTS,
-        *(F.coalesce(name, F.lit(0)).alias(name) for name in ("missing", "cycles")),
+        *("missing", "cycles"),
         *(
             F.col(f"point.{name}").alias(f"point_{name}")
             for name in ("message_id", "lamport", "ts")

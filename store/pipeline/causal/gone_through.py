@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Final
 
@@ -16,7 +16,7 @@ from store.pipeline.causal.audited import audited, channels_of
 from store.pipeline.causal.claims import Claims, claims_in
 from store.pipeline.causal.conflicts import conflicting
 from store.pipeline.causal.missing import elsewhere, held_outside, held_unread, references_to
-from store.pipeline.causal.reported import CONFLICTS, REFERENCES, Tables, kinds_of
+from store.pipeline.causal.reported import CONFLICTS, REFERENCES, Tables, counts_of
 from store.pipeline.causal.rounds import settled
 from store.pipeline.causal.rows import (
     BLOCK,
@@ -98,24 +98,34 @@ class GoneThrough:
 
     def tables(self) -> Tables:
         """Go through everything."""
-        findings = self._findings(None)
-        kinds, session = kinds_of(findings), findings.sparkSession
-        if MISSING in kinds:
-            findings, located = self._located(findings)
-        else:
-            located = empty(session, REFERENCES)
-        conflicts = self._conflicts(findings) if CLAIMED in kinds else empty(session, CONFLICTS)
-        return Tables(findings, settled(channels_of(findings)), located, conflicts)
+        found = self._found(None)
+        if found.counts["missing"]:
+            found = self._located(found)
+        if found.counts["copies"]:
+            found = replace(found, conflicts=self._conflicts(found.findings))
+        return found
 
-    def _located(self, findings: DataFrame) -> tuple[DataFrame, DataFrame]:
-        """Findings without parents that are held elsewhere in time, and references to the rest."""
-        references = self._references(findings)
+    def _found(self, outside: DataFrame | None) -> Tables:
+        """What is found without a look at what may be held elsewhere, nor at contents."""
+        findings = settled(audited(self._read, self._kinds, outside, self._within.say))
+        channels, session = settled(channels_of(findings)), findings.sparkSession
+        return Tables(
+            findings,
+            channels,
+            empty(session, REFERENCES),
+            empty(session, CONFLICTS),
+            counts_of(findings, channels),
+        )
+
+    def _located(self, found: Tables) -> Tables:
+        """The same without parents that are held elsewhere in time, and references to the rest."""
+        references = self._references(found.findings)
         outside = self._outside(references)
         if outside is not None and not (outside := settled(outside)).isEmpty():
-            findings = self._findings(outside)
-            references = self._references(findings)
+            found = self._found(outside)
+            references = self._references(found.findings)
         located = references.join(self.elsewhere(references), ["channel", "parent"], "left")
-        return findings, settled(located)
+        return replace(found, references=settled(located))
 
     def elsewhere(self, references: DataFrame) -> DataFrame:
         """See `causal.missing.elsewhere`."""
@@ -130,9 +140,6 @@ class GoneThrough:
         """See `causal.missing.held_unread`; the hints of ``references`` may be null."""
         messages = self._within.side.messages(("ts", "hash", "channel"), 0, FOREVER)
         return held_unread(references, messages)
-
-    def _findings(self, outside: DataFrame | None) -> DataFrame:
-        return settled(audited(self._read, self._kinds, outside, self._within.say))
 
     def _references(self, findings: DataFrame) -> DataFrame:
         missing = findings.where(F.col("kind") == MISSING)

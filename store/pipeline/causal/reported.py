@@ -58,13 +58,14 @@ class Tables:
 
     ``findings`` are `FINDINGS`, ``channels`` as by `audited.channels_of`, ``references`` as by
     `missing.references_to` and with ``elsewhere`` (`REFERENCES`), ``conflicts`` as by
-    `conflicts.conflicting` (`CONFLICTS`).
+    `conflicts.conflicting` (`CONFLICTS`); ``counts`` are those of `counts_of`.
     """
 
     findings: DataFrame
     channels: DataFrame
     references: DataFrame
     conflicts: DataFrame
+    counts: dict[str, int]
 
 
 @dataclass
@@ -177,9 +178,22 @@ def _more(count: int) -> Iterator[str]:
         yield f"  and {count:,} more"
 
 
-def kinds_of(findings: DataFrame) -> dict[str, int]:
-    """How many findings there are of each kind that there is."""
-    return {row["kind"]: row["count"] for row in findings.groupBy("kind").count().collect()}
+def counts_of(findings: DataFrame, channels: DataFrame) -> dict[str, int]:
+    """How many channels there are, and all that is counted of them; channels that are unsearched.
+
+    At once, since whatever is asked of Spark takes it a while.
+    """
+    unsearched = findings.where(F.col("kind") == UNSEARCHED)
+    counted = channels.select(F.lit(1).alias("channels"), *_COUNTED, F.lit(0).alias("unsearched"))
+    both = counted.unionByName(
+        unsearched.select(
+            *(F.lit(0).alias(name) for name in ("channels", *_COUNTED)),
+            F.lit(1).alias("unsearched"),
+        )
+    )
+    sums = [F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in both.columns]
+    found: dict[str, int] = both.agg(*sums).collect()[0].asDict()
+    return found
 
 
 def reported(name: str, tables: Tables) -> Audited:
@@ -187,31 +201,31 @@ def reported(name: str, tables: Tables) -> Audited:
 
     Each table that is asked takes Spark a while, so those without rows are not.
     """
-    findings, references = tables.findings, tables.references
-    kinds = kinds_of(findings)
+    findings, references, counts = tables.findings, tables.references, dict(tables.counts)
     worst = _first(tables.channels, F.desc(_worse()), "channel")
     lacking = _lacking(references, [row["channel"] for row in worst if row["missing"]])
-    counts = _totals(tables.channels)
-    counts["conflicts"] = tables.conflicts.count()
-    counts["unsearched"] = kinds.get(UNSEARCHED, 0)
 
-    def of(kind: str, *order: str) -> list[Row]:
-        rows = findings.where(F.col("kind") == kind)
-        return _first(rows, *order) if kind in kinds else []
+    def of(name: str, rows: DataFrame, *order: str) -> list[Row]:
+        return _first(rows, *order) if counts[name] else []
 
-    missing = _first(_missing(references), "ts", "channel", "parent") if counts["missing"] else []
-    cycles = _first(_cycles(findings), "channel", "cycle") if CYCLE in kinds else []
     order = ("ts", "channel", "message_id")
-    conflicts = _first(tables.conflicts, *order) if counts["conflicts"] else []
+    missing = of("missing", _missing(references), "ts", "channel", "parent")
+    violations = of("violations", findings.where(F.col("kind") == VIOLATION), *order, "other")
+    cycles = of("cycles", _cycles(findings), "channel", "cycle")
+    unsearched = of("unsearched", findings.where(F.col("kind") == UNSEARCHED), "channel")
+    # What is in conflict is claimed several times.
+    conflicts = of("copies", tables.conflicts, *order)
+    many = len(conflicts) == MAX_LISTED
+    counts["conflicts"] = tables.conflicts.count() if many else len(conflicts)
     return Audited(
         name,
         counts,
         [{**_channel(row), **lacking.get(row["channel"], _NOTHING_LACKS)} for row in worst],
         list(map(_missed, missing)),
-        [_violation(row) for row in of(VIOLATION, *order, "other")],
+        list(map(_violation, violations)),
         [row.asDict() for row in cycles],
         list(map(_conflict, conflicts)),
-        [row["channel"] for row in of(UNSEARCHED, "channel")],
+        [row["channel"] for row in unsearched],
     )
 
 
@@ -221,13 +235,6 @@ def _worse() -> Any:  # noqa: ANN401 - a column
 
 def _first(rows: DataFrame, *order: Any) -> list[Row]:  # noqa: ANN401 - columns or their names
     found: list[Row] = rows.orderBy(*order).limit(MAX_LISTED).collect()
-    return found
-
-
-def _totals(channels: DataFrame) -> dict[str, int]:
-    sums = [F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in _COUNTED]
-    row = channels.agg(F.count(F.lit(1)).alias("channels"), *sums).collect()[0]
-    found: dict[str, int] = row.asDict()
     return found
 
 

@@ -18,7 +18,7 @@ from store.pipeline.causal.claims import claims_in
 from store.pipeline.causal.conflicts import conflicting
 from store.pipeline.causal.gone_through import CONTENT, GoneThrough, Range, Some
 from store.pipeline.causal.missing import elsewhere, held_unread
-from store.pipeline.causal.reported import Tables
+from store.pipeline.causal.reported import Tables, counts_of
 from store.pipeline.causal.rounds import settled
 from store.pipeline.causal.rows import CYCLE, KEPT, NODES, UNSEARCHED, VIOLATION
 from store.pipeline.columns import empty
@@ -233,7 +233,9 @@ def _with_hour(references: DataFrame) -> DataFrame:
 def _tables(session: SparkSession, found: Mapping[str, Sequence[Rows]]) -> Tables:
     """All rows of each of `SCHEMAS`; those of this process become rows of Spark."""
     made = {name: _joined(session, name, parts) for name, parts in found.items()}
-    return Tables(made["faults"], made["channels"], made["references"], made["conflicts"])
+    faults, channels = made["faults"], made["channels"]
+    counts = counts_of(faults, channels)
+    return Tables(faults, channels, made["references"], made["conflicts"], counts)
 
 
 def _joined(session: SparkSession, name: str, parts: Sequence[Rows]) -> DataFrame:

@@ -9,13 +9,12 @@ from typing import Final, TypeAlias
 from store.domain.coverage import (
     HOUR_NS,
     CoverageReads,
-    CoverageState,
     CoverageStep,
     Span,
     StoreCoverage,
     aligned,
 )
-from store.domain.intake import Intake, intake_of
+from store.domain.intake import intake_of
 from store.domain.partitioning import DAY_NS
 from store.domain.query import LimitError, RequestError, channel_of, time_range
 from store.serving.call import Call
@@ -29,17 +28,6 @@ _LENGTHS_NS: Final = {
     store_pb2.GetCoverageRequest.STEP_UNSPECIFIED: HOUR_NS,
     store_pb2.GetCoverageRequest.HOUR: HOUR_NS,
     store_pb2.GetCoverageRequest.DAY: DAY_NS,
-}
-_STATES: Final = {
-    CoverageState.EQUAL: store_pb2.StoreCoverage.EQUAL,
-    CoverageState.DIFFERS: store_pb2.StoreCoverage.DIFFERS,
-    CoverageState.UNCONFIRMED: store_pb2.StoreCoverage.UNCONFIRMED,
-}
-_INTAKES: Final = {
-    Intake.ONLINE: store_pb2.CoverageStep.ONLINE,
-    Intake.RESUMED: store_pb2.CoverageStep.RESUMED,
-    Intake.OFFLINE: store_pb2.CoverageStep.OFFLINE,
-    Intake.NEVER: store_pb2.CoverageStep.NEVER,
 }
 
 
@@ -103,7 +91,10 @@ async def _intake(call: Call, bounds: Sequence[Span]) -> list[_Intake]:
         return [store_pb2.CoverageStep.INTAKE_UNSPECIFIED] * len(bounds)
     intervals = await record.overlapping(bounds[0][0], bounds[-1][1])
     now_ns = call.node.now_ns()
-    return [_INTAKES[intake_of(span, intervals, now_ns)] for span in bounds]
+    return [
+        store_pb2.CoverageStep.Intake.Value(intake_of(span, intervals, now_ns).name)
+        for span in bounds
+    ]
 
 
 async def _missing(
@@ -133,7 +124,7 @@ def _step(
 def _store(store: StoreCoverage, *, counted: bool) -> store_pb2.StoreCoverage:
     return store_pb2.StoreCoverage(
         store_id=store.store_id,
-        state=_STATES[store.state],
+        state=store_pb2.StoreCoverage.State.Value(store.state.name),
         compared_at=store.compared_ns,
         equal_until=store.equal_until_ns,
         keyed=store.keyed,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from store.domain.admission import Admitted, Verdict
-from store.domain.completeness import AnswerCoverage, AnswerState
+from store.domain.completeness import AnswerCoverage
 from store.domain.ports import QueryPage, SdsPage
 from store.domain.query import OK
 from store.domain.unread import Confirmation
@@ -26,13 +26,6 @@ _FIELD_51: Final = b"\x9a\x03"
 _FIELD_7420: Final = varint(7420 << 3 | 2)
 _OUTCOME: Final = b"\x10"
 _CONFIRMS: Final = b"\x20"
-
-_STATES: Final = {
-    AnswerState.COMPLETE: coverage_pb2.AnswerCoverage.COMPLETE,
-    AnswerState.PARTIAL: coverage_pb2.AnswerCoverage.PARTIAL,
-    AnswerState.INCOMPLETE: coverage_pb2.AnswerCoverage.INCOMPLETE,
-    AnswerState.UNCONFIRMED: coverage_pb2.AnswerCoverage.UNCONFIRMED,
-}
 
 _HASH_FIELD: Final = b"\x0a" + varint(HASH_BYTES)
 _SHORT: Final = b"\x0a" + varint(len(_HASH_FIELD) + HASH_BYTES + 2) + _HASH_FIELD
@@ -108,7 +101,7 @@ def query_page(request_id: str, page: QueryPage, known: AnswerCoverage | None = 
     """Encode a ``StoreQueryResponse`` that succeeded, around the spliced entries."""
     echo = delimited(_FIELD_1, request_id.encode()) if request_id else b""
     cursor = delimited(_FIELD_51, page.next_cursor) if page.next_cursor is not None else b""
-    message = coverage_message(known)
+    message = None if known is None else coverage_message(known)
     said = b"" if message is None else delimited(_FIELD_7420, message.SerializeToString())
     return b"".join((echo, _SUCCESS, page.entries, cursor, said))
 
@@ -118,7 +111,7 @@ def coverage_message(found: AnswerCoverage | None) -> coverage_pb2.AnswerCoverag
     if found is None:
         return None
     return coverage_pb2.AnswerCoverage(
-        state=_STATES[found.state],
+        state=coverage_pb2.AnswerCoverage.State.Value(found.state.name),
         reason=found.reason,
         store_ids=found.store_ids,
         compared_at=found.compared_ns,

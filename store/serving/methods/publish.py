@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final
 
 from google.protobuf.message import DecodeError
@@ -13,7 +12,7 @@ from store.serving.failure import malformed
 from store.serving.limits import COUNTED_REQUEST_BYTES
 from store.serving.methods.decode import clip
 from store.serving.methods.encode import publish_response
-from store.serving.publishing import Batch, Publishing, take_room
+from store.serving.publishing import Batch, Publishing
 from storenode.wire.storenode.internal.v1.publish_raw_pb2 import RawPublishRequest
 
 MESSAGES_FIELD: Final = 1
@@ -29,18 +28,21 @@ class Publisher(Publishing):
 
     async def publish(self, call: Call, request: bytes) -> bytes:
         """Answer ``Publish``."""
-        take_room(call, len(request))
-        try:
+        with call.node.in_flight.room(len(request)):
             batch = await self.admit(call, request)
             stored = await self.store(call, batch)
-        finally:
-            call.node.in_flight.give_back(len(request))
-        return await self.answer(call, batch, stored)
+        found = await self.confirmed(call, batch, stored)
+        return publish_response(batch.published, stored, found)
 
     async def admit(self, call: Call, request: bytes) -> Batch:
         """Judge the messages of a request."""
-        decoded = _decode(request, call.node.limits.batch_messages)
-        timeout_s = None
+        size, timeout_s = len(request), None
+        if size > COUNTED_REQUEST_BYTES:
+            request = clip(request, MESSAGES_FIELD, call.node.limits.batch_messages + 1)
+        try:
+            decoded = RawPublishRequest.FromString(request)
+        except DecodeError:
+            raise malformed(_NO_REQUEST) from None
         if decoded.HasField("confirm_timeout"):
             given = decoded.confirm_timeout
             timeout_s = float(given.seconds) + given.nanos / _NS_PER_S
@@ -48,23 +50,9 @@ class Publisher(Publishing):
             return await self.judge(
                 call,
                 decoded.messages,
-                len(request),
+                size,
                 min_confirms=decoded.min_confirms,
                 timeout_s=timeout_s,
             )
         except MalformedMessage:
             raise malformed(_NO_REQUEST) from None
-
-    async def answer(self, call: Call, batch: Batch, stored: Sequence[bool]) -> bytes:
-        """The response, once other stores have confirmed what was stored, where that is wanted."""
-        found = await self.confirmed(call, batch, stored)
-        return publish_response(batch.published, stored, found)
-
-
-def _decode(request: bytes, most_messages: int) -> RawPublishRequest:
-    if len(request) > COUNTED_REQUEST_BYTES:
-        request = clip(request, MESSAGES_FIELD, most_messages + 1)
-    try:
-        return RawPublishRequest.FromString(request)
-    except DecodeError:
-        raise malformed(_NO_REQUEST) from None

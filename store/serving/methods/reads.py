@@ -6,8 +6,8 @@ next one is read when the caller has taken the last.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing, contextmanager, suppress
+from collections.abc import AsyncGenerator
+from contextlib import AbstractContextManager, aclosing, nullcontext, suppress
 from typing import Final
 
 from store.domain.ports import FollowRequest, Services
@@ -25,7 +25,7 @@ from store.messages.frames import digests, follow_page, query_response, scan_pag
 from store.serving import reading
 from store.serving.answer_coverage import telling_all, telling_scan
 from store.serving.call import Call
-from store.serving.failure import CallFailure, busy
+from store.serving.failure import CallFailure
 from store.serving.limits import (
     COUNTED_REQUEST_BYTES,
     MAX_LARGE_READ_BYTES,
@@ -54,27 +54,17 @@ class LargeReads:
     """Room for large requests of reads, which are held as long as the reads take."""
 
     def __init__(self) -> None:
-        self._budget = Budget(MAX_LARGE_READ_BYTES)
+        self._budget = Budget(MAX_LARGE_READ_BYTES, "large requests")
 
-    @contextmanager
-    def room(self, size_bytes: int) -> Iterator[None]:
+    def room(self, size_bytes: int) -> AbstractContextManager[None]:
         """Around a read whose request has this size.
 
         Raises:
-            CallFailure: there is no room.
+            CallFailure: on entry, there is no room.
         """
-        if size_bytes <= COUNTED_REQUEST_BYTES:
-            yield
-            return
-        if not self._budget.try_take(size_bytes):
-            raise busy(
-                f"limit of {self._budget.limit_bytes:,} bytes of large requests under way on this"
-                " node is reached: retry with backoff"
-            )
-        try:
-            yield
-        finally:
-            self._budget.give_back(size_bytes)
+        return (
+            self._budget.room(size_bytes) if size_bytes > COUNTED_REQUEST_BYTES else nullcontext()
+        )
 
 
 class Reads:
@@ -89,14 +79,18 @@ class Reads:
         kind = waku_store_pb2.StoreQueryRequest
         query, whole = decode_head(kind, request, limits.query_hashes)
         try:
-            request_id = _echo(query.request_id)
+            if (size := len(query.request_id.encode())) > MAX_QUERY_REQUEST_ID_BYTES:
+                raise QueryError(
+                    BAD_REQUEST,
+                    f"request_id has {size} bytes: at most {MAX_QUERY_REQUEST_ID_BYTES}",
+                )
             plan = plan_query(query_input(query), call.client.topics, limits)
             if not whole:
                 raise QueryError(BAD_REQUEST, _TOO_MANY_FIELDS)
             page, known = await reading.read_page(
                 self._services, call, plan, coverage=query.coverage
             )
-            return query_page(request_id, page, known)
+            return query_page(query.request_id, page, known)
         except QueryError as error:
             return query_response(_cut(query.request_id), error.status, error.sentence)
 
@@ -190,16 +184,6 @@ def refuse_query(request: bytes, sentence: str, *, busy: bool) -> bytes:
         query, _ = decode_head(waku_store_pb2.StoreQueryRequest, request, 0)
         request_id = _cut(query.request_id)
     return query_response(request_id, TOO_MANY_REQUESTS if busy else UNAVAILABLE, sentence)
-
-
-def _echo(request_id: str) -> str:
-    size = len(request_id.encode())
-    if size > MAX_QUERY_REQUEST_ID_BYTES:
-        raise QueryError(
-            BAD_REQUEST,
-            f"request_id has {size} bytes: at most {MAX_QUERY_REQUEST_ID_BYTES}",
-        )
-    return request_id
 
 
 def _cut(request_id: str) -> str:

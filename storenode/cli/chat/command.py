@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import click
 
@@ -33,13 +32,6 @@ from storenode.sds.config import DEFAULT_CHANNEL_ID, ChannelConfig
 
 _CHAT = "Chat"
 _SCREENLESS: Final = ("", "dumb", "unknown")
-_F = TypeVar("_F", bound=Callable[..., Any])
-
-
-def _with_credentials(function: _F) -> _F:
-    for add in reversed(credential_options()):
-        function = add(function)  # type: ignore[assignment]
-    return function
 
 
 @click.command(cls=LayeredCommand)
@@ -81,7 +73,7 @@ def _with_credentials(function: _F) -> _F:
     section="Connection",
     help="Node to use; repeatable, the next one is used when one is unreachable.",
 )
-@_with_credentials
+@credential_options
 def chat(
     *,
     nodes: tuple[str, ...],

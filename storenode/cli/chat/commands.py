@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Final
 
 from storenode.cli.chat.forgeries import MEANING
 from storenode.cli.chat.limits import MAX_LISTED
-from storenode.cli.chat.people import counted, standing
+from storenode.cli.chat.people import standing
 from storenode.cli.chat.words import lacks_of, owed_of, state_of
-from storenode.cli.client.text import safe
+from storenode.cli.client.text import counted, safe
 
 if TYPE_CHECKING:
     from storenode.cli.chat.transcript import Transcript

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 
 from storenode.cli.chat.limits import MAX_PEOPLE
-from storenode.cli.client.text import safe
+from storenode.cli.client.text import counted, safe
 from storenode.common.bounded import BoundedDict
 
 _MS_PER_S = 1_000
@@ -80,8 +80,3 @@ def standing(name: str, person: Person, lacks: int = 0) -> str:
         here = "is" if lacks == 1 else "are"
         said.append(f"lacks {counted(lacks, 'message')} that {here} here: being sent again")
     return ", ".join(said)
-
-
-def counted(count: int, noun: str) -> str:
-    """A number with its noun."""
-    return f"{count:,} {noun}" + ("" if count == 1 else "s")

@@ -14,11 +14,11 @@ from storenode.cli.chat.limits import (
     LEAVE_TIMEOUT_S,
     MAX_SHOWN_LINES,
 )
-from storenode.cli.chat.people import counted, now_ms
+from storenode.cli.chat.people import now_ms
 from storenode.cli.chat.transcript import Kind, Line, Transcript
 from storenode.cli.client.output import Output, note
 from storenode.cli.client.source import lines
-from storenode.cli.client.text import safe
+from storenode.cli.client.text import counted, safe
 from storenode.cli.errors import FAILED, UNREACHABLE, CliError
 from storenode.sds.aio.events import Connected, Disconnected, Message
 from storenode.sds.channel import ChannelFullError

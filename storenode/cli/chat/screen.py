@@ -35,11 +35,11 @@ from storenode.cli.chat.limits import (
     NAMES_COLUMNS,
     REFRESH_S,
 )
-from storenode.cli.chat.people import counted, now_ms
+from storenode.cli.chat.people import now_ms
 from storenode.cli.chat.transcript import Kind, Line, Transcript
 from storenode.cli.chat.view import View
 from storenode.cli.chat.words import brief_state_of, reason_of, state_of
-from storenode.cli.client.text import safe
+from storenode.cli.client.text import counted, safe
 from storenode.sds.channel import ChannelFullError
 
 if TYPE_CHECKING:

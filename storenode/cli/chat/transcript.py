@@ -15,10 +15,10 @@ from storenode.cli.chat.limits import (
     MAX_SHOWN_LINES,
     MAX_TOLD_IDS,
 )
-from storenode.cli.chat.people import People, clock_of, counted, now_ms
+from storenode.cli.chat.people import People, clock_of, now_ms
 from storenode.cli.chat.text import rows_of
 from storenode.cli.chat.words import remark_of
-from storenode.cli.client.text import format_time, safe
+from storenode.cli.client.text import counted, format_time, safe
 from storenode.message.limits import NS_PER_S
 from storenode.sds.aio.events import ChannelEvent, Message, NotStored
 from storenode.sds.claims import Proof

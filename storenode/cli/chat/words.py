@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from storenode.cli.chat.people import counted
-from storenode.cli.client.text import safe
+from storenode.cli.client.text import counted, safe
 from storenode.sds.aio.events import (
     ChannelEvent,
     Connected,

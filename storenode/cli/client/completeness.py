@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from storenode.cli.client.output import note
-from storenode.cli.client.text import format_time, safe
+from storenode.cli.client.text import counted, format_time, safe
 from storenode.cli.options.layers import option
 from storenode.client.plain import to_plain
 from storenode.client.types import AnswerCoverage
@@ -85,5 +85,4 @@ def _known(run: Sequence[AnswerCoverage]) -> str:
 def _names(stores: set[str]) -> str:
     names = [safe(name) for name in sorted(stores)]
     more = f" and {len(names) - _MAX_NAMED:,} more" if len(names) > _MAX_NAMED else ""
-    number = "1 store" if len(names) == 1 else f"{len(names):,} stores"
-    return f"{number} ({', '.join(names[:_MAX_NAMED])}{more})"
+    return f"{counted(len(names), 'store')} ({', '.join(names[:_MAX_NAMED])}{more})"

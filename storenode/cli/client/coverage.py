@@ -8,7 +8,7 @@ from typing import Final
 import click
 
 from storenode.cli.client.session import Session, connected, time_options, topic_options
-from storenode.cli.client.text import format_time, safe
+from storenode.cli.client.text import counted, format_time, safe
 from storenode.cli.errors import OK
 from storenode.cli.options.layers import LayeredCommand, option
 from storenode.client.node import content_filter
@@ -66,18 +66,14 @@ async def coverage(
 def _line(step: CoverageStep) -> str:
     held = "messages not counted"
     if step.HasField("messages"):
-        held = _counted(step.messages, "message")
+        held = counted(step.messages, "message")
     if step.before_horizon:
         held += ", before the horizon"
     held += _INTAKE.get(step.intake, "")
     if step.missing_parents:
-        held += f", {_counted(step.missing_parents, 'parent')} missing"
+        held += f", {counted(step.missing_parents, 'parent')} missing"
     stores = "; ".join(_store(each) for each in step.stores)
     return f"{format_time(step.time_start)}  {held}  {stores or 'not confirmed by any store'}"
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def _store(store: StoreCoverage) -> str:

@@ -14,7 +14,7 @@ from storenode.cli.client.making import Envelope, JsonLines, MessageMaker, SdsDr
 from storenode.cli.client.output import Output
 from storenode.cli.client.session import ENTRY, HEX, Session, connected, drop_output
 from storenode.cli.client.source import lines, open_input, whole
-from storenode.cli.client.text import TIME, safe
+from storenode.cli.client.text import TIME, counted, safe
 from storenode.cli.errors import FAILED, OK, CliError
 from storenode.cli.options.layers import LayeredCommand, option
 from storenode.cli.options.types import POSITIVE_DURATION
@@ -239,6 +239,5 @@ def _print(out: Output, message: WakuMessageAndTopic, result: PublishResult, *, 
     if result.reason:
         parts.append(safe(result.reason))
     elif result.confirms:
-        stores = "store" if result.confirms == 1 else "stores"
-        parts.append(f"confirmed by {result.confirms:,} other {stores}")
+        parts.append(f"confirmed by {counted(result.confirms, 'other store')}")
     out.line("  ".join(parts))

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
@@ -17,7 +17,7 @@ from storenode.cli.client.limits import MAX_PEM_FILE_BYTES, MAX_TOKEN_FILE_BYTES
 from storenode.cli.client.output import Output
 from storenode.cli.client.text import TIME, parse_hex, safe
 from storenode.cli.errors import FAILED, OK, UNREACHABLE, USAGE, CliError
-from storenode.cli.options.layers import option
+from storenode.cli.options.layers import option, with_options
 from storenode.cli.options.types import Parsed
 from storenode.client.errors import ClientOptionError, NodeError
 from storenode.client.node import NodeClient, connect
@@ -32,7 +32,6 @@ _CONNECTION = "Connection"
 _FILTER = "Filter"
 
 Command = Callable[..., int]
-_F = TypeVar("_F", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +79,7 @@ def connected(
 
             return _run(session(), interrupt_ends=interrupt_ends)
 
-        command: Command = run
-        for add in reversed(_options(option_name, default)):
-            command = add(command)
-        return command
+        return _connection_options(option_name, default)(run)
 
     return decorate
 
@@ -168,26 +164,23 @@ def _read(path: Path, flag: str, limit_bytes: int) -> bytes:
     return text
 
 
-def topic_options(function: _F) -> _F:
-    """Add the options of a content filter."""
-    for add in (
-        option(
-            "--content-topic",
-            "content_topics",
-            multiple=True,
-            metavar="TOPIC",
-            section=_FILTER,
-            help="Only messages on this content topic; may be repeated.",
-        ),
-        option(
-            "--pubsub-topic",
-            metavar="TOPIC",
-            section=_FILTER,
-            help="Only messages on this pubsub topic.",
-        ),
-    ):
-        function = add(function)
-    return function
+topic_options = with_options(
+    option(
+        "--pubsub-topic",
+        metavar="TOPIC",
+        section=_FILTER,
+        help="Only messages on this pubsub topic.",
+    ),
+    option(
+        "--content-topic",
+        "content_topics",
+        multiple=True,
+        metavar="TOPIC",
+        section=_FILTER,
+        help="Only messages on this content topic; may be repeated.",
+    ),
+)
+"""The options of a content filter."""
 
 
 def time_options(function: Command) -> Command:
@@ -200,14 +193,7 @@ def time_options(function: Command) -> Command:
         return function(time_start=time_start, time_end=time_end, **options)
 
     command: Command = run
-    for add in (
-        option(
-            "--to",
-            "time_end",
-            type=TIME,
-            section=_FILTER,
-            help="Only messages before this time: RFC 3339, or nanoseconds since 1970.",
-        ),
+    return with_options(
         option(
             "--from",
             "time_start",
@@ -215,9 +201,14 @@ def time_options(function: Command) -> Command:
             section=_FILTER,
             help="Only messages from this time on: RFC 3339, or nanoseconds since 1970.",
         ),
-    ):
-        command = add(command)
-    return command
+        option(
+            "--to",
+            "time_end",
+            type=TIME,
+            section=_FILTER,
+            help="Only messages before this time: RFC 3339, or nanoseconds since 1970.",
+        ),
+    )(command)
 
 
 def entry(text: str) -> tuple[str, bytes | None]:
@@ -237,8 +228,8 @@ def entry(text: str) -> tuple[str, bytes | None]:
 ENTRY = Parsed("entry", "ID[@HINT]", entry)
 
 
-def _options(name: str, default: str) -> list[Callable[[Command], Command]]:
-    return [
+def _connection_options(name: str, default: str) -> Callable[[Command], Command]:
+    return with_options(
         option(
             name,
             "address",
@@ -248,7 +239,7 @@ def _options(name: str, default: str) -> list[Callable[[Command], Command]]:
             section=_CONNECTION,
             help="The node to call.",
         ),
-        *credential_options(),
+        credential_options,
         option(
             "--json",
             "as_json",
@@ -256,39 +247,39 @@ def _options(name: str, default: str) -> list[Callable[[Command], Command]]:
             section=_CONNECTION,
             help="Print one JSON object a line; bytes are lower-case hexadecimal.",
         ),
-    ]
+    )
 
 
-def credential_options() -> list[Callable[[Command], Command]]:
-    """The options of who calls, and how the connection is secured."""
-    file = click.Path(dir_okay=False, path_type=Path)
-    return [
-        option(
-            "--token-file",
-            type=file,
-            metavar="FILE",
-            section=_CONNECTION,
-            help="File with the token of this client; beyond loopback it needs TLS.",
-        ),
-        option(
-            "--tls-ca",
-            type=file,
-            metavar="FILE",
-            section=_CONNECTION,
-            help="Connect by TLS and trust the certificate authorities in this PEM file.",
-        ),
-        option(
-            "--tls-cert",
-            type=file,
-            metavar="FILE",
-            section=_CONNECTION,
-            help="PEM file with the certificate of this client, for a node that asks for one.",
-        ),
-        option(
-            "--tls-key",
-            type=file,
-            metavar="FILE",
-            section=_CONNECTION,
-            help="PEM file with the key of that certificate.",
-        ),
-    ]
+_FILE = click.Path(dir_okay=False, path_type=Path)
+
+credential_options = with_options(
+    option(
+        "--token-file",
+        type=_FILE,
+        metavar="FILE",
+        section=_CONNECTION,
+        help="File with the token of this client; beyond loopback it needs TLS.",
+    ),
+    option(
+        "--tls-ca",
+        type=_FILE,
+        metavar="FILE",
+        section=_CONNECTION,
+        help="Connect by TLS and trust the certificate authorities in this PEM file.",
+    ),
+    option(
+        "--tls-cert",
+        type=_FILE,
+        metavar="FILE",
+        section=_CONNECTION,
+        help="PEM file with the certificate of this client, for a node that asks for one.",
+    ),
+    option(
+        "--tls-key",
+        type=_FILE,
+        metavar="FILE",
+        section=_CONNECTION,
+        help="PEM file with the key of that certificate.",
+    ),
+)
+"""The options of who calls, and how the connection is secured."""

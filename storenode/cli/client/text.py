@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Final
@@ -16,6 +17,7 @@ safe: Final = printable
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _NS_DIGITS: Final = 9
+_LABEL_CHARS: Final = 10
 _NUMBER: Final = re.compile(r"-?\d{1,19}", re.ASCII)
 _RFC_3339: Final = re.compile(
     r"(\d{4}-\d\d-\d\d)[Tt ](\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?([Zz]|[+-]\d\d:\d\d)", re.ASCII
@@ -72,6 +74,16 @@ def parse_hex(text: str) -> bytes:
         raise ValueError(
             f"{safe(text)!r} is not hexadecimal: write two digits for a byte"
         ) from None
+
+
+def counted(count: int, noun: str) -> str:
+    """A number with its noun."""
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")
+
+
+def labelled(rows: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """Lines of a report: labels, and behind them what they are about."""
+    return (f"{label:<{_LABEL_CHARS}}{value}" for label, value in rows)
 
 
 def short(digest: bytes) -> str:

@@ -15,9 +15,9 @@ from __future__ import annotations
 import difflib
 import functools
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import click
 
@@ -59,6 +59,17 @@ class LayeredOption(click.Option):
 
 option = functools.partial(click.option, cls=LayeredOption)
 """Like `click.option`, for commands of class `LayeredCommand`."""
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def with_options(*each: Callable[[_F], _F]) -> Callable[[_F], _F]:
+    """Give a command several options, in this order."""
+
+    def add(command: _F) -> _F:
+        return functools.reduce(lambda given, one: one(given), reversed(each), command)
+
+    return add
 
 
 class LayeredCommand(click.Command):

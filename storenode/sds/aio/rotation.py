@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from storenode.common.backoff import Backoff
 from storenode.sds.aio.limits import FIRST_DELAY_S, MAX_DELAY_S
 from storenode.sds.aio.transport import Link
-
-_MAX_DOUBLINGS = 16
 
 
 class Rotation:
@@ -17,6 +16,7 @@ class Rotation:
         self._links = links
         self._at = 0
         self._failures = 0
+        self._backoff = Backoff(FIRST_DELAY_S, MAX_DELAY_S)
 
     @property
     def link(self) -> Link:
@@ -26,15 +26,13 @@ class Rotation:
     def worked(self) -> None:
         """The link serves."""
         self._failures = 0
+        self._backoff.reset()
 
     def failed(self) -> float:
         """The link does not serve: it is the next one's turn, after so many seconds."""
         self._failures += 1
         self._at = (self._at + 1) % len(self._links)
-        rounds, rest = divmod(self._failures, len(self._links))
-        if rest:
-            return 0.0
-        return float(min(FIRST_DELAY_S * 2 ** min(rounds - 1, _MAX_DOUBLINGS), MAX_DELAY_S))
+        return 0.0 if self._failures % len(self._links) else self._backoff.take()
 
     def in_turn(self) -> list[Link]:
         """All links, beginning with the one whose turn it is."""

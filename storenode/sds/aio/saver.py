@@ -12,6 +12,7 @@ from concurrent.futures import Executor
 from functools import partial
 from typing import Any, Final
 
+from storenode.common.backoff import Backoff
 from storenode.sds.aio.ledger import Batch, Ledger, Row
 from storenode.sds.aio.limits import FIRST_DELAY_S, MAX_DELAY_S
 from storenode.sds.aio.state import DurableState, StateError, StateTaken
@@ -124,7 +125,7 @@ class Saver:
         self._done.set()
 
     async def _commit(self, batch: Batch) -> None:
-        delay_s = FIRST_DELAY_S
+        backoff = Backoff(FIRST_DELAY_S, MAX_DELAY_S)
         while True:
             try:
                 loop = asyncio.get_running_loop()
@@ -138,5 +139,4 @@ class Saver:
             else:
                 self._troubled("")
                 return
-            await asyncio.sleep(delay_s)
-            delay_s = min(delay_s * 2, MAX_DELAY_S)
+            await asyncio.sleep(backoff.take())

@@ -14,7 +14,7 @@ from storenode.client.messages import new_message, new_request
 from storenode.client.types import PublishRequest
 from storenode.wire.storenode.v1.store_pb2_grpc import StoreStub
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest
-from tests.deploy.runbooks.scene import World, environment, execute, metric, superuser
+from tests.deploy.runbooks.scene import World, database_url, environment, execute, metric, superuser
 from tests.support.fleet import CONTENT, PUBSUB
 from tests.support.node import NodeProcess, running_node
 from tests.support.polling import eventually
@@ -47,8 +47,7 @@ def _query() -> StoreQueryRequest:
 
 
 def _locked(world: World, node: NodeProcess, stub: StoreStub) -> None:
-    assert node.database_url is not None
-    shown = {"env": environment(node), "admin_url": superuser(node.database_url)}
+    shown = {"env": environment(node), "admin_url": superuser(node)}
     waiting = world.incident("connections-exhausted", node.metrics, **shown)
     slow_to_store = world.incident("publish-slow", node.metrics, **shown)
     slow_to_read = world.incident("reads-slow", node.metrics, **shown)
@@ -57,7 +56,7 @@ def _locked(world: World, node: NodeProcess, stub: StoreStub) -> None:
     stub.Query(_query())
     for incident in (waiting, *slow):
         incident.well()
-    with closing(psycopg.connect(node.database_url)) as holder:
+    with closing(psycopg.connect(database_url(node))) as holder:
         holder.execute("lock table storenode.messages, storenode.hashes")
         begun = time.monotonic()
         stored = [stub.Publish.future(_request()) for _ in range(CALLS)]
@@ -83,8 +82,7 @@ def _locked(world: World, node: NodeProcess, stub: StoreStub) -> None:
 
 
 def _damaged(world: World, node: NodeProcess, stub: StoreStub) -> None:
-    assert node.database_url is not None
-    admin = superuser(node.database_url)
+    admin = superuser(node)
     failing = world.incident("calls-failing", node.metrics, env=environment(node), admin_url=admin)
     failing.well()
     execute(admin, "alter table storenode.hashes rename to moved")
@@ -100,7 +98,6 @@ def _damaged(world: World, node: NodeProcess, stub: StoreStub) -> None:
 
 
 def _rejecting(world: World, node: NodeProcess, stub: StoreStub) -> None:
-    assert node.database_url is not None
     env = environment(node)
     unreachable = world.incident(
         "database-unreachable", node.metrics, env=env, admin_url=world.postgres.admin_url
@@ -109,7 +106,7 @@ def _rejecting(world: World, node: NodeProcess, stub: StoreStub) -> None:
     failing = world.incident("publish-errors", node.metrics, env=env)
     for incident in (unreachable, failing):
         incident.well()
-    with _no_connections(world, node.database_url):
+    with _no_connections(world, node):
         eventually(lambda: not metric(node, "storenode_database_up"))
         with pytest.raises(grpc.RpcError) as failed:
             stub.Publish(_request())
@@ -129,8 +126,8 @@ def _rejecting(world: World, node: NodeProcess, stub: StoreStub) -> None:
 
 
 @contextmanager
-def _no_connections(world: World, database_url: str) -> Iterator[None]:
-    name = database_url.rpartition("/")[2]
+def _no_connections(world: World, node: NodeProcess) -> Iterator[None]:
+    name = database_url(node).rpartition("/")[2]
     allow = f"alter database {name} allow_connections"
     end = f"select pg_terminate_backend(pid) from pg_stat_activity where datname = '{name}'"
     execute(world.postgres.admin_url, f"{allow} false", end)
@@ -162,12 +159,8 @@ def maintenance(world: World) -> None:
 
 
 def _forgotten_session(world: World, node: NodeProcess, forgotten: psycopg.Connection) -> None:
-    assert node.database_url is not None
-    admin = superuser(node.database_url)
-    failing = world.incident(
-        "retention-failing", node.metrics, env=environment(node), admin_url=admin
-    )
-    failing.values = {"30d": "2d"}
+    shown = {"env": environment(node), "admin_url": superuser(node)}
+    failing = world.incident("retention-failing", node.metrics, values={"30d": "2d"}, **shown)
     problems = "storenode_maintenance_events_total"
     failing.well()
     seen = metric(node, problems, event="retention_problem")
@@ -184,8 +177,7 @@ def _forgotten_session(world: World, node: NodeProcess, forgotten: psycopg.Conne
 
 def _table_in_the_way(world: World, node: NodeProcess) -> None:
     """Partitions ahead are gone, and a table has the name of one."""
-    assert node.database_url is not None
-    admin = superuser(node.database_url)
+    admin = superuser(node)
     shown = {"env": environment(node), "admin_url": admin}
     failing = world.incident("maintenance-failing", node.metrics, **shown)
     missing = world.incident("partitions-missing", node.metrics, **shown)
@@ -219,8 +211,7 @@ def _table_in_the_way(world: World, node: NodeProcess) -> None:
 
 
 def _dead_rows(world: World, node: NodeProcess) -> None:
-    assert node.database_url is not None
-    admin = superuser(node.database_url)
+    admin = superuser(node)
     dead = world.incident("dead-tuples", node.metrics, admin_url=admin)
     dead.well()
     execute(admin, "alter table storenode.unread set (autovacuum_enabled = false)")
@@ -243,8 +234,7 @@ def _dead_rows(world: World, node: NodeProcess) -> None:
 
 def _wrong_clock(world: World, node: NodeProcess) -> None:
     """The database's clock goes two hours after the node's."""
-    assert node.database_url is not None
-    admin, name = superuser(node.database_url), node.database_url.rpartition("/")[2]
+    admin, name = superuser(node), database_url(node).rpartition("/")[2]
     wrong = world.incident("clock-wrong", node.metrics, admin_url=admin, env=environment(node))
     wrong.left = {
         "storenode db prune --trust-clock": "the page warns of it",

@@ -60,11 +60,10 @@ def _not_monitored(world: World, node: NodeProcess) -> None:
 
 def _draining(world: World, node: NodeProcess) -> None:
     """A call that does not end keeps the node from ending."""
-    assert node.database_url is not None
     stuck = world.incident("node-not-ready", node.metrics)
     stuck.values = {"NODE:7422": node.metrics}
     stuck.well()
-    with psycopg.connect(superuser(node.database_url)) as holder:
+    with psycopg.connect(superuser(node)) as holder:
         holder.execute("lock table storenode.messages in exclusive mode")
         call = Command.of(node).start("publish", "--content-topic", CONTENT, "held up")
         eventually(lambda: "publishes_in_flight 1.0" in get(node.metrics, "/metrics")[1])

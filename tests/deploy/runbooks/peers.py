@@ -6,20 +6,19 @@ import asyncio
 import time
 
 import grpc
-import trustme
 
 from storenode.client.messages import new_message, new_request
 from storenode.connection.channel import TlsIdentity
 from storenode.wire.storenode.v1.store_pb2_grpc import StoreStub
-from tests.deploy.runbooks.scene import World, environment, execute, metric, superuser
-from tests.integration.peers.test_forged import forged_at, tls
+from tests.deploy.runbooks.scene import World, database_url, environment, execute, metric, superuser
+from tests.integration.peers.test_forged import forged_at
 from tests.integration.peers.test_gossip_hostile import stream
 from tests.integration.peers.test_processes import events
-from tests.integration.run.test_tls import Pki
 from tests.support.fleet import CONTENT, PUBSUB, made, publish, synchronize
 from tests.support.node import NodeProcess
 from tests.support.polling import eventually
 from tests.support.ports import HeldPort
+from tests.support.secured import Pki
 
 CALLS = 3
 """Sessions that fail: scheduled ones would wait longer and longer for each other."""
@@ -47,7 +46,7 @@ def peers(world: World) -> None:
 
 
 def _unreachable(world: World, here: NodeProcess, there: NodeProcess) -> None:
-    Pki(world.directory, trustme.CA()).issue("here.example")
+    Pki(world.directory).issue("here.example")
     away = world.incident("peer-unreachable", here.metrics, env=environment(here))
     away.values = {"node.pem": str(world.directory / "node.pem")}
     away.well()
@@ -94,7 +93,6 @@ def _silent(world: World, here: NodeProcess, there: NodeProcess) -> None:
 
 
 def _unconfirmed(world: World, here: NodeProcess, there: NodeProcess) -> None:
-    assert here.database_url is not None
     waiting = world.incident("unread-events-ageing", here.metrics, env=environment(here))
     waiting.well()
     there.terminate()
@@ -105,7 +103,7 @@ def _unconfirmed(world: World, here: NodeProcess, there: NodeProcess) -> None:
         call = StoreStub(channel).Publish.future(request)
         eventually(lambda: metric(here, "storenode_unread_events"))
         execute(
-            superuser(here.database_url),
+            superuser(here),
             "update storenode.unread set began_at = began_at - interval '6 minutes'",
         )
         eventually(lambda: metric(here, "storenode_unread_oldest_seconds") > 300)
@@ -138,15 +136,16 @@ def _cut_off(world: World, here: NodeProcess) -> None:
 
 def sets(world: World) -> None:
     """Two nodes with certificates: forged sets, then one announces what it has lost."""
-    pki = Pki(world.directory, trustme.CA())
+    pki = Pki(world.directory)
     alone = (*OPTIONS, "--sync-interval", "0", "--gossip", "off")
     first, second = (NodeProcess(world.directory / name, (), world.new_store()) for name in "ab")
     try:
         port = HeldPort()
-        first.args = (*alone, *tls(pki, "a.example", "b.example"), "--peer-listen", port.address)
+        known = pki.peer("a.example", "--allow-peer", "b.example", "--peer-listen", port.address)
+        first.args = (*alone, *known)
         first.start()
         named = f"a.example@{first.peer}"
-        second.args = (*alone, *tls(pki, "b.example", "a.example"), "--peer", named)
+        second.args = (*alone, *pki.peer("b.example", "--allow-peer", "a.example", "--peer", named))
         second.start()
         identity = TlsIdentity(pki.authority.cert_pem.bytes())
         env = environment(second) | {"STORENODE_TLS_CA": str(pki.ca)}
@@ -178,7 +177,6 @@ def _lost(
 ) -> None:
     """A damaged database has lost a message that the peer still announces."""
     there, here = nodes
-    assert there.database_url is not None
     differing = world.incident("differences-not-shrinking", here.metrics, env=env)
     differing.values = {"ID@HOST:PORT": f"a.example@{there.peer}"}
     differing.do("storenode sync --peer")
@@ -187,13 +185,13 @@ def _lost(
     asyncio.run(publish(there, [lost], tls))
     lose = f"where ts = {lost.message.timestamp}"
     execute(
-        superuser(there.database_url),
+        superuser(there),
         *(f"delete from storenode.{table} {lose}" for table in ("messages", "hashes")),
     )
     told = differing.do("storenode sync --peer", codes=(0, 1))
     assert "withheld" in told.out, told
     differing.fires(4 * 60)
-    differing.env = env | {"STORENODE_DATABASE_URL": there.database_url}
+    differing.env = env | {"STORENODE_DATABASE_URL": database_url(there)}
     assert differing.do("storenode db check", codes=(1,)).code == 1
     differing.do("storenode db resummarize")
     differing.env = env

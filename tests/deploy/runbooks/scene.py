@@ -38,20 +38,20 @@ class Incident:
     inside: Callable[[list[str]], list[str]] = list
     left: Mapping[str, str] = field(default_factory=dict)
     _run: set[str] = field(default_factory=set)
-    _seen: list[bool] = field(default_factory=list)
 
     def well(self, minutes: int = 60) -> None:
         """The expression is not true at first."""
-        self._expect(minutes, expected=False)
+        self.history.lasts(minutes, *self.targets, expected=False)
 
     def fires(self, minutes: int = 3) -> None:
         """The expression is true now."""
-        self._expect(minutes, expected=True)
+        self.history.lasts(minutes, *self.targets, expected=True)
 
     def resolved(self, minutes: int = 90) -> None:
-        """The expression is false again, and the page was followed."""
-        self._expect(minutes, expected=False)
-        assert True in self._seen, f"{self.page.name}: the alert was never true"
+        """The expression is false again, was so all the while, and the page was followed."""
+        self.history.lasts(minutes, *self.targets, expected=False)
+        assert True in self.history.expected, f"{self.page.name}: the alert was never true"
+        self.history.check(self.page.alert)
         open_ = [
             each
             for each in self.page.commands()
@@ -60,11 +60,6 @@ class Incident:
         ]
         assert not open_, f"{self.page.name}.md: not run: {open_}"
         self.finished.append(self.page.name)
-
-    def _expect(self, minutes: int, *, expected: bool) -> None:
-        self.history.lasts(minutes, *self.targets)
-        self._seen.append(self.history.is_true(self.page.alert))
-        assert self._seen[-1] == expected, f"{self.page.alert} is {not expected}"
 
     def do(self, prefix: str, *, codes: Sequence[int] = (0,), **values: str) -> Ended:
         """Run the command of the page that begins so; SQL gives its rows as lines."""
@@ -79,11 +74,6 @@ class Incident:
         ended = Command(self.env, (program,))(*arguments)
         assert ended.code in codes, f"{line}: {ended}"
         return ended
-
-    def do_all(self, *prefixes: str) -> None:
-        """Run several that only show something; all that have not been run, when none is named."""
-        for prefix in prefixes or [each for each in self.page.commands() if each not in self._run]:
-            self.do(prefix)
 
     def _ask(self, statement: str) -> str:
         with psycopg.connect(self.admin_url, autocommit=True) as connection:
@@ -111,9 +101,15 @@ class World:
         return Incident(Page(name), history, targets, self.resolved, **details)
 
 
-def superuser(database_url: str) -> str:
-    """The URL of a database of the shared server for its superuser."""
-    return database_url.replace("//storenode@", "//postgres@")
+def superuser(node: NodeProcess) -> str:
+    """The URL of a node's database on the shared server, for its superuser."""
+    return database_url(node).replace("//storenode@", "//postgres@")
+
+
+def database_url(node: NodeProcess) -> str:
+    """The URL of the database that a node was given."""
+    assert node.database_url is not None
+    return node.database_url
 
 
 def environment(node: NodeProcess) -> dict[str, str]:

@@ -26,7 +26,7 @@ from storenode.client import (
 )
 from storenode.client.streams import MessageStream
 from tests.support.node import NodeProcess
-from tests.support.polling import PAUSE_S
+from tests.support.polling import eventually
 
 TOPIC = "/failover/1/all/proto"
 ONCE = Retry(attempts=0)
@@ -215,9 +215,10 @@ def refused_again(node: NodeProcess) -> None:
     counted = re.compile(
         rb'^storenode_calls_total{(?=.*"Scan").*"RESOURCE_EXHAUSTED".*} (.+)$', re.MULTILINE
     )
-    refusals = 0.0
-    while refusals < 2:
-        time.sleep(PAUSE_S)
+
+    def twice() -> bool:
         with urllib.request.urlopen(f"http://{node.metrics}/metrics") as response:
             found = counted.search(response.read())
-        refusals = 0.0 if found is None else float(found[1])
+        return found is not None and float(found[1]) >= 2
+
+    eventually(twice)

@@ -32,7 +32,7 @@ def program(
 ) -> Program:
     """An example, built as the page says, that calls the node over gRPC."""
     language: Language = request.param
-    folder = language.build(tmp_path_factory.mktemp(language.folder))
+    folder = language.built(tmp_path_factory)
     return Program(language, folder, {"STORENODE_NODE": node.listen})
 
 

@@ -12,7 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import pytest
+
 from tests.support.node import clean_environment
+from tests.support.once import made_once
 from tests.support.pages import ROOT, blocks, section
 
 PAGE: Final = (ROOT / "docs" / "clients.md").read_text(encoding="utf-8")
@@ -58,8 +61,11 @@ class Language:
         assert len(regions) == len(found), "a region is there once"
         return regions
 
-    def build(self, directory: Path) -> Path:
-        """Build a copy of the example by the commands of the page; returns its folder."""
+    def built(self, factory: pytest.TempPathFactory) -> Path:
+        """A copy of the example that was built by the commands of the page; its folder."""
+        return made_once(factory, f"example-{self.folder}", self._build)
+
+    def _build(self, directory: Path) -> Path:
         shutil.copytree(ROOT / "proto", directory / "proto")
         folder = directory / "examples" / self.folder
         shutil.copytree(ROOT / "examples" / self.folder, folder, ignore=_MADE)

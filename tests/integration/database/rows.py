@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
@@ -13,7 +12,7 @@ from psycopg import AsyncConnection
 from store.db.maintenance.retention import read_inventory
 from store.db.schema.partitions import read_catalog
 from store.domain.partitioning import DAY_NS
-from tests.support.polling import PAUSE_S
+from tests.support.polling import until
 
 NOW = int(datetime(2026, 11, 20, 12, tzinfo=UTC).timestamp()) * 1_000_000_000
 """Midday of a Friday."""
@@ -24,8 +23,6 @@ Connection = AsyncConnection[Any]
 
 _STATISTICS_IN_MEMORY = 150_000
 """Release since which statistics can be had at once; before, a process collects them."""
-
-_PATIENCE_S = 60.0
 
 _MESSAGE = """
 insert into storenode.messages
@@ -86,6 +83,16 @@ async def opened(url: str) -> Connection:
     return await psycopg.AsyncConnection.connect(url, autocommit=True)
 
 
+async def until_some(connection: Connection, statement: str, *parameters: object) -> None:
+    """Wait until a count is not 0."""
+
+    async def counted() -> object:
+        cursor = await connection.execute(statement.encode(), parameters)
+        return (await cursor.fetchone() or (0,))[0]
+
+    await until(counted)
+
+
 async def tally(connection: Connection, counter: str, table: str) -> int:
     """A counter of the statistics, over a table or all that begin with its name."""
     statement = (
@@ -100,6 +107,8 @@ async def tallied(connection: Connection, counter: str, table: str, least: int) 
     """Wait until what this connection did has reached a counter, and so all others as well."""
     if connection.info.server_version >= _STATISTICS_IN_MEMORY:
         await connection.execute("select pg_stat_force_next_flush()")
-    async with asyncio.timeout(_PATIENCE_S):
-        while await tally(connection, counter, table) < least:  # noqa: ASYNC110 - tells nobody
-            await asyncio.sleep(PAUSE_S)
+
+    async def reached() -> bool:
+        return await tally(connection, counter, table) >= least
+
+    await until(reached)

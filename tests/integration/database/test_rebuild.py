@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
@@ -15,6 +15,7 @@ from store.domain.partitioning import DAY_NS
 from tests.integration.database.rows import NOW, TODAY, Connection, opened, values
 from tests.integration.database.test_maintainer import Events, maintainer, running
 from tests.support.polling import PAUSE_S
+from tests.support.postgres import PostgresServer
 
 ROWS = 40_000
 # In turn over many topics, one after the other in time: every index but the one by time is entered
@@ -43,15 +44,35 @@ where datname = current_database() and state = 'active' and query like 'REINDEX 
 _BROKEN = "select count(*) from pg_index where not indisvalid"
 
 
-@pytest.fixture
-async def connection(database_url: str) -> AsyncIterator[Connection]:
+async def fill(url: str) -> None:
     """Rows of yesterday, with partitions of their own."""
     first = TODAY - DAY_NS
-    async with await opened(database_url) as connection:
+    async with await opened(url) as connection:
         await partitions.ensure_for(connection, [first], NOW, DAY_NS)
         given = {"first": first, "step": DAY_NS // ROWS // 2, "rows": ROWS}
         await connection.execute(_FILL, given)
         await connection.execute("analyze")
+
+
+@pytest.fixture(scope="module")
+def filled(postgres: PostgresServer, template_database: str) -> str:
+    """Name of a database with these rows, to be copied with its indexes as they are."""
+    name = postgres.create_database(template_database)
+    asyncio.run(fill(postgres.url(name)))
+    return name
+
+
+@pytest.fixture
+def database_url(postgres: PostgresServer, filled: str) -> Iterator[str]:
+    """A copy of it."""
+    name = postgres.create_database(filled)
+    yield postgres.url(name)
+    postgres.drop_database(name)
+
+
+@pytest.fixture
+async def connection(database_url: str) -> AsyncIterator[Connection]:
+    async with await opened(database_url) as connection:
         yield connection
 
 

@@ -25,9 +25,9 @@ from tests.integration.database.rows import (
     opened,
     tallied,
     tally,
+    until_some,
     values,
 )
-from tests.support.polling import PAUSE_S
 
 TWO_DAYS = RetentionPolicy(age_ns=2 * DAY_NS)
 LOCK_TIMEOUT_MS = 40
@@ -152,8 +152,7 @@ async def wait_for_lock(watcher: AsyncConnection[Any], table: str) -> None:
         "select count(*) from pg_locks where not granted and mode = 'AccessExclusiveLock'"
         f" and relation = 'storenode.{table}'::regclass"
     )
-    while await values(watcher, waiting) == [0]:  # noqa: ASYNC110 - tells nobody
-        await asyncio.sleep(PAUSE_S)
+    await until_some(watcher, waiting)
 
 
 async def test_two_nodes_prune_at_once(database_url: str, connection: Connection) -> None:

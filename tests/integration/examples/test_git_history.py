@@ -21,7 +21,7 @@ from tests.support.node import NodeProcess, clean_environment, running_node
 
 ROOT = Path(__file__).parents[3]
 CONTENT_TOPIC = "/git-history/1/commits/proto"
-HEADS = 5
+HEADS = 3
 TIMEOUT_S = 100.0
 
 OWN = [ROOT] if (ROOT / ".git").exists() else []
@@ -120,11 +120,10 @@ def test_the_causal_history_of_any_head_is_what_git_lists(
         assert all(place[parent] < place[name] for name in names for parent in history[name])
 
 
-@pytest.mark.parametrize("seed", [1, 2])
 def test_withheld_commits_that_are_reached_are_missing_and_no_others(
-    node: NodeProcess, repo: Path, channel: str, seed: int
+    node: NodeProcess, repo: Path, channel: str
 ) -> None:
-    flags = ("--withhold", "0.1", "--seed", str(seed), "--verify")
+    flags = ("--withhold", "0.1", "--seed", "1", "--verify")
     ended = example(node, repo, "--channel", channel, *flags)
     assert ended.code == 0, ended.err
     graph = commits_of(repo, "--all")

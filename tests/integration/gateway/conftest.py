@@ -22,7 +22,7 @@ collect_ignore = (
 @pytest.fixture(scope="session")
 def clients(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder where the clients of other projects are installed."""
-    return installed(tmp_path_factory.mktemp("clients") / "javascript")
+    return installed(tmp_path_factory)
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+import pytest
+
 from tests.support.node import clean_environment
+from tests.support.once import made_once
 
 SOURCES: Final = Path(__file__).with_name("javascript")
 AVAILABLE: Final = sys.platform == "linux" and shutil.which("npm") is not None
@@ -23,8 +26,12 @@ _INSTALL_TIMEOUT_S: Final = 600
 _MACHINES: Final = {"x86_64": "x64", "aarch64": "arm64"}
 
 
-def installed(folder: Path) -> Path:
-    """Install the clients in a folder that does not exist; it is returned."""
+def installed(factory: pytest.TempPathFactory) -> Path:
+    """The folder where the clients are installed."""
+    return made_once(factory, "javascript-clients", _install)
+
+
+def _install(folder: Path) -> Path:
     shutil.copytree(SOURCES, folder, ignore=shutil.ignore_patterns("node_modules"))
     done = subprocess.run(
         ["npm", "ci", "--no-audit", "--no-fund", "--ignore-scripts"],

@@ -23,7 +23,7 @@ from tests.support.gateway import GatewayProcess
 
 pytestmark = pytest.mark.timeout(900)  # the first test installs the clients
 
-QUERIES = 300
+QUERIES = 100
 
 
 @pytest.fixture(scope="module")

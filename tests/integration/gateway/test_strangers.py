@@ -19,10 +19,10 @@ from tests.support.polling import PAUSE_S
 from tests.support.waku_attacks import GONE, HOSTILE, HOSTILE_WEBSOCKETS, until_closed
 from tests.support.waku_client import MPLEX, YAMUX, RawClient, WakuClient
 
-CROWD: Final = 300
-IN_TURN: Final = 1_000
-ATTACKS: Final = 600
-GROWTH_BYTES: Final = 24 * 1024 * 1024
+CROWD: Final = 100
+IN_TURN: Final = 500
+ATTACKS: Final = 300
+GROWTH_BYTES: Final = 12 * 1024 * 1024
 
 
 def request(limit: int = 20) -> StoreQueryRequest:
@@ -113,7 +113,7 @@ async def test_connections_one_after_the_other_leave_nothing_behind(
             async with WakuClient.connected(gateway.address("tcp")) as client:
                 assert (await client.query(request(1))).status_code == 200
 
-    await come_and_go(200)
+    await come_and_go(100)
     before = gateway.resident_bytes()
     await come_and_go(IN_TURN)
     assert gateway.resident_bytes() - before < GROWTH_BYTES

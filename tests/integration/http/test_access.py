@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import socket
 import ssl
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,14 +13,12 @@ from typing import Any, Final
 import grpc
 import httpx
 import pytest
-import trustme
 
 from storenode.wire.storenode.v1.store_pb2 import ScanRequest
 from storenode.wire.storenode.v1.store_pb2_grpc import StoreStub
 from tests.integration.http.api import TIMEOUT_S, Api, events, failed, message
 from tests.support.node import NodeProcess, running_node
-from tests.support.polling import PAUSE_S
-from tests.support.secured import write_identity
+from tests.support.secured import Pki, check_renewal
 
 RIGHTS: Final = {
     "writer": 'rights = ["publish"]',
@@ -34,23 +30,22 @@ NEAR, FAR = "/near/1/a/proto", "/far/1/a/proto"
 
 
 @pytest.fixture(scope="module")
-def authority() -> trustme.CA:
+def pki(tmp_path_factory: pytest.TempPathFactory) -> Pki:
     """Who signs the certificates of the node and of its clients."""
-    return trustme.CA()
+    return Pki(tmp_path_factory.mktemp("secured"))
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory, authority: trustme.CA) -> Path:
+def files(pki: Pki) -> Path:
     """A folder with the certificates and the token file."""
-    folder = tmp_path_factory.mktemp("secured")
+    folder = pki.ca.parent
     text = ""
     for name, entry in RIGHTS.items():
         digest = hashlib.sha256(name.encode()).hexdigest()
         text += f'[clients.{name}]\ntoken_sha256 = "{digest}"\n{entry}\n'
     (folder / "clients.toml").write_text(text)
-    write_identity(folder, "node", authority.issue_cert("127.0.0.1", "node-a.example"))
-    write_identity(folder, "client", authority.issue_cert("client.example"))
-    authority.cert_pem.write_to_path(str(folder / "ca.pem"))
+    pki.issue("127.0.0.1", "node-a.example")
+    pki.issue("client.example", file="client")
     return folder
 
 
@@ -239,23 +234,7 @@ def test_without_a_client_certificate_nobody_is_served(node: NodeProcess, files:
         httpx.get(f"http://{node.http}/api/v1/status")
 
 
-def serial(node: NodeProcess, trust: ssl.SSLContext) -> object:
-    """The number of the certificate that the node shows."""
-    host, _, port = node.http.rpartition(":")
-    with (
-        socket.create_connection((host, int(port)), TIMEOUT_S) as plain,
-        trust.wrap_socket(plain, server_hostname=host) as connection,
-    ):
-        return (connection.getpeercert() or {})["serialNumber"]
-
-
 def test_a_renewed_certificate_is_shown_to_new_connections(
-    node: NodeProcess, trust: ssl.SSLContext, files: Path, authority: trustme.CA
+    node: NodeProcess, trust: ssl.SSLContext, pki: Pki
 ) -> None:
-    first, deadline = serial(node, trust), time.monotonic() + TIMEOUT_S
-    for name in ("node.key", "node.pem"):
-        (files / name).unlink()
-    write_identity(files, "node", authority.issue_cert("127.0.0.1", "node-a.example"))
-    while serial(node, trust) == first:
-        assert time.monotonic() < deadline, "the old certificate is still shown"
-        time.sleep(PAUSE_S)
+    check_renewal(node.http, trust, lambda: pki.issue("127.0.0.1", "node-a.example"))

@@ -6,7 +6,6 @@ import base64
 import json
 import os
 import socket
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -20,7 +19,7 @@ from tests.integration.http.conftest import HTTP
 from tests.integration.http.test_connect import CONNECT, STORE, framed, frames
 from tests.integration.run.helpers import get
 from tests.support.node import NodeProcess, running_node
-from tests.support.polling import PAUSE_S
+from tests.support.polling import eventually
 
 CONNECTIONS: Final = 8
 LARGE_BYTES: Final = 100 * 1024
@@ -68,10 +67,7 @@ def count(node: NodeProcess, name: str) -> float:
 
 def until(node: NodeProcess, name: str, value: float) -> None:
     """Wait until a metric has a value."""
-    deadline = time.monotonic() + TIMEOUT_S
-    while (found := count(node, name)) != value:
-        assert time.monotonic() < deadline, f"{name} stays at {found}"
-        time.sleep(PAUSE_S)
+    eventually(lambda: count(node, name) == value)
 
 
 def ended(connection: socket.socket) -> bytes:

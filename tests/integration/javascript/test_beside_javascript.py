@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 
 from tests.integration.javascript.world import OURS, THEIRS, Case, Library, World
@@ -12,9 +14,7 @@ SETTLE_MS = 900_000
 
 CASES = [
     Case(seed, history, with_store)
-    for history in (2, 200)
-    for with_store in (True, False)
-    for seed in (1, 2)
+    for seed, (history, with_store) in enumerate(product((2, 200), (True, False)))
 ]
 
 

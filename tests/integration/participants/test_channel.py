@@ -27,6 +27,7 @@ from tests.support.node import NodeProcess
 from tests.support.participant import SHAPE, config_of, launch, launched, until
 
 PATIENCE_S = 90.0
+HOUR_NS = 3_600 * 10**9
 PUBSUB = "/waku/2/rs/1/0"
 
 
@@ -43,19 +44,24 @@ async def synced(channel: Channel) -> None:
         await channel.wait_for(lambda status: status.synced)
 
 
-async def past(node: NodeProcess, room: str, count: int, *, hints: bool = True) -> list[Said]:
-    """Publish what a channel has said, about now."""
-    said = list(
+def conversed(room: str, count: int, *, ago_ns: int = 0, hints: bool = True) -> list[Said]:
+    """What a channel has said, until now or some time ago."""
+    return list(
         conversation(
             room,
             count,
             pubsub_topic=PUBSUB,
             content_topic=topic(room),
-            newest_ns=time.time_ns(),
+            newest_ns=time.time_ns() - ago_ns,
             shape=SHAPE,
             hints=hints,
         )
     )
+
+
+async def past(node: NodeProcess, room: str, count: int, *, hints: bool = True) -> list[Said]:
+    """Publish what a channel has said, about now."""
+    said = conversed(room, count, hints=hints)
     await publish(node, room, said)
     return said
 
@@ -278,16 +284,7 @@ async def test_what_was_pruned_before_anybody_could_see_it_holds_nobody_up(
     node: NodeProcess, room: str
 ) -> None:
     """A new participant of an old channel: its beginning is not held any longer."""
-    said = list(
-        conversation(
-            room,
-            50,
-            pubsub_topic=PUBSUB,
-            content_topic=topic(room),
-            newest_ns=time.time_ns() - 3_600 * 10**9,
-            shape=SHAPE,
-        )
-    )
+    said = conversed(room, 50, ago_ns=HOUR_NS)
     await publish(node, room, said[2:])
     async with Channel.join(node.listen, room, "late", config=config_of(room, "late")) as late:
         await synced(late)
@@ -301,16 +298,7 @@ async def test_a_history_that_does_not_fit_the_buffer_is_taken_in_parts(
     node: NodeProcess, room: str
 ) -> None:
     """Whatever it depends on is not there, so that all of it would wait."""
-    said = list(
-        conversation(
-            room,
-            3_000,
-            pubsub_topic=PUBSUB,
-            content_topic=topic(room),
-            newest_ns=time.time_ns() - 3_600 * 10**9,
-            shape=SHAPE,
-        )
-    )
+    said = conversed(room, 3_000, ago_ns=HOUR_NS)
     await publish(node, room, said[2:])
     config = ChannelConfig(room, "late", filter=SHAPE, max_waiting=500, repair=None)
     async with Channel.join(node.listen, room, "late", config=config) as late:

@@ -1,14 +1,11 @@
-"""Participants of two stores that reconcile with each other, and one of which dies."""
+"""Participants of two stores that never reconcile, and one of which dies."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from subprocess import Popen
-from typing import Any
 
 import pytest
 
@@ -20,15 +17,12 @@ from storenode.sds.aio.events import Connected, Disconnected
 from tests.support.conversation import Said, conversation
 from tests.support.fleet import Fleet, publish
 from tests.support.node import NodeProcess
-from tests.support.participant import SHAPE, config_of, launch, launched, until
+from tests.support.participant import SHAPE, config_of, until
 
 Pair = tuple[NodeProcess, NodeProcess]
 
 PATIENCE_S = 100.0
 CONTENT = "/sds/1/part/proto"
-PARTICIPANTS = 10
-SAY = 20
-QUICK_SYNC = ("--sync-interval", "1s", "--sync-offset", "0s")
 
 
 @pytest.fixture(scope="module")
@@ -39,53 +33,6 @@ def pair(tmp_path_factory: pytest.TempPathFactory, new_store: Callable[[], str])
         yield nodes.start(), nodes.start()
     finally:
         nodes.close()
-
-
-@pytest.fixture
-def fleet(tmp_path: Path, new_store: Callable[[], str]) -> Iterator[Fleet]:
-    nodes = Fleet(tmp_path, new_database=new_store)
-    try:
-        yield nodes
-    finally:
-        nodes.close()
-
-
-def line(process: Popen[str]) -> dict[str, Any]:
-    assert process.stdout is not None
-    found = process.stdout.readline()
-    assert found, "the participant ended"
-    return dict(json.loads(found))
-
-
-@pytest.mark.timeout(240)
-def test_ten_processes_have_one_log_although_a_node_is_killed_half_way(fleet: Fleet) -> None:
-    first = fleet.start(*QUICK_SYNC)
-    second = fleet.start(*QUICK_SYNC, peers=[first])
-    nodes = [first.listen, second.listen]
-    total = PARTICIPANTS * SAY
-    processes = [
-        launch(
-            nodes if number % 2 else nodes[::-1],
-            "ten",
-            f"participant-{number}",
-            *("--say", str(SAY), "--pace", "0.3", "--until", str(total)),
-        )
-        for number in range(PARTICIPANTS)
-    ]
-    with launched(processes):
-        for process in processes:
-            assert "joined" in line(process)
-            for _ in range(SAY // 2):
-                assert "said" in line(process)
-        first.kill()
-        ends = []
-        for process in processes:
-            while "digest" not in (said := line(process)):
-                assert "said" in said
-            ends.append(said)
-
-    assert [end["length"] for end in ends] == [total] * PARTICIPANTS
-    assert len({end["digest"] for end in ends}) == 1
 
 
 async def test_another_store_goes_on_where_the_first_stopped(pair: Pair) -> None:

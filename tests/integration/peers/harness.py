@@ -5,24 +5,17 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import Literal, TypeVar
+from typing import Literal
 
 import psycopg
 
 from reconcile.limits import DEFAULT_SESSION_LIMITS, SessionLimits
-from store.db.commits.feed import DatabaseFeed, follow_cursors
-from store.db.pool import Database
-from store.db.reading.reader import DatabaseReader
 from store.db.reading.transfer_reads import TransferReader
 from store.db.reconciliation.stored_ids import DatabaseIds
-from store.db.schema.partitions import PartitionMap
-from store.db.sds.reader import DatabaseSdsReader
 from store.db.summaries.statements import DatabaseStatements
-from store.db.writing.writer import DatabaseWriter
-from store.domain.access import Access
 from store.domain.admission import Admission
 from store.domain.ports import (
     PeerAddress,
@@ -33,16 +26,14 @@ from store.domain.ports import (
     Window,
 )
 from store.domain.view import Reconcilable
-from store.observe.metrics import Metrics
 from store.rpc.caller import Caller
 from store.rpc.context import PeerRules, RpcContext
 from store.rpc.dial import PeerDialer
-from store.rpc.health import Health
 from store.rpc.listeners import Listener, bind
 from store.rpc.server import build_handlers
 from store.runtime.environment import system_environment
 from store.serving.addresses import ListenAddress
-from store.serving.context import NodeIdentity, NodeState
+from store.serving.context import NodeIdentity
 from store.serving.tls import TlsFiles
 from store.sync.coverage import Coverage
 from store.sync.limits import TransferLimits
@@ -53,16 +44,19 @@ from storenode.message.hashing import message_hash
 from storenode.message.rules import Policy
 from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
+from tests.integration.rpc.harness import (
+    CONTENT,
+    PUBSUB,
+    Rules,
+    context_of,
+    opened,
+    within,
+)
 from tests.support.admission import encoded
 from tests.support.naive_reconcilable import NaiveReconcilable
 
-PUBSUB = "/waku/2/rs/1/4"
-CONTENT = "/app/1/chat/proto"
-TIMEOUT_S = 120.0
 NOW_NS = time.time_ns()
 EVERYTHING = Window()
-
-_T = TypeVar("_T")
 
 
 @dataclass
@@ -88,15 +82,7 @@ class Observer:
 
     async def ended(self) -> SyncOutcome:
         """The outcome of the next session that ended."""
-        return await asyncio.wait_for(self._queue.get(), TIMEOUT_S)
-
-
-@dataclass
-class Rules:
-    """What tests turn while a node serves."""
-
-    policy: Policy = field(default_factory=lambda: Policy(max_drift_ns=None))
-    unready: str | None = None
+        return await within(self._queue.get())
 
 
 @dataclass
@@ -168,16 +154,18 @@ async def peer_node(
 ) -> AsyncIterator[PeerNode]:
     """Open a database and serve it to peers until the block ends."""
     async with AsyncExitStack() as stack:
-        services, reads, statements, stored = await _services(stack, database_url)
+        database, services = await opened(stack, database_url)
+        reads, statements = TransferReader(database), DatabaseStatements(database)
         identity = NodeIdentity(name, store_id or f"store of {name}".replace(" ", "-"), "1.0")
-        rules, observer, metrics = Rules(), Observer(), Metrics("1.0")
+        rules, observer = Rules(), Observer()
+        context = context_of(identity, services, rules)
         naive = NaiveReconcilable(database_url)
         work = TransferWork(
             reads,
             services.writer,
             lambda: rules.policy,
             observer,
-            system_environment("test", metrics),
+            system_environment("test", context.metrics),
         )
         exchange = Exchange(
             ExchangeWork(
@@ -192,8 +180,7 @@ async def peer_node(
                 statements=statements,
             )
         )
-        context = _context(identity, services, rules, metrics)
-        coverage = Coverage(naive, statements, stored)
+        coverage = Coverage(naive, statements, DatabaseIds(database))
         context = replace(context, sessions=exchange, peers=peers or PeerRules(), coverage=coverage)
         kind: Literal["client", "peer"] = "client" if tls is None else "peer"
         listener = bind(
@@ -222,43 +209,6 @@ async def peer_node(
         )
 
 
-async def _services(
-    stack: AsyncExitStack, url: str
-) -> tuple[Services, TransferReader, DatabaseStatements, DatabaseIds]:
-    database = await Database.open(url)
-    stack.push_async_callback(database.close)
-    writer = DatabaseWriter(database, PartitionMap(time.time_ns))
-    await writer.start()
-    stack.push_async_callback(writer.stop)
-    feed = DatabaseFeed(database)
-    await feed.start()
-    stack.push_async_callback(feed.stop)
-    reader = DatabaseReader(database, lambda: feed.messages_ever)
-    services = Services(writer, reader, feed, DatabaseSdsReader(database), follow_cursors(database))
-    reads, statements = TransferReader(database), DatabaseStatements(database)
-    return services, reads, statements, DatabaseIds(database)
-
-
-def _context(
-    identity: NodeIdentity, services: Services, rules: Rules, metrics: Metrics
-) -> RpcContext:
-    async def state() -> NodeState:
-        summary = await services.reader.summary()
-        return NodeState(True, summary.messages, 0, 0, 0)
-
-    return RpcContext(
-        identity=identity,
-        policy=lambda: rules.policy,
-        access=Access.open,
-        now_ns=time.time_ns,
-        monotonic_ns=time.monotonic_ns,
-        unready=lambda: rules.unready,
-        state=state,
-        metrics=metrics,
-        health=Health(),
-    )
-
-
 def item(
     number: int, *, timestamp: int | None = None, size: int = 8, pubsub: str = PUBSUB
 ) -> WakuMessageAndTopic:
@@ -282,8 +232,3 @@ def hash_of(message: WakuMessageAndTopic) -> bytes:
     return message_hash(
         message.pubsub_topic, inner.payload, inner.content_topic, inner.meta, inner.timestamp
     )
-
-
-async def within(work: Awaitable[_T]) -> _T:
-    """Wait for something that must happen, and fail instead of hanging."""
-    return await asyncio.wait_for(work, TIMEOUT_S)

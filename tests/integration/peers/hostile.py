@@ -29,7 +29,8 @@ from store.domain.ports import PeerAddress
 from store.sync.session.initiator import RECONCILE, TRANSFER
 from storenode.wire.storenode.v1.peer_pb2 import ReconcileFrame, TransferFrame
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
-from tests.integration.peers.harness import TIMEOUT_S, PeerNode, hash_of
+from tests.integration.peers.harness import PeerNode, hash_of
+from tests.integration.rpc.harness import within
 
 METADATA = (
     ("storenode-node-id", "hostile.example"),
@@ -89,7 +90,7 @@ class RawCall:
     async def write(self, frame: bytes | ReconcileFrame | TransferFrame) -> None:
         """Send a frame."""
         data = frame if isinstance(frame, bytes) else frame.SerializeToString()
-        await asyncio.wait_for(self.call.write(data), TIMEOUT_S)
+        await within(self.call.write(data))
 
     async def read_reconcile(self) -> ReconcileFrame | None:
         """The next frame; None at the end."""
@@ -103,7 +104,7 @@ class RawCall:
 
     async def _read(self) -> bytes | None:
         try:
-            data = await asyncio.wait_for(self.call.read(), TIMEOUT_S)
+            data = await within(self.call.read())
         except grpc.aio.AioRpcError:
             return None
         return data if isinstance(data, bytes) else None
@@ -112,7 +113,7 @@ class RawCall:
         """How the call ended; what comes until then is passed over."""
         while await self._read() is not None:
             continue
-        code = await asyncio.wait_for(self.call.code(), TIMEOUT_S)
+        code = await within(self.call.code())
         return code, await self.call.details() or ""
 
 

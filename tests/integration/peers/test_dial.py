@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,39 +13,28 @@ import trustme
 from store.domain.ports import PeerAddress, SyncOutcome, Window
 from store.rpc.context import PeerRules
 from store.serving.tls import TlsFiles
-from tests.integration.peers.harness import PeerNode, items, peer_node, within
+from tests.integration.peers.harness import PeerNode, items, peer_node
+from tests.integration.rpc.harness import within
 from tests.support.ports import HeldPort
-
-
-@dataclass
-class Pki:
-    """An authority, and the files of certificates that it signs."""
-
-    directory: Path
-    authority: trustme.CA
-
-    def files(self, *names: str, authority: trustme.CA | None = None) -> TlsFiles:
-        """Files of a certificate with these names, in this order, that trust this authority."""
-        leaf = (authority or self.authority).issue_cert(*names)
-        stem = self.directory / names[0]
-        cert, key, ca = (stem.with_suffix(suffix) for suffix in (".pem", ".key", ".ca"))
-        cert.write_bytes(b"".join(part.bytes() for part in leaf.cert_chain_pems))
-        key.write_bytes(leaf.private_key_pem.bytes())
-        ca.write_bytes(self.authority.cert_pem.bytes())
-        return TlsFiles(cert, key, ca)
+from tests.support.secured import Pki
 
 
 @pytest.fixture
 def pki(tmp_path: Path) -> Pki:
-    return Pki(tmp_path, trustme.CA())
+    return Pki(tmp_path)
+
+
+def files(pki: Pki, *names: str, authority: trustme.CA | None = None) -> TlsFiles:
+    """Files of a certificate with these names that trust this authority."""
+    return TlsFiles(*pki.issue(*names, file=names[0], authority=authority), pki.ca)
 
 
 @pytest.fixture
 async def callee(new_database: Callable[[], str], pki: Pki) -> AsyncIterator[PeerNode]:
     """A node with a certificate for b.example and 127.0.0.1 that lets a.example in."""
     rules = PeerRules(tls=True, allowed=frozenset({"a.example"}))
-    files = pki.files("b.example", "127.0.0.1")
-    async with peer_node("b.example", new_database(), peers=rules, tls=files) as node:
+    shown = files(pki, "b.example", "127.0.0.1")
+    async with peer_node("b.example", new_database(), peers=rules, tls=shown) as node:
         await node.hold(items(range(5)))
         yield node
 
@@ -68,7 +57,7 @@ async def tried(node: PeerNode, peer: PeerAddress) -> SyncOutcome:
 async def test_nodes_that_know_each_other_synchronize(
     new_database: Callable[[], str], pki: Pki, callee: PeerNode
 ) -> None:
-    async with caller(new_database, pki.files("a.example")) as node:
+    async with caller(new_database, files(pki, "a.example")) as node:
         named = replace(callee.address, node_id="b.example")
         for peer in (named, callee.address):
             outcome = await tried(node, peer)
@@ -81,11 +70,11 @@ async def test_nodes_that_know_each_other_synchronize(
 async def test_a_caller_whom_nobody_allowed(
     new_database: Callable[[], str], pki: Pki, callee: PeerNode
 ) -> None:
-    async with caller(new_database, pki.files("c.example"), "c.example") as node:
+    async with caller(new_database, files(pki, "c.example"), "c.example") as node:
         outcome = await tried(node, callee.address)
         assert "--allow-peer" in outcome.error
         assert "PERMISSION_DENIED" in outcome.error
-    async with caller(new_database, pki.files("c.example"), "a.example") as node:
+    async with caller(new_database, files(pki, "c.example"), "a.example") as node:
         outcome = await tried(node, callee.address)
         assert "does not name c.example" in outcome.error
     assert callee.observer.sessions == []
@@ -94,7 +83,7 @@ async def test_a_caller_whom_nobody_allowed(
 async def test_a_callee_with_another_name(
     new_database: Callable[[], str], pki: Pki, callee: PeerNode
 ) -> None:
-    async with caller(new_database, pki.files("a.example")) as node:
+    async with caller(new_database, files(pki, "a.example")) as node:
         outcome = await tried(node, replace(callee.address, node_id="c.example"))
         assert "could not be reached" in outcome.error
         assert "Hostname Verification" in outcome.error
@@ -103,7 +92,7 @@ async def test_a_callee_with_another_name(
 async def test_a_certificate_of_a_stranger(
     new_database: Callable[[], str], pki: Pki, callee: PeerNode
 ) -> None:
-    stranger = pki.files("a.example", authority=trustme.CA())
+    stranger = files(pki, "a.example", authority=trustme.CA())
     async with caller(new_database, stranger) as node:
         outcome = await tried(node, callee.address)
         assert "PERMISSION_DENIED" not in outcome.error
@@ -118,10 +107,10 @@ async def test_a_callee_that_claims_a_name_which_its_certificate_lacks(
 ) -> None:
     """It is reached by its host's name, and would pass for another node."""
     rules = PeerRules(tls=True, allowed=frozenset({"a.example"}))
-    files = pki.files("c.example", "127.0.0.1")
+    shown = files(pki, "c.example", "127.0.0.1")
     async with (
-        peer_node("b.example", new_database(), peers=rules, tls=files) as impostor,
-        caller(new_database, pki.files("a.example")) as node,
+        peer_node("b.example", new_database(), peers=rules, tls=shown) as impostor,
+        caller(new_database, files(pki, "a.example")) as node,
     ):
         outcome = await tried(node, impostor.address)
         assert "says that it is b.example" in outcome.error
@@ -131,12 +120,12 @@ async def test_a_callee_that_claims_a_name_which_its_certificate_lacks(
 async def test_a_renewed_certificate_is_shown_without_a_restart(
     new_database: Callable[[], str], pki: Pki, callee: PeerNode
 ) -> None:
-    async with caller(new_database, pki.files("a.example", authority=trustme.CA())) as node:
+    async with caller(new_database, files(pki, "a.example", authority=trustme.CA())) as node:
         assert (await tried(node, callee.address)).error
-        pki.files("a.example")
+        files(pki, "a.example")
         assert (await tried(node, callee.address)).error == ""
-        (pki.directory / "a.pem").write_text("damaged")
-        assert "a.pem" in (await tried(node, callee.address)).error
+        (pki.directory / "a.example.pem").write_text("damaged")
+        assert "a.example.pem" in (await tried(node, callee.address)).error
 
 
 async def test_nobody_is_called_in_clear_beyond_loopback(first: PeerNode) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-import trustme
-
 from sim.messages import CANDIDATES, forged_halves
 from store.sync.limits import COMPACT_FROM_IDS
 from storenode.client.messages import hash_of
@@ -14,20 +12,13 @@ from storenode.client.types import WakuMessageAndTopic
 from storenode.connection.channel import TlsIdentity
 from tests.integration.peers.test_processes import events
 from tests.integration.run.helpers import get
-from tests.integration.run.test_tls import Pki
 from tests.support.command import Command
 from tests.support.fleet import Fleet, hashes, held, made, publish, synchronize
 from tests.support.node import NodeProcess
+from tests.support.secured import Pki
 
 MINUTE_NS = 60 * 10**9
 SHARED = 200
-
-
-def tls(pki: Pki, name: str, allowed: str) -> list[str]:
-    """Options of a node with a certificate."""
-    cert, key = pki.issue(name, "127.0.0.1", file=name)
-    files = ("--tls-cert", str(cert), "--tls-key", str(key), "--tls-ca", str(pki.ca))
-    return [*files, "--peer-listen", "127.0.0.1:0", "--allow-peer", allowed]
 
 
 async def forged_at(
@@ -49,9 +40,11 @@ async def forged_at(
 
 
 async def test_forged_sets_are_found_over_tls(tmp_path: Path, fleet: Fleet) -> None:
-    pki = Pki(tmp_path, trustme.CA())
-    first = fleet.start(*tls(pki, "a.example", "b.example"))
-    second = fleet.start(*tls(pki, "b.example", "a.example"), peers=[f"a.example@{first.peer}"])
+    pki = Pki(tmp_path)
+    first = fleet.start(*pki.peer("a.example", "--allow-peer", "b.example"))
+    second = fleet.start(
+        *pki.peer("b.example", "--allow-peer", "a.example"), peers=[f"a.example@{first.peer}"]
+    )
     everything = await forged_at(
         first, second, span_s=600.0, tls=TlsIdentity(pki.authority.cert_pem.bytes())
     )
@@ -83,11 +76,11 @@ async def test_forged_sets_below_what_is_in_memory_are_found_by_lattice_sums(
     tmp_path: Path, fleet: Fleet
 ) -> None:
     """In several hours of two days, long before the ranges in memory begin."""
-    pki = Pki(tmp_path, trustme.CA())
+    pki = Pki(tmp_path)
     own = ("--sync-range", "1m")
-    first = fleet.start(*tls(pki, "a.example", "b.example"), *own)
+    first = fleet.start(*pki.peer("a.example", "--allow-peer", "b.example"), *own)
     second = fleet.start(
-        *tls(pki, "b.example", "a.example"), *own, peers=[f"a.example@{first.peer}"]
+        *pki.peer("b.example", "--allow-peer", "a.example"), *own, peers=[f"a.example@{first.peer}"]
     )
     identity = TlsIdentity(pki.authority.cert_pem.bytes())
     everything = await forged_at(first, second, 30 * 3_600, identity, ago_ns=50 * 60 * MINUTE_NS)
@@ -107,23 +100,12 @@ async def test_forged_sets_below_what_is_in_memory_are_found_by_lattice_sums(
     assert report["round_trips"] == 1
 
 
-async def test_in_clear_they_stay_hidden_and_the_report_says_by_xor(fleet: Fleet) -> None:
-    first = fleet.start()
-    second = fleet.start(peers=[first])
-    # So short that no random start of a range is likely to cut it.
-    everything = await forged_at(first, second, span_s=1e-6)
-    ended, report = synchronize(second)
-    assert ended.code == 0, ended
-    assert (report["in_sync"], report["equality"], report["hidden"]) == (True, "xor", 0)
-    assert held(first) != held(second)
-    assert held(first) | held(second) == hashes(everything)
-    assert "compared  by XOR, which publishers can forge\n" in Command.of(second).ok("sync").out
-
-
 async def test_the_session_after_one_that_differed_is_compact(tmp_path: Path, fleet: Fleet) -> None:
-    pki = Pki(tmp_path, trustme.CA())
-    first = fleet.start(*tls(pki, "a.example", "b.example"))
-    second = fleet.start(*tls(pki, "b.example", "a.example"), peers=[f"a.example@{first.peer}"])
+    pki = Pki(tmp_path)
+    first = fleet.start(*pki.peer("a.example", "--allow-peer", "b.example"))
+    second = fleet.start(
+        *pki.peer("b.example", "--allow-peer", "a.example"), peers=[f"a.example@{first.peer}"]
+    )
     identity = TlsIdentity(pki.authority.cert_pem.bytes())
     newest_ns = time.time_ns() - MINUTE_NS
     messages = made(COMPACT_FROM_IDS + 40, newest_ns, seed=3)
@@ -141,27 +123,3 @@ async def test_the_session_after_one_that_differed_is_compact(tmp_path: Path, fl
     assert "mode      compact\n" in again
     _, report = synchronize(second, "--tls-ca", str(pki.ca))
     assert (report["in_sync"], report["equality"], report["compact"]) == (True, "keyed", False)
-
-
-async def test_a_session_after_an_equal_one_is_compact_where_counts_differ(
-    tmp_path: Path, fleet: Fleet
-) -> None:
-    pki = Pki(tmp_path, trustme.CA())
-    first = fleet.start(*tls(pki, "a.example", "b.example"))
-    second = fleet.start(*tls(pki, "b.example", "a.example"), peers=[f"a.example@{first.peer}"])
-    identity = TlsIdentity(pki.authority.cert_pem.bytes())
-    messages = made(COMPACT_FROM_IDS + 70, time.time_ns() - MINUTE_NS, seed=4)
-    for node in (first, second):
-        await publish(node, messages[60:], identity)
-    for offered in (True, False):
-        _, report = synchronize(second, "--tls-ca", str(pki.ca))
-        found = report["in_sync"], report["missing_here"], report["compact"]
-        assert found == (True, 0, offered)
-
-    await publish(first, messages[:60], identity)
-    ended, report = synchronize(second, "--tls-ca", str(pki.ca))
-
-    assert ended.code == 0, ended
-    assert held(first) == held(second) == hashes(messages)
-    assert (report["in_sync"], report["equality"], report["compact"]) == (True, "keyed", True)
-    assert (report["missing_here"], report["missing_there"], report["round_trips"]) == (60, 0, 2)

@@ -8,14 +8,12 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from random import Random
 from typing import Any
 
 import grpc
 import psutil
 import pytest
 
-from store.gossip.limits import MAX_FRAME_IDS
 from store.rpc.gossiping import GOSSIP
 from store.rpc.limits import MAX_GOSSIP_ENTRIES, MAX_GOSSIP_FRAME_BYTES
 from storenode.client.messages import hash_of, new_message
@@ -25,9 +23,9 @@ from storenode.wire.storenode.v1.peer_pb2 import Events, GossipFrame, Inventory
 from tests.integration.peers.harness import PeerNode
 from tests.integration.run.helpers import get
 from tests.support.command import Command
-from tests.support.fleet import CONTENT, PUBSUB, Fleet, hashes, held, made, status
+from tests.support.fleet import CONTENT, PUBSUB, Fleet, held, made, status
 from tests.support.node import NodeProcess
-from tests.support.polling import PATIENCE_S, eventually
+from tests.support.polling import PATIENCE_S
 
 MIB = 1024 * 1024
 UNLIMITED = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
@@ -103,11 +101,6 @@ def inventory(ids: Iterable[bytes]) -> GossipFrame:
     return GossipFrame(inv=Inventory(ids=ids))
 
 
-def random_ids(count: int, seed: int) -> list[bytes]:
-    dice = Random(seed)
-    return [dice.randbytes(32) for _ in range(count)]
-
-
 @pytest.mark.parametrize(
     ("frame", "code", "told"),
     [
@@ -147,41 +140,6 @@ async def test_what_cannot_be_read_ends_the_stream_and_keeps_the_peer_out(
     peers = {peer["node_id"]: peer for peer in status(node)["gossip"]["peers"]}
     assert peers[name]["cut_off_until"] > time.time_ns()
     assert told in peers[name]["reason"]
-
-
-async def test_a_peer_that_announces_a_million_messages_and_has_none_is_cut_off(
-    node: NodeProcess,
-) -> None:
-    async with stream(node.peer, "liar") as liar:
-
-        async def lie() -> None:
-            for seed in range(1_000_000 // MAX_FRAME_IDS):
-                await liar.send(inventory(random_ids(MAX_FRAME_IDS, seed)))
-
-        lying = asyncio.create_task(lie())
-        code, sentence = await liar.ending()
-        lying.cancel()
-    assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert sentence
-
-
-async def test_a_peer_that_sends_the_same_bodies_over_and_over_is_cut_off(
-    node: NodeProcess,
-) -> None:
-    messages = made(500, time.time_ns(), seed=3)
-    frame = GossipFrame(events=Events(messages=messages))
-    async with stream(node.peer, "parrot") as parrot:
-
-        async def repeat() -> None:
-            while True:
-                await parrot.send(frame)
-                await asyncio.sleep(0)
-
-        repeating = asyncio.create_task(repeat())
-        code, _ = await parrot.ending()
-        repeating.cancel()
-    assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert eventually(lambda: hashes(messages) <= held(node)), "the first copies were welcome"
 
 
 async def test_a_message_of_a_wrong_time_is_refused_by_name(node: NodeProcess) -> None:

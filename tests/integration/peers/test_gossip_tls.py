@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
-import trustme
 
 from tests.integration.run.helpers import get, log_lines
-from tests.integration.run.test_tls import Pki
 from tests.support.node import NodeProcess, running_node
 from tests.support.polling import eventually
+from tests.support.secured import Pki
 
 CONNECTED = 'storenode_gossip_peers{state="connected"} 1.0'
 
@@ -23,13 +22,9 @@ def events(node: NodeProcess, name: str) -> list[dict[str, Any]]:
 
 
 def test_only_an_allowed_peer_has_a_stream(tmp_path: Path, new_database: Callable[[], str]) -> None:
-    pki = Pki(tmp_path, trustme.CA())
+    pki = Pki(tmp_path)
 
-    def options(name: str, *more: str) -> list[str]:
-        cert, key = pki.issue(name, "127.0.0.1", file=name)
-        files = ("--tls-cert", str(cert), "--tls-key", str(key), "--tls-ca", str(pki.ca))
-        own = ("--peer-listen", "127.0.0.1:0", "--sync-interval", "0", "--log-format", "json")
-        return [*files, *own, *more]
+    own = ("--sync-interval", "0", "--log-format", "json")
 
     with ExitStack() as stack:
 
@@ -39,7 +34,7 @@ def test_only_an_allowed_peer_has_a_stream(tmp_path: Path, new_database: Callabl
             with psycopg.connect(url) as connection:
                 connection.execute("update storenode.store set store_id = gen_random_uuid()")
             return stack.enter_context(
-                running_node(tmp_path / name, *options(name, *more), database_url=url)
+                running_node(tmp_path / name, *pki.peer(name, *own, *more), database_url=url)
             )
 
         first = node("a.example", "--allow-peer", "b.example")

@@ -18,7 +18,7 @@ from store.sync.session import responder
 from store.sync.session.initiator import RECONCILE
 from store.sync.transfer import driver as transferring
 from storenode.wire.storenode.v1.peer_pb2 import TransferFrame
-from tests.integration.peers.harness import PeerNode, items, peer_node, within
+from tests.integration.peers.harness import PeerNode, items, peer_node
 from tests.integration.peers.hostile import (
     METADATA,
     SESSION_ID,
@@ -29,6 +29,7 @@ from tests.integration.peers.hostile import (
     hostile_server,
     raw_peer,
 )
+from tests.integration.rpc.harness import within
 
 SLOTS = 2
 

@@ -11,12 +11,11 @@ from itertools import count
 
 import grpc
 
-from bench.hostile.attacks import reconcile_places
+from bench.hostile.attacks.places import honest_transfer
 from bench.hostile.peers import begin, channel_to, reconcile
 from store.sync.limits import MAX_STRANGE_OPENING_CALLS
 from tests.support.fleet import Fleet, hashes, held, made, publish, synchronize
-from tests.support.node import NodeProcess
-from tests.support.polling import PAUSE_S
+from tests.support.polling import eventually
 
 IN_BOUNDED_TIME_S = 120.0
 
@@ -30,7 +29,7 @@ async def test_calls_that_say_nothing_keep_nobody_out(fleet: Fleet) -> None:
         for call in silent:
             await call.initial_metadata()
         async with asyncio.timeout(IN_BOUNDED_TIME_S):
-            await reconcile_places.honest(node.peer)
+            await honest_transfer(node.peer)
         ending = asyncio.as_completed([call.code() for call in silent])
         codes = {await next(ending) for _ in range(len(silent) - MAX_STRANGE_OPENING_CALLS)}
         for call in silent:
@@ -56,19 +55,9 @@ async def test_nodes_that_are_peers_reconcile_among_callers_that_never_transfer(
         try:
             for worker in range(4):
                 await reconcile(channel, f"first-{worker}")
-            assert await asyncio.to_thread(until_in_sync, calling) == 0
-            assert await asyncio.to_thread(until_in_sync, node) == 0
+            for each in (calling, node):
+                await asyncio.to_thread(eventually, lambda: synchronize(each)[0].code == 0)  # noqa: B023
         finally:
             still_inventing = [task.cancel() for task in inventing]
         assert all(still_inventing)
     assert held(called) == held(calling) == hashes(messages)
-
-
-def until_in_sync(node: NodeProcess) -> int:
-    """Ask for sessions until one succeeds, in bounded time; the exit code of the last."""
-    deadline = time.monotonic() + IN_BOUNDED_TIME_S
-    while True:
-        ended, _ = synchronize(node)
-        if ended.code == 0 or time.monotonic() > deadline:
-            return ended.code
-        time.sleep(PAUSE_S)

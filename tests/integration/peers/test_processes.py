@@ -256,17 +256,3 @@ async def test_what_cannot_be_asked_for_is_refused_with_a_sentence(fleet: Fleet)
     assert wrong.code == 2
     away = Command({"STORENODE_ADMIN": "127.0.0.1:1"})("sync")
     assert away.code == 3
-
-
-async def test_shards_that_differ_are_said_on_both_sides(fleet: Fleet) -> None:
-    first = fleet.start("--shard", "0")
-    second = fleet.start("--shard", "1", peers=[first])
-
-    ended, report = synchronize(second)
-
-    assert ended.code == 1
-    assert report["outcome"] == "refused"
-    assert "shard" in report["error"]
-    (refused,) = eventually(lambda: events(first, "session_ended"))
-    assert refused["outcome"] == "refused"
-    assert "shard" in refused["error"]

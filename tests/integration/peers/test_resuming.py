@@ -21,8 +21,9 @@ from store.sync.resume.core import ResumeConfig
 from store.sync.resume.driver import Resumer
 from storenode.wire.storenode.v1.store_pb2 import ScanPage
 from storenode.wire.waku.store.v3.store_pb2 import WakuMessageKeyValue
-from tests.integration.peers.harness import NOW_NS, PeerNode, hash_of, item, items, within
+from tests.integration.peers.harness import NOW_NS, PeerNode, hash_of, item, items
 from tests.integration.peers.hostile import Script, Scripts, hostile_server
+from tests.integration.rpc.harness import within
 from tests.support.fleet import Fleet, pretend_last_online, status
 from tests.support.polling import PAUSE_S, eventually
 

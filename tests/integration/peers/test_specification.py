@@ -13,7 +13,7 @@ from store.domain.ports import SyncEnding, Window
 from store.sync.session.initiator import RECONCILE
 from storenode.wire.storenode.v1.peer_pb2 import ReconcileFrame
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
-from tests.integration.peers.harness import PeerNode, items, within
+from tests.integration.peers.harness import PeerNode, items
 from tests.integration.peers.hostile import (
     SESSION_ID,
     Scripts,
@@ -21,6 +21,7 @@ from tests.integration.peers.hostile import (
     ids_of,
     raw_peer,
 )
+from tests.integration.rpc.harness import within
 from tests.support.spec_peer import SpecPeer
 
 

@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import pytest
 
-from reconcile.limits import SessionLimits
 from store.domain.places import Caller
 from store.domain.ports import StoreBusy, SyncEnding, SyncRole, Window
 from store.sync.limits import LARGE_PAYLOAD_BYTES
@@ -22,8 +21,8 @@ from tests.integration.peers.harness import (
     item,
     items,
     peer_node,
-    within,
 )
+from tests.integration.rpc.harness import within
 
 MINUTE_NS = 60_000_000_000
 
@@ -135,22 +134,6 @@ async def test_what_policy_refuses_is_reported_and_not_sent_again(
     assert again.refused_by_policy == 1
     assert again.messages_sent == 0
     assert first.observer.moved["sent", "refused"] == 1
-
-
-async def test_a_limit_of_differences_leaves_the_rest_to_the_next_sessions(
-    new_database: Callable[[], str], second: PeerNode
-) -> None:
-    await second.hold(items(range(70)))
-    limits = SessionLimits(max_differences=30)
-    async with peer_node("c.example", new_database(), limits=limits) as third:
-        moved = []
-        while not (outcome := await third.synchronize(second)).in_sync:
-            assert outcome.left_over
-            assert outcome.error == ""
-            moved.append(outcome.messages_received)
-            assert len(moved) < 10, moved
-        assert await third.hashes() == await second.hashes()
-        assert len(moved) > 1
 
 
 async def test_nothing_below_a_horizon_is_compared(first: PeerNode, second: PeerNode) -> None:
@@ -271,29 +254,6 @@ async def test_a_cancelled_session_frees_both_sides_at_once(
     monkeypatch.undo()
     assert (await first.synchronize(second)).in_sync
     assert await first.hashes() == await second.hashes()
-
-
-async def test_a_responder_that_dies_in_a_transfer_leaves_what_was_stored(
-    first: PeerNode, second: PeerNode, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await second.hold([item(number, size=20_000) for number in range(600)])
-    store = first.services.writer.store
-
-    async def store_and_stop(*args: object) -> object:
-        result = await store(*args)  # type: ignore[arg-type]
-        await second.listener.stop(0)
-        return result
-
-    monkeypatch.setattr(first.services.writer, "store", store_and_stop)
-    outcome = await first.synchronize(second)
-    assert outcome.ending is SyncEnding.FAILED
-    assert not outcome.in_sync
-    assert outcome.missing_here == 600
-    held = await first.hashes()
-    assert 0 < len(held) < 600
-    assert held < await second.hashes()
-    assert first.idle()
-    assert not (await second.observer.ended()).in_sync
 
 
 async def test_a_node_that_drains_lets_a_transfer_end(

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
@@ -16,6 +17,7 @@ from store.pipeline.lake import Lake
 from store.pipeline.session import spark_session
 from tests.integration.database.filling import admitted, write
 from tests.integration.pipeline.world import batches
+from tests.support.pages import ROOT
 from tests.support.ports import HeldPort
 from tests.support.postgres import PostgresServer
 
@@ -29,8 +31,19 @@ QUICK_SQL = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
 }
-QUICK_START = {"spark.driver.extraJavaOptions": QUICK_JVM, **QUICK_SQL}
+_JARS = Path(pyspark.__file__).parent / "jars"
+_MOST_CLASSES = ("spark-catalyst_", "spark-sql_", "spark-core_", "scala-library-", "hadoop-client-")
+QUICK_PATH = ":".join(str(jar) for each in _MOST_CLASSES for jar in _JARS.glob(f"{each}*"))
+"""Jars with most of the classes, before the 250 others: each class is looked for in one by one."""
+
+QUICK_START = {
+    "spark.driver.extraJavaOptions": QUICK_JVM,
+    "spark.driver.extraClassPath": QUICK_PATH,
+    **QUICK_SQL,
+}
 """For sessions that do little: what is spent on compiling and planning is not had back."""
+
+PRELOADING = ROOT / "tests" / "support" / "preloading"
 
 QUICKLY = [f"--spark-conf={name}={value}" for name, value in QUICK_START.items()]
 """The same for a job that is a process."""
@@ -58,7 +71,8 @@ def profile(tmp_path_factory: pytest.TempPathFactory, azure: HeldPort) -> Iterat
 @pytest.fixture(scope="session")
 def spark(profile: Path) -> Iterator[SparkSession]:  # noqa: ARG001 - workers inherit it
     """The session that all tests share."""
-    with spark_session("local[2]", QUICK_START) as session:
+    forked = {"spark.executorEnv.PYTHONPATH": str(PRELOADING)}
+    with spark_session("local[2]", {**QUICK_START, **forked}) as session:
         yield session
 
 

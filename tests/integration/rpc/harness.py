@@ -110,9 +110,14 @@ async def serve(
     """Open a database and serve it until the block ends."""
     rules = rules or Rules()
     async with AsyncExitStack() as stack:
-        services = await _services(stack, database_url)
-        context = _context(services, rules, quota or Quota(), open_admin=open_admin)
-        context = replace(context, peers=peers, peer_limits=peer_limits or ClientLimits())
+        _, services = await opened(stack, database_url)
+        context = replace(
+            context_of(IDENTITY, services, rules),
+            quota=quota or Quota(),
+            open_admin=open_admin,
+            peers=peers,
+            peer_limits=peer_limits or ClientLimits(),
+        )
         server = grpc.aio.server(
             handlers=build_handlers(listener, services, context),
             options=[("grpc.max_receive_message_length", 16 * 1024 * 1024)],
@@ -132,7 +137,8 @@ async def serve(
         yield Node(address, services, context, rules, channel, server)
 
 
-async def _services(stack: AsyncExitStack, url: str) -> Services:
+async def opened(stack: AsyncExitStack, url: str) -> tuple[Database, Services]:
+    """A database, and what a node serves from it, until the stack is closed."""
     database = await Database.open(url)
     stack.push_async_callback(database.close)
     writer = DatabaseWriter(database, PartitionMap(time.time_ns))
@@ -142,10 +148,13 @@ async def _services(stack: AsyncExitStack, url: str) -> Services:
     await feed.start()
     stack.push_async_callback(feed.stop)
     reader = DatabaseReader(database, lambda: feed.messages_ever)
-    return Services(writer, reader, feed, DatabaseSdsReader(database), follow_cursors(database))
+    sds, cursors = DatabaseSdsReader(database), follow_cursors(database)
+    return database, Services(writer, reader, feed, sds, cursors)
 
 
-def _context(services: Services, rules: Rules, quota: Quota, *, open_admin: bool) -> RpcContext:
+def context_of(identity: NodeIdentity, services: Services, rules: Rules) -> RpcContext:
+    """What the methods of a node are made with."""
+
     async def state() -> NodeState:
         summary = await services.reader.summary()
         return NodeState(
@@ -157,17 +166,15 @@ def _context(services: Services, rules: Rules, quota: Quota, *, open_admin: bool
         )
 
     return RpcContext(
-        identity=IDENTITY,
+        identity=identity,
         policy=lambda: rules.policy,
-        access=lambda: rules.access,
+        tokens=rules,
         now_ns=time.time_ns,
         monotonic_ns=rules.monotonic_ns,
-        unready=lambda: rules.unready,
+        readiness=rules,
         state=state,
-        metrics=Metrics(IDENTITY.version),
+        metrics=Metrics(identity.version),
         health=Health(),
-        quota=quota,
-        open_admin=open_admin,
     )
 
 

@@ -12,7 +12,7 @@ from store.rpc import listeners
 from store.rpc.listeners import bind
 from store.serving.addresses import ListenAddress
 from store.serving.tls import TlsFiles
-from tests.support.secured import write_certificates
+from tests.support.secured import Pki
 
 CLIENT_HELLO = bytes.fromhex("16030102000100")
 """How a handshake of TLS begins."""
@@ -31,9 +31,8 @@ async def test_a_stalled_handshake_ends_and_too_many_are_turned_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listeners, "HANDSHAKE_TIMEOUT_MS", 2_000)
-    write_certificates(tmp_path)
     where = ListenAddress("--listen", "127.0.0.1", 0)
-    tls = TlsFiles(tmp_path / "node.pem", tmp_path / "node.key")
+    tls = TlsFiles(*Pki(tmp_path).issue("127.0.0.1"))
     listener = bind(where, [], tls, connections=CONNECTIONS)
     await listener.start()
     host, _, port = listener.address.rpartition(":")

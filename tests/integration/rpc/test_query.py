@@ -1,12 +1,9 @@
-from hashlib import sha256
-
 import grpc
 import pytest
 
 from store.domain.quota import Quota
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest, StoreQueryResponse
 from tests.integration.rpc.harness import (
-    CONTENT,
     PUBSUB,
     STORE,
     Node,
@@ -26,42 +23,6 @@ async def ask(node: Node, request: StoreQueryRequest) -> StoreQueryResponse:
     return response
 
 
-async def fill(node: Node, count: int) -> list[bytes]:
-    """Publish messages a second apart; their hashes, oldest first."""
-    messages = [item(b"%d" % n, timestamp=NOW_NS + n * 10**9) for n in range(count)]
-    return [result.message_hash for result in (await node.publish(*messages)).results]
-
-
-async def pages(node: Node, *, forward: bool, limit: int) -> list[list[bytes]]:
-    """Every page of a query for everything."""
-    found, request = [], StoreQueryRequest(pagination_forward=forward, pagination_limit=limit)
-    while True:
-        response = await ask(node, request)
-        assert response.status_code == 200
-        found.append([entry.message_hash for entry in response.messages])
-        if not response.HasField("pagination_cursor"):
-            return found
-        request.pagination_cursor = response.pagination_cursor
-
-
-async def test_pages_are_ascending_in_both_directions(node: Node) -> None:
-    hashes = await fill(node, 25)
-    forward = await pages(node, forward=True, limit=10)
-    assert forward == [hashes[:10], hashes[10:20], hashes[20:]]
-    backward = await pages(node, forward=False, limit=10)
-    assert backward == [hashes[15:], hashes[5:15], hashes[:5]]
-    assert await pages(node, forward=True, limit=25) == [hashes]
-
-
-async def test_the_limit_is_the_same_on_every_page(node: Node) -> None:
-    hashes = await fill(node, 2_150)
-    forward = await pages(node, forward=True, limit=2**64 - 1)
-    assert [len(page) for page in forward] == [1_000, 1_000, 150]
-    default = await pages(node, forward=True, limit=0)
-    assert {len(page) for page in default[:-1]} == {100}
-    assert [one for page in default for one in page] == hashes
-
-
 async def test_data_comes_back_as_published_and_presence_without_it(node: Node) -> None:
     published = item(b"data", timestamp=NOW_NS, ephemeral=False)
     published.message.version = 0
@@ -77,19 +38,6 @@ async def test_data_comes_back_as_published_and_presence_without_it(node: Node) 
     assert entry.message_hash == result.message_hash
     assert not entry.HasField("message")
     assert not entry.HasField("pubsub_topic")
-
-
-async def test_filters_by_topics_and_time(node: Node) -> None:
-    hashes = await fill(node, 5)
-    other = item(b"x", content="/other", timestamp=NOW_NS)
-    await node.publish(other)
-    request = StoreQueryRequest(
-        pubsub_topic=PUBSUB,
-        content_topics=[CONTENT, "/unknown"],
-        time_start=NOW_NS + 10**9,
-        time_end=NOW_NS + 3 * 10**9,
-    )
-    assert [entry.message_hash for entry in (await ask(node, request)).messages] == hashes[1:3]
 
 
 @pytest.mark.parametrize("bounds", [(5, 5), (9, 5), (0, 0), (-5, -1)])
@@ -109,51 +57,6 @@ async def test_an_unknown_cursor_is_404_whatever_else_is_asked(node: Node) -> No
         response = await ask(node, request)
         assert response.status_code == 404
         assert "cursor" in response.status_desc
-
-
-async def test_a_cursor_names_a_position_whether_or_not_it_matches(node: Node) -> None:
-    hashes = await fill(node, 4)
-    other = item(b"x", content="/other", timestamp=NOW_NS + 1_500_000_000)
-    (result,) = (await node.publish(other)).results
-    request = StoreQueryRequest(
-        pubsub_topic=PUBSUB,
-        content_topics=[CONTENT],
-        pagination_cursor=result.message_hash,
-        pagination_forward=True,
-    )
-    assert [entry.message_hash for entry in (await ask(node, request)).messages] == hashes[2:]
-
-
-@pytest.mark.parametrize("include_data", [True, False])
-async def test_either_topic_filters_alone_and_selects_among_hashes(
-    node: Node, include_data: bool
-) -> None:
-    wanted = await fill(node, 4)
-    others = [
-        item(b"x", content="/other", timestamp=NOW_NS + 1),
-        item(b"y", pubsub="/waku/2/rs/1/7", timestamp=NOW_NS + 2),
-    ]
-    elsewhere = [result.message_hash for result in (await node.publish(*others)).results]
-    every = [*wanted, *elsewhere]
-    unknown = [sha256(b"%d" % n).digest() for n in range(200)]
-    for by_hash in ([], every, every + unknown):
-        for pubsub, contents, found in (
-            (PUBSUB, [], {*wanted, elsewhere[0]}),
-            (None, [CONTENT], {*wanted, elsewhere[1]}),
-            (PUBSUB, [CONTENT], set(wanted)),
-            ("/nowhere", [], set()),
-        ):
-            request = StoreQueryRequest(
-                pubsub_topic=pubsub,
-                content_topics=contents,
-                message_hashes=by_hash,
-                include_data=include_data,
-                pagination_limit=1_000,
-            )
-            response = await ask(node, request)
-            assert response.status_code == 200, response.status_desc
-            assert {entry.message_hash for entry in response.messages} == found
-            assert all(entry.HasField("message") is include_data for entry in response.messages)
 
 
 @pytest.mark.parametrize(

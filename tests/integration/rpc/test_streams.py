@@ -14,7 +14,7 @@ from storenode.wire.storenode.v1.store_pb2 import (
     ScanPage,
     ScanRequest,
 )
-from tests.integration.rpc.harness import CONTENT, PUBSUB, STORE, Node, failure, item, within
+from tests.integration.rpc.harness import CONTENT, STORE, Node, failure, item, within
 
 NOW_NS = 1_763_625_600_000_000_000
 DIGEST = bytes(range(32))
@@ -50,30 +50,6 @@ async def test_a_scan_gives_everything_in_order(node: Node) -> None:
     assert hashes_of(*pages) == hashes
     assert len(pages) == 3
     assert pages[0].messages[7].message.payload == b"7"
-
-
-async def test_a_scan_goes_on_after_the_cursor_of_any_page(node: Node) -> None:
-    hashes = await fill(node, 300)
-    pages = await scan(node, ScanRequest(page_size=100))
-    for count, page in enumerate(pages, 1):
-        rest = await scan(node, ScanRequest(cursor=page.cursor, page_size=7))
-        assert hashes_of(*rest) == hashes[100 * count :]
-
-
-async def test_a_filter_may_set_one_field(node: Node) -> None:
-    await fill(node, 3)
-    other = await fill(node, 3, "/other")
-    by_content = ScanRequest(filter=ContentFilter(content_topics=["/other"]))
-    assert hashes_of(*await scan(node, by_content)) == other
-    by_pubsub = ScanRequest(filter=ContentFilter(pubsub_topic=PUBSUB))
-    assert len(hashes_of(*await scan(node, by_pubsub))) == 6
-
-
-async def test_a_scan_of_an_empty_range_is_empty(node: Node) -> None:
-    await fill(node, 3)
-    assert await scan(node, ScanRequest(time_start=5, time_end=5)) == []
-    bounds = ScanRequest(time_start=NOW_NS + 1, time_end=NOW_NS + 2)
-    assert len(hashes_of(*await scan(node, bounds))) == 1
 
 
 @pytest.mark.parametrize("filter_", BAD_FILTERS, ids=lambda one: str(one)[:30])

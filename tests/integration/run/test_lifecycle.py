@@ -8,6 +8,7 @@ import signal
 import socket
 import stat
 from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
 
 import grpc
@@ -21,6 +22,7 @@ from storenode.wire.storenode.v1.store_pb2 import (
     PublishResponse,
 )
 from storenode.wire.storenode.v1.store_pb2_grpc import StoreStub
+from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest
 from tests.integration.run.helpers import (
     TIMEOUT_S,
     get,
@@ -236,6 +238,47 @@ def test_sighup_reads_the_token_file_again(tmp_path: Path, database_url: str) ->
         node.signal(signal.SIGHUP)
         assert node.terminate() == 0
         assert "token_file_reloaded" in {line["event"] for line in log_lines(node.log())}
+
+
+def tokens_of(*names: str) -> str:
+    """A token file of clients that may read, whose tokens are their names."""
+    digests = {name: sha256(name.encode()).hexdigest() for name in names}
+    entry = '[clients.{}]\ntoken_sha256 = "{}"\nrights = ["read"]\n'
+    return "".join(entry.format(*each) for each in digests.items())
+
+
+def admitted(channel: grpc.Channel, token: str) -> bool:
+    """Whether a call with a token is served; any other failure is raised."""
+    metadata = (("authorization", f"Bearer {token}"),)
+    try:
+        StoreStub(channel).Query(StoreQueryRequest(), metadata=metadata, timeout=TIMEOUT_S)
+    except grpc.RpcError as error:
+        if error.code() is not grpc.StatusCode.UNAUTHENTICATED:
+            raise
+        return False
+    return True
+
+
+def test_a_valid_token_is_served_and_a_revoked_one_is_not(
+    tmp_path: Path, database_url: str
+) -> None:
+    """Nobody tells the node that the file has changed, which is half of one for a moment."""
+    tokens = tmp_path / "tokens.toml"
+    tokens.write_text(tokens_of("kept", "revoked"))
+    options = ("--client-token-file", str(tokens))
+    with (
+        running_node(tmp_path / "data", *options, database_url=database_url) as node,
+        grpc.insecure_channel(node.listen) as channel,
+    ):
+        assert admitted(channel, "revoked")
+        tokens.write_text(tokens_of("kept")[:30])
+        tokens.write_text(tokens_of("kept"))
+
+        def revoked() -> bool:
+            assert admitted(channel, "kept")
+            return not admitted(channel, "revoked")
+
+        eventually(revoked)
 
 
 def test_the_log_is_json_off_a_terminal_and_text_on_demand(

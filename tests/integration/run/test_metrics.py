@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
-from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -14,7 +13,6 @@ from store.observe.limits import MAX_HTTP_HEAD_BYTES, MAX_UNFINISHED_REQUESTS
 from tests.integration.run.helpers import get, raw_exchange
 from tests.support.cluster import copy_cluster
 from tests.support.node import NodeProcess, running_node
-from tests.support.ports import HeldPort
 
 OF_THE_CONTRACT = {
     "storenode_messages_stored",
@@ -97,20 +95,3 @@ def test_half_sent_requests_keep_no_probe_out(node: NodeProcess) -> None:
         half.settimeout(10)
         with suppress(ConnectionResetError):
             assert half.recv(1) == b"", "a request must be complete within seconds"
-
-
-def test_an_unready_node_is_alive(tmp_path: Path) -> None:
-    port = HeldPort()
-    metrics = port.address
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        url = f"postgresql://127.0.0.1:{silent.getsockname()[1]}/d"
-        node = NodeProcess(tmp_path / "data", ("--metrics-listen", metrics), url)
-        node.launch()
-        try:
-            connection, _ = silent.accept()
-            assert get(metrics, "/healthz") == (200, "alive\n")
-            assert get(metrics, "/readyz") == (503, "not ready: the node is starting\n")
-            assert "storenode_ready 0.0" in get(metrics, "/metrics")[1]
-            connection.close()
-        finally:
-            node.kill()

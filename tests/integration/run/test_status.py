@@ -196,7 +196,7 @@ def test_a_node_without_its_database_shows_what_it_last_knew(
         wait_for(node.metrics, lambda it: it["ready"] and it["held"]["age_s"] < 5)
 
 
-def test_a_node_that_starts_says_so(tmp_path: Path) -> None:
+def test_a_node_that_starts_is_alive_and_says_so(tmp_path: Path) -> None:
     port = HeldPort()
     metrics = port.address
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -205,6 +205,9 @@ def test_a_node_that_starts_says_so(tmp_path: Path) -> None:
         node.launch()
         try:
             connection, _ = silent.accept()
+            assert get(metrics, "/healthz") == (200, "alive\n")
+            assert get(metrics, "/readyz") == (503, "not ready: the node is starting\n")
+            assert "storenode_ready 0.0" in get(metrics, "/metrics")[1]
             found = status(metrics)
             assert (found["ready"], found["why_not_ready"]) == (False, "the node is starting")
             assert (found["held"], found["history"], found["peers"]) == (None, None, [])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
@@ -16,53 +15,34 @@ from storenode.wire.storenode.v1.store_pb2_grpc import StoreStub
 from tests.integration.run.helpers import health_of, log_lines, run_to_end
 from tests.support.node import NodeProcess, running_node
 from tests.support.polling import PAUSE_S
+from tests.support.secured import Pki
 
 SERVING = HealthCheckResponse.SERVING
 NODE_NAME = "a.nodes.example"
 
 
-@dataclass(frozen=True)
-class Pki:
-    """An authority, and the files of a node's certificate."""
-
-    directory: Path
-    authority: trustme.CA
-
-    def issue(self, *names: str, file: str = "node") -> tuple[Path, Path]:
-        """Write a certificate and its key; returns their paths."""
-        leaf = self.authority.issue_cert(*names)
-        cert, key = self.directory / f"{file}.pem", self.directory / f"{file}.key"
-        cert.write_bytes(b"".join(part.bytes() for part in leaf.cert_chain_pems))
-        key.write_bytes(leaf.private_key_pem.bytes())
-        return cert, key
-
-    @property
-    def ca(self) -> Path:
-        path = self.directory / "ca.pem"
-        path.write_bytes(self.authority.cert_pem.bytes())
-        return path
-
-    def args(self, *more: str) -> list[str]:
-        """Options of a node that is called NODE_NAME."""
-        cert, key = self.issue(NODE_NAME, "also.example", "127.0.0.1")
-        return [
-            *("--tls-cert", str(cert), "--tls-key", str(key), "--tls-ca", str(self.ca)),
-            *("--peer-listen", "127.0.0.1:0", *more),
-        ]
-
-    def channel(
-        self, address: str, identity: tuple[Path, Path] | None = None, name: str | None = None
-    ) -> grpc.Channel:
-        """A connection that trusts the authority, and shows a certificate if given."""
-        cert, key = (path.read_bytes() for path in identity) if identity else (None, None)
-        credentials = grpc.ssl_channel_credentials(self.authority.cert_pem.bytes(), key, cert)
-        options = [("grpc.ssl_target_name_override", name)] if name else []
-        return grpc.secure_channel(address, credentials, options)
-
-
 @pytest.fixture
 def pki(tmp_path: Path) -> Pki:
-    return Pki(tmp_path, trustme.CA())
+    return Pki(tmp_path)
+
+
+def options(pki: Pki, *more: str) -> list[str]:
+    """Options of a node that is called NODE_NAME."""
+    cert, key = pki.issue(NODE_NAME, "also.example", "127.0.0.1")
+    return [
+        *("--tls-cert", str(cert), "--tls-key", str(key), "--tls-ca", str(pki.ca)),
+        *("--peer-listen", "127.0.0.1:0", *more),
+    ]
+
+
+def channel_to(
+    pki: Pki, address: str, identity: tuple[Path, Path] | None = None, name: str | None = None
+) -> grpc.Channel:
+    """A connection that trusts the authority, and shows a certificate if given."""
+    cert, key = (path.read_bytes() for path in identity) if identity else (None, None)
+    credentials = grpc.ssl_channel_credentials(pki.authority.cert_pem.bytes(), key, cert)
+    options = [("grpc.ssl_target_name_override", name)] if name else []
+    return grpc.secure_channel(address, credentials, options)
 
 
 def scan_code(channel: grpc.Channel, node_id: str) -> grpc.StatusCode:
@@ -86,11 +66,11 @@ def scan_code(channel: grpc.Channel, node_id: str) -> grpc.StatusCode:
 def test_every_grpc_listener_speaks_tls_and_the_certificate_names_the_node(
     tmp_path: Path, database_url: str, pki: Pki
 ) -> None:
-    with running_node(tmp_path / "data", *pki.args(), database_url=database_url) as node:
+    with running_node(tmp_path / "data", *options(pki), database_url=database_url) as node:
         assert node.ready["node_id"] == NODE_NAME
         assert len({node.listen, node.peer, node.admin}) == 3
         for address in (node.listen, node.admin):
-            with pki.channel(address) as channel:
+            with channel_to(pki, address) as channel:
                 assert health_of(channel) == SERVING
             with grpc.insecure_channel(address) as channel, pytest.raises(grpc.RpcError):
                 health_of(channel)
@@ -105,14 +85,14 @@ def test_only_allowed_peers_with_a_certificate_may_read(
 ) -> None:
     friend = pki.issue("b.nodes.example", file="friend")
     stranger = pki.issue("c.nodes.example", file="stranger")
-    args = pki.args("--allow-peer", "b.nodes.example")
+    args = options(pki, "--allow-peer", "b.nodes.example")
     with running_node(tmp_path / "data", *args, database_url=database_url) as node:
-        with pki.channel(node.peer, friend) as channel:
+        with channel_to(pki, node.peer, friend) as channel:
             assert scan_code(channel, "b.nodes.example") is grpc.StatusCode.OK
             assert scan_code(channel, "c.nodes.example") is not grpc.StatusCode.OK
-        with pki.channel(node.peer, stranger) as channel:
+        with channel_to(pki, node.peer, stranger) as channel:
             assert scan_code(channel, "c.nodes.example") is grpc.StatusCode.PERMISSION_DENIED
-        with pki.channel(node.peer) as channel, pytest.raises(grpc.RpcError) as refused:
+        with channel_to(pki, node.peer) as channel, pytest.raises(grpc.RpcError) as refused:
             health_of(channel)
         assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
         lines = log_lines(node.log())
@@ -123,22 +103,22 @@ def test_only_allowed_peers_with_a_certificate_may_read(
 def test_clients_show_certificates_when_an_authority_for_them_is_named(
     tmp_path: Path, database_url: str, pki: Pki
 ) -> None:
-    args = pki.args("--client-ca", str(pki.ca))
+    args = options(pki, "--client-ca", str(pki.ca))
     with running_node(tmp_path / "data", *args, database_url=database_url) as node:
-        with pki.channel(node.listen, pki.issue("me", file="me")) as channel:
+        with channel_to(pki, node.listen, pki.issue("me", file="me")) as channel:
             assert health_of(channel) == SERVING
-        with pki.channel(node.listen) as channel, pytest.raises(grpc.RpcError):
+        with channel_to(pki, node.listen) as channel, pytest.raises(grpc.RpcError):
             health_of(channel)
 
 
 def test_a_renewed_certificate_is_used_without_a_restart(
     tmp_path: Path, database_url: str, pki: Pki
 ) -> None:
-    with running_node(tmp_path / "data", *pki.args(), database_url=database_url) as node:
+    with running_node(tmp_path / "data", *options(pki), database_url=database_url) as node:
         pki.issue("renewed.example")
         assert eventually_named(pki, node, "renewed.example")
         (tmp_path / "node.pem").write_text("damaged")
-        with pki.channel(node.listen, name="renewed.example") as channel:
+        with channel_to(pki, node.listen, name="renewed.example") as channel:
             assert health_of(channel) == SERVING
 
 
@@ -146,14 +126,14 @@ def eventually_named(pki: Pki, node: NodeProcess, name: str) -> bool:
     """True as soon as a handshake shows a name; the timeout of the test is the limit."""
     while True:
         try:
-            with pki.channel(node.listen, name=name) as channel:
+            with channel_to(pki, node.listen, name=name) as channel:
                 return bool(health_of(channel) == SERVING)
         except grpc.RpcError:
             time.sleep(PAUSE_S)
 
 
 def test_certificates_that_cannot_be_used_are_refused_by_name(tmp_path: Path, pki: Pki) -> None:
-    args = pki.args()
+    args = options(pki)
     cert, key = tmp_path / "node.pem", tmp_path / "node.key"
     good_cert, good_key = cert.read_bytes(), key.read_bytes()
 

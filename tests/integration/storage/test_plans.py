@@ -8,28 +8,41 @@ import random
 import re
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import TypeVar, cast
+from typing import TypeVar, TypeVarTuple, cast
 
 import pytest
 from psycopg import sql
-from psycopg_pool import AsyncConnectionPool
 
 from store.db.commits import pages as commit_pages
-from store.db.pool import Connection, Database
+from store.db.commits.feed import DatabaseFeed
+from store.db.commits.pages import PageSize
+from store.db.pool import Connection, Database, Pool
 from store.db.reading import hashes as hashes_module
 from store.db.reading.reader import DatabaseReader
 from store.db.reading.select import EVERY_TOPIC, FRAME, resolve
 from store.domain.hub import START
 from store.domain.partitioning import MAX_COARSE
 from store.domain.ports import PageRequest, ScanRequest, TopicFilter, TopicRights
+from tests.integration.storage.following import from_beginning
 from tests.integration.storage.node import SETTINGS, Node, running
-from tests.integration.storage.world import DAY, NOW, PUBSUBS, TOPICS, Held, held_of, random_batch
+from tests.integration.storage.world import (
+    DAY,
+    NOW,
+    PUBSUBS,
+    TOPICS,
+    Held,
+    batch_of,
+    held_of,
+    random_batch,
+)
 from tests.support.outlet import WideOutlet
 from tests.support.postgres import PostgresServer
 
 SEED = 20261120
 FOREVER = 2**63 - 1
+EVERYTHING = PageSize(commit_pages.MAX_PAGE_MESSAGES, 10**9)
 _PLACEHOLDER = re.compile(r"%(?:\((\w+)\))?[bs]")
 
 _KIND = re.compile(
@@ -38,6 +51,7 @@ _KIND = re.compile(
 
 Plan = Mapping[str, object]
 _Result = TypeVar("_Result")
+_Given = TypeVarTuple("_Given")
 
 
 class Explained:
@@ -145,11 +159,12 @@ class ExplainedDatabase(Database):
 
     async def read(
         self,
-        work: Callable[[Connection], Awaitable[_Result]],
-        pool: AsyncConnectionPool[Connection] | None = None,
+        work: Callable[[Connection, *_Given], Awaitable[_Result]],
+        *given: *_Given,
+        pool: Pool | None = None,
     ) -> _Result:
         assert pool in {None, self.bulk_pool}
-        return await work(cast("Connection", self.explained))
+        return await work(cast("Connection", self.explained), *given)
 
 
 @dataclass
@@ -293,7 +308,7 @@ async def test_a_backlog_looks_for_each_batch_where_it_lies(
         explained = Explained(opened)
         connection = cast("Connection", explained)
         found = await commit_pages.read_feed_page(
-            connection, wanted, commit_pages.FeedPosition(START), FRAME, 10**9
+            connection, wanted, commit_pages.FeedPosition(START), FRAME, EVERYTHING
         )
         assert found.count == len(matching)
         touched = {each.at[0] // DAY for each in matching}
@@ -304,6 +319,34 @@ async def test_a_backlog_looks_for_each_batch_where_it_lies(
         rows = await commit_pages.rows_of(connection, commits, topics)
         assert sum(map(len, rows.values())) == len(matching)
         assert_each_partition_once(explained, len(batches))
+
+
+@pytest.mark.parametrize(("payload_bytes", "commits"), [(100, 40), (20_000, 10)])
+async def test_a_backlog_is_read_by_about_as_many_rows_as_its_pages_show(
+    node: Node, payload_bytes: int, commits: int
+) -> None:
+    dice = random.Random(SEED)
+    size = 30
+    for _ in range(commits):
+        rows = [(NOW + number, TOPICS[0], dice.randbytes(payload_bytes)) for number in range(size)]
+        assert all(await node.store(batch_of(rows)))
+    database = ExplainedDatabase(node.database.url, SETTINGS)
+    database.store_id = node.database.store_id
+    shown = []
+    async with await database.connect() as connection:
+        database.explained = explained = Explained(connection)
+        feed = DatabaseFeed(database, page_bytes=64 * 1024)
+        feed._hub.rebase(node.feed.head, START)
+        async with aclosing(feed.follow(from_beginning(include_data=True), WideOutlet())) as pages:
+            async for page in pages:
+                shown.append(page.count)
+                if page.live:
+                    break
+    assert sum(shown) == size * commits
+    assert len(shown) > 3
+    # Beside what is shown: a fourth, and the rest of the commits in which a page begins and ends.
+    read = explained.rows_from("messages")
+    assert read <= sum(shown) * 5 / 4 + len(shown) * 2 * size
 
 
 def assert_each_partition_once(explained: Explained, count: int) -> None:

@@ -52,7 +52,7 @@ async def test_who_is_cancelled_as_a_connection_is_handed_over_ends_and_gives_it
         # comes in each of them once.
         for turns in range(12):
             lent = await pool.getconn()
-            waiting = asyncio.create_task(database.read(never_done, pool))
+            waiting = asyncio.create_task(database.read(never_done, pool=pool))
             await until_somebody_waits(pool)
             await pool.putconn(lent)
             for _ in range(turns):

@@ -24,6 +24,7 @@ from store.db.summaries.resummarize import Resummarized, resummarize
 from store.domain.partitioning import COMMITS_PER_PARTITION, Bounds
 from store.domain.ports import Source
 from store.domain.retention import RetentionPolicy
+from tests.integration.database.rows import until_some
 from tests.integration.storage.following import LongTransaction
 from tests.integration.storage.node import Node
 from tests.integration.storage.summaries import (
@@ -44,6 +45,7 @@ TODAY = NOW // DAY * DAY
 NEVER_S = 3_600.0
 PATIENCE_S = 90.0
 TWO_DAYS = RetentionPolicy(age_ns=2 * DAY)
+WAITING = "select count(*) from pg_locks where not granted and locktype = 'relation'"
 BURST = 30
 """Commits of a publisher between two times that all is folded."""
 
@@ -229,7 +231,7 @@ async def test_who_writes_during_an_upgrade_is_counted_or_refused(first_revision
             await opened.execute(INSERT_MESSAGES, batch)
         await first.execute(INSERT_COMMIT, early)
         upgrading = asyncio.create_task(asyncio.to_thread(migrate.upgrade, first_revision_url))
-        await until_waiting(watcher)
+        await until_some(watcher, WAITING)
         await first.commit()
         with pytest.raises(pg.NotNullViolation):
             await second.execute(INSERT_COMMIT, late)
@@ -238,13 +240,6 @@ async def test_who_writes_during_an_upgrade_is_counted_or_refused(first_revision
         await assert_folded(watcher)
         cursor = await watcher.execute("select count(*) from storenode.messages where batch >= 5")
         assert await cursor.fetchone() == (41,)
-
-
-async def until_waiting(watcher: Connection) -> None:
-    """Wait until somebody waits for a table."""
-    statement = "select count(*) from pg_locks where not granted and locktype = 'relation'"
-    while (await (await watcher.execute(statement)).fetchone()) == (0,):  # noqa: ASYNC110
-        await asyncio.sleep(PAUSE_S)
 
 
 # Check and repair

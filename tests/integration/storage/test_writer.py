@@ -26,6 +26,7 @@ from store.db.writing.insert import Inserted
 from store.domain.ports import Source, StoreBusy
 from store.messages.record import RecordBatch
 from storenode.sds.codec import channel_key, encode, sds_key
+from tests.integration.database.rows import until_some
 from tests.integration.storage.following import LongTransaction, commit_order
 from tests.integration.storage.node import WORKERS, Node
 from tests.integration.storage.summaries import assert_true
@@ -277,11 +278,8 @@ async def until_somebody_waits(node: Node, mode: str) -> None:
         " and (relation = 'storenode.messages'::regclass or locktype = 'transactionid')"
     )
     connection = await node.database.connect()
-    async with connection, asyncio.timeout(90):
-        waiting: tuple[object, ...] | None = (0,)
-        while waiting == (0,):
-            await asyncio.sleep(PAUSE_S)
-            waiting = await (await connection.execute(statement.encode(), (mode,))).fetchone()
+    async with connection:
+        await until_some(connection, statement, mode)
 
 
 async def test_a_writer_that_stops_while_it_tries_batches_one_by_one_answers_everybody(

@@ -14,6 +14,7 @@ from store.db.pool import PoolSettings
 from store.db.writing import writer as writer_module
 from store.domain.ports import PageRequest, StoreUnavailable, TopicFilter
 from store.messages.record import RecordBatch
+from tests.integration.database.rows import until_some
 from tests.integration.storage.following import TERMINATE_OTHERS, commit_order
 from tests.integration.storage.node import Node, running
 from tests.integration.storage.proxy import Proxy, proxied
@@ -136,11 +137,7 @@ async def until_blocked(node: Node, kind: str) -> None:
     """Wait until a transaction waits for a lock of this kind."""
     connection = await node.database.connect()
     async with connection:
-        count = 0
-        while count == 0:
-            await asyncio.sleep(PAUSE_S)
-            cursor = await connection.execute(_BLOCKED, (kind,))
-            [(count,)] = await cursor.fetchall()  # type: ignore[assignment]
+        await until_some(connection, _BLOCKED, kind)
 
 
 async def test_one_batch_that_cannot_be_stored_fails_alone(node: Node) -> None:

@@ -61,24 +61,18 @@ def test_a_line_that_is_none_is_named(tmp_path: Path, text: str, sentence: str) 
 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
-    [(["--ids", "{tmp}/none"], "does not exist"), (["--ids", "{tmp}"], "is a directory")],
+    [
+        (["{tmp}/none"], "does not exist"),
+        (["{tmp}"], "is a directory"),
+        (["{tmp}/ids", "--from", "0"], "leave --from and --to out"),
+    ],
 )
-def test_a_list_that_is_not_there_is_told(
+def test_a_list_that_is_not_there_or_goes_with_a_range_is_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], sentence: str
 ) -> None:
+    (tmp_path / "ids").touch()
     with pytest.raises(SystemExit) as ended:
-        main(["sync", *(each.format(tmp=tmp_path) for each in arguments)])
+        main(["sync", "--ids", *(each.format(tmp=tmp_path) for each in arguments)])
     said = capsys.readouterr().err
     assert (ended.value.code, len(said.splitlines())) == (USAGE, 1)
     assert sentence in said
-
-
-def test_a_list_and_a_range_do_not_go_together(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "ids"
-    path.touch()
-    with pytest.raises(SystemExit) as ended:
-        main(["sync", "--ids", str(path), "--from", "0"])
-    assert ended.value.code == USAGE
-    assert "leave --from and --to out" in capsys.readouterr().err

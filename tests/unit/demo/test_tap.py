@@ -14,6 +14,7 @@ from storenode.sds.aio.channel import Channel
 from storenode.sds.bloom import FilterShape
 from storenode.sds.config import ChannelConfig, RepairConfig
 from storenode.sds.events import Missing
+from tests.unit.sds_aio.test_bus import has
 
 PATIENCE_S = 60.0
 
@@ -44,12 +45,6 @@ def passage(name: str, loses: Callable[[], bool] = lambda: False) -> Passage:
     return Passage(name, loses)
 
 
-async def until(channel: Channel, length: int) -> None:
-    async with asyncio.timeout(PATIENCE_S), channel.events() as events:
-        while len(await channel.log(1_000)) < length:
-            await anext(events)
-
-
 async def live(channel: Channel) -> None:
     async with asyncio.timeout(PATIENCE_S):
         await channel.wait_for(lambda status: status.live)
@@ -62,7 +57,7 @@ async def test_what_is_lost_comes_by_its_hint() -> None:
         await live(bob)
         lost = await alice.send(b"lost")
         heard = await alice.send(b"heard")
-        await until(bob, 2)
+        await has(bob, 2)
     assert bobs.lost == {lost}
     assert bobs.came == {lost: Way.HINT, heard: Way.LIVE}
     assert room.ledger.acknowledged <= room.ledger.offered
@@ -83,7 +78,7 @@ async def test_what_is_lost_again_comes_once_its_way_is_free() -> None:
         assert [each.message_id for each in event.messages] == [lost]
         assert lost not in bobs.came
         bobs.loses_again = (Way.LIVE, Way.HINT)
-        await until(bob, 2)
+        await has(bob, 2)
     assert bobs.came[lost] is Way.ID
 
 
@@ -99,8 +94,8 @@ async def test_what_nobody_remembers_comes_by_sds_repair() -> None:
         await live(carol)
         lost = await alice.send(b"lost")
         await alice.send(b"heard")
-        await until(carol, 2)
-        await until(bob, 2)
+        await has(carol, 2)
+        await has(bob, 2)
     assert bobs.lost == {lost}
     assert bobs.came[lost] is Way.SDS_REPAIR
 
@@ -110,11 +105,11 @@ async def test_after_an_absence_the_cursor_brings_what_was_said(tmp_path: Path) 
     async with room.join("alice", passage("alice")) as alice:
         async with room.join("bob", bobs, tmp_path / "bob.db") as bob:
             before = await alice.send(b"before")
-            await until(bob, 1)
+            await has(bob, 1)
         away = await alice.send(b"away")
         async with asyncio.timeout(PATIENCE_S):
             await alice.wait_for(lambda status: not status.unpublished)
         async with room.join("bob", bobs, tmp_path / "bob.db") as bob:
-            await until(bob, 2)
+            await has(bob, 2)
     assert bobs.came[before] in (Way.LIVE, Way.SCAN)
     assert bobs.came[away] in (Way.CURSOR, Way.SCAN)

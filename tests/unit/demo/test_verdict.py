@@ -38,45 +38,34 @@ def test_hashes_are_those_of_the_nodes() -> None:
         assert hash_of(PUBSUB, payload, CONTENT, time_ns) == other
 
 
-def test_equal_stores_have_no_difference() -> None:
-    made, hashes = ledger([b"a", b"b", b"c"])
-    assert list(store_differences({"n1": hashes, "n2": set(hashes)}, made)) == []
+LACKS = "{} lacks 1 messages that were acknowledged."
+INVENTED = "{} holds 1 messages that nobody published."
 
 
-def test_what_one_store_lacks_is_told() -> None:
-    made, hashes = ledger([b"a", b"b", b"c"])
-    found = list(store_differences({"n1": hashes, "n2": set(sorted(hashes)[1:])}, made))
-    assert found == [
-        "n2 lacks 1 of 3 messages that others hold.",
-        "n2 lacks 1 messages that were acknowledged.",
-    ]
-
-
-def test_what_all_stores_lack_is_told() -> None:
+@pytest.mark.parametrize(
+    ("lacking", "more", "told"),
+    [
+        ("", "", []),
+        ("2", "", ["n2 lacks 1 of 3 messages that others hold.", LACKS.format("n2")]),
+        ("12", "", [LACKS.format("n1"), LACKS.format("n2")]),
+        ("", "12", [INVENTED.format("n1"), INVENTED.format("n2")]),
+    ],
+)
+def test_what_stores_lack_or_invent_is_told(lacking: str, more: str, told: list[str]) -> None:
     made, hashes = ledger([b"a", b"b", b"c"])
     less = set(sorted(hashes)[1:])
-    found = list(store_differences({"n1": less, "n2": set(less)}, made))
-    assert found == [
-        "n1 lacks 1 messages that were acknowledged.",
-        "n2 lacks 1 messages that were acknowledged.",
-    ]
-
-
-def test_what_nobody_published_is_told() -> None:
-    made, hashes = ledger([b"a"])
-    more = hashes | {bytes(32)}
-    found = list(store_differences({"n1": more, "n2": set(more)}, made))
-    assert found == [
-        "n1 holds 1 messages that nobody published.",
-        "n2 holds 1 messages that nobody published.",
-    ]
+    stores = {
+        f"n{n}": (less if n in lacking else hashes) | ({bytes(32)} if n in more else set())
+        for n in "12"
+    }
+    assert list(store_differences(stores, made)) == told
 
 
 def test_what_was_offered_and_not_acknowledged_may_be_held_or_not() -> None:
     made, hashes = ledger([b"a", b"b"])
     made.offer(Route("room", PUBSUB, CONTENT), b"c", 3)
-    assert list(store_differences({"n1": hashes}, made)) == []
-    assert list(store_differences({"n1": set(made.offered)}, made)) == []
+    for held in (hashes, set(made.offered)):
+        assert list(store_differences({"n1": held}, made)) == []
 
 
 SAID = {"1": b"one", "2": b"two"}

@@ -178,6 +178,17 @@ def request(heads: Iterable[Parent], **limits: object) -> CausalRequest:
     return CausalRequest(CHANNEL, entries, **fields)  # type: ignore[arg-type]
 
 
+def chain(length: int, every: int = 1) -> World:
+    """As many messages, of which each ``every``-th names the one that far before it."""
+
+    def parents(number: int) -> tuple[Parent, ...]:
+        before = number - every
+        named = before >= 0 and number % every == 0
+        return ((b"%d" % before, digest(before)),) if named else ()
+
+    return World([Stored(1 + n, digest(n), b"%d" % n, parents(n)) for n in range(length)])
+
+
 def walk(world: World, wanted: CausalRequest) -> CausalWalk:
     """Run a walk to its end, checking its invariants at every step."""
     known = frozenset(sds_key(CHANNEL, message_id) for message_id in wanted.known_ids)

@@ -1,4 +1,5 @@
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,27 +12,17 @@ from store.domain.quota import ClientLimits
 from storenode.message.hashing import message_hash
 from storenode.message.rules import Policy
 from storenode.sds import codec
-from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 from tests.support.admission import encoded
+from tests.unit.builders import NOW_NS, entry
 
-NOW_NS = 1_763_625_600_000_000_000
 POLICY = Policy(max_drift_ns=20 * 10**9)
 ANYWHERE = Client("anybody", frozenset({Right.PUBLISH}))
 INSIDE = Client("alice", frozenset({Right.PUBLISH}), TopicRights(("/p/1",), ("/app/",)))
 
 
-def item(
-    payload: bytes = b"x",
-    pubsub: str = "/p/1",
-    content: str = "/app/chat",
-    timestamp: int | None = NOW_NS,
-    ephemeral: bool | None = None,
-) -> WakuMessageAndTopic:
-    message = WakuMessage(
-        payload=payload, content_topic=content, timestamp=timestamp, ephemeral=ephemeral
-    )
-    return WakuMessageAndTopic(message=message, pubsub_topic=pubsub)
+def item(payload: bytes = b"x", content: str = "/app/chat", **more: Any) -> WakuMessageAndTopic:  # noqa: ANN401
+    return entry(payload, **{"pubsub": "/p/1", "content": content, **more})
 
 
 def publish(
@@ -86,12 +77,8 @@ def test_a_client_s_topics_only_add_refusals(
 def test_accepted_positions_name_the_record_in_the_batch() -> None:
     messages = [item(b"a"), item(b"b", content="/else"), item(b"c"), item(b"a")]
     found = publish(messages, INSIDE, 2)
-    assert found.verdicts == [
-        Verdict.ACCEPTED,
-        Verdict.REJECTED,
-        Verdict.ACCEPTED,
-        Verdict.DUPLICATE,
-    ]
+    accepted, rejected = Verdict.ACCEPTED, Verdict.REJECTED
+    assert found.verdicts == [accepted, rejected, accepted, Verdict.DUPLICATE]
     assert [found.positions[index] for index in (0, 2, 3)] == [0, 1, 0]
     assert found.batch.payloads == [b"a", b"c"]
 
@@ -169,12 +156,8 @@ def test_no_store_brings_ephemeral_messages() -> None:
     admission.admit(encoded([item(b"a"), item(b"b", ephemeral=True)]))
     admission.admit(encoded([item(b"c", ephemeral=True), item(b"a")]))
     found = admission.admitted
-    assert found.verdicts == [
-        Verdict.ACCEPTED,
-        Verdict.REJECTED,
-        Verdict.REJECTED,
-        Verdict.DUPLICATE,
-    ]
+    rejected = [Verdict.REJECTED] * 2
+    assert found.verdicts == [Verdict.ACCEPTED, *rejected, Verdict.DUPLICATE]
     assert found.positions == [0, -1, -1, 0]
     assert found.hashes[1] == message_hash("/p/1", b"b", "/app/chat", None, NOW_NS)
     assert not found.ephemerals

@@ -14,6 +14,7 @@ from tests.unit.domain.causal_world import (
     Parent,
     Stored,
     World,
+    chain,
     digest,
     packed_hints,
     packed_keys,
@@ -22,29 +23,21 @@ from tests.unit.domain.causal_world import (
 )
 
 
-def chain(world_size: int, every: int) -> tuple[World, Parent, int]:
-    """A chain among ``world_size`` messages of its channel, of which each ``every``-th is in it."""
-    messages, head, length = [], None, 0
-    for number in range(world_size):
-        message_id = b"%d" % number
-        if number % every:
-            messages.append(Stored(1 + number, digest(number), message_id))
-            continue
-        parents = () if head is None else (head,)
-        messages.append(Stored(1 + number, digest(number), message_id, parents))
-        head, length = (message_id, digest(number)), length + 1
-    assert head is not None
-    return World(messages), head, length
+def thinned(size: int, every: int = 1) -> tuple[World, Parent, int]:
+    """A chain of each ``every``-th of so many messages, its head, and its length."""
+    length = -(-size // every)
+    last = (length - 1) * every
+    return chain(size, every), (b"%d" % last, digest(last)), length
 
 
 def test_a_dense_chain_takes_a_read_per_window() -> None:
-    world, head, length = chain(20_000, every=1)
+    world, head, length = thinned(20_000)
     assert len(walk(world, request([head])).taken) == length
     assert len(world.reads) <= 8 + length // LARGEST_WINDOW_CLAIMS
 
 
 def test_a_thin_chain_is_followed_by_its_parents() -> None:
-    world, head, length = chain(60_000, every=60)
+    world, head, length = thinned(60_000, every=60)
     assert len(walk(world, request([head])).taken) == length
     assert len(world.reads) < 30
     in_vain = sum(read.window.limit for read in world.reads if read.window is not None)
@@ -52,7 +45,7 @@ def test_a_thin_chain_is_followed_by_its_parents() -> None:
 
 
 def test_a_thin_chain_that_becomes_dense_is_read_by_windows_again() -> None:
-    thin, head, _ = chain(30_000, every=60)
+    thin, head, _ = thinned(30_000, every=60)
     oldest = next(stored for stored in thin.messages if stored.message_id == b"0")
     dense = [
         Stored(
@@ -91,7 +84,7 @@ def test_scattered_missing_parents_cost_no_read_each() -> None:
 
 
 def test_prefetching_respects_what_is_still_wanted() -> None:
-    world, head, _ = chain(8_000, every=1)
+    world, head, _ = thinned(8_000)
     assert len(walk(world, request([head], max_messages=50)).taken) == 50
     windows = [read.window.limit for read in world.reads if read.window is not None]
     assert sum(windows) <= 200

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -20,6 +19,7 @@ from tests.unit.domain.causal_world import (
     Parent,
     Stored,
     World,
+    chain,
     digest,
     find,
     in_one_cycle,
@@ -157,13 +157,6 @@ DISORDER = {
 @pytest.mark.parametrize("world", DISORDER.values(), ids=DISORDER)
 def test_disorder_is_walked(world: World) -> None:
     assert isinstance(assert_found(world, request([CHILD])), CausalWalk)
-
-
-def chain(length: int) -> World:
-    ids = [b"%d" % number for number in range(length)]
-    parents: list[tuple[Parent, ...]] = [()]
-    parents += [((parent, digest(at)),) for at, (parent, _) in enumerate(pairwise(ids))]
-    return World([Stored(1 + at, digest(at), ids[at], parents[at]) for at in range(length)])
 
 
 def test_limits_are_walked() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from unittest.mock import patch
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -61,10 +60,6 @@ def worlds(draw: st.DrawFn) -> World:
 
 def taken_by(walked: CausalWalk | Sweep) -> list[bytes]:
     return [found[2] for found in walked.taken]
-
-
-def ids_of(walked: CausalWalk | Sweep) -> list[bytes]:
-    return [found[3] for found in walked.taken]
 
 
 def missing_of(
@@ -131,94 +126,6 @@ def test_a_walk_out_of_memory_keeps_what_is_nearest(
         walked, {edge for edge in expected.edges if edge[0] in taken and edge[1] in taken}
     )
     assert set(missing_of(walked, world, heads)) <= set(IDS)
-
-
-def chain(length: int, spacing: int = 1) -> World:
-    return World(
-        [
-            Stored(
-                1 + number * spacing,
-                digest(number),
-                b"%d" % number,
-                ((b"%d" % (number - 1), digest(number - 1)),) if number else (),
-            )
-            for number in range(length)
-        ]
-    )
-
-
-def test_a_known_id_ends_the_walk_and_is_not_missing() -> None:
-    walked = walk(chain(10), request([(b"9", None)], known_ids=frozenset((b"6",))))
-    assert ids_of(walked) == [b"9", b"8", b"7"]
-    assert not walked.missing
-    assert not walked.truncated
-
-
-def test_depth_counts_from_the_heads_and_looks_one_step_further() -> None:
-    world = chain(10)
-    walked = walk(world, request([(b"9", None)], max_depth=2))
-    assert ids_of(walked) == [b"9", b"8", b"7"]
-    assert walked.truncated
-    whole = walk(world, request([(b"9", None)], max_depth=9))
-    assert len(whole.taken) == 10
-    assert not whole.truncated
-
-
-def test_a_limit_that_is_just_enough_truncates_nothing() -> None:
-    world = chain(10)
-    assert not walk(world, request([(b"9", None)], max_messages=10)).truncated
-    cut = walk(world, request([(b"9", None)], max_messages=9))
-    assert cut.truncated
-    assert cut.taken[-1][3] == b"1"
-
-
-def test_what_a_limit_keeps_still_has_its_missing_parents_named() -> None:
-    world = World([Stored(2, digest(1), b"child", ((b"lost", UNKNOWN), (b"lost", None)))])
-    walked = walk(world, request([(b"child", None)], max_messages=1))
-    assert missing_of(walked, world, [(b"child", None)]) == {b"lost": UNKNOWN}
-    assert not walked.truncated
-
-
-def test_a_cycle_is_given_out_once() -> None:
-    world = World(
-        [
-            Stored(1, digest(1), b"a", ((b"b", None),)),
-            Stored(2, digest(2), b"b", ((b"a", None),)),
-            Stored(3, digest(3), b"c", ((b"c", digest(3)), (b"a", None))),
-        ]
-    )
-    walked = walk(world, request([(b"c", None)]))
-    order = [walked.taken[number][3] for number in walked.parents_first()]
-    assert sorted(order) == [b"a", b"b", b"c"]
-    assert order[-1] == b"c"
-
-
-def test_sixteen_claimants_are_taken_and_the_cut_is_told() -> None:
-    world = World([Stored(1, digest(number), b"x") for number in range(20)])
-    walked = walk(world, request([(b"x", None)]))
-    assert taken_by(walked) == [digest(number) for number in range(16)]
-    assert walked.truncated
-
-
-@pytest.mark.parametrize("number", [3, 16, 17, 19])
-def test_a_hint_selects_among_claimants_wherever_it_stands(number: int) -> None:
-    world = World([Stored(1, digest(number), b"x") for number in range(20)])
-    walked = walk(world, request([(b"x", digest(number))]))
-    assert taken_by(walked) == [digest(number)]
-    assert not walked.truncated
-
-
-def test_an_opaque_message_is_taken_once_under_the_first_id() -> None:
-    world = World(
-        [
-            Stored(1, digest(1), None),
-            Stored(2, digest(2), b"head", ((b"secret", digest(1)), (b"other", digest(1)))),
-        ]
-    )
-    walked = walk(world, request([(b"head", None)]))
-    assert ids_of(walked) == [b"head", b"secret"]
-    assert not walked.missing
-    assert list(walked.parents_first()) == [1, 0]
 
 
 def test_references_beside_many_proven_messages_take_little_memory() -> None:

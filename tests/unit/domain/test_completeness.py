@@ -7,7 +7,7 @@ from typing import Final
 
 import pytest
 
-from store.domain.completeness import AnswerState, Known, answered
+from store.domain.completeness import AnswerCoverage, AnswerState, Known, answered
 from store.domain.coverage import HOUR_NS, Span, Statement
 
 PRINT: Final = bytes(32)
@@ -28,6 +28,13 @@ def known(**stores: list[Statement]) -> Known:
     return Known(stores, held, [(1, 1)])
 
 
+def answer(of: Known, span: Span = DAY, horizon_ns: int = 0) -> AnswerCoverage:
+    return answered(span, of, horizon_ns, lost=False)
+
+
+EVERY: Final = [statement(hour) for hour in range(24)]
+
+
 def changed(of: Known, store: str, hour: int) -> Known:
     """The same after a late message, or a loss, in one hour."""
     span: Span = hour * HOUR_NS, (hour + 1) * HOUR_NS
@@ -39,23 +46,14 @@ def hours(first: int, last: int) -> Span:
 
 
 def test_complete_needs_every_part_and_names_who_agrees_on_all_of_it() -> None:
-    every = [statement(hour) for hour in range(24)]
-    some = every[:20]
-    found = answered(
-        DAY, known(b=every, c=[replace(every[0], compared_ns=3), *every[1:]], d=some), 0, lost=False
-    )
-    assert (found.state, found.store_ids, found.compared_ns) == (
-        AnswerState.COMPLETE,
-        ("b", "c"),
-        3,
-    )
-    assert (found.from_ns, found.until_ns, found.reason) == (*DAY, "")
+    found = answer(known(b=EVERY, c=[replace(EVERY[0], compared_ns=3), *EVERY[1:]], d=EVERY[:20]))
+    assert (found.state, found.store_ids) == (AnswerState.COMPLETE, ("b", "c"))
+    assert (found.compared_ns, found.reason) == (3, "")
+    assert (found.from_ns, found.until_ns) == DAY
 
 
 def test_a_late_message_leaves_the_longest_part_without_it() -> None:
-    found = answered(
-        DAY, changed(known(b=[statement(hour) for hour in range(24)]), "b", 5), 0, lost=False
-    )
+    found = answer(changed(known(b=EVERY), "b", 5))
     assert found.state is AnswerState.PARTIAL
     assert (found.from_ns, found.until_ns) == hours(6, 24)
     assert "rest of this time" in found.reason
@@ -63,28 +61,23 @@ def test_a_late_message_leaves_the_longest_part_without_it() -> None:
 
 def test_part_of_an_hour_is_asked_for() -> None:
     within = HOUR_NS + 1, 2 * HOUR_NS - 1
-    found = answered(within, known(b=[statement(1)]), 0, lost=False)
+    found = answer(known(b=[statement(1)]), within)
     assert (found.state, found.from_ns, found.until_ns) == (AnswerState.COMPLETE, *within)
 
 
 def test_what_this_store_lacked_outweighs_what_others_confirm() -> None:
-    whole = [statement(hour) for hour in range(24)]
-    lacking = [statement(3, here=2, compared_ns=9)]
-    found = answered(DAY, known(b=whole, c=lacking), 0, lost=False)
+    found = answer(known(b=EVERY, c=[statement(3, here=2, compared_ns=9)]))
     assert (found.state, found.store_ids, found.compared_ns) == (AnswerState.INCOMPLETE, ("c",), 9)
     # What the other store lacked makes no answer of this one incomplete.
-    found = answered(DAY, known(b=whole, c=[statement(3, there=2)]), 0, lost=False)
+    found = answer(known(b=EVERY, c=[statement(3, there=2)]))
     assert (found.state, found.store_ids) == (AnswerState.COMPLETE, ("b",))
 
 
 def test_below_the_horizon_nothing_is_complete() -> None:
-    whole = known(b=[statement(hour) for hour in range(24)])
-    found = answered(DAY, whole, 4 * HOUR_NS, lost=False)
-    assert (found.state, found.from_ns) == (AnswerState.PARTIAL, 4 * HOUR_NS)
-    assert "horizon" in found.reason
-    found = answered(DAY, whole, DAY[1], lost=False)
-    assert found.state is AnswerState.UNCONFIRMED
-    assert "horizon" in found.reason
+    for hours_ago, state in ((4, AnswerState.PARTIAL), (24, AnswerState.UNCONFIRMED)):
+        found = answer(known(b=EVERY), horizon_ns=hours_ago * HOUR_NS)
+        assert (found.state, "horizon" in found.reason) == (state, True)
+        assert state is AnswerState.UNCONFIRMED or found.from_ns == 4 * HOUR_NS
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,3 @@
-from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -28,12 +27,6 @@ BY_TOPIC = QueryInput(pubsub_topic="/p", content_topics=["/c"])
 BY_HASH = QueryInput(message_hashes=[DIGEST])
 
 
-def refusal(query: QueryInput) -> QueryError:
-    with pytest.raises(QueryError) as caught:
-        plan_query(query, EVERYTHING, LIMITS)
-    return caught.value
-
-
 def test_nothing_set_asks_for_the_newest_hundred() -> None:
     plan = plan_query(QueryInput(), EVERYTHING, LIMITS)
     request = plan.page(None)
@@ -45,18 +38,6 @@ def test_nothing_set_asks_for_the_newest_hundred() -> None:
     assert not plan.empty
 
 
-@pytest.mark.parametrize(
-    ("asked", "limit"),
-    [(None, 100), (0, 100), (1, 1), (1000, 1000), (1001, 1000), (2**64 - 1, 1000)],
-)
-@pytest.mark.parametrize("cursor", [None, DIGEST])
-def test_limits_are_the_same_on_every_page(
-    asked: int | None, limit: int, cursor: bytes | None
-) -> None:
-    plan = plan_query(QueryInput(limit=asked, cursor=cursor), EVERYTHING, LIMITS)
-    assert plan.page((1, DIGEST)).limit == limit
-
-
 def test_a_cursor_needs_its_position() -> None:
     plan = plan_query(QueryInput(cursor=DIGEST, forward=True), EVERYTHING, LIMITS)
     assert plan.cursor == DIGEST
@@ -66,57 +47,34 @@ def test_a_cursor_needs_its_position() -> None:
     assert caught.value.status == 404
 
 
-@pytest.mark.parametrize("cursor", [b"", b"short", DIGEST + b"x"])
-def test_a_cursor_that_is_no_hash_is_refused(cursor: bytes) -> None:
-    error = refusal(QueryInput(cursor=cursor))
-    assert error.status == 400
-    assert f"{len(cursor)} bytes" in error.sentence
-
-
 @pytest.mark.parametrize(
-    ("changes", "named"),
+    ("query", "named"),
     [
-        ({"pubsub_topic": ""}, "pubsub_topic holds an empty topic"),
-        ({"content_topics": ["/c", ""]}, "content_topics holds an empty topic"),
-        ({"content_topics": ["/c\0"]}, "NUL"),
-        ({"pubsub_topic": "/p\0"}, "NUL"),
-        ({"content_topics": [f"/{n}" for n in range(101)]}, "101 topics: at most 100"),
+        *((QueryInput(cursor=each), f"{len(each)} bytes") for each in (b"", b"s", DIGEST + b"x")),
+        (replace(BY_TOPIC, pubsub_topic=""), "pubsub_topic holds an empty topic"),
+        (replace(BY_TOPIC, content_topics=["/c", ""]), "content_topics holds an empty topic"),
+        (replace(BY_TOPIC, content_topics=["/c\0"]), "NUL"),
+        (replace(BY_TOPIC, pubsub_topic="/p\0"), "NUL"),
+        (replace(BY_HASH, time_start=0), "time_start"),
+        (replace(BY_HASH, time_end=0), "time_end"),
+        (replace(BY_HASH, time_start=1, time_end=2), "time_start"),
+        *(
+            (QueryInput(message_hashes=[DIGEST, each]), f"{len(each)} bytes")
+            for each in (b"", b"\1" * 31, b"\1" * 33)
+        ),
     ],
 )
-def test_content_filters_that_are_refused(changes: dict[str, Any], named: str) -> None:
-    error = refusal(replace(BY_TOPIC, **changes))
-    assert error.status == 400
-    assert named in error.sentence
-
-
-@pytest.mark.parametrize(
-    "beside",
-    [
-        {"time_start": 0},
-        {"time_end": 0},
-        {"time_start": 1, "time_end": 2},
-    ],
-)
-def test_hashes_exclude_times(beside: dict[str, Any]) -> None:
-    error = refusal(replace(BY_HASH, **beside))
-    assert error.status == 400
-    assert next(iter(beside)) in error.sentence
-
-
-@pytest.mark.parametrize("digest", [b"", b"\1" * 31, b"\1" * 33])
-def test_a_hash_of_another_size_is_refused(digest: bytes) -> None:
-    error = refusal(QueryInput(message_hashes=[DIGEST, digest]))
-    assert error.status == 400
-    assert f"{len(digest)} bytes" in error.sentence
+def test_a_query_that_breaks_a_rule_is_refused(query: QueryInput, named: str) -> None:
+    with pytest.raises(QueryError) as caught:
+        plan_query(query, EVERYTHING, LIMITS)
+    assert caught.value.status == 400
+    assert named in caught.value.sentence
 
 
 def test_repeated_hashes_count_once() -> None:
     hashes = [n.to_bytes(32, "big") for n in range(1000)]
     plan = plan_query(QueryInput(message_hashes=hashes * 3), EVERYTHING, LIMITS)
     assert plan.request.hashes == tuple(hashes)
-    error = refusal(QueryInput(message_hashes=[*hashes, DIGEST]))
-    assert error.status == 400
-    assert "1001 hashes: at most 1000" in error.sentence
 
 
 def test_repeated_content_topics_count_once() -> None:
@@ -198,8 +156,6 @@ def test_a_filter_may_set_either_field_alone() -> None:
     assert filter_by(None, ["/c"], EVERYTHING, LIMITS) == TopicFilter(None, ("/c",))
     with pytest.raises(RequestError, match="empty topic"):
         filter_by("", [], EVERYTHING, LIMITS)
-    with pytest.raises(RequestError, match="at most 100"):
-        filter_by(None, ["/c"] * 101, EVERYTHING, LIMITS)
 
 
 def entries(count: int) -> list[HistoryEntry]:
@@ -212,7 +168,6 @@ def test_sds_look_ups() -> None:
     assert lookup.channel_id == b"channel"
     hinted = [HistoryEntry(b"a", DIGEST), HistoryEntry(b"a")]
     assert sds_lookup("c", hinted, TopicFilter(), LIMITS).entries == tuple(hinted)
-    assert sds_lookup("c", entries(1000), TopicFilter(), LIMITS).entries == tuple(entries(1000))
 
 
 @pytest.mark.parametrize(
@@ -221,7 +176,6 @@ def test_sds_look_ups() -> None:
         ("", entries(1), "channel_id is empty"),
         ("c" * 257, entries(1), "257 bytes: at most 256"),
         ("c", [HistoryEntry(b"")], "without message_id"),
-        ("c", entries(1001), "1001 entries: at most 1000"),
     ],
 )
 def test_sds_look_ups_that_are_refused(channel: str, asked: list[HistoryEntry], named: str) -> None:
@@ -229,39 +183,14 @@ def test_sds_look_ups_that_are_refused(channel: str, asked: list[HistoryEntry], 
         sds_lookup(channel, asked, TopicFilter(), LIMITS)
 
 
-def walk(
-    heads: Sequence[HistoryEntry] | None = None,
-    known_ids: Sequence[str] = (),
-    max_messages: int = 0,
-    max_depth: int = 0,
-    limits: RequestLimits = LIMITS,
-) -> CausalRequest:
-    return causal_request(
-        "c",
-        entries(1) if heads is None else heads,
-        known_ids=known_ids,
-        max_messages=max_messages,
-        max_depth=max_depth,
-        topics=TopicFilter(),
-        limits=limits,
-    )
+def walk(limits: RequestLimits = LIMITS, **asked: Any) -> CausalRequest:  # noqa: ANN401
+    usual = {"heads": entries(1), "known_ids": (), "max_messages": 0, "max_depth": 0}
+    return causal_request("c", **{**usual, **asked}, topics=TopicFilter(), limits=limits)
 
 
-@pytest.mark.parametrize(
-    ("asked", "given_out"), [(0, 100_000), (5, 5), (100_000, 100_000), (2**32 - 1, 100_000)]
-)
-def test_a_walk_s_size_is_clamped(asked: int, given_out: int) -> None:
-    assert walk(max_messages=asked).max_messages == given_out
-
-
-def test_a_walk_s_limits() -> None:
+def test_a_walk_is_as_it_was_asked_for() -> None:
     assert walk(known_ids=["a", "b", "a"]).known_ids == {b"a", b"b"}
     assert walk(max_depth=3).max_depth == 3
-    assert len(walk(heads=entries(100), known_ids=["x"] * 10_000).heads) == 100
-    with pytest.raises(RequestError, match="heads holds 101 entries: at most 100"):
-        walk(heads=entries(101))
-    with pytest.raises(RequestError, match="known_ids holds 10001 entries: at most 10000"):
-        walk(known_ids=["x"] * 10_001)
     with pytest.raises(RequestError, match="without message_id"):
         walk(heads=[HistoryEntry(b"")])
 
@@ -330,14 +259,14 @@ def test_other_limits_of_an_sds_look_up() -> None:
         sds_lookup("c", entries(5), TopicFilter(), OTHERS)
 
 
-def test_other_limits_of_a_walk() -> None:
-    wanted = walk(heads=entries(8), known_ids=["x"] * 9, max_messages=11, limits=OTHERS)
-    assert (wanted.max_messages, wanted.claimants) == (10, 6)
-    assert walk(limits=OTHERS).max_messages == 10
+@pytest.mark.parametrize(("asked", "given"), [(0, 10), (5, 5), (10, 10), (2**32 - 1, 10)])
+def test_other_limits_of_a_walk(asked: int, given: int) -> None:
+    wanted = walk(OTHERS, heads=entries(8), known_ids=["x"] * 9, max_messages=asked)
+    assert (wanted.max_messages, wanted.claimants) == (given, 6)
     with pytest.raises(LimitError, match="heads holds 9 entries: at most 8"):
-        walk(heads=entries(9), limits=OTHERS)
+        walk(OTHERS, heads=entries(9))
     with pytest.raises(LimitError, match="known_ids holds 10 entries: at most 9"):
-        walk(known_ids=["x"] * 10, limits=OTHERS)
+        walk(OTHERS, known_ids=["x"] * 10)
 
 
 def test_an_entry_that_no_response_could_repeat_is_refused() -> None:
@@ -347,4 +276,4 @@ def test_an_entry_that_no_response_could_repeat_is_refused() -> None:
         with pytest.raises(LimitError, match="entries holds an entry of 101 bytes: at most 100"):
             sds_lookup("c", [entry], TopicFilter(), OTHERS)
         with pytest.raises(LimitError, match="heads holds an entry of 101 bytes: at most 100"):
-            walk(heads=[entry], limits=OTHERS)
+            walk(OTHERS, heads=[entry])

@@ -10,6 +10,7 @@ from store.sync.resume.core import (
     SHORTEST_GAP_NS,
     Advance,
     Begun,
+    Effect,
     Fetch,
     FetchEnded,
     Finished,
@@ -34,10 +35,20 @@ def machine(peers: tuple[PeerAddress, ...] = PEERS, seed: int = 1) -> Resume:
     return Resume(ResumeConfig(peers=peers, slack_ns=SLACK), random.Random(seed))
 
 
+def fetch_of(effects: list[Effect]) -> Fetch:
+    """The fetch that is all that is wanted."""
+    (fetch,) = effects
+    assert isinstance(fetch, Fetch)
+    return fetch
+
+
+def begun(each: Resume, last_online_ns: int = NOW - GAP, **more: int) -> Fetch:
+    return fetch_of(each.step(NOW, Begun(NOW, last_online_ns, **more)))
+
+
 def test_a_gap_is_fetched_from_one_peer_and_ends_the_resume() -> None:
     each = machine()
-    (fetch,) = each.step(NOW, Begun(NOW, NOW - GAP))
-    assert isinstance(fetch, Fetch)
+    fetch = begun(each)
     assert (fetch.time_start_ns, fetch.time_end_ns, fetch.cursor) == (NOW - GAP - SLACK, NOW, b"")
     assert each.step(NOW, PageStored(b"c", NOW - GAP // 2, 10, 7)) == [Advance(NOW - GAP // 2)]
     assert each.step(NOW, FetchEnded()) == [Advance(NOW), Proceed(), Finished()]
@@ -63,24 +74,19 @@ def test_without_a_gap_that_can_be_filled_reconciliation_begins_at_once(
 
 def test_without_reconciliations_the_shortest_gap_is_fetched() -> None:
     each = Resume(ResumeConfig(peers=PEERS, slack_ns=SLACK, shortest_ns=0), random.Random(1))
-    (fetch,) = each.step(NOW, Begun(NOW, NOW - 1))
-    assert isinstance(fetch, Fetch)
+    fetch = begun(each, NOW - 1)
     assert (fetch.time_start_ns, fetch.time_end_ns) == (NOW - 1 - SLACK, NOW)
 
 
 def test_nothing_behind_the_horizon_is_fetched() -> None:
-    (fetch,) = machine().step(NOW, Begun(NOW, NOW - GAP, horizon_ns=NOW - GAP // 2))
-    assert isinstance(fetch, Fetch)
-    assert fetch.time_start_ns == NOW - GAP // 2
+    assert begun(machine(), horizon_ns=NOW - GAP // 2).time_start_ns == NOW - GAP // 2
 
 
 def test_a_broken_scan_goes_on_at_the_next_peer_at_the_time_reached() -> None:
     each = machine()
-    (first,) = each.step(NOW, Begun(NOW, NOW - GAP))
+    first = begun(each)
     each.step(NOW, PageStored(b"here", NOW - GAP // 2, 1, 1))
-    (second,) = each.step(NOW, FetchEnded("gone"))
-    assert isinstance(first, Fetch)
-    assert isinstance(second, Fetch)
+    second = fetch_of(each.step(NOW, FetchEnded("gone")))
     assert second.peer != first.peer
     assert (second.cursor, second.time_start_ns) == (b"", NOW - GAP // 2), "they are a peer's own"
     assert each.progress.error == "gone"
@@ -88,21 +94,19 @@ def test_a_broken_scan_goes_on_at_the_next_peer_at_the_time_reached() -> None:
 
 def test_a_broken_scan_goes_on_at_the_only_peer_after_the_last_page() -> None:
     each = machine(PEERS[:1])
-    (first,) = each.step(NOW, Begun(NOW, NOW - GAP))
+    first = begun(each)
     each.step(NOW, PageStored(b"here", NOW - GAP // 2, 1, 1))
     _, pause = each.step(NOW, FetchEnded("gone"))
     assert isinstance(pause, WakeAt)
     (second,) = each.step(pause.time_ns, Tick())
-    assert isinstance(first, Fetch)
     assert second == Fetch(PEERS[0], first.time_start_ns, NOW, b"here")
 
 
 def test_a_cursor_that_is_not_served_is_replaced_by_the_time_reached() -> None:
     each = machine()
-    each.step(NOW, Begun(NOW, NOW - GAP))
+    begun(each)
     each.step(NOW, PageStored(b"here", NOW - GAP // 2, 1, 1))
-    (fetch,) = each.step(NOW, FetchEnded("unknown cursor", lost_place=True))
-    assert isinstance(fetch, Fetch)
+    fetch = fetch_of(each.step(NOW, FetchEnded("unknown cursor", lost_place=True)))
     assert (fetch.cursor, fetch.time_start_ns) == (b"", NOW - GAP // 2)
 
 
@@ -119,8 +123,7 @@ def test_when_all_peers_fail_reconciliation_begins_and_the_gap_is_tried_again() 
             pauses.append(wakes[0].time_ns - now)
             assert each.step(wakes[0].time_ns - 1, Tick()) == wakes
             now = wakes[0].time_ns
-            (fetch,) = each.step(now, Tick())
-            assert isinstance(fetch, Fetch)
+            fetch_of(each.step(now, Tick()))
     assert proceeded == 1
     assert len(pauses) == 10
     assert pauses[0] <= 2 * NS_PER_S < 30 * NS_PER_S <= pauses[-1] <= 60 * NS_PER_S
@@ -145,14 +148,12 @@ def test_peers_that_send_a_page_and_fail_hold_up_nothing() -> None:
 
 def test_a_peer_whose_pages_never_end_holds_up_nothing() -> None:
     each = machine()
-    (first,) = each.step(NOW, Begun(NOW, NOW - GAP))
+    first = begun(each)
     page = PageStored(b"here", NOW - GAP - SLACK, 2_000, 0)
     assert each.step(NOW + LONGEST_FETCH_NS - 1, page) == []
     late = NOW + LONGEST_FETCH_NS
     assert each.step(late, page) == [Proceed(), Leave()]
-    (second,) = each.step(late, FetchEnded("it takes too long"))
-    assert isinstance(first, Fetch)
-    assert isinstance(second, Fetch)
+    second = fetch_of(each.step(late, FetchEnded("it takes too long")))
     assert second.peer != first.peer
     assert each.step(late + LONGEST_FETCH_NS - 1, page) == [], "the next one has as long"
     assert each.step(late + LONGEST_FETCH_NS, page) == [Leave()]
@@ -168,12 +169,8 @@ def test_what_is_persisted_never_says_more_than_has_come() -> None:
         for _ in range(40):
             if rng.random() < 0.6 and any(isinstance(effect, Fetch) for effect in effects):
                 reached = rng.randrange(reached, NOW)
-                advanced = each.step(NOW, PageStored(b"c", reached, 1, 1))
-                assert all(
-                    effect.last_online_ns <= reached
-                    for effect in advanced
-                    if isinstance(effect, Advance)
-                )
+                for effect in each.step(NOW, PageStored(b"c", reached, 1, 1)):
+                    assert not isinstance(effect, Advance) or effect.last_online_ns <= reached
             elif any(isinstance(effect, Fetch) for effect in effects):
                 effects = each.step(NOW, FetchEnded("broken", lost_place=rng.random() < 0.5))
             else:
@@ -193,12 +190,10 @@ def test_inputs_out_of_place_are_refused() -> None:
 
 def test_a_peer_that_was_off_itself_is_not_the_last_that_is_asked() -> None:
     each = machine()
-    (first,) = each.step(NOW, Begun(NOW, NOW - GAP))
-    assert isinstance(first, Fetch)
+    first = begun(each)
     early = NOW - GAP + NS_PER_S
     each.step(NOW, PageStored(b"early", early, 5, 5))
-    (second,) = each.step(NOW, FetchEnded())
-    assert isinstance(second, Fetch)
+    second = fetch_of(each.step(NOW, FetchEnded()))
     assert (second.cursor, second.time_start_ns, second.peer != first.peer) == (b"", early, True)
     assert each.progress.running, "the gap is not taken for filled yet"
     each.step(NOW, PageStored(b"late", NOW - NS_PER_S, 7, 7))

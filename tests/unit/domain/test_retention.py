@@ -91,12 +91,6 @@ def test_a_clock_that_was_set_back_protects_more() -> None:
     assert gone(plan) == [("messages_-4", "age")]
 
 
-def test_by_size_the_oldest_go_until_the_rest_fits() -> None:
-    plan = prune(days(-5, 2), [], RetentionPolicy(size_bytes=4 * MIB))
-    assert gone(plan) == [(f"messages_{day}", "size") for day in (-5, -4, -3)]
-    assert plan.left_over_bytes == 0
-
-
 def test_everything_counts_towards_the_size() -> None:
     fine = days(-2, 1)
     plan = plan_prune(

@@ -54,8 +54,9 @@ def begun(effects: list[Effect]) -> list[Begin]:
     return [effect for effect in effects if isinstance(effect, Begin)]
 
 
-def wake(effects: list[Effect]) -> int | None:
+def wake(effects: list[Effect]) -> int:
     (found,) = [effect.time_ns for effect in effects if isinstance(effect, WakeAt)]
+    assert found is not None
     return found
 
 
@@ -72,48 +73,6 @@ def test_nothing_begins_before_the_start() -> None:
     assert not begun(machine().step(NOW, Tick()))
 
 
-def test_the_next_session_follows_after_the_interval_give_or_take_a_tenth() -> None:
-    for seed in range(50):
-        each = machine(seed)
-        (first,) = begun(each.step(NOW, Started()))
-        due = wake(each.step(NOW, Ended(first.peer, failed=False)))
-        assert due is not None
-        assert 0.9 * 5 * MINUTE <= due - NOW <= 1.1 * 5 * MINUTE
-        assert not begun(each.step(due - 1, Tick()))
-        assert len(begun(each.step(due, Tick()))) == 1
-
-
-def test_every_peer_gets_its_turn() -> None:
-    each = machine()
-    met = set()
-    now = NOW
-    effects = each.step(now, Started())
-    for _ in range(60):
-        for begin in begun(effects):
-            met.add(begin.peer)
-            effects = each.step(now, Ended(begin.peer, failed=False))
-        now = wake(effects) or now
-        effects = each.step(now, Tick())
-    assert met == set(PEERS[:3])
-
-
-def test_a_wide_session_covers_everything_on_a_schedule_of_its_own() -> None:
-    each = machine(wide_interval_ns=HOUR)
-    kinds = []
-    now = NOW
-    effects = each.step(now, Started())
-    while now < NOW + 3 * HOUR:
-        for begin in begun(effects):
-            kinds.append(begin.kind)
-            if begin.kind is Kind.WIDE:
-                assert each.window(now, begin) == Window(0, now - 20 * NS_PER_S)
-            effects = each.step(now, Ended(begin.peer, failed=False))
-        now = wake(effects) or now
-        effects = each.step(now, Tick())
-    assert 3 <= kinds.count(Kind.WIDE) <= 4
-    assert 30 <= kinds.count(Kind.PERIODIC) <= 42
-
-
 def run(each: Schedule, until_ns: int, end: Callable[[Begin], Ended]) -> list[tuple[int, Begin]]:
     """Let every session end at once, as ``end`` says; what began when."""
     found: list[tuple[int, Begin]] = []
@@ -122,9 +81,38 @@ def run(each: Schedule, until_ns: int, end: Callable[[Begin], Ended]) -> list[tu
         for begin in begun(effects):
             found.append((now, begin))
             effects = each.step(now, end(begin))
-        now = max(now + 1, wake(effects) or now + 1)
+        now = max(now + 1, wake(effects))
         effects = each.step(now, Tick())
     return found
+
+
+def well(begin: Begin) -> Ended:
+    return Ended(begin.peer, failed=False)
+
+
+def test_the_next_session_follows_after_the_interval_give_or_take_a_tenth() -> None:
+    for seed in range(50):
+        each = machine(seed)
+        (first,) = begun(each.step(NOW, Started()))
+        due = wake(each.step(NOW, well(first)))
+        assert 0.9 * 5 * MINUTE <= due - NOW <= 1.1 * 5 * MINUTE
+        assert not begun(each.step(due - 1, Tick()))
+        assert len(begun(each.step(due, Tick()))) == 1
+
+
+def test_every_peer_gets_its_turn() -> None:
+    found = run(machine(), NOW + 5 * HOUR, well)
+    assert {begin.peer for _, begin in found} == set(PEERS[:3])
+
+
+def test_a_wide_session_covers_everything_on_a_schedule_of_its_own() -> None:
+    each = machine(wide_interval_ns=HOUR)
+    found = run(each, NOW + 3 * HOUR, well)
+    wide = [(now, begin) for now, begin in found if begin.kind is Kind.WIDE]
+    assert 3 <= len(wide) <= 4
+    assert 30 <= len(found) - len(wide) <= 42
+    for now, begin in wide:
+        assert each.window(now, begin) == Window(0, now - 20 * NS_PER_S)
 
 
 def test_a_wide_session_that_failed_is_tried_again_before_its_interval() -> None:
@@ -166,10 +154,11 @@ def test_what_a_session_left_over_is_fetched_at_once(kind: Kind) -> None:
 
 
 def test_a_wide_session_that_gave_way_is_tried_again_soon() -> None:
-    def end(begin: Begin) -> Ended:
-        return Ended(begin.peer, failed=False, aborted=begin.kind is Kind.WIDE)
-
-    found = run(machine(peers=PEERS[:1], wide_interval_ns=HOUR), NOW + 4 * MINUTE, end)
+    found = run(
+        machine(peers=PEERS[:1], wide_interval_ns=HOUR),
+        NOW + 4 * MINUTE,
+        lambda begin: Ended(begin.peer, failed=False, aborted=begin.kind is Kind.WIDE),
+    )
     times = [now_ns for now_ns, begin in found if begin.kind is Kind.WIDE]
     assert len(times) >= 4
     pauses = {later - sooner for sooner, later in pairwise(times)}
@@ -211,12 +200,10 @@ def test_parts_of_a_window_are_few_and_wait_for_their_own_peer() -> None:
     parts = tuple(Window(number, number + 1) for number in range(MAX_PARTS + 9))
     due = wake(each.step(NOW, Ended(first.peer, failed=False, parts=parts)))
     each.check()
-    assert due is not None
     (second,) = begun(each.step(due, Tick()))
     assert (second.peer, second.part) == (first.peer, parts[0])
     assert each.window(NOW, second) == parts[0]
     due = wake(each.step(due, Ended(second.peer, failed=True)))
-    assert due is not None
     (third,) = begun(each.step(due, Tick()))
     assert (third.peer != first.peer, third.part) == (True, None), "it does not wait for one"
 
@@ -225,48 +212,35 @@ def test_a_range_of_everything_needs_no_wide_sessions() -> None:
     each = machine(range_ns=None, wide_interval_ns=HOUR)
     (begin,) = begun(each.step(NOW, Started()))
     assert each.window(NOW, begin).time_start_ns == 0
-    due = wake(each.step(NOW, Ended(begin.peer, failed=False)))
-    assert due is not None
-    assert due > NOW + 4 * MINUTE
+    assert wake(each.step(NOW, well(begin))) > NOW + 4 * MINUTE
 
 
 def test_an_interval_of_zero_switches_off_all_but_what_is_asked_for() -> None:
     each = machine(interval_ns=0, wide_interval_ns=HOUR)
     effects = each.step(NOW, Started())
-    assert not begun(effects)
-    assert wake(effects) is None
+    assert effects == [WakeAt(None)]
     (begin,) = begun(each.step(NOW, Asked(7, None)))
     assert begin.asked == Asked(7, None)
 
 
 def test_a_failing_peer_rests_longer_each_time_and_the_others_go_on() -> None:
-    each = machine(peers=PEERS[:2])
-    effects = each.step(NOW, Started())
-    now, bad, rests = NOW, PEERS[0], []
-    last_failure: int | None = None
-    good = 0
-    while now < NOW + 2 * HOUR:
-        for begin in begun(effects):
-            failed = begin.peer == bad
-            if failed:
-                if last_failure is not None:
-                    rests.append(now - last_failure)
-                last_failure = now
-            good += not failed
-            effects = each.step(now, Ended(begin.peer, failed=failed))
-        now = max(now + 1, wake(effects) or now + 1)
-        effects = each.step(now, Tick())
+    bad = PEERS[0]
+    found = run(
+        machine(peers=PEERS[:2]),
+        NOW + 2 * HOUR,
+        lambda begin: Ended(begin.peer, failed=begin.peer == bad),
+    )
+    failures = [now for now, begin in found if begin.peer == bad]
+    rests = [later - earlier for earlier, later in pairwise(failures)]
     assert rests[0] >= 0.9 * schedule.FIRST_BACKOFF_NS
     assert max(rests) >= 4 * MINUTE
-    assert good >= 15
+    assert len(found) - len(failures) >= 15
 
 
 def test_another_peer_is_tried_soon_after_a_failure() -> None:
     each = machine(peers=PEERS[:2])
     (first,) = begun(each.step(NOW, Started()))
-    effects = each.step(NOW, Ended(first.peer, failed=True))
-    due = wake(effects)
-    assert due is not None
+    due = wake(each.step(NOW, Ended(first.peer, failed=True)))
     assert due <= NOW + schedule.RETRY_NS
     (second,) = begun(each.step(due, Tick()))
     assert second.peer != first.peer
@@ -277,13 +251,12 @@ def test_a_success_ends_the_backoff() -> None:
     (begin,) = begun(each.step(NOW, Started()))
     now = NOW
     for _ in range(5):
-        now = wake(each.step(now, Ended(PEERS[0], failed=True))) or now
+        now = wake(each.step(now, Ended(PEERS[0], failed=True)))
         (begin,) = begun(each.step(now, Tick()))
     assert now > NOW + MINUTE
     each.step(now, Ended(begin.peer, failed=False))
     (begin,) = begun(each.step(now, Asked(1, None)))
     due = wake(each.step(now, Ended(begin.peer, failed=True)))
-    assert due is not None
     assert due - now <= 1.1 * schedule.FIRST_BACKOFF_NS
 
 

@@ -24,7 +24,6 @@ from store.sync.transfer.events import (
     Outcome,
     Persisted,
     Received,
-    Report,
     SendReady,
     Ticked,
 )
@@ -37,7 +36,9 @@ from tests.unit.domain.transfer_world import (
     SESSION,
     Node,
     Store,
+    began,
     encoded,
+    ended,
     ids_of,
     messages,
     pair,
@@ -50,12 +51,6 @@ from tests.unit.domain.transfer_world import (
 NS_PER_S = 10**9
 
 seeds = st.integers(0, 2**32)
-
-
-def ended(node: Node) -> Report:
-    """The report of a side that has ended."""
-    assert node.report is not None
-    return node.report
 
 
 @settings(max_examples=60)
@@ -156,10 +151,9 @@ def test_an_answer_that_comes_first_saves_the_message(seed: int, count: int) -> 
     dice = random.Random(seed)
     store = store_of(messages(count))
     ids = ids_of(store, store.held)
-    node = Node(store, ids, SyncIds.empty())
+    node = began(store, ids)
     known = [digest for _, digest in ids.pairs()]
     early = dice.sample(known, dice.randrange(count + 1))
-    node.give(Begin(NOW_NS))
     node.receive(raw(stored=early))
     run(dice, node)
     sent = sum(len(frame.messages) for frame in node.sent)
@@ -172,8 +166,7 @@ def test_an_answer_that_comes_first_saves_the_message(seed: int, count: int) -> 
 
 def test_a_message_that_is_answered_while_it_waits_is_not_sent() -> None:
     store = store_of(messages(3))
-    node = Node(store, ids_of(store, store.held), SyncIds.empty())
-    node.give(Begin(NOW_NS))
+    node = began(store, ids_of(store, store.held))
     while len(node.work) > 1:
         node.work.remove(load := next(work for work in node.work if work is not SendReady))
         node.give(load())
@@ -187,8 +180,7 @@ def test_a_message_that_is_answered_while_it_waits_is_not_sent() -> None:
 def test_a_large_message_does_not_share_a_frame_with_many_answers() -> None:
     rules = replace(POLICY, max_message_bytes=4 * 1024 * 1024)
     large = store_of(admit([entry(bytes(4_100_000))], NOW_NS, rules).batch)
-    node = Node(large, ids_of(large, large.held), SyncIds.empty(), limits=TransferLimits())
-    node.give(Begin(NOW_NS))
+    node = began(large, ids_of(large, large.held), limits=TransferLimits())
     strangers = store_of(messages(3_000))
     node.receive(raw(items=sent_form(strangers, strangers.held), done=True))
     node.give(node.work.pop(node.work.index(SendReady) - 1)())
@@ -224,8 +216,7 @@ def test_what_was_refused_before_is_passed_over_when_it_comes_again() -> None:
     peer, memory = store_of(messages(3, size=200)), PolicyMemory()
     hashes, items = list(peer.held), sent_form(peer, peer.held)
     for round_ in range(2):
-        node = Node(Store(), SyncIds.empty(), ids_of(peer, hashes), memory=memory, policy=STRICT)
-        node.give(Begin(NOW_NS))
+        node = began(Store(), None, ids_of(peer, hashes), memory=memory, policy=STRICT)
         node.receive(raw(items=items))
         node.receive(raw(items=items[:round_], done=True))
         run(random.Random(0), node)

@@ -16,7 +16,7 @@ from store.sync.limits import (
     TOTAL_NS,
     TransferLimits,
 )
-from store.sync.transfer.events import Begin, Fault, Lost, Report, SendReady, Ticked
+from store.sync.transfer.events import Begin, Fault, Lost, SendReady, Ticked
 from store.sync.transfer.policy_memory import PolicyMemory, Side
 from storenode.message.rules import Reason
 from tests.unit.builders import NOW_NS
@@ -24,10 +24,14 @@ from tests.unit.domain.transfer_world import (
     SMALL,
     Node,
     Store,
+    began,
+    ended,
     ids_of,
+    join,
     messages,
     pair,
     raw,
+    require_silence,
     run,
     sent_form,
     store_of,
@@ -41,17 +45,9 @@ STEP_NS = SILENCE_NS - 1
 seeds = st.integers(0, 2**32)
 
 
-def ended(node: Node) -> Report:
-    """The report of a side that has ended."""
-    assert node.report is not None
-    return node.report
-
-
 def receiver(limits: TransferLimits = SMALL) -> Node:
     """A node that expects all that the peer has."""
-    node = Node(Store(), SyncIds.empty(), ids_of(PEER, HASHES), limits=limits)
-    node.give(Begin(NOW_NS))
-    return node
+    return began(Store(), None, ids_of(PEER, HASHES), limits=limits)
 
 
 def trickle(node: Node, each_ns: int, count: int = 1, most: int = 2_000) -> int:
@@ -85,8 +81,7 @@ def test_small_messages_at_a_fair_pace_and_few_large_ones_are_not_too_slow() -> 
 
 
 def test_what_is_left_at_the_end_may_be_less_than_the_pace() -> None:
-    node = Node(Store(), SyncIds.empty(), ids_of(PEER, HASHES[:3]))
-    node.give(Begin(NOW_NS))
+    node = began(Store(), None, ids_of(PEER, HASHES[:3]))
     for number in range(3):
         assert node.report is None
         node.now_ns += STEP_NS
@@ -141,12 +136,7 @@ def test_a_clock_that_is_set_neither_kills_nor_prolongs_a_transfer() -> None:
         assert label == Reason.TOO_LARGE
         assert until_ns == memory.until_ns(clock_ns + NS_PER_S, 0, label)
         run(random.Random(0), node)
-        node.now_ns += SILENCE_NS - 1
-        node.give(Ticked())
-        assert node.report is None
-        node.now_ns += 1
-        node.give(Ticked())
-        assert ended(node).fault is Fault.SILENCE
+        require_silence(node)
 
 
 @given(seeds, st.booleans())
@@ -174,21 +164,14 @@ def test_a_stream_that_is_lost_before_is_lost() -> None:
     assert (ended(node).fault, ended(node).error) == (Fault.LOST, "the network is gone")
 
 
-def cut(store: Store, missing: SyncIds, limit: int, *, partial: bool) -> Node:
-    """A side whose session reports only the first ``limit`` differences."""
-    lacking = SyncIds.of(missing.pairs()[:limit])
-    return Node(store, SyncIds.empty(), lacking, peer="a", partial=partial)
-
-
 @given(seeds, st.integers(0, 20))
 def test_nobody_is_accused_whose_limit_of_differences_is_larger(seed: int, limit: int) -> None:
     left, right = store_of(messages(40)), Store()
     missing = right.lacks(left)
     sender = Node(left, missing, SyncIds.empty(), peer="b")
-    receiver = cut(right, missing, limit, partial=True)
-    sender.deliver, receiver.deliver = receiver.inbox.append, sender.inbox.append
-    sender.give(Begin(NOW_NS))
-    receiver.give(Begin(NOW_NS))
+    lacking = SyncIds.of(missing.pairs()[:limit])
+    receiver = Node(right, SyncIds.empty(), lacking, peer="a", partial=True)
+    join(sender, receiver)
     run(random.Random(seed), sender, receiver)
     for node in (sender, receiver):
         assert ended(node).fault is Fault.NONE, ended(node).error
@@ -205,9 +188,7 @@ def test_answers_about_what_only_the_peer_has_found_are_passed_over(seed: int, l
     missing = right.lacks(left)
     sender = Node(left, SyncIds.of(missing.pairs()[:limit]), SyncIds.empty(), partial=True)
     receiver = Node(right, SyncIds.empty(), missing, peer="a")
-    sender.deliver, receiver.deliver = receiver.inbox.append, sender.inbox.append
-    sender.give(Begin(NOW_NS))
-    receiver.give(Begin(NOW_NS))
+    join(sender, receiver)
     run(random.Random(seed), sender, receiver)
     assert ended(sender).fault is Fault.NONE, ended(sender).error
     assert ended(sender).stored_by_peer == limit
@@ -215,9 +196,7 @@ def test_answers_about_what_only_the_peer_has_found_are_passed_over(seed: int, l
 
 
 def test_a_flood_after_a_cut_is_read_no_faster_than_it_is_answered() -> None:
-    lacking = ids_of(PEER, HASHES[:1])
-    node = Node(Store(), SyncIds.empty(), lacking, partial=True)
-    node.give(Begin(NOW_NS))
+    node = began(Store(), None, ids_of(PEER, HASHES[:1]), partial=True)
     sent = 0
     while node.machine.reading:
         assert sent < 100, "it reads on, however much waits"
@@ -232,8 +211,7 @@ def test_a_flood_after_a_cut_is_read_no_faster_than_it_is_answered() -> None:
 def test_an_answer_that_comes_twice_is_a_fault_of_whoever_gives_it(partial: bool) -> None:
     store = store_of(messages(2, 3_000))
     ids = ids_of(store, store.held)
-    node = Node(store, ids, SyncIds.empty(), partial=partial)
-    node.give(Begin(NOW_NS))
+    node = began(store, ids, partial=partial)
     node.receive(raw(stored=[ids.at(0)[1]]))
     node.receive(raw(stored=[ids.at(0)[1]]))
     assert ended(node).fault is Fault.PROTOCOL

@@ -2,7 +2,8 @@
 
 import random
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -27,7 +28,6 @@ from store.sync.transfer.events import (
     Persist,
     Persisted,
     Received,
-    Report,
     SendFrame,
     SendReady,
     Ticked,
@@ -44,9 +44,12 @@ from tests.unit.domain.transfer_world import (
     SMALL,
     Node,
     Store,
+    began,
+    ended,
     ids_of,
     messages,
     raw,
+    require_silence,
     run,
     sent_form,
     store_of,
@@ -61,38 +64,18 @@ seeds = st.integers(0, 2**32)
 
 def receiver(count: int = 3, policy: Policy = POLICY) -> Node:
     """A node that expects the first ``count`` messages of the peer."""
-    node = Node(Store(), SyncIds.empty(), ids_of(PEER, HASHES[:count]), policy=policy)
-    node.give(Begin(NOW_NS))
-    return node
+    return began(Store(), None, ids_of(PEER, HASHES[:count]), policy=policy)
 
 
 def sender(count: int = 3) -> Node:
     """A node that has ``count`` messages for the peer."""
     store = store_of(messages(count, 100))
-    node = Node(store, ids_of(store, store.held), SyncIds.empty())
-    node.give(Begin(NOW_NS))
-    return node
+    return began(store, ids_of(store, store.held))
 
 
 def settle(node: Node) -> None:
     """Let the node do all that it can without its peer."""
     run(random.Random(0), node)
-
-
-def ended(node: Node) -> Report:
-    """The report of a side that has ended."""
-    assert node.report is not None
-    return node.report
-
-
-def not_ended(node: Node) -> bool:
-    """The transfer goes on."""
-    return node.report is None
-
-
-def reads(node: Node) -> bool:
-    """The stream is read."""
-    return node.machine.reading
 
 
 def labels(node: Node) -> dict[bytes, str]:
@@ -145,8 +128,7 @@ def test_a_message_with_another_hash_is_not_the_one_expected() -> None:
 
 def test_an_id_that_was_announced_with_another_time_does_not_exist() -> None:
     timestamp, digest = PEER.held[HASHES[0]][0], HASHES[0]
-    node = Node(Store(), SyncIds.empty(), SyncIds.of([(timestamp - 1, digest)]))
-    node.give(Begin(NOW_NS))
+    node = began(Store(), None, SyncIds.of([(timestamp - 1, digest)]))
     node.receive(raw(items=sent_form(PEER, [digest]), done=True))
     settle(node)
     assert not node.store.held
@@ -154,9 +136,7 @@ def test_an_id_that_was_announced_with_another_time_does_not_exist() -> None:
 
 
 def test_messages_without_a_hash_are_counted() -> None:
-    nowhere = SyncIds.of([(NOW_NS, bytes(32))])
-    node = Node(Store(), SyncIds.empty(), nowhere)
-    node.give(Begin(NOW_NS))
+    node = began(Store(), None, SyncIds.of([(NOW_NS, bytes(32))]))
     nameless = [
         entry(timestamp=None).SerializeToString(),
         b"",
@@ -188,25 +168,15 @@ def test_a_peer_that_never_delivers_is_reported() -> None:
 
 
 Breach = Callable[[], tuple[Node, bytes]]
+OWN = next(iter(sender().store.held))
+"""A message that `sender` has for the peer."""
 
 
-def _after_done() -> tuple[Node, bytes]:
+def told(**frame: Any) -> Node:  # noqa: ANN401 - the parts of a frame
+    """A sender to which the peer has said something."""
     node = sender()
-    node.receive(raw(done=True))
-    return node, raw(items=sent_form(PEER, HASHES[:1]))
-
-
-def _second_answer() -> tuple[Node, bytes]:
-    node = sender()
-    digest = next(iter(node.store.held))
-    node.receive(raw(stored=[digest]))
-    return node, raw(refused=[(digest, "too_large: changed its mind")])
-
-
-def _twice_in_one() -> tuple[Node, bytes]:
-    node = sender()
-    digest = next(iter(node.store.held))
-    return node, raw(stored=[digest, digest])
+    node.receive(raw(**frame))
+    return node
 
 
 def _short_hash() -> bytes:
@@ -215,9 +185,12 @@ def _short_hash() -> bytes:
 
 
 BREACHES: dict[str, Breach] = {
-    "sends messages after it was done": _after_done,
-    "second time": _second_answer,
-    "an ID for the second time": _twice_in_one,
+    "sends messages after it was done": lambda: (
+        told(done=True),
+        raw(items=sent_form(PEER, HASHES[:1])),
+    ),
+    "second time": lambda: (told(stored=[OWN]), raw(refused=[(OWN, "too_large: now")])),
+    "an ID for the second time": lambda: (sender(), raw(stored=[OWN, OWN])),
     "which it was not sent": lambda: (sender(), raw(stored=[HASHES[0]])),
     f"{HASHES[1].hex()}": lambda: (sender(), raw(refused=[(HASHES[1], "no")])),
     "more IDs than are open": lambda: (sender(1), raw(stored=[bytes(32)] * 2)),
@@ -242,17 +215,13 @@ def test_a_peer_that_breaks_the_rules_ends_the_transfer(words: str) -> None:
 def test_a_frame_is_taken_whole_or_not_at_all() -> None:
     store = store_of(messages(1, 100))
     mine = ids_of(store, store.held)
-    node = Node(store, mine, ids_of(PEER, HASHES[:1]))
-    node.give(Begin(NOW_NS))
+    node = began(store, mine, ids_of(PEER, HASHES[:1]))
     node.receive(
         raw(items=sent_form(PEER, HASHES[:1]), stored=[mine.at(0)[1]], refused=[(HASHES[2], "no")])
     )
-    assert ended(node).fault is Fault.PROTOCOL
-    assert (ended(node).stored_by_peer, ended(node).unanswered, ended(node).outstanding) == (
-        0,
-        1,
-        1,
-    )
+    report = ended(node)
+    assert report.fault is Fault.PROTOCOL
+    assert (report.stored_by_peer, report.unanswered, report.outstanding) == (0, 1, 1)
     assert not node.writes
 
 
@@ -269,15 +238,14 @@ def test_too_much_that_nobody_asked_for_ends_the_transfer() -> None:
 
 def test_a_peer_that_sends_faster_than_the_database_is_not_read() -> None:
     store = store_of(messages(200, 100, 60))
-    node = Node(Store(), SyncIds.empty(), ids_of(store, store.held))
-    node.give(Begin(NOW_NS))
+    node = began(Store(), None, ids_of(store, store.held))
     item, frames = sent_form(store, store.held), 0
-    while reads(node):
+    while node.machine.reading:
         node.receive(raw(items=item[frames : frames + 1]))
         frames += 1
     assert frames == -(-SMALL.unstored_bytes // len(raw(items=item[:1])))
     settle(node)
-    assert reads(node)
+    assert node.machine.reading
     assert len(node.store.held) == frames
 
 
@@ -288,7 +256,7 @@ def test_silence_ends_it_and_empty_frames_are_silence() -> None:
         node.now_ns = NOW_NS + second * 10**9
         node.receive(raw())
         node.give(Ticked())
-    assert not_ended(node)
+    assert node.report is None
     node.now_ns = NOW_NS + SILENCE_NS
     node.give(Ticked())
     assert ended(node).fault is Fault.SILENCE
@@ -309,19 +277,13 @@ MINE_IDS = ids_of(MINE, MINE.held)
     ],
 )
 def test_what_counts_breaks_the_silence(what: dict[str, Any]) -> None:
-    node = Node(store_of(messages(2, 100)), MINE_IDS, ids_of(PEER, HASHES[:2]))
-    node.give(Begin(NOW_NS))
+    node = began(store_of(messages(2, 100)), MINE_IDS, ids_of(PEER, HASHES[:2]))
     node.receive(raw())
     settle(node)
     node.now_ns += SILENCE_NS - 1
     node.receive(raw(**what))
     settle(node)
-    node.now_ns += SILENCE_NS - 1
-    node.give(Ticked())
-    assert not_ended(node)
-    node.now_ns += 1
-    node.give(Ticked())
-    assert ended(node).fault is Fault.SILENCE
+    require_silence(node)
 
 
 def test_a_slow_database_is_not_the_peer_s_silence() -> None:
@@ -331,13 +293,7 @@ def test_a_slow_database_is_not_the_peer_s_silence() -> None:
         node.now_ns += SILENCE_NS
         node.give(Ticked())
     settle(node)
-    node.now_ns += SILENCE_NS - 1
-    node.give(Ticked())
-    assert not_ended(node)
-    node.now_ns += 1
-    node.give(Ticked())
-    assert ended(node).fault is Fault.SILENCE
-    assert ended(node).stored == 3
+    assert require_silence(node).stored == 3
 
 
 def test_a_peer_that_takes_no_frame_is_silent_and_costs_little() -> None:
@@ -372,8 +328,7 @@ def test_whatever_a_peer_says_only_what_is_expected_is_stored(
 ) -> None:
     dice = random.Random(seed)
     expected = HASHES[:4]
-    node = Node(store_of(messages(2, 100)), MINE_IDS, ids_of(PEER, expected))
-    node.give(Begin(NOW_NS))
+    node = began(store_of(messages(2, 100)), MINE_IDS, ids_of(PEER, expected))
     for frame in script:
         run(dice, node, steps=dice.randrange(10))
         if node.report is not None:
@@ -440,11 +395,22 @@ def published(ids: SyncIds, verdict: Verdict) -> Admitted:
     return Admitted([verdict] * len(ids), list(range(len(ids))), batch.hashes, batch)
 
 
+@contextmanager
+def no_more_than(size_bytes: int) -> Iterator[None]:
+    """What the block leaves takes less."""
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[0] < size_bytes
+    finally:
+        tracemalloc.stop()
+
+
 @pytest.mark.parametrize("what", ["stored", "refused", "not received"])
 def test_memory_is_bounded_while_the_peer_takes_no_answers(what: str) -> None:
     ids = random_ids(COUNT)
-    tracemalloc.start()
-    try:
+    answers = 4 * COUNT
+    with no_more_than(COUNT * BYTES_PER_ID + answers + 1_000_000):
         side = Silent(SyncIds.empty(), ids[np.arange(COUNT)])
         side.give(Begin(NOW_NS))
         verdict = Verdict.REJECTED if what == "refused" else Verdict.ACCEPTED
@@ -452,22 +418,12 @@ def test_memory_is_bounded_while_the_peer_takes_no_answers(what: str) -> None:
             part = published(ids[start : start + FRAME], verdict)
             side.give(Received("" if start else SESSION, part, 5_000))
         side.give(Received(SESSION, Admitted(), 10, done=True))
-        held = tracemalloc.get_traced_memory()[0]
-    finally:
-        tracemalloc.stop()
-    answers = 4 * COUNT
-    assert held < COUNT * BYTES_PER_ID + answers + 1_000_000
 
 
 def test_memory_of_ids_to_send_is_bounded() -> None:
-    tracemalloc.start()
-    try:
+    with no_more_than(COUNT * BYTES_PER_ID + 100_000):
         side = Silent(random_ids(COUNT), SyncIds.empty())
         side.give(Begin(NOW_NS))
-        held = tracemalloc.get_traced_memory()[0]
-    finally:
-        tracemalloc.stop()
-    assert held < COUNT * BYTES_PER_ID + 100_000
 
 
 def test_the_same_rules_hold_for_what_the_node_does_not_keep() -> None:

@@ -11,18 +11,20 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 from reconcile.ids import SyncIds
 from store.domain.admission import Admission, Admitted
 from store.domain.ports import Source
 from store.messages.record import RecordBatch
 from store.messages.transfer import transfer_frame, transferred
-from store.sync.limits import TransferLimits
+from store.sync.limits import SILENCE_NS, TransferLimits
 from store.sync.transfer.core import Transfer
 from store.sync.transfer.events import (
     Begin,
     Counted,
     Ended,
+    Fault,
     Find,
     Found,
     Frame,
@@ -36,6 +38,7 @@ from store.sync.transfer.events import (
     Report,
     SendFrame,
     SendReady,
+    Ticked,
 )
 from store.sync.transfer.policy_memory import PolicyMemory
 from storenode.message.rules import Policy
@@ -239,6 +242,36 @@ class Node:
         self.inbox.clear()
         if self.report is None:
             self.give(Lost("the connection broke"))
+
+
+def began(
+    store: Store,
+    to_send: SyncIds | None = None,
+    to_receive: SyncIds | None = None,
+    **more: Any,  # noqa: ANN401 - as of `Node`
+) -> Node:
+    """A side whose transfer has begun, of some IDs or none."""
+    none = SyncIds.empty()
+    node = Node(store, to_send or none, to_receive or none, **more)
+    node.give(Begin(node.now_ns))
+    return node
+
+
+def ended(node: Node) -> Report:
+    """The report of a side that has ended."""
+    assert node.report is not None
+    return node.report
+
+
+def require_silence(node: Node) -> Report:
+    """The node waits as long as it may from now on, and no longer; its report."""
+    node.now_ns += SILENCE_NS - 1
+    node.give(Ticked())
+    assert node.report is None
+    node.now_ns += 1
+    node.give(Ticked())
+    assert ended(node).fault is Fault.SILENCE
+    return ended(node)
 
 
 def encoded(frame: Frame) -> bytes:

@@ -45,7 +45,3 @@ def test_a_topic_key_is_the_start_of_a_length_prefixed_sha256(pubsub: str, conte
     raw = [pubsub.encode(), content.encode()]
     expected = sha256(b"".join(len(part).to_bytes(4, "big") + part for part in raw)).digest()[:16]
     assert topic_key(pubsub, content) == topic_key(*raw) == expected
-
-
-def test_the_border_between_the_topics_counts() -> None:
-    assert topic_key("ab", "c") != topic_key("a", "bc")

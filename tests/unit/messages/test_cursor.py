@@ -86,12 +86,13 @@ def test_a_follow_cursor_of_the_version_before_is_read_and_known_as_such(
 
 
 @given(either, st.data())
-def test_a_changed_cursor_is_refused(cursor: tuple[bytes, Read], data: st.DataObject) -> None:
-    encoded, read = bytearray(cursor[0]), cursor[1]
-    place = data.draw(st.integers(0, len(encoded) - 1))
-    encoded[place] ^= data.draw(st.integers(1, 255))
-    with pytest.raises(CursorError):
-        read(bytes(encoded))
+def test_a_damaged_cursor_is_refused(cursor: tuple[bytes, Read], data: st.DataObject) -> None:
+    encoded, read = cursor
+    changed, place = bytearray(encoded), data.draw(st.integers(0, len(encoded) - 1))
+    changed[place] ^= data.draw(st.integers(1, 255))
+    for damaged in (bytes(changed), encoded[:place], encoded + b"\0"):
+        with pytest.raises(CursorError):
+            read(damaged)
 
 
 @given(follow_cursors, st.data())
@@ -102,17 +103,6 @@ def test_a_forged_follow_cursor_is_refused(cursor: FollowCursor, data: st.DataOb
     body[place] ^= data.draw(st.integers(1, 255))
     with pytest.raises(CursorError):
         FOLLOW.open(_sealed(bytes(body)))
-
-
-@given(either, st.data())
-def test_a_shortened_or_extended_cursor_is_refused(
-    cursor: tuple[bytes, Read], data: st.DataObject
-) -> None:
-    encoded, read = cursor
-    keep = data.draw(st.integers(0, len(encoded) - 1))
-    for damaged in (encoded[:keep], encoded + b"\0"):
-        with pytest.raises(CursorError):
-            read(damaged)
 
 
 @given(st.binary(max_size=130))
@@ -148,18 +138,8 @@ def test_a_kind_from_the_future_is_named() -> None:
         (FOLLOW.open, b"SNf" + STORE_ID + b"\xff" * 8 + bytes(8)),
         (FOLLOW.open, b"SNf" + bytes(32) + b"\x80" + bytes(7) + HASH),
     ],
-    ids=[
-        "scan-short",
-        "scan-negative-time",
-        "follow-long",
-        "sealed-long",
-        "follow-position",
-        "follow-time",
-    ],
 )
-def test_a_well_sealed_cursor_with_impossible_fields_is_refused(
-    read: Callable[[bytes], object], body: bytes
-) -> None:
+def test_a_well_sealed_cursor_with_impossible_fields_is_refused(read: Read, body: bytes) -> None:
     with pytest.raises(CursorError):
         read(_sealed(body))
 

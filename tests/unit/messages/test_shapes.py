@@ -93,16 +93,6 @@ def test_messages_may_be_duplicates_of_each_other_however_they_are_encoded() -> 
     assert len(admission.batch) == 1
 
 
-def test_topics_are_judged_by_the_policy_of_each_request() -> None:
-    assert admit([USUAL], NOW_NS, POLICY).verdicts == [Verdict.ACCEPTED]
-    other = Policy(max_drift_ns=None, cluster=1, shards=frozenset({5}))
-    assert admit([USUAL], NOW_NS, other).verdicts == [Verdict.REJECTED]
-    short = Policy(max_drift_ns=None, max_topic_bytes=len(CONTENT) - 1)
-    assert admit([USUAL], NOW_NS, short).verdicts == [Verdict.REJECTED]
-    small = Policy(max_drift_ns=None, max_message_bytes=100)
-    assert admit([USUAL], NOW_NS, small).verdicts == [Verdict.REJECTED]
-
-
 def test_the_lead_says_where_the_parts_are() -> None:
     lead = read_lead(USUAL[:6])
     assert lead is not None

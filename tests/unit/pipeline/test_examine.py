@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -59,19 +60,21 @@ claims = st.lists(
 )
 
 
+def row(channel: str, message_id: str, **more: Any) -> dict[str, Any]:  # noqa: ANN401 - of columns
+    usual = {"block": 0, "own": True, "tainted": False, "lamport": 0, "ts": 1, "h0": 0}
+    return {"channel": channel, "message_id": message_id, **usual, "parents": [], **more}
+
+
 def batch(given: list[Claim]) -> pa.RecordBatch:
     rows = [
-        {
-            "channel": channel,
-            "block": 0,
-            "message_id": name,
-            "own": True,
-            "tainted": False,
-            "lamport": None if lamport is None else (lamport + 2**63) % 2**64 - 2**63,
-            "ts": ts,
-            "h0": h0,
-            "parents": parents,
-        }
+        row(
+            channel,
+            name,
+            lamport=None if lamport is None else (lamport + 2**63) % 2**64 - 2**63,
+            ts=ts,
+            h0=h0,
+            parents=parents,
+        )
         for channel, name, lamport, ts, h0, parents in sorted(given, key=lambda each: each[0])
     ]
     return pa.RecordBatch.from_pylist(rows, SCHEMA)
@@ -126,18 +129,12 @@ def test_a_chain_deeper_than_any_recursion_is_gone_through() -> None:
 
 def test_what_is_known_of_other_blocks_counts_and_is_not_reported() -> None:
     rows = batch([("one", "own", 5, 1, 0, ["early", "bad"]), ("one", "tip", 6, 1, 0, ["own"])])
-    ghosts = pa.RecordBatch.from_pylist(
-        [
-            {"channel": "one", "block": 0, "message_id": "early", "own": False, "tainted": False,
-             "lamport": 7, "ts": 1, "h0": 0, "parents": []},
-            {"channel": "one", "block": 0, "message_id": "bad", "own": False, "tainted": True,
-             "lamport": 2, "ts": 1, "h0": 0, "parents": []},
-            {"channel": "one", "block": 0, "message_id": "child", "own": False, "tainted": False,
-             "lamport": 9, "ts": 1, "h0": 0, "parents": ["tip", "own"]},
-        ],
-        SCHEMA,
-    )  # fmt: skip
-    got = found(pa.concat_batches([rows, ghosts]))
+    ghosts = [
+        row("one", "early", own=False, lamport=7),
+        row("one", "bad", own=False, tainted=True, lamport=2),
+        row("one", "child", own=False, lamport=9, parents=["tip", "own"]),
+    ]
+    got = found(pa.concat_batches([rows, pa.RecordBatch.from_pylist(ghosts, SCHEMA)]))
     assert not got[MISSING]
     assert not got[HEAD]
     assert names_of(got[INCOMPLETE], "message_id") == {("own",), ("tip",)}
@@ -156,11 +153,12 @@ def test_blocks_are_taken_whole_however_they_are_cut_into_batches(
     keys: list[tuple[int, int, int]], size: int, entries: int
 ) -> None:
     rows = [
-        {"channel": str(channel), "block": block, "message_id": str(place), "own": True,
-         "tainted": False, "lamport": 0, "ts": 1, "h0": 0, "parents": ["p"] * parents,
-         BUCKET: 3 * channel + block}
+        {
+            **row(str(channel), str(place), block=block, parents=["p"] * parents),
+            BUCKET: 3 * channel + block,
+        }
         for place, (channel, block, parents) in enumerate(sorted(keys))
-    ]  # fmt: skip
+    ]
     whole = pa.RecordBatch.from_pylist(rows, SCHEMA.append(pa.field(BUCKET, pa.int64())))
     batches = [whole.slice(start, size) for start in range(0, len(whole), size)]
     got = list(whole_blocks(iter(batches), entries))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,7 +16,6 @@ from store.pipeline.figures.axis import axis_of, usual_days
 from store.pipeline.figures.findings import NOTE, WARNING, outlook_finding
 from store.pipeline.figures.gathered import Place
 from store.pipeline.figures.limits import MAX_NAME_CHARS, MAX_STEPS, OUTLIERS
-from store.pipeline.figures.names import given_size
 from store.pipeline.figures.outlook import Limits, Outlook, outlook_of
 from store.pipeline.limits import DAY_NS, HOUR_NS
 
@@ -32,38 +33,36 @@ def test_a_name_is_shown_by_what_prints_alone(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "text"),
+    ("show", "given", "text"),
     [
-        ("room", "room"),
-        ("", "(empty)"),
-        (" \t", "(empty)"),
-        ("a\x1b[31m\n", r"a\x1b[31m\n"),
-        ("\u202egnp.exe", r"\u202egnp.exe"),
-        ("\ud800", r"\ud800"),
-        ("چت日本", "چت日本"),
-        ("e" + 4 * "\u0301", "e\u0301\u0301" + 2 * r"\u0301"),
-        ("x" * 121, "x" * 120 + "…"),
-        ("x" * 120, "x" * 120),
+        (names.shown, "room", "room"),
+        (names.shown, "", "(empty)"),
+        (names.shown, " \t", "(empty)"),
+        (names.shown, "a\x1b[31m\n", r"a\x1b[31m\n"),
+        (names.shown, "\u202egnp.exe", r"\u202egnp.exe"),
+        (names.shown, "\ud800", r"\ud800"),
+        (names.shown, "چت日本", "چت日本"),
+        (names.shown, "e" + 4 * "\u0301", "e\u0301\u0301" + 2 * r"\u0301"),
+        (names.shown, "x" * 121, "x" * 120 + "…"),
+        (names.shown, "x" * 120, "x" * 120),
+        (names.span, 0.0, "0 ms"),
+        (names.span, -0.03, "-30 ms"),
+        (names.span, 1.26, "1.26 s"),
+        (names.span, 300, "5 min"),
+        (names.span, 5_400, "90 min"),
+        (names.span, 9_000, "2.5 h"),
+        (names.span, 864_000, "10 days"),
+        (names.given_size, 200 * 2**30, "200 GiB"),
+        (names.given_size, 2**40, "1 TiB"),
+        (names.given_size, 10**9, "1 GB"),
+        (names.given_size, 1_536, "1.54 kB"),
+        (names.given_size, 0, "0 bytes"),
     ],
 )
-def test_names_of_strangers(name: str, text: str) -> None:
-    assert names.shown(name) == text
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0.0, "0 ms"),
-        (-0.03, "-30 ms"),
-        (1.26, "1.26 s"),
-        (300, "5 min"),
-        (5_400, "90 min"),
-        (9_000, "2.5 h"),
-        (864_000, "10 days"),
-    ],
-)
-def test_spans_have_the_unit_that_fits(seconds: float, text: str) -> None:
-    assert names.span(seconds) == text
+def test_names_of_strangers_spans_and_sizes(
+    show: Callable[[Any], str], given: object, text: str
+) -> None:
+    assert show(given) == text
 
 
 @given(TIMES, TIMES)
@@ -145,20 +144,6 @@ def test_each_retention_says_what_it_drops_by_itself() -> None:
     wide = replace(limits, retention_bytes=2**40)
     found = outlook_finding(Place("the database", wide, outlook)).text
     assert "the retention by age drops what is older than 30 days, and leaves 310 MB" in found
-
-
-@pytest.mark.parametrize(
-    ("size", "text"),
-    [
-        (200 * 2**30, "200 GiB"),
-        (2**40, "1 TiB"),
-        (10**9, "1 GB"),
-        (1_536, "1.54 kB"),
-        (0, "0 bytes"),
-    ],
-)
-def test_a_size_is_shown_as_it_was_given(size: int, text: str) -> None:
-    assert given_size(size) == text
 
 
 @pytest.mark.parametrize("days", [{}, {5: 10}, {5: 10, 6: 10}])

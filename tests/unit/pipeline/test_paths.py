@@ -40,11 +40,22 @@ def test_a_path_is_the_same_place_for_both(given: str, path: str, spark: str) ->
     assert for_spark(found) == spark
 
 
+STORES = "s3://BUCKET/PATH, gs://BUCKET/PATH or abfss://"
+NO_DATABASE = "An archive is a directory, not a database"
+
+
 @pytest.mark.parametrize(
-    "path", ["hdfs://host:9000/one", "gcs://b/x", "http://h/x", "s3://", "gs:///"]
+    ("path", "words"),
+    [
+        *(
+            (path, STORES)
+            for path in ("hdfs://h:9000/x", "gcs://b/x", "http://h/x", "s3://", "gs:///")
+        ),
+        *((path, NO_DATABASE) for path in ("", "postgresql://host/name", "postgres://host/name")),
+    ],
 )
-def test_another_kind_of_store_is_refused_with_those_that_there_are(path: str) -> None:
-    with pytest.raises(PipelineError, match="s3://BUCKET/PATH, gs://BUCKET/PATH or abfss://"):
+def test_another_kind_of_store_and_a_database_are_refused(path: str, words: str) -> None:
+    with pytest.raises(PipelineError, match=words):
         checked(path)
 
 
@@ -60,12 +71,6 @@ def test_a_path_of_this_machine_is_absolute(
     monkeypatch.chdir(tmp_path)
     assert checked("lake") == checked("file:lake") == str(tmp_path / "lake")
     assert checked("co:lon") == str(tmp_path / "co:lon")
-
-
-@pytest.mark.parametrize("path", ["", "postgresql://host/name", "postgres://host/name"])
-def test_a_database_is_no_path(path: str) -> None:
-    with pytest.raises(PipelineError, match="An archive is a directory, not a database"):
-        checked(path)
 
 
 @pytest.mark.parametrize("path", ["/a[b", "/a]b", "/a\\b", "/100%", "/a\nb", "s3a://b/\x7f"])

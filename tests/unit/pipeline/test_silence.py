@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -68,11 +67,6 @@ def test_a_silence_lasts_up_to_the_last_hour_that_is_over() -> None:
     assert found(counts, 4 * 24) == []
     assert found(counts, 7 * 24) == [(4 * 24, 7 * 24, 3 * 24 * 12)]
     assert found(counts | {7 * 24: 1}, 7 * 24) == [(4 * 24, 7 * 24, 3 * 24 * 12)]
-
-
-@pytest.mark.parametrize("end", [0, 5, MIN_ACTIVE_HOURS - 1])
-def test_few_hours_prove_nothing(end: int) -> None:
-    assert found(of_days(range(24), range(9), 100), end) == []
 
 
 def naive(counts: dict[int, int], end: int) -> list[tuple[int, int, int]]:

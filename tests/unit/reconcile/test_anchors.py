@@ -14,6 +14,7 @@ from reconcile import kernel
 from reconcile.compact import plan
 from reconcile.compact.keys import first_key
 from reconcile.compact.outcome import Found
+from reconcile.compact.plan import Slicing
 from reconcile.compact.slices import Held, Regions, Slices
 from reconcile.ids import SyncId, SyncIds
 from reconcile.index import Index, IndexView
@@ -110,18 +111,17 @@ def test_slices_at_anchors_are_cut_alike(
         lower, upper = edges[::2], edges[1::2]
         kept = lower < upper
         regions = Regions.joined(lower[kept], upper[kept])
-    own, frame = held.cut(regions, slices, KEY, 4, anchored=True)
+    own, frame = held.cut(regions, KEY, Slicing(slices, 4, anchored=True))
     with kernel.python_only():
-        plain, plain_frame = held.cut(regions, slices, KEY, 4, anchored=True)
+        plain, plain_frame = held.cut(regions, KEY, Slicing(slices, 4, anchored=True))
     assert frame == plain_frame
     for name in Slices.__slots__:
         assert getattr(own, name).tolist() == getattr(plain, name).tolist(), name
     others = rng.sample(ids, len(ids) - len(ids) // 10)
     other = Held(view_of(sorted(others), chunk), window)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plan, "NEAR_ITEMS", seed % 2 * 10**6)
-        compared = other.compare_quickly((frame, 0), regions, KEY, 65_536, 4)
-        again = held.compare_quickly((frame, 0), regions, KEY, 65_536, 4)
+    may_be = Slicing(65_536, 4, anchored=seed % 2 == 0)
+    compared = other.compare_quickly((frame, 0), regions, KEY, may_be)
+    again = held.compare_quickly((frame, 0), regions, KEY, may_be)
     assert compared is not None
     assert again is not None
     assert not again.differs.any()
@@ -174,21 +174,19 @@ def test_slices_are_more_and_at_anchors_where_there_are_many_ids() -> None:
     assert plan.slicing(10_000, 10_000, 10**8).count == 65_536
 
 
-def test_an_anchor_of_the_last_time_there_is_leaves_nothing_out(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_anchor_of_the_last_time_there_is_leaves_nothing_out() -> None:
     """As a bound this time means the end, and an ID of it is before that."""
-    monkeypatch.setattr(plan, "NEAR_ITEMS", 0)
     ids = [
         (time, bytes((0x3E,)) + hash_[1:]) for time, hash_ in some_ids(random.Random(3), 300, 10**6)
     ]
     last = MAX_TIMESTAMP_NS, bytes(31) + b"\1"
     held = Held(view_of(sorted([*ids, last]), 10**5), ((0, bytes(32)), (last[0], b"\xff" * 32)))
     for anchored in (False, True):
-        own, frame = held.cut(held.regions, 10, KEY, 4, anchored=anchored)
+        own, frame = held.cut(held.regions, KEY, Slicing(10, 4, anchored=anchored))
         with kernel.python_only():
-            assert held.cut(held.regions, 10, KEY, 4, anchored=anchored)[1] == frame
+            assert held.cut(held.regions, KEY, Slicing(10, 4, anchored=anchored))[1] == frame
         assert own.high[-1] == held.count
-        compared = held.compare_quickly((frame, 0), held.regions, KEY, 65_536, 4)
+        may_be = Slicing(65_536, 4, anchored=True)
+        compared = held.compare_quickly((frame, 0), held.regions, KEY, may_be)
         assert compared is not None
         assert not len(compared.chosen)

@@ -14,8 +14,8 @@ from store.domain.ports import Source
 from store.gossip.events import Bodies, Events, FrameOut, GetEvents, Inventory, SyncLeaves
 from store.observe.limits import MAX_FRAME_TRACES
 from store.observe.tracing import FrameTrace, Tracing
-from store.rpc.failure import RpcFailure
 from store.rpc.gossip_frames import decode_gossip, encode_gossip
+from store.serving.failure import CallFailure
 from storenode.client.messages import hash_of, new_message
 from storenode.message.rules import Policy
 from storenode.wire.storenode.v1 import peer_pb2
@@ -155,7 +155,7 @@ async def test_only_so_many_traces_of_a_frame_are_taken() -> None:
 async def test_whatever_comes_is_a_frame_or_is_refused(data: bytes) -> None:
     try:
         await decode_gossip(data, admission())
-    except RpcFailure as failure:
+    except CallFailure as failure:
         assert failure.sentence  # noqa: PT017 - either is right
 
 
@@ -163,5 +163,5 @@ async def test_whatever_comes_is_a_frame_or_is_refused(data: bytes) -> None:
 async def test_ids_are_message_hashes(kind: str) -> None:
     frame = peer_pb2.GossipFrame()
     getattr(frame, kind).ids.append(bytes(31))
-    with pytest.raises(RpcFailure, match="has not 32 bytes"):
+    with pytest.raises(CallFailure, match="has not 32 bytes"):
         await decode_gossip(frame.SerializeToString(), admission())

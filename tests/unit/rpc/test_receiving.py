@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import Any, cast
 
-import grpc
 import pytest
 
 from store.rpc import receiving
-from store.rpc.failure import RpcFailure
 from store.rpc.receiving import NoRequest, Receiving
+from store.serving.failure import CallFailure, Code
 
 
 class Caller:
@@ -68,17 +67,17 @@ async def test_who_keeps_a_place_loses_it_when_others_wait(
     await asyncio.sleep(0.2)
     assert not slow.done(), "nobody else wants the place"
     assert await read(places, Caller(request=b"x")) == b"x"
-    with pytest.raises(RpcFailure) as refused:
+    with pytest.raises(CallFailure) as refused:
         await slow
-    assert refused.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert refused.value.code is Code.RESOURCE_EXHAUSTED
     assert refused.value.retry
 
 
 async def test_a_request_has_its_time_when_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(receiving, "REQUEST_TIMEOUT_S", 0.05)
-    with pytest.raises(RpcFailure) as refused:
+    with pytest.raises(CallFailure) as refused:
         await read(Receiving(1), Caller())
-    assert refused.value.code is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert refused.value.code is Code.DEADLINE_EXCEEDED
 
 
 async def test_a_connection_with_many_calls_does_not_keep_another_waiting(
@@ -114,9 +113,9 @@ async def test_without_waiting_a_full_house_is_told_at_once() -> None:
     places = Receiving(1)
     holder = asyncio.create_task(read(places, Caller()))
     await asyncio.sleep(0)
-    with pytest.raises(RpcFailure) as refused:
+    with pytest.raises(CallFailure) as refused:
         await read(places, Caller(request=b"x"), wait=False)
-    assert refused.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert refused.value.code is Code.RESOURCE_EXHAUSTED
     holder.cancel()
     await asyncio.gather(holder, return_exceptions=True)
 
@@ -131,7 +130,7 @@ async def test_of_too_many_that_wait_one_of_the_fullest_connection_is_refused(
     await asyncio.sleep(0)
     alone = asyncio.create_task(read(places, Caller("ipv4:192.0.2.2:1", b"x")))
     done, _ = await asyncio.wait(crowd, return_when=asyncio.FIRST_COMPLETED)
-    assert [type(task.exception()) for task in done] == [RpcFailure]
+    assert [type(task.exception()) for task in done] == [CallFailure]
     holder.request.set_result(b"y")
     assert await holding == b"y"
     for task in crowd:

@@ -6,13 +6,12 @@ import asyncio
 from collections.abc import Iterable
 from typing import Any, cast
 
-import grpc
 import pytest
 
 from store.rpc import unfinished
-from store.rpc.failure import RpcFailure
 from store.rpc.limits import LOOKAHEAD_BYTES
 from store.rpc.unfinished import Unfinished
+from store.serving.failure import CallFailure, Code
 
 MIB = 1024 * 1024
 
@@ -67,6 +66,12 @@ class Stream:
         return asyncio.create_task(self._places.next(cast("Any", self), self._owner))
 
 
+async def read(places: Unfinished, connection: str, size_bytes: int) -> None:
+    """Read a request that has come in full."""
+    async with places.awaiting(connection, "a") as known:
+        known.read_bytes += size_bytes
+
+
 async def look(places: Unfinished) -> None:
     """Look, and let streams end."""
     await asyncio.sleep(0)
@@ -100,8 +105,8 @@ async def test_who_holds_most_gives_way_and_others_go_on() -> None:
     ended = [each for each in crowd if each.task.done()]
     assert len(ended) == 8
     failure = ended[0].task.exception()
-    assert isinstance(failure, RpcFailure)
-    assert failure.code is grpc.StatusCode.UNAVAILABLE
+    assert isinstance(failure, CallFailure)
+    assert failure.code is Code.UNAVAILABLE
     assert failure.retry
     assert not large.task.done()
     assert places.held_bytes == 9 * MIB
@@ -134,7 +139,7 @@ async def test_what_was_read_and_its_frames_are_held_by_nobody() -> None:
         # What came since the look before might be part of a request.
         assert places.held_bytes <= MIB + MIB // 2 + LOOKAHEAD_BYTES
     kernel.came["ipv4:192.0.2.1:1"] += 8 * MIB
-    places.read("ipv4:192.0.2.1:1", 8 * MIB)
+    await read(places, "ipv4:192.0.2.1:1", 8 * MIB)
     await look(places)
     assert not stream.task.done()
     stream.sends(11 * MIB)
@@ -183,13 +188,13 @@ async def test_closed_connections_are_forgotten(monkeypatch: pytest.MonkeyPatch)
     places = Unfinished(MIB, kernel.count)
     stream = Stream(places, kernel, "ipv4:192.0.2.1:1", "a")
     for number in range(2_000):
-        places.read(f"ipv4:192.0.2.3:{number}", 100)
+        await read(places, f"ipv4:192.0.2.3:{number}", 100)
         if number % 100 == 0:
             await look(places)
     await look(places)
     kernel.asked.clear()
     for number in range(2_000, 2_020):
-        places.read(f"ipv4:192.0.2.3:{number}", 100)
+        await read(places, f"ipv4:192.0.2.3:{number}", 100)
     await look(places)
     assert max(map(len, kernel.asked)) < 200
     await stop([stream])

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import os
 from contextlib import suppress
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -52,18 +53,19 @@ def test_attempts_of_maintenance_within_an_outage_are_one_event() -> None:
 
 def test_readiness_names_the_first_obstacle_and_tells_changes_once() -> None:
     told: list[bool] = []
+    unready = attrgetter("unready")
     readiness = Readiness(told.append)
-    assert readiness.why_not() == "the node is starting"
+    assert unready(readiness) == "the node is starting"
     readiness.set(Obstacle.DATABASE, present=True)
     readiness.set(Obstacle.STARTING, present=False)
     assert (readiness.ready, told) == (False, [])
-    assert readiness.why_not() == "the database does not answer"
+    assert unready(readiness) == "the database does not answer"
     readiness.set(Obstacle.DATABASE, present=False)
     readiness.set(Obstacle.DATABASE, present=False)
-    assert (readiness.ready, readiness.why_not(), told) == (True, None, [True])
+    assert (readiness.ready, unready(readiness), told) == (True, None, [True])
     readiness.set(Obstacle.DRAINING, present=True)
     readiness.set(Obstacle.DATABASE, present=True)
-    assert readiness.why_not() == "the node is shutting down"
+    assert unready(readiness) == "the node is shutting down"
     assert told == [True, False]
 
 
@@ -105,6 +107,14 @@ def source(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> PolicySource:
     return PolicySource(config, lambda: NOW_NS)
 
 
+def loaded(path: Path, *tokens: str) -> TokenFile:
+    """A file with these tokens, as it was read."""
+    write_tokens(path, *tokens)
+    file = TokenFile(path, ClientLimits())
+    file.load()
+    return file
+
+
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Token files come to rest without a wait."""
@@ -116,9 +126,7 @@ async def test_a_token_file_is_taken_over_when_it_changes_and_kept_when_it_break
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "tokens.toml"
-    write_tokens(path, "first")
-    tokens = TokenFile(path, ClientLimits())
-    tokens.load()
+    tokens = loaded(path, "first")
     assert admitted(tokens, "first")
     write_tokens(path, "second")
     await tokens.follow()
@@ -146,9 +154,7 @@ async def test_a_token_file_that_is_being_written_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str | None
 ) -> None:
     path = tmp_path / "tokens.toml"
-    write_tokens(path, "valid", "second")
-    tokens = TokenFile(path, ClientLimits())
-    tokens.load()
+    tokens = loaded(path, "valid", "second")
     seen = []
 
     async def written_meanwhile(_seconds: float) -> None:
@@ -167,9 +173,7 @@ async def test_a_token_file_that_never_rests_is_taken_over_where_it_is_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "tokens.toml"
-    write_tokens(path, "valid", "revoked")
-    tokens = TokenFile(path, ClientLimits())
-    tokens.load()
+    tokens = loaded(path, "valid", "revoked")
     turn = 0
 
     async def rewritten(_seconds: float) -> None:
@@ -190,10 +194,8 @@ async def test_a_token_file_that_never_rests_is_taken_over_where_it_is_whole(
 @pytest.mark.usefixtures("at_once")
 async def test_a_change_that_keeps_size_and_time_of_a_token_file_is_seen(tmp_path: Path) -> None:
     path = tmp_path / "tokens.toml"
-    write_tokens(path, "first")
+    tokens = loaded(path, "first")
     about = path.stat()
-    tokens = TokenFile(path, ClientLimits())
-    tokens.load()
     path.write_text(path.read_text().replace(digest_of("first"), digest_of("other")))
     os.utime(path, ns=(about.st_atime_ns, about.st_mtime_ns))
     await tokens.follow()
@@ -205,7 +207,7 @@ async def test_without_a_token_file_everybody_may_read() -> None:
     tokens.load()
     tokens.reload()
     await tokens.follow()
-    somebody = tokens.current().authorize(None, Right.READ, "host x")
+    somebody = tokens.access.authorize(None, Right.READ, "host x")
     assert not isinstance(somebody, Denied)
     assert somebody.limits.requests_per_s == 7
 
@@ -230,7 +232,7 @@ def write_tokens(path: Path, *tokens: str) -> None:
 
 
 def admitted(tokens: TokenFile, token: str) -> bool:
-    found = tokens.current().authorize(f"Bearer {token}", Right.READ, "host x")
+    found = tokens.access.authorize(f"Bearer {token}", Right.READ, "host x")
     return not isinstance(found, Denied)
 
 

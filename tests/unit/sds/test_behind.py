@@ -1,15 +1,11 @@
 """What a peer's filter proves that we lack."""
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
 from storenode.sds.behind import MAX_SEARCHES
-from storenode.sds.bloom import FilterShape, RollingFilter, filter_of
-from storenode.sds.channel import MessageChannel
-from storenode.sds.events import Behind, Broadcast, CaughtUp, Event, Reason
+from storenode.sds.bloom import FilterShape, filter_of
+from storenode.sds.events import Behind, Broadcast, CaughtUp, Reason
 from storenode.sds.limits import MAX_BEHIND_PEERS, MAX_COMPARED_PEERS, MAX_EXPLAINED_IDS
 from storenode.sds.snapshot import restore, snapshot
-from tests.unit.sds.worlds import NOW, SMALL, channel, dice, of, take, wire
+from tests.unit.sds.worlds import NOW, SMALL, channel, later, of, take, wire
 
 GRACE_MS = 10_000
 TINY = FilterShape(40, 1e-6)
@@ -17,10 +13,6 @@ TINY = FilterShape(40, 1e-6)
 
 def shown(seen: list[str], at: int = NOW, sender: str = "peer") -> bytes:
     return wire(f"s{at}{sender}", content=None, seen=seen, lamport=at, sender=sender)
-
-
-def later(me: MessageChannel, *seconds: int) -> list[Event]:
-    return [event for each in seconds for event in me.tick(NOW + each * 1_000, dice())]
 
 
 def test_a_message_that_nobody_names_is_told_after_the_grace_and_found() -> None:
@@ -83,33 +75,6 @@ def test_a_search_begins_where_the_peer_last_showed_nothing_new() -> None:
     take(me, shown(["a", "hidden"], at), now=at)
     (behind,) = of(Behind, later(me, 3_610, 3_620))
     assert behind.since_ms == NOW - 600_000
-
-
-@settings(max_examples=40, deadline=None)
-@given(st.integers(0, 2**32), st.integers(1, 150))
-def test_peers_with_the_same_messages_in_another_order_show_nothing(seed: int, count: int) -> None:
-    chance, me, peer = dice(seed), channel(filter=TINY), RollingFilter(TINY)
-    ids = [f"m{seed}-{number}" for number in range(count)]
-    for number, place in enumerate(sorted(range(count), key=lambda n: n + chance.uniform(0, 3))):
-        at = NOW + number * 1_000
-        take(me, wire(ids[number], lamport=at), now=at)
-        peer.add(ids[place])
-        sync = wire("s", content=None, bloom_filter=peer.encode(), lamport=at)
-        take(me, sync, now=at)
-        assert of(Behind, later(me, number)) == []
-    assert of(Behind, later(me, count + 10, count + 20, count + 30)) == []
-
-
-@settings(max_examples=40, deadline=None)
-@given(st.integers(1, 40), st.data())
-def test_any_hole_in_a_log_that_fits_the_filter_shows(count: int, data: st.DataObject) -> None:
-    me = channel(filter=TINY)
-    ids = [f"m{number}" for number in range(count)]
-    holes = set(data.draw(st.lists(st.sampled_from(ids), min_size=1)))
-    take(me, *[wire(name) for name in ids if name not in holes])
-    take(me, wire("s", content=None, bloom_filter=filter_of(TINY, ids)))
-    (behind,) = of(Behind, later(me, 10, 20))
-    assert 1 <= behind.at_least <= len(holes)
 
 
 def test_a_filter_that_reaches_further_back_than_ours_proves_nothing() -> None:

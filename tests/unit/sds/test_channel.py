@@ -20,7 +20,6 @@ from storenode.sds.events import (
     Reason,
     Receive,
     Received,
-    RepairRequested,
     Send,
     SendEphemeral,
     SendSync,
@@ -31,7 +30,6 @@ from storenode.sds.snapshot import restore, snapshot
 from tests.unit.sds.worlds import (
     CHANNEL,
     NOW,
-    QUICK_REPAIR,
     SMALL,
     channel,
     delivered,
@@ -336,28 +334,6 @@ def test_what_came_after_it_was_given_up_is_not_named_as_unmet() -> None:
     take(me, wire("a", lamport=NOW - 1), now=NOW + 1_200)
     (_, told) = of(Delivered, take(me, wire("d"), now=NOW + 1_300))
     assert (told.message_id, told.unmet) == ("c", ())
-
-
-@pytest.mark.parametrize("restarted", [False, True])
-def test_timers_go_on_when_the_clock_is_set_back(restarted: bool) -> None:
-    me = channel(repair=QUICK_REPAIR, resend_ms=3_000, sync_max_ms=20_000)
-    ahead = NOW + 7_200_000
-    me.tick(ahead, dice())
-    me.send(ahead, b"text", "m")
-    take(me, wire("b", after=["a"]), now=ahead)
-    me.tick(ahead, dice())
-    if restarted:
-        me = restore(me.config, snapshot(me))
-    due = me.next_due_ms(dice()) - ahead
-    me.tick(NOW, dice())
-    assert 0 < due <= 1_000
-    assert NOW < me.next_due_ms(dice()) <= NOW + due
-    told = [event for now in range(NOW, NOW + 6_000, 100) for event in me.tick(now, dice())]
-    assert Reason.RESEND in {event.reason for event in of(Broadcast, told)}
-    assert of(RepairRequested, told)
-    assert of(Missing, told)
-    assert me.send(NOW + 6_000, b"more")
-    assert me.clock.value > ahead
 
 
 @pytest.mark.parametrize("restarted", [False, True])

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storenode.sds.bloom import FilterShape, RollingFilter, Shape, filter_of
-from storenode.sds.channel import MessageChannel
 from storenode.sds.config import RepairConfig
 from storenode.sds.envelope import decode_message
 from storenode.sds.events import (
@@ -21,7 +20,7 @@ from storenode.sds.events import (
 )
 from storenode.sds.limits import MAX_FOREIGN_SHAPES, MAX_SDS_MESSAGE_BYTES
 from storenode.sds.shapes import InferredShape, Sample
-from tests.unit.sds.worlds import NOW, SMALL, channel, dice, of, payloads, take, wire
+from tests.unit.sds.worlds import NOW, SMALL, channel, dice, later, of, payloads, take, wire
 
 OTHERS = [
     FilterShape(300, 0.001),
@@ -36,10 +35,6 @@ SAME_SIZE = FilterShape(750, 0.0001)
 def shown(ids: list[str], shape: Shape, at: int = NOW, sender: str = "peer") -> bytes:
     name = f"s{at}{sender}"
     return wire(name, content=None, bloom_filter=filter_of(shape, ids), lamport=at, sender=sender)
-
-
-def later(me: MessageChannel, *seconds: int) -> list[Event]:
-    return [event for each in seconds for event in me.tick(NOW + each * 1_000, dice())]
 
 
 def numbered(count: int, seed: int = 0) -> list[str]:
@@ -83,7 +78,7 @@ def test_a_shape_is_found_out_or_left_open_and_never_mistaken(
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.sampled_from([*OTHERS, SAME_SIZE]), st.integers(40, 150), st.data())
+@given(st.sampled_from([SMALL, *OTHERS, SAME_SIZE]), st.integers(40, 150), st.data())
 def test_a_hole_shows_if_and_only_if_the_peer_has_what_we_lack(
     shape: FilterShape, count: int, data: st.DataObject
 ) -> None:
@@ -107,9 +102,12 @@ def test_a_hole_shows_if_and_only_if_the_peer_has_what_we_lack(
     assert not me.lacks.incomparable
 
 
+@pytest.mark.parametrize("own", [SMALL, FilterShape(100, 0.001)])
 @pytest.mark.parametrize("shape", [FilterShape(100, 0.001), FilterShape(200, 0.05)])
-def test_filters_that_roll_over_show_nothing_where_nothing_is_lacking(shape: FilterShape) -> None:
-    me, peer, chance = channel(), RollingFilter(shape), dice(4)
+def test_filters_that_roll_over_show_nothing_where_nothing_is_lacking(
+    shape: FilterShape, own: FilterShape
+) -> None:
+    me, peer, chance = channel(filter=own), RollingFilter(shape), dice(4)
     ids = numbered(shape.capacity * 3)
     order = sorted(range(len(ids)), key=lambda place: place + chance.uniform(0, 6))
     events: list[Event] = []

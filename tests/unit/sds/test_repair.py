@@ -45,17 +45,6 @@ def test_one_group_of_several_answers_and_the_sender_always() -> None:
     assert all(may_answer(CONFIG, str(n), "bob", "m") for n in range(20))
 
 
-def test_seeing_an_answer_cancels_ours() -> None:
-    me = channel(repair=QUICK_REPAIR)
-    packet = wire("theirs", sender="bob")
-    take(me, packet)
-    take(me, wire("ask", sender="carol", content=None, asks=["theirs"]))
-    assert me.answers is not None
-    assert list(me.answers.pending) == ["theirs"]
-    take(me, packet)
-    assert of(RepairAnswered, me.tick(NOW + 1_000, dice())) == []
-
-
 def test_an_answer_is_the_message_itself() -> None:
     me, you = channel("me", repair=QUICK_REPAIR), channel("you")
     original = wire("theirs", after=["cause"], sender="bob", seen=["cause"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -62,43 +63,26 @@ def test_other_bytes_are_refused_or_within_bounds(data: bytes) -> None:
     assert 0 <= segment.index < segment.whole.count <= MAX_SEGMENTS
 
 
+def published(**fields: Any) -> SegmentMessageProto:  # noqa: ANN401 - as of the message
+    return SegmentMessageProto(**{"entire_message_hash": bytes(32), **fields})
+
+
+def of_nim(**fields: Any) -> SegmentMessage:  # noqa: ANN401 - as of the message
+    return SegmentMessage(original_payload_hash=bytes(32), data_segment_count=1, **fields)
+
+
 @pytest.mark.parametrize(
     ("data", "why"),
     [
         (b"\x0a\x7f", "no segment"),
         (b"", "0 bytes, not 32"),
-        (SegmentMessageProto(entire_message_hash=bytes(32)), "number 0 of 0"),
-        (SegmentMessageProto(entire_message_hash=bytes(31), data_segment_count=1), "31 bytes"),
-        (
-            SegmentMessageProto(
-                entire_message_hash=bytes(32), data_segment_count=2, data_segment_index=2
-            ),
-            "number 2 of 2",
-        ),
-        (
-            SegmentMessageProto(entire_message_hash=bytes(32), data_segment_count=256),
-            "number 0 of 256",
-        ),
-        (
-            SegmentMessage(
-                original_payload_hash=bytes(32), data_segment_count=1, segment_payload=b"12"
-            ),
-            "content has 0 bytes",
-        ),
-        (
-            SegmentMessage(
-                original_payload_hash=bytes(32),
-                data_segment_count=1,
-                original_payload_length=2**32 - 1,
-            ),
-            "content has 4294967295 bytes",
-        ),
-        (
-            SegmentMessageProto(
-                entire_message_hash=bytes(32), data_segment_count=1, is_parity=True
-            ),
-            "parity",
-        ),
+        (published(), "number 0 of 0"),
+        (published(entire_message_hash=bytes(31), data_segment_count=1), "31 bytes"),
+        (published(data_segment_count=2, data_segment_index=2), "number 2 of 2"),
+        (published(data_segment_count=256), "number 0 of 256"),
+        (published(data_segment_count=1, is_parity=True), "parity"),
+        (of_nim(segment_payload=b"12"), "content has 0 bytes"),
+        (of_nim(original_payload_length=2**32 - 1), "content has 4294967295 bytes"),
     ],
 )
 def test_what_lies_about_its_numbers_is_refused(

@@ -1,6 +1,8 @@
 """A channel goes on exactly where it was saved, and not from damaged bytes."""
 
+from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 
 import pytest
 from hypothesis import given, settings
@@ -8,6 +10,7 @@ from hypothesis import strategies as st
 
 from storenode.sds.bloom import FilterShape
 from storenode.sds.channel import MessageChannel
+from storenode.sds.config import ChannelConfig
 from storenode.sds.envelope import Entry
 from storenode.sds.events import Packet
 from storenode.sds.snapshot import CHECKSUM_BYTES, SnapshotError, _checksum, restore, snapshot
@@ -27,6 +30,13 @@ def full_channel() -> MessageChannel:
     take(me, wire("s", after=["m", "waits"], content=None, lamport=NOW + 60_000), now=NOW + 7_000)
     take(me, wire("full", seen=["seen"], lamport=NOW + 90_000), now=NOW + 90_000)
     return me
+
+
+@cache
+def saved() -> tuple[ChannelConfig, bytes]:
+    """The configuration and the snapshot of a full channel."""
+    me = full_channel()
+    return me.config, snapshot(me)
 
 
 def test_a_restored_channel_behaves_as_the_saved_one() -> None:
@@ -63,26 +73,24 @@ def test_a_long_log_is_restored_with_its_pages() -> None:
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_damage_is_refused(data: st.DataObject) -> None:
-    good = snapshot(full_channel())
+    config, good = saved()
     place = data.draw(st.integers(0, len(good) - 1))
     bit = data.draw(st.integers(0, 7))
     flipped = bytearray(good)
     flipped[place] ^= 1 << bit
     for damaged in (bytes(flipped), good[:place], good + b"x"):
         with pytest.raises(SnapshotError):
-            restore(full_channel().config, damaged)
+            restore(config, damaged)
 
 
 @settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_damage_under_a_right_checksum_is_an_error_or_a_channel(data: st.DataObject) -> None:
-    me = full_channel()
-    body = bytearray(snapshot(me)[:-CHECKSUM_BYTES])
+    config, good = saved()
+    body = bytearray(good[:-CHECKSUM_BYTES])
     body[data.draw(st.integers(5, len(body) - 1))] ^= data.draw(st.integers(1, 255))
-    try:
-        restore(me.config, bytes(body) + _checksum(bytes(body)))
-    except SnapshotError:
-        return
+    with suppress(SnapshotError):
+        restore(config, bytes(body) + _checksum(bytes(body)))
 
 
 def test_what_belongs_elsewhere_is_refused() -> None:

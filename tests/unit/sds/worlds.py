@@ -96,3 +96,8 @@ def take(into: MessageChannel, *messages: bytes, now: int = NOW) -> list[Event]:
     events = into.receive(now, [Packet(message) for message in messages])
     into.check()
     return events
+
+
+def later(me: MessageChannel, *seconds: int) -> list[Event]:
+    """What a channel does by itself at these moments."""
+    return [event for each in seconds for event in me.tick(NOW + each * 1_000, dice())]

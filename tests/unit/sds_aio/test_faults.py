@@ -1,24 +1,17 @@
-"""Participants that come and go over a network that fails: in the end their logs are equal."""
+"""A transport that breaks again and again: a scan goes on where it was cut."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import AsyncExitStack, aclosing
+from contextlib import aclosing
 from pathlib import Path
-from random import Random
-
-import pytest
 
 from storenode.sds.aio.bus import Bus, BusLink, BusTransport
 from storenode.sds.aio.channel import Channel
-from storenode.sds.aio.feed import Feed
-from storenode.sds.aio.ledger import Ledger
 from storenode.sds.aio.limits import MAX_HINTS_PER_CALL
-from storenode.sds.aio.rotation import Rotation
 from storenode.sds.aio.transport import Fetched, Route, TransportError
 from storenode.sds.bloom import FilterShape
-from storenode.sds.channel import MessageChannel
 from storenode.sds.config import ChannelConfig
 from tests.support.conversation import conversation
 
@@ -26,79 +19,7 @@ PATIENCE_S = 90.0
 SHAPE = FilterShape(200, 0.01)
 PUBSUB, CONTENT = "/waku/2/rs/1/0", "/sds/1/room/proto"
 NEWEST_NS = 1_763_625_600_000_000_000
-NAMES = ("alice", "bob", "carol")
-
-
-def config_of(sender: str) -> ChannelConfig:
-    return ChannelConfig(
-        "room",
-        sender,
-        filter=SHAPE,
-        resend_ms=100,
-        resend_possible_ms=200,
-        sync_min_ms=50,
-        sync_max_ms=100,
-        max_sends=10_000,
-        repair=None,
-    )
-
-
-class Restless:
-    """A participant that is restarted with its state, at a transport that comes and goes."""
-
-    def __init__(self, bus: Bus, name: str, directory: Path) -> None:
-        self.name = name
-        self.transport = bus.transport(name)
-        self._state = directory / f"{name}.db"
-        self._stack = AsyncExitStack()
-        self.channel: Channel
-
-    async def start(self) -> None:
-        joining = Channel.join(
-            self.transport, "room", self.name, state=self._state, config=config_of(self.name)
-        )
-        self.channel = await self._stack.enter_async_context(joining)
-
-    async def stop(self) -> None:
-        await self._stack.aclose()
-
-    async def step(self, dice: Random, said: set[str]) -> None:
-        what = dice.random()
-        if what < 0.7:
-            said.add(await self.channel.send(dice.randbytes(16)))
-        elif what < 0.85:
-            self.transport.away = not self.transport.away
-        else:
-            await self.stop()
-            await self.start()
-
-
-@pytest.mark.parametrize("seed", [1, 2])
-async def test_logs_are_equal_when_the_faults_are_over(seed: int, tmp_path: Path) -> None:
-    dice = Random(seed)
-    bus = Bus(drops=lambda _name, _message: dice.random() < 0.3)
-    group = [Restless(bus, name, tmp_path) for name in NAMES]
-    said: set[str] = set()
-    async with asyncio.timeout(PATIENCE_S):
-        for each in group:
-            await each.start()
-        for _ in range(40):
-            await dice.choice(group).step(dice, said)
-        bus.drops = lambda _name, _message: False
-        for each in group:
-            each.transport.away = False
-        logs: list[list[str]] = [[]]
-        while logs[0] != sorted(said) or logs != logs[:1] * 3:
-            await bus.news()
-            logs = [sorted(m.message_id for m in await each.channel.log(1_000)) for each in group]
-        for each in group:
-            await each.channel.wait_for(lambda status: status.synced and not status.unpublished)
-            each.channel._participant.core.check()
-        ordered = [[m.key for m in await each.channel.log(1_000)] for each in group]
-        assert ordered == ordered[:1] * 3
-        assert ordered[0] == sorted(ordered[0])
-        for each in group:
-            await each.stop()
+CONFIG = ChannelConfig("room", "late", filter=SHAPE)
 
 
 class Breaking(BusTransport):
@@ -145,62 +66,16 @@ async def test_a_scan_that_was_cut_goes_on_where_it_was_after_a_restart(tmp_path
         bus.add(Route("room", PUBSUB, CONTENT), Fetched(each.payload, each.hint, each.timestamp_ns))
     breaking = Breaking(bus)
     state = tmp_path / "late.db"
-    config = ChannelConfig("room", "late", filter=SHAPE)
     async with asyncio.timeout(PATIENCE_S):
-        async with Channel.join(breaking, "room", "late", state=state, config=config) as late:
+        async with Channel.join(breaking, "room", "late", state=state, config=CONFIG) as late:
             await late.wait_for(lambda status: status.trouble == "The line is cut.")
             breaking.away = True
         seen = len(breaking.scans)
         breaking.away = breaking.breaks = False
-        async with Channel.join(breaking, "room", "late", state=state, config=config) as late:
+        async with Channel.join(breaking, "room", "late", state=state, config=CONFIG) as late:
             await late.wait_for(lambda status: status.synced)
             last = await late.log(1_000)
             assert [m.message_id for m in last] == [each.message_id for each in said[-1_000:]]
             assert len(late._participant.core.log) == len(said)
     assert breaking.scans[0] == 0
     assert breaking.scans[seen] >= said[MAX_HINTS_PER_CALL - 1].timestamp_ns
-
-
-class Noting(Rotation):
-    """Notes the pauses instead of having them, and ends the feed after some."""
-
-    def __init__(self, links: Sequence[BusLink]) -> None:
-        super().__init__(links)
-        self.pauses_s: list[float] = []
-
-    def failed(self) -> float:
-        self.pauses_s.append(super().failed())
-        if len(self.pauses_s) == 6:
-            raise asyncio.CancelledError
-        return 0.0
-
-
-class Scanless(BusLink):
-    """A link that can be followed and not scanned."""
-
-    async def scan(self, since_ns: int) -> AsyncGenerator[Sequence[Fetched], None]:
-        async with aclosing(super().scan(since_ns)) as pages:
-            async for page in pages:
-                yield page
-        raise TransportError("The line is cut.")
-
-
-async def test_nodes_that_can_be_followed_and_not_scanned_are_tried_ever_more_rarely() -> None:
-    bus, route = Bus(), Route("room", PUBSUB, CONTENT)
-    rotation = Noting([Scanless(bus.transport(name), route) for name in ("one", "two")])
-
-    async def nothing(*_: object) -> None:
-        return None
-
-    feed = Feed(
-        Ledger(MessageChannel(config_of("alice"), NEWEST_NS // 1_000_000, Random(1))),
-        rotation,
-        clock=lambda: NEWEST_NS,
-        take=nothing,
-        relieve=nothing,
-        tell=lambda _: None,
-        changed=lambda _: None,
-    )
-    with pytest.raises(asyncio.CancelledError):
-        await feed.run()
-    assert rotation.pauses_s == [0.0, 0.1, 0.0, 0.2, 0.0, 0.4]

@@ -20,6 +20,7 @@ from storenode.sds.envelope import Entry, decode_message
 from storenode.sds.events import RepairAnswered
 from storenode.sds.log import OPEN_ENTRIES
 from storenode.sds.pages import PAGE_ENTRIES
+from tests.unit.sds_aio.test_bus import has
 
 PATIENCE_S = 60.0
 QUICK = RepairConfig(50, 200)
@@ -39,12 +40,6 @@ def joined(transport: BusTransport, sender: str, state: Path | None = None, **mo
         **more,
     )
     return Channel.join(transport, sender_id=sender, state=state, config=config)
-
-
-async def has(channel: Channel, count: int) -> None:
-    async with asyncio.timeout(PATIENCE_S), channel.events() as events:
-        while len(await channel.log(1_000)) < count:
-            await anext(events)
 
 
 class Hiding:

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storenode.sds.aio.ledger import Ledger
+from storenode.sds.aio.ledger import Batch, Ledger
 from storenode.sds.aio.participant import LeftError
 from storenode.sds.aio.revive import filter_length, revive
 from storenode.sds.aio.saver import Saver
@@ -27,13 +27,14 @@ from storenode.sds.bloom import FilterShape, RollingFilter
 from storenode.sds.channel import MessageChannel
 from storenode.sds.config import ChannelConfig
 from storenode.sds.envelope import Entry, SdsMessage, decode_message, encode_message
-from storenode.sds.events import Broadcast, Lost, Packet, Reason
+from storenode.sds.events import Broadcast, Packet, Reason
 from storenode.sds.log import OPEN_ENTRIES, Log
 from storenode.sds.pages import PAGE_ENTRIES
 from tests.unit.sds.worlds import SMALL, grows_when_written
 
 START_NS = 1_763_625_600_000_000_000
 NS_PER_MS = 1_000_000
+NOW_MS = START_NS // NS_PER_MS
 SHAPE = FilterShape(40, 0.01)
 WHO = Identity("room", "alice")
 
@@ -51,7 +52,15 @@ def config_of(sender: str, **chosen: Any) -> ChannelConfig:  # noqa: ANN401 - it
 
 def opened(path: Path, **chosen: Any) -> tuple[State, Ledger]:  # noqa: ANN401 - options
     state = State(StatePlace.of(path), WHO)
-    return state, revive(state, config_of("alice", **chosen), START_NS // NS_PER_MS, Random(1))
+    return state, revive(state, config_of("alice", **chosen), NOW_MS, Random(1))
+
+
+def save(state: State, ledger: Ledger) -> Batch:
+    """Commit what has changed."""
+    batch = ledger.take()
+    assert batch is not None
+    state.commit(batch)
+    return batch
 
 
 def facets(core: MessageChannel) -> dict[str, object]:
@@ -85,8 +94,7 @@ class World:
         self.dice = dice
         self.now_ns = START_NS
         self.others = [
-            MessageChannel(config_of(name, repair=None), START_NS // NS_PER_MS, dice)
-            for name in ("bob", "carol")
+            MessageChannel(config_of(name, repair=None), NOW_MS, dice) for name in ("bob", "carol")
         ]
         self.late: list[Packet] = []
 
@@ -154,10 +162,7 @@ def test_a_revived_core_is_the_one_of_the_last_transaction(seed: int) -> None:
                 if dice.random() < 0.05 and (batch := ledger.take()):
                     state.commit(batch)
             ledger.stand("node", dice.randbytes(8))
-            batch = ledger.take()
-            assert batch is not None
-            state.commit(batch)
-            state.commit(batch)  # as after an answer that was lost
+            state.commit(save(state, ledger))  # as after an answer that was lost
             saved = facets(ledger.core)
             cursors, outbox, serial = dict(ledger.cursors), dict(ledger.outbox), ledger.serial
             world.step(ledger)  # what is not saved is gone
@@ -175,19 +180,17 @@ def test_a_revived_core_is_the_one_of_the_last_transaction(seed: int) -> None:
 @pytest.mark.parametrize("keep", [None, 2_048])
 def test_a_long_log_is_revived_with_its_old_part_on_disk(tmp_path: Path, keep: int | None) -> None:
     state, ledger = opened(tmp_path / "alice.db", keep_entries=keep)
-    bob = MessageChannel(config_of("bob", max_outgoing=10_000), START_NS // NS_PER_MS, Random(2))
+    bob = MessageChannel(config_of("bob", max_outgoing=10_000), NOW_MS, Random(2))
     count = OPEN_ENTRIES + 5 * PAGE_ENTRIES + 17
     names = []
     for number in range(count):
-        sent = bob.send(START_NS // NS_PER_MS + number, b"%d" % number)[0]
+        sent = bob.send(NOW_MS + number, b"%d" % number)[0]
         assert isinstance(sent, Broadcast)
         names.append(sent.message_id)
-        ledger.receive(START_NS // NS_PER_MS + number, [Packet(sent.payload)])
-    batch = ledger.take()
-    assert batch is not None
+        ledger.receive(NOW_MS + number, [Packet(sent.payload)])
+    batch = save(state, ledger)
     assert len(batch.log) == count
     assert (batch.pruned is None) == (keep is None)
-    state.commit(batch)
     kept = len(ledger.core.log) if keep is None else keep
     state.close()
 
@@ -212,18 +215,17 @@ def test_the_length_of_a_filter_follows_from_the_number_of_insertions(capacity: 
 
 def test_what_came_and_went_between_two_transactions_leaves_no_rows(tmp_path: Path) -> None:
     state, ledger = opened(tmp_path / "alice.db")
-    bob = MessageChannel(config_of("bob"), START_NS // NS_PER_MS, Random(2))
+    bob = MessageChannel(config_of("bob"), NOW_MS, Random(2))
     first, second = (
         Packet(sent.payload)
         for number in range(2)
-        for sent in bob.send(START_NS // NS_PER_MS + number, b"x")
+        for sent in bob.send(NOW_MS + number, b"x")
         if isinstance(sent, Broadcast)
     )
-    ledger.receive(START_NS // NS_PER_MS, [second])
+    ledger.receive(NOW_MS, [second])
     assert ledger.core.incoming.waiting
-    ledger.receive(START_NS // NS_PER_MS, [first])
-    batch = ledger.take()
-    assert batch is not None
+    ledger.receive(NOW_MS, [first])
+    batch = save(state, ledger)
     assert (len(batch.log), batch.rows["waiting"]) == (2, {})
     assert ledger.take() is None
     state.close()
@@ -233,9 +235,7 @@ def test_a_second_process_is_refused_while_the_first_lives(tmp_path: Path) -> No
     path = tmp_path / "alice.db"
     state, ledger = opened(path)
     ledger.gap(None)
-    batch = ledger.take()
-    assert batch is not None
-    state.commit(batch)
+    save(state, ledger)
     script = (
         "import sys\n"
         "from storenode.sds.aio.state import Identity, State, StatePlace, StateTaken\n"
@@ -259,10 +259,8 @@ def test_whoever_lost_the_state_writes_nothing_more(tmp_path: Path) -> None:
     other, _ = opened(path)
     other._drop_connection()
     ledger.gap(7)
-    batch = ledger.take()
-    assert batch is not None
     with pytest.raises(StateTaken, match="in use by another process"):
-        state.commit(batch)
+        save(state, ledger)
 
 
 async def test_who_waits_for_a_state_that_fails_is_told_that_the_channel_was_left(
@@ -290,8 +288,7 @@ async def test_who_waits_for_a_state_that_fails_is_told_that_the_channel_was_lef
 
 def test_another_version_is_refused_with_a_sentence(tmp_path: Path) -> None:
     path = tmp_path / "alice.db"
-    state, _ = opened(path)
-    state.close()
+    opened(path)[0].close()
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("update sds_participant set version = 7")
     with pytest.raises(StateError, match="has version 7, and this program reads 1"):
@@ -300,8 +297,7 @@ def test_another_version_is_refused_with_a_sentence(tmp_path: Path) -> None:
 
 def test_anothers_state_is_refused_with_a_sentence(tmp_path: Path) -> None:
     path = tmp_path / "alice.db"
-    state, _ = opened(path)
-    state.close()
+    opened(path)[0].close()
     with pytest.raises(StateError, match="is of channel 'room' and sender 'alice'"):
         State(StatePlace.of(path), Identity("room", "bob")).open()
 
@@ -329,10 +325,8 @@ def test_a_password_is_never_shown() -> None:
 def test_a_message_that_grows_when_it_is_written_is_read_again(tmp_path: Path) -> None:
     payload = grows_when_written(f"c{number}" for number in range(200))
     state, ledger = opened(tmp_path / "alice.db", filter=SMALL)
-    ledger.receive(START_NS // NS_PER_MS, [Packet(payload, b"h")])
-    batch = ledger.take()
-    assert batch is not None
-    state.commit(batch)
+    ledger.receive(NOW_MS, [Packet(payload, b"h")])
+    save(state, ledger)
     state.close()
     state, ledger = opened(tmp_path / "alice.db", filter=SMALL)
     assert list(ledger.core.incoming.ids) == ["full"]
@@ -340,14 +334,12 @@ def test_a_message_that_grows_when_it_is_written_is_read_again(tmp_path: Path) -
 
 
 def test_a_copy_that_takes_the_place_of_one_that_waits_does_so_on_disk(tmp_path: Path) -> None:
-    now_ms, message_id = START_NS // NS_PER_MS, sha256(b"yes").hexdigest()
+    now_ms, message_id = NOW_MS, sha256(b"yes").hexdigest()
     waits = SdsMessage("room", message_id, "eve", now_ms, (Entry("invented"),), content=b"yes")
     for each in (waits, replace(waits, sender_id="bob", history=())):
         state, ledger = opened(tmp_path / "alice.db")
         ledger.receive(now_ms, [Packet(encode_message(each))])
-        batch = ledger.take()
-        assert batch is not None
-        state.commit(batch)
+        save(state, ledger)
         state.close()
     state, revived = opened(tmp_path / "alice.db")
     assert facets(revived.core) == facets(ledger.core)
@@ -359,11 +351,9 @@ def test_a_copy_that_takes_the_place_of_one_that_waits_does_so_on_disk(tmp_path:
 def test_a_resend_is_remembered(tmp_path: Path) -> None:
     state, ledger = opened(tmp_path / "alice.db")
     ledger.send(START_NS, b"hello", None, bytes, lambda *_: b"h" * 32)
-    events = ledger.tick(START_NS // NS_PER_MS + 2_000, Random(1))
+    events = ledger.tick(NOW_MS + 2_000, Random(1))
     assert [each.reason for each in events if isinstance(each, Broadcast)] == [Reason.RESEND]
-    batch = ledger.take()
-    assert batch is not None
-    state.commit(batch)
+    save(state, ledger)
     state.close()
     state, ledger = opened(tmp_path / "alice.db")
     (outgoing,) = ledger.core.outgoing.by_id.values()
@@ -374,43 +364,19 @@ def test_a_resend_is_remembered(tmp_path: Path) -> None:
 def test_ids_of_any_text_are_kept_in_order(tmp_path: Path) -> None:
     names = ["\0", "a\0b", "\ue000", "\U0001f600", "é", "z"]
     state, ledger = opened(tmp_path / "alice.db")
-    bob = MessageChannel(config_of("bob\0"), START_NS // NS_PER_MS, Random(2))
+    bob = MessageChannel(config_of("bob\0"), NOW_MS, Random(2))
     for name in names:
-        bob.clock.value = START_NS // NS_PER_MS - 1
-        sent = bob.send(START_NS // NS_PER_MS, b"x", name)[0]
+        bob.clock.value = NOW_MS - 1
+        sent = bob.send(NOW_MS, b"x", name)[0]
         assert isinstance(sent, Broadcast)
         bob.log = Log(bytes(16))  # none of them depends on another
-        ledger.receive(START_NS // NS_PER_MS, [Packet(sent.payload)])
-    batch = ledger.take()
-    assert batch is not None
-    state.commit(batch)
+        ledger.receive(NOW_MS, [Packet(sent.payload)])
+    save(state, ledger)
     state.close()
     state, ledger = opened(tmp_path / "alice.db")
     rows = state.page(10, after=(0, ""), before=None, committed=1)
     assert [row["message_id"].decode() for row in rows] == sorted(names)
     assert [each.message_id for each in ledger.core.log.entries()] == sorted(names)
-    (last,) = state.page(1, after=None, before=(START_NS // NS_PER_MS, "\ue000"), committed=1)
+    (last,) = state.page(1, after=None, before=(NOW_MS, "\ue000"), committed=1)
     assert last["message_id"].decode() == "é"
     state.close()
-
-
-def test_a_revived_participant_looks_for_what_is_missing_before_it_gives_up(tmp_path: Path) -> None:
-    config = config_of("alice", missing_every_ms=1_000)
-    state, ledger = opened(tmp_path / "state", missing_every_ms=1_000)
-    message = SdsMessage("room", "b", "bob", START_NS // NS_PER_MS, (Entry("a"),), content=b"b")
-    ledger.receive(START_NS // NS_PER_MS, [Packet(encode_message(message))])
-    batch = ledger.take()
-    assert batch is not None
-    state.commit(batch)
-    state.close()
-    later_ms = START_NS // NS_PER_MS + 3_600_000
-    again = State(StatePlace.of(tmp_path / "state"), WHO)
-    core = revive(again, config, later_ms, Random(1)).core
-    lost = [
-        now_ms - later_ms
-        for now_ms in range(later_ms, later_ms + 15_000, 1_000)
-        for event in core.tick(now_ms, Random(1))
-        if isinstance(event, Lost)
-    ]
-    again.close()
-    assert lost == [11_000]

@@ -54,7 +54,7 @@ class World:
 
     def wait(self, outlet: Outlet, size_bytes: int) -> asyncio.Task[None]:
         """A call that asks for room."""
-        task = asyncio.create_task(self.answers.take(outlet, size_bytes))
+        task = asyncio.create_task(self.answers.wait(outlet, size_bytes))
         self.tasks.append(task)
         return task
 
@@ -89,7 +89,7 @@ async def refused(task: Awaitable[None]) -> CallFailure:
 async def test_pages_grow_while_they_are_taken_quickly_and_shrink_for_the_slow(
     world: World,
 ) -> None:
-    outlet = world.answers.open("a", "1")
+    outlet = Outlet(world.answers, "a", "1")
 
     async def next_page(taken_s: float) -> int:
         room = await outlet.room(MIB)
@@ -106,7 +106,7 @@ async def test_pages_grow_while_they_are_taken_quickly_and_shrink_for_the_slow(
 
 
 async def test_reading_ahead_leaves_half_of_the_budget_to_what_is_needed(world: World) -> None:
-    outlet = world.answers.open("a", "1")
+    outlet = Outlet(world.answers, "a", "1")
     rooms = []
     while (room := outlet.spare_room(MIB)) is not None:
         rooms.append(room)
@@ -121,7 +121,7 @@ async def test_reading_ahead_leaves_half_of_the_budget_to_what_is_needed(world: 
 
 
 async def test_a_page_is_counted_as_large_as_it_is(world: World) -> None:
-    room = await world.answers.open("a", "1").room(MIB)
+    room = await Outlet(world.answers, "a", "1").room(MIB)
     room.fit(10)
     assert world.answers.used_bytes == 10 * COPIES
     room.fit(MIB)
@@ -129,12 +129,12 @@ async def test_a_page_is_counted_as_large_as_it_is(world: World) -> None:
 
 
 async def test_the_lightest_connection_is_served_first(world: World) -> None:
-    holder = world.answers.open("holder", "0")
+    holder = Outlet(world.answers, "holder", "0")
     holder.add(8 * MIB)
-    heavy = [world.wait(world.answers.open("a", "1"), MIB) for _ in range(5)]
+    heavy = [world.wait(Outlet(world.answers, "a", "1"), MIB) for _ in range(5)]
     await settled()
-    light = world.wait(world.answers.open("a", "2"), MIB)
-    other = world.wait(world.answers.open("b", "3"), MIB)
+    light = world.wait(Outlet(world.answers, "a", "2"), MIB)
+    other = world.wait(Outlet(world.answers, "b", "3"), MIB)
     await settled()
     order: list[object] = []
     for task in (*heavy, light, other):
@@ -146,11 +146,11 @@ async def test_the_lightest_connection_is_served_first(world: World) -> None:
 
 
 async def test_a_stalled_reader_is_ended_for_a_lighter_call(world: World) -> None:
-    heavy = [world.answers.open("a", "1") for _ in range(4)]
+    heavy = [Outlet(world.answers, "a", "1") for _ in range(4)]
     stalled = [world.stall(outlet, 2 * MIB // COPIES) for outlet in heavy]
     await settled()
     assert world.answers.free_bytes < MIB
-    light = world.wait(world.answers.open("a", "2"), MIB)
+    light = world.wait(Outlet(world.answers, "a", "2"), MIB)
     await settled()
     await world.pass_s(STALL_S - 0.1)
     assert not any(task.done() for task in stalled)
@@ -165,13 +165,13 @@ async def test_a_stalled_reader_is_ended_for_a_lighter_call(world: World) -> Non
 
 
 async def test_among_equals_only_who_stalls_for_long_is_ended(world: World) -> None:
-    readers = [world.answers.open(str(number), str(number)) for number in range(4)]
+    readers = [Outlet(world.answers, str(number), str(number)) for number in range(4)]
     stalled = []
     for outlet in readers:
         stalled.append(world.stall(outlet, 2 * MIB // COPIES))
         await settled()
         world.time_s += 0.01
-    waiting = world.wait(world.answers.open("x", "x"), 3 * MIB)
+    waiting = world.wait(Outlet(world.answers, "x", "x"), 3 * MIB)
     await settled()
     await world.pass_s(PATIENCE_S - 1)
     assert not any(task.done() for task in stalled)
@@ -183,12 +183,12 @@ async def test_among_equals_only_who_stalls_for_long_is_ended(world: World) -> N
 
 
 async def test_nobody_is_ended_while_nobody_waits_or_only_for_a_moment(world: World) -> None:
-    stalled = world.stall(world.answers.open("a", "1"), MIB)
+    stalled = world.stall(Outlet(world.answers, "a", "1"), MIB)
     await settled()
     await world.pass_s(3_600)
     assert not stalled.done()
-    world.answers.open("b", "2").add(6 * MIB)
-    waiting = world.wait(world.answers.open("c", "3"), MIB)
+    Outlet(world.answers, "b", "2").add(6 * MIB)
+    waiting = world.wait(Outlet(world.answers, "c", "3"), MIB)
     await settled()
     await world.pass_s(CONTENDED_S / 2)
     assert not stalled.done()
@@ -198,11 +198,11 @@ async def test_nobody_is_ended_while_nobody_waits_or_only_for_a_moment(world: Wo
 
 
 async def test_a_caller_that_keeps_what_it_was_sent_loses_its_connection(world: World) -> None:
-    outlet = world.answers.open("a", "1")
+    outlet = Outlet(world.answers, "a", "1")
     stalled = world.stall(outlet, 2 * MIB)
     await settled()
-    world.answers.open("b", "2").add(2 * MIB)
-    world.wait(world.answers.open("c", "3"), 8 * MIB)
+    Outlet(world.answers, "b", "2").add(2 * MIB)
+    world.wait(Outlet(world.answers, "c", "3"), 8 * MIB)
     await settled()
     await world.pass_s(PATIENCE_S)
     await refused(stalled)
@@ -213,10 +213,10 @@ async def test_a_caller_that_keeps_what_it_was_sent_loses_its_connection(world: 
 
 
 async def test_a_unary_answer_that_is_not_taken_ends_with_its_connection(world: World) -> None:
-    outlet = world.answers.open("a", "1")
+    outlet = Outlet(world.answers, "a", "1")
     await outlet.answered(2 * MIB, refusable=True)
-    world.answers.open("b", "2").add(7 * MIB)
-    world.wait(world.answers.open("c", "3"), MIB)
+    Outlet(world.answers, "b", "2").add(7 * MIB)
+    world.wait(Outlet(world.answers, "c", "3"), MIB)
     await settled()
     await world.pass_s(PATIENCE_S)
     assert world.hung_up == ["1"]
@@ -225,37 +225,37 @@ async def test_a_unary_answer_that_is_not_taken_ends_with_its_connection(world: 
 async def test_unary_answers_that_do_not_fit_wait_and_beyond_a_few_are_refused(
     world: World,
 ) -> None:
-    world.answers.open("b", "2").add(8 * MIB)
+    Outlet(world.answers, "b", "2").add(8 * MIB)
     growing = []
     for _ in range(MAX_GROWING):
-        outlet = world.answers.open("a", "1")
+        outlet = Outlet(world.answers, "a", "1")
         growing.append(asyncio.create_task(outlet.answered(MIB, refusable=True)))
     world.tasks += growing
     await settled()
     assert not any(task.done() for task in growing)
-    outlet = world.answers.open("a", "1")
+    outlet = Outlet(world.answers, "a", "1")
     assert (await refused(outlet.answered(MIB, refusable=True))).retry
     # What is done already is told in any case.
     await outlet.answered(MIB, refusable=False)
 
 
 async def test_a_wait_ends_with_a_refusal(world: World) -> None:
-    holder = world.answers.open("b", "2")
+    holder = Outlet(world.answers, "b", "2")
     holder.add(8 * MIB)
-    waiting = world.wait(world.answers.open("a", "1"), MIB)
+    waiting = world.wait(Outlet(world.answers, "a", "1"), MIB)
     await settled()
     await world.pass_s(MAX_WAIT_S + 1)
     failure = await refused(waiting)
     assert failure.retry
     assert "8,388,608 bytes" in failure.sentence
     holder.add(-8 * MIB)
-    await world.answers.open("a", "1").take(MIB)
+    await Outlet(world.answers, "a", "1").take(MIB)
 
 
 async def test_a_call_that_leaves_gives_everything_back(world: World) -> None:
-    holder = world.answers.open("b", "2")
+    holder = Outlet(world.answers, "b", "2")
     holder.add(8 * MIB)
-    outlet = world.answers.open("a", "1")
+    outlet = Outlet(world.answers, "a", "1")
     waiting = world.wait(outlet, MIB)
     await settled()
     waiting.cancel()
@@ -265,11 +265,11 @@ async def test_a_call_that_leaves_gives_everything_back(world: World) -> None:
     await world.pass_s(1)
     holder.close()
     assert world.answers.used_bytes == 0
-    await world.answers.take(world.answers.open("c", "3"), 8 * MIB)
+    assert not world.answers.asked
 
 
 async def test_the_callers_own_end_is_no_stall(world: World) -> None:
-    stalled = world.stall(world.answers.open("a", "1"))
+    stalled = world.stall(Outlet(world.answers, "a", "1"))
     await settled()
     stalled.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -279,7 +279,7 @@ async def test_the_callers_own_end_is_no_stall(world: World) -> None:
 
 async def test_a_page_gives_back_what_it_took_where_its_share_was_less() -> None:
     answers = UnsentAnswers(lambda: 0.0, 4 * PAGE)
-    room = await answers.open("caller", "connection").room(FIRST_PAGE_BYTES)
+    room = await Outlet(answers, "caller", "connection").room(FIRST_PAGE_BYTES)
     assert answers.used_bytes == PAGE // 2
     room.close()
     assert answers.used_bytes == 0

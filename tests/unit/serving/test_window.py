@@ -2,6 +2,7 @@ import asyncio
 
 import pytest
 
+from store.serving.failure import CallFailure
 from store.serving.window import Budget
 
 
@@ -33,13 +34,19 @@ class Taking:
                 self._steps.send(None)
 
 
+def refused(budget: Budget) -> None:
+    with pytest.raises(CallFailure, match="limit of 10 bytes of requests"), budget.room(1):
+        raise AssertionError
+
+
 async def test_what_fits_is_taken_at_once() -> None:
     budget = Budget(10)
     await budget.take(6)
-    assert budget.try_take(4)
-    assert not budget.try_take(1)
-    budget.give_back(6)
-    assert budget.used_bytes == 4
+    with budget.room(4):
+        refused(budget)
+        budget.give_back(6)
+        assert budget.used_bytes == 4
+    assert budget.used_bytes == 0
 
 
 async def test_waiters_are_served_in_turn() -> None:
@@ -49,7 +56,7 @@ async def test_waiters_are_served_in_turn() -> None:
     budget.give_back(5)
     assert not large.served()
     assert not small.served()
-    assert not budget.try_take(1)
+    refused(budget)
     budget.give_back(5)
     assert large.served()
     assert small.served()

@@ -36,43 +36,40 @@ def test_memory_that_grows_is_found() -> None:
     assert found.sentence == "node a, life 1: memory grew from 165 to 201 MiB, by more than 33"
 
 
-def test_memory_that_stays_or_shrinks_is_flat() -> None:
-    noise = Random(1)
-    assert check_flat([life(lambda _: (150 + noise.random() * 20) * MIB)], RULE) == []
-    assert check_flat([life(lambda at: (300 - at * 0.1) * MIB)], RULE) == []
+NOISE = Random(1)
 
 
-def test_a_start_and_a_moment_of_work_are_not_growth() -> None:
-    assert check_flat([life(lambda at: (50 if at < 60 else 170) * MIB)], RULE) == []
-    peak = life(lambda at: (900 if 500 < at < 540 else 150) * MIB)
-    assert check_flat([peak], RULE) == []
-    assert peak.most == 900 * MIB
+def filling(at: int) -> float:
+    """Memory of a node that remembers 100 messages a second."""
+    return 150 * MIB + at * 100 * BYTES_PER_MESSAGE
+
+
+@pytest.mark.parametrize(
+    ("given", "flat"),
+    [
+        (life(lambda _: (150 + NOISE.random() * 20) * MIB), True),
+        (life(lambda at: (300 - at * 0.1) * MIB), True),
+        # A start, and a moment of work.
+        (life(lambda at: (50 if at < 60 else 170) * MIB), True),
+        (life(lambda at: (900 if 500 < at < 540 else 150) * MIB), True),
+        # Memory may grow with the messages that a node remembers, and no further.
+        (life(filling, 1_200, per_s=100), True),
+        (life(filling, 1_200), False),
+        (life(filling, 3_600, per_s=100), False),
+        *(
+            (life(lambda at: 20 + at // 10, measure=measure, per_s=per_s), False)
+            for measure in ("database connections", "sockets", "files", "threads")
+            for per_s in (0, 100)
+        ),
+        (life(lambda at: 20 + at % 5, measure="sockets"), True),
+    ],
+)
+def test_only_growth_is_found(given: Life, flat: bool) -> None:
+    assert [each.rule for each in check_flat([given], RULE)] == ([] if flat else ["not flat"])
 
 
 def test_a_life_that_is_too_short_is_not_judged() -> None:
     short = life(lambda at: at * MIB, seconds=150)
     assert growth(short, RULE) is None
     assert check_flat([short], RULE) == []
-
-
-@pytest.mark.parametrize("measure", ["database connections", "sockets", "files", "threads"])
-def test_connections_that_are_left_open_are_found(measure: str) -> None:
-    leaking = life(lambda at: 20 + at // 10, measure=measure)
-    assert [each.rule for each in check_flat([leaking], RULE)] == ["not flat"]
-    assert check_flat([life(lambda at: 20 + at % 5, measure=measure)], RULE) == []
-
-
-def test_memory_may_grow_with_the_messages_that_a_node_remembers_and_no_further() -> None:
-    def filling(at: int) -> float:
-        return 150 * MIB + at * 100 * BYTES_PER_MESSAGE
-
-    assert check_flat([life(filling, 1_200, per_s=100)], RULE) == []
-    assert [each.rule for each in check_flat([life(filling, 1_200)], RULE)] == ["not flat"]
-    assert [each.rule for each in check_flat([life(filling, 3_600, per_s=100)], RULE)] == [
-        "not flat"
-    ]
-
-
-def test_other_measures_may_not_grow_with_messages() -> None:
-    leaking = life(lambda at: 20 + at // 10, measure="sockets", per_s=100)
-    assert [each.rule for each in check_flat([leaking], RULE)] == ["not flat"]
+    assert life(lambda at: (900 if 500 < at < 540 else 150) * MIB).most == 900 * MIB

@@ -1,4 +1,4 @@
-"""Many causal walks at once over IDs that all have many claimants and parents; places end it."""
+"""Messages that make what is stored, or read of it, dear."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from typing import Final
 
 import grpc
 
-from bench.hostile.target import Target
+from bench.hostile.peers import channel_to, give
+from bench.hostile.target import Target, attack
 from storenode.sds.codec import encode
 from storenode.wire.sds.v1.message_pb2 import HistoryEntry
 from storenode.wire.storenode.v1.store_pb2 import GetCausalHistoryRequest, PublishRequest
 from storenode.wire.storenode.v1.store_pb2_grpc import StoreStub
-
-COUNT = 40
-SHORT = 8
+from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 
 _CHANNEL: Final = "crowded"
 _IDS: Final = 400
@@ -27,21 +26,25 @@ _PARENTS: Final = 20
 _HEADS: Final = 100
 _BATCH: Final = 800
 _DEADLINE_S: Final = 120.0
-_OPTIONS: Final = (("grpc.max_receive_message_length", -1),)
+_PUBSUB: Final = "/waku/2/rs/1/0"
+_DAY_NS: Final = 86_400 * 10**9
 
 
-async def attack(target: Target, rng: random.Random, count: int) -> str:
-    """Attack and say how the walks ended."""
-    async with grpc.aio.insecure_channel(target.address, options=_OPTIONS) as channel:
+@attack(count=40, short=8)
+async def walks(target: Target, rng: random.Random, count: int) -> str:
+    """Many causal walks at once over IDs that all have many claimants and parents; places end
+    it.
+    """
+    options = (("grpc.max_receive_message_length", -1),)
+    async with grpc.aio.insecure_channel(target.address, options=options) as channel:
         store = StoreStub(channel)
-        metadata = [("authorization", f"Bearer {target.token}")] if target.token else []
         for request in _crowd(rng):
-            await store.Publish(request, metadata=metadata)
+            await store.Publish(request)
         heads = [HistoryEntry(message_id=_name(number)) for number in range(_HEADS)]
         wanted = GetCausalHistoryRequest(channel_id=_CHANNEL, heads=heads)
 
         async def walk() -> str:
-            call = store.GetCausalHistory(wanted, timeout=_DEADLINE_S, metadata=metadata)
+            call = store.GetCausalHistory(wanted, timeout=_DEADLINE_S)
             try:
                 messages = sum([len(page.messages) async for page in call])
             except grpc.aio.AioRpcError as error:
@@ -50,6 +53,23 @@ async def attack(target: Target, rng: random.Random, count: int) -> str:
 
         ended = Counter(await asyncio.gather(*(walk() for _ in range(count))))
     return "; ".join(f"{number} of {count} walks: {how}" for how, number in sorted(ended.items()))
+
+
+@attack(count=20_000, short=400, options=("--retention", "off"))
+async def years_of_messages(target: Target, rng: random.Random, count: int) -> str:
+    """A peer brings a message of each day since 1970, and nothing is dropped: partitions are
+    few.
+    """
+    now_ns = time.time_ns()
+    days = rng.sample(range(1, now_ns // _DAY_NS), min(count, now_ns // _DAY_NS - 1))
+    messages = []
+    for day in days:
+        messages.append(WakuMessageAndTopic(pubsub_topic=_PUBSUB))
+        messages[-1].message.content_topic = "/hostile/1/years/proto"
+        messages[-1].message.timestamp = now_ns - day * _DAY_NS
+    async with channel_to(target.peer_address) as channel:
+        stored, refused = await give(channel, "years", messages)
+    return f"{stored:,} of {len(days):,} messages were stored, {refused:,} refused"
 
 
 def _name(number: int) -> str:
@@ -61,7 +81,7 @@ def _crowd(rng: random.Random) -> Iterator[PublishRequest]:
     request, now_ns = PublishRequest(), time.time_ns()
     for number in range(_IDS * _CLAIMANTS):
         parents = [(_name(rng.randrange(_IDS)), None) for _ in range(_PARENTS)]
-        item = request.messages.add(pubsub_topic="/waku/2/rs/1/0")
+        item = request.messages.add(pubsub_topic=_PUBSUB)
         item.message.content_topic = "/hostile/1/walks/proto"
         item.message.payload = encode(
             _CHANNEL,

@@ -1,0 +1,161 @@
+"""Peers under invented names that take places, announce, and bring nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any, Final
+
+import grpc
+
+from bench.hostile.peers import answer, begin, channel_to, reconcile, transfer
+from bench.hostile.target import Target, attack
+from storenode.wire.storenode.v1.peer_pb2 import GossipFrame, Inventory
+
+_AT_ONCE: Final = 4
+_ANNOUNCING: Final = 24
+_FRAME_IDS: Final = 4_096
+_ANNOUNCE_S: Final = 40.0
+_PATIENCE_S: Final = 120.0
+_SETTLE_S: Final = 1.0
+_RECONCILE_AGAIN_S: Final = 0.25
+_GOSSIP_AGAIN_S: Final = 0.2
+"""All call from one address, so nothing but trying more often is in the honest peer's favour."""
+
+_HOLD_AGAIN_S: Final = (3.0, 7.0)
+"""In step with each other they would meet the moment at which places may be taken, or miss it."""
+
+
+@attack(count=400, short=40)
+async def reconcile_places(target: Target, rng: random.Random, count: int) -> str:
+    """Callers that reconcile and never transfer; their sessions give way to an honest peer's."""
+    outcomes: Counter[bool] = Counter()
+    names = iter(_names(rng, count))
+    async with channel_to(target.peer_address) as channel:
+
+        async def invent() -> None:
+            for name in names:
+                outcomes[bool(await reconcile(channel, name))] += 1
+
+        for _ in range(_AT_ONCE):
+            outcomes[bool(await reconcile(channel, next(names)))] += 1
+        inventing = [asyncio.create_task(invent()) for _ in range(_AT_ONCE)]
+        waited_s = await honest_transfer(target.peer_address)
+        await asyncio.gather(*inventing)
+    seen = _seen(waited_s, "transferred", "got no place")
+    return f"{outcomes[True]} of {count} invented peers reconciled; {seen}"
+
+
+@attack(count=70, short=70)
+async def gossip_places(target: Target, rng: random.Random, count: int) -> str:
+    """Seventy streams of gossip; half of the places are not theirs, and the streams that bring
+    nothing give way to an honest peer's.
+    """
+    async with channel_to(target.peer_address) as channel:
+        joined: set[str] = set()
+        names = _names(rng, count)
+        holding = [asyncio.create_task(_hold(channel, name, joined, rng)) for name in names]
+        await asyncio.sleep(_SETTLE_S)
+        waited_s = await _served(target.peer_address, _joins, _GOSSIP_AGAIN_S)
+        for task in holding:
+            task.cancel()
+        await asyncio.gather(*holding, return_exceptions=True)
+    seen = _seen(waited_s, "had a stream", "had no stream")
+    return f"{len(joined)} of {count} invented peers had a stream; {seen}"
+
+
+@attack(count=2_000_000, short=100_000)
+async def false_confirmations(target: Target, rng: random.Random, count: int) -> str:
+    """Announcements of millions of messages that nobody has published: what is remembered of each
+    is bounded, and who does not deliver is slowed, then cut off.
+    """
+    told: Counter[str] = Counter()
+
+    async def announce(channel: Any) -> None:  # noqa: ANN401 - grpc.aio's
+        while told["ids"] < count:
+            told["names"] += 1
+            call = begin(channel, "Gossip", *_names(rng, 1))
+            try:
+                while told["ids"] < count:
+                    ids = [rng.randbytes(32) for _ in range(_FRAME_IDS)]
+                    await call.write(GossipFrame(inv=Inventory(ids=ids)).SerializeToString())
+                    told["ids"] += len(ids)
+            except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                told["ended"] += 1
+                await asyncio.sleep(0.5)
+            finally:
+                call.cancel()
+
+    async with channel_to(target.peer_address) as channel:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_ANNOUNCE_S):
+                await asyncio.gather(*(announce(channel) for _ in range(_ANNOUNCING)))
+    return (
+        f"{told['ids']:,} IDs were announced under {told['names']:,} names, whose streams the node "
+        f"ended {told['ended']:,} times"
+    )
+
+
+async def honest_transfer(address: str) -> float:
+    """Reconcile and transfer once; the seconds until the transfer had begun."""
+
+    async def once(channel: Any) -> bool:  # noqa: ANN401 - grpc.aio's
+        session_id = await reconcile(channel, "honest-peer")
+        return bool(session_id) and await transfer(channel, "honest-peer", session_id)
+
+    return await _served(address, once, _RECONCILE_AGAIN_S)
+
+
+async def _served(
+    address: str, once: Callable[[Any], Awaitable[bool]], again_after_s: float
+) -> float:
+    """Try until it succeeds, or patience is over; the seconds that took."""
+    began_s = time.monotonic()
+    async with channel_to(address) as channel:
+        while (passed_s := time.monotonic() - began_s) < _PATIENCE_S:
+            if await once(channel):
+                return time.monotonic() - began_s
+            await asyncio.sleep(again_after_s)
+    return passed_s
+
+
+def _seen(waited_s: float, served: str, refused: str) -> str:
+    if waited_s >= _PATIENCE_S:
+        return f"an honest peer {refused} in {_PATIENCE_S:.0f} s"
+    return f"an honest peer {served} after {waited_s:.1f} s"
+
+
+def _names(rng: random.Random, count: int) -> list[str]:
+    return [f"invented-{rng.getrandbits(64):x}" for _ in range(count)]
+
+
+async def _joins(channel: Any) -> bool:  # noqa: ANN401 - grpc.aio's
+    """Have a stream of gossip: the node has sent something on it."""
+    call = begin(channel, "Gossip", "honest-peer")
+    joined = await answer(call) is not None
+    call.cancel()
+    return joined
+
+
+async def _hold(
+    channel: Any,  # noqa: ANN401 - grpc.aio's
+    name: str,
+    joined: set[str],
+    rng: random.Random,
+) -> None:
+    """Keep a stream that says nothing, and begin it again when it is ended."""
+    task = asyncio.current_task()
+    # A cancellation may come out of a call as the error with which the call ended meanwhile.
+    while task is not None and not task.cancelling():
+        call = begin(channel, "Gossip", name)
+        try:
+            with suppress(grpc.aio.AioRpcError):
+                while isinstance(await call.read(), bytes):
+                    joined.add(name)
+            await asyncio.sleep(rng.uniform(*_HOLD_AGAIN_S))
+        finally:
+            call.cancel()

@@ -1,0 +1,152 @@
+"""Answers of which nothing is read, or a byte now and then, and requests that come as slowly."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import Counter
+from collections.abc import Callable
+from itertools import count as numbers
+from typing import Any, Final
+
+import grpc
+
+from bench.hostile.http2 import MESSAGE_HEAD, Connection, connected
+from bench.hostile.target import Target, attack
+from storenode.wire.storenode.v1.store_pb2 import (
+    ContentFilter,
+    FollowRequest,
+    PublishRequest,
+    ScanRequest,
+)
+from storenode.wire.storenode.v1.store_pb2_grpc import StoreStub
+
+_TOPIC: Final = "/hostile/1/unread/proto"
+_TOPICS: Final = 100
+_MESSAGES: Final = 20_000
+_PAYLOAD_BYTES: Final = 1_024
+_BATCH: Final = 1_000
+_HOLD_S: Final = 20.0
+_DRIP_S: Final = 8.0
+_PAUSE_S: Final = 0.05
+_SENT_BYTES: Final = 64 * 1024
+_TAKEN_BYTES: Final = 64
+_STORE: Final = "/storenode.v1.Store/"
+_PEER: Final = "/storenode.v1.Peer/"
+_SENT: Final = (_PEER + "Reconcile", _PEER + "Transfer", _PEER + "Gossip", _STORE + "Publish")
+_FILTER: Final = ContentFilter(content_topics=[_TOPIC])
+_READ: Final = {
+    _STORE + "Scan": ScanRequest(filter=_FILTER, include_data=True).SerializeToString(),
+    _STORE + "Follow": FollowRequest(
+        filter=_FILTER, from_beginning=True, include_data=True
+    ).SerializeToString(),
+}
+
+
+@attack(count=300, short=60)
+async def unread_scans(target: Target, rng: random.Random, count: int) -> str:
+    """Many scans over one connection that are never read; the budget of unsent answers ends
+    them.
+    """
+    await _plant(target, rng)
+    return await _hold(target, count, lambda store: store.Scan(ScanRequest(include_data=True)))
+
+
+@attack(count=1_000, short=100)
+async def unread_follows(target: Target, rng: random.Random, count: int) -> str:
+    """Many followers of everything that never read; the budget of unsent answers ends them.
+
+    Each has a filter of its own with many topics, so that nothing that waits for them is shared.
+    """
+    await _plant(target, rng)
+    names = numbers()
+
+    def follow(store: Any) -> Any:  # noqa: ANN401 - a stub of grpc.aio, and its call
+        topics = [_TOPIC, *(f"/hostile/1/{next(names)}/proto" for _ in range(_TOPICS - 1))]
+        wanted = ContentFilter(content_topics=topics)
+        return store.Follow(FollowRequest(filter=wanted, from_beginning=True, include_data=True))
+
+    return await _hold(target, count, follow)
+
+
+@attack(count=240, short=60)
+async def dripping_streams(target: Target, rng: random.Random, count: int) -> str:
+    """Streams of every kind on which a byte comes now and then, and readers that take as little:
+    they have few places, and those who are honest are served beside them.
+    """
+    await _plant(target, rng)
+    each = count // (len(_SENT) + len(_READ))
+    ended = await asyncio.gather(
+        *(_send(target, rng, path, each) for path in _SENT),
+        *(_read(target, path, request, each) for path, request in _READ.items()),
+    )
+    names = [path.rpartition("/")[2] for path in (*_SENT, *_READ)]
+    told = ", ".join(f"{number} {name}" for name, number in zip(names, ended, strict=True))
+    return f"of {each} streams of each kind the node ended {told}"
+
+
+async def _plant(target: Target, rng: random.Random) -> None:
+    """Publish 20 MiB, which each of the calls is to be sent."""
+    async with grpc.aio.insecure_channel(target.address) as channel:
+        for start in range(0, _MESSAGES, _BATCH):
+            request, now_ns = PublishRequest(), time.time_ns()
+            for number in range(_BATCH):
+                item = request.messages.add(pubsub_topic="/waku/2/rs/1/0")
+                item.message.content_topic = _TOPIC
+                item.message.payload = rng.randbytes(_PAYLOAD_BYTES)
+                item.message.timestamp = now_ns + start + number
+            await StoreStub(channel).Publish(request)
+
+
+async def _hold(target: Target, count: int, begin: Callable[[Any], Any]) -> str:
+    """Begin calls, read nothing for a while, and say how they have ended."""
+    options = (("grpc.max_receive_message_length", -1),)
+    async with grpc.aio.insecure_channel(target.address, options=options) as channel:
+        store = StoreStub(channel)
+        calls = [begin(store) for _ in range(count)]
+        await asyncio.sleep(_HOLD_S)
+        ended = Counter([(await call.code()).name for call in calls if call.done()])
+        for call in calls:
+            call.cancel()
+    kept = count - ended.total()
+    return "; ".join(
+        [f"{kept} of {count} calls still open", *(f"{n} ended {code}" for code, n in ended.items())]
+    )
+
+
+async def _send(target: Target, rng: random.Random, path: str, count: int) -> int:
+    """Drip for a while into calls of a kind over one connection; how many were ended."""
+    is_peer = path.startswith(_PEER)
+    async with connected(target.peer_address if is_peer else target.address) as connection:
+        streams = []
+        for _ in range(count):
+            fields = _identity(f"invented-{rng.getrandbits(64):x}") if is_peer else ()
+            streams.append(connection.open(path, fields))
+            connection.send(streams[-1], MESSAGE_HEAD.pack(False, _SENT_BYTES))
+        return await _drip(connection, streams, lambda each: connection.send(each, b"\n"))
+
+
+def _identity(name: str) -> tuple[str, ...]:
+    of_store = ("storenode-store-id", f"store-of-{name}", "storenode-version", "6.6.6")
+    return ("storenode-node-id", name, *of_store)
+
+
+async def _read(target: Target, path: str, request: bytes, count: int) -> int:
+    """Take a little of the answers of one kind for a while; how many calls were ended."""
+    async with connected(target.address) as connection:
+        streams = [connection.open(path) for _ in range(count)]
+        for each in streams:
+            data = MESSAGE_HEAD.pack(False, len(request)) + request
+            connection.send(each, data, last=True)
+        return await _drip(connection, streams, lambda each: connection.take(each, _TAKEN_BYTES))
+
+
+async def _drip(connection: Connection, streams: list[int], drop: Callable[[int], None]) -> int:
+    until_s = time.monotonic() + _DRIP_S
+    while time.monotonic() < until_s and not connection.lost.is_set():
+        for each in streams:
+            drop(each)
+        await connection.drain()
+        await asyncio.sleep(_PAUSE_S)
+    return connection.ended

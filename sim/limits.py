@@ -49,5 +49,5 @@ MAX_GROUP: Final = 10_000
 MAX_GROUP_EVENTS: Final = 20_000_000
 """In one run; more means that something goes round in circles."""
 
-CHECK_EVERY_EVENTS: Final = 512
+CHECK_EVERY_GROUP_EVENTS: Final = 512
 """After so many events the whole state of one participant is checked, of each in its turn."""

@@ -16,7 +16,7 @@ from sim.groups.member import LEAVE_NS, Member
 from sim.groups.scenario import NO_FAULTS, GroupScenario
 from sim.groups.store import StoreNode, taken
 from sim.judge import Violation
-from sim.limits import CHECK_EVERY_EVENTS, MAX_GROUP_EVENTS, NS_PER_MS, NS_PER_S, START_NS
+from sim.limits import CHECK_EVERY_GROUP_EVENTS, MAX_GROUP_EVENTS, NS_PER_MS, NS_PER_S, START_NS
 from sim.stage import Stage
 from storenode.sds.aio.transport import Fetched, Outbound
 
@@ -60,7 +60,7 @@ class GroupWorld(Stage):
     """All of it. `run` goes from the beginning to the end, once."""
 
     max_events = MAX_GROUP_EVENTS
-    check_every = CHECK_EVERY_EVENTS
+    check_every = CHECK_EVERY_GROUP_EVENTS
 
     def __init__(
         self, scenario: GroupScenario, dice: Dice, sink: Callable[[str], None] | None = None

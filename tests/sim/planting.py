@@ -62,7 +62,7 @@ def edit(owner: type | Any, name: str, *texts: str) -> Plant:  # noqa: ANN401 - 
 
     def plant(patch: pytest.MonkeyPatch) -> None:
         found = inspect.getattr_static(owner, name)
-        function = inspect.unwrap(found.fget if isinstance(found, property) else found)
+        function = inspect.unwrap(getattr(found, "fget", found))
         source = textwrap.dedent(inspect.getsource(function))
         for old, new in zip(texts[::2], texts[1::2], strict=True):
             assert source.count(old) == 1, f"{name} has {old!r} {source.count(old)} times"

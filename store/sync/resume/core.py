@@ -37,7 +37,7 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from store.domain.environment import Random
-from store.domain.ports import PeerAddress
+from store.domain.ports import PeerAddress, ResumeState
 from store.sync.limits import ONLINE_INTERVAL_S
 from storenode.message.limits import NS_PER_S
 
@@ -152,21 +152,6 @@ class ResumeError(Exception):
     """An input that is not allowed in this state; nothing was changed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How far a resume has come; times in Unix nanoseconds, all 0 when there was no gap."""
-
-    running: bool
-    time_start_ns: int
-    time_end_ns: int
-    reached_ns: int
-    messages: int
-    new: int
-    error: str
-    sources: tuple[PeerAddress, ...]
-    """The peers that have brought something."""
-
-
 class Resume:
     """See the module. ``rng`` is the only source of chance."""
 
@@ -188,17 +173,17 @@ class Resume:
         self._proceeded = False
 
     @property
-    def progress(self) -> Progress:
-        """For the node's status."""
-        return Progress(
-            self._state in ("fetching", "pausing"),
-            self._start_ns,
-            self._end_ns,
-            self._reached_ns,
-            self._messages,
-            self._new,
-            self._error,
-            tuple(self._sources),
+    def progress(self) -> ResumeState:
+        """For the node's status; all times are 0 when there was no gap."""
+        return ResumeState(
+            running=self._state in ("fetching", "pausing"),
+            time_start_ns=self._start_ns,
+            time_end_ns=self._end_ns,
+            reached_ns=self._reached_ns,
+            messages=self._messages,
+            stored=self._new,
+            error=self._error,
+            peers=tuple(map(str, self._sources)),
         )
 
     def step(self, now_ns: int, given: Input) -> list[Effect]:

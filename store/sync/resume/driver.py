@@ -112,18 +112,7 @@ class Resumer:
     def state(self) -> ResumeState | None:
         """For the node's status; None when there was no gap."""
         progress = self._machine.progress
-        if not progress.time_end_ns:
-            return None
-        return ResumeState(
-            running=progress.running,
-            time_start_ns=progress.time_start_ns,
-            time_end_ns=progress.time_end_ns,
-            reached_ns=progress.reached_ns,
-            messages=progress.messages,
-            stored=progress.new,
-            error=progress.error,
-            peers=tuple(map(str, progress.sources)),
-        )
+        return progress if progress.time_end_ns else None
 
     async def run(self) -> None:
         """Fill the gap, then note every few seconds that the store is online."""

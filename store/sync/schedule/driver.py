@@ -199,7 +199,7 @@ class Synchronizer:
     async def _session(self, begin: Begin) -> None:
         window = self._schedule.window(self._environment.now_ns(), begin)
         self._book.begun(begin.peer)
-        outcome = None
+        outcome: SyncOutcome | None = None
         try:
             outcome = await self._caller.synchronize(begin.peer, window)
         except Exception as error:
@@ -208,7 +208,8 @@ class Synchronizer:
             sentence = f"this node failed ({type(error).__name__}): see its log"
             outcome = unsuccessful(SyncEnding.FAILED, sentence, 0.0)
         finally:
-            outcome = outcome or unsuccessful(SyncEnding.FAILED, _STOPPING, 0.0)
+            if outcome is None:
+                outcome = unsuccessful(SyncEnding.FAILED, _STOPPING, 0.0)
             done = SyncDone(begin.peer, window, outcome)
             self._book.ended(done)
             if begin.asked is not None:

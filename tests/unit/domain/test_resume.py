@@ -53,7 +53,7 @@ def test_a_gap_is_fetched_from_one_peer_and_ends_the_resume() -> None:
     assert each.step(NOW, PageStored(b"c", NOW - GAP // 2, 10, 7)) == [Advance(NOW - GAP // 2)]
     assert each.step(NOW, FetchEnded()) == [Advance(NOW), Proceed(), Finished()]
     assert not each.progress.running
-    assert (each.progress.messages, each.progress.new) == (10, 7)
+    assert (each.progress.messages, each.progress.stored) == (10, 7)
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def test_a_peer_that_was_off_itself_is_not_the_last_that_is_asked() -> None:
     assert each.progress.running, "the gap is not taken for filled yet"
     each.step(NOW, PageStored(b"late", NOW - NS_PER_S, 7, 7))
     assert each.step(NOW, FetchEnded()) == [Advance(NOW), Proceed(), Finished()]
-    assert each.progress.sources == (first.peer, second.peer)
+    assert each.progress.peers == (str(first.peer), str(second.peer))
     each.check()
 
 
@@ -216,4 +216,4 @@ def test_each_other_peer_is_asked_once_where_one_has_come_to_the_end(error: str)
         ended = FetchEnded(error)
     assert sorted(asked, key=str) == sorted(PEERS, key=str)
     assert [fetch, *rest] == [Advance(NOW), Proceed(), Finished()], "the rest is for the wide sync"
-    assert (each.progress.sources, each.progress.error) == ((), "")
+    assert (each.progress.peers, each.progress.error) == ((), "")

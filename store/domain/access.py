@@ -50,11 +50,12 @@ class TokenFileError(ValueError):
     """The token file cannot be used; the text names the line or the entry."""
 
 
-class Denial(StrEnum):
-    """Why a call is refused: the names of the gRPC status codes."""
+class Denied(Exception):
+    """A caller is not let in, for the reason that the sentence names."""
 
-    UNAUTHENTICATED = "UNAUTHENTICATED"
-    PERMISSION_DENIED = "PERMISSION_DENIED"
+
+class Unauthenticated(Denied):
+    """Nobody knows who calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,18 +69,9 @@ class Client:
     named: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Denied:
-    """A caller that is not let in, and one sentence for it."""
-
-    denial: Denial
-    sentence: str
-
-
-_NO_TOKEN_FILE: Final = Denied(
-    Denial.PERMISSION_DENIED,
+_ADMIN_ELSEWHERE: Final = (
     "this node has no token file, so it is administered over its admin listener on "
-    "loopback only: call it there, or start the node with --client-token-file",
+    "loopback only: call it there, or start the node with --client-token-file"
 )
 _EVERYBODY: Final = frozenset({Right.READ, Right.PUBLISH, Right.FOLLOW})
 _OPERATOR: Final = frozenset(Right)
@@ -124,36 +116,39 @@ class Access:
 
     def authorize(
         self, authorization: str | None, right: Right, stranger: str, *, open_admin: bool = False
-    ) -> Client | Denied:
-        """Decide on one call.
+    ) -> Client:
+        """Decide on one call: who calls.
 
         ``authorization`` is the call's metadata of that name. ``stranger`` names a caller without
         a token (the host it comes from). ``open_admin``: the call came in on the admin listener
         on loopback.
+
+        Raises:
+            Denied: nobody who may.
         """
         if self._entries is None:
             if right is Right.ADMIN and not open_admin:
-                return _NO_TOKEN_FILE
+                raise Denied(_ADMIN_ELSEWHERE)
             rights = _OPERATOR if open_admin else _EVERYBODY
             return Client(stranger, rights, limits=self._stranger_limits)
         client = self._identify(authorization)
-        if isinstance(client, Denied) or right in client.rights:
-            return client
-        return Denied(
-            Denial.PERMISSION_DENIED,
-            f"client {client.name} lacks the right `{right}`: ask the operator of the node for it",
-        )
+        if right not in client.rights:
+            raise Denied(
+                f"client {client.name} lacks the right `{right}`: ask the operator of the node for"
+                " it"
+            )
+        return client
 
-    def _identify(self, authorization: str | None) -> Client | Denied:
+    def _identify(self, authorization: str | None) -> Client:
         if authorization is None:
-            return _unauthenticated(
+            raise Unauthenticated(
                 "the call carries no token: send the metadata `authorization: Bearer TOKEN`"
             )
         token = authorization[len(_BEARER) :].strip()
         if authorization[: len(_BEARER)].lower() != _BEARER or not 0 < len(token) <= (
             MAX_TOKEN_CHARS
         ):
-            return _unauthenticated(
+            raise Unauthenticated(
                 "the metadata `authorization` is not of the form `Bearer TOKEN`: correct it"
             )
         digest = sha256(token.encode()).digest()
@@ -162,13 +157,9 @@ class Access:
             if hmac.compare_digest(entry.digest, digest):
                 return entry.client
         hmac.compare_digest(_NOBODY, digest)
-        return _unauthenticated(
+        raise Unauthenticated(
             "the token is not known to this node: check it, or ask the operator for a new one"
         )
-
-
-def _unauthenticated(sentence: str) -> Denied:
-    return Denied(Denial.UNAUTHENTICATED, sentence)
 
 
 def parse_token_file(text: str, defaults: ClientLimits | None = None) -> Access:

@@ -25,7 +25,7 @@ from store.http.limits import MAX_SMALL_BODY_BYTES
 from store.observe.logging import get_logger, request_context
 from store.serving.call import REQUEST_IDS, Call, is_request_id
 from store.serving.context import NodeContext
-from store.serving.failure import CallFailure, Code, foreseen, unforeseen
+from store.serving.failure import Code, foreseen, unforeseen
 from store.serving.remote import remote
 from store.serving.unsent import Outlet
 
@@ -183,11 +183,11 @@ class Endpoint:
         if token is None and operation.token_in_url and "access_token" in exchange.query:
             token = f"Bearer {exchange.query['access_token']}"
         origin = remote(exchange.connection).name
-        found = self._node.tokens.access.authorize(token, operation.right, origin)
-        if isinstance(found, Denied):
+        try:
+            return self._node.tokens.access.authorize(token, operation.right, origin)
+        except Denied as denied:
             # What gRPC calls metadata is a header here.
-            raise CallFailure(Code(found.denial), found.sentence.replace("metadata", "header"))
-        return found
+            raise type(denied)(str(denied).replace("metadata", "header")) from None
 
 
 def translate(error: Exception, request_id: str) -> tuple[HttpFailure, bool]:

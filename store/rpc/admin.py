@@ -9,21 +9,19 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from store.domain.ports import (
-    EmptyWindow,
     FetchRequest,
     HistoryEntry,
-    NoPeers,
     PeerState,
     SyncDone,
+    Synchronization,
     SyncRequest,
     TopicFilter,
-    UnknownPeer,
 )
 from store.domain.query import sds_lookup
 from store.domain.unread import GossipState
 from store.observe.problems import Problem
 from store.rpc.call import Call
-from store.serving.failure import CallFailure, Code, malformed
+from store.serving.failure import malformed, unready
 from store.serving.methods.decode import decode, decode_read, history_entries
 from storenode.message.limits import MAX_TIMESTAMP_NS, NS_PER_S
 from storenode.wire.sds.v1 import message_pb2
@@ -56,43 +54,28 @@ async def get_status(call: Call, request: bytes) -> bytes:
 async def synchronize(call: Call, request: bytes) -> bytes:
     """Answer ``Synchronize``: when the session has ended, however it did, its report."""
     asked = decode(admin_pb2.SynchronizeRequest, request)
-    if call.node.exchange is None:
-        raise CallFailure(Code.UNAVAILABLE, "the node is starting; retry", retry=True)
+    exchange = _exchange(call)
     wanted = SyncRequest(
         peer=asked.peer,
         time_start_ns=asked.time_start if asked.HasField("time_start") else None,
         time_end_ns=asked.time_end if asked.HasField("time_end") else None,
     )
     _check_window(wanted)
-    try:
-        done = await call.node.exchange.synchronize(wanted)
-    except (EmptyWindow, UnknownPeer) as error:
-        raise malformed(str(error)) from error
-    except NoPeers as error:
-        raise CallFailure(Code.FAILED_PRECONDITION, str(error)) from error
-    return report_of(done).SerializeToString()
+    return report_of(await exchange.synchronize(wanted)).SerializeToString()
 
 
 async def fetch_messages(call: Call, request: bytes) -> bytes:
     """Answer ``FetchMessages``: when the peer has answered, or failed, what came of it."""
     limits = call.node.limits
     asked = decode_read(admin_pb2.FetchMessagesRequest, request, 4 * limits.sds_entries)
-    if call.node.exchange is None:
-        raise CallFailure(Code.UNAVAILABLE, "the node is starting; retry", retry=True)
+    exchange = _exchange(call)
     lookup = sds_lookup(
         asked.channel_id,
         history_entries("entries", asked.entries, limits.sds_entries),
         TopicFilter(),
         limits,
     )
-    try:
-        done = await call.node.exchange.fetch(
-            FetchRequest(asked.peer, lookup.channel_id, lookup.entries)
-        )
-    except UnknownPeer as error:
-        raise malformed(str(error)) from error
-    except NoPeers as error:
-        raise CallFailure(Code.FAILED_PRECONDITION, str(error)) from error
+    done = await exchange.fetch(FetchRequest(asked.peer, lookup.channel_id, lookup.entries))
     return admin_pb2.FetchReport(
         peer=str(done.peer),
         held=map(_entry, done.held),
@@ -103,6 +86,12 @@ async def fetch_messages(call: Call, request: bytes) -> bytes:
         notes=done.notes,
         error=done.error,
     ).SerializeToString()
+
+
+def _exchange(call: Call) -> Synchronization:
+    if call.node.exchange is None:
+        raise unready("the node is starting; retry")
+    return call.node.exchange
 
 
 def _entry(entry: HistoryEntry) -> message_pb2.HistoryEntry:

@@ -16,7 +16,7 @@ from typing import Any, Final, Literal, Protocol, TypeAlias
 
 import grpc
 
-from store.domain.access import Client, Denied
+from store.domain.access import Client
 from store.observe.logging import get_logger, request_context
 from store.rpc.context import RpcContext
 from store.rpc.failure import translate
@@ -317,7 +317,8 @@ class Wrapper:
         """Who calls, of those who are no peers: who has the token, where one is needed.
 
         Raises:
-            CallFailure: nobody, or it lacks the right.
+            Denied: nobody, or it lacks the right.
+            CallFailure: it is none of a peer's, as it must be, or says twice who calls.
         """
         if method.right is None:
             return Client(origin.name, frozenset())
@@ -327,12 +328,9 @@ class Wrapper:
         if method.peers_only:
             raise not_a_peer(told, self._node.peers)
         open_admin = self._node.open_admin and self._listener == "admin"
-        found = self._node.tokens.access.authorize(
+        return self._node.tokens.access.authorize(
             told.get(AUTHORIZATION), method.right, origin.name, open_admin=open_admin
         )
-        if isinstance(found, Denied):
-            raise CallFailure(Code(found.denial), found.sentence)
-        return found
 
     def _report(
         self, method: Method, call: Call | None, failure: CallFailure, error: Exception | None

@@ -6,7 +6,7 @@ from typing import Final
 
 from reconcile.errors import LimitExceeded as ReconcileLimit
 from reconcile.errors import MalformedPayload
-from store.domain.ports import PeerFailed
+from store.domain.ports import EmptyWindow, NoPeers, PeerFailed, UnknownPeer
 from store.serving.failure import CallFailure, Code, foreseen, unforeseen
 from store.sync.errors import (
     FrameTooLarge,
@@ -29,6 +29,9 @@ _CODES: Final[tuple[tuple[type[Exception], Code], ...]] = (
     (SessionUnknown, Code.FAILED_PRECONDITION),
     (GaveWay, Code.ABORTED),
     (PeerFailed, Code.UNAVAILABLE),
+    (EmptyWindow, Code.INVALID_ARGUMENT),
+    (UnknownPeer, Code.INVALID_ARGUMENT),
+    (NoPeers, Code.FAILED_PRECONDITION),
 )
 _FAULTS: Final = {
     Fault.PROTOCOL: Code.INVALID_ARGUMENT,

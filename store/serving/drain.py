@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
+from store.serving.failure import unready
 
-class Draining(Exception):
-    """The node is shutting down and ends this call: the caller goes on at another node."""
+_SHUTTING_DOWN: Final = "the node is shutting down: go on at another node, or here later"
 
 
 class Drain:
@@ -38,10 +38,10 @@ class Drain:
         """Around the part of a call that waits for ever.
 
         Raises:
-            Draining: the node is shutting down.
+            CallFailure: the node is shutting down.
         """
         if self._begun:
-            raise Draining
+            raise unready(_SHUTTING_DOWN)
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
@@ -50,7 +50,7 @@ class Drain:
         except asyncio.CancelledError:
             # The client's own cancellation may come at the same moment; then it counts.
             if self.begun and task.uncancel() == 0:
-                raise Draining from None
+                raise unready(_SHUTTING_DOWN) from None
             raise
         finally:
             self._tasks.discard(task)

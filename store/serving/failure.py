@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from store.domain.access import Denied, Unauthenticated
 from store.domain.ports import CursorOutOfRange, StoreBusy, StoreUnavailable
 from store.domain.query import LimitError, RequestError
 from store.domain.quota import Exceeded
 from store.messages.cursor import CursorError
-from store.serving.drain import Draining
 
 
 class Code(StrEnum):
@@ -64,6 +64,8 @@ _CODES: tuple[tuple[type[Exception], Code], ...] = (
     (StoreUnavailable, Code.UNAVAILABLE),
     (StoreBusy, Code.RESOURCE_EXHAUSTED),
     (Exceeded, Code.RESOURCE_EXHAUSTED),
+    (Unauthenticated, Code.UNAUTHENTICATED),
+    (Denied, Code.PERMISSION_DENIED),
     (CursorOutOfRange, Code.OUT_OF_RANGE),
     (CursorError, Code.INVALID_ARGUMENT),
     (LimitError, Code.RESOURCE_EXHAUSTED),
@@ -76,8 +78,6 @@ def foreseen(error: Exception) -> CallFailure | None:
     """The failure for an error of the domain; None for one that has no code here."""
     if isinstance(error, CallFailure):
         return error
-    if isinstance(error, Draining):
-        return unready("the node is shutting down: go on at another node, or here later")
     for kind, code in _CODES:
         if isinstance(error, kind):
             return CallFailure(code, str(error), retry=isinstance(error, _RETRYABLE))

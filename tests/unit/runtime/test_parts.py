@@ -208,7 +208,6 @@ async def test_without_a_token_file_everybody_may_read() -> None:
     tokens.reload()
     await tokens.follow()
     somebody = tokens.access.authorize(None, Right.READ, "host x")
-    assert not isinstance(somebody, Denied)
     assert somebody.limits.requests_per_s == 7
 
 
@@ -232,8 +231,11 @@ def write_tokens(path: Path, *tokens: str) -> None:
 
 
 def admitted(tokens: TokenFile, token: str) -> bool:
-    found = tokens.access.authorize(f"Bearer {token}", Right.READ, "host x")
-    return not isinstance(found, Denied)
+    try:
+        tokens.access.authorize(f"Bearer {token}", Right.READ, "host x")
+    except Denied:
+        return False
+    return True
 
 
 async def test_a_task_that_fails_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,8 @@ import asyncio
 
 import pytest
 
-from store.serving.drain import Drain, Draining
+from store.serving.drain import Drain
+from store.serving.failure import CallFailure
 
 
 async def wait_for_ever(drain: Drain, began: asyncio.Event) -> None:
@@ -16,7 +17,7 @@ async def test_endless_calls_end_when_the_node_drains() -> None:
     call = asyncio.create_task(wait_for_ever(drain, began))
     await began.wait()
     drain.begin()
-    with pytest.raises(Draining):
+    with pytest.raises(CallFailure, match="shutting down"):
         await call
     assert not call.cancelled()
 
@@ -25,7 +26,7 @@ async def test_a_call_that_begins_later_ends_at_once() -> None:
     drain = Drain()
     drain.begin()
     assert drain.begun
-    with pytest.raises(Draining):
+    with pytest.raises(CallFailure, match="shutting down"):
         await wait_for_ever(drain, asyncio.Event())
 
 

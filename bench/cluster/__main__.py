@@ -38,6 +38,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 import psutil
+import psycopg
 from pyspark.sql import SparkSession
 
 from bench.cluster.history import PER_DAY, WRITERS, History
@@ -249,6 +250,7 @@ def in_parts(bench: Bench, millions: int, parts: int) -> None:
         of_archives(bench, few)
     for name, work in JOBS.items():
         work(bench, cut[0])  # which does not count
+        bench.take(few.messages, name, partial(work, bench, few))
         taken = [
             bench.beyond_fixed_s(name, each.messages, partial(work, bench, each))
             for each in [*cut[: parts // 2], history, *cut[parts // 2 :]]
@@ -259,8 +261,8 @@ def in_parts(bench: Bench, millions: int, parts: int) -> None:
         )
 
 
-def of_database(bench: Bench, messages: int) -> None:
-    """Archive a database, and restore it into an empty one."""
+def of_database(bench: Bench, messages: int, settings: Mapping[str, str]) -> None:
+    """Archive a database, and restore it into an empty one, whose Postgres has some settings."""
     folder = bench.directory / "database"
     folder.mkdir()
     lake, session = Lake(str(folder / "archive")), bench.session
@@ -268,12 +270,17 @@ def of_database(bench: Bench, messages: int) -> None:
         done = bench.take(messages, "archive", lambda: archive(session, Archiving(url, lake)))
         _same("archive", done.published, messages)
     shutil.rmtree(folder / "node")
-    postgres = EmbeddedPostgres(EmbeddedSettings(folder / "empty", _QUIET))
+    postgres = EmbeddedPostgres(EmbeddedSettings(folder / "empty", {**_QUIET, **settings}))
     url = postgres.start()
     try:
         upgrade(url)
         stored = bench.take(messages, "restore", lambda: restore(session, Restoring(lake, url)))
         _same("restore", stored.new, messages)
+        with psycopg.connect(url) as connection:
+            log = connection.execute("select wal_fpi, wal_bytes from pg_stat_wal").fetchone()
+        assert log is not None
+        pages, mib = log[0], float(log[1]) / 2**20
+        report(benchmark="cluster", measure="restore, log", whole_pages=pages, written_mib=mib)
     finally:
         postgres.stop()
     shutil.rmtree(folder)
@@ -284,7 +291,7 @@ def _same(job: str, found: object, wanted: object) -> None:
         raise SystemExit(f"{job}: {found} was found where {wanted} is right.")
 
 
-def take_all(directory: Path, millions: list[int], of_databases: list[int], parts: int) -> bool:
+def take_all(directory: Path, given: argparse.Namespace) -> bool:
     """Measure everything, the smallest first; whether all is flat."""
     (directory / "cluster").mkdir()
     cluster = Cluster(directory / "cluster", {})
@@ -292,13 +299,13 @@ def take_all(directory: Path, millions: list[int], of_databases: list[int], part
         with spark_session(cluster.url, _SETTINGS) as session:
             bench = Bench(directory, cluster, session)
             flat = True
-            if parts:
-                in_parts(bench, max(millions), parts)
-            elif millions:
-                _synthetic(bench, millions)
+            if given.parts:
+                in_parts(bench, max(given.millions), given.parts)
+            elif given.millions:
+                _synthetic(bench, given.millions)
                 flat = bench.summed_up()
-            if of_databases:
-                _databases(bench, of_databases)
+            if given.database_millions:
+                _databases(bench, given.database_millions, dict(given.postgres_setting))
                 flat = bench.summed_up() and flat
             return flat
     finally:
@@ -326,15 +333,15 @@ def _history(directory: Path) -> History:
     return History(directory / "history")
 
 
-def _databases(bench: Bench, millions: list[int]) -> None:
+def _databases(bench: Bench, millions: list[int], settings: Mapping[str, str]) -> None:
     """The same for databases."""
     sizes = sorted(each * MILLION for each in millions)
     for messages in [FEW, sizes[0]]:
-        of_database(bench, messages)
+        of_database(bench, messages, settings)
     bench.begin()
     for each in sizes:
         for messages in (FEW, each):
-            of_database(bench, messages)
+            of_database(bench, messages, settings)
 
 
 def main() -> int:
@@ -343,6 +350,14 @@ def main() -> int:
     parser.add_argument("--dir", type=Path, required=True, help="where all data are put")
     parser.add_argument("--millions", type=int, nargs="*", default=[1, 4], help="default: 1 4")
     parser.add_argument("--database-millions", type=int, nargs="*", default=[], metavar="MILLIONS")
+    parser.add_argument(
+        "--postgres-setting",
+        type=lambda text: text.split("=", 1),
+        nargs="*",
+        default=[],
+        metavar="NAME=VALUE",
+        help="of the database that is restored into",
+    )
     parser.add_argument("--parts", type=int, default=0, metavar="N")
     parser.add_argument("--prepare", type=int, default=0, metavar="MILLIONS")
     parser.add_argument("--writers", type=int, default=WRITERS, help="default: %(default)s")
@@ -371,8 +386,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     os.environ["SPARK_LOCAL_DIRS"] = str(directory / "shuffles")
     try:
-        flat = take_all(directory, given.millions, given.database_millions, given.parts)
-        return 0 if flat else 1
+        return 0 if take_all(directory, given) else 1
     finally:
         for each in directory.iterdir():
             shutil.rmtree(each)

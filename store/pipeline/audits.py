@@ -10,13 +10,14 @@ It is written for dashboards; no job reads it.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import write_deltalake
 from deltalake.exceptions import DeltaError
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
 
 from store.pipeline.beside import AUDITS_TABLE, is_begun, place_of
@@ -41,19 +42,18 @@ up to there nothing is missing; null: from nowhere on, or of all channels.
 """
 
 
-def note_audit(lake: Lake, channels: DataFrame) -> None:
-    """Add what an audit found; ``channels`` as by `causal.audited.channels_of`.
+def note_audit(lake: Lake, channels: DataFrame, counts: Mapping[str, int]) -> None:
+    """Add what an audit found; ``channels`` as by `causal.audited.channels_of`, ``counts`` of all.
 
     Raises:
         PipelineError: it cannot be written.
     """
-    everything = channels.agg(*(_sum(name) for name in _COUNTS)).select(
-        F.lit(None).cast("string").alias("channel"), *_COUNTS, _no_time().alias("point_ts")
-    )
-    worst = channels.orderBy(F.desc(F.col("missing") + F.col("incomplete")), "channel").select(
+    ordered = channels.orderBy(F.desc(F.col("missing") + F.col("incomplete")), "channel").select(
         "channel", *_COUNTS, "point_ts"
     )
-    found = everything.unionByName(worst.limit(MAX_CHANNELS)).toArrow()
+    worst = ordered.limit(MAX_CHANNELS).toArrow()
+    everything = pa.Table.from_pylist([{name: counts[name] for name in _COUNTS}], worst.schema)
+    found = pa.concat_tables([everything, worst])
     now = pa.scalar(time.time_ns() // 1_000, pa.int64()).cast(_TIME)
     micros = pc.divide(found["point_ts"], 1_000).cast(_TIME)
     columns = [pa.repeat(now, len(found)), *(found[name] for name in ("channel", *_COUNTS)), micros]
@@ -66,11 +66,3 @@ def note_audit(lake: Lake, channels: DataFrame) -> None:
         )
     except (DeltaError, OSError, ValueError) as error:
         raise of_store(path, error, "table of audits") from error
-
-
-def _sum(name: str) -> Column:
-    return F.coalesce(F.sum(name), F.lit(0)).alias(name)
-
-
-def _no_time() -> Column:
-    return F.lit(None).cast("long")

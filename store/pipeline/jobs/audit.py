@@ -79,7 +79,7 @@ def audit(session: SparkSession, job: Auditing) -> Audited:
                 with shown(session, job.say, "write"):
                     outputs.write(tables)
             if job.record is not None:
-                note_audit(job.record, tables.channels)
+                note_audit(job.record, tables.channels, tables.counts)
                 if again is not None:
                     again.record(tables)
             result.output, result.missing_file = job.output, job.missing

@@ -80,8 +80,10 @@ static int open_frame(reader_t *from, PyObject *data)
     return 0;
 }
 
-/* read_head(data, slices) -> (XOR, count, which slices differ, bytes of prints, what is read), or
- * None: it is unusual. What an answer begins with. */
+/* read_head(data, slices)
+ *   -> (XOR, count, which slices differ, bytes of prints, bytes read), or None: it is unusual
+ *   What an answer begins with.
+ */
 PyObject *kernel_read_head(PyObject *module, PyObject *const *arguments, Py_ssize_t given)
 {
     (void)module;
@@ -90,7 +92,7 @@ PyObject *kernel_read_head(PyObject *module, PyObject *const *arguments, Py_ssiz
     if (check_arguments("read_head", given, 2) < 0 || open_frame(&from, arguments[0]) < 0 ||
         size_argument(arguments[1], &slices) < 0)
         return NULL;
-    const uint8_t *begin = from.at - 1, *xor = from.at;
+    const uint8_t *xor = from.at;
     int64_t count;
     int print_bytes;
     PyObject *differs = NULL, *found = NULL;
@@ -102,7 +104,7 @@ PyObject *kernel_read_head(PyObject *module, PyObject *const *arguments, Py_ssiz
     if (differs && take_byte(&from, &print_bytes) && print_bytes <= SIFTED_BYTES)
         found = Py_BuildValue("y#LOin", (const char *)xor, (Py_ssize_t)HASH_BYTES,
                               (long long)count, differs, print_bytes,
-                              (Py_ssize_t)(from.at - begin));
+                              1 + (Py_ssize_t)(from.at - xor));
     Py_XDECREF(differs);
     return answer(found);
 }

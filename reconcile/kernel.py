@@ -108,7 +108,9 @@ class Kernel(Protocol):
         """The short IDs in intervals of places, and a table with them."""
         ...
 
-    def sift(self, index: RowsHandle, /, *columns: Column) -> int:
+    def sift(
+        self, index: RowsHandle, /, *columns: Column
+    ) -> tuple[bytes, bytes, bytes, bytes, int]:
         """The short IDs in intervals of places, without those that a single one explains."""
         ...
 
@@ -128,6 +130,14 @@ class Kernel(Protocol):
 
     def read_result(self, data: bytes, /) -> tuple[bytes, bytes, int, bytes] | None:
         """What was found; None: it is unusual."""
+        ...
+
+    def write_table(self, /, *columns: Column) -> bytes:
+        """A table, and what is beside it, as a frame."""
+        ...
+
+    def divide(self, named: Column, own: Column, /) -> tuple[bytes, bytes, bytes, int, int, int]:
+        """What is only among named short IDs, and what only among the own ones."""
         ...
 
     def pack(self, words: Column, size: int, /) -> bytes:

@@ -35,6 +35,7 @@ _CELL_BYTES: Final = 8
 _VARINT_BITS: Final = 7
 _MAX_VARINT_BYTES: Final = 9
 _MAX_EXPONENT: Final = 62
+_NO_FLAGS: Final = np.empty(0, np.bool_)
 _EXPLAINED: Final = 2
 """The first byte of a table beside which some slices are explained."""
 
@@ -192,10 +193,7 @@ def encode(frame: Frame) -> bytes:
             tally = b"" if frame.tally is None else balances_bytes(frame.tally)
             return answer_bytes(answer, cut_bytes(cut) + tally)
         case Filled():
-            shape = frame.shape
-            numbers = _byte(shape.places) + varint(shape.windows) + varint(shape.length)
-            cells = frame.cells.astype(_XOR_DTYPE, copy=False).tobytes()
-            return _byte(Kind.TABLE) + _beside(frame) + numbers + cells
+            return _table_bytes(frame)
         case Decoded():
             counts = varint(len(frame.wanted)) + varint(len(frame.offered))
             head = _byte(Kind.RESULT) + frame.xor.tobytes() + counts + _byte(frame.wanted_bytes)
@@ -203,18 +201,40 @@ def encode(frame: Frame) -> bytes:
             return head + wanted + _cut_words(frame.offered, SHORT_BYTES)
 
 
+def _table_bytes(frame: Filled) -> bytes:
+    shape = frame.shape
+    if kernel.compiled is not None:
+        numbers = np.array((_flag(frame), shape.places, shape.windows, shape.length))
+        flags = frame.differs, frame.explained, frame.listed
+        differs, explained, listed = (_NO_FLAGS if part is None else part for part in flags)
+        columns = numbers, differs, explained, frame.told, listed, frame.named, frame.cells
+        return kernel.compiled.write_table(*columns)
+    sizes = _byte(shape.places) + varint(shape.windows) + varint(shape.length)
+    cells = frame.cells.astype(_XOR_DTYPE, copy=False).tobytes()
+    return _byte(Kind.TABLE) + _beside(frame) + sizes + cells
+
+
 def _beside(frame: Filled) -> bytes:
     """What a table is about, and what is not in it."""
+    found = _byte(_flag(frame))
+    if frame.differs is not None:
+        found += _bits(frame.differs)
+    if frame.explained is not None:
+        found += _bits(frame.explained) + _cut_words(frame.told, SHORT_BYTES)
+    if frame.listed is not None:
+        found += _bits(frame.listed) + varint(len(frame.named))
+    return found + _cut_words(frame.named, SHORT_BYTES)
+
+
+def _flag(frame: Filled) -> int:
+    """The first byte behind the kind."""
     if frame.differs is None:
-        return b"\0"
-    found = _bits(frame.differs)
+        return 0
     if frame.explained is None:
-        return b"\1" + found
-    found += _bits(frame.explained) + _cut_words(frame.told, SHORT_BYTES)
-    if frame.listed is None:
-        return _byte(_BY_PRINTS if frame.by_prints else _EXPLAINED) + found
-    named = varint(len(frame.named)) + _cut_words(frame.named, SHORT_BYTES)
-    return _byte(_LISTED) + found + _bits(frame.listed) + named
+        return 1
+    if frame.listed is not None:
+        return _LISTED
+    return _BY_PRINTS if frame.by_prints else _EXPLAINED
 
 
 def offer_bytes(cut: bytes) -> bytes:

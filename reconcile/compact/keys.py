@@ -135,7 +135,7 @@ class ShortKey:
 
     def of_xor(self, xor: Words) -> int:
         """The short ID of one hash, or of an XOR of hashes: ``(4,)`` words."""
-        return int(self.of_hashes(xor.reshape(1, -1).view(np.uint8))[0])
+        return int(self.of_hashes(xor.view(np.uint8).reshape(1, -1))[0])
 
     def of_places(self, rows: Rows, low: Ints, high: Ints) -> Words:
         """Short IDs of the IDs in ascending intervals of places."""

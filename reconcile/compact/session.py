@@ -80,7 +80,7 @@ from reconcile.compact.plan import (
 )
 from reconcile.compact.sizing import estimate
 from reconcile.compact.slices import Compared, Held, Regions, Slices
-from reconcile.compact.table import NOWHERE, Table, cells_for, find, shape_for
+from reconcile.compact.table import NOWHERE, Table, cells_for, divided, find, shape_for
 from reconcile.errors import MalformedCompact
 from reconcile.ids import Bools, Ints, SyncId, SyncIds, Words, ordered
 from reconcile.index import IndexView
@@ -533,13 +533,9 @@ class Responder(_Side):
     def _listed(self, named: Words, places: tuple[Ints, Ints]) -> Matched:
         """Whose short IDs are, where all that the initiator has in some intervals is named."""
         own = self._keys.short.of_places(self._held.rows, *places)
-        at = find(named, own)
-        alone = np.ones(len(own), np.bool_)
-        alone[at[at >= 0]] = False
-        rows = alone.nonzero()[0]
+        wanted, rows, offered, clear = divided(named, own)
         to_send, sent = self._held.gather(*places, rows)
-        clear = int(at.min(initial=NOWHERE)) == NOWHERE
-        return Matched(named[at == NOWHERE], own[rows], to_send, sent, clear)
+        return Matched(wanted, offered, to_send, sent, clear)
 
     def _result(self, parts: list[Matched], told: Words, items: int) -> Step:
         """Hold what was found to what both sides say that they have."""

@@ -63,11 +63,11 @@ class Regions:
     @classmethod
     def joined(cls, lower: Ints, upper: Ints) -> Regions:
         """Of ascending slices, of which some touch."""
-        if len(lower) < 2:
-            return cls(lower, upper)
-        apart = np.ones(len(lower) + 1, np.bool_)
-        np.not_equal(lower[1:], upper[:-1], out=apart[1:-1])
-        return cls(lower[apart[:-1]], upper[apart[1:]])
+        apart = (lower[1:] != upper[:-1]).nonzero()[0]
+        if not len(apart):
+            return cls(lower[:1], upper[-1:])
+        starts, ends = np.concatenate(([0], apart + 1)), np.append(apart, len(lower) - 1)
+        return cls(lower[starts], upper[ends])
 
     def collapsed(self, times: Ints, region: Ints) -> Ints:
         """Times, of regions, as times without what is between these; none is past its region."""
@@ -309,13 +309,13 @@ class Held:
 
         Where sides differ in one ID, it is the one whose short ID ends like the XOR of both prints.
         """
+        if kernel.compiled is not None:
+            columns = compared.low, compared.high, key.column, compared.prints, compared.balances
+            *found, count = kernel.compiled.sift(self.rows.handle, *columns)
+            low, high, told = (np.frombuffer(column, np.int64) for column in found[:3])
+            return Sifted(low, high, np.frombuffer(found[3], np.uint64, count), told)
         low, high, apart = compared.low.copy(), compared.high.copy(), compared.balances
         told = np.full(len(low), -1)
-        if kernel.compiled is not None:
-            shorts = np.empty(int((high - low).sum()), np.uint64)
-            columns = compared.prints, apart, shorts, told
-            count = kernel.compiled.sift(self.rows.handle, low, high, key.column, *columns)
-            return Sifted(low, high, shorts[:count], told)
         shorts = key.of_places(self.rows, low, high)
         ends = (high - low).cumsum()
         interval = np.repeat(np.arange(len(low)), high - low)

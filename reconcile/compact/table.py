@@ -21,6 +21,7 @@ import numpy as np
 from reconcile import kernel
 from reconcile.compact.keys import SHORT_BYTES, SHORT_MASK, ShortKey
 from reconcile.compact.limits import MAX_CELLS, MAX_WINDOWS
+from reconcile.compact.matching import repeats
 from reconcile.ids import Ints, Words
 from reconcile.index.rows import Rows
 
@@ -175,7 +176,7 @@ class Table:
         if found is None or self.cells.any():
             return None
         found.sort()
-        return None if bool((found[1:] == found[:-1]).any()) else found
+        return None if repeats(found) else found
 
     def _peeled(self) -> Words | None:
         room = len(self.cells)
@@ -228,12 +229,13 @@ def find(wanted: Words, own: Words, mask: int = SHORT_MASK) -> Ints:
 
     What is wanted ascends, each once. ``NOWHERE``: not there; ``SEVERAL``: more than once.
     """
-    places = np.full(len(wanted), NOWHERE)
+    if not len(wanted):
+        return np.empty(0, np.int64)
     if kernel.compiled is not None:
+        places = np.empty(len(wanted), np.int64)
         kernel.compiled.find(wanted, own, np.array([mask], np.uint64), places)
         return places
-    if not len(wanted):
-        return places
+    places = np.full(len(wanted), NOWHERE)
     cut = own & np.uint64(mask)
     at = np.minimum(wanted.searchsorted(cut), len(wanted) - 1)
     hits = (wanted[at] == cut).nonzero()[0]
@@ -241,3 +243,20 @@ def find(wanted: Words, own: Words, mask: int = SHORT_MASK) -> Ints:
     places[rows] = hits
     places[np.bincount(rows, minlength=len(wanted)) > 1] = SEVERAL
     return places
+
+
+def divided(named: Words, own: Words) -> tuple[Words, Ints, Words, bool]:
+    """What is only among named short IDs, and what only among the own ones: rows, and short IDs.
+
+    Named ones ascend. Last: whether none of them is that of several own ones.
+    """
+    if kernel.compiled is not None:
+        wanted, rows, alone, lacking, left, several = kernel.compiled.divide(named, own)
+        found = np.frombuffer(rows, np.int64, left), np.frombuffer(alone, np.uint64, left)
+        return np.frombuffer(wanted, np.uint64, lacking), *found, not several
+    at = find(named, own)
+    is_alone = np.ones(len(own), np.bool_)
+    is_alone[at[at >= 0]] = False
+    left_over = is_alone.nonzero()[0]
+    clear = int(at.min(initial=NOWHERE)) == NOWHERE
+    return named[at == NOWHERE], left_over, own[left_over], clear

@@ -4,7 +4,7 @@
  * worst each of one's own takes a search by halving.
  */
 
-#include "rows.h"
+#include "short.h"
 
 #define NOWHERE (-1)
 #define SEVERAL (-2)
@@ -84,6 +84,31 @@ static void look_up(const finder_t *finder, const uint8_t *own, Py_ssize_t count
     }
 }
 
+/* 0, or -1 with an exception: what is wanted or the mask does not fit, or there is no memory. */
+static int open_finder(finder_t *finder, const uint8_t *wanted, Py_ssize_t count, uint64_t mask)
+{
+    *finder = (finder_t){.wanted = wanted, .count = count};
+    if (count >= INT32_MAX || !size_finder(finder, mask))
+        return misfit("find");
+    size_t words = (size_t)(finder->seen_mask / WORD + 1);
+    size_t starts = (size_t)(finder->mask >> finder->shift) + 2;
+    finder->seen = PyMem_Calloc(words * sizeof *finder->seen + starts * sizeof *finder->starts, 1);
+    if (!finder->seen) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    finder->starts = (uint32_t *)(finder->seen + words);
+    return 0;
+}
+
+/* Where all that is wanted is among the own ones. */
+static void find_all(const finder_t *finder, const uint8_t *own, Py_ssize_t count, uint8_t *places)
+{
+    for (Py_ssize_t row = 0; row < finder->count; row++)
+        store(places, row, NOWHERE);
+    look_up(finder, own, count, places);
+}
+
 /* find(wanted, own, mask, places) -> None; where each wanted short ID, which ascend, is among the
  * own ones cut by a mask; -1: nowhere, -2: at several places. */
 PyObject *kernel_find(PyObject *module, PyObject *const *arguments, Py_ssize_t given)
@@ -93,32 +118,104 @@ PyObject *kernel_find(PyObject *module, PyObject *const *arguments, Py_ssize_t g
     columns held;
     if (check_arguments("find", given, 4) < 0 || hold(&held, arguments, kinds, 4) < 0)
         return NULL;
-    finder_t finder = {.wanted = held.at[0], .count = held.rows[0]};
-    bool fits = held.rows[2] == 1 && held.rows[3] == held.rows[0] && held.rows[0] < INT32_MAX &&
-                size_finder(&finder, (uint64_t)load(held.at[2], 0));
+    finder_t finder;
+    bool fits = held.rows[2] == 1 && held.rows[3] == held.rows[0];
+    if (!fits)
+        misfit("find");
+    fits = fits && open_finder(&finder, held.at[0], held.rows[0],
+                               (uint64_t)load(held.at[2], 0)) == 0;
     if (fits) {
-        size_t words = (size_t)(finder.seen_mask / WORD + 1);
-        size_t starts = (size_t)(finder.mask >> finder.shift) + 2;
-        finder.seen = PyMem_Calloc(words * sizeof *finder.seen + starts * sizeof *finder.starts, 1);
-        finder.starts = (uint32_t *)(finder.seen + words);
-    }
-    if (finder.seen) {
-        for (Py_ssize_t row = 0; row < held.rows[0]; row++)
-            store(held.at[3], row, NOWHERE);
         PyThreadState *state = let_go(held.rows[1] * TIME_BYTES);
         note_wanted(&finder);
-        look_up(&finder, held.at[1], held.rows[1], held.at[3]);
+        find_all(&finder, held.at[1], held.rows[1], held.at[3]);
         take_back(state);
         PyMem_Free(finder.seen);
     }
     release(&held);
-    if (finder.seen)
-        Py_RETURN_NONE;
     if (fits)
-        PyErr_NoMemory();
-    else
-        misfit("find");
+        Py_RETURN_NONE;
     return NULL;
+}
+
+/* What only one side has of short IDs, of which the other one has named its own: columns. */
+typedef struct {
+    PyObject *parts[3]; /* named only, rows of the own ones that are not named, these */
+    int64_t *named, *rows, *alone;
+    Py_ssize_t named_only, own_only;
+    bool several; /* a named one is that of several */
+} divided_t;
+
+static bool open_divided(divided_t *to, Py_ssize_t named, Py_ssize_t own)
+{
+    const Py_ssize_t counts[] = {named, own, own};
+    bool fits = true;
+    for (int part = 0; part < 3; part++) {
+        to->parts[part] = PyBytes_FromStringAndSize(NULL, counts[part] * TIME_BYTES);
+        fits &= to->parts[part] != NULL;
+    }
+    if (!fits)
+        return false;
+    to->named = (int64_t *)PyBytes_AsString(to->parts[0]);
+    to->rows = (int64_t *)PyBytes_AsString(to->parts[1]);
+    to->alone = (int64_t *)PyBytes_AsString(to->parts[2]);
+    return true;
+}
+
+/* `rows` is where the named ones are, until it is known which rows they leave. */
+static void divide(const finder_t *finder, const uint8_t *own, Py_ssize_t count, uint8_t *taken,
+                   uint8_t *places, divided_t *to)
+{
+    find_all(finder, own, count, places);
+    for (Py_ssize_t row = 0; row < finder->count; row++) {
+        int64_t place = load(places, row);
+        if (place == NOWHERE)
+            to->named[to->named_only++] = load(finder->wanted, row);
+        else if (place == SEVERAL)
+            to->several = true;
+        else
+            taken[place] = 1;
+    }
+    for (Py_ssize_t row = 0; row < count; row++) {
+        to->rows[to->own_only] = row;
+        to->alone[to->own_only] = load(own, row);
+        to->own_only += !taken[row];
+    }
+}
+
+/* divide(named, own) -> (named only, rows of the own ones that are not named, these, how many of
+ * each, whether a named one is that of several)
+ *   What is named ascends. The columns may be longer.
+ */
+PyObject *kernel_divide(PyObject *module, PyObject *const *arguments, Py_ssize_t given)
+{
+    (void)module;
+    static const column_kind kinds[] = {READ(8), READ(8)};
+    columns held;
+    finder_t finder;
+    divided_t to = {{NULL}};
+    PyObject *found = NULL;
+    if (check_arguments("divide", given, 2) < 0 || hold(&held, arguments, kinds, 2) < 0)
+        return NULL;
+    Py_ssize_t named = held.rows[0], own = held.rows[1];
+    if (open_finder(&finder, held.at[0], named, SHORT_MASK) == 0) {
+        uint8_t *work = PyMem_Calloc((size_t)named * TIME_BYTES + (size_t)own + 1, 1);
+        if (!work)
+            PyErr_NoMemory();
+        else if (open_divided(&to, named, own)) {
+            PyThreadState *state = let_go(own * TIME_BYTES);
+            note_wanted(&finder);
+            divide(&finder, held.at[1], own, work + named * TIME_BYTES, work, &to);
+            take_back(state);
+            found = Py_BuildValue("OOOnni", to.parts[0], to.parts[1], to.parts[2], to.named_only,
+                                  to.own_only, to.several);
+        }
+        PyMem_Free(work);
+        PyMem_Free(finder.seen);
+    }
+    for (int part = 0; part < 3; part++)
+        Py_XDECREF(to.parts[part]);
+    release(&held);
+    return found;
 }
 
 /* ---- the IDs ------------------------------------------------------------------------------ */

@@ -9,6 +9,7 @@
 
 #define SHORT_BYTES (SHORT_BITS / 8)
 #define CELL_BYTES 8
+#define TABLE_KIND 7
 #define MOST_CELLS 1048576
 #define MOST_WINDOWS 128
 #define MOST_PLACES 5
@@ -79,8 +80,10 @@ static int open_frame(reader_t *from, PyObject *data)
     return 0;
 }
 
-/* read_head(data, slices) -> (XOR, count, which slices differ, bytes of prints, what is read), or
- * None: it is unusual. What an answer begins with. */
+/* read_head(data, slices)
+ *   -> (XOR, count, which slices differ, bytes of prints, bytes read), or None: it is unusual
+ *   What an answer begins with.
+ */
 PyObject *kernel_read_head(PyObject *module, PyObject *const *arguments, Py_ssize_t given)
 {
     (void)module;
@@ -89,7 +92,7 @@ PyObject *kernel_read_head(PyObject *module, PyObject *const *arguments, Py_ssiz
     if (check_arguments("read_head", given, 2) < 0 || open_frame(&from, arguments[0]) < 0 ||
         size_argument(arguments[1], &slices) < 0)
         return NULL;
-    const uint8_t *begin = from.at - 1, *xor = from.at;
+    const uint8_t *xor = from.at;
     int64_t count;
     int print_bytes;
     PyObject *differs = NULL, *found = NULL;
@@ -101,7 +104,7 @@ PyObject *kernel_read_head(PyObject *module, PyObject *const *arguments, Py_ssiz
     if (differs && take_byte(&from, &print_bytes) && print_bytes <= SIFTED_BYTES)
         found = Py_BuildValue("y#LOin", (const char *)xor, (Py_ssize_t)HASH_BYTES,
                               (long long)count, differs, print_bytes,
-                              (Py_ssize_t)(from.at - begin));
+                              1 + (Py_ssize_t)(from.at - xor));
     Py_XDECREF(differs);
     return answer(found);
 }
@@ -212,6 +215,80 @@ PyObject *kernel_read_result(PyObject *module, PyObject *const *arguments, Py_ss
     Py_XDECREF(columns[0]);
     Py_XDECREF(columns[1]);
     return answer(found);
+}
+
+/* ---- writing ------------------------------------------------------------------------------- */
+
+static uint8_t *put_bits(uint8_t *at, const uint8_t *flags, Py_ssize_t count)
+{
+    for (Py_ssize_t row = 0; row < count; row++) {
+        if (row % 8 == 0)
+            at[row / 8] = 0;
+        at[row / 8] |= (uint8_t)((flags[row] != 0) << row % 8);
+    }
+    return at + count / 8 + (count % 8 != 0);
+}
+
+/* There must be room for a whole word behind the last one. */
+static uint8_t *put_words(uint8_t *at, const uint8_t *words, Py_ssize_t count, Py_ssize_t size)
+{
+    for (Py_ssize_t row = 0; row < count; row++, at += size) {
+        uint64_t word = word_at(words + row * 8);
+        memcpy(at, &word, sizeof word);
+    }
+    return at;
+}
+
+enum { W_NUMBERS, W_DIFFERS, W_EXPLAINED, W_TOLD, W_LISTED, W_NAMED, W_CELLS, W_COLUMNS };
+enum { T_FLAG, T_PLACES, T_WINDOWS, T_LENGTH, T_NUMBERS };
+
+static uint8_t *put_table(uint8_t *at, const columns *held)
+{
+    int64_t numbers[T_NUMBERS];
+    for (int number = 0; number < T_NUMBERS; number++)
+        numbers[number] = load(held->at[W_NUMBERS], number);
+    *at++ = TABLE_KIND;
+    *at++ = (uint8_t)numbers[T_FLAG];
+    at = put_bits(at, held->at[W_DIFFERS], held->rows[W_DIFFERS]);
+    at = put_bits(at, held->at[W_EXPLAINED], held->rows[W_EXPLAINED]);
+    at = put_words(at, held->at[W_TOLD], held->rows[W_TOLD], SHORT_BYTES);
+    if (numbers[T_FLAG] == LISTED) {
+        at = put_bits(at, held->at[W_LISTED], held->rows[W_LISTED]);
+        at = put_varint(at, (uint64_t)held->rows[W_NAMED]);
+        at = put_words(at, held->at[W_NAMED], held->rows[W_NAMED], SHORT_BYTES);
+    }
+    *at++ = (uint8_t)numbers[T_PLACES];
+    at = put_varint(at, (uint64_t)numbers[T_WINDOWS]);
+    at = put_varint(at, (uint64_t)numbers[T_LENGTH]);
+    return put_words(at, held->at[W_CELLS], held->rows[W_CELLS], CELL_BYTES);
+}
+
+/* write_table(numbers, which slices differ, explained, told, listed, named, cells) -> a frame
+ *   The numbers are the first byte behind the kind, places, windows, and length.
+ */
+PyObject *kernel_write_table(PyObject *module, PyObject *const *arguments, Py_ssize_t given)
+{
+    (void)module;
+    static const column_kind kinds[] = {READ(8), READ(1), READ(1), READ(8),
+                                        READ(1), READ(8), READ(8)};
+    columns held;
+    if (check_arguments("write_table", given, W_COLUMNS) < 0 ||
+        hold(&held, arguments, kinds, W_COLUMNS) < 0)
+        return NULL;
+    Py_ssize_t bytes = 64;
+    for (int column = W_DIFFERS; column < W_COLUMNS; column++)
+        bytes += held.rows[column] * kinds[column].row_bytes;
+    PyObject *found = NULL;
+    uint8_t *frame = PyMem_Malloc((size_t)bytes);
+    if (!frame)
+        PyErr_NoMemory();
+    else if (held.rows[W_NUMBERS] != T_NUMBERS)
+        misfit("write_table");
+    else
+        found = PyBytes_FromStringAndSize((const char *)frame, put_table(frame, &held) - frame);
+    PyMem_Free(frame);
+    release(&held);
+    return found;
 }
 
 /* pack(words, size) -> the lower bytes of each, one after the other. */

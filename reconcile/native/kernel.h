@@ -168,7 +168,8 @@ function kernel_places, kernel_split, kernel_probe, kernel_fingerprints, kernel_
 function kernel_fold;
 function kernel_balance, kernel_anchors, kernel_cut, kernel_compare;
 function kernel_fill, kernel_sift, kernel_tally, kernel_shorten;
-function kernel_read_head, kernel_read_table, kernel_read_result, kernel_pack;
+function kernel_read_head, kernel_read_table, kernel_read_result;
+function kernel_write_table, kernel_pack, kernel_divide;
 function kernel_survey_slices;
 function kernel_insert, kernel_peel, kernel_find, kernel_gather;
 function kernel_lattice;

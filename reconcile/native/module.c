@@ -11,7 +11,7 @@ static PyMethodDef methods[] = {
     METHOD(lattice), METHOD(fold), METHOD(balance), METHOD(anchors), METHOD(cut), METHOD(compare),
     METHOD(fill), METHOD(sift), METHOD(shorten), METHOD(insert), METHOD(peel), METHOD(find),
     METHOD(gather), METHOD(tally), METHOD(read_head), METHOD(read_table), METHOD(read_result),
-    METHOD(pack), METHOD(survey_slices),
+    METHOD(write_table), METHOD(pack), METHOD(divide), METHOD(survey_slices),
     {NULL, NULL, 0, NULL},
 };
 

@@ -340,7 +340,10 @@ PyObject *kernel_fill(PyObject *module, PyObject *const *arguments, Py_ssize_t g
 
 /* ---- single differences --------------------------------------------------------------------- */
 
-enum { I_LOW, I_HIGH, I_KEY, I_PRINTS, I_APART, I_SHORTS, I_TOLD, I_COLUMNS };
+enum { I_LOW, I_HIGH, I_KEY, I_PRINTS, I_APART, I_COLUMNS };
+
+/* What is left of intervals after single differences were found, as columns. */
+enum { S_LOW, S_HIGH, S_TOLD, S_SHORTS, S_PARTS };
 
 /* Where the only short ID is that ends like the XOR of both prints; -1: there is none, or not
  * only one. */
@@ -365,20 +368,30 @@ static bool weighs(const rows_t *rows, Py_ssize_t chunk, int64_t place, int64_t 
     return apart == 1 - 2 * (*(const uint8_t *)&hash & 1);
 }
 
-static bool sift_all(filler_t *filler)
+/* IDs in ascending intervals of places; -1: they are none. */
+static Py_ssize_t ids_in(const rows_t *rows, const columns *held)
+{
+    int64_t before = 0, sum = 0;
+    for (Py_ssize_t row = 0; row < held->rows[I_LOW]; row++) {
+        int64_t low = load(held->at[I_LOW], row), high = load(held->at[I_HIGH], row);
+        if (low < before || high < low || high > rows->length)
+            return -1;
+        sum += high - low;
+        before = high;
+    }
+    return (Py_ssize_t)sum;
+}
+
+static void sift_all(filler_t *filler, uint8_t *const *to)
 {
     const rows_t *rows = filler->rows;
     const columns *held = filler->held;
     uint64_t *shorts = filler->out;
-    Py_ssize_t chunk = 0, room = held->rows[I_SHORTS], intervals = held->rows[I_LOW];
-    int64_t before = 0;
+    Py_ssize_t chunk = 0, intervals = held->rows[I_LOW];
     for (Py_ssize_t row = 0; row < intervals; row++) {
         int64_t low = load(held->at[I_LOW], row), high = load(held->at[I_HIGH], row);
         int64_t next = row + 1 < intervals ? load(held->at[I_LOW], row + 1) : rows->length;
         uint64_t *own = filler->out;
-        if (low < before || high < low || high > rows->length || high - low > room - (own - shorts))
-            return false;
-        before = high;
         for (int64_t from = low; from < high;) {
             go_on(rows, &chunk, (Py_ssize_t)from);
             int64_t end = load(rows->starts, chunk + 1), behind = high < end ? high : end;
@@ -390,18 +403,50 @@ static bool sift_all(filler_t *filler)
         if (apart == 1 || apart == -1)
             at = only_one(own, filler->out - own, (uint32_t)load(held->at[I_PRINTS], row));
         bool told = at >= 0 && weighs(rows, chunk, low + at, apart);
-        store(held->at[I_TOLD], row, told ? own - shorts : -1);
         if (told) {
             *own = own[at];
             filler->out = own + 1;
-            store(held->at[I_LOW], row, low + at);
-            store(held->at[I_HIGH], row, low + at + 1);
+            low += at;
+            high = low + 1;
         }
+        store(to[S_TOLD], row, told ? own - shorts : -1);
+        store(to[S_LOW], row, low);
+        store(to[S_HIGH], row, high);
     }
-    return true;
 }
 
-/* sift(index, low, high, key, prints, apart, shorts, told) -> how many short IDs there are
+static PyObject *sifted(filler_t *filler)
+{
+    const columns *held = filler->held;
+    Py_ssize_t ids = ids_in(filler->rows, held), count = held->rows[I_LOW];
+    const Py_ssize_t sizes[S_PARTS] = {count, count, count, ids};
+    PyObject *parts[S_PARTS] = {NULL}, *found = NULL;
+    uint8_t *to[S_PARTS];
+    bool fits = ids >= 0;
+    if (!fits)
+        misfit("sift");
+    for (int part = 0; fits && part < S_PARTS; part++) {
+        parts[part] = PyBytes_FromStringAndSize(NULL, sizes[part] * TIME_BYTES);
+        if (parts[part])
+            to[part] = (uint8_t *)PyBytes_AsString(parts[part]);
+        fits = parts[part] != NULL;
+    }
+    if (fits && open_hasher(&filler->hasher, held->at[I_KEY])) {
+        uint64_t *shorts = filler->out = (uint64_t *)to[S_SHORTS];
+        PyThreadState *state = let_go(ids * HASH_BYTES);
+        sift_all(filler, to);
+        take_back(state);
+        close_hasher(&filler->hasher);
+        found = Py_BuildValue("OOOOn", parts[S_LOW], parts[S_HIGH], parts[S_TOLD], parts[S_SHORTS],
+                              filler->out - shorts);
+    }
+    for (int part = 0; part < S_PARTS; part++)
+        Py_XDECREF(parts[part]);
+    return found;
+}
+
+/* sift(index, low, high, key, prints, apart)
+ *   -> (low, high, told, short IDs, how many of these there are)
  *   The short IDs in ascending intervals of places. Where just one ID explains by what the prints
  *   and balances of an interval differ, the interval becomes this ID alone, and what is told is
  *   which row of the short IDs it is; -1 elsewhere.
@@ -409,8 +454,7 @@ static bool sift_all(filler_t *filler)
 PyObject *kernel_sift(PyObject *module, PyObject *const *arguments, Py_ssize_t given)
 {
     (void)module;
-    static const column_kind kinds[] = {WRITTEN(8), WRITTEN(8), READ(8),   READ(8),
-                                        READ(8),    WRITTEN(8), WRITTEN(8)};
+    static const column_kind kinds[] = {READ(8), READ(8), READ(8), READ(8), READ(8)};
     rows_t rows;
     columns held;
     if (check_arguments("sift", given, 1 + I_COLUMNS) < 0 || open_rows(&rows, arguments[0]) < 0)
@@ -419,24 +463,16 @@ PyObject *kernel_sift(PyObject *module, PyObject *const *arguments, Py_ssize_t g
         close_rows(&rows);
         return NULL;
     }
-    filler_t filler = {.rows = &rows, .held = &held, .out = (uint64_t *)held.at[I_SHORTS]};
-    uint64_t *shorts = filler.out;
-    bool fits = held.rows[I_LOW] == held.rows[I_HIGH] && held.rows[I_LOW] == held.rows[I_PRINTS] &&
-                held.rows[I_LOW] == held.rows[I_APART] && held.rows[I_LOW] == held.rows[I_TOLD] &&
-                held.rows[I_KEY] == KEY_ROWS && (uintptr_t)shorts % sizeof *shorts == 0;
-    if (fits && (fits = open_hasher(&filler.hasher, held.at[I_KEY]))) {
-        PyThreadState *state = let_go(held.rows[I_SHORTS] * HASH_BYTES);
-        fits = sift_all(&filler);
-        take_back(state);
-        close_hasher(&filler.hasher);
-    }
+    filler_t filler = {.rows = &rows, .held = &held};
+    PyObject *found = NULL;
+    if (held.rows[I_LOW] == held.rows[I_HIGH] && held.rows[I_LOW] == held.rows[I_PRINTS] &&
+        held.rows[I_LOW] == held.rows[I_APART] && held.rows[I_KEY] == KEY_ROWS)
+        found = sifted(&filler);
+    else
+        misfit("sift");
     release(&held);
     close_rows(&rows);
-    if (fits)
-        return PyLong_FromSsize_t(filler.out - shorts);
-    if (!PyErr_Occurred())
-        misfit("sift");
-    return NULL;
+    return found;
 }
 
 /* ---- balances of short IDs ------------------------------------------------------------------ */

@@ -18,9 +18,11 @@ from hypothesis import strategies as st
 
 from reconcile import kernel
 from reconcile.compact.choosing import Survey, survey
-from reconcile.compact.frames import decode, encode, read_answer_head
+from reconcile.compact.frames import _cut_words, decode, encode, read_answer_head
+from reconcile.compact.keys import first_key
 from reconcile.compact.limits import MAX_CELLS
 from reconcile.compact.slices import Held, Regions, Slices
+from reconcile.compact.table import divided
 from reconcile.errors import LimitExceeded, MalformedCompact
 from reconcile.ids import SyncId
 from tests.support.compact_pair import EVERYTHING
@@ -28,6 +30,7 @@ from tests.unit.reconcile.test_compact_hostile import frames
 from tests.unit.reconcile.test_kernel import chunked, on_both
 
 SOME = settings(max_examples=150, deadline=None)
+KEY = first_key(b"a nonce of theirs"[:16])
 SLICES = 3
 """Of the frames that tests of hostile peers begin with."""
 
@@ -72,6 +75,72 @@ def test_an_answer_begins_with_what_the_reader_reads(data: bytes, end: int) -> N
     assert len(head.differs) == SLICES
     with pytest.raises(MalformedCompact, match="cut off"):
         decode(data[:at], lambda differs: int(differs.sum()), SLICES)
+
+
+# Short IDs
+
+
+@given(st.lists(st.integers(0, 40)), st.lists(st.integers(0, 40)), st.booleans())
+@SOME
+def test_named_short_ids_are_told_from_the_own_ones(
+    named: list[int], own: list[int], large: bool
+) -> None:
+    shift = 40 if large else 0
+    named = sorted({value << shift for value in named})
+    own = [value << shift for value in own]
+    columns = np.array(named, np.uint64), np.array(own, np.uint64)
+    for wanted, rows, alone, clear in on_both(lambda: divided(*columns)):
+        rest = [row for row, value in enumerate(own) if value not in named]
+        once = [value for value in named if own.count(value) <= 1]
+        assert clear == (once == named)
+        assert wanted.tolist() == [value for value in named if value not in own]
+        if clear:
+            assert rows.tolist() == rest
+            assert alone.tolist() == [own[row] for row in rest]
+
+
+@given(st.lists(st.integers(0, 2**64 - 1)), st.integers(1, 8))
+@SOME
+def test_words_are_packed_alike(words: list[int], size: int) -> None:
+    column = np.array(words, np.uint64)
+    expected = b"".join(word.to_bytes(8, "little")[:size] for word in words)
+    assert on_both(lambda: _cut_words(column, size)) == (expected, expected)
+
+
+@given(st.randoms(use_true_random=False), st.sampled_from([5, 10**6]))
+@SOME
+def test_single_differences_are_found_by_the_rules(rng: random.Random, chunk: int) -> None:
+    ids = sorted((rng.randrange(2_000), rng.randbytes(32)) for _ in range(rng.choice((3, 200))))
+    held = Held(chunked(ids, chunk), EVERYTHING)
+    edges = sorted(rng.randrange(len(ids) + 1) for _ in range(2 * rng.randrange(1, 9)))
+    low, high = np.array(edges[::2]), np.array(edges[1::2])
+    shorts = KEY.of_hashes(
+        np.frombuffer(b"".join(hash_ for _, hash_ in ids), np.uint8).reshape(-1, 32)
+    )
+    prints, apart = np.zeros(len(low), np.uint64), np.zeros(len(low), np.int64)
+    expected: list[tuple[int, int, list[int], bool]] = []
+    for row, (first, end) in enumerate(zip(low.tolist(), high.tolist(), strict=True)):
+        apart[row] = rng.choice((-1, 1, 1, 3))
+        print_ = rng.getrandbits(48) if first == end else int(shorts[rng.randrange(first, end)])
+        prints[row] = print_ ^ rng.choice((0, 0, 1, 1 << 40))
+        alike = [
+            at
+            for at in range(first, end)
+            if (int(shorts[at]) ^ int(prints[row])) << 32 & (1 << 64) - 1 == 0
+        ]
+        told = len(alike) == 1 and apart[row] == 1 - 2 * (ids[alike[0]][1][0] & 1)
+        left = (alike[0], alike[0] + 1) if told else (first, end)
+        expected.append((*left, shorts[slice(*left)].tolist(), told))
+    nothing = np.zeros(len(low), np.int64)
+    compared = Slices(nothing, nothing, low, high, prints, apart)
+    for found in on_both(lambda: held.sift(compared, KEY)):
+        assert found.low.tolist() == [row[0] for row in expected]
+        assert found.high.tolist() == [row[1] for row in expected]
+        assert found.shorts.tolist() == [short for row in expected for short in row[2]]
+        at = 0
+        for told, (_, _, own, is_told) in zip(found.told.tolist(), expected, strict=True):
+            assert told == (at if is_told else -1)
+            at += len(own)
 
 
 # Slices that differ

@@ -6,8 +6,6 @@ import sys
 
 from bench.hostile.fuzz import fuzz
 
-REQUESTS = 4_000
-
 PLANTED = """
 import sys
 from store.serving.methods.reads import Reads
@@ -27,9 +25,9 @@ main()
 
 
 def test_no_request_breaks_a_node() -> None:
-    result = fuzz(REQUESTS, "a test")
+    result = fuzz(8_000, "a test")
     assert result.faults == []
-    assert result.told.requests >= REQUESTS
+    assert result.told.requests >= 8_000
     # Else the requests would not reach what lies behind the checks.
     assert result.told.codes["OK"] > 200
 

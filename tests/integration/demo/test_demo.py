@@ -95,7 +95,7 @@ def test_everything_is_everywhere_in_the_end(tmp_path: Path) -> None:
 def test_what_does_not_come_back_is_told(tmp_path: Path) -> None:
     without = ("--without", "gossip", "--without", "reconciliation")
     done = subprocess.run(
-        [COMMAND, "demo", "--pace", "10", "--patience", "1s", *without],
+        [COMMAND, "demo", *QUICK, "--patience", "1s", *without],
         capture_output=True,
         text=True,
         env=environment(tmp_path),

@@ -17,7 +17,6 @@ from store.pipeline.lake import Lake
 from store.pipeline.session import spark_session
 from tests.integration.database.filling import admitted, write
 from tests.integration.pipeline.world import batches
-from tests.support.pages import ROOT
 from tests.support.ports import HeldPort
 from tests.support.postgres import PostgresServer
 
@@ -42,8 +41,6 @@ QUICK_START = {
     **QUICK_SQL,
 }
 """For sessions that do little: what is spent on compiling and planning is not had back."""
-
-PRELOADING = ROOT / "tests" / "support" / "preloading"
 
 QUICKLY = [f"--spark-conf={name}={value}" for name, value in QUICK_START.items()]
 """The same for a job that is a process."""
@@ -71,8 +68,7 @@ def profile(tmp_path_factory: pytest.TempPathFactory, azure: HeldPort) -> Iterat
 @pytest.fixture(scope="session")
 def spark(profile: Path) -> Iterator[SparkSession]:  # noqa: ARG001 - workers inherit it
     """The session that all tests share."""
-    forked = {"spark.executorEnv.PYTHONPATH": str(PRELOADING)}
-    with spark_session("local[2]", {**QUICK_START, **forked}) as session:
+    with spark_session("local[2]", QUICK_START) as session:
         yield session
 
 

@@ -164,20 +164,21 @@ def steps(place: Place) -> list[tuple[Callable[[], object], int | None]]:
         place.add([Message(FIRST + 5 * DAY, b"plain")])
         place.add([Message(FIRST + 6 * DAY, b"hello", "new", "first", 1, (("kitchen 1", None),))])
 
+    def late_messages_and_parents() -> None:
+        place.add(place.come_late())
+        place.add(place.grown(3, 60))
+
     def damage() -> None:
         oldest, second, *_, newest = place.days()
         place.replace([oldest], [])
         place.replace([second], place.of(second)[::2])
         place.replace([newest], place.grown(newest - FIRST // DAY, 9))
 
-    def late_messages_and_parents() -> None:
-        place.add(place.come_late())
-        place.add([*place.grown(3, 60), *place.late])
-
     return [
         (compact_and_quiet_days, 0),
-        (damage, None),
         (late_messages_and_parents, None),
+        (damage, None),
+        (lambda: place.add([*place.come_late(), *place.late]), None),
     ]
 
 

@@ -136,7 +136,7 @@ def check(output: Path, result: Report, claims: list[Claim]) -> None:
 @pytest.fixture(scope="module")
 def strange() -> list[Claim]:
     """A history that the tests of this module share."""
-    return strange_history(7, 240)
+    return strange_history(7, 360)
 
 
 @pytest.fixture

@@ -37,7 +37,7 @@ from tests.integration.peers.hostile import (
     honest_reconcile,
     hostile_server,
 )
-from tests.support.fleet import NS_PER_S, Fleet, held, publish
+from tests.support.fleet import NS_PER_S, Fleet, held, publish, status
 from tests.support.node import NodeProcess
 from tests.support.postgres import PostgresServer
 
@@ -59,6 +59,7 @@ MAX_LEFT_BYTES = 5 * ROUND_BYTES
 COPIES = 4
 """Of a frame, in memory while it is looked at."""
 
+FAILED_SESSIONS = ("storenode_sync_sessions_total", "failed", "initiator")
 REFUSED = {
     grpc.StatusCode.OK: "",
     grpc.StatusCode.INVALID_ARGUMENT: "at byte",
@@ -157,6 +158,22 @@ async def check_unharmed(siege: Siege) -> None:
     """The node holds what it held, and reconciles with who is honest."""
     assert (await asked(siege.node, siege.honest.peer)).in_sync
     assert held(siege.node) == held(siege.honest) == siege.maker.made
+
+
+async def test_a_frame_above_the_limit_is_refused_told_and_counted(siege: Siege) -> None:
+    siege.play(frames(payload(bytes(66 * MIB))))
+    node, told, counter = siege.node, log_size(siege.node), FAILED_SESSIONS
+    counted = metrics(node).get(counter, 0)
+    report = await asked(node, siege.hostile)
+    assert (report.outcome, report.in_sync) == ("failed", False)
+    assert "larger than max" in report.error
+    line = await event(node, "session_ended", told, outcome="failed", role="initiator")
+    assert (line["error"], line["level"]) == (report.error, "warning")
+    assert metrics(node)[counter] == counted + 1
+    (peer,) = [each for each in status(node)["peers"] if each["address"] == siege.hostile]
+    assert peer["failures"] >= 1
+    assert peer["last_error"] == report.error
+    await check_unharmed(siege)
 
 
 async def test_hundreds_of_thousands_of_promises(siege: Siege) -> None:

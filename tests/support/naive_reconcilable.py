@@ -2,14 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import psycopg
 
+from reconcile.folds import Folds
 from reconcile.ids import LOWEST, SyncId, SyncIds
 from reconcile.index import IndexView
-from tests.support.verifying_pair import MemoryView, Side
+from reconcile.keyed import Sum
+from reconcile.lattice import LatticeSum
+from reconcile.view import Answer, Read
+from store.domain.hub import START, Place
+from store.domain.view import Times
+
+
+class NaiveView:
+    """A fixed view; ``reads`` counts the questions."""
+
+    def __init__(self, ids: SyncIds, horizon: SyncId) -> None:
+        self.horizon = horizon
+        self._view = IndexView.of(ids)
+
+    async def answer(self, read: Read) -> Answer:
+        """Answer from memory."""
+        return self._view.answer(read)
+
+    @property
+    def indexed(self) -> IndexView:
+        """All of it."""
+        return self._view
+
+    @property
+    def places(self) -> list[Place]:
+        """The beginning, as it does not look at commits."""
+        return [START]
+
+    @property
+    def memory_start(self) -> SyncId:
+        """All of it is in memory."""
+        return LOWEST
+
+    async def keyed_sum(self, folds: Folds, lower: SyncId, upper: SyncId) -> Sum:
+        """The keyed sum of a range."""
+        return folds.sum_of(self._view, lower, upper)
+
+    async def lattices(self, spans: Sequence[Times]) -> list[LatticeSum] | None:
+        """None are known; all of it is in memory."""
+        del spans
+        return None
 
 
 class NaiveReconcilable:
@@ -32,12 +73,10 @@ class NaiveReconcilable:
             return SyncIds.of([(ts, bytes(digest)) for ts, digest in await cursor.fetchall()])
 
     @asynccontextmanager
-    async def open_view(self, lower: SyncId, upper: SyncId) -> AsyncIterator[MemoryView]:
+    async def open_view(self, lower: SyncId, upper: SyncId) -> AsyncIterator[NaiveView]:
         """Fix what is held now."""
         self.open_views += 1
-        view = MemoryView(Side(view=IndexView.of(await self.held(lower, upper)), sums=False))
-        view.horizon = self.horizon
         try:
-            yield view
+            yield NaiveView(await self.held(lower, upper), self.horizon)
         finally:
             self.open_views -= 1

@@ -220,7 +220,8 @@ WITH_STORE = {
         "does not go on from its outbox",
     ),
     "tries nodes again without a pause": Mutant(
-        edit(Rotation, "failed", "if rest:", "if True:"), "tries (Follow|PublishStream|Since)"
+        edit(Rotation, "failed", "if self._failures % len(self._links)", "if True"),
+        "tries (Follow|PublishStream|Since)",
     ),
     "forgets its failures as soon as it is connected": Mutant(
         in_feed(

@@ -10,7 +10,7 @@ import json
 import shutil
 import subprocess
 from base64 import b64decode, b64encode
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from heapq import heappop, heappush
@@ -72,7 +72,10 @@ class Library:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is tried: the library's history, a share of broadcasts that is lost, and so on."""
+    """What is tried: the library's history, a share of broadcasts that is lost, and so on.
+
+    ``options`` are those of our participants where they are not the default.
+    """
 
     seed: int
     history: int
@@ -80,6 +83,7 @@ class Case:
     lost: float = 0.15
     twice: float = 0.1
     latest_ms: int = 2_000
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -97,7 +101,10 @@ class World:
     def __post_init__(self) -> None:
         self.dice = Random(self.case.seed)
         self.ours = {
-            name: MessageChannel(ChannelConfig("room", name), START_MS, self.dice) for name in OURS
+            name: MessageChannel(
+                ChannelConfig("room", name, **self.case.options), START_MS, self.dice
+            )
+            for name in OURS
         }
         self._stored: dict[str, Packet] = {}
         self._due: list[tuple[int, int, str, Packet]] = []
@@ -132,6 +139,12 @@ class World:
     def whole(self, name: str) -> bool:
         """Whether a participant has everything."""
         return self.log(name) == set(self.said)
+
+    def has_silent_hole(self, name: str) -> bool:
+        """Whether one of ours lacks something and does not know it."""
+        channel = self.ours[name]
+        knows = channel.missing() or channel.lost or channel.lacks.at_least()
+        return not (self.whole(name) or knows)
 
     def log(self, name: str) -> set[str]:
         """IDs of what a participant has delivered."""

@@ -243,14 +243,19 @@ class Wrapper:
             return None
         except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets a status
             failure, foreseen = translate(error, metadata.request_id)
-            if refuse is not None and failure.retry:
-                with suppress(CallFailure):
-                    return await self._refused(refuse, call, context, failure)
-            code = failure.code
-            self._report(method, call, failure, None if foreseen else error)
-            _end_with(context, failure, metadata.request_id)
-            del failure  # its traceback has this frame: each would keep the other, and the request
-            return None
+            try:
+                if refuse is not None and failure.retry:
+                    busy = failure.code is Code.RESOURCE_EXHAUSTED
+                    with suppress(CallFailure):
+                        if (request := await self._again(call, context)) is not None:
+                            return refuse(request, failure.sentence, busy=busy)
+                code = failure.code
+                self._report(method, call, failure, None if foreseen else error)
+                _end_with(context, failure, metadata.request_id)
+                return None
+            finally:
+                # Its traceback has this frame: each would keep the other, and the request.
+                del failure
         finally:
             if call is not None:
                 call.account.end(method.kind)
@@ -258,22 +263,17 @@ class Wrapper:
                     node.callers[metadata.told[NODE_ID]] = node.now_ns() / _NS_PER_S
             self._measure(method, code, began_ns)
 
-    async def _refused(
-        self, refuse: Refusal, call: Call | None, context: Context, failure: CallFailure
-    ) -> bytes:
-        """The response to a request that may be sent again.
+    async def _again(self, call: Call | None, context: Context) -> bytes | None:
+        """The request of a call that is refused; None where it has not come in full.
+
+        GRPC lets nobody ask for it a second time.
 
         Raises:
-            CallFailure: the request was not read.
+            CallFailure: there is no room for it.
         """
-        if call is None or not call.reading:
-            request = await self._node.receiving.request(context, wait=False)
-        elif call.received is None:
-            # It has not come in full, and gRPC lets nobody ask for it a second time.
-            raise failure
-        else:
-            request = call.received
-        return refuse(request, failure.sentence, busy=failure.code is Code.RESOURCE_EXHAUSTED)
+        if call is not None and call.reading:
+            return call.received
+        return await self._node.receiving.request(context, wait=False)
 
     async def _open(self, method: Method, context: Context, metadata: CallMetadata) -> Call:
         node, rules, told = self._node, self._node.peers, metadata.told

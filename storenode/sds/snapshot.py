@@ -168,7 +168,7 @@ _MAYBE_TEXT: Final = _made_of(_TEXT, lambda text: text or "", lambda text: text 
 _TEXTS: Final = _list_of(_TEXT)
 _NUMBERS: Final = _list_of(_NUMBER)
 _PAGES: Final = _list_of(_BYTES)
-_TIMES: Final = _made_of(_list_of(_row(_TEXT, _NUMBER)), dict.items, dict)
+_TIMES: Final = _made_of(_list_of(_row(_TEXT, _NUMBER)), lambda times: times.items(), dict)
 _MESSAGE: Final = _made_of(_BYTES, encode_message, partial(decode_message, stored=True))
 _MESSAGES: Final = _list_of(_MESSAGE)
 _OUTGOING: Final = _list_of(_row(_MESSAGE, _NUMBER, _NUMBER, _NUMBERS, _REAL))

@@ -79,12 +79,12 @@ class Timeline:
 
 
 class Clock:
-    """The clocks of a node: one that somebody sets, and one that nobody does.
+    """The clocks of a node: a wall clock, which can be set, and a steady one.
 
     ``drift_ppm``: how much faster than true time the steady clock goes.
 
     Attributes:
-        offset_ns: how far the clock that somebody sets is ahead of true time.
+        offset_ns: how far the wall clock is ahead of true time.
     """
 
     def __init__(self, timeline: Timeline, drift_ppm: int = 0) -> None:

@@ -233,7 +233,7 @@ def _listed(chosen: Slices, worth: Bools, left: Bools, most: int) -> Bools | Non
     named[1:] |= worth[:-1] & touching
     named[:-1] |= worth[1:] & touching
     named &= left
-    some = most > 0 and named.any() and int((chosen.high - chosen.low)[named].sum()) <= most
+    some = most > 0 and named.any() and chosen.items_in(named) <= most
     return named if some else None
 
 

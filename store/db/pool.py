@@ -198,7 +198,7 @@ class _NotMade(PoolTimeout):
 
 
 class Pool(AsyncConnectionPool[Connection]):
-    """A pool that lets nobody wait long for a connection that could not be made.
+    """A pool whose callers do not wait long for a connection that could not be made.
 
     By itself it would keep its callers waiting to the end of their time, although the next attempt
     to connect, a moment later, may succeed.

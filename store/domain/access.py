@@ -55,7 +55,7 @@ class Denied(Exception):
 
 
 class Unauthenticated(Denied):
-    """Nobody knows who calls."""
+    """A caller did not say who it is, or not by a token that this node knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ class Access:
         on loopback.
 
         Raises:
-            Denied: nobody who may.
+            Denied: a caller that is not known, or lacks the right.
         """
         if self._entries is None:
             if right is Right.ADMIN and not open_admin:

@@ -82,8 +82,8 @@ class Call(serving.Call):
         """Read and charge the one request of the call.
 
         Raises:
-            CallFailure: it is too large, or too much was sent lately.
-            CallFailure: it has not come in time.
+            CallFailure: it is too large, or has not come in time.
+            Exceeded: too much was sent lately.
         """
         node = self.node
         receiving = node.open_receiving if self.method.right is None else node.receiving
@@ -266,7 +266,7 @@ class Wrapper:
     async def _again(self, call: Call | None, context: Context) -> bytes | None:
         """The request of a call that is refused; None where it has not come in full.
 
-        GRPC lets nobody ask for it a second time.
+        GRPC hands it out once only.
 
         Raises:
             CallFailure: there is no room for it.
@@ -317,8 +317,8 @@ class Wrapper:
         """Who calls, of those who are no peers: who has the token, where one is needed.
 
         Raises:
-            Denied: nobody, or it lacks the right.
-            CallFailure: it is none of a peer's, as it must be, or says twice who calls.
+            Denied: the caller is not known, or lacks the right.
+            CallFailure: only peers may call, or the metadata name the caller twice.
         """
         if method.right is None:
             return Client(origin.name, frozenset())

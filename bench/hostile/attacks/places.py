@@ -70,7 +70,7 @@ async def gossip_places(target: Target, rng: random.Random, count: int) -> str:
 
 @attack(count=2_000_000, short=100_000)
 async def false_confirmations(target: Target, rng: random.Random, count: int) -> str:
-    """Announcements of millions of messages that nobody has published: what is remembered of each
+    """Announcements of millions of messages that were never published: what is remembered of each
     is bounded, and who does not deliver is slowed, then cut off.
     """
     told: Counter[str] = Counter()

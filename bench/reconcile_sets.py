@@ -14,7 +14,11 @@ START_NS: Final = 1_700_000_000_000_000_000
 HOUR_NS: Final = 3_600_000_000_000
 MINUTE_NS: Final = 60_000_000_000
 SECOND_NS: Final = 1_000_000_000
+BURSTS: Final = 1_000
+BURST_NS: Final = 2_000_000
 SEED: Final = 5
+_MINUTES: Final = {"minute": 30, "last minute": 59}
+"""Which minute of the hour has all that differs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +29,7 @@ class Case:
         name: as printed.
         shared: IDs on both sides.
         differing: IDs on one side only.
-        spread: uniform, one side, minute, gap, seconds or nanosecond.
+        spread: uniform, ours, theirs, minute, last minute, gap, bursts, seconds or nanosecond.
         cpu_bar: processor time against the crate's, at most; None: only printed.
         bytes_bar: payload bytes against the crate's, at most.
         messages_bar: messages each way, at most.
@@ -50,8 +54,14 @@ CASES: Final = (
     Case("d=100,000", 1_000_000, 100_000, cpu_bar=0.85, bytes_bar=0.6),
     Case("300,000 + 100,000 ours", 300_000, 100_000, "ours", 0.95, 1.1),
     Case("300,000 + 100,000 theirs", 300_000, 100_000, "theirs", 0.95, 1.1),
+    Case("d=1,000 ours", 1_000_000, 1_000, "ours"),
+    Case("d=1,000 theirs", 1_000_000, 1_000, "theirs"),
+    Case("d=100,000 ours", 1_000_000, 100_000, "ours"),
+    Case("d=100,000 theirs", 1_000_000, 100_000, "theirs"),
     Case("d=1,000 in a minute", 1_000_000, 1_000, "minute", 0.4, 0.75),
+    Case("d=1,000 in the last minute", 1_000_000, 1_000, "last minute"),
     Case("d=1,000 in a gap", 1_000_000, 1_000, "gap", 0.3, 1.3, 5),
+    Case("bursts, d=1,000", 1_000_000, 1_000, "bursts", messages_bar=5),
     Case("seconds, d=1,000", 1_000_000, 1_000, "seconds", messages_bar=5),
     Case("one nanosecond, d=100", 200_000, 100, "nanosecond", messages_bar=5),
     Case("n=10,000,000, d=1,000", 10_000_000, 1_000, cpu_bar=0.1, bytes_bar=1.3, messages_bar=5),
@@ -106,8 +116,13 @@ def moved(
     spread: str, timestamps: NDArray[np.int64], generator: np.random.Generator | None
 ) -> NDArray[np.int64]:
     """Other timestamps for some spreads; with a generator those of what differs."""
-    if spread == "minute" and generator is not None:
-        return START_NS + HOUR_NS // 2 + generator.integers(0, MINUTE_NS, len(timestamps))
+    if spread in _MINUTES and generator is not None:
+        begin_ns = START_NS + _MINUTES[spread] * MINUTE_NS
+        return begin_ns + generator.integers(0, MINUTE_NS, len(timestamps))
+    if spread == "bursts":
+        starts = np.sort(np.random.default_rng(SEED).integers(0, HOUR_NS, BURSTS)) + START_NS
+        since_ns = timestamps - START_NS
+        return starts[since_ns * BURSTS // HOUR_NS] + since_ns % BURST_NS
     if spread == "seconds":
         return timestamps // SECOND_NS * SECOND_NS
     if spread == "nanosecond":

@@ -21,8 +21,6 @@ from reconcile.index import IndexView
 
 OTHERS: Final = 30
 GAP: Final = (20, 1_500)
-BURST_NS: Final = 2_000_000
-BURSTS: Final = 1_000
 SESSIONS_OF_SET: Final = 100
 
 Random = np.random.Generator
@@ -79,16 +77,13 @@ def _gaps(sides: tuple[bool, bool], others: int = OTHERS) -> Make:
     return make
 
 
-def _bursts(shared: SyncIds, random: Random) -> SyncIds:
-    """All within a thousand bursts of two milliseconds."""
-    starts = np.sort(random.integers(0, HOUR_NS, BURSTS))
-    burst = np.sort(random.integers(0, BURSTS, len(shared)))
-    times = START_NS + starts[burst] + random.integers(0, BURST_NS, len(shared))
-    return ordered(SyncIds(times, shared.hashes))
+def _moved(spread: str) -> Callable[[SyncIds, Random], SyncIds]:
+    """Shared IDs at other times, as those that differ will be, which are taken from them."""
 
+    def move(shared: SyncIds, random: Random) -> SyncIds:
+        return ordered(SyncIds(moved(spread, shared.timestamps, random), shared.hashes))
 
-def _seconds(shared: SyncIds, random: Random) -> SyncIds:
-    return ordered(SyncIds(moved("seconds", shared.timestamps, random), shared.hashes))
+    return move
 
 
 def _as_they_are(shared: SyncIds, _: Random) -> SyncIds:
@@ -100,19 +95,19 @@ DISTRIBUTIONS: Final[dict[str, tuple[Callable[[SyncIds, Random], SyncIds], Make]
     "uniform": (_as_they_are, _scattered),
     "one side": (_as_they_are, _one_side),
     "in a minute": (_as_they_are, _minute),
-    "seconds": (_seconds, _scattered),
-    "bursts": (_bursts, _scattered),
+    "seconds": (_moved("seconds"), _scattered),
+    "bursts": (_moved("bursts"), _scattered),
     "gap at the initiator": (_as_they_are, _gaps(INITIATOR)),
     "gap at the responder": (_as_they_are, _gaps(RESPONDER)),
     "gaps at both": (_as_they_are, _gaps(BOTH)),
     "gap and nothing else, initiator": (_as_they_are, _gaps(INITIATOR, 0)),
     "gap and nothing else, responder": (_as_they_are, _gaps(RESPONDER, 0)),
-    "seconds, gap at the initiator": (_seconds, _gaps(INITIATOR)),
-    "seconds, gap at the responder": (_seconds, _gaps(RESPONDER)),
-    "seconds, gaps at both": (_seconds, _gaps(BOTH)),
-    "bursts, gap at the initiator": (_bursts, _gaps(INITIATOR)),
-    "bursts, gap at the responder": (_bursts, _gaps(RESPONDER)),
-    "bursts, gaps at both": (_bursts, _gaps(BOTH)),
+    "seconds, gap at the initiator": (_moved("seconds"), _gaps(INITIATOR)),
+    "seconds, gap at the responder": (_moved("seconds"), _gaps(RESPONDER)),
+    "seconds, gaps at both": (_moved("seconds"), _gaps(BOTH)),
+    "bursts, gap at the initiator": (_moved("bursts"), _gaps(INITIATOR)),
+    "bursts, gap at the responder": (_moved("bursts"), _gaps(RESPONDER)),
+    "bursts, gaps at both": (_moved("bursts"), _gaps(BOTH)),
 }
 
 

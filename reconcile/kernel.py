@@ -21,7 +21,7 @@ try:
 except ImportError:
     _built = None
 
-VERSION: Final = 16
+VERSION: Final = 17
 """Of the source that this package comes with. A file built from another one is not used."""
 
 Column: TypeAlias = NDArray[Any]
@@ -100,8 +100,10 @@ class Kernel(Protocol):
 
     def compare(
         self, index: RowsHandle, sums: tuple[Column, ...], /, *columns: Column | bytes | int
-    ) -> tuple[bytes, bytes] | None:
-        """The slices of a frame beside one's own: columns of those that differ, and which do."""
+    ) -> tuple[bytes, bytes, int, int, int] | None:
+        """The slices of a frame beside one's own: columns of those that differ, which do, counts
+        of the others.
+        """
         ...
 
     def fill(self, index: RowsHandle, /, *columns: Column) -> None:

@@ -21,6 +21,7 @@ from reconcile.compact.limits import MAX_CELLS, SIFTED_BYTES
 from reconcile.compact.sizing import (
     MOST_USUAL,
     Gaps,
+    Ordinary,
     Sums,
     are_single,
     estimate,
@@ -130,10 +131,10 @@ class Survey:
 
 def survey(
     held: Held,
-    chosen: Slices,
+    compared: Compared,
     single: Bools,
     usual: int,
-    regions: Regions | None = None,
+    regions: Regions,
     *,
     most_listed: int = 0,
 ) -> Survey:
@@ -141,22 +142,22 @@ def survey(
 
     Args:
         held: what is held here.
-        chosen: the slices.
+        compared: the slices.
         single: which seem to differ in one ID.
         usual: how many IDs the peer has in a slice.
         regions: where a slice at an edge may be small anyway.
         most_listed: so many IDs may be listed, of slices that are not single.
     """
-    usual = min(usual, MOST_USUAL)
+    usual, chosen = min(usual, MOST_USUAL), compared.chosen
     if kernel.compiled is not None:
         listed = np.empty(len(chosen), np.bool_)
-        edges = (_NOWHERE, _NOWHERE) if regions is None else (regions.start, regions.end)
+        edges = regions.start, regions.end
         times, places = (chosen.lower, chosen.upper), (chosen.low, chosen.high)
-        numbers = np.array((usual, most_listed))
+        numbers = np.array((usual, most_listed, *compared.equal))
         columns = *times, *places, chosen.balances, single, *edges, numbers, listed
         sums, rest, gap, some = kernel.compiled.survey_slices(held.rows.handle, *columns)
         return Survey(Sums(*sums), Sums(*rest), bool(gap), listed if some else None)
-    found = _gaps(held, chosen, single, usual, regions)
+    found = _gaps(held, compared, single, usual, regions)
     named = None if found is None else _listed(chosen, found.named, ~single, most_listed)
     left = ~single if named is None else ~(single | named)
     of_left = None if found is None else found.of(left)
@@ -176,7 +177,7 @@ def choose(held: Held, heard: Heard, compared: Compared, key: ShortKey) -> Choic
     usual = max(0, heard.inside - net) // max(1, slices)
     single = np.abs(chosen.balances) == 1 if choice.explained is None else choice.explained
     most_listed = MAX_CELLS // 2 if sifted else 0
-    said = survey(held, chosen, single, usual, heard.regions, most_listed=most_listed)
+    said = survey(held, compared, single, usual, heard.regions, most_listed=most_listed)
     sums, least = said.rest, 0
     places = compared.differs.nonzero()[0]
     if said.listed is not None:
@@ -212,14 +213,20 @@ def _sifted(choice: Choice, held: Held, chosen: Slices, key: ShortKey) -> Choice
 
 
 def _gaps(
-    held: Held, chosen: Slices, single: Bools, usual: int, regions: Regions | None
+    held: Held, compared: Compared, single: Bools, usual: int, regions: Regions
 ) -> Gaps | None:
-    """What counts say of slices that differ; the peer has equal counts in all of them."""
+    """What counts say of slices that differ; the peer has equal counts in all of them.
+
+    How far these may be apart is seen in slices that are equal, or in those that differ in one ID,
+    whichever are more.
+    """
+    chosen = compared.chosen
     counts = held.counts(chosen, usual)
-    if regions is None:
-        return gaps(chosen.balances, counts, single, usual)
     cut_off = regions.at_edge(chosen.lower, chosen.upper) & (counts < usual)
-    found = gaps(chosen.balances, counts, single & ~cut_off, usual)
+    ordinary = Ordinary.of(counts[single & ~cut_off])
+    if compared.equal.slices >= ordinary.slices:
+        ordinary = compared.equal
+    found = gaps(chosen.balances, counts, ordinary, usual)
     return None if found is None else found.but_for(cut_off)
 
 

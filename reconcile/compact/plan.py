@@ -23,11 +23,12 @@ LARGER: Final = 8
 """A table follows one that did not empty, for so many times the differences."""
 
 _FEW: Final = 30
-_MANY: Final = 300
-_RATIO_OF_FEW: Final = 40
-_RATIO: Final = 60
-_RATIO_AT_ANCHORS: Final = 50
-_RATIO_OF_MANY: Final = 30
+"""From so many differences on prints are long enough for the initiator to find its own ones by."""
+
+_MANY: Final = 64
+_RATIO_OF_FEW: Final = 50
+_RATIO: Final = 130
+_RATIO_OF_MANY: Final = 60
 _MIN_SLICES: Final = 16
 _MIN_SLICES_OF_FEW: Final = 64
 _FEW_ITEMS: Final = 32_768
@@ -41,6 +42,9 @@ _VAGUE: Final = 2.5
 
 _MIN_VAGUE_SLICES: Final = 128
 _MIN_SLICE_ITEMS: Final = 8
+_LEAST_SLICE_ITEMS: Final = 96
+"""Slices of fewer IDs take more bytes than they save time."""
+
 NEAR_ITEMS: Final = 500_000
 """IDs of which a processor's cache holds about as much as it must. Among more of them memory takes
 most of the time, and bounds at anchors need less of it."""
@@ -48,7 +52,7 @@ most of the time, and bounds at anchors need less of it."""
 ANCHORED_SLICE_ITEMS: Final = 128
 """In slices of fewer IDs there often is no anchor."""
 
-_FAR_ITEMS: Final = 4_000_000
+_FAR_ITEMS: Final = 2_000_000
 """For each so many IDs that differ so many times more slices are worth it, at anchors."""
 
 _DENSE: Final = 20
@@ -87,16 +91,16 @@ def slicing(differences: float, most: float, items: int, places: int = 0) -> Sli
     if about * _DENSE > items:
         return Slicing(max(1, min(_DENSE_SLICES, items // 4)), 0)
     if about >= _FEW and items >= NEAR_ITEMS:
-        ratio = _RATIO_AT_ANCHORS if about < _MANY else _RATIO_OF_MANY
-        count = min(isqrt(about * items * max(1, items // _FAR_ITEMS) // ratio), MAX_SLICES)
+        worth = about * items * max(1, items // _FAR_ITEMS)
+        count = min(isqrt(worth // _ratio(about)), MAX_SLICES)
         if count * ANCHORED_SLICE_ITEMS <= items:
             return Slicing(count, SIFTED_BYTES, anchored=True)
     least = _MIN_SLICES_OF_FEW if items <= _FEW_ITEMS else _MIN_SLICES
     if most > _VAGUE * differences:
         least = max(least, _MIN_VAGUE_SLICES)
     least = min(least, max(_MIN_SLICES, items // _MIN_SLICE_ITEMS))
-    ratio = _RATIO_OF_FEW if about < _FEW else _RATIO
-    count = min(max(isqrt(about * items // ratio), least), MAX_SLICES)
+    most = max(least, min(items // _LEAST_SLICE_ITEMS, MAX_SLICES))
+    count = min(max(isqrt(about * items // _ratio(about)), least), most)
     if about >= _FEW:
         return Slicing(count, SIFTED_BYTES)
     # Two differences in a slice balance each other half the time, and then the print has to tell.
@@ -106,6 +110,12 @@ def slicing(differences: float, most: float, items: int, places: int = 0) -> Sli
     while silent / 256**print_bytes > _MISSED:
         print_bytes += 1
     return Slicing(count, print_bytes)
+
+
+def _ratio(about: int) -> int:
+    if about < _FEW:
+        return _RATIO_OF_FEW
+    return _RATIO if about < _MANY else _RATIO_OF_MANY
 
 
 def unoffered(count_apart: int, items: int) -> Slicing:

@@ -79,7 +79,7 @@ from reconcile.compact.plan import (
     unoffered,
 )
 from reconcile.compact.sizing import estimate
-from reconcile.compact.slices import Compared, Held, Regions, Slices
+from reconcile.compact.slices import NO_REGION, Compared, Held, Regions, Slices
 from reconcile.compact.table import NOWHERE, Table, cells_for, divided, find, shape_for
 from reconcile.errors import MalformedCompact
 from reconcile.ids import Bools, Ints, SyncId, SyncIds, Words, ordered
@@ -353,7 +353,7 @@ class Responder(_Side):
         self._xor = self._held.xor ^ claim.xor
         self._regions = self._held.regions
         self._differs = np.empty(0, np.bool_)
-        self._chosen: Slices | None = None
+        self._compared: Compared | None = None
         self._print_bytes = 0
 
     @property
@@ -407,18 +407,18 @@ class Responder(_Side):
             return None
         plan = Slicing(MAX_FIRST_SLICES - 1, _FIRST_PRINT_BYTES)
         compared = self._held.compare_quickly((data, 1), self._regions, self._first_key, plan)
-        return None if compared is None else self._compared(compared)
+        return None if compared is None else self._decide(compared)
 
     def _offered(self, frame: Offer) -> Step:
         """Compare the initiator's slices with what is held here."""
         if self.is_equal:
             return self._equal()
-        return self._compared(self._held.compare(frame.cut, self._regions, self._first_key))
+        return self._decide(self._held.compare(frame.cut, self._regions, self._first_key))
 
     def _equal(self) -> Step:
         return self._end(self._to_receive(NO_WORDS, self._xor), Plain(Kind.EQUAL))
 
-    def _compared(self, compared: Compared) -> Step:
+    def _decide(self, compared: Compared) -> Step:
         """Go on in slices that differ; the XOR of both sides may be the only difference."""
         if self.is_equal:
             return self._equal()
@@ -426,7 +426,7 @@ class Responder(_Side):
         self._differs = compared.differs
         if not len(chosen):
             return self._fail("no slice differs, and the fingerprints do")
-        self._chosen = chosen
+        self._compared = compared
         least = abs(self._held.count - self._claim.count)
         if least == 1 and len(apart) == 1 and abs(int(apart[0])) == 1:
             return self._single(chosen.low, chosen.high)
@@ -444,12 +444,13 @@ class Responder(_Side):
 
     def _answer(self) -> Step:
         """Slices of what differs, as many as are worth it."""
-        chosen, slices = self._chosen, len(self._differs)
-        assert chosen is not None
-        apart, least = chosen.balances, abs(self._held.count - self._claim.count)
-        usual = self._claim.count // slices
-        said = survey(self._held, chosen, np.abs(apart) <= 1, usual)
-        about, most = estimate(said.sums, slices, least, certain=True)
+        compared, slices = self._compared, len(self._differs)
+        assert compared is not None
+        chosen, least = compared.chosen, abs(self._held.count - self._claim.count)
+        single, usual = np.abs(chosen.balances) <= 1, self._claim.count // slices
+        said = survey(self._held, compared, single, usual, NO_REGION)
+        sums = said.sums.credible(chosen.balances)
+        about, most = estimate(sums, slices, least, certain=True)
         self._regions = Regions.joined(chosen.lower, chosen.upper)
         return Step(self._answer_with(slicing(about, most, chosen.items, len(chosen))))
 

@@ -22,6 +22,9 @@ _SAFETY: Final = 3.0
 _LARGEST: Final = 8.0
 """A table is made for so many times what balances say at most."""
 
+_CREDIBLE: Final = 2.0
+"""A gap counts as so many times what balances say at most, where no slice shows what is usual."""
+
 _LEEWAY: Final = 32
 """A slice may have this part of the usual count more or less: bounds are rounded."""
 
@@ -75,6 +78,36 @@ class Gaps:
         return Gaps(self.least * ~rows, self.most * ~rows, self.named)
 
 
+class Ordinary(NamedTuple):
+    """How many IDs slices without a gap have.
+
+    Attributes:
+        slices: that were looked at.
+        few: the least count, but for some.
+        many: the largest one, but for as many.
+    """
+
+    slices: int
+    few: int
+    many: int
+
+    @classmethod
+    def of(cls, counts: Ints) -> Ordinary:
+        """Of some slices."""
+        if not len(counts):
+            return cls(0, 0, 0)
+        outside = min(_OUTSIDE, len(counts) // 10)
+        counts = np.sort(counts)
+        return cls(len(counts), int(counts[outside]), int(counts[-1 - outside]))
+
+    def around(self, usual: int) -> tuple[int, int]:
+        """The least and the largest count, what is usual included."""
+        if self.slices < _ENOUGH:
+            leeway = usual // _LEEWAY + _ROUNDED
+            return usual - leeway, usual + leeway
+        return min(usual, self.few) - _ROUNDED, max(usual, self.many) + _ROUNDED
+
+
 class Sums(NamedTuple):
     """What some slices that differ come to.
 
@@ -103,6 +136,15 @@ class Sums(NamedTuple):
         """Differences, if there is one in each: where they balance each other there are two."""
         return self.size + 2.0 * self.silent
 
+    def credible(self, apart: Ints) -> Sums:
+        """With no more in gaps than balances leave room for; ``apart``: of all that is summed up.
+
+        Counts alone say too much where slices of the other side are not of equal counts after all.
+        """
+        inside = float(np.square(apart.astype(np.float64)).sum()) - self.squares
+        most = int(_CREDIBLE * (sqrt(max(inside, 0.0)) + 1.0) ** 2)
+        return self._replace(in_gaps=min(self.in_gaps, most))
+
 
 def summed(apart: Ints, found: Gaps | None) -> Sums:
     """Slices by the balances that they differ by, and what counts say of them."""
@@ -121,13 +163,13 @@ def summed(apart: Ints, found: Gaps | None) -> Sums:
     return Sums(slices, single, silent, in_gaps, *sums)
 
 
-def gaps(apart: Ints, counts: Ints, single: Bools, usual: int) -> Gaps | None:
+def gaps(apart: Ints, counts: Ints, ordinary: Ordinary, usual: int) -> Gaps | None:
     """Of slices that differ: by which balance, how many IDs here, how many there on average.
 
-    ``single``: those that seem to differ in one ID. They show how far counts are from what is usual
-    where there is no gap. None: counts say nothing.
+    ``ordinary``: how far counts are from what is usual where there is no gap. None: counts say
+    nothing.
     """
-    few, many = _ordinary(counts[single], usual)
+    few, many = ordinary.around(usual)
     # Beyond what is ordinary by more than half of what that varies, or by a factor of two.
     beside = (many - few) // 2 + 1
     lowest, highest = max(few - beside, few // 2), min(many + beside, 2 * many)
@@ -139,17 +181,6 @@ def gaps(apart: Ints, counts: Ints, single: Bools, usual: int) -> Gaps | None:
     is_gap = beyond & ((_GAP * clear >= usual) | (clear >= _ONE_SIDED * np.abs(apart)))
     named = is_gap & (_NAMED_BYTES * counts < _TABLE_BYTES * clear)
     return Gaps(least * beyond, (least + many - few) * is_gap, named)
-
-
-def _ordinary(alike: Ints, usual: int) -> tuple[int, int]:
-    """The least and the largest count of a slice without a gap, but for some."""
-    if len(alike) < _ENOUGH:
-        leeway = usual // _LEEWAY + _ROUNDED
-        return usual - leeway, usual + leeway
-    outside = min(_OUTSIDE, len(alike) // 10)
-    alike = np.sort(alike)
-    few, many = min(usual, int(alike[outside])), max(usual, int(alike[-1 - outside]))
-    return few - _ROUNDED, many + _ROUNDED
 
 
 def left_over(net: int, single: int, *, sifted: bool) -> int:

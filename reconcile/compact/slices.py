@@ -22,6 +22,7 @@ from reconcile.compact.frames import Cut, cut_bytes
 from reconcile.compact.keys import SHORT_MASK, ShortKey, tally
 from reconcile.compact.limits import SIFTED_BYTES
 from reconcile.compact.plan import Slicing
+from reconcile.compact.sizing import Ordinary
 from reconcile.errors import MalformedCompact
 from reconcile.ids import HASH_DTYPE, HASH_WORDS, Bools, Ints, SyncId, SyncIds, Words
 from reconcile.index import IndexView
@@ -99,6 +100,10 @@ class Regions:
         return every[:-1][inside], every[1:][inside]
 
 
+NO_REGION: Final = Regions(np.array([-1]), np.array([-1]))
+"""At whose edge no slice is."""
+
+
 @dataclass(frozen=True, slots=True)
 class Slices:
     """What one side has in slices.
@@ -164,10 +169,12 @@ class Compared:
         differs: ``(n,)``, in which slices the sides certainly differ; all of them without prints.
         chosen: just these slices; prints and balances are by which they differ, as far as the
             other side has said its prints, and above that the own ones.
+        equal: how many IDs the other slices have, but for those at an edge of a region.
     """
 
     differs: Bools
     chosen: Slices
+    equal: Ordinary
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,7 +294,8 @@ class Held:
             prints[differs],
             apart[differs],
         )
-        return Compared(differs, chosen)
+        equal = (high - low)[~(differs | regions.at_edge(lower, upper))]
+        return Compared(differs, chosen, Ordinary.of(equal))
 
     def compare_quickly(
         self, unread: tuple[bytes, int], regions: Regions, key: ShortKey, wanted: Slicing
@@ -302,7 +310,9 @@ class Held:
         said = kernel.compiled.compare(*columns, *unread)
         if said is None:
             return None
-        return Compared(np.frombuffer(said[1], np.bool_), Slices.of_columns(said[0]))
+        chosen, differs, *equal = said
+        which = np.frombuffer(differs, np.bool_)
+        return Compared(which, Slices.of_columns(chosen), Ordinary(*equal))
 
     def sift(self, compared: Slices, key: ShortKey) -> Sifted:
         """What is in slices that differ, with prints that are cut to ``SIFTED_BYTES``.

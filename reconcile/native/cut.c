@@ -4,6 +4,7 @@
  * What is malformed, and whatever else is unusual, is left to the arrays.
  */
 
+#include "extremes.h"
 #include "reader.h"
 #include "slices.h"
 
@@ -220,20 +221,41 @@ static PyObject *chosen_columns(work_t *work, const uint8_t *differs)
     return chosen;
 }
 
+/* The counts of slices that do not differ, but for those at an edge of a region. */
+static extremes_t counts_of_equal(const work_t *work, const uint8_t *differs)
+{
+    const cuts_t *cuts = &work->cuts;
+    const regions_t *regions = &work->slicer.regions;
+    course_t course = {0, 0};
+    extremes_t seen = NO_EXTREMES;
+    for (Py_ssize_t row = 0; row < work->rows; row++) {
+        Py_ssize_t region = course.region, end = next_end(&course, cuts, regions);
+        bool edge = cuts->times[end - 1] == load(regions->starts, region) ||
+                    cuts->times[end] == load(regions->ends, region);
+        if (!differs[row] && !edge)
+            see(&seen, cuts->places[end] - cuts->places[end - 1]);
+    }
+    return seen;
+}
+
 static PyObject *compared(work_t *work, reader_t *from)
 {
     PyObject *differs = PyBytes_FromStringAndSize(NULL, work->rows), *found = NULL;
     uint8_t *flags = differs ? (uint8_t *)PyBytes_AsString(differs) : NULL;
     if (flags && !read_contents(work, from, flags))
         found = Py_BuildValue("");
-    else if (flags)
-        found = Py_BuildValue("NO", chosen_columns(work, flags), differs);
+    else if (flags) {
+        extremes_t equal = counts_of_equal(work, flags);
+        found = Py_BuildValue("NOnLL", chosen_columns(work, flags), differs, equal.count,
+                              (long long)few_of(&equal), (long long)many_of(&equal));
+    }
     Py_XDECREF(differs);
     return found;
 }
 
 /* compare(index, sums, numbers, bases, key, starts, ends, data, at)
- *   -> (columns of the slices that differ, which these are), or None: it is unusual
+ *   -> (columns of the slices that differ, which these are, how many others there are within
+ *   regions, the least and the largest count of these but for some), or None: it is unusual
  *   The slices with which a frame ends, from `at` on, beside one's own: bounds in regions, as many
  *   as the numbers say at most. Prints and balances of the columns are by which they differ.
  */

@@ -1,6 +1,7 @@
 /* What counts and balances say of slices that differ; `reconcile.compact.sizing` says what it means.
  */
 
+#include "extremes.h"
 #include "rows.h"
 
 #define LARGE 4      /* by this part of the usual count more is looked into */
@@ -9,15 +10,15 @@
 #define ONE_SIDED 6  /* or by so many times more than balances */
 #define ROUNDED 2    /* IDs more or less, because equal counts are rounded */
 #define ENOUGH 5     /* slices without a gap that show how counts vary */
-#define OUTSIDE 2    /* so many of the largest and the least are not looked at, at most */
 #define NAMED_BYTES 6
 #define TABLE_BYTES 11
 #define MOST_USUAL (INT64_C(1) << 40)
 
 enum { U_LOWER, U_UPPER, U_LOW, U_HIGH, U_APART, U_SINGLE, U_STARTS, U_ENDS, U_NUMBERS, U_LISTED,
        U_COLUMNS };
-/* What is in the numbers: the usual count, and how many IDs may be listed; none: they are not. */
-enum { V_USUAL, V_MOST_LISTED, NUMBERS };
+/* What is in the numbers: the usual count, how many IDs may be listed (none: they are not), and how
+ * many slices are equal, and the extremes of their counts. */
+enum { V_USUAL, V_MOST_LISTED, V_EQUAL, V_FEW, V_MANY, NUMBERS };
 
 /* Sums over some slices. */
 typedef struct {
@@ -112,39 +113,25 @@ static void count_ids(const survey_t *survey)
 
 /* ---- gaps ---------------------------------------------------------------------------------- */
 
-/* Put a number where it belongs among the first few of ascending ones; the last one drops out. */
-static void keep_least(int64_t *least, int64_t value)
-{
-    for (int i = 0; i <= OUTSIDE; i++)
-        if (value < least[i]) {
-            int64_t next = least[i];
-            least[i] = value;
-            value = next;
-        }
-}
-
 /* The least and the largest count of a slice without a gap, but for some. */
 static void ordinary(const survey_t *survey, int64_t *few, int64_t *many)
 {
-    int64_t least[OUTSIDE + 1] = {INT64_MAX, INT64_MAX, INT64_MAX};
-    int64_t negated[OUTSIDE + 1] = {INT64_MAX, INT64_MAX, INT64_MAX};
-    int64_t usual = survey->usual;
-    Py_ssize_t seen = 0;
+    extremes_t seen = NO_EXTREMES;
+    int64_t usual = survey->usual, equal = at(survey, U_NUMBERS, V_EQUAL);
     for (Py_ssize_t row = 0; row < survey->count; row++) {
         const slice_t *slice = &survey->slices[row];
-        if (!survey->held->at[U_SINGLE][row] || slice->cut_off)
-            continue;
-        keep_least(least, slice->count);
-        keep_least(negated, -slice->count);
-        seen++;
+        if (survey->held->at[U_SINGLE][row] && !slice->cut_off)
+            see(&seen, slice->count);
     }
     *few = usual - usual / LEEWAY - ROUNDED;
     *many = usual + usual / LEEWAY + ROUNDED;
-    if (seen >= ENOUGH) {
-        Py_ssize_t outside = seen / 10 < OUTSIDE ? seen / 10 : OUTSIDE;
-        *few = (least[outside] < usual ? least[outside] : usual) - ROUNDED;
-        *many = (-negated[outside] > usual ? -negated[outside] : usual) + ROUNDED;
-    }
+    if (equal < ENOUGH && seen.count < ENOUGH)
+        return;
+    bool by_equal = equal >= seen.count;
+    int64_t least = by_equal ? at(survey, U_NUMBERS, V_FEW) : few_of(&seen);
+    int64_t largest = by_equal ? at(survey, U_NUMBERS, V_MANY) : many_of(&seen);
+    *few = (least < usual ? least : usual) - ROUNDED;
+    *many = (largest > usual ? largest : usual) + ROUNDED;
 }
 
 /* Which slices are in a gap, and how many differences they have; whether some is. */

@@ -21,7 +21,8 @@ from reconcile.compact.choosing import Survey, survey
 from reconcile.compact.frames import _cut_words, decode, encode, read_answer_head
 from reconcile.compact.keys import first_key
 from reconcile.compact.limits import MAX_CELLS
-from reconcile.compact.slices import Held, Regions, Slices
+from reconcile.compact.sizing import Ordinary
+from reconcile.compact.slices import Compared, Held, Regions, Slices
 from reconcile.compact.table import divided
 from reconcile.errors import LimitExceeded, MalformedCompact
 from reconcile.ids import SyncId
@@ -157,6 +158,7 @@ class World:
     regions: list[tuple[int, int]]
     usual: int
     most_listed: int
+    equal: list[int]
 
     def places(self, number: int) -> tuple[int, int]:
         low, high = (bisect_left(self.ids, (time, b"")) for time in self.slices[number])
@@ -175,9 +177,10 @@ def made_up(rng: random.Random) -> World:
         slices,
         [rng.randint(-size, size) for _ in slices],
         [rng.random() < rng.choice((0.2, 0.9)) for _ in slices],
-        rng.choice(([], [(cuts[0], cuts[-1])], every[:: 1 + rng.randrange(3)])),
+        rng.choice(([(cuts[0], cuts[-1])], every[:: 1 + rng.randrange(3)])),
         rng.choice((0, 1, len(ids) // len(cuts), 50, 1 << 40)),
         rng.choice((0, 20, MAX_CELLS)),
+        [rng.randrange(60) for _ in range(rng.choice((0, 4, 12, 60)))],
     )
 
 
@@ -194,7 +197,7 @@ def counted(world: World, number: int) -> int:
 def at_edge(world: World, number: int) -> bool:
     lower, upper = world.slices[number]
     begun = [region for region in world.regions if region[0] <= lower]
-    start, end = (begun or world.regions or [(-1, -1)])[-1 if begun else 0]
+    start, end = (begun or world.regions)[-1 if begun else 0]
     return lower == start or upper == end
 
 
@@ -218,10 +221,10 @@ def naive(world: World) -> tuple[list[float], list[float], bool, list[bool]]:
     """What is to be said of slices, by the rules."""
     rows = range(len(world.slices))
     counts = [counted(world, row) for row in rows]
-    small = [
-        bool(world.regions) and at_edge(world, row) and counts[row] < world.usual for row in rows
-    ]
+    small = [at_edge(world, row) and counts[row] < world.usual for row in rows]
     alike = sorted(counts[row] for row in rows if world.single[row] and not small[row])
+    if len(world.equal) >= len(alike):
+        alike = sorted(world.equal)
     few, many = world.usual - world.usual // 32, world.usual + world.usual // 32
     if len(alike) >= 5:
         some = alike[min(2, len(alike) // 10) :][: len(alike) - 2 * min(2, len(alike) // 10)]
@@ -269,13 +272,12 @@ def looked_at(world: World, chunk: int) -> Survey:
     low, high = places.reshape(-1, 2).T.copy()
     apart = np.array(world.apart, np.int64)
     chosen = Slices(lower, upper, low, high, np.zeros(len(apart), np.uint64), apart)
-    regions = None
-    if world.regions:
-        regions = Regions(*np.array(world.regions, np.int64).T.copy())
+    regions = Regions(*np.array(world.regions, np.int64).T.copy())
     held = Held(chunked(world.ids, chunk), EVERYTHING)
     single = np.array(world.single, np.bool_)
-    most = world.most_listed
-    return survey(held, chosen, single, world.usual, regions, most_listed=most)
+    equal, most = Ordinary.of(np.array(world.equal, np.int64)), world.most_listed
+    compared = Compared(np.ones_like(single), chosen, equal)
+    return survey(held, compared, single, world.usual, regions, most_listed=most)
 
 
 @given(st.randoms(use_true_random=False))
@@ -303,14 +305,14 @@ def test_slices_that_are_none_are_refused(spoil: str) -> None:
     } | {"single": np.zeros(2, np.bool_), "starts": np.zeros(0, np.int64)}
     columns |= {
         "ends": columns["starts"],
-        "numbers": np.array((5, 0)),
+        "numbers": np.array((5, 0, 0, 0, 0)),
         "listed": np.zeros(2, np.bool_),
     }
     kernel.compiled.survey_slices(rows.handle, *columns.values())
     if spoil == "rows":
         columns["listed"] = columns["listed"][1:]
     elif spoil == "usual":
-        columns["numbers"] = np.array((-1, 0))
+        columns["numbers"] = np.array((-1, 0, 0, 0, 0))
     else:
         columns[spoil] = np.array((0, {"low": 1, "high": len(rows) + 1, "apart": 1 << 50}[spoil]))
     with pytest.raises(ValueError, match="do not fit"):

@@ -12,6 +12,7 @@ from reconcile.compact.choosing import _gaps
 from reconcile.compact.keys import NONCE_BYTES, TALLIED, tally
 from reconcile.compact.sizing import (
     Gaps,
+    Ordinary,
     are_single,
     estimate,
     gaps,
@@ -20,15 +21,15 @@ from reconcile.compact.sizing import (
     summed,
     tallied,
 )
-from reconcile.compact.slices import Held, Regions, Slices
+from reconcile.compact.slices import Compared, Held, Regions, Slices
 from reconcile.ids import SyncIds
 from reconcile.index import IndexView
 
 
 def of_counts(counts: list[int], apart: int = 0, single: int = 0, usual: int = 64) -> Gaps | None:
-    """What counts say; the first few slices differ in one ID."""
-    is_single = np.arange(len(counts)) < single
-    return gaps(np.full(len(counts), apart), np.array(counts), is_single, usual)
+    """What counts say; the first few slices have no gap."""
+    ordinary = Ordinary.of(np.array(counts[:single]))
+    return gaps(np.full(len(counts), apart), np.array(counts), ordinary, usual)
 
 
 def test_a_slice_with_few_ids_or_many_is_in_a_gap() -> None:
@@ -66,9 +67,33 @@ def test_slices_cut_off_at_an_edge_do_not_show_how_counts_vary() -> None:
     chosen = Slices(lower, lower + 1_000, places - counts, places, nothing.view(np.uint64), nothing)
     regions = Regions(lower[:1], lower[-1:] + 9_000)
     view = IndexView.of(uniform(np.random.default_rng(1), int(counts.sum())))
-    found = _gaps(Held(view, EVERYTHING), chosen, counts != 360, 300, regions)
+    held, single = Held(view, EVERYTHING), counts != 360
+    compared = Compared(np.ones_like(single), chosen, Ordinary(0, 0, 0))
+    found = _gaps(held, compared, single, 300, regions)
     assert found is not None
     assert (found.most > 0).tolist() == [False] * 6 + [True]
+    # Slices that are equal say more if they are more.
+    compared = Compared(np.ones_like(single), chosen, Ordinary(9, 290, 400))
+    found = _gaps(held, compared, single, 300, regions)
+    assert found is not None
+    assert not found.most.any()
+
+
+def test_equal_slices_show_how_counts_vary_but_for_some() -> None:
+    counts = np.array([64] * 30 + [9, 700, 50, 90, 60])
+    assert Ordinary.of(counts) == (35, 60, 64)
+    assert Ordinary.of(counts[26:]) == (9, 9, 700)
+    assert Ordinary.of(counts[:0]) == (0, 0, 0)
+
+
+def test_a_gap_is_credible_as_far_as_balances_leave_room_for_it() -> None:
+    found = of_counts([64, 0, 400, 66])
+    assert found is not None
+    apart = np.array([1, 3, 20, 0])
+    assert summed(apart, found).credible(apart).in_gaps == found.most.sum()
+    small = np.array([1, 3, 4, 0])
+    assert summed(small, found).credible(small).in_gaps == 2 * (5 + 1) ** 2
+    assert summed(small, None).credible(small).in_gaps == 0
 
 
 def test_balances_that_counts_do_not_explain_are_no_gap() -> None:

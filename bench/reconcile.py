@@ -161,15 +161,15 @@ def run_case(case: Case, program: Path | None, directory: Path, scale: float, se
         figures["python_cpu_ms"] = 1e3 * without.cpu_s[0]
     compact = compact_cost(sets, RUNS)
     figures |= compact.figures()
-    cpu_ratio = bytes_ratio = None
+    cpu_ratio = bytes_ratio = compact_cpu = compact_bytes = None
     if reference is not None:
         figures |= {
             "crate_cpu_ms": 1e3 * reference.cpu_s[0],
             "crate_bytes": sum(reference.sent),
             "crate_messages": max(reference.messages),
         }
-        figures["compact_cpu_ratio"] = compact.cpu_s[0] / reference.cpu_s[0]
-        figures["compact_bytes_ratio"] = compact.total_bytes / sum(reference.sent)
+        compact_cpu = compact.cpu_s[0] / reference.cpu_s[0]
+        compact_bytes = compact.total_bytes[0] / sum(reference.sent)
         cpu_ratio = mine.cpu_s[0] / reference.cpu_s[0]
         if HAS_KERNEL:
             figures["python_cpu_ratio"] = without.cpu_s[0] / reference.cpu_s[0]
@@ -177,6 +177,8 @@ def run_case(case: Case, program: Path | None, directory: Path, scale: float, se
     kept = max(mine.messages) <= case.messages_bar
     kept &= entered(figures, "cpu_ratio", cpu_ratio, case.cpu_bar)
     kept &= entered(figures, "bytes_ratio", bytes_ratio, case.bytes_bar)
+    kept &= entered(figures, "compact_cpu_ratio", compact_cpu, case.compact_cpu_bar)
+    kept &= entered(figures, "compact_bytes_ratio", compact_bytes, case.compact_bytes_bar)
     report(**figures, messages_bar=case.messages_bar, kept=bool(kept))
     return bool(kept)
 

@@ -19,6 +19,8 @@ BURST_NS: Final = 2_000_000
 SEED: Final = 5
 _MINUTES: Final = {"minute": 30, "last minute": 59}
 """Which minute of the hour has all that differs."""
+_COMPACT_CPU_BARS: Final = {1_000: 0.10, 10_000: 0.15, 100_000: 0.25}
+"""Up to so many differences."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,7 @@ class Case:
         spread: uniform, ours, theirs, minute, last minute, gap, bursts, seconds or nanosecond.
         cpu_bar: processor time against the crate's, at most; None: only printed.
         bytes_bar: payload bytes against the crate's, at most.
+        compact_bars: whether bytes and processor time of the compact mode have bars too.
         messages_bar: messages each way, at most.
     """
 
@@ -42,6 +45,23 @@ class Case:
     cpu_bar: float | None = None
     bytes_bar: float | None = None
     messages_bar: int = 4
+    compact_bars: bool = True
+
+    @property
+    def compact_bytes_bar(self) -> float | None:
+        """Bytes of the compact mode against the crate's, at most."""
+        return (0.08 if self.differing <= 100 else 0.04) if self._has_compact_bars else None
+
+    @property
+    def compact_cpu_bar(self) -> float | None:
+        """Processor time of the compact mode against the crate's, at most."""
+        if not self._has_compact_bars:
+            return None
+        return next(bar for most, bar in _COMPACT_CPU_BARS.items() if self.differing <= most)
+
+    @property
+    def _has_compact_bars(self) -> bool:
+        return self.compact_bars and self.differing > 0
 
 
 CASES: Final = (
@@ -52,19 +72,24 @@ CASES: Final = (
     Case("d=1,000", 1_000_000, 1_000, cpu_bar=0.3, bytes_bar=0.6),
     Case("d=10,000", 1_000_000, 10_000, cpu_bar=0.4, bytes_bar=0.4),
     Case("d=100,000", 1_000_000, 100_000, cpu_bar=0.85, bytes_bar=0.6),
-    Case("300,000 + 100,000 ours", 300_000, 100_000, "ours", 0.95, 1.1),
-    Case("300,000 + 100,000 theirs", 300_000, 100_000, "theirs", 0.95, 1.1),
+    Case("d=100 ours", 1_000_000, 100, "ours"),
+    Case("d=100 theirs", 1_000_000, 100, "theirs"),
     Case("d=1,000 ours", 1_000_000, 1_000, "ours"),
     Case("d=1,000 theirs", 1_000_000, 1_000, "theirs"),
     Case("d=100,000 ours", 1_000_000, 100_000, "ours"),
     Case("d=100,000 theirs", 1_000_000, 100_000, "theirs"),
+    Case("300,000 + 100,000 ours", 300_000, 100_000, "ours", 0.95, 1.1, compact_bars=False),
+    Case("300,000 + 100,000 theirs", 300_000, 100_000, "theirs", 0.95, 1.1, compact_bars=False),
     Case("d=1,000 in a minute", 1_000_000, 1_000, "minute", 0.4, 0.75),
+    Case("d=100 in the last minute", 1_000_000, 100, "last minute"),
     Case("d=1,000 in the last minute", 1_000_000, 1_000, "last minute"),
-    Case("d=1,000 in a gap", 1_000_000, 1_000, "gap", 0.3, 1.3, 5),
+    Case("d=1,000 in a gap", 1_000_000, 1_000, "gap", 0.3, 1.3, 5, compact_bars=False),
+    Case("bursts, d=100", 1_000_000, 100, "bursts", messages_bar=5),
     Case("bursts, d=1,000", 1_000_000, 1_000, "bursts", messages_bar=5),
+    Case("seconds, d=100", 1_000_000, 100, "seconds", messages_bar=5),
     Case("seconds, d=1,000", 1_000_000, 1_000, "seconds", messages_bar=5),
-    Case("one nanosecond, d=100", 200_000, 100, "nanosecond", messages_bar=5),
-    Case("n=10,000,000, d=1,000", 10_000_000, 1_000, cpu_bar=0.1, bytes_bar=1.3, messages_bar=5),
+    Case("one nanosecond, d=100", 200_000, 100, "nanosecond", messages_bar=5, compact_bars=False),
+    Case("n=10,000,000, d=1,000", 10_000_000, 1_000, "uniform", 0.1, 1.3, 5, compact_bars=False),
 )
 
 

@@ -25,10 +25,10 @@ LARGER: Final = 8
 _FEW: Final = 30
 """From so many differences on prints are long enough for the initiator to find its own ones by."""
 
-_MANY: Final = 64
+_MANY: Final = 200
 _RATIO_OF_FEW: Final = 50
-_RATIO: Final = 130
-_RATIO_OF_MANY: Final = 60
+_RATIO: Final = 80
+_RATIO_OF_MANY: Final = 55
 _MIN_SLICES: Final = 16
 _MIN_SLICES_OF_FEW: Final = 64
 _FEW_ITEMS: Final = 32_768

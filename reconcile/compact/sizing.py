@@ -22,7 +22,7 @@ _SAFETY: Final = 3.0
 _LARGEST: Final = 8.0
 """A table is made for so many times what balances say at most."""
 
-_CREDIBLE: Final = 2.0
+_CREDIBLE: Final = 1.5
 """A gap counts as so many times what balances say at most, where no slice shows what is usual."""
 
 _LEEWAY: Final = 32

@@ -34,8 +34,8 @@ class Case:
         spread: uniform, ours, theirs, minute, last minute, gap, bursts, seconds or nanosecond.
         cpu_bar: processor time against the crate's, at most; None: only printed.
         bytes_bar: payload bytes against the crate's, at most.
-        compact_bars: whether bytes and processor time of the compact mode have bars too.
         messages_bar: messages each way, at most.
+        compact_bars: whether bytes and processor time of the compact mode have bars too.
     """
 
     name: str
@@ -118,8 +118,8 @@ def pair(case: Case, scale: float = 1.0, seed: int = SEED) -> Pair:
     ours = generator.permutation(len(differing)) < (len(differing) + 1) // 2
     if case.spread in {"ours", "theirs", "gap"}:
         ours[:] = case.spread == "ours"
-    differing = SyncIds(moved(case.spread, differing.timestamps, generator), differing.hashes)
-    shared = SyncIds(moved(case.spread, shared.timestamps, None), shared.hashes)
+    differing = SyncIds(moved(case.spread, differing.timestamps, generator, seed), differing.hashes)
+    shared = SyncIds(moved(case.spread, shared.timestamps, None, seed), shared.hashes)
     if case.spread == "gap":
         differing, shared = cut_out(shared, len(differing))
     only_ours, only_theirs = ordered(differing[ours]), ordered(differing[~ours])
@@ -138,14 +138,17 @@ def uniform(generator: np.random.Generator, count: int) -> SyncIds:
 
 
 def moved(
-    spread: str, timestamps: NDArray[np.int64], generator: np.random.Generator | None
+    spread: str, timestamps: NDArray[np.int64], generator: np.random.Generator | None, layout: int
 ) -> NDArray[np.int64]:
-    """Other timestamps for some spreads; with a generator those of what differs."""
+    """Other timestamps for some spreads; with a generator those of what differs.
+
+    ``layout``: a seed that says where bursts are.
+    """
     if spread in _MINUTES and generator is not None:
         begin_ns = START_NS + _MINUTES[spread] * MINUTE_NS
         return begin_ns + generator.integers(0, MINUTE_NS, len(timestamps))
     if spread == "bursts":
-        starts = np.sort(np.random.default_rng(SEED).integers(0, HOUR_NS, BURSTS)) + START_NS
+        starts = np.sort(np.random.default_rng(layout).integers(0, HOUR_NS, BURSTS)) + START_NS
         since_ns = timestamps - START_NS
         return starts[since_ns * BURSTS // HOUR_NS] + since_ns % BURST_NS
     if spread == "seconds":

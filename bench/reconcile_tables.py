@@ -81,7 +81,8 @@ def _moved(spread: str) -> Callable[[SyncIds, Random], SyncIds]:
     """Shared IDs at other times, as those that differ will be, which are taken from them."""
 
     def move(shared: SyncIds, random: Random) -> SyncIds:
-        return ordered(SyncIds(moved(spread, shared.timestamps, random), shared.hashes))
+        layout = int(random.integers(2**32))
+        return ordered(SyncIds(moved(spread, shared.timestamps, random, layout), shared.hashes))
 
     return move
 

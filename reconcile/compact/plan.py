@@ -2,7 +2,8 @@
 
 Bytes and time of a slice weigh against the time of an ID in a slice that differs: with m slices
 there are about d n / m of these. So the best number is the square root of d n over a ratio of
-costs. For few differences bytes of slices are most of a session, and the ratio is larger.
+costs. It is largest where bytes of slices are most of a session, and small again for so few
+differences that prints are short, and can be told instead of short IDs if there are many slices.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ _VAGUE: Final = 2.5
 
 _MIN_VAGUE_SLICES: Final = 128
 _MIN_SLICE_ITEMS: Final = 8
-_LEAST_SLICE_ITEMS: Final = 96
-"""Slices of fewer IDs take more bytes than they save time."""
+_WORTHWHILE_SLICE_ITEMS: Final = 96
+"""More slices than of so many IDs take more bytes than they save time."""
 
 NEAR_ITEMS: Final = 500_000
 """IDs of which a processor's cache holds about as much as it must. Among more of them memory takes
@@ -99,8 +100,8 @@ def slicing(differences: float, most: float, items: int, places: int = 0) -> Sli
     if most > _VAGUE * differences:
         least = max(least, _MIN_VAGUE_SLICES)
     least = min(least, max(_MIN_SLICES, items // _MIN_SLICE_ITEMS))
-    most = max(least, min(items // _LEAST_SLICE_ITEMS, MAX_SLICES))
-    count = min(max(isqrt(about * items // _ratio(about)), least), most)
+    most_slices = max(least, min(items // _WORTHWHILE_SLICE_ITEMS, MAX_SLICES))
+    count = min(max(isqrt(about * items // _ratio(about)), least), most_slices)
     if about >= _FEW:
         return Slicing(count, SIFTED_BYTES)
     # Two differences in a slice balance each other half the time, and then the print has to tell.

@@ -449,7 +449,7 @@ class Responder(_Side):
         chosen, least = compared.chosen, abs(self._held.count - self._claim.count)
         single, usual = np.abs(chosen.balances) <= 1, self._claim.count // slices
         said = survey(self._held, compared, single, usual, NO_REGION)
-        sums = said.sums.credible(chosen.balances)
+        sums = said.sums if compared.equal.enough else said.sums.credible(chosen.balances)
         about, most = estimate(sums, slices, least, certain=True)
         self._regions = Regions.joined(chosen.lower, chosen.upper)
         return Step(self._answer_with(slicing(about, most, chosen.items, len(chosen))))

@@ -23,7 +23,8 @@ _LARGEST: Final = 8.0
 """A table is made for so many times what balances say at most."""
 
 _CREDIBLE: Final = 1.5
-"""A gap counts as so many times what balances say at most, where no slice shows what is usual."""
+"""Times what balances say, or would by one more, that is in gaps at most where no slice shows what
+is usual."""
 
 _LEEWAY: Final = 32
 """A slice may have this part of the usual count more or less: bounds are rounded."""
@@ -100,9 +101,14 @@ class Ordinary(NamedTuple):
         counts = np.sort(counts)
         return cls(len(counts), int(counts[outside]), int(counts[-1 - outside]))
 
+    @property
+    def enough(self) -> bool:
+        """Whether they show anything."""
+        return self.slices >= _ENOUGH
+
     def around(self, usual: int) -> tuple[int, int]:
         """The least and the largest count, what is usual included."""
-        if self.slices < _ENOUGH:
+        if not self.enough:
             leeway = usual // _LEEWAY + _ROUNDED
             return usual - leeway, usual + leeway
         return min(usual, self.few) - _ROUNDED, max(usual, self.many) + _ROUNDED

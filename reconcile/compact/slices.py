@@ -294,8 +294,9 @@ class Held:
             prints[differs],
             apart[differs],
         )
-        equal = (high - low)[~(differs | regions.at_edge(lower, upper))]
-        return Compared(differs, chosen, Ordinary.of(equal))
+        counts = self.counts(own, own.items // max(1, len(own)))
+        equal = ~(differs | regions.at_edge(lower, upper))
+        return Compared(differs, chosen, Ordinary.of(counts[equal]))
 
     def compare_quickly(
         self, unread: tuple[bytes, int], regions: Regions, key: ShortKey, wanted: Slicing

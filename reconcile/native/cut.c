@@ -4,7 +4,7 @@
  * What is malformed, and whatever else is unusual, is left to the arrays.
  */
 
-#include "extremes.h"
+#include "counts.h"
 #include "reader.h"
 #include "slices.h"
 
@@ -226,14 +226,20 @@ static extremes_t counts_of_equal(const work_t *work, const uint8_t *differs)
 {
     const cuts_t *cuts = &work->cuts;
     const regions_t *regions = &work->slicer.regions;
-    course_t course = {0, 0};
+    course_t course = {0, 0}, again = {0, 0};
     extremes_t seen = NO_EXTREMES;
+    int64_t total = 0;
     for (Py_ssize_t row = 0; row < work->rows; row++) {
-        Py_ssize_t region = course.region, end = next_end(&course, cuts, regions);
+        Py_ssize_t end = next_end(&course, cuts, regions);
+        total += cuts->places[end] - cuts->places[end - 1];
+    }
+    counter_t counter = counter_of(&work->slicer.rows, work->rows ? total / work->rows : 0);
+    for (Py_ssize_t row = 0; row < work->rows; row++) {
+        Py_ssize_t region = again.region, end = next_end(&again, cuts, regions);
         bool edge = cuts->times[end - 1] == load(regions->starts, region) ||
                     cuts->times[end] == load(regions->ends, region);
         if (!differs[row] && !edge)
-            see(&seen, cuts->places[end] - cuts->places[end - 1]);
+            see(&seen, count_of(&counter, cuts->places[end - 1], cuts->places[end]));
     }
     return seen;
 }

@@ -1,10 +1,8 @@
 /* What counts and balances say of slices that differ; `reconcile.compact.sizing` says what it means.
  */
 
-#include "extremes.h"
-#include "rows.h"
+#include "counts.h"
 
-#define LARGE 4      /* by this part of the usual count more is looked into */
 #define LEEWAY 32    /* this part of it may be more or less: bounds are rounded */
 #define GAP 4        /* by this part of it counts differ in a gap */
 #define ONE_SIDED 6  /* or by so many times more than balances */
@@ -68,6 +66,9 @@ static bool survey_fits(const survey_t *survey)
     if (held->rows[U_STARTS] != held->rows[U_ENDS] || held->rows[U_NUMBERS] != NUMBERS ||
         held->rows[U_LISTED] != survey->count || survey->usual < 0 || survey->usual > MOST_USUAL)
         return false;
+    int64_t few = at(survey, U_NUMBERS, V_FEW), many = at(survey, U_NUMBERS, V_MANY);
+    if (few < 0 || many < few || many > MOST_USUAL)
+        return false;
     int64_t before = 0;
     for (Py_ssize_t row = 0; row < survey->count; row++) {
         int64_t low = at(survey, U_LOW, row), high = at(survey, U_HIGH, row);
@@ -80,34 +81,18 @@ static bool survey_fits(const survey_t *survey)
     return true;
 }
 
-/* How many IDs have the time of the one in the middle of a slice. */
-static int64_t alike(const survey_t *survey, Py_ssize_t row, Py_ssize_t *chunk, finger_t *finger)
-{
-    Py_ssize_t place = (Py_ssize_t)(at(survey, U_LOW, row) + size_of_slice(survey, row) / 2);
-    go_on(survey->rows, chunk, place);
-    int64_t time = time_at(survey->rows, *chunk, place);
-    int64_t first = rank(survey->rows, finger, time);
-    int64_t end = time == MAX_TIME ? survey->rows->length : rank(survey->rows, finger, time + 1);
-    return end - first;
-}
-
 static void count_ids(const survey_t *survey)
 {
-    int64_t usual = survey->usual, most = usual + usual / LARGE;
-    Py_ssize_t chunk = 0, region = 0, regions = survey->held->rows[U_STARTS];
-    finger_t finger = {0, 0, 1};
+    Py_ssize_t region = 0, regions = survey->held->rows[U_STARTS];
+    counter_t counter = counter_of(survey->rows, survey->usual);
     for (Py_ssize_t row = 0; row < survey->count; row++) {
-        int64_t count = size_of_slice(survey, row), lower = at(survey, U_LOWER, row);
-        if (count > most) {
-            int64_t same = alike(survey, row, &chunk, &finger);
-            same = (same < count ? same : count) - usual;
-            count -= same > 0 ? same : 0;
-        }
+        int64_t lower = at(survey, U_LOWER, row);
+        int64_t count = count_of(&counter, at(survey, U_LOW, row), at(survey, U_HIGH, row));
         while (region + 1 < regions && at(survey, U_STARTS, region + 1) <= lower)
             region++;
         bool edge = regions && (at(survey, U_STARTS, region) == lower ||
                                 at(survey, U_ENDS, region) == at(survey, U_UPPER, row));
-        survey->slices[row] = (slice_t){.count = count, .cut_off = edge && count < usual};
+        survey->slices[row] = (slice_t){.count = count, .cut_off = edge && count < survey->usual};
     }
 }
 

@@ -15,6 +15,7 @@ from reconcile.compact import plan
 from reconcile.compact.keys import first_key
 from reconcile.compact.outcome import Found
 from reconcile.compact.plan import Slicing
+from reconcile.compact.sizing import Ordinary
 from reconcile.compact.slices import Held, Regions, Slices
 from reconcile.ids import SyncId, SyncIds
 from reconcile.index import Index, IndexView
@@ -138,6 +139,9 @@ def test_slices_at_anchors_are_cut_alike(
     unsaid = (compared.chosen.prints ^ slowly.prints[differs]) & ~mask
     assert not unsaid.any(), "above what was said are the own prints"
     assert compared.chosen.balances.tolist() == apart[differs].tolist()
+    inside = ~differs & ~regions.at_edge(slowly.lower, slowly.upper)
+    counts = other.counts(slowly, slowly.items // max(1, len(slowly)))
+    assert compared.equal == Ordinary.of(counts[inside])
 
 
 @pytest.mark.parametrize("chunk", [400, 10**6])

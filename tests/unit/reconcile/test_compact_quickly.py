@@ -294,7 +294,7 @@ def test_slices_that_differ_are_looked_at_by_the_rules(rng: random.Random) -> No
             assert found.listed.tolist() == listed
 
 
-@pytest.mark.parametrize("spoil", ["low", "high", "apart", "usual", "rows"])
+@pytest.mark.parametrize("spoil", ["low", "high", "apart", "usual", "rows", "few", "many"])
 def test_slices_that_are_none_are_refused(spoil: str) -> None:
     if kernel.compiled is None:
         return
@@ -313,6 +313,8 @@ def test_slices_that_are_none_are_refused(spoil: str) -> None:
         columns["listed"] = columns["listed"][1:]
     elif spoil == "usual":
         columns["numbers"] = np.array((-1, 0, 0, 0, 0))
+    elif spoil in ("few", "many"):
+        columns["numbers"] = np.array((5, 0, 9, -1, 2) if spoil == "few" else (5, 0, 9, 3, 1 << 41))
     else:
         columns[spoil] = np.array((0, {"low": 1, "high": len(rows) + 1, "apart": 1 << 50}[spoil]))
     with pytest.raises(ValueError, match="do not fit"):

@@ -22,7 +22,7 @@ from reconcile.compact.sizing import (
     tallied,
 )
 from reconcile.compact.slices import Compared, Held, Regions, Slices
-from reconcile.ids import SyncIds
+from reconcile.ids import SyncIds, ordered
 from reconcile.index import IndexView
 
 
@@ -214,6 +214,24 @@ def test_counts_that_vary_without_a_gap_take_no_more_bytes(spread: str) -> None:
 
     scattered, other = (pair(Case("", 520_000, 600, kind)) for kind in ("uniform", spread))
     assert sent(other) < 2 * sent(scattered)
+
+
+def test_many_ids_of_one_time_do_not_hide_a_gap() -> None:
+    random = np.random.default_rng(3)
+    shared = uniform(random, 60_000)
+    times = shared.timestamps.copy()
+    for pile in range(12):
+        times[4_000 * pile : 4_000 * pile + 500] = times[4_000 * pile]
+    shared = ordered(SyncIds(times, shared.hashes))
+    theirs = np.ones(len(shared), np.bool_)
+    theirs[30_000:31_000] = False
+    ours = random.random(len(shared)) > 5e-4
+    sets = Pair(shared[ours], shared[theirs], shared[~theirs & ours], shared[~ours & theirs])
+    views = IndexView.of(sets.ours), IndexView.of(sets.theirs)
+    for _ in range(20):
+        run = Run(views, (random.bytes(NONCE_BYTES), random.bytes(NONCE_BYTES)))
+        run.check(sets)
+        assert sum(map(len, run.frames[0])) < 30_000
 
 
 def test_many_ids_of_one_time_are_no_gap() -> None:

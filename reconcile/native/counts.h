@@ -71,6 +71,13 @@ static inline void see(extremes_t *seen, int64_t count)
     seen->count++;
 }
 
+/* Whether a count could be among the extremes, if those of one time in it, which are some look-ups to
+ * find, leave no less than is usual of it. */
+static inline bool may_show(const extremes_t *seen, int64_t count, int64_t usual)
+{
+    return -count < seen->negated[OUTSIDE] || usual < seen->least[OUTSIDE];
+}
+
 static inline Py_ssize_t outside_of(const extremes_t *seen)
 {
     return seen->count / 10 < OUTSIDE ? seen->count / 10 : OUTSIDE;

@@ -238,8 +238,10 @@ static extremes_t counts_of_equal(const work_t *work, const uint8_t *differs)
         Py_ssize_t region = again.region, end = next_end(&again, cuts, regions);
         bool edge = cuts->times[end - 1] == load(regions->starts, region) ||
                     cuts->times[end] == load(regions->ends, region);
+        int64_t low = cuts->places[end - 1], high = cuts->places[end];
         if (!differs[row] && !edge)
-            see(&seen, count_of(&counter, cuts->places[end - 1], cuts->places[end]));
+            see(&seen, may_show(&seen, high - low, counter.usual) ? count_of(&counter, low, high)
+                                                                  : high - low);
     }
     return seen;
 }

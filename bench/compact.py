@@ -93,6 +93,11 @@ class Run:
         self.tables = first.tables
 
     @property
+    def frame_bytes(self) -> int:
+        """Of all frames of both sides."""
+        return sum(map(len, self.frames[0] + self.frames[1]))
+
+    @property
     def fell_back(self) -> bool:
         """There is no result."""
         return not all(isinstance(outcome, Found) for outcome in self.outcomes)
@@ -136,7 +141,7 @@ def compact_cost(sets: Pair, runs: int) -> Compact:
         if not run.fell_back:
             run.check(sets)
     taken = [run.cpu_s for run in done]
-    sent = [OVERHEAD_BYTES + sum(map(len, run.frames[0] + run.frames[1])) for run in done]
+    sent = [OVERHEAD_BYTES + run.frame_bytes for run in done]
     return Compact(
         (min(taken), statistics.median(taken)),
         taken[0],

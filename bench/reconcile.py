@@ -177,8 +177,9 @@ def run_case(case: Case, program: Path | None, directory: Path, scale: float, se
     kept = max(mine.messages) <= case.messages_bar
     kept &= entered(figures, "cpu_ratio", cpu_ratio, case.cpu_bar)
     kept &= entered(figures, "bytes_ratio", bytes_ratio, case.bytes_bar)
-    kept &= entered(figures, "compact_cpu_ratio", compact_cpu, case.compact_cpu_bar)
-    kept &= entered(figures, "compact_bytes_ratio", compact_bytes, case.compact_bytes_bar)
+    compact_cpu_bar, compact_bytes_bar = case.bars_of_compact
+    kept &= entered(figures, "compact_cpu_ratio", compact_cpu, compact_cpu_bar)
+    kept &= entered(figures, "compact_bytes_ratio", compact_bytes, compact_bytes_bar)
     report(**figures, messages_bar=case.messages_bar, kept=bool(kept))
     return bool(kept)
 

@@ -19,8 +19,13 @@ BURST_NS: Final = 2_000_000
 SEED: Final = 5
 _MINUTES: Final = {"minute": 30, "last minute": 59}
 """Which minute of the hour has all that differs."""
-_COMPACT_CPU_BARS: Final = {1_000: 0.10, 10_000: 0.15, 100_000: 0.25}
-"""Up to so many differences."""
+_COMPACT_BARS: Final = {
+    100: (0.10, 0.08),
+    1_000: (0.10, 0.04),
+    10_000: (0.15, 0.04),
+    100_000: (0.25, 0.04),
+}
+"""Up to so many differences: processor time and bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,20 +53,11 @@ class Case:
     compact_bars: bool = True
 
     @property
-    def compact_bytes_bar(self) -> float | None:
-        """Bytes of the compact mode against the crate's, at most."""
-        return (0.08 if self.differing <= 100 else 0.04) if self._has_compact_bars else None
-
-    @property
-    def compact_cpu_bar(self) -> float | None:
-        """Processor time of the compact mode against the crate's, at most."""
-        if not self._has_compact_bars:
-            return None
-        return next(bar for most, bar in _COMPACT_CPU_BARS.items() if self.differing <= most)
-
-    @property
-    def _has_compact_bars(self) -> bool:
-        return self.compact_bars and self.differing > 0
+    def bars_of_compact(self) -> tuple[float | None, float | None]:
+        """Processor time and bytes of the compact mode against the crate's, at most."""
+        if not self.compact_bars or not self.differing:
+            return None, None
+        return next(bars for most, bars in _COMPACT_BARS.items() if self.differing <= most)
 
 
 CASES: Final = (

@@ -131,7 +131,7 @@ def count_tables(sessions: int, ids: int, names: list[str] | None, seed: int) ->
             else:
                 run.check(sets)
             again += run.tables > 1
-            total_bytes += sum(map(len, run.frames[0] + run.frames[1]))
+            total_bytes += run.frame_bytes
             differences += len(sets.only_ours) + len(sets.only_theirs)
             cpu_s += run.cpu_s
         report(

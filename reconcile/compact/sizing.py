@@ -23,8 +23,8 @@ _LARGEST: Final = 8.0
 """A table is made for so many times what balances say at most."""
 
 _CREDIBLE: Final = 1.5
-"""Times what balances say, or would by one more, that is in gaps at most where no slice shows what
-is usual."""
+"""Where no slice shows how counts vary, gaps have at most so many times the differences that a
+balance says which is one larger."""
 
 _LEEWAY: Final = 32
 """A slice may have this part of the usual count more or less: bounds are rounded."""

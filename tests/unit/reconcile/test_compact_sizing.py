@@ -210,7 +210,7 @@ def test_counts_that_vary_without_a_gap_take_no_more_bytes(spread: str) -> None:
         run = Run(views, (bytes(NONCE_BYTES), bytes(range(NONCE_BYTES))))
         run.check(sets)
         assert run.tables == 1
-        return sum(map(len, run.frames[0] + run.frames[1]))
+        return run.frame_bytes
 
     scattered, other = (pair(Case("", 520_000, 600, kind)) for kind in ("uniform", spread))
     assert sent(other) < 2 * sent(scattered)

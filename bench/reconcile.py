@@ -262,7 +262,9 @@ def index_figures(count: int) -> None:
 def main() -> None:
     """Measure; a line for each case, and one for the index."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--messages", type=int, default=1_000_000, help="instead of %(default)s")
+    parser.add_argument(
+        "--messages", type=int, default=1_000_000, help="not %(default)s, which bars are for"
+    )
     parser.add_argument("--case", action="append", help="only cases whose name has this in it")
     parser.add_argument("--tables", type=int, help="only count second tables, in so many sessions")
     parser.add_argument(

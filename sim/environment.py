@@ -46,9 +46,7 @@ class SimLog:
 
 
 class _Counts:
-    def count_intake(
-        self, source: str, stored: int, duplicate: int, rejected: Mapping[str, int]
-    ) -> None:
+    def count_intake(self, source: str, duplicate: int, rejected: Mapping[str, int]) -> None:
         """Count nothing: the judge sees every message."""
 
 

@@ -44,11 +44,9 @@ class Log(Protocol):
 
 
 class IntakeCounts(Protocol):
-    """Counts what became of messages that came in."""
+    """Counts messages that came in and were not stored; what was is counted where it is written."""
 
-    def count_intake(
-        self, source: str, stored: int, duplicate: int, rejected: Mapping[str, int]
-    ) -> None:
+    def count_intake(self, source: str, duplicate: int, rejected: Mapping[str, int]) -> None:
         """``rejected`` by label of the reason."""
 
 

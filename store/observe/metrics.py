@@ -358,11 +358,12 @@ class Metrics:
         for source in SOURCES:
             self.messages_stored.labels(source)
 
-    def count_intake(
-        self, source: str, stored: int, duplicate: int, rejected: Mapping[str, int]
-    ) -> None:
-        """Count what became of messages that came in; ``rejected`` by label of the reason."""
-        self.messages_stored.labels(source).inc(stored)
+    def count_stored(self, source: str, new: int) -> None:
+        """Count messages that are durable now, also those of a caller that has gone away."""
+        self.messages_stored.labels(source).inc(new)
+
+    def count_intake(self, source: str, duplicate: int, rejected: Mapping[str, int]) -> None:
+        """Count messages that came in and were not stored; ``rejected`` by label of the reason."""
         if duplicate:
             self.messages_duplicate.labels(source).inc(duplicate)
         for label, count in rejected.items():

@@ -99,6 +99,9 @@ TRIM_GROWTH_BYTES: Final = 32 * 1024 * 1024
 """A node that is so much larger than it was at its smallest gives back what it has freed; looked at
 this often."""
 
+MAPPED_BYTES: Final = 4 * 1024 * 1024
+"""A block of memory of this size or more goes back to the system as soon as it is freed."""
+
 MAX_TRIM_PAUSE: Final = 32
 """Intervals between two attempts that each give little back."""
 

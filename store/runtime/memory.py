@@ -2,7 +2,9 @@
 
 What frames of many MiB leave behind is free memory of the C library, in pieces of some kilobytes,
 which it keeps for later: after a dozen frames of 60 MiB at a time, 600 MiB. glibc gives it back
-when it is asked to (malloc_trim(3)); where there is no such function, nothing is done.
+when it is asked to (malloc_trim(3)). And once it has freed a large block, it takes blocks up to
+that size from its heaps, where they stay as long as something lies behind them, unless it is told a
+size (mallopt(3)). Where there are no such functions, nothing is done.
 """
 
 from __future__ import annotations
@@ -14,10 +16,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from store.runtime.limits import MAX_TRIM_PAUSE, TRIM_GROWTH_BYTES
+from store.runtime.limits import MAPPED_BYTES, MAX_TRIM_PAUSE, TRIM_GROWTH_BYTES
 
 _STATM: Final = Path("/proc/self/statm")
 """Sizes of this process in pages, the second the resident one (Linux, proc(5))."""
+
+_M_MMAP_THRESHOLD: Final = -3
+"""The parameter's number in glibc's malloc.h."""
+
+
+def map_large_blocks() -> None:
+    """Give blocks of `MAPPED_BYTES` or more back as they are freed, if no other size was set."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None and "MALLOC_MMAP_THRESHOLD_" not in os.environ:
+        mallopt(_M_MMAP_THRESHOLD, MAPPED_BYTES)
 
 
 def trimming() -> Callable[[], object] | None:

@@ -54,7 +54,7 @@ from store.runtime.listening import (
     check_addresses,
     check_certificates,
 )
-from store.runtime.memory import Trimmer
+from store.runtime.memory import Trimmer, map_large_blocks
 from store.runtime.monitor import DatabaseMonitor
 from store.runtime.peer_secret import read_peer_secret
 from store.runtime.peering import Peering, open_peering
@@ -269,6 +269,7 @@ class Node:
         tasks.start_every(TOKEN_CHECK_INTERVAL_S, "token file", self._tokens.follow)
         tasks.start_every(LOG_SUMMARY_INTERVAL_S, "log summary", write_suppressed)
         tasks.start_every(RATE_INTERVAL_S, "rates", self._status.sample)
+        map_large_blocks()
         tasks.start_every(TRIM_INTERVAL_S, "memory", Trimmer().trim_grown)
 
     def _host_watch(self, wiring: Wiring) -> HostWatch | None:

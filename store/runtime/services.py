@@ -28,8 +28,9 @@ from store.db.writing.unread import UnreadEvents
 from store.db.writing.writer import DatabaseWriter
 from store.domain.commits import CommitRow, WrittenIds
 from store.domain.hub import Place
-from store.domain.ports import Services
+from store.domain.ports import Services, Source
 from store.domain.retention import RetentionPolicy
+from store.messages.record import RecordBatch
 from store.observe.logging import get_logger
 from store.observe.metrics import Metrics
 from store.observe.rates import total
@@ -133,6 +134,11 @@ async def open_wiring(
         Tracking(unread, config.max_confirms) if config.gossip and not config.read_only else None
     )
     partitions, heard = PartitionMap(time.time_ns, config.retention), HeardTopics()
+
+    def stored(batch: RecordBatch, source: Source, new: int) -> None:
+        heard.take(batch)
+        metrics.count_stored(source, new)
+
     writer = DatabaseWriter(
         database,
         partitions,
@@ -140,14 +146,14 @@ async def open_wiring(
         tracking=tracking,
         tracing=tracing,
         space=disk,
-        on_stored=heard.take,
+        on_stored=stored,
     )
     if not config.read_only:
         await writer.start()
         stack.push_async_callback(writer.stop)
-    stored = DatabaseIds(database)
+    ids = DatabaseIds(database)
     hot = HotIndex(
-        stored,
+        ids,
         written_ids,
         index_window_ns(config.sync_range, config.sync_offset),
         system_environment("store.sync.index", metrics),
@@ -178,7 +184,7 @@ async def open_wiring(
         writer, reader, feed, DatabaseSdsReader(database, page_bytes), follow_cursors(database)
     )
     maintainer = _maintainer(config, database, metrics)
-    reconcilable, statements = IndexedReconcilable(stored, hot), DatabaseStatements(database)
+    reconcilable, statements = IndexedReconcilable(ids, hot), DatabaseStatements(database)
     return Wiring(
         database,
         services,
@@ -190,7 +196,7 @@ async def open_wiring(
         commits,
         statements,
         DatabaseOnlineTimes(database),
-        Coverage(reconcilable, statements, stored),
+        Coverage(reconcilable, statements, ids),
         DatabaseMissingParents(database),
         heard,
     )

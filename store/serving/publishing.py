@@ -90,7 +90,7 @@ class Publishing:
             # After the commit: a batch that fails is sent again as a whole.
             self._services.feed.announce_ephemeral(published.ephemerals)
         counts = published.count(stored)
-        metrics.count_intake(_SOURCE, counts.stored, counts.duplicate, counts.rejected)
+        metrics.count_intake(_SOURCE, counts.duplicate, counts.rejected)
         if counts.ephemeral:
             metrics.messages_ephemeral.inc(counts.ephemeral)
         elapsed_ns = call.node.monotonic_ns() - batch.began_ns

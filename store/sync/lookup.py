@@ -124,7 +124,7 @@ class Fetcher:
         new = await self._writer.store(published.batch, Source.TRANSFER)
         counted = published.count(new)
         self._environment.counts.count_intake(
-            Source.TRANSFER.value, counted.stored, counted.duplicate, counted.rejected
+            Source.TRANSFER.value, counted.duplicate, counted.rejected
         )
         taken.stored += counted.stored
         for place, refusal in published.refusals.items():

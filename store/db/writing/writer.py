@@ -166,11 +166,12 @@ class DatabaseWriter:
         tracking: Tracking | None = None,
         tracing: Tracing | None = None,
         space: Space | None = None,
-        on_stored: Callable[[RecordBatch], None] = lambda _: None,
+        on_stored: Callable[[RecordBatch, Source, int], None] = lambda _batch, _source, _new: None,
     ) -> None:
         """``space``: of the database's disk, where that is known.
 
-        ``on_stored`` is given each batch that is durable, with what was held before.
+        ``on_stored`` is given each batch that is durable, with what was held before, where it came
+        from, and how many of its messages are new: also of a batch whose caller has gone away.
         """
         self._database = database
         self._space = space
@@ -292,7 +293,7 @@ class DatabaseWriter:
         except Exception as error:  # noqa: BLE001 - whoever waits is told
             await self._isolate(group, error)
         else:
-            self._on_stored(group.batch)
+            self._on_stored(group.batch, group.source, added.count)
             _answer(group, added)
 
     def _traced(self, group: _Group) -> AbstractContextManager[None]:

@@ -47,8 +47,7 @@ async def answer(database: Database, environment: Environment, request: Request)
         match request:
             case Persist():
                 new = await database.persist(request.batch, request.peer)
-                stored = sum(new)
-                environment.counts.count_intake(Source.GOSSIP.value, stored, len(new) - stored, {})
+                environment.counts.count_intake(Source.GOSSIP.value, new.count(False), {})
                 return Persisted(request.token, new)
             case Load():
                 found = await database.messages.load(request.ids, request.max_bytes)

@@ -200,7 +200,7 @@ class Resumer:
         stored = await self._writer.store(admission.admitted.batch, Source.RESUME)
         counted = admission.admitted.count(stored)
         self._environment.counts.count_intake(
-            Source.RESUME.value, counted.stored, counted.duplicate, counted.rejected
+            Source.RESUME.value, counted.duplicate, counted.rejected
         )
         if counted.rejected:
             self._log.warning("resume_refused", peer=str(peer), messages=dict(counted.rejected))

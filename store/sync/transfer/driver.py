@@ -294,9 +294,7 @@ class _Driver:
         if counted.direction is not Direction.RECEIVED:
             return
         counts = work.environment.counts
-        if counted.outcome is Outcome.STORED:
-            counts.count_intake(_SOURCE, count, 0, {})
-        elif counted.outcome is Outcome.DUPLICATE:
-            counts.count_intake(_SOURCE, 0, count, {})
+        if counted.outcome is Outcome.DUPLICATE:
+            counts.count_intake(_SOURCE, count, {})
         elif counted.reason:
-            counts.count_intake(_SOURCE, 0, 0, {counted.reason: count})
+            counts.count_intake(_SOURCE, 0, {counted.reason: count})

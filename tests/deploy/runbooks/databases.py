@@ -193,6 +193,8 @@ def _table_in_the_way(world: World, node: NodeProcess) -> None:
     event = {"event": "maintenance_failed"}
     seen = metric(node, "storenode_maintenance_events_total", **event)
     eventually(lambda: metric(node, "storenode_maintenance_events_total", **event) > seen + 6)
+    reaches = "storenode_partitions_until_timestamp_seconds"
+    eventually(lambda: metric(node, reaches) < time.time() + 36 * 3_600)
     for incident in (failing, missing):
         incident.fires()
     failing.do("storenode db check --sample 100000", codes=(0, 1))
@@ -200,7 +202,6 @@ def _table_in_the_way(world: World, node: NodeProcess) -> None:
     missing.do("select * from pg_locks")
     assert "ensure_ahead" in node.log()
     execute(admin, f"drop table {names[0]}")
-    reaches = "storenode_partitions_until_timestamp_seconds"
     eventually(lambda: metric(node, reaches) > time.time() + 36 * 3_600)
     failing.do("storenode db check")
     failing.do("storenode db resummarize")

@@ -26,6 +26,7 @@ from store.domain.ports import (
     Window,
 )
 from store.domain.view import Reconcilable
+from store.observe.metrics import Metrics
 from store.rpc.caller import Caller
 from store.rpc.context import PeerRules, RpcContext
 from store.rpc.dial import PeerDialer
@@ -147,18 +148,19 @@ async def peer_node(
 ) -> AsyncIterator[PeerNode]:
     """Open a database and serve it to peers until the block ends."""
     async with AsyncExitStack() as stack:
-        database, services = await opened(stack, database_url)
+        metrics = Metrics("1.0")
+        database, services = await opened(stack, database_url, metrics)
         reads, statements = TransferReader(database), DatabaseStatements(database)
         identity = NodeIdentity(name, store_id or f"store of {name}".replace(" ", "-"), "1.0")
         rules, observer = Rules(), Observer()
-        context = context_of(identity, services, rules)
+        context = context_of(identity, services, rules, metrics)
         naive = NaiveReconcilable(database_url)
         work = TransferWork(
             reads,
             services.writer,
             lambda: rules.policy,
             observer,
-            system_environment("test", context.metrics),
+            system_environment("test", metrics),
         )
         exchange = Exchange(
             ExchangeWork(

@@ -110,9 +110,10 @@ async def serve(
     """Open a database and serve it until the block ends."""
     rules = rules or Rules()
     async with AsyncExitStack() as stack:
-        _, services = await opened(stack, database_url)
+        metrics = Metrics(IDENTITY.version)
+        _, services = await opened(stack, database_url, metrics)
         context = replace(
-            context_of(IDENTITY, services, rules),
+            context_of(IDENTITY, services, rules, metrics),
             quota=quota or Quota(),
             open_admin=open_admin,
             peers=peers,
@@ -137,11 +138,15 @@ async def serve(
         yield Node(address, services, context, rules, channel, server)
 
 
-async def opened(stack: AsyncExitStack, url: str) -> tuple[Database, Services]:
+async def opened(stack: AsyncExitStack, url: str, metrics: Metrics) -> tuple[Database, Services]:
     """A database, and what a node serves from it, until the stack is closed."""
     database = await Database.open(url)
     stack.push_async_callback(database.close)
-    writer = DatabaseWriter(database, PartitionMap(time.time_ns))
+    writer = DatabaseWriter(
+        database,
+        PartitionMap(time.time_ns),
+        on_stored=lambda _, source, new: metrics.count_stored(source, new),
+    )
     await writer.start()
     stack.push_async_callback(writer.stop)
     feed = DatabaseFeed(database)
@@ -152,7 +157,9 @@ async def opened(stack: AsyncExitStack, url: str) -> tuple[Database, Services]:
     return database, Services(writer, reader, feed, sds, cursors)
 
 
-def context_of(identity: NodeIdentity, services: Services, rules: Rules) -> RpcContext:
+def context_of(
+    identity: NodeIdentity, services: Services, rules: Rules, metrics: Metrics
+) -> RpcContext:
     """What the methods of a node are made with."""
 
     async def state() -> NodeState:
@@ -173,7 +180,7 @@ def context_of(identity: NodeIdentity, services: Services, rules: Rules) -> RpcC
         monotonic_ns=rules.monotonic_ns,
         readiness=rules,
         state=state,
-        metrics=Metrics(identity.version),
+        metrics=metrics,
         health=Health(),
     )
 

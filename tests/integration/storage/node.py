@@ -39,6 +39,7 @@ class Node:
     reader: DatabaseReader
     feed: DatabaseFeed
     lost: list[tuple[Place, Place]]
+    stored: list[tuple[RecordBatch, Source, int]]
 
     async def store(self, batch: RecordBatch, source: Source = Source.CLIENT) -> list[bool]:
         """Store a batch."""
@@ -67,7 +68,8 @@ async def running(url: str, settings: PoolSettings = SETTINGS) -> AsyncIterator[
     """A node's storage on a database."""
     database = await Database.open(url, settings)
     partitions = PartitionMap(lambda: NOW, RETENTION)
-    writer = DatabaseWriter(database, partitions)
+    stored: list[tuple[RecordBatch, Source, int]] = []
+    writer = DatabaseWriter(database, partitions, on_stored=lambda *told: stored.append(told))
     lost: list[tuple[Place, Place]] = []
     feed = DatabaseFeed(database, on_lost=lambda reached, left: lost.append((reached, left)))
     try:
@@ -80,6 +82,7 @@ async def running(url: str, settings: PoolSettings = SETTINGS) -> AsyncIterator[
             DatabaseReader(database, lambda: feed.messages_ever),
             feed,
             lost,
+            stored,
         )
     finally:
         await feed.stop()

@@ -255,6 +255,24 @@ async def test_the_queue_is_bounded(node: Node, monkeypatch: pytest.MonkeyPatch)
     assert await node.value("select count(*) from storenode.messages") == 2 * WORKERS + 5 + 1
 
 
+async def test_what_is_stored_is_told_though_its_caller_has_gone_away(node: Node) -> None:
+    dice = random.Random(SEED)
+    held, half = random_batch(dice, 4, [NOW]), random_batch(dice, 5, [NOW])
+    await node.store(held, Source.GOSSIP)
+    half.extend(held)
+    async with commits_held_up(node):
+        left = await occupy_workers(node, [random_batch(dice, 3, [NOW]), half])
+        for task in left:
+            task.cancel()
+        await asyncio.wait(left)
+    async with asyncio.timeout(90):
+        while len(node.stored) < 3:  # noqa: ASYNC110 - tells nobody
+            await asyncio.sleep(PAUSE_S)
+    assert all(task.cancelled() for task in left)
+    told = Counter((source, len(batch.hashes), new) for batch, source, new in node.stored)
+    assert told == {("gossip", 4, 4): 1, ("client", 3, 3): 1, ("client", 9, 5): 1}
+
+
 async def test_a_stopped_writer_answers_everybody(node: Node) -> None:
     dice = random.Random(SEED)
     async with commits_held_up(node):

@@ -21,6 +21,8 @@ from store.db.schema.partitions import PartitionMap
 from store.db.writing.writer import DatabaseWriter
 from store.domain.commits import WrittenIds
 from store.domain.environment import Environment
+from store.domain.ports import Source
+from store.messages.record import RecordBatch
 from store.observe.metrics import Metrics
 from store.sync.index.hot import HotIndex
 from store.sync.index.views import IndexedReconcilable, StoredView
@@ -100,7 +102,10 @@ async def viewing(
     database = await Database.open(url, SETTINGS)
     clock, written_ids = Clock(), WrittenIds()
     partitions = PartitionMap(lambda: NOW, RETENTION)
-    writer = DatabaseWriter(database, partitions, written_ids=written_ids)
+    told: list[tuple[RecordBatch, Source, int]] = []
+    writer = DatabaseWriter(
+        database, partitions, written_ids=written_ids, on_stored=lambda *each: told.append(each)
+    )
     log, stored = Log(), DatabaseIds(database)
     limits = replace(limits or IndexLimits(), backoff_s=0.01)
     environment = Environment(clock, time.monotonic_ns, random.Random(0), log, Metrics("1.0"))
@@ -116,6 +121,7 @@ async def viewing(
             DatabaseReader(database, lambda: feed.messages_ever),
             feed,
             [],
+            told,
             hot,
             written_ids,
             IndexedReconcilable(stored, hot, limits),

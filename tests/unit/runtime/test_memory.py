@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 
 import pytest
 
@@ -28,6 +30,27 @@ async def test_what_was_freed_in_pieces_is_given_back() -> None:
     await trimmer.trim_grown()
     assert held - resident_bytes() > 150 * MIB
     assert len(kept) == 8
+
+
+LARGE_BLOCKS = """
+from store.runtime import memory
+
+memory.map_large_blocks()
+# What glibc has freed once in this size it keeps the next time, if it is not told otherwise.
+larger = bytearray(30 << 20)
+del larger
+blocks = [bytearray(20 << 20), bytearray(200_000)]
+held = memory.resident_bytes()
+del blocks[0]
+print(held - memory.resident_bytes() >> 20)
+"""
+
+
+def test_a_large_block_is_given_back_at_once_whatever_lies_behind_it() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LARGE_BLOCKS], capture_output=True, text=True, check=True
+    )
+    assert int(done.stdout) == 20
 
 
 async def test_where_little_comes_back_it_is_seldom_tried(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from store.db.maintenance import maintainer as maintainer_module
 from store.db.maintenance.maintainer import Maintainer
 from store.db.maintenance.retention import prune
 from store.db.pool import Connection
-from store.db.schema import apply, migrate
+from store.db.schema import apply, migrate, partitions
 from store.db.schema.partitions import ensure_for
 from store.db.summaries import fold as fold_module
 from store.db.summaries.fold import fold_until, is_pending
@@ -421,7 +421,11 @@ async def until_folded(connection: Connection) -> None:
 
 
 @pytest.mark.usefixtures("quick_folds")
-async def test_a_maintainer_folds_between_its_rounds(node: Node, connection: Connection) -> None:
+async def test_a_maintainer_folds_between_its_rounds(
+    node: Node, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # On a slow machine the writer makes its first partitions for longer than a round would wait.
+    monkeypatch.setattr(partitions, "CREATE_LOCK_TIMEOUT_MS", 60_000)
     dice, events = random.Random(SEED), list[dict[str, object]]()
     keeper = maintainer(node, events)
     task = asyncio.create_task(keeper.run())

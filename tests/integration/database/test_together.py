@@ -29,8 +29,7 @@ HELD_DAYS = 12
 
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a slow machine publishers make their first partitions for longer than others would wait.
-    """
+    """Publishers may make their first partitions for longer than others would wait."""
     monkeypatch.setattr(partitions, "CREATE_LOCK_TIMEOUT_MS", 60_000)
 
 
@@ -69,7 +68,7 @@ async def prune_step_by_step(url: str, publishers: asyncio.Future[list[list[Reco
         while rounds < HELD_DAYS or not publishers.done():
             age_days = max(2, HELD_DAYS - rounds)
             policy = RetentionPolicy(age_ns=age_days * DAY_NS)
-            # Every other drop may wait as long as it must: however slow publishers are, some succeed.
+            # Every other drop may wait for long: some succeed however slow publishers are.
             timeout_ms = 60_000 if rounds % 2 else 50
             report = await prune(connection, policy, NOW, lock_timeout_ms=timeout_ms)
             await ensure_ahead(connection, NOW, MONTH_NS)

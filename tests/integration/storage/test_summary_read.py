@@ -177,6 +177,7 @@ async def test_nothing_is_dropped_under_a_view(node: Node) -> None:
             assert refused.problems
             assert not refused.dropped
             await check(cold, oracle, dice)
+        await node.no_transaction()
         assert (await prune(connection, policy, NOW)).dropped
         async with cold_view(node.database) as cold:
             await check(cold, await held(node), dice)

@@ -17,6 +17,9 @@ SUPERUSER: Final = "postgres"
 ROLE: Final = "storenode"
 
 QUICK: Final[Mapping[str, str]] = {
+    # It would come to a database once a minute, lock what a test drops or rebuilds within some
+    # milliseconds, and change the statistics and the sizes that others compare.
+    "autovacuum": "off",
     "fsync": "off",
     "full_page_writes": "off",
     "max_connections": "300",

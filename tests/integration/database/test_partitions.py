@@ -121,6 +121,14 @@ async def test_a_partition_is_like_its_table(connection: Connection) -> None:
     assert found == [["ts", "batch", "topic", "hash", "head", "payload", "tail"]]
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes wait for each other as long as a slow machine makes them."""
+    for name in ("CREATE_LOCK_TIMEOUT_MS", "EXTEND_LOCK_TIMEOUT_MS"):
+        monkeypatch.setattr(partitions, name, 60_000)
+
+
+@pytest.mark.usefixtures("patient")
 async def test_many_nodes_make_the_same_partitions_at_once(database_url: str) -> None:
     async def one(number: int) -> None:
         async with await opened(database_url) as own:
@@ -235,6 +243,7 @@ async def coarse_ones(connection: Connection) -> int:
     return today + MAX_COARSE * DAY_NS
 
 
+@pytest.mark.usefixtures("patient")
 async def test_two_nodes_extend_at_once(database_url: str, connection: Connection) -> None:
     end = await coarse_ones(connection)
     wanted = [end]

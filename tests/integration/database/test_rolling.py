@@ -20,10 +20,14 @@ from store.db.errors import SchemaError
 from store.db.schema import migrate, upgrade_locks
 from tests.support.command import Command
 from tests.support.node import NodeProcess, running_node
-from tests.support.polling import PAUSE_S
+from tests.support.polling import PAUSE_S, eventually
 from tests.support.postgres import SUPERUSER, PostgresServer
 
 NEWEST = migrate.head()
+NO_NODES = """
+SELECT count(*) = 0 FROM pg_stat_activity
+WHERE datname = current_database() AND application_name LIKE 'storenode %'
+"""
 BEFORE = '''
 """What an older node survives: more columns, tables and indexes.
 
@@ -116,6 +120,9 @@ def test_what_connected_nodes_need_is_not_taken_away(database_url: str, tmp_path
             migrate.upgrade(database_url)
         assert migrate.current(database_url) == NEWEST
         serves(node, "undisturbed")
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        # The server learns by and by that the node has gone.
+        eventually(lambda: connection.execute(NO_NODES).fetchone() == (True,))
     assert migrate.upgrade(database_url) == "9002"
     with psycopg.connect(database_url) as connection:
         row = connection.execute("SELECT serves_from FROM storenode.store").fetchone()

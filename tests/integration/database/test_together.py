@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 
+import pytest
+
 from store.db.checks.check import check
 from store.db.maintenance.maintainer import Maintainer
 from store.db.maintenance.retention import prune
 from store.db.pool import Database
+from store.db.schema import partitions
 from store.db.schema.partitions import PartitionMap, ensure_ahead
 from store.db.writing.writer import DatabaseWriter
 from store.domain.partitioning import DAY_NS
@@ -22,6 +25,12 @@ NODES = 3
 BATCHES = 25
 BATCH_MESSAGES = 40
 HELD_DAYS = 12
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Publishers may make their first partitions for longer than others would wait."""
+    monkeypatch.setattr(partitions, "CREATE_LOCK_TIMEOUT_MS", 60_000)
 
 
 def batches(node: int) -> Iterator[RecordBatch]:
@@ -59,7 +68,9 @@ async def prune_step_by_step(url: str, publishers: asyncio.Future[list[list[Reco
         while rounds < HELD_DAYS or not publishers.done():
             age_days = max(2, HELD_DAYS - rounds)
             policy = RetentionPolicy(age_ns=age_days * DAY_NS)
-            report = await prune(connection, policy, NOW, lock_timeout_ms=50)
+            # Every other drop may wait for long: some succeed however slow publishers are.
+            timeout_ms = 60_000 if rounds % 2 else 50
+            report = await prune(connection, policy, NOW, lock_timeout_ms=timeout_ms)
             await ensure_ahead(connection, NOW, MONTH_NS)
             drops += len(report.dropped)
             rounds += 1

@@ -30,6 +30,7 @@ QUICK_SQL = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
 }
+_FOLDER = Path(__file__).parent
 _JARS = Path(pyspark.__file__).parent / "jars"
 _MOST_CLASSES = ("spark-catalyst_", "spark-sql_", "spark-core_", "scala-library-", "hadoop-client-")
 QUICK_PATH = ":".join(str(jar) for each in _MOST_CLASSES for jar in _JARS.glob(f"{each}*"))
@@ -44,6 +45,17 @@ QUICK_START = {
 
 QUICKLY = [f"--spark-conf={name}={value}" for name, value in QUICK_START.items()]
 """The same for a job that is a process."""
+
+
+_TIMEOUT_S = 900
+"""Jobs of Spark take minutes on a busy machine, and the first test begins with its start."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give the tests of this folder time, unless they say themselves how much."""
+    for item in items:
+        if item.path.parent == _FOLDER and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(_TIMEOUT_S))
 
 
 @pytest.fixture(scope="session")

@@ -129,6 +129,8 @@ class LongTransaction:
             await partitions.ensure(connection, batch.timestamps)
             named = KnownTopics().unnamed(batch, partitions)
             await insert_topics(connection, named)
+        # What others do meanwhile may take longer than a node may be silent.
+        await connection.execute("set idle_in_transaction_session_timeout = 0")
         await connection.execute("begin")
         self._inserted: list[tuple[int, Inserted]] = []
         for batch in batches:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, replace
 
 from store.db.commits.feed import DatabaseFeed
 from store.db.pool import Database, PoolSettings
@@ -26,7 +26,10 @@ where datname = current_database() and state like 'idle in transaction%%'
 WORKERS = 2
 """Transactions that a node's writer has under way at most."""
 
-SETTINGS = PoolSettings(write_connections=WORKERS + 1)
+SETTINGS = PoolSettings(write_connections=WORKERS + 1, read_patience_s=60.0)
+"""With more patience than a busy machine needs to serve; what is about its end: `impatient`."""
+
+_IMPATIENCE_S = 0.5
 
 
 @dataclass
@@ -57,6 +60,21 @@ class Node:
         async with asyncio.timeout(90):
             while await self.value(_IN_TRANSACTION):  # noqa: ASYNC110 - tells nobody
                 await asyncio.sleep(PAUSE_S)
+
+    @contextmanager
+    def impatient(self) -> Iterator[None]:
+        """Let callers that begin within the block give up soon."""
+        pools, kept = self.database.pools, self.database.settings
+        hurried = replace(kept, read_patience_s=_IMPATIENCE_S, write_patience_s=_IMPATIENCE_S)
+        self.database.settings = hurried
+        for pool in pools:
+            pool.timeout = _IMPATIENCE_S
+        try:
+            yield
+        finally:
+            self.database.settings = kept
+            for pool in pools:
+                pool.timeout = kept.read_patience_s
 
     async def value(self, statement: str, *values: object) -> object:
         """The one value of a statement."""

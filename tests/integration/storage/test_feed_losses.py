@@ -14,6 +14,7 @@ from store.db.commits import feed as feed_module
 from store.db.commits import pages as commit_pages
 from store.db.commits.feed import DatabaseFeed
 from store.db.commits.pages import NOT_HELD
+from store.db.locks import NODES
 from store.db.pool import Connection
 from store.db.reading.select import Topics
 from store.domain.commits import CommitRow
@@ -21,6 +22,7 @@ from store.domain.hub import Place, Row
 from store.domain.ports import CursorOutOfRange, FollowRequest, TopicFilter
 from store.messages.cursor import FollowCursor
 from storenode.message.limits import MAX_MESSAGE_BYTES
+from tests.integration.database.rows import until_some
 from tests.integration.storage.following import (
     TERMINATE_OTHERS,
     LongTransaction,
@@ -35,6 +37,10 @@ from tests.integration.storage.world import CONTENTS, NOW, PUBSUBS, TOPICS, batc
 from tests.support.postgres import PostgresServer
 
 SEED = 20261120
+_BOTH_LISTEN = """
+select (count(*) >= 2)::int from pg_locks where locktype = 'advisory' and granted and objid = %s
+and database = (select oid from pg_database where datname = current_database())
+"""
 _FORGET = "delete from storenode.commits where position > %s"
 
 
@@ -76,6 +82,12 @@ async def disconnect(node: Node) -> int:
     return row[0]
 
 
+async def both_feeds_listen(node: Node) -> None:
+    """Wait until the feeds of two nodes are connected, each beside the pools of its node."""
+    async with await node.database.connect() as connection:
+        await until_some(connection, _BOTH_LISTEN, NODES % 2**32)
+
+
 async def test_followers_go_on_when_connections_are_killed(node: Node, other_node: Node) -> None:
     wanted = TopicFilter(PUBSUBS[0], CONTENTS)
     requests = (from_now(), from_now(wanted), from_beginning())
@@ -87,6 +99,7 @@ async def test_followers_go_on_when_connections_are_killed(node: Node, other_nod
             await follower.until_live()
         for number in range(6):
             await store_some(node, number)
+            await both_feeds_listen(node)
             assert await disconnect(node) > 2
             await store_some(other_node, 100 + number)
         end = await store_one(node, "end")

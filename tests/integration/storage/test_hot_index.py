@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -25,7 +26,13 @@ from store.sync.index.warm_up import Warm
 from store.sync.limits import FLOOR_STEP_NS, IndexLimits
 from storenode.message.limits import NS_PER_S
 from tests.integration.storage.following import LongTransaction
-from tests.integration.storage.viewing import PATIENCE_S, WINDOW, ViewingNode, viewing
+from tests.integration.storage.viewing import (
+    PATIENCE_S,
+    PATIENT,
+    WINDOW,
+    ViewingNode,
+    viewing,
+)
 from tests.integration.storage.world import DAY, NOW, TOPICS, batch_of, random_batch
 
 MINUTE = 60 * NS_PER_S
@@ -143,7 +150,7 @@ async def test_the_floor_rises_with_time_and_late_ones_below_it_are_left_out(
 
 
 async def test_time_alone_raises_the_floor(database_url: str) -> None:
-    async with viewing(database_url, limits=IndexLimits(settle_s=0.01)) as node:
+    async with viewing(database_url, limits=replace(PATIENT, settle_s=0.01)) as node:
         await store(node, random.Random(6))
         await check(node)
         node.clock.now_ns += 2 * WINDOW
@@ -169,6 +176,7 @@ async def test_a_clock_that_was_ahead_does_not_leave_the_index_empty(database_ur
 async def test_a_view_waits_for_a_commit_and_not_for_ever(database_url: str) -> None:
     async with viewing(database_url, limits=IndexLimits(patience_s=0.05)) as node:
         await store(node, random.Random(7))
+        await node.until(lambda: node.hot.entries == 20)
         await check(node)
         position = node.hot.place[0]
         assert await node.hot.view_at((position + 1, 0), 0) is None
@@ -196,7 +204,7 @@ async def test_it_never_holds_more_than_there_is_room_for(
     database_url: str, *, gathered: bool
 ) -> None:
     dice = random.Random(8)
-    async with viewing(database_url, limits=IndexLimits(entries=100), started=False) as node:
+    async with viewing(database_url, limits=replace(PATIENT, entries=100), started=False) as node:
         if not gathered:
             node.hot.start()
             await node.until_warm()
@@ -217,12 +225,12 @@ async def test_more_in_one_moment_than_there_is_room_for_is_left_to_the_database
     database_url: str,
 ) -> None:
     dice = random.Random(9)
-    async with viewing(database_url, limits=IndexLimits(entries=10)) as node:
+    async with viewing(database_url, limits=replace(PATIENT, entries=10)) as node:
         await node.store(random_batch(dice, 50, [NOW]))
         assert len((await check(node)).view) == 0
         await node.store(random_batch(dice, 5, [NOW + 2 * MINUTE]))
         assert len((await check(node)).view) == 5
-    async with viewing(database_url, limits=IndexLimits(entries=10)) as node:
+    async with viewing(database_url, limits=replace(PATIENT, entries=10)) as node:
         assert len((await check(node)).view) <= 10
 
 
@@ -320,7 +328,7 @@ async def test_lost_commits_are_not_in_a_new_index(database_url: str) -> None:
 
 async def test_too_many_commits_in_line_make_it_anew(database_url: str) -> None:
     dice = random.Random(14)
-    async with viewing(database_url, limits=IndexLimits(waiting_commits=3)) as node:
+    async with viewing(database_url, limits=replace(PATIENT, waiting_commits=3)) as node:
         for _ in range(3):
             await store(node, dice)
         await check(node)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
 
 import pytest
 
-from store.db.pool import PoolSettings
 from store.db.reading import hashes as hashes_module
-from store.db.reading.hashes import MAX_DIRECT_HASHES
+from store.db.reading.hashes import MAX_DIRECT_HASHES, HashLookups
 from store.domain.ports import PageRequest, QueryPage, StoreUnavailable, TopicFilter, TopicRights
 from storenode.message.limits import MAX_RESPONSE_BYTES
 from tests.integration.storage.node import Node, running
@@ -144,27 +143,32 @@ async def test_large_lookups_beside_each_other_get_their_own_answers(
     assert together == right
 
 
-async def test_callers_of_one_kind_do_not_keep_the_other_waiting(node: Node, world: World) -> None:
-    answered = 0
+async def test_callers_of_one_kind_do_not_keep_the_other_waiting(
+    node: Node, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     done = asyncio.Event()
-    # The first of a kind also prepares a statement, which is no matter of turns.
-    for include_data in (True, False):
-        await node.reader.query(look_up((world[0].hash,), include_data=include_data))
+    begun: list[bool] = []
+    fly = HashLookups._fly
+
+    def noted(lookups: HashLookups, include_data: bool) -> Coroutine[None, None, None]:
+        begun.append(include_data)
+        return fly(lookups, include_data)
+
+    monkeypatch.setattr(HashLookups, "_fly", noted)
 
     async def ask_again() -> None:
-        nonlocal answered
         while not done.is_set():
             await node.reader.query(look_up((world[0].hash,), include_data=True))
-            answered += 1
 
     async with asyncio.timeout(90), asyncio.TaskGroup() as callers:
         for _ in range(300):
             callers.create_task(ask_again())
         for each in world[:5]:
             request = look_up((each.hash,), include_data=False)
-            before = answered
+            # How long a statement then takes beside others is up to the server.
+            begun.clear()
             assert await node.reader.query(request) == expected(world, request)
-            assert answered - before < 1_500
+            assert begun.index(False) <= 1, "at most one statement of the others comes before it"
         done.set()
 
 
@@ -181,14 +185,15 @@ async def test_callers_that_go_away_do_not_disturb_the_others(node: Node, world:
 
 
 async def test_lookups_fail_together_and_work_again(database_url: str) -> None:
-    settings = PoolSettings(read_patience_s=2.0)
-    async with proxied(database_url) as (proxy, url), running(url, settings) as node:
+    async with proxied(database_url) as (proxy, url), running(url) as node:
         batch = random_batch(random.Random(SEED), 20, [NOW])
         assert all(await node.store(batch))
         world = World(in_order(held_of(batch)))
         requests = [look_up((each.hash,)) for each in world]
         proxy.refuse()
-        answers = await asyncio.gather(*map(node.reader.query, requests), return_exceptions=True)
+        with node.impatient():
+            lookups = map(node.reader.query, requests)
+            answers = await asyncio.gather(*lookups, return_exceptions=True)
         assert {type(answer) for answer in answers} == {StoreUnavailable}
         await proxy.open()
         async with asyncio.timeout(90):

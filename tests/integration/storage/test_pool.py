@@ -4,27 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import random
+from dataclasses import replace
 
 import pytest
 from psycopg_pool import AsyncConnectionPool
 
-from store.db.pool import Connection, PoolSettings
+from store.db.pool import Connection
 from store.domain.ports import PageRequest, ScanRequest, StoreUnavailable, TopicFilter
-from tests.integration.storage.node import running
+from tests.integration.storage.node import SETTINGS, running
 from tests.integration.storage.world import NOW, random_batch
 from tests.support.outlet import WideOutlet
 
-SETTINGS = PoolSettings(bulk_connections=1, read_patience_s=2.0)
+ONE_FOR_SCANS = replace(SETTINGS, bulk_connections=1)
 
 
 async def test_scans_that_find_no_connection_are_told_so_and_keep_nobody_else_waiting(
     database_url: str,
 ) -> None:
     wanted = ScanRequest(TopicFilter(), 0, NOW + 1, None, include_data=True, page_size=0)
-    async with running(database_url, SETTINGS) as node:
+    async with running(database_url, ONE_FOR_SCANS) as node:
         batch = random_batch(random.Random(1), 20, [NOW])
         async with node.database.bulk_pool.connection():
-            with pytest.raises(StoreUnavailable, match="became free"):
+            with node.impatient(), pytest.raises(StoreUnavailable, match="became free"):
                 await anext(node.reader.scan(wanted, WideOutlet()))
             assert all(await node.store(batch))
             request = PageRequest(
@@ -42,7 +43,7 @@ async def until_somebody_waits(pool: AsyncConnectionPool[Connection]) -> None:
 async def test_who_is_cancelled_as_a_connection_is_handed_over_ends_and_gives_it_back(
     database_url: str,
 ) -> None:
-    async with running(database_url, SETTINGS) as node:
+    async with running(database_url, ONE_FOR_SCANS) as node:
         database, pool = node.database, node.database.bulk_pool
 
         async def never_done(_: Connection) -> None:

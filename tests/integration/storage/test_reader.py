@@ -331,8 +331,9 @@ async def test_pages_are_cut_by_bytes_as_well(node: Node) -> None:
 
 
 async def test_the_size_of_scan_pages_is_bounded(node: Node) -> None:
+    dice = random.Random(SEED)
     for _ in range(3):
-        assert all(await node.store(random_batch(random.Random(), 4_000, [NOW], TOPICS[:1], 4)))
+        assert all(await node.store(random_batch(dice, 4_000, [NOW], TOPICS[:1], size=8)))
 
     async def sizes(page_size: int) -> list[int]:
         request = ScanRequest(TopicFilter(), 0, FOREVER, None, False, page_size)

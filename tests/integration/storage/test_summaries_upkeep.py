@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 import psycopg
 import pytest
 from psycopg import errors as pg
+from psycopg.conninfo import conninfo_to_dict
 
 from store.db.checks.check import CheckReport, check
 from store.db.checks.summaries import FOLDED_BEYOND, WRONG_LEVEL, WRONG_SUMMARY
@@ -16,7 +17,7 @@ from store.db.maintenance import maintainer as maintainer_module
 from store.db.maintenance.maintainer import Maintainer
 from store.db.maintenance.retention import prune
 from store.db.pool import Connection
-from store.db.schema import apply, migrate
+from store.db.schema import apply, migrate, partitions, upgrade_locks
 from store.db.schema.partitions import ensure_for
 from store.db.summaries import fold as fold_module
 from store.db.summaries.fold import fold_until, is_pending
@@ -39,6 +40,7 @@ from tests.integration.storage.summaries import (
 from tests.integration.storage.test_writer_failures import until_blocked
 from tests.integration.storage.world import DAY, NOW, TOPICS, batch_of, random_batch
 from tests.support.polling import PAUSE_S
+from tests.support.postgres import SUPERUSER, PostgresServer
 
 SEED = 20261120
 TODAY = NOW // DAY * DAY
@@ -217,8 +219,18 @@ async def test_an_upgrade_of_nothing_leaves_nothing_to_fold(empty_database_url: 
         assert not await is_pending(own)
 
 
-async def test_who_writes_during_an_upgrade_is_counted_or_refused(first_revision_url: str) -> None:
+async def test_who_writes_during_an_upgrade_is_counted_or_refused(
+    postgres: PostgresServer, first_revision_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A writer of the version before, which knows no summaries, at either side of its commit."""
+    # An attempt at the locks ends before Postgres looks for a deadlock. Here the first one lasts:
+    # between two of them the second writer would be served before anything has changed.
+    monkeypatch.setattr(upgrade_locks, "_ATTEMPT_MS", 60_000)
+    database = str(conninfo_to_dict(first_revision_url)["dbname"])
+    async with await psycopg.AsyncConnection.connect(
+        postgres.url(database, SUPERUSER), autocommit=True
+    ) as own:
+        await own.execute(f"alter database {database} set deadlock_timeout = '1h'".encode())
     early, late = values(5, NOW, NOW + 40, 1), values(6, NOW + 100, NOW + 140, 1)
     connect = psycopg.AsyncConnection.connect
     async with (
@@ -421,7 +433,11 @@ async def until_folded(connection: Connection) -> None:
 
 
 @pytest.mark.usefixtures("quick_folds")
-async def test_a_maintainer_folds_between_its_rounds(node: Node, connection: Connection) -> None:
+async def test_a_maintainer_folds_between_its_rounds(
+    node: Node, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # On a slow machine the writer makes its first partitions for longer than a round would wait.
+    monkeypatch.setattr(partitions, "CREATE_LOCK_TIMEOUT_MS", 60_000)
     dice, events = random.Random(SEED), list[dict[str, object]]()
     keeper = maintainer(node, events)
     task = asyncio.create_task(keeper.run())

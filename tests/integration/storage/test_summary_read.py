@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable
 
 import numpy as np
 import psycopg
@@ -17,7 +18,7 @@ from store.db.commits.ids import ids_in
 from store.db.maintenance.retention import prune
 from store.db.pool import Database
 from store.db.reconciliation import summary_read
-from store.db.reconciliation.summary_read import ColdView, cold_view
+from store.db.reconciliation.summary_read import MAX_VIEW_S, ColdView, cold_view
 from store.db.summaries.deltas import DAY_NS, HOUR_NS
 from store.db.summaries.fold import fold_until
 from store.domain.ports import StoreUnavailable
@@ -33,9 +34,6 @@ from tests.unit.reconcile.answers import check_answer, random_read
 from tests.unit.reconcile.worlds import random_spans
 
 EVERYTHING = Spans.of([(LOWEST, END)])
-VIEW_S = 3.0
-"""So long is a view open where its end is what a test is about: opening it takes a fraction."""
-
 _SLEEPERS = """
 select count(*) from pg_stat_activity
 where datname = current_database() and query like 'select pg_sleep%%'
@@ -177,6 +175,7 @@ async def test_nothing_is_dropped_under_a_view(node: Node) -> None:
             assert refused.problems
             assert not refused.dropped
             await check(cold, oracle, dice)
+        await node.no_transaction()
         assert (await prune(connection, policy, NOW)).dropped
         async with cold_view(node.database) as cold:
             await check(cold, await held(node), dice)
@@ -212,9 +211,22 @@ async def test_a_database_that_is_away_says_so() -> None:
             pass
 
 
-async def test_a_view_ends_when_its_time_has_passed(node: Node) -> None:
+@pytest.fixture
+def leap(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Lets the time of a view pass, however long it took to open it."""
+
+    def go() -> None:
+        loop = asyncio.get_running_loop()
+        now_s = loop.time
+        monkeypatch.setattr(loop, "time", lambda: now_s() + MAX_VIEW_S)
+
+    return go
+
+
+async def test_a_view_ends_when_its_time_has_passed(node: Node, leap: Callable[[], None]) -> None:
     await store(node, random.Random(9))
-    async with cold_view(node.database, VIEW_S) as cold:
+    async with cold_view(node.database) as cold:
+        leap()
         # Nothing is asked of the view; its transaction, with its locks, ends all the same.
         connection = await node.database.connect()
         async with connection, connection.transaction():
@@ -224,14 +236,15 @@ async def test_a_view_ends_when_its_time_has_passed(node: Node) -> None:
 
 
 async def test_a_statement_ends_when_the_views_time_has_passed(
-    node: Node, monkeypatch: pytest.MonkeyPatch
+    node: Node, monkeypatch: pytest.MonkeyPatch, leap: Callable[[], None]
 ) -> None:
     async def slow(connection: psycopg.AsyncConnection[object], *_: object) -> SyncIds:
+        leap()
         await connection.execute("select pg_sleep(60)")
         return SyncIds.empty()
 
     monkeypatch.setattr(summary_read, "ids_in", slow)
-    async with cold_view(node.database, VIEW_S) as cold:
+    async with cold_view(node.database) as cold:
         with pytest.raises(StoreUnavailable, match="open for too long"):
             await cold.load(NeedIds(EVERYTHING, 10))
 

@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -26,7 +27,7 @@ from store.domain.view import Newest
 from store.sync.index import reading
 from store.sync.index.views import StoredView
 from store.sync.limits import MAX_COLD_VIEWS, IndexLimits
-from tests.integration.storage.viewing import WINDOW, ViewingNode, check_view, viewing
+from tests.integration.storage.viewing import PATIENT, WINDOW, ViewingNode, check_view, viewing
 from tests.integration.storage.world import DAY, NOW, random_batch
 from tests.unit.reconcile.answers import check_answer
 
@@ -127,6 +128,7 @@ async def test_above_the_floor_no_connection_is_held(database_url: str) -> None:
     async with viewing(database_url) as node:
         await store(node, dice)
         oracle = await node.held()
+        await node.no_transaction()  # of the index, which has read what was there
         async with node.views.open_view(RECENT, END) as view:
             await check_view(view, oracle, dice, above=RECENT)
             assert await node.value(_IN_TRANSACTION) == 0
@@ -208,6 +210,7 @@ async def test_retention_waits_for_a_view_and_shows_in_the_next(database_url: st
                 assert view.horizon == LOWEST
                 assert not (await prune(connection, policy, NOW, lock_timeout_ms=50)).dropped
                 await check_view(view, oracle, dice)
+            await node.no_transaction()
             async with node.views.open_view(RECENT, END) as view:
                 report = await prune(connection, policy, NOW)
                 assert report.dropped
@@ -242,7 +245,7 @@ async def test_wrong_summaries_are_named(database_url: str) -> None:
 
 async def test_no_more_views_than_allowed_read_from_the_database(database_url: str) -> None:
     dice = random.Random(10)
-    async with viewing(database_url, limits=IndexLimits(cold_patience_s=0.05)) as node:
+    async with viewing(database_url, limits=replace(PATIENT, cold_patience_s=0.05)) as node:
         await store(node, dice)
         oracle = await node.held()
         async with AsyncExitStack() as stack:

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import psycopg
 import pytest
 
-from store.db.pool import PoolSettings
 from store.db.writing import writer as writer_module
 from store.domain.ports import PageRequest, StoreUnavailable, TopicFilter
 from store.messages.record import RecordBatch
 from tests.integration.database.rows import until_some
 from tests.integration.storage.following import TERMINATE_OTHERS, commit_order
 from tests.integration.storage.node import Node, running
-from tests.integration.storage.proxy import Proxy, proxied
+from tests.integration.storage.proxy import proxied
 from tests.integration.storage.test_writer import (
     HOWEVER_STORED,
     assert_tables_agree,
@@ -28,9 +25,6 @@ from tests.integration.storage.world import DAY, NOW, TOPICS, random_batch
 from tests.support.polling import PAUSE_S
 
 SEED = 20261120
-IMPATIENT = PoolSettings(write_connections=3, read_patience_s=2.0, write_patience_s=2.0)
-"""More than a busy machine takes to connect to a database that is there."""
-
 PATIENCE_S = 90.0
 _HOLD_UP = """
 create function storenode.hold_up() returns trigger language plpgsql
@@ -171,26 +165,20 @@ async def test_one_batch_that_cannot_be_stored_fails_alone(node: Node) -> None:
     await assert_tables_agree(node, [*plugs, *stored])
 
 
-@asynccontextmanager
-async def impatient(url: str) -> AsyncIterator[tuple[Node, Proxy]]:
-    """A node that gives up soon, and the way to its database."""
-    async with proxied(url) as (proxy, through), running(through, IMPATIENT) as node:
-        yield node, proxy
-
-
 async def test_a_database_that_is_away_is_reported_in_time_and_used_again(
     database_url: str,
 ) -> None:
     dice = random.Random(SEED)
     request = PageRequest(TopicFilter(), None, 0, 2**63 - 1, None, True, 100, False)
-    async with impatient(database_url) as (node, proxy):
+    async with proxied(database_url) as (proxy, url), running(url) as node:
         first = random_batch(dice, 3, [NOW], TOPICS[:1])
         await node.store(first)
         proxy.refuse()
-        with pytest.raises(StoreUnavailable, match="retry with backoff"):
-            await node.store(random_batch(dice, 3, [NOW]))
-        with pytest.raises(StoreUnavailable, match="retry with backoff"):
-            await node.reader.query(request)
+        with node.impatient():
+            with pytest.raises(StoreUnavailable, match="retry with backoff"):
+                await node.store(random_batch(dice, 3, [NOW]))
+            with pytest.raises(StoreUnavailable, match="retry with backoff"):
+                await node.reader.query(request)
         await proxy.open()
         last = random_batch(dice, 4, [NOW], TOPICS[:1])
         async with asyncio.timeout(PATIENCE_S):

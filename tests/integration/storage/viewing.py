@@ -36,6 +36,8 @@ from tests.unit.reconcile.worlds import random_spans
 
 WINDOW = 3600 * NS_PER_S
 PATIENCE_S = 90.0
+PATIENT = IndexLimits(patience_s=PATIENCE_S, cold_patience_s=PATIENCE_S)
+"""A view waits as long as a busy machine makes it; by itself it turns to the database after 5 s."""
 
 
 @dataclass
@@ -107,7 +109,7 @@ async def viewing(
         database, partitions, written_ids=written_ids, on_stored=lambda *each: told.append(each)
     )
     log, stored = Log(), DatabaseIds(database)
-    limits = replace(limits or IndexLimits(), backoff_s=0.01)
+    limits = replace(limits or PATIENT, backoff_s=0.01)
     environment = Environment(clock, time.monotonic_ns, random.Random(0), log, Metrics("1.0"))
     hot = HotIndex(stored, written_ids, window_ns, environment, limits)
     feed = DatabaseFeed(database, on_lost=lambda *_: hot.lost(), on_commits=hot.commits)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+import random
 import struct
 from functools import reduce
 from operator import xor
@@ -130,7 +130,7 @@ def test_intervals_that_are_none_are_refused() -> None:
 
 
 def test_a_digest_is_of_the_set_its_count_its_bounds_and_the_key() -> None:
-    ids = SyncIds.of([(5, secrets.token_bytes(32))])
+    ids = SyncIds.of([(5, random.Random(20261127).randbytes(32))])
     total = sum_of(ids, PAIR.fold)
     one = digest_of(PAIR, total, LOWEST, END)
     others = [
@@ -164,7 +164,8 @@ def test_a_key_is_of_both_nonces_and_of_all_names() -> None:
 
 
 def test_forged_sets_have_one_fingerprint_and_two_digests() -> None:
-    hashes = [secrets.token_bytes(32) for _ in range(CANDIDATES)]
+    dice = random.Random(20261127)
+    hashes = [dice.randbytes(32) for _ in range(CANDIDATES)]
     halves = [
         SyncIds.of(sorted((place, hashes[place]) for place in half))
         for half in forged_halves(hashes)

@@ -143,7 +143,9 @@ class Story:
             if number == LOST + 1:
                 await self._until(lambda: conversation.gap is not None)
                 await self._for(GAP_S)
-                reader.passage.loses_again = (Way.LIVE,)
+                # A round of calls may be under way, by hint first and then by ID: where it has
+                # asked by hint already, the line would come by its ID, which is not the rule.
+                reader.passage.loses_again = [way for way in Way if way is not Way.HINT]
                 scene.tell(f"{READER}'s link loses no more answers of store nodes")
         await self._until(lambda: conversation.whole)
         await self._for(READ_S)

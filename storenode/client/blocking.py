@@ -6,13 +6,14 @@ The calls run on one event loop in a background thread, which all clients of a p
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
-from functools import cache, wraps
+from functools import cache, partial, wraps
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 from storenode.client.asynchronous import (
@@ -35,6 +36,9 @@ _T = TypeVar("_T")
 def _loop() -> asyncio.AbstractEventLoop:
     """The event loop of all blocking clients, in a thread that ends with the process."""
     loop = asyncio.new_event_loop()
+    # Else it would list the generators that are begun, and whoever drops one of them takes it off
+    # the list in a callback that swallows an interruption. Each is closed with its stream.
+    loop.call_soon(partial(sys.set_asyncgen_hooks, firstiter=None))
     threading.Thread(target=loop.run_forever, name="storenode-client", daemon=True).start()
     return loop
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
+from types import FrameType
 
 from storenode.client import Client, Message
 from tests.support.node import NodeProcess
@@ -44,3 +46,23 @@ def test_an_interruption_is_one_at_any_moment(node: NodeProcess, topic: str) -> 
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == "100 [b'held']\n"
+
+
+def test_a_stream_that_is_dropped_runs_no_callback(node: NodeProcess, topic: str) -> None:
+    """Python swallows an interruption that comes in one."""
+    called: list[str] = []
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        if event == "call":
+            called.append(frame.f_code.co_name)
+
+    with Client(node.listen) as client:
+        client.publish(Message(b"held", topic))
+        with client.follow(topic, from_beginning=True) as stream:
+            assert next(stream).payload == b"held"
+        gc.disable()  # what it finds is forgotten in callbacks as well
+        sys.setprofile(note)
+        del stream
+        sys.setprofile(None)
+        gc.enable()
+    assert called == []

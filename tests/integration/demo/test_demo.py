@@ -16,8 +16,8 @@ import pytest
 from store.demo.limits import LOG_TAIL_LINES
 from tests.support.node import COMMAND, clean_environment
 
-TIMEOUT_S = 280.0
-QUICK = ("--pace", "5", "--limit", "4m")
+TIMEOUT_S = 560.0
+QUICK = ("--pace", "5", "--limit", "8m")
 
 
 def environment(directory: Path) -> dict[str, str]:
@@ -50,7 +50,7 @@ def left_behind(directory: Path) -> list[str]:
 @pytest.mark.timeout(TIMEOUT_S + 20)
 def test_everything_is_everywhere_in_the_end(tmp_path: Path) -> None:
     done = subprocess.run(
-        [COMMAND, "demo", *QUICK, "--patience", "60s"],
+        [COMMAND, "demo", *QUICK, "--patience", "3m"],
         capture_output=True,
         text=True,
         env=environment(tmp_path),

@@ -10,7 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from store.observe.limits import MAX_HTTP_HEAD_BYTES, MAX_UNFINISHED_REQUESTS
-from tests.integration.run.helpers import get, raw_exchange
+from tests.integration.run.helpers import TIMEOUT_S, get, raw_exchange
 from tests.support.cluster import copy_cluster
 from tests.support.node import NodeProcess, running_node
 
@@ -88,10 +88,10 @@ def test_half_sent_requests_keep_no_probe_out(node: NodeProcess) -> None:
             if number % 64 == 0:
                 assert get(node.metrics, "/healthz") == (200, "alive\n")
                 assert get(node.metrics, "/readyz") == (200, "ready\n")
-        first.settimeout(10)
+        first.settimeout(TIMEOUT_S)
         with suppress(ConnectionResetError):
             assert first.recv(1) == b"", "the oldest made room"
         assert get(node.metrics, "/metrics")[0] == 200
-        half.settimeout(10)
+        half.settimeout(TIMEOUT_S)
         with suppress(ConnectionResetError):
             assert half.recv(1) == b"", "a request must be complete within seconds"

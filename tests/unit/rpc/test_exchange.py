@@ -37,6 +37,8 @@ from storenode.message.rules import Policy
 
 ONE = SyncIds.of([(1, bytes(32))])
 DAY_NS = 86_400 * 10**9
+END_NS = 30 * DAY_NS
+"""Of a window in which no two random times are the same."""
 
 
 class Observer:
@@ -231,7 +233,7 @@ def cuts_of(world: World, *, secure: bool) -> tuple[SyncId, ...]:
         cast("FrameStream", _Plain(secure=secure)),
         cast("OpenView", _Empty()),
         account,
-        window=((10, bytes(32)), (2_000_000, bytes(32))),
+        window=((10, bytes(32)), (END_NS, bytes(32))),
     )
     assert (work.agreement is not None) is secure
     if work.agreement is not None:
@@ -246,7 +248,7 @@ async def test_sessions_by_xor_begin_their_ranges_at_random(world: World) -> Non
     for cuts in found:
         assert len(cuts) == RANDOM_CUTS
         assert list(cuts) == sorted(set(cuts))
-        assert all(1_000_000 <= at_ns < 2_000_000 for at_ns, _ in cuts)
+        assert all(1_000_000 <= at_ns < END_NS for at_ns, _ in cuts)
 
 
 async def test_the_compact_mode_is_offered_after_a_session_that_differed(world: World) -> None:

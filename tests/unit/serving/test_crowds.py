@@ -6,6 +6,7 @@ import socket
 from contextlib import ExitStack
 
 from store.serving.crowds import Crowds
+from tests.support.polling import eventually
 
 
 def is_open(connection: socket.socket) -> bool:
@@ -34,5 +35,7 @@ def test_the_newest_connections_of_a_host_are_closed_and_no_others() -> None:
         assert all(map(is_open, callers))
         callers += [connect(listener) for _ in range(4)]
         crowds.close_newest()
-        assert [is_open(each) for each in callers] == [True] * 3 + [False] * 4
+        # The kernel may bring the end of a connection to its other end a moment later.
+        eventually(lambda: not any(map(is_open, callers[3:])))
+        assert all(map(is_open, callers[:3]))
         assert all(map(is_open, others))

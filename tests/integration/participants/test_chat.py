@@ -6,7 +6,7 @@ import asyncio
 import re
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -47,6 +47,16 @@ def contains(wanted: str, text: str) -> bool:
     return wanted in text
 
 
+def contains_in_order(lines: Sequence[str], text: str) -> bool:
+    # What is drawn last is the whole screen.
+    places = [text.rfind(line) for line in lines]
+    return -1 not in places and places == sorted(places)
+
+
+def contains_all(wanted: Sequence[str], text: str) -> bool:
+    return all(each in text for each in wanted)
+
+
 def test_two_people_see_each_others_lines_in_the_same_order(
     node: NodeProcess, room: str, tmp_path: Path
 ) -> None:
@@ -62,10 +72,7 @@ def test_two_people_see_each_others_lines_in_the_same_order(
                 terminal.type(line + "\r")
                 other.wait(partial(contains, f": {line}"))
         for terminal in (alice, bob):
-            shown = terminal.wait(lambda text: all(line in text for line in said))
-            # What is drawn last is the whole screen.
-            places = [shown.rindex(line) for line in said]
-            assert places == sorted(places)
+            terminal.wait(partial(contains_in_order, said))
         # Bob's history has named what alice said: she sees the mark.
         alice.wait(lambda text: "✓ alice: alice says 0" in text)
         alice.type("\x03")
@@ -93,9 +100,9 @@ def test_a_paste_emoji_commands_and_a_second_participant_of_one_name(
         alice.type(f"\x1b[200~{pasted}\x1b[201~")
         alice.wait(partial(contains, "200 rows: Enter sends"))
         alice.type("\r")
-        shown = bob.wait(partial(contains, "row 199 of it"))
         # One message: all of the 28 rows above the line of the state are full.
-        assert set(re.findall(r"row (\d+) of it", shown)) == {str(n) for n in range(172, 200)}
+        rows = {str(n) for n in range(172, 200)}
+        bob.wait(lambda text: set(re.findall(r"row (\d+) of it", text)) == rows)
         bob.type(PAGE_UP)
         bob.wait(partial(contains, "further down: Ctrl-End"))
         alice.type("Bob: look\r")
@@ -105,16 +112,15 @@ def test_a_paste_emoji_commands_and_a_second_participant_of_one_name(
         alice.type("/help\r/nonsense\r//literally\r")
         alice.wait(lambda text: "/missing" in text and "There is no command /nonsense" in text)
         alice.type(f"bo\t{family} come\x1b\rto dinner\r")
-        shown = bob.wait(lambda text: f"alice: bob: {family} come" in text and "to dinner" in text)
-        assert "alice: /literally" in shown
+        said = ("alice: /literally", f"alice: bob: {family} come", "to dinner")
+        shown = bob.wait(partial(contains_all, said))
         assert "/help" not in shown
         assert "/nonsense" not in shown
         with chatting(node, room, "bob") as other:
             other.wait(partial(contains, "Earlier lines under the name bob were not said from"))
             other.type("me too\r")
-            shown = bob.wait(partial(contains, "Somebody else writes as bob right now"))
-            assert "bob (not here): me too" in shown
-            assert "NAME USED TWICE" in shown
+            told = "Somebody else writes as bob right now"
+            bob.wait(partial(contains_all, (told, "bob (not here): me too", "NAME USED TWICE")))
         alice.type("/quit\r")
         assert alice.process.wait(60) == 0
 
@@ -128,13 +134,11 @@ def test_what_is_missing_is_said_in_words(node: NodeProcess, room: str) -> None:
         command.ok("publish", *topic, *named, "an answer")
         alice.wait(partial(contains, "1 missing, being fetched"))
         alice.type("/missing\r/names\r")
-        shown = alice.wait(partial(contains, "carol: last heard at"))
-        assert "withheld, known by its ID alone" in shown
-        assert "Not shown until then: 1 message" in shown
+        told = ("withheld, known by its ID alone", "Not shown until then: 1 message")
+        alice.wait(partial(contains_all, (*told, "carol: last heard at")))
         # It comes, and with it what waited.
         command.ok("publish", *topic, "--sender", "dora", "--message-id", "withheld", "a question")
-        shown = alice.wait(lambda text: "dora: a question" in text and "up to date" in text)
-        assert "carol: an answer" in shown
+        alice.wait(partial(contains_all, ("dora: a question", "carol: an answer", "up to date")))
 
 
 def test_a_forged_line_is_shown_as_forged(node: NodeProcess, room: str, tmp_path: Path) -> None:
@@ -183,8 +187,8 @@ def test_a_narrow_terminal_says_in_short_what_a_wide_one_says(node: NodeProcess,
 def test_who_leaves_without_a_node_learns_what_was_not_sent(node: NodeProcess, room: str) -> None:
     with chatting(node, room, "alice", "--node", "127.0.0.1:1", columns=80) as alice:
         reason = "No node could be reached at 127.0.0.1:1 (Connection refused)"
-        shown = alice.wait(lambda text: reason in text)
-        assert "What you write is sent when a node is reached." in " ".join(shown.split())
+        told = "What you write is sent when a node is reached."
+        alice.wait(lambda text: reason in text and told in " ".join(text.split()))
         alice.type("hello\r")
         alice.wait(partial(contains, "1 not sent"))
         alice.type("/quit\r")

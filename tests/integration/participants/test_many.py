@@ -115,7 +115,8 @@ async def test_what_a_channel_is_too_slow_for_is_given_by_a_call_of_its_own(
         async with joined(node, room, "bob", 1) as (_, (other,)):
             for number in range(40):
                 await other.send(b"%d" % number)
-                # A node commits requests that are under way at once in any order.
+                # A node commits requests that it has at the same time in any order, and the
+                # gaps that this makes in the feed would be repaired.
                 await other.wait_for(lambda status: not status.unpublished)
             assert await heard(made[0], 40) == [b"%d" % number for number in range(40)]
         # The feed had no gap that something else had to fill.

@@ -90,11 +90,13 @@ def as_told(node: NodeProcess, number: int, code: int = 0) -> None:
     """Run a command of the page; it must print what the page shows."""
     step = TOLD[number]
     path = f"{Path(COMMAND).parent}:/usr/bin:/bin"
+    # Where the page gives no time, a slow machine may take more than the usual one.
+    timeout = {"STORENODE_CONFIRM_TIMEOUT": "60s"}
     done = subprocess.run(
         ["bash", "-c", step.command],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        env=clean_environment(PATH=path, A=node.listen, ADMIN_A=node.admin),
+        env=clean_environment(PATH=path, A=node.listen, ADMIN_A=node.admin, **timeout),
         timeout=PATIENCE_S,
         check=False,
     )

@@ -17,7 +17,7 @@ import psutil
 import psycopg
 
 from bench.data import Row, batches, copy_blocks, hashes, publish_request
-from bench.pipeline.cpu import own_cpu_s, tree_cpu_s
+from bench.pipeline.cpu import descendants_cpu_s, own_cpu_s
 from store.embedded import running_url
 from storenode.wire.storenode.v1.store_pb2 import PublishRequest, PublishResult
 from storenode.wire.storenode.v1.store_pb2_grpc import StoreStub
@@ -135,8 +135,8 @@ def used(bench: Bench) -> Used:
     Unlike the time that passes, it hardly depends on what else the machine does.
     """
     pid = bench.node.process.pid
-    node = own_cpu_s(psutil.Process(pid))
-    return Used(own_cpu_s(psutil.Process()), node, tree_cpu_s(pid) - node)
+    own, node = (own_cpu_s(psutil.Process(each)) for each in (None, pid))
+    return Used(own, node, descendants_cpu_s(pid))
 
 
 def publish(bench: Bench, data: list[Row]) -> None:

@@ -37,11 +37,19 @@ def own_cpu_s(process: psutil.Process) -> float:
 def tree_cpu_s(pid: int | None = None) -> float:
     """What a process (None: this one) and its descendants have used, ended children included."""
     root = psutil.Process(pid)
-    total = 0.0
-    for process in [root, *root.children(recursive=True)]:
-        with suppress(psutil.Error):  # it has ended, and counts as its parent's child
-            total += own_cpu_s(process)
-    return total
+    while True:
+        processes = [root, *root.children(recursive=True)]
+        try:
+            return sum(map(own_cpu_s, processes))
+        except psutil.NoSuchProcess as error:
+            # It counts as its parent's now, which was read before it had ended.
+            if error.pid == root.pid:
+                raise
+
+
+def descendants_cpu_s(pid: int) -> float:
+    """What the processes that one has running, and theirs, have used."""
+    return sum(tree_cpu_s(each.pid) for each in psutil.Process(pid).children())
 
 
 def postgres_cpu_s() -> float:

@@ -27,8 +27,9 @@ VERSION_TIMEOUT_S: Final = 20.0
 OUTPUT_DRAIN_S: Final = 5.0
 """How long to wait for the last process of a dead server, which shows as the end of its output."""
 
+QUIT_TIMEOUT_S: Final = 10.0
 KILL_TIMEOUT_S: Final = 10.0
-"""How long each step after an orderly shutdown (SIGQUIT, then SIGKILL) may take."""
+"""How long the steps after an orderly shutdown may take: SIGQUIT, then SIGKILL."""
 
 MIN_BACKOFF_S: Final = 0.1
 MAX_BACKOFF_S: Final = 10.0

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from store.embedded.datadir import DataDir
 from store.embedded.errors import EmbeddedPostgresError
-from store.embedded.limits import KILL_TIMEOUT_S, POLL_INTERVAL_S
+from store.embedded.limits import KILL_TIMEOUT_S, POLL_INTERVAL_S, QUIT_TIMEOUT_S
 from store.embedded.process import command_line
 
 
@@ -58,7 +58,7 @@ def _forget_zombie(data: DataDir, pid: int) -> None:
 def _stop(data: DataDir, pid: int, timeout_s: float) -> None:
     steps = (
         (signal.SIGINT, timeout_s),
-        (signal.SIGQUIT, KILL_TIMEOUT_S),
+        (signal.SIGQUIT, QUIT_TIMEOUT_S),
         (signal.SIGKILL, KILL_TIMEOUT_S),
     )
     for number, patience_s in steps:

@@ -10,7 +10,12 @@ from dataclasses import dataclass
 from store.embedded.account import Account
 from store.embedded.binaries import Installation
 from store.embedded.datadir import DataDir, child_view
-from store.embedded.limits import KILL_TIMEOUT_S, OUTPUT_DRAIN_S, POLL_INTERVAL_S
+from store.embedded.limits import (
+    KILL_TIMEOUT_S,
+    OUTPUT_DRAIN_S,
+    POLL_INTERVAL_S,
+    QUIT_TIMEOUT_S,
+)
 from store.embedded.process import KERNEL_SIGNALS_PARENT_DEATH, OutputPump, WatchPipe, complaint
 from store.embedded.settings import command_settings
 
@@ -85,10 +90,13 @@ class Server:
 
     def end_by_force(self) -> None:
         """Cut the shutdown short, at last by SIGKILL; another thread may be in `wait`."""
-        for number in (signal.SIGQUIT, signal.SIGKILL):
+        for number, patience_s in (
+            (signal.SIGQUIT, QUIT_TIMEOUT_S),
+            (signal.SIGKILL, KILL_TIMEOUT_S),
+        ):
             self.send(number)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._child.wait(KILL_TIMEOUT_S)
+                self._child.wait(patience_s)
                 return
 
     def why_it_ended(self) -> str:

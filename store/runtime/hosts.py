@@ -14,7 +14,12 @@ from store.db.primary.guard import Choice, PrimaryGuard
 from store.domain.ports import StoreUnavailable
 from store.observe.logging import get_logger
 from store.observe.metrics import Metrics
-from store.runtime.limits import HOSTS_END_TIMEOUT_S, HOSTS_KEEP_INTERVAL_S, HOSTS_TIMEOUT_S
+from store.runtime.limits import (
+    HOSTS_AWAY_END_TIMEOUT_S,
+    HOSTS_END_TIMEOUT_S,
+    HOSTS_KEEP_INTERVAL_S,
+    HOSTS_TIMEOUT_S,
+)
 
 _LOG = get_logger("store.runtime.hosts")
 _ALARMING = frozenset({"commits_lost", "host_refused", "timeline_not_kept"})
@@ -50,6 +55,7 @@ class HostWatch:
         self._on_look = on_look
         self._kept_s = time.monotonic()
         self._moved_to = url
+        self._served = True
 
     async def look(self) -> None:
         """Look at the hosts once."""
@@ -59,6 +65,7 @@ class HostWatch:
         except (psycopg.Error, OSError, TimeoutError) as error:
             _LOG.debug("database_hosts_not_seen", reason=str(error))
             return
+        self._served = choice.served
         if choice.url != self._moved_to:
             self._moved_to = choice.url
             self._database.move(choice.url)
@@ -71,7 +78,8 @@ class HostWatch:
 
     async def end(self) -> None:
         """Keep what was seen up to the end, as far as the database still answers."""
+        patience_s = HOSTS_END_TIMEOUT_S if self._served else HOSTS_AWAY_END_TIMEOUT_S
         with contextlib.suppress(psycopg.Error, StoreUnavailable, TimeoutError):
-            async with asyncio.timeout(HOSTS_END_TIMEOUT_S):
+            async with asyncio.timeout(patience_s):
                 await self._database.read(self._guard.reach)
         await asyncio.to_thread(self._guard.keep)

@@ -31,8 +31,10 @@ HOSTS_TIMEOUT_S: Final = 15.0
 HOSTS_KEEP_INTERVAL_S: Final = 10.0
 """How often the newest commit that was seen is written to the data directory."""
 
-HOSTS_END_TIMEOUT_S: Final = 1.0
-"""How long a node that shuts down waits for the newest commit."""
+HOSTS_END_TIMEOUT_S: Final = 5.0
+HOSTS_AWAY_END_TIMEOUT_S: Final = 1.0
+"""How long a node that shuts down waits for the newest commit; the latter where no host served when
+they were last asked."""
 
 CONNECT_RETRY_FIRST_S: Final = 0.1
 CONNECT_RETRY_MOST_S: Final = 2.0

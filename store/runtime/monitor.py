@@ -49,16 +49,30 @@ class DatabaseMonitor:
         """Why it is away, as told last; another reason is told once it is away for so long."""
         self._tell_from_s = REASON_REST_S
         self._failed_before = 0
+        self._losses = 0
 
     def check_now(self) -> None:
         """Ask without waiting for the interval: something has happened to the database."""
         self._hurry.set()
 
+    def lost(self, reason: str) -> None:
+        """Take note that the database has gone, and ask whether it is back.
+
+        By asking alone a server that is back soon would seem never to have been away.
+        """
+        self._losses += 1
+        self._tell(reason)
+        self.check_now()
+
     async def run(self) -> None:
         """Ask again and again, until cancelled."""
         try:
             while True:
-                self._tell(await self._ask())
+                losses = self._losses
+                reason = await self._ask()
+                if reason is None and losses != self._losses:
+                    continue  # perhaps the last answer of the server that has gone
+                self._tell(reason)
                 interval_s = HEALTHY_CHECK_INTERVAL_S if self._up else UNHEALTHY_CHECK_INTERVAL_S
                 # Not by `wait_for`: before Python 3.12 it may lose the cancellation that ends this.
                 with contextlib.suppress(TimeoutError):

@@ -418,6 +418,8 @@ class Node:
         self._metrics.database_events.labels(f"postgres_{name}").inc()
         if name == "exited":
             self._readiness.set(Obstacle.DISK, present=is_full_disk(reason))
+            self._monitor.lost(reason)
+            return
         if name == "restarted":
             self._readiness.set(Obstacle.DISK, present=False)
             self._wiring.database.move(self._host.url())

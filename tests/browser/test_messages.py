@@ -17,6 +17,7 @@ from storenode.wire.sds.v1.message_pb2 import Message as SdsMessage
 from tests.browser.browser import HOSTILE, WIDTHS, Page, host_of, until
 from tests.integration.http.api import message
 from tests.support.node import NodeProcess, running_node
+from tests.support.ports import HeldPort
 from tests.support.secured import write_tokens
 
 TOPIC: Final = "/page/1/lobby/proto"
@@ -31,7 +32,8 @@ def node(
     """A node with the page, which demands a token."""
     folder = tmp_path_factory.mktemp("page")
     write_tokens(folder, {"page": ["read", "follow", "publish"]})
-    listen = ("--http-listen", "127.0.0.1:0", "--http-page")
+    port = HeldPort()
+    listen = ("--http-listen", port.address, "--http-page")
     options = (*listen, "--client-token-file", str(folder / "clients.toml"))
     with running_node(folder / "node", *options, database_url=new_store()) as process:
         publish(process, *(message(TOPIC, b"line %d" % number) for number in range(120)))
@@ -163,12 +165,10 @@ def test_it_can_be_read_on_every_screen(page: Page, node: NodeProcess) -> None:
 
 
 def test_the_page_goes_on_after_a_restart(page: Page, node: NodeProcess) -> None:
-    port = node.http.rpartition(":")[2]
     show(page, node)
     until(page, lambda: rows(page) and page.text("#state").startswith(LIVE), "live")
     assert node.terminate() == 0
     until(page, lambda: "was lost" in page.text("#state"), "the connection is lost")
-    node.args = [each if each != "127.0.0.1:0" else f"127.0.0.1:{port}" for each in node.args]
     node.start()
     began = time.time_ns()
     publish(node, message(TOPIC, b"after %d" % began))

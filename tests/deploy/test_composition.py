@@ -8,6 +8,8 @@ import shutil
 from pathlib import Path
 from random import Random
 
+import pytest
+
 from storenode.client.node import connect
 from storenode.connection.channel import TlsIdentity
 from tests.deploy.composition.arrangement import Composition
@@ -41,6 +43,7 @@ def replicate(pair: Pair) -> None:
     pair.synchronous()
 
 
+@pytest.mark.timeout(900)  # a minute where several tests share a small machine
 async def test_the_composition_outlives_a_primary(tmp_path: Path) -> None:
     """Its standby is promoted by hand, and the old primary is made the standby of that one."""
     if os.getuid() != 0:

@@ -47,6 +47,8 @@ NOT_HERE: Final[Mapping[str, str]] = {
 """Pages that are not carried out here, and why."""
 
 
+# The archive's takes three minutes where several tests share a small machine.
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 def test_a_runbook_is_carried_out(
     case: Callable[[World], None],

@@ -17,6 +17,8 @@ from typing import Any
 import psutil
 import psycopg
 
+from tests.support.ports import HeldPort
+
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 90.0
 AS_ROOT = os.geteuid() == 0
@@ -91,6 +93,13 @@ def wait_gone(pid: int) -> None:
             return
         _, alive = psutil.wait_procs([process], timeout=PATIENCE_S)
         assert not [each for each in alive if each.status() != psutil.STATUS_ZOMBIE]
+
+
+def held_port(data_dir: Path) -> HeldPort:
+    """Give a stopped directory's servers a port that nobody else gets while none of them runs."""
+    last, port = data_dir / "postgres.json", HeldPort()
+    last.write_text(json.dumps({**json.loads(last.read_text()), "port": port.number}))
+    return port
 
 
 def insert(url: str, value: int) -> None:

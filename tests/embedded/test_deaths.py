@@ -19,7 +19,7 @@ from store.embedded import (
     running_url,
 )
 from store.embedded import server as server_module
-from tests.embedded.helpers import PATIENCE_S, Events, insert, node, values, wait_gone
+from tests.embedded.helpers import PATIENCE_S, Events, held_port, insert, node, values, wait_gone
 
 
 @pytest.mark.parametrize("watch_by_pipe", [False, True], ids=["kernel", "watchdog"])
@@ -58,7 +58,7 @@ def suspended(data_dir: Path) -> Iterator[psutil.Process]:
 def test_a_server_that_outlived_its_node_is_stopped_first(
     data_dir: Path, suspended: psutil.Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(orphan, "KILL_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(orphan, "QUIT_TIMEOUT_S", 0.2)
     events = Events()
     with EmbeddedPostgres(EmbeddedSettings(data_dir, stop_timeout_s=0.2), events) as server:
         assert events.wait_for("waiting")["pid"] == suspended.pid
@@ -67,8 +67,9 @@ def test_a_server_that_outlived_its_node_is_stopped_first(
 
 
 def test_a_server_that_ends_unasked_is_restarted_with_its_data(data_dir: Path) -> None:
-    events = Events()
+    events, port = Events(), held_port(data_dir)
     with EmbeddedPostgres(EmbeddedSettings(data_dir), events) as server:
+        assert server.port == port.number
         url, last = server.url, events.wait_for("started")["pid"]
         insert(url, 2)
         for number in (signal.SIGQUIT, signal.SIGTERM, signal.SIGKILL):
@@ -105,7 +106,7 @@ def test_stop_comes_through_while_the_server_cannot_restart(data_dir: Path) -> N
 def test_a_server_that_hangs_is_stopped_by_force(
     data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server_module, "KILL_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(server_module, "QUIT_TIMEOUT_S", 0.2)
     server = EmbeddedPostgres(EmbeddedSettings(data_dir, stop_timeout_s=0.2))
     server.start()
     assert server.pid is not None

@@ -16,8 +16,7 @@ from store.embedded import (
     EmbeddedSettings,
     running_url,
 )
-from tests.embedded.helpers import AS_ROOT, Events, insert, node, values
-from tests.support.ports import HeldPort
+from tests.embedded.helpers import AS_ROOT, Events, held_port, insert, node, values
 
 
 def _one(url: str, query: str) -> tuple[object, ...]:
@@ -155,8 +154,7 @@ def test_a_listener_that_fails_does_not_take_the_server_with_it(data_dir: Path) 
 
 
 def test_the_port_stays_from_run_to_run_unless_it_is_taken(data_dir: Path) -> None:
-    last, port = data_dir / "postgres.json", HeldPort()
-    last.write_text(json.dumps({**json.loads(last.read_text()), "port": port.number}))
+    last, port = data_dir / "postgres.json", held_port(data_dir)
     for _ in range(2):
         with EmbeddedPostgres(EmbeddedSettings(data_dir)) as server:
             assert server.port == port.number

@@ -72,10 +72,14 @@ refused where all sessions are taken; the last is of those that come together sl
 
 @dataclass
 class Siege:
-    """A node, a peer that is honest, and one that does what the scripts say."""
+    """A node, a peer that is honest, and one that does what the scripts say.
+
+    ``impatient`` works on the database of the honest one, and gives up who says nothing.
+    """
 
     node: NodeProcess
     honest: NodeProcess
+    impatient: NodeProcess
     hostile: str
     scripts: Scripts
     maker: Maker
@@ -148,10 +152,12 @@ async def siege(
         urls = [stack.enter_context(fresh_database(postgres)) for _ in range(2)]
         fleet = Fleet(tmp_path_factory.mktemp("siege"))
         stack.callback(fleet.close)
-        honest = fleet.start("--peer-silence", f"{SILENCE_S}s", database_url=urls[0])
+        honest = fleet.start(database_url=urls[0])
+        # Not the honest one: a machine that stalls must not end its sessions.
+        impatient = fleet.start("--peer-silence", f"{SILENCE_S}s", database_url=urls[0])
         node = fleet.start(database_url=urls[1], peers=[hostile.target, honest.peer])
         await publish(node, maker.some(2_000))
-        yield Siege(node, honest, hostile.target, scripts, maker)
+        yield Siege(node, honest, impatient, hostile.target, scripts, maker)
 
 
 async def check_unharmed(siege: Siege) -> None:
@@ -249,7 +255,7 @@ async def test_many_callers_with_the_largest_frames(siege: Siege) -> None:
 
 
 async def test_who_says_nothing_is_given_up(siege: Siege) -> None:
-    async with grpc.aio.insecure_channel(siege.honest.peer, options=LARGEST) as channel:
+    async with grpc.aio.insecure_channel(siege.impatient.peer, options=LARGEST) as channel:
         call = RawPeer(channel).begin(RECONCILE)
         await call.write(Honest(Role.INITIATOR, Maker(time.time_ns()).some(1_000)).first())
         code, sentence = await call.status()

@@ -97,10 +97,9 @@ async def test_of_two_hosts_that_take_writes_a_new_node_serves_the_newer(
             held = set(await scanned(client))
         assert ledger.acknowledged | since.acknowledged <= held
     assert writes(pair.first) == before
+    told = (f"127.0.0.1:{pair.second.port}", False, 2, 1)
     for each in nodes:
-        shown = json.loads(get(each.metrics, "/status.json")[1])["database"]
-        told = shown["host"], shown["standby"], shown["timeline"], shown["hosts_refused"]
-        assert told == (f"127.0.0.1:{pair.second.port}", False, 2, 1)
+        await until(lambda each=each: shown(each) == told)  # type: ignore[misc]
     await logged(fresh, "database_host_refused")
     (report,) = Command().ok("db", "check", "--json", "--database-url", pair.url).objects
     assert report["checked"]["commits"] == writes(pair.second)[0] != before[0]
@@ -228,6 +227,12 @@ def ended(node: NodeProcess) -> str:
     assert node.wait() == 3
     node.args = args
     return node.log_tail()
+
+
+def shown(node: NodeProcess) -> tuple[object, ...]:
+    """What a node's status page says of its server, and of hosts that are refused."""
+    database = json.loads(get(node.metrics, "/status.json")[1])["database"] or {}
+    return tuple(map(database.get, ("host", "standby", "timeline", "hosts_refused")))
 
 
 def hosts_refused(node: NodeProcess) -> float:

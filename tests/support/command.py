@@ -38,12 +38,14 @@ class Ended:
 class Command:
     """``storenode`` with the environment of a tester who has set the node's address.
 
-    ``program`` is another installation of the command, and ``cwd`` where it runs.
+    ``program`` is another installation of the command, and ``cwd`` where it runs. One that has not
+    ended after ``timeout_s`` is taken to hang.
     """
 
     env: Mapping[str, str] = field(default_factory=dict)
     program: Sequence[str] = (COMMAND,)
     cwd: Path | None = None
+    timeout_s: float = TIMEOUT_S
 
     @classmethod
     def of(cls, node: NodeProcess) -> Command:
@@ -54,7 +56,7 @@ class Command:
         """Run to the end."""
         with self._start(*arguments, stdin=subprocess.PIPE, **env) as process:
             try:
-                out, err = process.communicate(stdin, TIMEOUT_S)
+                out, err = process.communicate(stdin, self.timeout_s)
             except BaseException:
                 process.kill()
                 raise

@@ -48,6 +48,8 @@ def _standby_away(world: World, pair: Pair, node: NodeProcess) -> None:
     missing.fires()
     assert "second" not in missing.do("select application_name").out
     pair.second.start()
+    # It counts as connected while it still fetches what it has missed.
+    eventually(pair.replicating)
     eventually(lambda: metric(node, "storenode_database_standbys"))
     assert "second|streaming" in missing.do("select application_name").out
     missing.resolved()

@@ -58,10 +58,12 @@ def _locked(world: World, node: NodeProcess, stub: StoreStub) -> None:
         incident.well()
     with closing(psycopg.connect(database_url(node))) as holder:
         holder.execute("lock table storenode.messages, storenode.hashes")
-        begun = time.monotonic()
         stored = [stub.Publish.future(_request()) for _ in range(CALLS)]
         found = [stub.Query.future(_query()) for _ in range(CALLS)]
+        eventually(lambda: metric(node, "storenode_publishes_in_flight"))
         eventually(lambda: metric(node, "storenode_pool_connections", state="waiting") > 1)
+        # The node counts from when it has got a call.
+        begun = time.monotonic()
         waiting.fires()
         waiting.do("select state")
         assert "storenode|" in waiting.do("select usename").out

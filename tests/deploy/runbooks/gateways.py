@@ -8,13 +8,15 @@ from tests.deploy.runbooks.scene import World
 from tests.support.gateway import GatewayProcess, running_gateway
 from tests.support.node import NodeProcess, running_node
 from tests.support.polling import eventually
+from tests.support.ports import HeldPort
 
 
 def gateways(world: World) -> None:
     """A gateway that loses its node, and one that is killed."""
-    files = world.directory / "gateway"
+    files, port = world.directory / "gateway", HeldPort()
+    listener = ("--metrics-listen", port.address)
     with running_node(world.directory / "data", database_url=world.new_store()) as node:
-        with running_gateway(files, node.listen) as gateway:
+        with running_gateway(files, node.listen, *listener) as gateway:
             _without_node(world, node, gateway)
             down = world.incident("gateway-down", gateway.metrics)
             down.values = {"127.0.0.1:7424": gateway.metrics}
@@ -24,7 +26,7 @@ def gateways(world: World) -> None:
             assert gateway.process.wait() == -signal.SIGKILL
             down.fires()
             assert down.do("curl", codes=(7,)).code == 7, "nobody listens"
-        with running_gateway(files, node.listen, "--metrics-listen", gateway.metrics) as again:
+        with running_gateway(files, node.listen, *listener) as again:
             assert again.peer_id == gateway.peer_id, "its addresses are those that clients have"
             assert down.do("curl").out == "alive\n"
             down.resolved()
@@ -34,15 +36,19 @@ def _without_node(world: World, node: NodeProcess, gateway: GatewayProcess) -> N
     env = {"STORENODE_NODE": node.listen}
     lost = world.incident("gateway-without-node", gateway.metrics, env=env)
     lost.values = {"GATEWAY:7424": gateway.metrics, "HOST:PORT": node.listen}
-    eventually(lambda: gateway.get("/readyz")[0] == 200)
+    eventually(lambda: gateway.counted("node_reachable") == 1)
+    assert gateway.get("/readyz")[0] == 200
     lost.well()
     node.kill()
-    eventually(lambda: gateway.get("/readyz")[0] == 503)
+    # The gateway is not ready before it has failed to connect again, which is what it tells.
+    eventually(lambda: gateway.counted("node_reachable") == 0)
+    assert gateway.get("/readyz")[0] == 503
     lost.fires()
     assert node.listen in lost.do("curl").out
     assert node.listen in lost.do("storenode query --node", codes=(3,)).err
     assert "node_unreachable" in gateway.log.read_text("utf-8")
     node.start()
-    eventually(lambda: gateway.get("/readyz")[0] == 200)
+    eventually(lambda: gateway.counted("node_reachable") == 1)
+    assert gateway.get("/readyz")[0] == 200
     lost.do("storenode query")
     lost.resolved()

@@ -18,6 +18,9 @@ from tests.support.command import Command, Ended
 from tests.support.node import COMMAND, NodeProcess
 from tests.support.postgres import PostgresServer
 
+TIMEOUT_S = 600.0
+"""Jobs of the archive take a minute where several tests share a small machine."""
+
 
 @dataclass
 class Incident:
@@ -71,7 +74,7 @@ class Incident:
         own = line.startswith("storenode ")
         words = [COMMAND, *shlex.split(line)[1:]] if own else ["sh", "-c", line]
         program, *arguments = self.inside(words)
-        ended = Command(self.env, (program,))(*arguments)
+        ended = Command(self.env, (program,), timeout_s=TIMEOUT_S)(*arguments)
         assert ended.code in codes, f"{line}: {ended}"
         return ended
 

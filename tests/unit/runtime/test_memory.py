@@ -36,10 +36,10 @@ LARGE_BLOCKS = """
 from store.runtime import memory
 
 memory.map_large_blocks()
-# Half a MiB more than is told, since some kernels are late to count pages.
 # What glibc has freed once in this size it keeps the next time, if it is not told otherwise.
 larger = bytearray(30 << 20)
 del larger
+# Half a MiB more than is told, since some kernels are late to count pages.
 blocks = [bytearray(41 << 19), bytearray(200_000)]
 held = memory.resident_bytes()
 del blocks[0]

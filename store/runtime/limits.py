@@ -101,7 +101,7 @@ TRIM_GROWTH_BYTES: Final = 32 * 1024 * 1024
 """A node that is so much larger than it was at its smallest gives back what it has freed; looked at
 this often."""
 
-MAPPED_BYTES: Final = 4 * 1024 * 1024
+MAPPED_BYTES: Final = 8 * 1024 * 1024
 """A block of memory of this size or more goes back to the system as soon as it is freed."""
 
 MAX_TRIM_PAUSE: Final = 32

@@ -36,8 +36,9 @@ _T = TypeVar("_T")
 def _loop() -> asyncio.AbstractEventLoop:
     """The event loop of all blocking clients, in a thread that ends with the process."""
     loop = asyncio.new_event_loop()
-    # Else it would list the generators that are begun, and whoever drops one of them takes it off
-    # the list in a callback that swallows an interruption. Each is closed with its stream.
+    # By default the loop lists every generator that has begun. Dropping one then runs a callback
+    # in the program's thread, and Python swallows an interruption that comes in a callback. The
+    # list is not needed: each generator is closed with its stream.
     loop.call_soon(partial(sys.set_asyncgen_hooks, firstiter=None))
     threading.Thread(target=loop.run_forever, name="storenode-client", daemon=True).start()
     return loop

@@ -96,7 +96,7 @@ def wait_gone(pid: int) -> None:
 
 
 def held_port(data_dir: Path) -> HeldPort:
-    """Give a stopped directory's servers a port that nobody else gets while none of them runs."""
+    """Set the port of a stopped directory's servers, and keep it from others between two runs."""
     last, port = data_dir / "postgres.json", HeldPort()
     last.write_text(json.dumps({**json.loads(last.read_text()), "port": port.number}))
     return port

@@ -40,7 +40,8 @@ def _without_node(world: World, node: NodeProcess, gateway: GatewayProcess) -> N
     assert gateway.get("/readyz")[0] == 200
     lost.well()
     node.kill()
-    # The gateway is not ready before it has failed to connect again, which is what it tells.
+    # It is not ready from the loss of its connection on, and the gauge, which the alert reads,
+    # says so once it has failed to connect again.
     eventually(lambda: gateway.counted("node_reachable") == 0)
     assert gateway.get("/readyz")[0] == 503
     lost.fires()

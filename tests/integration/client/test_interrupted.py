@@ -60,7 +60,7 @@ def test_a_stream_that_is_dropped_runs_no_callback(node: NodeProcess, topic: str
         client.publish(Message(b"held", topic))
         with client.follow(topic, from_beginning=True) as stream:
             assert next(stream).payload == b"held"
-        gc.disable()  # what it finds is forgotten in callbacks as well
+        gc.disable()  # a collection may run callbacks of other objects
         sys.setprofile(note)
         del stream
         sys.setprofile(None)

@@ -51,6 +51,7 @@ from storenode.message.hashing import (
     framed_after_payload,
     length_framed,
     message_hashes,
+    pack_length,
     pack_timestamp,
 )
 from storenode.message.limits import MAX_CACHED_TOPICS, MAX_SHAPE_BYTES
@@ -198,7 +199,10 @@ class Admission:
             [(topic[1], payload, topic[2], stamp) for topic, payload, stamp in stamped]
         )
         digests = content_digests(
-            [(topic[6], payload, topic[7], stamp) for topic, payload, stamp in stamped]
+            [
+                (topic[6], pack_length(len(payload)), payload, topic[7], stamp)
+                for topic, payload, stamp in stamped
+            ]
         )
         fresh = set(hashes)
         if len(fresh) == len(messages) and (not first or fresh.isdisjoint(batch.hashes)):
@@ -285,8 +289,13 @@ class Admission:
             stamp = pack_timestamp(item.timestamp)
             parts = (topic.pubsub, item.payload, topic.content, item.meta, stamp)
             (digest,) = message_hashes((parts,))
-            after = framed_after_payload(topic.content, item.meta)
-            (content,) = content_digests(((topic.framed_pubsub, item.payload, after, stamp),))
+            framed = (
+                topic.framed_pubsub,
+                length_framed(item.payload),
+                framed_after_payload(topic.content, item.meta),
+                stamp,
+            )
+            (content,) = content_digests((framed,))
         refusal = self._problem(item, topic)
         if refusal is not None:
             self.admitted.refusals[len(self.admitted.verdicts)] = refusal

@@ -54,6 +54,7 @@ async def test_a_message_with_the_hash_of_a_stored_one_is_a_conflict(
     node: Node,
     database_url: str,
     monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
     *,
     fewest_copied: int,
     beside: int,
@@ -63,7 +64,9 @@ async def test_a_message_with_the_hash_of_a_stored_one_is_a_conflict(
     assert await node.store(one) == [True]
     batch = random_batch(random.Random(beside), beside, [NOW - 1])
     batch.extend(other)
-    result = await node.writer.store(batch, Source.TRANSFER)
+    result = await node.writer.store(batch, Source.RESTORE)
+    for digest in (one.content_digests[0], other.content_digests[0]):
+        assert digest.hex() in caplog.text
     assert list(result) == [True] * beside + [False]
     assert result.conflicts == {beside: one.content_digests[0]}
     again = await node.writer.store(one, Source.CLIENT)

@@ -35,8 +35,8 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 from store.domain.access import Client
-from store.domain.conflicts import StoreResult
 from store.domain.ports import Ephemeral, Source, TopicRights
+from store.messages.conflicts import StoreResult
 from store.messages.record import (
     RecordBatch,
     begin_frame,

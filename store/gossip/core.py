@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from store.domain.conflicts import Conflict, is_other_content
 from store.gossip.config import GossipConfig
 from store.gossip.events import (
     Confirm,
@@ -30,6 +29,7 @@ from store.gossip.stores import Store, Stores
 from store.gossip.unread import UnreadEvents
 from store.gossip.waiting import WaitingEvents
 from store.gossip.wanted import Wanted
+from store.messages.conflicts import Conflict, is_other_content
 from storenode.common.bounded import BoundedDict
 
 
@@ -259,11 +259,7 @@ class Core:
         return self._refused.get((peer, digest), 0) > self.now_ns
 
     def check(self) -> None:
-        """Verify the invariants of all tables.
-
-        Raises:
-            AssertionError: one is broken.
-        """
+        """Raise AssertionError if an invariant or a bound is broken."""
         for table in (
             self.seen,
             self.stores,

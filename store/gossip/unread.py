@@ -114,11 +114,7 @@ class UnreadEvents:
         return next((event.due_ns for event in self._events.values()), None)
 
     def check(self) -> None:
-        """Verify the invariants.
-
-        Raises:
-            AssertionError: one is broken.
-        """
+        """Raise AssertionError if an invariant or a bound is broken."""
         assert len(self._events) <= self._limit
         assert self._events.keys() == self._coming.keys()
         assert all(len(each.stores) < each.needed for each in self._events.values())

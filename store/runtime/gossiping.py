@@ -11,7 +11,6 @@ from store.config.node import NodeConfig
 from store.db.commits.gossip_reads import GossipReads
 from store.db.writing.tracking import MAX_NEEDED, Tracking
 from store.domain.admission import Admission
-from store.domain.conflicts import StoreResult
 from store.domain.ports import Source, Writer
 from store.domain.unread import Confirmations, GossipState, NoConfirmations, UnreadSummary
 from store.gossip.config import GossipConfig
@@ -19,6 +18,7 @@ from store.gossip.driver.node import GossipNode
 from store.gossip.driver.ports import Database
 from store.gossip.driver.streams import PeerStreams
 from store.gossip.events import Counted, What
+from store.messages.conflicts import StoreResult
 from store.messages.record import RecordBatch
 from store.observe.metrics import Metrics
 from store.rpc.gossiping import GossipTransport

@@ -56,8 +56,8 @@ from store.db.writing.topics import KnownTopics
 from store.db.writing.tracking import Share, Tracking, Written
 from store.db.writing.unread import Wanted
 from store.domain.commits import WrittenIds
-from store.domain.conflicts import Conflict, StoreResult
 from store.domain.ports import Source, StoreBusy, StoreUnavailable
+from store.messages.conflicts import Conflict, StoreResult
 from store.messages.record import RecordBatch
 
 if TYPE_CHECKING:
@@ -144,13 +144,7 @@ def _answer(group: _Group, added: Inserted) -> None:
 
 
 def _warn_of_conflict(source: Source, conflict: Conflict) -> None:
-    _LOG.warning(
-        "another message has the hash %s: content digest %s is stored, and %s from a %s is not",
-        conflict.message_hash.hex(),
-        conflict.stored_digest.hex(),
-        conflict.received_digest.hex(),
-        source.value,
-    )
+    _LOG.warning("another message has this hash: %s from %s", conflict.fields(), source.value)
 
 
 class _Guesses:

@@ -13,8 +13,8 @@ from store.db.writing import writer as writer_module
 from store.db.writing.tracking import Tracking
 from store.db.writing.unread import UnreadEvents
 from store.db.writing.writer import DatabaseWriter
-from store.domain.conflicts import Conflict
 from store.domain.ports import Source
+from store.messages.conflicts import Conflict
 from store.messages.record import RecordBatch
 from tests.integration.database.rows import until_some
 from tests.integration.storage.following import LongTransaction

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from store.domain.admission import Admitted, Verdict
-from store.domain.conflicts import StoreResult
+from store.messages.conflicts import StoreResult
 from storenode.client.messages import hash_of
 from storenode.message.hashing import content_digest, message_hash
 from storenode.message.limits import MAX_CACHED_TOPICS, MAX_TIMESTAMP_NS

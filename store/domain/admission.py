@@ -47,12 +47,13 @@ from store.messages.record import (
 from store.messages.shapes import LEAD_BYTES, TIME_BYTES, Lead, read_lead, read_names, read_times
 from store.messages.transfer import Decoded, decode_message
 from storenode.message.hashing import (
+    content_digest,
     content_digests,
     framed_after_payload,
     length_framed,
+    message_hash,
     message_hashes,
     pack_length,
-    pack_timestamp,
 )
 from storenode.message.limits import MAX_CACHED_TOPICS, MAX_SHAPE_BYTES
 from storenode.message.rules import (
@@ -286,16 +287,8 @@ class Admission:
         topic = _topic((item.pubsub_topic, item.content_topic), self._policy)
         digest = content = b""
         if item.timestamp:
-            stamp = pack_timestamp(item.timestamp)
-            parts = (topic.pubsub, item.payload, topic.content, item.meta, stamp)
-            (digest,) = message_hashes((parts,))
-            framed = (
-                topic.framed_pubsub,
-                length_framed(item.payload),
-                framed_after_payload(topic.content, item.meta),
-                stamp,
-            )
-            (content,) = content_digests((framed,))
+            fields = (topic.pubsub, item.payload, topic.content, item.meta, item.timestamp)
+            digest, content = message_hash(*fields), content_digest(*fields)
         refusal = self._problem(item, topic)
         if refusal is not None:
             self.admitted.refusals[len(self.admitted.verdicts)] = refusal
@@ -304,7 +297,7 @@ class Admission:
         head, tail = split_frame(item.body, len(item.payload), topic.suffix)
         if item.ephemeral:
             rest = head + item.payload + tail
-            self._relay(topic, digest, begin_frame(digest, len(rest)) + rest)
+            self._relay(topic, digest, content, begin_frame(digest, len(rest)) + rest)
         else:
             assert item.timestamp is not None, "a message without a timestamp is refused"
             self._keep(item.timestamp, topic, (digest, content), (head, item.payload, tail))
@@ -361,9 +354,9 @@ class Admission:
         batch.topics[topic.key] = topic.names
         self._decide(_ACCEPTED, position, digest)
 
-    def _relay(self, topic: _Topic, digest: bytes, frame: bytes) -> None:
-        if digest not in self._relayed:
-            self._relayed.add(digest)
+    def _relay(self, topic: _Topic, digest: bytes, content: bytes, frame: bytes) -> None:
+        if content not in self._relayed:
+            self._relayed.add(content)
             self.admitted.ephemerals.append(Ephemeral(topic.key, *topic.names, frame, digest))
         self._decide(Verdict.EPHEMERAL, -1, digest)
 

@@ -277,6 +277,13 @@ def test_of_two_messages_with_one_hash_in_a_request_the_second_is_rejected() -> 
     }
 
 
+def test_of_two_ephemeral_messages_with_one_hash_both_are_relayed() -> None:
+    one = entry(b"transfer 10 to bob/al", content="pha/1/x/proto", ephemeral=True)
+    other = entry(b"transfer 10 to bob", content="/alpha/1/x/proto", ephemeral=True)
+    relayed = judge(one, other, one).ephemerals
+    assert [each.content_topic for each in relayed] == ["pha/1/x/proto", "/alpha/1/x/proto"]
+
+
 def test_what_the_writer_finds_in_conflict_is_rejected_wherever_it_stands() -> None:
     one, other = entry(b"1"), entry(b"2")
     admission = judge(one, other, one)

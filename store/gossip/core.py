@@ -149,10 +149,11 @@ class Core:
         """An event needs confirmations from now on; those that are known count at once."""
         if not needed:
             return
-        expired = self.unread.add(self.now_ns, digest, needed, age_ns)
+        place = self.seen.place(digest)
+        content = self.seen.content_digests[place]
+        expired = self.unread.add(self.now_ns, digest, needed, age_ns, content)
         if expired:
             self.effects.append(Expire(expired))
-        place = self.seen.place(digest)
         for store in self.stores.of_mask(self.seen.holders[place]):
             self.confirm(digest, store)
         if self.unread.take_read(digest):
@@ -209,6 +210,11 @@ class Core:
             if not self.differs(key, digest, content, theirs):
                 holders |= self.peers[key].store.bit
         return holders
+
+    def content_of(self, digest: bytes) -> bytes | None:
+        """Return the content digest of a message that is held; None: it is forgotten."""
+        place = self.seen.place(digest)
+        return self.unread.content_of(digest) if place < 0 else self.seen.content_digests[place]
 
     # Parents
 

@@ -43,9 +43,10 @@ class Stores:
         store = self._stores.get(store_id)
         if store is None:
             self._make_room(joined)
-            store = Store(store_id, self._bits.take(), self._voices.get(peer, store_id))
+            store = Store(store_id, self._bits.take(), self._voice(peer, store_id))
             self._stores[store_id] = self._by_bit[store.bit] = store
-        self._voices.setdefault(peer, store_id)
+        else:
+            self._voice(peer, store_id)
         self._stores.move_to_end(store_id)
         return store
 
@@ -63,6 +64,9 @@ class Stores:
         assert len(self._stores) == len(self._by_bit) <= MAX_STORES
         assert len(self._voices) <= MAX_OFFENDERS
         assert all(self._by_bit[store.bit] is store for store in self._stores.values())
+
+    def _voice(self, peer: str, store_id: str) -> str:
+        return self._voices.setdefault(peer, store_id)
 
     def _make_room(self, joined: set[str]) -> None:
         if len(self._stores) < MAX_STORES:

@@ -131,3 +131,14 @@ def test_a_peer_that_joins_gets_the_digests_of_what_is_announced() -> None:
     node, (one,) = Single(), ids(1)
     node.step(Committed([one], content_digests=[OWN]))
     assert frames(node.join("b")) == [Inventory([one], [OWN])]
+
+
+def test_an_unread_message_is_announced_with_its_digest_after_it_was_forgotten() -> None:
+    node, (one, *others) = Single(max_confirms=1, seen_ids=4), ids(9)
+    node.step(Committed([one], content_digests=[OWN]))
+    node.step(Committed(others[:2], content_digests=[OTHER] * 2))
+    node.step(Committed(others[2:], content_digests=[OTHER] * 6))
+    (sent,) = frames(node.join("b"))
+    assert isinstance(sent, Inventory)
+    announced = dict(zip(sent.ids, sent.content_digests, strict=True))
+    assert announced == {one: OWN} | dict.fromkeys(others, OTHER)

@@ -50,7 +50,7 @@ class _Camera:
 
 
 def drawn(screen: RenderableType) -> str:
-    """A screen as SVG, in the fonts that its reader has: none is fetched from elsewhere."""
+    """Return a screen as SVG, in the fonts that its reader has: none is fetched."""
     console = Console(
         record=True, width=MIN_COLUMNS, file=io.StringIO(), force_terminal=True, highlight=False
     )

@@ -79,8 +79,7 @@ def _check_parts(call: Call, body: bytes) -> None:
 
 def _parameters(kind: type[Struct], exchange: Exchange) -> dict[str, Any]:
     lists, found = schemas.repeatable(kind), {}
-    for name in exchange.query.keys():  # noqa: SIM118 - a multi-dict, whose keys are given once
-        values = exchange.query.getlist(name)
+    for name, values in exchange.parameters.items():
         if name == TOKEN_PARAMETER:
             continue
         if name not in lists and len(values) > 1:

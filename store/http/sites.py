@@ -22,7 +22,6 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from store.http.connect import ASKED_HEADERS, SHOWN_HEADERS
-from store.http.connections import Connections
 from store.http.exchange import Exchange
 from store.http.failure import HttpFailure
 from store.http.limits import CORS_MAX_AGE_S
@@ -78,12 +77,9 @@ class Sites:
 class SiteCheck:
     """Answers what is refused, and passes on the rest with the headers of CORS."""
 
-    def __init__(
-        self, app: ASGIApp, sites: Sites, connections: Connections, metrics: Metrics
-    ) -> None:
+    def __init__(self, app: ASGIApp, sites: Sites, metrics: Metrics) -> None:
         self._app = app if not sites.origins else _cross_origin(app, sites.origins)
         self._sites = sites
-        self._connections = connections
         self._refused = metrics.http_requests
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -92,7 +88,7 @@ class SiteCheck:
         if failure is None:
             await self._app(scope, receive, send)
             return
-        exchange = Exchange(scope, receive, send, self._connections)
+        exchange = Exchange(scope, receive, send)
         self._refused.labels("refused", str(failure.status)).inc()
         await answer_anybody(exchange, refuse(exchange, failure))
 

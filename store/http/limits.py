@@ -56,6 +56,9 @@ QUOTES_OF_ENTRY: Final = 64
 """A larger body has its quotation marks counted before it is decoded: so many for each entry of the
 longest list that the node's limits allow. A message with all its fields has 32."""
 
+MAX_QUOTED_CHARS: Final = 200
+"""What an error says of a request that its type refuses."""
+
 HEARTBEAT_S: Final = 10.0
 """A follower that is sent nothing else gets a comment this often: proxies and browsers end
 connections that are silent for longer."""

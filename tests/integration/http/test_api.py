@@ -355,8 +355,8 @@ def test_more_than_a_limit_allows_is_refused(api: Api, topic: str) -> None:
     status, code, sentence = failed(api.get("/api/v1/messages", contentTopics=["a"] * 65))
     assert (status, code) == (400, "INVALID_ARGUMENT")
     assert "more than 64 parameters" in sentence
-    many = {"contentTopics": ["a"] * 101}
-    status, code, sentence = failed(api.post("/api/v1/messages/query", many))
+    topics = {"contentTopics": ["a"] * 101}
+    status, code, sentence = failed(api.post("/api/v1/messages/query", topics))
     assert (status, code) == (400, "INVALID_ARGUMENT")
     assert "at most 100" in sentence
     tiny = {**message(topic), "payload": ""}

@@ -120,9 +120,7 @@ def test_a_channel_is_shown_with_what_is_missing(page: Page, node: NodeProcess) 
     assert len(rows(page)) == 3
 
 
-def test_what_others_publish_bounds_the_requests_of_the_page(
-    page: Page, node: NodeProcess
-) -> None:
+def test_what_others_publish_bounds_the_requests_of_the_page(page: Page, node: NodeProcess) -> None:
     topic, channels = "/page/1/crowd/proto", range(60)
     crowd = [sds(f"c-{n}", f"nowhere-{n}", topic=topic, channel=f"crowd-{n}") for n in channels]
     publish(node, *crowd[:30])

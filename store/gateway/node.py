@@ -42,6 +42,7 @@ class Node:
         self._channel = channel
         self._metadata = metadata
         self._metrics = metrics
+        self.unready: str | None = f"the node at {address} is not connected"
         self._places = asyncio.Semaphore(FORWARD_PLACES)
         # Without serializers, requests and responses are bytes.
         self._call = channel.unary_unary(_METHOD, None, None)
@@ -66,18 +67,13 @@ class Node:
             sentence = node_error(error, self.address).sentence
             raise QueryFailed(code, sentence if code != _UNAVAILABLE else _AWAY) from error
 
-    def why_not_ready(self) -> str | None:
-        """Why queries would fail; None: the node is connected."""
-        if self._channel.get_state() is grpc.ChannelConnectivity.READY:
-            return None
-        return f"the node at {self.address} is not connected"
-
     async def watch(self) -> None:
         """Keep the connection up, and say when it is lost and found."""
         connected: bool | None = None
         while True:
             state = self._channel.get_state(try_to_connect=True)
             now = state is grpc.ChannelConnectivity.READY
+            self.unready = None if now else f"the node at {self.address} is not connected"
             failed = state is grpc.ChannelConnectivity.TRANSIENT_FAILURE
             if now != connected and (now or failed):
                 connected = now

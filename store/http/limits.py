@@ -3,8 +3,24 @@
 from typing import Final
 
 MAX_HEAD_BYTES: Final = 64 * 1024
-"""Request line and headers, some 900 message hashes in a URL; a connection that sends more gets a
-400 and is closed. All connections together hold as much of unfinished heads at most."""
+"""Request line, headers and trailers, and what frames the chunks of a small body. A connection that
+sends more is closed. All connections together hold as much of unfinished heads at most."""
+
+MAX_HEADER_FIELDS: Final = 100
+"""Headers and trailers of a request, as Apache has it; browsers behind proxies send some 40."""
+
+MAX_PARAMETERS: Final = 64
+"""Parameters of a URL; a list of more entries goes into a body."""
+
+MAX_SMALL_CHUNKS: Final = 1_024
+LEAST_CHUNK_BYTES: Final = 1_024
+"""Chunks of a body in any size, and how large all further ones are in the mean."""
+
+MAX_PIPELINED_REQUESTS: Final = 16
+"""Requests that are sent before the answer to the one before them."""
+
+LINGER_S: Final = 5.0
+"""A caller that is answered before it has sent all is given this long to read the answer."""
 
 HEAD_TIMEOUT_S: Final = 10
 """From the first byte of a request, or from the connection on, to the end of the head."""
@@ -39,6 +55,9 @@ COUNTED_BODY_BYTES: Final = 1024 * 1024
 QUOTES_OF_ENTRY: Final = 64
 """A larger body has its quotation marks counted before it is decoded: so many for each entry of the
 longest list that the node's limits allow. A message with all its fields has 32."""
+
+MAX_QUOTED_CHARS: Final = 200
+"""What an error says of a request that its type refuses."""
 
 HEARTBEAT_S: Final = 10.0
 """A follower that is sent nothing else gets a comment this often: proxies and browsers end

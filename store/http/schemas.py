@@ -32,8 +32,8 @@ Count = Annotated[int, Meta(ge=0, le=_LARGEST_UINT32)]
 Hash = Annotated[
     str,
     Meta(
-        pattern="^0x[0-9a-fA-F]{64}$",
-        description="A message hash: 0x and 64 hexadecimal digits.",
+        pattern="^(0[xX])?[0-9a-fA-F]{64}$",
+        description="A message hash: 64 hexadecimal digits, with or without 0x.",
     ),
 ]
 HashOut = Annotated[str, Meta(description="A message hash: 0x and 64 hexadecimal digits.")]

@@ -102,7 +102,7 @@ async def refuse(exchange: Exchange, failure: HttpFailure) -> None:
 
 
 def _wanted(exchange: Exchange) -> QueryInput:
-    given = {name: exchange.query.get(name, "") for name in PARAMETERS}
+    given = {name: exchange.parameters.get(name, [""])[-1] for name in PARAMETERS}
     if given["peerAddr"]:
         raise bad_request(
             "peerAddr is not served: this node answers from its own store, so leave it out"

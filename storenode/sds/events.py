@@ -217,9 +217,13 @@ class Missing:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Dependencies that were given up; what waited for them is delivered."""
+    """Dependencies that were given up; what waited for them is delivered.
+
+    ``early``: for want of room, before anybody can have answered. A search may still find them.
+    """
 
     message_ids: tuple[str, ...]
+    early: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,10 +294,11 @@ class ClockCapped:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A packet was not taken; it may come again."""
+    """A packet that was not taken and may come again; ``sentence`` says what is malformed."""
 
     reason: Refusal
     message_id: str | None = None
+    sentence: str = ""
 
 
 @dataclass(frozen=True, slots=True)

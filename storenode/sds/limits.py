@@ -9,7 +9,7 @@ MAX_ID_BYTES: Final = 256
 """A channel ID, message ID or sender ID, as UTF-8."""
 
 MAX_HISTORY_ENTRIES: Final = 256
-"""Causal history entries of one message."""
+"""Causal history entries of a message that a store node indexes, and of an own one."""
 
 SDS_KEY_BYTES: Final = 16
 """Size of the index key of a (channel, message ID) pair."""
@@ -34,7 +34,7 @@ MAX_CLOCK: Final = 2**64 - 1
 """Largest Lamport timestamp that the wire can carry."""
 
 MAX_REPAIR_ENTRIES: Final = 256
-"""Repair requests of one message that is accepted at all."""
+"""Repair requests that are read of one message; more are left out."""
 
 MAX_REPAIR_ANSWERED: Final = 32
 """Repair requests of one message that are looked at; the rest will be asked again."""
@@ -46,7 +46,10 @@ MAX_ANSWERS_AT_ONCE: Final = 32
 """Repair answers of one step; what is left is due at the next."""
 
 ASK_EVERY_MS: Final = 1_000
-"""Time between sync messages that are sent only to carry repair requests."""
+ASKS_IN_VAIN: Final = 32
+MAX_ASK_EVERY_MS: Final = 60_000
+"""Time between sync messages that are sent only to carry repair requests. After so many without an
+answer it doubles with each four, up to a bound."""
 
 MAX_REMEMBERED_ANSWERS: Final = 4_096
 """IDs answered lately, which are not answered again so soon."""
@@ -66,6 +69,9 @@ CENSUS_MS: Final = 86_400_000
 MAX_REPAIR_REQUESTS: Final = 65_536
 """Own repair requests that wait for their time: one per missing message at most."""
 
+ENTRY_BYTES: Final = 256
+"""About what an entry of a causal history takes in memory."""
+
 MAX_WAITING_SYNCS: Final = 256
 """Sync messages in the incoming buffer; the oldest makes room."""
 
@@ -76,7 +82,7 @@ UNATTENDED_SWEEPS: Final = 4
 """Periods of telling what is missing after which nobody has looked for it, as far as we know: the
 participant was off, or asleep."""
 
-MAX_LOST_IDS: Final = 65_536
+MAX_LOST_IDS: Final = 16_384
 """Given-up dependencies that are remembered; past it the oldest is forgotten, and would be
 waited for once more if a new message named it."""
 

@@ -19,6 +19,7 @@ from storenode.common.bounded import BoundedDict
 from storenode.sds.config import RepairConfig
 from storenode.sds.envelope import Entry, SdsMessage
 from storenode.sds.limits import (
+    ENTRY_BYTES,
     MAX_ANSWERS_AT_ONCE,
     MAX_PENDING_ANSWERS,
     MAX_REMEMBERED_ANSWERS,
@@ -212,4 +213,4 @@ class Answers:
 
 
 def _size(message: SdsMessage) -> int:
-    return len(message.content or b"") + 64 * len(message.history) + 256
+    return len(message.content or b"") + ENTRY_BYTES * (len(message.history) + 1)

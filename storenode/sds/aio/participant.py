@@ -22,7 +22,13 @@ from storenode.sds.aio.cipher import Cipher, CipherError
 from storenode.sds.aio.events import ChannelEvent, Hub, Message, Repaired
 from storenode.sds.aio.feed import Feed
 from storenode.sds.aio.ledger import Ledger, Row
-from storenode.sds.aio.limits import LEAVE_TIMEOUT_S, MAX_TICK_S, PACKETS_AT_ONCE
+from storenode.sds.aio.limits import (
+    CATCH_UP_OVERLAP_NS,
+    LEAVE_TIMEOUT_S,
+    MAX_TICK_S,
+    PACKETS_AT_ONCE,
+    SEARCH_LOST_EVERY_NS,
+)
 from storenode.sds.aio.publisher import Publisher, Ready
 from storenode.sds.aio.recalling import Recalling
 from storenode.sds.aio.repair import Repair
@@ -46,6 +52,7 @@ from storenode.sds.events import (
     Delivered,
     EphemeralReceived,
     Forged,
+    Lost,
     Missing,
     Packet,
     Pruned,
@@ -93,6 +100,7 @@ class Participant:
         self._signing = Signing(signer, config.channel_id, config.sender_id)
         self._clock = clock
         self._chance = chance
+        self._searched_ns = -SEARCH_LOST_EVERY_NS
         self._troubles: dict[str, str] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self.saver = Saver(ledger, state, thread, self._release, partial(self._trouble, "state"))
@@ -227,6 +235,8 @@ class Participant:
         for thing in things:
             if isinstance(thing, Behind):
                 self.feed.search(thing.since_ms * _NS_PER_MS)
+            elif isinstance(thing, Lost) and thing.early:
+                self._search_lost()
             elif isinstance(thing, Recall):
                 self.recalling.want(thing.message_ids)
         self.saver.add(things)
@@ -282,6 +292,7 @@ class Participant:
             missing=len(incoming.wants),
             waiting=len(incoming.waiting),
             lost=len(self.core.lost),
+            unreadable=self.core.counts.malformed,
             behind=self.core.lacks.at_least(),
             incomparable=len(self.core.lacks.incomparable),
             unpublished=len(self.ledger.outbox),
@@ -291,6 +302,13 @@ class Participant:
         if status != self.status:
             self.status = status
             self.hub.stir()
+
+    def _search_lost(self) -> None:
+        """Scan for what was given up for want of room, at most once a minute."""
+        now_ns = self._clock()
+        if now_ns - self._searched_ns >= SEARCH_LOST_EVERY_NS:
+            self._searched_ns = now_ns
+            self.feed.search(max(now_ns - CATCH_UP_OVERLAP_NS, 0))
 
     def _release(self, commit: int, things: list[Any]) -> None:
         shown: list[ChannelEvent] = []

@@ -149,11 +149,16 @@ MAX_SETS_PER_SENDER: Final = 64
 MAX_PLACES: Final = 16_384
 """Contents that are not complete, and their segments, of which only the places are kept."""
 
-MAX_CLAIMS: Final = 3
-"""Different segments that are remembered for one place in a content."""
+MAX_CANDIDATES: Final = 16
+"""Different segments that are remembered for one index of a content."""
 
+MAX_NAMED_BY_SEGMENT: Final = 8
+"""Causes of a segment that are remembered, the last ones: the segment before is one of them."""
+
+MAX_LINKED_ATTEMPTS: Final = 64
 MAX_ATTEMPTS: Final = 16
-"""How often one content is put together and does not have its hash, before it is given up."""
+"""How often one content is put together and does not have its hash: of segments that name each
+other, and of others."""
 
 MAX_LOADED_MESSAGES: Final = 4_096
 """Messages at the end of the log in which parts of contents are looked for after a restart."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
@@ -36,7 +36,7 @@ from storenode.sds.aio.revive import revive
 from storenode.sds.aio.rotation import Rotation
 from storenode.sds.aio.saver import Saver
 from storenode.sds.aio.schema import LAMPORT_OFFSET
-from storenode.sds.aio.signing import HistoryOf, Opened, Signer, Signing, unframe
+from storenode.sds.aio.signing import Opened, Signer, Signing, unframe
 from storenode.sds.aio.state import DurableState
 from storenode.sds.aio.status import Status
 from storenode.sds.aio.transport import Fetched, Link, Route, Transport
@@ -194,9 +194,7 @@ class Participant:
             self._clock(), content, message_id, self._seal, self._hint, sealed=sealed
         )
         message, lamport = sent.message, sent.message.lamport or 0
-        opened = self._open(
-            message.content or b"", message.sender_id, lamport, lambda: message.history
-        )
+        opened = self._open(message.content or b"", message.sender_id, lamport, message.history)
         shown = Message(
             message.message_id,
             message.sender_id,
@@ -209,6 +207,7 @@ class Participant:
             proof=sent.proof,
             signature=opened.signature,
             signed=opened.signed,
+            causes=_ids(message.history),
         )
         self.tell([shown, *sent.events, Ready(sent.number)])
         return message.message_id
@@ -260,13 +259,8 @@ class Participant:
         """A row of the log as the application sees it."""
         message_id, sender_id = row["message_id"].decode(), row["sender_id"].decode()
         lamport, by = row["lamport"] + LAMPORT_OFFSET, row["acknowledged_by"]
-        encoded = row["history"]
-        opened = self._open(
-            row["content"],
-            sender_id,
-            lamport,
-            lambda: None if encoded is None else decode_history(encoded),
-        )
+        history = None if row["history"] is None else decode_history(row["history"])
+        opened = self._open(row["content"], sender_id, lamport, history)
         return Message(
             message_id,
             sender_id,
@@ -281,6 +275,7 @@ class Participant:
             proof=Proof(row["proof"]),
             signature=opened.signature,
             signed=opened.signed,
+            causes=_ids(history or ()),
         )
 
     def refresh(self) -> None:
@@ -326,9 +321,7 @@ class Participant:
     def _shown(self, event: Any) -> ChannelEvent:  # noqa: ANN401 - any event of the core
         match event:
             case Delivered():
-                opened = self._open(
-                    event.content, event.sender_id, event.lamport, lambda: event.history
-                )
+                opened = self._open(event.content, event.sender_id, event.lamport, event.history)
                 return Message(
                     event.message_id,
                     event.sender_id,
@@ -342,6 +335,7 @@ class Participant:
                     proof=event.proof,
                     signature=opened.signature,
                     signed=opened.signed,
+                    causes=_ids(event.history),
                 )
             case Forged():
                 return replace(event, content=unframe(self._open_content(event.content)[0])[0])
@@ -363,11 +357,13 @@ class Participant:
                 self.core.counts.malformed += 1
         return packets
 
-    def _open(self, content: bytes, sender_id: str, lamport: int, history_of: HistoryOf) -> Opened:
+    def _open(
+        self, content: bytes, sender_id: str, lamport: int, history: Sequence[Entry] | None
+    ) -> Opened:
         clear, readable = self._open_content(content)
         if not readable:
             return Opened(clear, readable=False)
-        return self._signing.read(clear, sender_id, lamport, history_of)
+        return self._signing.read(clear, sender_id, lamport, history)
 
     def _open_content(self, content: bytes) -> tuple[bytes, bool]:
         if self._cipher.whole:
@@ -475,6 +471,10 @@ async def participating(
         if participant is not None:
             await participant.leave()
         await loop.run_in_executor(thread, state.close)
+
+
+def _ids(history: Iterable[Entry]) -> tuple[str, ...]:
+    return tuple([entry.message_id for entry in history])
 
 
 def _no_room(event: object) -> bool:

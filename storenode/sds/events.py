@@ -89,13 +89,16 @@ class Broadcast:
     """Send these bytes to the channel. ``Published`` may come back, and need not.
 
     ``passes``: a store need not keep it. It is an ephemeral message, one that it holds, or a sync
-    message that only says again what a former one has said.
+    message that only says again what a former one has said. An answer to a repair request of
+    ``requester`` need not be sent if a store holds the message, since it can be fetched there: then
+    give its bytes back by `AnswerBudget.refund`.
     """
 
     payload: bytes
     message_id: str
     reason: Reason
     passes: bool = False
+    requester: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +260,7 @@ class RepairRequested:
 
 @dataclass(frozen=True, slots=True)
 class RepairAnswered:
-    """A message that others asked for is broadcast again."""
+    """A message that others asked for is broadcast again, unless a store holds it."""
 
     message_id: str
 

@@ -245,7 +245,6 @@ class IncomingBuffer:
                 self.ready[serial] = None
         self._next = len(waiting)
         for message_id, want in wants:
-            want.named_by = self.waiters(message_id)[0].message.sender_id
             self.wants[message_id] = want
             self._wants_of.setdefault(want.named_by, {})[message_id] = None
 

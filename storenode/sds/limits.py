@@ -45,6 +45,12 @@ MAX_PENDING_ANSWERS: Final = 1_024
 MAX_ANSWERS_AT_ONCE: Final = 32
 """Repair answers of one step; what is left is due at the next."""
 
+ANSWER_EPOCH_MS: Final = 600_000
+MAX_ANSWER_BYTES: Final = 4 * 1024 * 1024
+MAX_ANSWER_BYTES_PER_REQUESTER: Final = 1024 * 1024
+"""What is sent again in an epoch because others ask for it, in all and for each of them. What a
+store holds is not sent, and does not count."""
+
 ASK_EVERY_MS: Final = 1_000
 ASKS_IN_VAIN: Final = 32
 MAX_ASK_EVERY_MS: Final = 60_000

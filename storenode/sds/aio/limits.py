@@ -56,6 +56,9 @@ MAX_LOG_PAGE: Final = 1_000
 MAX_VOLATILE_ITEMS: Final = 1_024
 """Resends, syncs and answers that wait for a node; the oldest makes room."""
 
+MAX_KNOWN_TIMES: Final = 4_096
+"""Messages whose time of publication is remembered, so that they can be published as they were."""
+
 MAX_PUBLISH_MESSAGES: Final = 500
 MAX_PUBLISH_BYTES: Final = 1_000_000
 """One publish request."""

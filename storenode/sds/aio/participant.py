@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any, Final
 
 from storenode.message.hashing import message_hash
+from storenode.sds.aio.answering import Answering
 from storenode.sds.aio.cipher import Cipher, CipherError
 from storenode.sds.aio.events import ChannelEvent, Hub, Message, Repaired
 from storenode.sds.aio.feed import Feed
@@ -30,7 +31,6 @@ from storenode.sds.aio.limits import (
     SEARCH_LOST_EVERY_NS,
 )
 from storenode.sds.aio.publisher import Publisher, Ready
-from storenode.sds.aio.recalling import Recalling
 from storenode.sds.aio.repair import Repair
 from storenode.sds.aio.revive import revive
 from storenode.sds.aio.rotation import Rotation
@@ -104,11 +104,6 @@ class Participant:
         self._troubles: dict[str, str] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self.saver = Saver(ledger, state, thread, self._release, partial(self._trouble, "state"))
-        self.recalling = Recalling(
-            config.channel_id,
-            self.saver.messages,
-            lambda found: self.tell(ledger.recalled(found)),
-        )
         rotation = Rotation(links)
         epochs = None
         if rate_limit is not None:
@@ -120,6 +115,14 @@ class Participant:
             self.tell,
             partial(self._trouble, "publishing"),
             epochs=epochs,
+        )
+        self.answering = Answering(
+            self.core,
+            rotation,
+            read=self.saver.messages,
+            found=lambda found: self.tell(ledger.recalled(found)),
+            publish=self._publish_answer,
+            readable=not cipher.whole,
         )
         self.repair = Repair(
             self.core,
@@ -155,7 +158,7 @@ class Participant:
             self.feed.searches(),
             self.publisher.run(),
             self.repair.run(self.feed.quiet),
-            self.recalling.run(),
+            self.answering.run(),
             self._tick(),
         ):
             task = asyncio.create_task(work)
@@ -237,7 +240,7 @@ class Participant:
             elif isinstance(thing, Lost) and thing.early:
                 self._search_lost()
             elif isinstance(thing, Recall):
-                self.recalling.want(thing.message_ids)
+                self.answering.want(thing.message_ids)
         self.saver.add(things)
         self.refresh()
 
@@ -248,6 +251,7 @@ class Participant:
             await self.hub.room()
             await self.saver.room()
             some = messages[start : start + PACKETS_AT_ONCE]
+            self.answering.note(some)
             events = self.ledger.receive(self._now_ms(), self._packets(some))
             self.tell(events)
             if refused_ns is None and any(_no_room(event) for event in events):
@@ -298,6 +302,13 @@ class Participant:
             self.status = status
             self.hub.stir()
 
+    def _publish_answer(
+        self, answer: Broadcast, hint: bytes | None, timestamp_ns: int | None
+    ) -> None:
+        sealed = self._seal(answer.payload)
+        is_same = timestamp_ns is not None and self._hint(sealed, timestamp_ns) == hint
+        self.publisher.offer_volatile(answer, sealed, timestamp_ns if is_same else None)
+
     def _search_lost(self) -> None:
         """Scan for what was given up for want of room, at most once a minute."""
         now_ns = self._clock()
@@ -310,6 +321,8 @@ class Participant:
         for thing in things:
             if isinstance(thing, Ready):
                 self.publisher.offer(thing.number)
+            elif isinstance(thing, Broadcast) and thing.reason is Reason.REPAIR:
+                self.answering.offer(thing)
             elif isinstance(thing, Broadcast):
                 if thing.reason is not Reason.EPHEMERAL or self.feed.node is not None:
                     self.publisher.offer_volatile(thing, self._seal(thing.payload))

@@ -40,7 +40,7 @@ class Store:
         self.asked.append("holds")
         if self.fails:
             raise TransportError("It is away.")
-        return self.hints & set(hints)
+        return set(hints) & self.hints
 
     async def by_id(self, _: Sequence[Entry]) -> AsyncGenerator[Sequence[Fetched], None]:
         self.asked.append("by_id")

@@ -21,7 +21,7 @@ from store.domain.ports import PeerFailed, SyncObserver
 from store.domain.view import Times
 from store.sync.frames import Reconcile
 from store.sync.session.agreement import Agreement, Pairs, new_pairs
-from store.sync.session.reconciling import Driving, Frames
+from store.sync.session.reconciling import Driving, Frames, asked_range
 from store.sync.session.verifying import Verifying
 
 NAMES = ("i", "store-i", "r", "store-r")
@@ -139,11 +139,13 @@ async def reconcile(initiator: Side, responder: Side, window: tuple[SyncId, Sync
     there: asyncio.Queue[Any] = asyncio.Queue()
     back: asyncio.Queue[Any] = asyncio.Queue()
     one = _verifying(initiator, Role.INITIATOR, _Stream(initiator, back, there), window)
-    other = _verifying(responder, Role.RESPONDER, _Stream(responder, there, back), window)
 
     async def answer() -> Result:
-        first = await there.get()
-        return await other.answer(Reconcile.parse(first))
+        first = Reconcile.parse(await there.get())
+        asked = await asked_range(first.payload, responder.limits.payload)
+        stream = _Stream(responder, there, back)
+        work = _verifying(responder, Role.RESPONDER, stream, window, has_view=asked is not None)
+        return await work.answer(first)
 
     async with asyncio.timeout(TIMEOUT_S):
         await asyncio.gather(_run(initiator, one.begin(), there), _run(responder, answer(), back))
@@ -158,7 +160,14 @@ async def _run(side: Side, work: Any, outbox: asyncio.Queue[Any]) -> None:  # no
         await outbox.put(None)
 
 
-def _verifying(side: Side, role: Role, stream: _Stream, window: tuple[SyncId, SyncId]) -> Verifying:
+def _verifying(
+    side: Side,
+    role: Role,
+    stream: _Stream,
+    window: tuple[SyncId, SyncId],
+    *,
+    has_view: bool = True,
+) -> Verifying:
     config = SessionConfig(
         cluster=side.cluster,
         shards=(),
@@ -167,7 +176,7 @@ def _verifying(side: Side, role: Role, stream: _Stream, window: tuple[SyncId, Sy
         limits=side.limits,
     )
     agreement = None
-    if side.keyed:
+    if side.keyed and has_view:
         nonce = bytes([role is Role.INITIATOR]) * 16
         lower = max(side.horizon, window[0])
         agreement = Agreement(
@@ -183,7 +192,7 @@ def _verifying(side: Side, role: Role, stream: _Stream, window: tuple[SyncId, Sy
     side.work = Verifying(
         role,
         config,
-        MemoryView(side),
+        MemoryView(side) if has_view else None,
         Driving(frames, lambda: 0, _no_turn, agreement),
         compact_from=side.compact_from,
         offers=side.offers,

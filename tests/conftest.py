@@ -62,7 +62,7 @@ SPLIT = (RUNBOOKS, MUTANTS)
 LONGEST = (
     *(*APART, *TOGETHER, "tests/faults/test_soak.py", RUNBOOKS),
     *("tests/deploy/test_composition.py", "tests/faults/test_attacks.py"),
-    *("tests/faults/test_upgrade.py", "tests/integration/demo/"),
+    "tests/integration/demo/",
 )
 """The longest first."""
 

@@ -21,7 +21,7 @@ from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout
 
 from store.db.arrays import register
 from store.db.errors import sentence
-from store.db.schema.migrate import application_name
+from store.db.schema.migrate import APPLICATION_NAME
 from store.db.turns import Turns
 from store.domain.outlet import Outlet
 from store.domain.ports import StoreUnavailable
@@ -149,7 +149,7 @@ def complete_url(url: str, *, read_only: bool = False) -> str:
         "keepalives_interval": "5",
         "keepalives_count": "3",
         "tcp_user_timeout": "20000",
-        "application_name": application_name(),
+        "application_name": APPLICATION_NAME,
     }
     return conninfo.make_conninfo(url, **{k: v for k, v in defaults.items() if k not in given})
 

@@ -89,7 +89,7 @@ class EmbeddedHost:
         """
         try:
             url = await asyncio.to_thread(self._server.start)
-            await asyncio.to_thread(migrate.upgrade, url, alone=True)
+            await asyncio.to_thread(migrate.upgrade, url)
         except EmbeddedPostgresError as error:
             raise NodeError(str(error)) from error
         except (SchemaError, psycopg.Error) as error:

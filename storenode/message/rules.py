@@ -50,6 +50,8 @@ class Reason(StrEnum):
     """From a source that may bring no ephemeral messages."""
     OUTSIDE_TOPICS = "outside_topics"
     """On topics that the client may not publish to."""
+    CONFLICT = "conflict"
+    """A message with other content has the same hash."""
 
 
 class Refusal(NamedTuple):
@@ -62,6 +64,7 @@ class Refusal(NamedTuple):
 MISSING_MESSAGE: Final = Refusal(
     Reason.MISSING_MESSAGE, "the entry holds no message: set the field `message`"
 )
+CONFLICT: Final = Refusal(Reason.CONFLICT, "another message has this hash; change its timestamp")
 
 
 @dataclass(frozen=True, slots=True)

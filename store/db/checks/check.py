@@ -25,7 +25,7 @@ from store.db.checks.findings import Finding, Findings
 from store.db.checks.missing import check_missing
 from store.db.checks.rows import Held, Progress, RowCheck
 from store.db.checks.summaries import check_summaries
-from store.db.schema.migrate import connect, require_current
+from store.db.schema.migrate import connect, require_served
 from store.db.schema.names import BUCKETS_TABLE, FINE_TABLE, UNREAD_TABLE
 from store.domain.partitioning import Bounds, Cover, parse_bounds
 
@@ -89,7 +89,7 @@ def check(
     # It brings Alembic along, which no other command of `storenode db` needs.
     from store.db.checks.drift import differences  # noqa: PLC0415
 
-    require_current(url)
+    require_served(url)
     findings = Findings()
     for difference in differences(url):
         findings.add("wrong schema", "storenode", difference)

@@ -16,8 +16,7 @@ NOT_COUNTED: Final = "parent that is missing and is not counted"
 
 _TABLE: Final = "missing_parents"
 
-# One statement sees one snapshot. What is not followed yet says nothing about the table; commits of
-# nodes of the version before do not say which messages these are.
+# One statement sees one snapshot. What is not followed yet says nothing about the table.
 _PENDING: Final = f"""
 with store as (select horizon_ns, claimed_position from storenode.store),
 pending as (
@@ -25,16 +24,13 @@ pending as (
     from storenode.commits c cross join store
     cross join generate_series(0, octet_length(c.claims) / {CLAIM_BYTES} - 1) as n
     where c.position > store.claimed_position
-), unsaid as (
-    select exists (select from storenode.commits c cross join store
-                   where c.position > store.claimed_position and c.claims is null) as some
 )
 """
 _NOT_MISSING: Final = f"""{_PENDING}
 select named.channel_key::text, named.ts, named.key::text
 from (select channel_key, ts, parent_key as key from storenode.missing_parents) as named
-cross join store cross join unsaid
-where named.ts >= store.horizon_ns and not unsaid.some
+cross join store
+where named.ts >= store.horizon_ns
   and named.key not in (select key from pending)
   and ({HELD} or not exists (
       select from storenode.sds s where s.channel_key = named.channel_key and s.ts = named.ts
@@ -45,8 +41,8 @@ _NOT_COUNTED: Final = f"""{_PENDING}
 select named.channel_key::text, named.ts, named.key::text
 from (select s.key as child, s.channel_key, s.ts, p.key
       from storenode.sds s cross join unnest(s.parent_keys) as p(key)) as named
-cross join store cross join unsaid
-where store.horizon_ns = 0 and not unsaid.some
+cross join store
+where store.horizon_ns = 0
   and named.child not in (select key from pending)
   and not exists (select from storenode.missing_parents m where m.channel_key = named.channel_key
                   and m.ts = named.ts and m.parent_key = named.key)

@@ -76,17 +76,16 @@ class DatabaseReader:
             return None
         wanted = TopicFilter(rights=rights)
         statement = (
-            "select m.ts, m.rest from storenode.hashes m where m.key = %(key)b::uuid"
-            " and coalesce(m.rest = %(rest)b::bytea, true)"
+            "select m.ts from storenode.hashes m where m.key = %(key)b::uuid"
             f"{filter_clause(filtered=not wanted.everything)} limit 1"
         )
-        key, rest = message_hash[:HASH_KEY_BYTES], message_hash[HASH_KEY_BYTES:]
-        parameters = {"key": UUID(bytes=key), "rest": rest} | filter_parameters(wanted)
+        key = UUID(bytes=message_hash[:HASH_KEY_BYTES])
+        parameters = {"key": key} | filter_parameters(wanted)
 
         async def look(connection: Connection) -> SyncId | None:
             cursor = await connection.execute(statement, parameters, binary=True)
-            row: tuple[int, bytes | None] | None = await cursor.fetchone()  # type: ignore[assignment]
-            if row is None or (row[1] is None and await _is_another(connection, row[0], key, rest)):
+            row: tuple[int] | None = await cursor.fetchone()  # type: ignore[assignment]
+            if row is None or await _is_another(connection, row[0], message_hash):
                 return None
             return row[0], message_hash
 
@@ -213,9 +212,10 @@ def query_window(request: PageRequest) -> Window:
     return Window(low, high, start, request.forward)
 
 
-async def _is_another(connection: Connection, timestamp: int, key: bytes, rest: bytes) -> bool:
-    """Whether the message with the first half of a hash has another second half."""
-    end = b"\xff" * len(rest)
+async def _is_another(connection: Connection, timestamp: int, message_hash: bytes) -> bool:
+    """Return True if a stored message shares only the first half of a hash."""
+    key = message_hash[:HASH_KEY_BYTES]
+    end = b"\xff" * (HASH_BYTES - HASH_KEY_BYTES)
     cursor = await connection.execute(
         "select hash from storenode.messages"
         " where ts = %b::bigint and hash between %b::bytea and %b::bytea",
@@ -223,4 +223,4 @@ async def _is_another(connection: Connection, timestamp: int, key: bytes, rest: 
         binary=True,
     )
     held = [bytes(digest) for (digest,) in await cursor.fetchall()]  # type: ignore[call-overload]
-    return bool(held) and key + rest not in held
+    return bool(held) and message_hash not in held

@@ -50,22 +50,15 @@ select (select coalesce(max(position), 0) from storenode.commits), claimed_posit
 from storenode.store
 """
 _NEXT: Final[LiteralString] = """
-select position, batch, min_ts, max_ts, claims from (
-    select position, batch, min_ts, max_ts, claims,
+select position, claims from (
+    select position, claims,
            sum(octet_length(claims)) over (order by position) - octet_length(claims) as before
     from (
-        select position, batch, min_ts, max_ts, claims from storenode.commits where position > %s
+        select position, claims from storenode.commits where position > %s
         order by position limit %s
     ) as following
 ) as measured
-where before is null or before < %s order by position
-"""
-# Of nodes of the version before, which say nothing of what they claim.
-_UNSAID: Final[LiteralString] = """
-select uuid_send(s.key) || int8send(s.ts) from storenode.messages m
-join storenode.sds s on s.ts = m.ts and s.hash = m.hash
-where m.batch = %(batch)s and m.ts between %(low)s and %(last)s
-  and s.ts between %(low)s and %(last)s
+where before < %s order by position
 """
 HELD: Final[LiteralString] = """
 exists (select from storenode.sds h where h.key = named.key and (
@@ -186,14 +179,7 @@ async def _follow_next(connection: AsyncConnection[Any]) -> int:
     commits = await cursor.fetchall()
     if not commits:
         return UNBOUNDED_HIGH
-    claimed: list[bytes] = []
-    for _, batch, low, last, claims in commits:
-        if claims is None:
-            await cursor.execute(_UNSAID, {"batch": batch, "low": low, "last": last})
-            claimed += [bytes(claim) for (claim,) in await cursor.fetchall()]
-        else:
-            claimed.append(bytes(claims))
-    if joined := b"".join(claimed):
+    if joined := b"".join([bytes(claims) for _, claims in commits]):
         claims = np.unique(np.frombuffer(joined, _CLAIM))
         keys = arrays.uuids(claims["key"].tolist())
         ts = claims["ts"].astype(np.int64)

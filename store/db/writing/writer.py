@@ -90,8 +90,6 @@ class _Group:
     """An earlier attempt may have committed."""
     careful: bool = False
     """An earlier attempt failed, perhaps because some of the messages are there already."""
-    short: bool = False
-    """The last attempt wrote the short form of rows."""
 
 
 def _join(members: Sequence[_Waiting]) -> RecordBatch:
@@ -340,8 +338,8 @@ class DatabaseWriter:
                     return await self._attempt(connection, group)
             except NotNew:
                 group.careful = True
-            except (pg.UniqueViolation, pg.NotNullViolation) as error:
-                if group.careful and not await self._has_lost_short_form(group, error):
+            except (pg.UniqueViolation, pg.NotNullViolation):
+                if group.careful:
                     raise
                 group.careful = True
                 self._guesses.failed()
@@ -354,14 +352,6 @@ class DatabaseWriter:
                 if not is_transient(error) or not await patience.wait():
                     raise
                 group.careful = group.uncertain = True
-
-    async def _has_lost_short_form(self, group: _Group, error: Exception) -> bool:
-        """A server that took over may have lost the upgrade that allows the short form of rows."""
-        if not group.short or not isinstance(error, pg.NotNullViolation):
-            return False
-        if self._partitions.takes_short_form:  # else another worker has found it out meanwhile
-            await self._refresh_partitions(error)
-        return not self._partitions.takes_short_form
 
     async def _refresh_partitions(self, error: Exception) -> None:
         with contextlib.suppress(psycopg.Error, PoolTimeout):
@@ -379,7 +369,6 @@ class DatabaseWriter:
         if unnamed:
             await insert_topics(connection, unnamed)
             self._topics.remember(unnamed, era)
-        short = group.short = self._partitions.takes_short_form
         may_be_new = not group.careful and len(set(batch.hashes)) == count
         may_be_new = may_be_new and (count == 1 or self._guesses.allow())
         with waiting_for_standby(connection):
@@ -387,10 +376,10 @@ class DatabaseWriter:
                 return await self._write_at_once(connection, group)
             async with connection.transaction():
                 if may_be_new:
-                    added = await copy(connection, batch, short=short)
+                    added = await copy(connection, batch)
                     self._guesses.succeeded()
                 else:
-                    added = await insert(connection, batch, short=short)
+                    added = await insert(connection, batch)
                 return await self._finish(connection, group, added)
 
     async def _write_at_once(self, connection: Connection, group: _Group) -> Inserted:
@@ -406,13 +395,7 @@ class DatabaseWriter:
             if self._written_ids is not None:
                 self._written_ids.offer(token, group.batch, None)
             commit = group.token, added, group.source
-            await write_at_once(
-                connection,
-                group.batch,
-                commit,
-                wanted,
-                short=group.short,
-            )
+            await write_at_once(connection, group.batch, commit, wanted)
         if len(group.batch.hashes) > 1:
             self._guesses.succeeded()
         return added

@@ -17,7 +17,6 @@ from store.db.maintenance.retention import prune
 from store.db.pool import Connection
 from store.db.reconciliation import lattice_read
 from store.db.reconciliation.summary_read import cold_view
-from store.db.schema import migrate
 from store.db.summaries import fold as fold_module
 from store.db.summaries import lattices, sealing
 from store.db.summaries.fold import fold, fold_until
@@ -280,30 +279,3 @@ async def test_a_wrong_sum_is_named_and_made_anew(
         assert report.findings == []
     await assert_true(connection)
     assert await unknown(connection) == set()
-
-
-async def test_an_upgrade_knows_nothing_until_it_is_summed_up(
-    node: Node, connection: Connection, database_url: str
-) -> None:
-    """A database as the version before leaves it, with messages."""
-    await node.store(random_batch(random.Random(7), 100, SPREAD))
-    await fold_until(connection)
-    for statement in (
-        "alter table storenode.buckets drop column lattice, drop column lattice_count",
-        "alter table storenode.store drop column cursor_key",
-        "drop table storenode.coverage",
-        "drop table storenode.online",
-        "drop table storenode.missing_parents",
-        "alter table storenode.commits drop column claims",
-        "alter table storenode.sds drop column proof",
-        "alter table storenode.store drop column claimed_position",
-        "update storenode.alembic_version set version_num = '0005'",
-    ):
-        await connection.execute(statement.encode())
-    await asyncio.to_thread(migrate.upgrade, database_url)
-    assert await known(connection) == {}
-    right = await held(connection, folded=False)
-    await resummarize(connection)
-    assert await assert_true(connection) == right
-    report = await asyncio.to_thread(check, database_url, now_ns=lambda: NOW, sample=None)
-    assert report.findings == []

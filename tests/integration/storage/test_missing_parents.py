@@ -13,7 +13,6 @@ from store.db.checks.check import check
 from store.db.checks.missing import NOT_COUNTED, NOT_MISSING
 from store.db.maintenance.retention import PruneReport, prune
 from store.db.pool import Connection
-from store.db.schema import migrate
 from store.db.schema.names import FINE_TABLE
 from store.db.sds import missing as missing_module
 from store.db.sds.missing import DatabaseMissingParents, follow_claims
@@ -143,9 +142,6 @@ async def test_counts_are_right_whatever_comes_late_or_is_dropped(
         await asyncio.gather(*(store(dice.choice((node, other_node)), each) for each in batches))
         for each in batches:
             oracle.take(each)
-        if dice.random() < 0.3:
-            # As a node of the version before leaves them.
-            await connection.execute("update storenode.commits set claims = null")
         if dice.random() < 0.4 and seed:
             days = dice.randrange(1, DAYS)
             before = set(oracle.held)
@@ -185,27 +181,4 @@ async def test_a_check_finds_what_is_wrong_and_it_is_made_anew(
     assert await findings(database_url) == {NOT_COUNTED, NOT_MISSING}
     await resummarize(connection)
     assert await findings(database_url) == set()
-    await assert_right(node, oracle)
-
-
-async def test_an_upgrade_counts_what_is_there(
-    node: Node, connection: Connection, database_url: str
-) -> None:
-    dice, oracle = random.Random(11), Oracle()
-    first, second = ([message(dice) for _ in range(30)] for _ in range(2))
-    await store(node, first)
-    for statement in (
-        "drop table storenode.missing_parents",
-        "alter table storenode.commits drop column claims",
-        "alter table storenode.store drop column claimed_position",
-        "alter table storenode.sds drop column proof",
-        "update storenode.alembic_version set version_num = '0009'",
-    ):
-        await connection.execute(statement.encode())
-    await asyncio.to_thread(migrate.upgrade, database_url)
-    oracle.take(first)
-    await assert_right(node, oracle)
-    await store(node, second)
-    oracle.take(second)
-    await follow_claims(connection)
     await assert_right(node, oracle)

@@ -1,34 +1,25 @@
-"""Rows with copies of the hash, as older nodes read them, and rows without, side by side."""
+"""Messages of every size, stored and read in every way."""
 
 from __future__ import annotations
 
 import asyncio
 import random
 from contextlib import aclosing
-from functools import partial
 
 import pytest
-from psycopg import AsyncConnection
-from psycopg.errors import LockNotAvailable, NotNullViolation
 
 from reconcile.ids import SyncIds
 from store.db.checks.check import check
-from store.db.maintenance import narrowing, rebuild
-from store.db.maintenance.rebuild import Rebuilder
 from store.db.reading import hashes as hashes_module
 from store.db.reading.frames import EXACT_POSITIONS, exact_frames, most_frames
 from store.db.reading.transfer_reads import TransferReader
-from store.db.schema import apply, migrate
-from store.db.schema.names import TOPIC_INDEX
-from store.db.writing import insert as insert_module
 from store.db.writing import writer as writer_module
-from store.db.writing.insert import Inserted
 from store.domain.ports import PageRequest, ScanRequest, SyncId, TopicFilter, TopicRights
 from store.messages.record import RecordBatch
 from store.messages.transfer import transferred
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryResponse
 from tests.integration.storage.following import following, from_beginning
-from tests.integration.storage.node import Node, running
+from tests.integration.storage.node import Node
 from tests.integration.storage.world import (
     DAY,
     NOW,
@@ -46,20 +37,6 @@ from tests.support.outlet import WideOutlet
 SIZES = (*range(70), *range(110, 130), 200, *range(16_250, 16_390), 150_000)
 EVERYTHING = TopicFilter()
 FOREVER = 2**63 - 1
-OLD_PARTITION = """
-select c.relname::text from pg_inherits i join pg_class c on c.oid = i.inhrelid
-where i.inhparent = 'storenode.messages'::regclass order by 1 limit 1
-"""
-INDEXES = """
-select i.indisvalid, i.indnkeyatts - 1 from pg_index i
-where i.indrelid = 'storenode.messages'::regclass and not i.indisprimary and i.indnkeyatts > 1
-"""
-FORMS = """
-select octet_length(m.head) < 32, h.rest is null, count(*)
-from storenode.messages m join storenode.hashes h
-    on h.ts = m.ts and uuid_send(h.key) = substr(m.hash, 1, 16)
-group by 1, 2 order by 1
-"""
 
 
 async def store_in_each_way(
@@ -93,28 +70,13 @@ def differing(found: list[bytes | None], expected: list[bytes]) -> list[int]:
     return [n for n, pair in enumerate(zip(found, expected, strict=True)) if pair[0] != pair[1]]
 
 
-async def test_both_forms_are_read_alike_and_the_short_one_waits_for_the_end_of_the_upgrade(
-    empty_database_url: str, monkeypatch: pytest.MonkeyPatch
+async def test_every_way_to_read_gives_the_bytes_that_were_admitted(
+    node: Node, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    url, dice = empty_database_url, random.Random(20261124)
-    with apply.connect(url) as opened, opened.begin():
-        apply.driver_connection(opened).execute("CREATE SCHEMA storenode")
-        apply.upgrade(opened, migrate.LOCATION, "0011")
-    async with running(url) as node:
-        held = await store_in_each_way(node, dice, monkeypatch)
-        count = len(held)
-        assert await node.rows(FORMS) == [(False, False, count)]
-        assert migrate.upgrade(url) == migrate.head()
-        # It has not looked since, which does no harm.
-        held += held_of(early := batch_of([(NOW, TOPICS[0], b"early")]))
-        assert await node.store(early) == [True]
-    async with running(url) as node:
-        held += await store_in_each_way(node, dice, monkeypatch)
-        assert await node.rows(FORMS) == [(False, False, count + 1), (True, True, count)]
-        await assert_read(node, in_order(held), monkeypatch)
-        await assert_index_is_replaced(url, monkeypatch)
-        await assert_paged(node, held)
-    report = await asyncio.to_thread(check, url, now_ns=lambda: NOW)
+    held = await store_in_each_way(node, random.Random(20261124), monkeypatch)
+    await assert_read(node, in_order(held), monkeypatch)
+    await assert_paged(node, held)
+    report = await asyncio.to_thread(check, database_url, now_ns=lambda: NOW)
     # No node makes partitions ahead here.
     assert [each for each in report.findings if "partition" not in each.kind] == []
     assert report.checked["messages"] == report.checked["hashes"] == len(held)
@@ -143,32 +105,6 @@ async def assert_read(node: Node, held: list[Held], monkeypatch: pytest.MonkeyPa
         most = await most_frames(connection, positions)
     small = [n for n, frame in enumerate(frames) if len(frame) < 8_000]
     assert differing([most[n] for n in small], [frames[n] for n in small]) == []
-
-
-async def assert_index_is_replaced(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Maintenance goes on where it was stopped, and gives up where something lasts."""
-    findings = (await asyncio.to_thread(check, url, now_ns=lambda: NOW)).findings
-    assert [each for each in findings if "partition" not in each.kind] == []
-    connect = partial(AsyncConnection.connect, url, autocommit=True)
-    async with await connect() as connection, await connect() as reader:
-        (name,) = await (await connection.execute(OLD_PARTITION)).fetchone() or ("",)
-        await connection.execute(
-            f"create index {name}_topic_key_idx on storenode.{name} (ts)".encode()
-        )
-        async with reader.transaction():
-            await reader.execute("select from storenode.messages limit 1")
-            with monkeypatch.context() as patched:
-                patched.setattr(rebuild, "LOCK_TIMEOUT_MS", 50)
-                with pytest.raises(LockNotAvailable):
-                    await Rebuilder().rebuild(connection, NOW)
-        assert await narrowing.is_pending(connection)
-        assert await Rebuilder().is_due(connection, NOW)
-        replaced = await Rebuilder().rebuild(connection, NOW)
-        assert replaced is not None
-        assert replaced.index == TOPIC_INDEX
-        assert 0 < replaced.after_bytes < replaced.before_bytes
-        assert not await narrowing.is_pending(connection)
-        assert await (await connection.execute(INDEXES)).fetchall() == [(True, 2)]
 
 
 async def assert_paged(node: Node, held: list[Held]) -> None:
@@ -222,49 +158,3 @@ async def assert_queried(node: Node, held: list[Held], monkeypatch: pytest.Monke
         assert await node.reader.position(part[-1].hash, TopicRights()) == after
         alike = part[-1].hash[:-1] + bytes((part[-1].hash[-1] ^ 1,))
         assert await node.reader.position(alike, TopicRights()) is None
-
-
-@pytest.mark.parametrize("fewest_copied", [1, 10**6])
-async def test_after_a_failover_that_lost_the_upgrade_rows_have_the_long_form(
-    node: Node, monkeypatch: pytest.MonkeyPatch, fewest_copied: int
-) -> None:
-    monkeypatch.setattr(writer_module, "FEWEST_COPIED", fewest_copied)
-    for back, _ in enumerate(("its partitions are made", "they are known")):
-        assert await node.store(batch_of([(NOW - back, TOPICS[0], b"lost")])) == [True]
-    assert await node.rows(FORMS) == [(True, True, 2)]
-    await lose_upgrade(node)
-    batch = batch_of((NOW - 2 - back, TOPICS[1], b"kept") for back in range(5))
-    assert await node.store(batch) == [True] * 5
-    assert await node.rows(FORMS) == [(False, False, 5)]
-
-
-async def test_a_failover_is_survived_that_another_worker_notices_first(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for back, _ in enumerate(("its partitions are made", "they are known")):
-        assert await node.store(batch_of([(NOW - back, TOPICS[0], b"lost")])) == [True]
-    await lose_upgrade(node)
-    assert node.partitions.takes_short_form
-    forms: list[bool] = []
-
-    async def insert(*given: object, short: bool) -> Inserted:
-        forms.append(short)
-        try:
-            return await insert_module.insert(*given, short=short)  # type: ignore[arg-type]
-        except NotNullViolation:
-            node.partitions.takes_short_form = False
-            raise
-
-    monkeypatch.setattr(writer_module, "insert", insert)
-    batch = batch_of((NOW - back, TOPICS[1], b"kept") for back in range(5))
-    assert await node.store(batch) == [True] * 5
-    assert forms == [True, False]
-    assert await node.rows(FORMS) == [(False, False, 5)]
-
-
-async def lose_upgrade(node: Node) -> None:
-    """Make the database what a standby holds that fell behind before the upgrade and takes over."""
-    for table in ("messages", "hashes", "topics", "commits"):
-        await node.rows(f"delete from storenode.{table}")
-    await node.rows("alter table storenode.hashes alter column rest set not null")
-    await node.rows("update storenode.store set serves_from = '0010'")

@@ -16,12 +16,9 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from storenode.message.limits import HASH_BYTES, MAX_TIMESTAMP_NS
+from storenode.message.limits import CONTENT_DIGEST_BYTES, HASH_BYTES, MAX_TIMESTAMP_NS
 
-DIGEST_BYTES: Final = 16
-"""The size of a content digest."""
-
-ELEMENT_BYTES: Final = 8 + HASH_BYTES + DIGEST_BYTES
+ELEMENT_BYTES: Final = 8 + HASH_BYTES + CONTENT_DIGEST_BYTES
 """The size of what a lattice sum adds for each message."""
 
 SyncId: TypeAlias = tuple[int, bytes]
@@ -180,12 +177,12 @@ class SyncIds:
     def known_digests(self) -> NDArray[np.uint8]:
         """``(n, 16)``: the content digests, zeros where they are unknown."""
         if self.digests is None:
-            return np.zeros((len(self), DIGEST_BYTES), HASH_DTYPE)
+            return np.zeros((len(self), CONTENT_DIGEST_BYTES), HASH_DTYPE)
         return self.digests
 
     @property
     def elements(self) -> NDArray[np.uint8]:
-        """``(n, 56)``: timestamp (big-endian), hash and content digest, as lattice sums add them."""
+        """``(n, 56)``: timestamp (big-endian), hash, content digest, as lattice sums add them."""
         found = np.empty((len(self), ELEMENT_BYTES), HASH_DTYPE)
         found[:, :8] = self.timestamps.astype(">i8").view(HASH_DTYPE).reshape(-1, 8)
         found[:, 8 : 8 + HASH_BYTES] = self.hashes

@@ -1,8 +1,8 @@
 """Sums of sets of messages that nobody can forge, and that need no key: LtHash16-1024 over BLAKE3.
 
 An element is a message's timestamp, hash and content digest (`SyncIds.elements`): the hash alone
-does not determine the content. Each element is expanded to 1,024 numbers of 16 bits, and the sum of a set is that of its expansions,
-element by element, modulo 2^16. Two different sets of equal sums are a short solution of a random
+does not determine the content. Each element is expanded to 1,024 numbers of 16 bits, and the sum of
+a set is that of its expansions, number by number, modulo 2^16. Two different sets of equal sums are a short solution of a random
 lattice problem (Bellare and Micciancio, "A New Paradigm for Collision-Free Hashing"; Lewi, Kim,
 Maykov, Weis, "Securing Update Propagation with Homomorphic Hashing", who estimate more than 200
 bits for these numbers). The XOR of hashes has no such property: linear algebra forges it.
@@ -67,7 +67,7 @@ Words = NDArray[np.uint32]
 
 
 def most_summed() -> int:
-    """Return how many elements a question may have expanded: about half a second of processor time."""
+    """Return how many elements a question may have expanded: about a second of processor time."""
     return _MOST_BY_ARRAYS if kernel.compiled is None else _MOST_COMPILED
 
 

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from reconcile import kernel
 from reconcile.ids import (
-    DIGEST_BYTES,
     ELEMENT_BYTES,
     HASH_DTYPE,
     HASH_WORDS,
@@ -26,6 +25,7 @@ from reconcile.ids import (
     Words,
 )
 from reconcile.lattice import LatticeSum
+from storenode.message.limits import CONTENT_DIGEST_BYTES
 
 BYTES_PER_ID: Final = ELEMENT_BYTES
 
@@ -280,7 +280,8 @@ def allocated_bytes(chunks: Iterable[Chunk]) -> int:
     blocks = {
         id(block): block.nbytes
         for chunk in chunks
-        for block in map(allocated_by, (chunk.timestamps, chunk.prefix, chunk.digests))
+        for array in (chunk.timestamps, chunk.prefix, chunk.digests)
+        for block in (allocated_by(array),)
     }
     return sum(blocks.values())
 
@@ -302,7 +303,10 @@ def merged(chunk: Chunk, places: NDArray[np.int64], new: SyncIds) -> Chunk:
     """
     count = len(chunk) + len(new)
     targets = places + np.arange(len(new))
-    timestamps, digests = np.empty(count, np.int64), np.empty((count, DIGEST_BYTES), HASH_DTYPE)
+    timestamps, digests = (
+        np.empty(count, np.int64),
+        np.empty((count, CONTENT_DIGEST_BYTES), HASH_DTYPE),
+    )
     # Row r of the running XOR stands behind a row of the old one and `number` new hashes.
     edges = np.concatenate(([0], places, [len(chunk)]))
     lengths = edges[1:] - edges[:-1] + 1
@@ -362,7 +366,7 @@ class Tail:
         self.count = 0
         self._timestamps = np.empty(0, np.int64)
         self._prefix = np.zeros((1, HASH_WORDS), np.uint64)
-        self._digests = np.empty((0, DIGEST_BYTES), HASH_DTYPE)
+        self._digests = np.empty((0, CONTENT_DIGEST_BYTES), HASH_DTYPE)
         self._blocks, self._offset = BlockSums(), 0
         if chunk is not None:
             self.count = len(chunk)
@@ -384,7 +388,7 @@ class Tail:
         """Take room for so many IDs in all."""
         timestamps = np.empty(capacity, np.int64)
         prefix = np.empty((capacity + 1, HASH_WORDS), np.uint64)
-        digests = np.empty((capacity, DIGEST_BYTES), HASH_DTYPE)
+        digests = np.empty((capacity, CONTENT_DIGEST_BYTES), HASH_DTYPE)
         timestamps[: self.count] = self._timestamps[: self.count]
         prefix[: self.count + 1] = self._prefix[: self.count + 1]
         digests[: self.count] = self._digests[: self.count]

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from reconcile import kernel
 from reconcile.ids import (
-    DIGEST_BYTES,
     HASH_DTYPE,
     HASH_WORDS,
     Ints,
@@ -26,6 +25,7 @@ from reconcile.ids import (
 from reconcile.index.chunk import Chunk
 from reconcile.kernel import RowsHandle
 from reconcile.lattice import LatticeSum
+from storenode.message.limits import CONTENT_DIGEST_BYTES
 
 _NO_ANCHORS: Final = np.empty(0, np.uint64)
 
@@ -187,7 +187,7 @@ class Rows:
         """The IDs from one place to, but without, another."""
         timestamps = np.empty(end - start, np.int64)
         hashes = np.empty((end - start, HASH_WORDS), np.uint64)
-        digests = np.empty((end - start, DIGEST_BYTES), HASH_DTYPE)
+        digests = np.empty((end - start, CONTENT_DIGEST_BYTES), HASH_DTYPE)
         at = 0
         for chunk, first, last in self.slices(start, end):
             stop = at + last - first
@@ -200,7 +200,7 @@ class Rows:
 
     def digests(self, places: Ints) -> NDArray[np.uint8]:
         """Return the content digests ``(n, 16)`` of the IDs at places, each below the length."""
-        found = np.empty((len(places), DIGEST_BYTES), HASH_DTYPE)
+        found = np.empty((len(places), CONTENT_DIGEST_BYTES), HASH_DTYPE)
         for chunk, start, end in self.pieces(places):
             local = places[start:end] - self.starts[chunk]
             self.chunks[chunk].digests.take(local, axis=0, out=found[start:end], mode="clip")

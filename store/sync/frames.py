@@ -96,7 +96,9 @@ class SearchStep:
             raise FrameTooLarge(f"a frame names more than {MAX_SEARCH_SPANS:,} spans: name fewer")
         fits = len(spans) % 2 == len(listed) % 2 == len(message.messages) % ELEMENT_BYTES == 0
         if not fits or len(sums) != SUM_BYTES * (len(spans) // 2):
-            raise MalformedFrame("the parts of a SumSearch do not fit: encode it as the schema says")
+            raise MalformedFrame(
+                "the parts of a SumSearch do not fit: encode it as the schema says"
+            )
         return cls(
             tuple(zip(spans[::2], spans[1::2], strict=True)),
             tuple(sums[at : at + SUM_BYTES] for at in range(0, len(sums), SUM_BYTES)),

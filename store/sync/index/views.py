@@ -175,7 +175,7 @@ class StoredView:
         if low < self._floor_ns:
             cold = await self._opened_cold()
             spans = Spans.of([(at(low), at(min(high, self._floor_ns)))])
-            loaded = await cold.load(NeedIds(spans, limit + 1))
+            loaded = await cold.load(NeedIds(spans, limit + 1, contents=True))
             assert isinstance(loaded, SyncIds)
             parts.append(loaded)
         if self._hot is not None and high > self._floor_ns:
@@ -238,4 +238,3 @@ class StoredView:
             if at(cold.horizon_ns) != self.horizon:
                 raise StoreUnavailable("messages were dropped since the view was opened; try again")
         return self._cold
-

@@ -29,6 +29,7 @@ from reconcile.compact.keys import NONCE_BYTES
 from reconcile.ids import LOWEST, SyncId, SyncIds
 from reconcile.lattice import DIGEST_BYTES
 from reconcile.session import Result, Role
+from store.domain.equality import ContentConflict
 from store.domain.view import Times
 from store.sync.errors import ProtocolBroken
 from store.sync.frames import Extension, Reconcile
@@ -49,16 +50,6 @@ class Phase(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Conflict:
-    """A message hash under which the two sides hold different contents."""
-
-    timestamp: int
-    message_hash: bytes
-    own_digest: bytes
-    peer_digest: bytes
-
-
-@dataclass(frozen=True, slots=True)
 class Proof:
     """How a session has compared the two sides.
 
@@ -73,7 +64,7 @@ class Proof:
     summed_from_ns: int | None = None
     compact: bool = False
     hidden: SyncIds = field(default_factory=SyncIds.empty)
-    conflicts: tuple[Conflict, ...] = ()
+    conflicts: tuple[ContentConflict, ...] = ()
 
 
 BY_XOR: Final = Proof()

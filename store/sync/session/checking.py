@@ -1,7 +1,7 @@
 """The end of a reconciliation: sums of both sides, and a search where they differ.
 
-    the last word of one side, with its sum ─► the other's: equal: concluded
-                                                  └─────► they differ: `session.searching`
+the last word of one side, with its sum ─► the other's: equal: concluded
+                                              └─────► they differ: `session.searching`
 """
 
 from __future__ import annotations

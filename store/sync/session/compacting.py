@@ -6,8 +6,8 @@
         └──────────► base session ◄────────────┘
 
 The mode finds what the other side lacks by short IDs. The side with the last compact frame sends
-its own IDs with it; the other one answers with its IDs and its sum, as at the end of a base session.
-So equality is concluded from sums, and a set that hides from XORs is searched for.
+its own IDs with it; the other one answers with its IDs and its sum, as at the end of a base
+session. So equality is concluded from sums, and a set that hides from XORs is searched for.
 Source: docs/compact.md.
 """
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from reconcile.algorithm.plan import Tuning
-from reconcile.ids import LOWEST, SyncId, SyncIds
 from reconcile.compact.keys import NONCE_BYTES
+from reconcile.ids import LOWEST, SyncId, SyncIds
 from reconcile.limits import DEFAULT_SESSION_LIMITS, SessionLimits
 from reconcile.session import Bounds, Result, Role, SessionConfig
 from store.domain.coverage import Statements
@@ -210,7 +210,9 @@ class Exchange:
         statements, compared = self.work.statements, account.compared
         if statements is None or compared is None:
             return
-        made = await statements_of(compared, account.report, equal=outcome.in_sync)
+        made = await statements_of(
+            compared, account.report, equal=account.is_resolved and not outcome.error
+        )
         try:
             await statements.note(account.store_id, made, self.environment.now_ns())
         except (StoreUnavailable, StoreBusy) as error:
@@ -218,9 +220,7 @@ class Exchange:
                 "coverage_not_kept", peer_store_id=account.store_id, reason=str(error)
             )
 
-    def _agreement(
-        self, role: Role, view: OpenView | None, account: Account
-    ) -> Agreement | None:
+    def _agreement(self, role: Role, view: OpenView | None, account: Account) -> Agreement | None:
         """Return what both sides may agree on; None where nothing is asked."""
         if view is None or not self.work.sums:
             return None

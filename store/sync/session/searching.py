@@ -23,6 +23,7 @@ import numpy as np
 from reconcile.compare import match
 from reconcile.ids import SyncIds, less
 from reconcile.lattice import LatticeSum
+from store.domain.equality import ContentConflict
 from store.domain.partitioning import DAY_NS
 from store.domain.view import OpenView, Times
 from store.sync.errors import ProtocolBroken
@@ -33,7 +34,6 @@ from store.sync.limits import (
     MAX_SEARCH_ROUNDS,
     MAX_SEARCHED_SPANS,
 )
-from store.sync.session.agreement import Conflict
 
 HOUR_NS: Final = DAY_NS // 24
 
@@ -74,7 +74,7 @@ class Search:
         self.settled: list[Times] = []
         self.to_send: list[SyncIds] = []
         self.to_receive: list[SyncIds] = []
-        self.conflicts: list[Conflict] = []
+        self.conflicts: list[ContentConflict] = []
 
     async def sum(self) -> bytes:
         """Return the digest of the sum of all; empty: it is not known.
@@ -159,13 +159,13 @@ class Search:
         mine, other = own[both].known_digests, theirs[found.found].known_digests
         for row in np.flatnonzero((mine != other).any(axis=1)).tolist():
             digests = mine[row].tobytes(), other[row].tobytes()
-            self.conflicts.append(Conflict(*own.at(int(both[row])), *digests))
+            self.conflicts.append(ContentConflict(*own.at(int(both[row])), *digests))
 
     @property
     def _is_full(self) -> bool:
         """No more may be listed: the lists of this step may all be differences."""
-        found = (*self.to_send, *self.to_receive, self.conflicts, *self._lists.values())
-        return sum(map(len, found)) > self._limit
+        found = [*self.to_send, *self.to_receive, *self._lists.values()]
+        return sum(map(len, found)) + len(self.conflicts) > self._limit
 
     async def _step(self) -> SearchStep:
         """Return a step: the sums of the parts of the divided spans, and the lists."""

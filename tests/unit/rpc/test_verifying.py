@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,7 +13,6 @@ import pytest
 from reconcile.ids import LOWEST, SyncId
 from reconcile.limits import SessionLimits
 from sim.messages import CANDIDATES, forged_halves
-from store.domain.ports import PeerFailed
 from store.sync.errors import ProtocolBroken
 from store.sync.frames import Extension, Reconcile, SearchStep
 from store.sync.session import searching
@@ -316,7 +316,9 @@ async def test_a_step_of_a_search_that_is_none(
     def tamper(frame: Reconcile) -> Reconcile:
         if frame.extension is None or frame.extension.search is None:
             return frame
-        return replace(frame, extension=replace(frame.extension, search=change(frame.extension.search)))
+        return replace(
+            frame, extension=replace(frame.extension, search=change(frame.extension.search))
+        )
 
     sides = [Side(set(half)) for half in forged()]
     sides[nth].tamper = tamper
@@ -331,6 +333,6 @@ def test_parts_of_a_span_touch_and_are_at_most_64_times_shorter() -> None:
     while span[1] - span[0] > 1:
         parts = parts_of(span)
         assert [parts[0][0], parts[-1][1]] == list(span)
-        assert all(one[1] == other[0] for one, other in zip(parts, parts[1:], strict=False))
+        assert all(one[1] == other[0] for one, other in itertools.pairwise(parts))
         assert 2 <= len(parts) <= 65
         span = parts[len(parts) // 2]

@@ -187,7 +187,7 @@ class Metrics:
         )
         self.sync_hidden_differences = self._counter(
             "storenode_sync_hidden_differences_total",
-            "Differences that keyed fingerprints found and those of WAKU-SYNC hid: a publisher"
+            "Differences that lattice sums found and the fingerprints of WAKU-SYNC hid: a publisher"
             " forged them, or something is broken.",
         )
         self.transfer_messages = self._counter(

@@ -120,6 +120,9 @@ def report_of(done: SyncDone) -> admin_pb2.SyncReport:
         outcome=done.outcome.ending.value,
         equality=done.outcome.equality.value,
         hidden=0 if done.outcome.hidden is None else done.outcome.hidden.count,
+        shown_conflicts=[
+            _filled(admin_pb2.ContentConflict, each) for each in done.outcome.shown_conflicts
+        ],
     )
 
 

@@ -107,11 +107,9 @@ class PeerCall:
         call: Any,  # noqa: ANN401 - grpc.aio's, untyped
         identify: Callable[[], Awaitable[Callee]],
         *,
-        secure: bool = False,
         identified: Callable[[Callee], None] | None = None,
     ) -> None:
         self.peer = peer
-        self.secure = secure
         self._call = call
         self._identify = identify
         self._identified = identified
@@ -297,8 +295,7 @@ class PeerDialer:
                 call = channel.unary_stream(method)(request, metadata=metadata)
             identify = partial(self._identify, peer, call, proof, patience_s)
             try:
-                secure = self._tls is not None
-                yield PeerCall(peer, call, identify, secure=secure, identified=identified)
+                yield PeerCall(peer, call, identify, identified=identified)
             finally:
                 call.cancel()
         except CallFailed as error:

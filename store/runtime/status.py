@@ -341,7 +341,9 @@ def _peer(peer: PeerState) -> Fields:
 
 def _session(done: SyncDone) -> Fields:
     outcome = done.outcome
-    return _fields(outcome, "in_sync", "keyed_from", "compact", "missing_here", "missing_there") | {
+    return _fields(
+        outcome, "in_sync", "keyed_from", "compact", "missing_here", "missing_there", "conflicts"
+    ) | {
         "outcome": outcome.ending.value,
         "equality": outcome.equality.value,
         "received": outcome.messages_received,

@@ -64,11 +64,12 @@ def query_response(
 ) -> bytes:
     """Encode a ``StoreQueryResponse`` (13/WAKU2-STORE, "Response") from single frames.
 
-    ``status_code`` and ``status_desc`` are always present; ``cursor``, a message hash, only when
-    a further match exists. For an answer without data pass the frames of `presence`.
+    The request ID and the status are always present, since nwaku requires them; ``cursor``, a
+    message hash, only when a further match exists. For an answer without data pass the frames of
+    `presence`.
     """
     parts = [
-        _unless_empty(_FIELD_1, request_id.encode()),
+        delimited(_FIELD_1, request_id.encode()),
         _FIELD_10_VARINT + varint(status_code),
         delimited(_FIELD_11, status_desc.encode()),
     ]

@@ -4,6 +4,7 @@ from hypothesis import strategies as st
 
 from store.messages.transfer import MalformedMessage, transfer_frame, transferred
 from storenode.message.rules import Policy
+from storenode.message.varint import delimited
 from storenode.wire.storenode.v1.peer_pb2 import TransferFrame, TransferRefusal
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 from tests.support.admission import admit
@@ -27,9 +28,15 @@ def stored_frame(item: WakuMessageAndTopic) -> bytes:
 @example(entry(bytes(128)))
 @example(entry(bytes(16_384), pubsub="/p" * 100))
 @example(entry(bytes(150_000), pubsub="/p" * 400))
-def test_a_stored_frame_becomes_what_protobuf_writes(item: WakuMessageAndTopic) -> None:
+def test_a_stored_frame_becomes_what_protobuf_writes_with_its_payload_present(
+    item: WakuMessageAndTopic,
+) -> None:
     item.message.ClearField("ephemeral")
-    assert transferred(stored_frame(item)) == item.SerializeToString()
+    message = item.message.SerializeToString()
+    if not item.message.payload:
+        message = b"\x0a\x00" + message
+    sent = delimited(b"\x0a", message) + delimited(b"\x12", item.pubsub_topic.encode())
+    assert transferred(stored_frame(item)) == sent
 
 
 @given(entries)

@@ -16,11 +16,10 @@ from store.gateway.varints import number_field
 from store.observe.logging import get_logger
 from storenode.connection.channel import Metadata
 from storenode.connection.errors import node_error
-from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest
 
 _METHOD: Final = "/storenode.v1.Store/Query"
-_NWAKU_RULES: Final = number_field(StoreQueryRequest.NWAKU_RULES_FIELD_NUMBER, 1)
-"""The first field of each request: a request that is cut off stays one."""
+_NWAKU_RULES: Final = number_field(7421, 1)
+"""``StoreQueryRequest.nwaku_rules``; it goes first, so that a request that is cut off stays one."""
 _STATUS_CODES: Final = {
     grpc.StatusCode.INVALID_ARGUMENT: 400,
     grpc.StatusCode.RESOURCE_EXHAUSTED: 429,

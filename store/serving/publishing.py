@@ -57,7 +57,6 @@ class Publishing:
         Raises:
             CallFailure: too many messages in this request, or the node only reads.
             Exceeded: too many messages lately.
-            MalformedMessage: one is not encoded as the schema says.
         """
         node, count = call.node, len(messages)
         began_ns = node.monotonic_ns()

@@ -79,7 +79,11 @@ class _Past:
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """One look at the metrics; ``silent``: callers that are not heard any more, and since when."""
+    """One look at the metrics.
+
+    ``silent``: callers that are not heard any more, and since when. ``unready``: why the node is
+    not ready.
+    """
 
     metrics: Metrics
     past: _Past
@@ -87,6 +91,7 @@ class _Look:
     started_s: float
     silent: Mapping[str, float]
     most_standbys: float
+    unready: str | None = None
 
     def grown(
         self, metric: MetricWrapperBase, window_s: float, suffix: str = "_total", **labels: str
@@ -120,8 +125,11 @@ def _host_refused(look: _Look) -> _Found:
 
 
 def _not_ready(look: _Look) -> _Found:
-    if not _value(look.metrics.ready) and _value(look.metrics.database_up):
-        yield "", "the node is running but not ready"
+    metrics = look.metrics
+    # An outage and a full disk have pages of their own.
+    if not (_value(metrics.ready) or _value(metrics.disk_full)) and _value(metrics.database_up):
+        reason = "" if look.unready is None else f": {look.unready}"
+        yield "", f"the node is running but not ready{reason}"
 
 
 def _disk_full(look: _Look) -> _Found:
@@ -346,12 +354,19 @@ class Problems:
         """What was wrong at the last look: critical problems first, then the oldest."""
         return self._present
 
-    def look(self, silent: Iterable[tuple[str, float]] = ()) -> None:
-        """Look; ``silent``: callers that are not connected, and when they were last heard."""
+    def look(self, silent: Iterable[tuple[str, float]] = (), unready: str | None = None) -> None:
+        """Find the problems that are present.
+
+        Args:
+            silent: Callers that are not connected, and when they last called.
+            unready: Why the node is not ready; None if it is.
+        """
         now_s, metrics = self._now_s(), self._metrics
         self._most_standbys = max(self._most_standbys, _value(metrics.standbys))
         quiet = {name: when for name, when in silent if now_s - when > CALLER_SILENT_S}
-        look = _Look(metrics, self._past, now_s, self._started_s, quiet, self._most_standbys)
+        look = _Look(
+            metrics, self._past, now_s, self._started_s, quiet, self._most_standbys, unready
+        )
         found: list[Problem] = []
         since: dict[tuple[str, str], float] = {}
         for rule in RULES:

@@ -55,7 +55,7 @@ from store.runtime.listening import (
     check_certificates,
 )
 from store.runtime.memory import Trimmer, map_large_blocks
-from store.runtime.monitor import DatabaseMonitor
+from store.runtime.monitor import DatabaseHealth, DatabaseMonitor
 from store.runtime.peer_secret import read_peer_secret
 from store.runtime.peering import Peering, open_peering
 from store.runtime.policy import PolicySource, client_limits, request_limits
@@ -264,7 +264,7 @@ class Node:
             tasks.start("maintainer", wiring.maintainer.run)
         tasks.start_every(SUMMARY_INTERVAL_S, "summary", telemetry.read_all)
         tasks.start_every(CONDITION_INTERVAL_S, "condition", telemetry.read_condition)
-        tasks.start_every(DISK_INTERVAL_S, "disk space", self._disk.look)
+        tasks.start_every(DISK_INTERVAL_S, "disk space", self._check_disk)
         tasks.start_every(PROBLEMS_INTERVAL_S, "problems", self._look_for_problems)
         tasks.start_every(TOKEN_CHECK_INTERVAL_S, "token file", self._tokens.follow)
         tasks.start_every(LOG_SUMMARY_INTERVAL_S, "log summary", write_suppressed)
@@ -392,12 +392,19 @@ class Node:
         # Else what has just ended would be told until the next look.
         self._status.look()
 
-    def _database_changed(self, up: bool) -> None:
-        self._metrics.database_up.set(int(up))
-        self._metrics.database_events.labels("back" if up else "away").inc()
-        self._database_up = up
+    def _check_disk(self) -> None:
+        self._disk.look()
+        self._readiness.set(Obstacle.SPACE, present=self._disk.full)
+
+    def _database_changed(self, health: DatabaseHealth) -> None:
+        is_up = health.is_up
+        if is_up != self._database_up:
+            self._metrics.database_up.set(int(is_up))
+            self._metrics.database_events.labels("back" if is_up else "away").inc()
+        self._database_up = is_up
         self._show_refusal()
-        self._readiness.set(Obstacle.DATABASE, present=not up)
+        self._readiness.set(Obstacle.DATABASE, not is_up, health.reason)
+        self._readiness.set(Obstacle.WRITES, is_up and not health.takes_writes, health.reason)
 
     def _hosts_seen(self, choice: Choice) -> None:
         self._refusing = bool(choice.refused)

@@ -90,7 +90,8 @@ class StatusReport:
 
     def look(self) -> None:
         """Look for what is wrong, every `PROBLEMS_INTERVAL_S`."""
-        self._problems.look(() if self._parts is None else _silent(self._parts))
+        silent = () if self._parts is None else _silent(self._parts)
+        self._problems.look(silent, self._readiness.unready)
 
     def sample(self) -> None:
         """Note how much has happened, every `RATE_INTERVAL_S`."""

@@ -52,7 +52,11 @@ class Readiness(Protocol):
 
     @property
     def unready(self) -> str | None:
-        """Why it cannot, in one sentence; None: it can."""
+        """Why the node cannot do what it was started for; None if it can."""
+
+    @property
+    def halted(self) -> str | None:
+        """Why it serves no calls at all; None if it does."""
 
 
 @dataclass(frozen=True, slots=True)

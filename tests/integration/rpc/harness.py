@@ -52,6 +52,11 @@ class Rules:
     unready: str | None = None
     monotonic_ns: Callable[[], int] = time.monotonic_ns
 
+    @property
+    def halted(self) -> str | None:
+        """Why no calls are served."""
+        return self.unready
+
 
 @dataclass
 class Node:

@@ -299,10 +299,8 @@ class Node:
         assert telemetry is not None
 
         async def state() -> NodeState:
-            # Where the database is away, it is told as it last was.
-            if self._database_up:
-                await telemetry.read_summary()
-            summary = telemetry.summary
+            is_up = self._database_up
+            summary = await telemetry.read_summary() if is_up else telemetry.summary
             return NodeState(
                 ready=self._readiness.ready,
                 messages=summary.messages,

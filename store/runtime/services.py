@@ -179,7 +179,7 @@ async def open_wiring(
     stack.push_async_callback(feed.stop)
     hot.start()
     stack.push_async_callback(hot.stop)
-    reader = DatabaseReader(database, lambda: feed.messages_ever, page_bytes)
+    reader = DatabaseReader(database, lambda: feed.counted, page_bytes)
     services = Services(
         writer, reader, feed, DatabaseSdsReader(database, page_bytes), follow_cursors(database)
     )

@@ -61,14 +61,14 @@ class Telemetry:
             for table, count in tables.items():
                 self._metrics.partitions.labels(table).set(count)
 
-    async def read_summary(self) -> None:
-        """Read what the database holds; a database that is away leaves all as it was."""
+    async def read_summary(self) -> StoreSummary:
+        """Return what the database holds; from one that is away, what was read last."""
         self._summarised_s = self._clock()
         try:
             summary = await self._wiring.services.reader.summary()
             unread = await self._wiring.unread.summary()
         except (StoreUnavailable, StoreBusy):
-            return
+            return self.summary
         self.summary, self.unread = summary, unread
         self._policy.raise_horizon(summary.horizon_ns)
         self._metrics.messages.set(summary.messages)
@@ -77,6 +77,7 @@ class Telemetry:
         self._metrics.unread_events.set(unread.count)
         self._metrics.unread_oldest_seconds.set(unread.oldest_ns / NS_PER_S)
         self._metrics.waiting_events.set(unread.waiting)
+        return summary
 
     async def read_condition(self) -> None:
         """Read how the database is; one that is away leaves all as it was."""

@@ -157,7 +157,7 @@ async def opened(stack: AsyncExitStack, url: str, metrics: Metrics) -> tuple[Dat
     feed = DatabaseFeed(database)
     await feed.start()
     stack.push_async_callback(feed.stop)
-    reader = DatabaseReader(database, lambda: feed.messages_ever)
+    reader = DatabaseReader(database, lambda: feed.counted)
     sds, cursors = DatabaseSdsReader(database), follow_cursors(database)
     return database, Services(writer, reader, feed, sds, cursors)
 

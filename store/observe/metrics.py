@@ -218,6 +218,11 @@ class Metrics:
             "storenode_unread_oldest_seconds",
             "For how long the oldest unread event has waited; 0: there is none.",
         )
+        self.unconfirmed_oldest_seconds = self._gauge(
+            "storenode_unconfirmed_oldest_seconds",
+            "For how long the oldest message lacks confirmations that --max-confirms asks for; 0:"
+            " none does.",
+        )
         self.waiting_events = self._gauge(
             "storenode_waiting_events", "Messages held that name a parent which is not."
         )

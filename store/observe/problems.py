@@ -266,9 +266,8 @@ def _cut_off(look: _Look) -> _Found:
 
 
 def _unread(look: _Look) -> _Found:
-    oldest_s = _value(look.metrics.unread_oldest_seconds)
-    if oldest_s > 300:
-        yield "", "a message has waited for confirmations for more than five minutes"
+    if _value(look.metrics.unconfirmed_oldest_seconds) > 300:
+        yield "", "a message lacks the confirmations of --max-confirms for more than five minutes"
 
 
 def _publish_errors(look: _Look) -> _Found:

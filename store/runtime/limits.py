@@ -87,6 +87,9 @@ TOKEN_READ_AGAIN_S: Final = 0.02
 CONNECTIONS_INTERVAL_S: Final = 1.0
 """How often connections of one host are counted."""
 
+UNREAD_INTERVAL_S: Final = 600.0
+"""How often a node without gossip deletes unread events that nobody waits for."""
+
 DISK_INTERVAL_S: Final = 1.0
 """How often the disk of an embedded database is measured."""
 

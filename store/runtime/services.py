@@ -129,10 +129,10 @@ async def open_wiring(
     """
     database = await Database.open(url, _pool_settings(config), guard)
     stack.push_async_callback(database.close)
-    written_ids, unread = WrittenIds(), UnreadEvents(database)
-    tracking = (
-        Tracking(unread, config.max_confirms) if config.gossip and not config.read_only else None
-    )
+    max_confirms = config.max_confirms if config.gossip else 0
+    written_ids, unread = WrittenIds(), UnreadEvents(database, max_confirms)
+    # Also without gossip: other nodes on the database ask their peers to confirm.
+    tracking = None if config.read_only else Tracking(unread, max_confirms)
     partitions, heard = PartitionMap(time.time_ns, config.retention), HeardTopics()
 
     def stored(batch: RecordBatch, source: Source, new: int) -> None:

@@ -76,6 +76,7 @@ class Telemetry:
         self._metrics.newest_timestamp_seconds.set(summary.newest_timestamp_ns / NS_PER_S)
         self._metrics.unread_events.set(unread.count)
         self._metrics.unread_oldest_seconds.set(unread.oldest_ns / NS_PER_S)
+        self._metrics.unconfirmed_oldest_seconds.set(unread.overdue_ns / NS_PER_S)
         self._metrics.waiting_events.set(unread.waiting)
         return summary
 

@@ -84,7 +84,7 @@ PROVOKED: dict[str, Callable[[Metrics], object]] = {
     "differences-not-shrinking": lambda m: m.peer_differences.labels("a:1", "recent").set(7),
     "forged-fingerprint": lambda m: m.sync_hidden_differences.inc(),
     "gossip-peer-cut-off": lambda m: m.gossip_peers.labels("cut_off").set(1),
-    "unread-events-ageing": lambda m: m.unread_oldest_seconds.set(301),
+    "unread-events-ageing": lambda m: m.unconfirmed_oldest_seconds.set(301),
     "publish-errors": lambda m: m.calls.labels("Publish", "UNAVAILABLE").inc(20),
     "publish-slow": slow_batches,
     "reads-slow": slow_reads,

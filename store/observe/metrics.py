@@ -126,6 +126,9 @@ class Metrics:
         self.publishes_in_flight = self._gauge(
             "storenode_publishes_in_flight", "Batches that were received and not yet acknowledged."
         )
+        self.read_only = self._gauge(
+            "storenode_read_only", "1 on a node that takes no messages (--read-only), else 0."
+        )
         self.followers = self._gauge("storenode_followers", "Follow calls under way.")
         self.http_requests = self._counter(
             "storenode_http_requests_total",

@@ -60,7 +60,8 @@ _COUNTED_FROM_0: Final = ("OK", "UNAVAILABLE", "INTERNAL")
 class Call(serving.Call):
     """One call over gRPC.
 
-    ``reading``: its one request is read, or was. ``received``: it has come.
+    ``reading``: its one request is read, or was. ``received``: it has come, at ``received_ns`` of
+    the monotonic clock.
     """
 
     node: RpcContext
@@ -69,6 +70,7 @@ class Call(serving.Call):
     is_peer: bool
     reading: bool = False
     received: bytes | None = None
+    received_ns: int | None = None
 
     async def next_request(self, context: Context) -> bytes | None:
         """Read the next request of a stream, without charging it; None after the last.
@@ -91,6 +93,7 @@ class Call(serving.Call):
         async with waiting as connection:
             request = await receiving.request(context)
             connection.read_bytes += len(request)
+        self.received_ns = node.monotonic_ns()
         self.charge(len(request), counted=True)
         return request
 
@@ -258,6 +261,8 @@ class Wrapper:
                 del failure
         finally:
             if call is not None:
+                # A caller may take its time to send a request.
+                began_ns = began_ns if call.received_ns is None else call.received_ns
                 call.account.end(method.kind)
                 if call.is_peer:
                     node.callers[metadata.told[NODE_ID]] = node.now_ns() / _NS_PER_S

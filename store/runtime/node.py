@@ -283,6 +283,7 @@ class Node:
     def _show_options(self) -> None:
         """What alerts compare with."""
         config, metrics = self._config, self._metrics
+        metrics.read_only.set(int(config.read_only))
         metrics.retention_seconds.set((config.retention or 0) / NS_PER_S)
         metrics.retention_requires_archive.set(int(config.retention_requires_archive))
         metrics.sync_interval_seconds.set(config.sync_interval / NS_PER_S if config.peer else 0)

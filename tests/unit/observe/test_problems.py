@@ -148,6 +148,46 @@ def test_requests_over_http_count_as_calls_do() -> None:
     assert {each.page for each in problems.present} == {"publish-errors", "calls-failing"}
 
 
+def misdirected(metrics: Metrics) -> None:
+    metrics.read_only.set(1)
+    metrics.calls.labels("Publish", "UNAVAILABLE").inc(500)
+
+
+def slow_readers(metrics: Metrics) -> None:
+    for _ in range(50):
+        metrics.query_seconds.labels("GetSdsMessages").observe(60.0)
+
+
+@pytest.mark.parametrize(
+    "cause",
+    [
+        lambda m: m.unread_oldest_seconds.set(9_999),
+        lambda m: m.calls.labels("Publish", "DEADLINE_EXCEEDED").inc(500),
+        lambda m: m.calls.labels("Publish", "RESOURCE_EXHAUSTED").inc(500),
+        lambda m: m.calls.labels("Query", "INVALID_ARGUMENT").inc(500),
+        lambda m: m.sync_sessions.labels("responder", "refused").inc(9),
+        misdirected,
+        slow_readers,
+    ],
+    ids=[
+        *("unconfirmed", "unsent request", "quota", "malformed", "stranger's session"),
+        *("publish at a read-only node", "slow readers"),
+    ],
+)
+def test_what_callers_cause_by_themselves_is_no_problem(
+    cause: Callable[[Metrics], object],
+) -> None:
+    metrics, clock = healthy(), Clock()
+    problems = Problems(metrics, clock)
+    problems.look()
+    clock.now_s += 5
+    cause(metrics)
+    for _ in range(3):
+        problems.look()
+        assert not problems.present
+        clock.now_s += 150
+
+
 def test_what_a_counter_told_is_forgotten_in_time() -> None:
     metrics, clock = healthy(), Clock()
     problems = Problems(metrics, clock)

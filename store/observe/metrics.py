@@ -349,6 +349,20 @@ class Metrics:
 
     def _make_process(self, version: str) -> None:
         self.ready = self._gauge("storenode_ready", "1 while the node is able to serve, else 0.")
+        self.clock_offset_seconds = self._gauge(
+            "storenode_clock_offset_seconds",
+            "By how much the clock of the database or of a peer is ahead of this node's.",
+            ["other"],
+        )
+        self.clock_limit_seconds = self._gauge(
+            "storenode_clock_limit_seconds",
+            "A clock that differs by more is a problem: half of --max-clock-drift.",
+        )
+        self.clock_refused_publishers = self._gauge(
+            "storenode_clock_refused_publishers_ratio",
+            "Share of the publishers of the last five minutes whose timestamps were refused; 0: of"
+            " fewer than three.",
+        )
         self.log_events_suppressed = self._gauge(
             "storenode_log_events_suppressed",
             "Log events that were held back since the start because there were too many.",

@@ -147,6 +147,38 @@ def _disk_full(look: _Look) -> _Found:
 def _clock(look: _Look) -> _Found:
     if look.grown(look.metrics.maintenance_events, 900, event="clock_ahead|clock_doubted"):
         yield "", "a clock is wrong: this node's or the database's; retention is paused"
+    rejected = look.grown(
+        look.metrics.messages_rejected, 300, source="client", reason="too_old|too_new"
+    )
+    off, compared = _clocks_off(look), len(list(_series(look.metrics.clock_offset_seconds)))
+    if rejected and 2 * len(off) > compared:
+        name, ahead_s = next(iter(off.items()))
+        yield (
+            "rejected",
+            f"publishes are rejected for their timestamps, and {_clock_of(name, ahead_s)}",
+        )
+
+
+def _clock_differs(look: _Look) -> _Found:
+    for name, ahead_s in _clocks_off(look).items():
+        yield name, f"{_clock_of(name, ahead_s)}: set the one that is wrong"
+    if _value(look.metrics.clock_refused_publishers) > 0.5:
+        yield (
+            "publishers",
+            "most publishers' timestamps are refused: this node's clock or theirs is wrong",
+        )
+
+
+def _clocks_off(look: _Look) -> dict[str, float]:
+    """Return the offsets of the clocks that differ from this node's by too much."""
+    limit_s = _value(look.metrics.clock_limit_seconds)
+    offsets = {each["other"]: value for each, value in _series(look.metrics.clock_offset_seconds)}
+    return {name: value for name, value in offsets.items() if abs(value) > limit_s}
+
+
+def _clock_of(name: str, ahead_s: float) -> str:
+    side = "ahead of" if ahead_s > 0 else "behind"
+    return f"the clock of {name} is {abs(ahead_s):,.0f} s {side} this node's"
 
 
 def _commits_lost(look: _Look) -> _Found:
@@ -312,6 +344,7 @@ RULES: Final = (
     _Rule("node-not-ready", critical=True, find=_not_ready),
     _Rule("disk-full", critical=True, find=_disk_full),
     _Rule("clock-wrong", critical=True, find=_clock),
+    _Rule("clock-differs", critical=False, find=_clock_differs),
     _Rule("commits-lost", critical=True, find=_commits_lost),
     _Rule("postgres-restarting", critical=True, find=_postgres_restarts),
     _Rule("standby-missing", critical=False, find=_standby_missing, for_s=60),

@@ -17,6 +17,7 @@ from typing import Any, Final, Literal, Protocol, TypeAlias
 import grpc
 
 from store.domain.access import Client
+from store.observe.clocks import parse_time
 from store.observe.logging import get_logger, request_context
 from store.rpc.context import RpcContext
 from store.rpc.failure import translate
@@ -25,6 +26,7 @@ from store.rpc.identity import (
     NODE_ID,
     REQUEST_ID,
     RETRY_AFTER_MS,
+    TIME,
     CallMetadata,
     identify_peer,
     is_believed_peer,
@@ -293,7 +295,9 @@ class Wrapper:
             client = identify_peer(told, context, rules, node.peer_limits, method.name)
             identify = partial(_unchanged, client)
             node.callers[told[NODE_ID]] = node.now_ns() / _NS_PER_S
+            node.clocks.note(told[NODE_ID], parse_time(told.get(TIME)))
             own = peer_answer(told, rules, self._own_metadata)
+            own = (*own, (TIME, str(node.now_ns())))
             await context.send_initial_metadata(own)
             # Once more: a caller may learn of the end of a call without responses first.
             context.set_trailing_metadata(own)

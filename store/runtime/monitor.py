@@ -30,6 +30,7 @@ from store.runtime.limits import (
 )
 
 _LOG = get_logger("store.runtime.monitor")
+_ASK = "select pg_is_in_recovery(), (extract(epoch from clock_timestamp()) * 1000000000)::bigint"
 STALLED = (
     f"the database has not committed a small write within {COMMIT_TIMEOUT_S:g} s: a synchronous"
     " standby, a lock or its disk keeps it waiting"
@@ -82,11 +83,20 @@ class DatabaseMonitor:
         on_change: Callable[[DatabaseHealth], None],
         *,
         read_only: bool = False,
+        on_time: Callable[[int, int], None] | None = None,
     ) -> None:
-        """With `read_only` a standby will do, and nothing is written."""
+        """Make a monitor that is not started.
+
+        Args:
+            database: What is checked.
+            on_change: Gets the health when it has changed.
+            read_only: A standby will do, and nothing is written.
+            on_time: Gets the database's clock, and how long ago it showed it; nanoseconds.
+        """
         self._database = database
         self._read_only = read_only
         self._on_change = on_change
+        self._on_time = on_time
         self._connection: Connection | None = None
         self._hurry = asyncio.Event()
         self._health = DatabaseHealth()
@@ -175,8 +185,13 @@ class DatabaseMonitor:
 
     async def _ask(self, connection: Connection) -> DatabaseHealth:
         async with asyncio.timeout(CHECK_TIMEOUT_S):
-            cursor = await connection.execute("select pg_is_in_recovery()")
-            is_standby = await cursor.fetchone() != (False,)
+            asked_ns = time.monotonic_ns()
+            cursor = await connection.execute(_ASK)
+            row = await cursor.fetchone()
+            assert row is not None
+            is_standby, time_ns = row
+        if self._on_time is not None:
+            self._on_time(int(str(time_ns)), (time.monotonic_ns() - asked_ns) // 2)
         if self._read_only:
             return DatabaseHealth()
         if is_standby:

@@ -21,6 +21,7 @@ from store.config.node import NodeConfig
 from store.db.primary.guard import Choice
 from store.domain.ports import StoreUnavailable
 from store.embedded.process import is_full_disk
+from store.observe.clocks import DATABASE, ClockComparison
 from store.observe.http import MetricsListener
 from store.observe.limits import RATE_INTERVAL_S
 from store.observe.logging import get_logger, write_suppressed
@@ -95,6 +96,7 @@ class Node:
         self._telemetry: Telemetry | None = None
         self._health = Health()
         self._drain = Drain()
+        self._clocks = ClockComparison(config.max_clock_drift)
         self._readiness = Readiness(self._ready_changed)
         self._status = StatusReport(version, self._metrics, self._readiness)
         self._callers = BoundedDict[str, float](MAX_CALLERS)
@@ -188,6 +190,7 @@ class Node:
             policy=self._policy,
             metrics=self._metrics,
             secret=secret,
+            clocks=self._clocks,
         )
         gossiping = await open_gossip(
             stack,
@@ -244,13 +247,16 @@ class Node:
         return str(Address(where.host, port))
 
     async def _start_tasks(self, stack: AsyncExitStack, wiring: Wiring) -> None:
-        telemetry = Telemetry(self._metrics, wiring, self._policy)
+        telemetry = Telemetry(self._metrics, wiring, self._policy, self._clocks)
         await telemetry.read_summary()
         self._telemetry = telemetry
         self._metrics.database_up.set(1)
         self._show_options()
         self._monitor = DatabaseMonitor(
-            wiring.database, self._database_changed, read_only=self._config.read_only
+            wiring.database,
+            self._database_changed,
+            read_only=self._config.read_only,
+            on_time=None if self._config.database_url is None else self._note_database_time,
         )
         watch = self._host_watch(wiring)
         if watch is not None:
@@ -336,6 +342,7 @@ class Node:
             missing_parents=wiring.missing_parents,
             coverage=wiring.coverage,
             read_only=self._config.read_only,
+            clocks=self._clocks,
         )
 
     def _tell_ready(self, listeners: Listeners, metrics_address: str, node_id: str) -> None:
@@ -394,6 +401,9 @@ class Node:
     def _check_disk(self) -> None:
         self._disk.look()
         self._readiness.set(Obstacle.SPACE, present=self._disk.full)
+
+    def _note_database_time(self, time_ns: int, delay_ns: int) -> None:
+        self._clocks.note(DATABASE, time_ns, delay_ns)
 
     def _database_changed(self, health: DatabaseHealth) -> None:
         is_up = health.is_up

@@ -15,6 +15,7 @@ from store.domain.intake import IntakeRecord
 from store.domain.limits import RequestLimits
 from store.domain.quota import Quota
 from store.domain.unread import Confirmations, GossipState, NoConfirmations
+from store.observe.clocks import ClockComparison
 from store.observe.metrics import Metrics
 from store.serving.drain import Drain
 from store.serving.followed import Followed
@@ -114,4 +115,5 @@ class NodeContext:
     intake: IntakeRecord | None = None
     missing_parents: MissingParents | None = None
     read_only: bool = False
+    clocks: ClockComparison = field(default_factory=ClockComparison)
     in_flight: Budget = field(default_factory=lambda: Budget(MAX_IN_FLIGHT_PUBLISH_BYTES))

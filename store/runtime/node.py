@@ -96,6 +96,7 @@ class Node:
         self._telemetry: Telemetry | None = None
         self._health = Health()
         self._drain = Drain()
+        self._unsent = UnsentAnswers(time.monotonic, config.max_unsent_size)
         self._clocks = ClockComparison(config.max_clock_drift)
         self._readiness = Readiness(self._ready_changed)
         self._status = StatusReport(version, self._metrics, self._readiness)
@@ -329,7 +330,7 @@ class Node:
             metrics=self._metrics,
             health=self._health,
             limits=request_limits(self._config),
-            unsent=UnsentAnswers(time.monotonic, self._config.max_unsent_size),
+            unsent=self._unsent,
             drain=self._drain,
             exchange=peering.synchronizer,
             sessions=None if self._config.read_only else peering.sessions,
@@ -370,7 +371,11 @@ class Node:
         self._drain.begin()
         if self._gossiping is not None:
             self._gossiping.drain()
-        await listeners.stop(self._config.drain_timeout / NS_PER_S)
+        ending = asyncio.create_task(self._unsent.drain())
+        try:
+            await listeners.stop(self._config.drain_timeout / NS_PER_S)
+        finally:
+            ending.cancel()
 
     # What happens meanwhile
 

@@ -111,6 +111,7 @@ async def serve(
     peer_limits: ClientLimits | None = None,
     open_admin: bool = False,
     tls: grpc.ServerCredentials | None = None,
+    read_only: bool = False,
 ) -> AsyncIterator[Node]:
     """Open a database and serve it until the block ends."""
     rules = rules or Rules()
@@ -121,6 +122,7 @@ async def serve(
             context_of(IDENTITY, services, rules, metrics),
             quota=quota or Quota(),
             open_admin=open_admin,
+            read_only=read_only,
             peers=peers,
             peer_limits=peer_limits or ClientLimits(),
         )

@@ -7,6 +7,7 @@ account could reach the cluster, whatever its modes, through `/proc/PID/fd` of t
 import hashlib
 import os
 import pwd
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -16,7 +17,7 @@ from store.embedded.errors import EmbeddedPostgresError
 NAME: Final = "storenode"
 """An account of this name is used where there is one: it was made for this."""
 
-UNUSED_IDS: Final = range(60_578, 61_184)
+UNUSED_IDS: Final[Sequence[int]] = range(60_578, 61_184)
 """Left free by distributions, by systemd and by subordinate IDs, and mapped in containers.
 
 Source: systemd, "Users, Groups, UIDs and GIDs on systemd Systems".
@@ -92,8 +93,8 @@ def _unused_id(data_dir: Path) -> int:
         if uid not in running and not has_name(uid):
             return uid
     raise EmbeddedPostgresError(
-        f"Postgres refuses to run as root, and the user IDs {UNUSED_IDS.start} to"
-        f" {UNUSED_IDS.stop - 1} are all in use: create the account `{NAME}`."
+        f"Postgres refuses to run as root, and the user IDs {UNUSED_IDS[0]} to"
+        f" {UNUSED_IDS[-1]} are all in use: create the account `{NAME}`."
     )
 
 

@@ -60,15 +60,12 @@ class DatabaseReader:
     def __init__(
         self,
         database: Database,
-        held: Callable[[], int],
+        counted: Callable[[], tuple[int, int]],
         page_bytes: int = DEFAULT_PAGE_BYTES,
     ) -> None:
-        """``held`` gives the number of messages ever stored, as the feed has counted them.
-
-        Entries of one page have ``page_bytes`` at most.
-        """
+        """``counted``: `DatabaseFeed.counted`. Entries of a page have ``page_bytes`` at most."""
         self._database = database
-        self._held = held
+        self._counted = counted
         self._page_bytes = page_bytes
         self._lookups = HashLookups(database, page_bytes)
 
@@ -203,12 +200,13 @@ class DatabaseReader:
         return await self._database.read_page(read, outlet)
 
     async def summary(self) -> StoreSummary:
-        """What is held."""
-        held = self._held()
-        ((pruned, horizon, oldest, newest),) = await self._database.rows(_SUMMARY)
+        """Return what is held, in one snapshot that has all that was acknowledged before."""
+        position, counted = self._counted()
+        rows = await self._database.rows(_SUMMARY, {"position": position})
+        ((newer, pruned, horizon, oldest, newest),) = rows
         return StoreSummary(
             store_id=self._database.store_id,
-            messages=max(0, held - pruned),
+            messages=max(0, counted + newer - pruned),
             oldest_timestamp_ns=oldest or 0,
             newest_timestamp_ns=newest or 0,
             horizon_ns=horizon,
@@ -216,7 +214,9 @@ class DatabaseReader:
 
 
 _SUMMARY: Final = """
-select pruned_messages, horizon_ns,
+select (select coalesce(sum(messages), 0)::bigint from storenode.commits
+        where position > %(position)b::bigint),
+       pruned_messages, horizon_ns,
        (select ts from storenode.messages order by ts, hash limit 1),
        (select ts from storenode.messages order by ts desc, hash desc limit 1)
 from storenode.store

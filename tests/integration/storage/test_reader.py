@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from store.db.reading import reader
 from store.db.reading.pages import Joined, read_page
-from store.db.reading.reader import DEFAULT_SCAN_PAGE, MAX_SCAN_PAGE
+from store.db.reading.reader import DEFAULT_SCAN_PAGE, MAX_SCAN_PAGE, DatabaseReader
 from store.domain.ports import PageRequest, ScanRequest, SyncId, TopicFilter, TopicRights
 from store.messages.frames import presence
 from storenode.message.limits import MAX_RESPONSE_BYTES
@@ -446,6 +446,15 @@ async def test_positions_are_hidden_outside_the_callers_topics(
 async def test_what_is_no_hash_has_no_position(node: Node, world: World) -> None:
     for digest in (b"", world[0].hash[:31], world[0].hash + b"\0", bytes(32)):
         assert await node.reader.position(digest, TopicRights()) is None
+
+
+async def test_the_summary_counts_what_was_acknowledged_before_the_feed_saw_it(node: Node) -> None:
+    rng = random.Random(SEED)
+    late = DatabaseReader(node.database, lambda: (0, 0))
+    for total in range(1, 6):
+        await node.store(random_batch(rng, 1, TIMES))
+        for reader in (node.reader, late):
+            assert (await reader.summary()).messages == total
 
 
 async def test_the_summary_counts_and_bounds_what_is_held(node: Node, database_url: str) -> None:

@@ -71,7 +71,9 @@ class AsyncClient(_Connected):
     serve goes to the next one, and is made again as ``retry`` says. That is safe for every call:
     publishing is idempotent, since a message is named by its hash. ``token`` authenticates the
     client, ``tls`` encrypts; a token is never sent in clear beyond loopback. ``timeout_s`` bounds
-    each call but streams.
+    how long a call waits for its answer and a stream for its next page; a follower that has caught
+    up waits for new messages without end. A node that is silent for a second is given up for the
+    next one.
 
     Examples:
         ```python
@@ -94,7 +96,7 @@ class AsyncClient(_Connected):
         retry: Retry = PATIENT,
         timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> None:
-        self._calls = connect(nodes, token=token, tls=tls, retry=retry)
+        self._calls = connect(nodes, token=token, tls=tls, retry=retry, timeout_s=timeout_s)
         self._timeout_s = timeout_s
 
     async def publish(
@@ -238,7 +240,7 @@ class AsyncClient(_Connected):
             limit=limit,
             coverage=coverage,
         )
-        page = await self._calls.query(request, timeout_s=self._timeout_s)
+        page = await self._calls.query(request)
         following = page.pagination_cursor if page.HasField("pagination_cursor") else None
         return Page(
             [Message.decode(item) for item in page.messages], following, coverage=_coverage(page)
@@ -369,7 +371,6 @@ class AsyncClient(_Connected):
                 filter=wanted,
                 cursor=after,
                 from_beginning=from_beginning and after == cursor,
-                wait_for_store=overlap_s is None,
             )
             return _followed(pages)
 
@@ -466,29 +467,23 @@ class AsyncAdmin(_Connected):
         tls: TlsIdentity | None = None,
         timeout_s: float | None = DEFAULT_TIMEOUT_S,
     ) -> None:
-        self._calls = connect(node, token=token, tls=tls)
-        self._timeout_s = timeout_s
+        self._calls = connect(node, token=token, tls=tls, timeout_s=timeout_s)
 
     async def status(self) -> NodeStatus:
         """What the node holds, whether it serves, and how it stands with its peers."""
-        return await self._calls.status(timeout_s=self._timeout_s)
+        return await self._calls.status()
 
     async def synchronize(
         self, peer: str = "", *, start: Time | None = None, end: Time | None = None
     ) -> SyncReport:
         """Have the node reconcile with a peer now; by default with a random one."""
         return await self._calls.synchronize(
-            peer,
-            time_start=nanoseconds(start),
-            time_end=nanoseconds(end),
-            timeout_s=self._timeout_s,
+            peer, time_start=nanoseconds(start), time_end=nanoseconds(end)
         )
 
     async def fetch_messages(self, peer: str, channel_id: str, ids: Iterable[SdsId]) -> FetchReport:
         """Have the node fetch some SDS messages from a peer."""
-        return await self._calls.fetch_messages(
-            peer, channel_id, map(_entry, ids), timeout_s=self._timeout_s
-        )
+        return await self._calls.fetch_messages(peer, channel_id, map(_entry, ids))
 
 
 def _entry(name: SdsId) -> Entry:

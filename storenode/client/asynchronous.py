@@ -253,7 +253,7 @@ class AsyncClient(_Connected):
         pubsub_topic: str | None = None,
         start: Time | None = None,
         end: Time | None = None,
-        cursor: bytes = b"",
+        cursor: bytes | None = None,
         page_size: int = 0,
         coverage: bool = False,
     ) -> MessageStream:
@@ -273,11 +273,11 @@ class AsyncClient(_Connected):
             filter=content_filter(pubsub_topic, content_topics),
             time_start=nanoseconds(start),
             time_end=nanoseconds(end),
-            cursor=cursor,
+            cursor=cursor or b"",
             page_size=page_size,
             coverage=coverage,
         )
-        return MessageStream(_scanned(pages), cursor)
+        return MessageStream(_scanned(pages), cursor or b"")
 
     async def scan_hashes(
         self,
@@ -339,7 +339,7 @@ class AsyncClient(_Connected):
         content_topics: Topics = (),
         *,
         pubsub_topic: str | None = None,
-        cursor: bytes = b"",
+        cursor: bytes | None = None,
         from_beginning: bool = False,
         overlap_s: float | None = None,
     ) -> MessageStream:
@@ -364,13 +364,13 @@ class AsyncClient(_Connected):
             CursorRefused: By the stream: the cursor is another store's, or the store lost commits
                 since. Scan the time that is in question, and follow without a cursor.
         """
-        wanted = content_filter(pubsub_topic, content_topics)
+        wanted, first = content_filter(pubsub_topic, content_topics), cursor or b""
 
         def feed(after: bytes) -> AsyncGenerator[Page]:
             pages = self._calls.follow(
                 filter=wanted,
                 cursor=after,
-                from_beginning=from_beginning and after == cursor,
+                from_beginning=from_beginning and after == first,
             )
             return _followed(pages)
 
@@ -378,8 +378,8 @@ class AsyncClient(_Connected):
             return _scanned(self._calls.scan(filter=wanted, time_start=since_ns))
 
         if overlap_s is None:
-            return MessageStream(feed(cursor), cursor)
-        return MessageStream(followed_across(feed, held, cursor, overlap_s), cursor)
+            return MessageStream(feed(first), first)
+        return MessageStream(followed_across(feed, held, first, overlap_s), first)
 
     async def get_sds(
         self,

@@ -453,8 +453,8 @@ async def test_the_summary_counts_what_was_acknowledged_before_the_feed_saw_it(n
     late = DatabaseReader(node.database, lambda: (0, 0))
     for total in range(1, 6):
         await node.store(random_batch(rng, 1, TIMES))
-        for reader in (node.reader, late):
-            assert (await reader.summary()).messages == total
+        for serving in (node.reader, late):
+            assert (await serving.summary()).messages == total
 
 
 async def test_the_summary_counts_and_bounds_what_is_held(node: Node, database_url: str) -> None:

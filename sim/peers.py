@@ -137,7 +137,7 @@ class JudgedExchange(shipped.Exchange):
                 transfer_limits=scenario.transfer,
                 tuning=scenario.tuning,
                 max_sessions=scenario.sessions,
-                keyed=process.node.number not in scenario.plain_nodes,
+                sums=process.node.number not in scenario.plain_nodes,
                 compact_from=None if process.node.number % 3 == 2 else 0,
                 statements=self._statements,
             )
@@ -168,7 +168,7 @@ class JudgedExchange(shipped.Exchange):
                 shown, asked_ns = work.view.shown, work.view.asked_ns
             side = Side(self.process.database, shown, account.horizon or LOWEST, asked_ns)
             judge.meet(name, role, side)
-            judge.found(name, role, result, work.proof.keyed_from_ns)
+            judge.found(name, role, result, work.proof.summed_from_ns)
             if role is Role.INITIATOR:
                 self._names[asyncio.current_task()] = name
         super().concluded(account, work, result)
@@ -401,7 +401,7 @@ def _marks(account: Account) -> Iterator[Mark]:
         (Mark.ANOTHER_WAY, report.held > 0),
         (Mark.PRUNED, report.pruned > 0),
         (Mark.INTERRUPTED, bool(report.error)),
-        (Mark.KEYED, account.proof.keyed_from_ns is not None),
+        (Mark.SUMMED, account.proof.summed_from_ns is not None),
         (Mark.COMPACT, account.proof.compact),
         (Mark.FORGED, bool(len(account.proof.hidden))),
     )

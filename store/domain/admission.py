@@ -45,7 +45,7 @@ from store.messages.record import (
     split_frame,
 )
 from store.messages.shapes import LEAD_BYTES, TIME_BYTES, Lead, read_lead, read_names, read_times
-from store.messages.transfer import Decoded, decode_message
+from store.messages.transfer import Decoded, MalformedMessage, decode_message
 from storenode.message.hashing import (
     content_digest,
     content_digests,
@@ -178,10 +178,7 @@ class Admission:
     def admit(self, messages: Sequence[bytes]) -> None:
         """Judge the next messages: encoded ``WakuMessageAndTopic`` entries.
 
-        Never raises for what a message holds.
-
-        Raises:
-            MalformedMessage: one of them is none; the request as a whole is to be refused.
+        Never raises for what an entry holds: one that cannot be decoded is refused like any other.
         """
         batch, first = self.admitted.batch, len(self.admitted.batch.hashes)
         # The hot path of the node: columns, not messages, and no object for each that is decoded.
@@ -283,7 +280,11 @@ class Admission:
 
     def _judge(self, message: bytes) -> None:
         """Judge the next message by all rules, one after the other."""
-        item = decode_message(len(self.admitted.verdicts), message)
+        try:
+            item = decode_message(message)
+        except MalformedMessage as error:
+            self._reject(error.refusal, error.message_hash)
+            return
         topic = _topic((item.pubsub_topic, item.content_topic), self._policy)
         digest = content = b""
         if item.timestamp:
@@ -291,8 +292,7 @@ class Admission:
             digest, content = message_hash(*fields), content_digest(*fields)
         refusal = self._problem(item, topic)
         if refusal is not None:
-            self.admitted.refusals[len(self.admitted.verdicts)] = refusal
-            self._decide(Verdict.REJECTED, -1, digest)
+            self._reject(refusal, digest)
             return
         head, tail = split_frame(item.body, len(item.payload), topic.suffix)
         if item.ephemeral:
@@ -359,6 +359,10 @@ class Admission:
             self._relayed.add(content)
             self.admitted.ephemerals.append(Ephemeral(topic.key, *topic.names, frame, digest))
         self._decide(Verdict.EPHEMERAL, -1, digest)
+
+    def _reject(self, refusal: Refusal, digest: bytes) -> None:
+        self.admitted.refusals[len(self.admitted.verdicts)] = refusal
+        self._decide(Verdict.REJECTED, -1, digest)
 
     def _decide(self, verdict: Verdict, position: int, digest: bytes) -> None:
         result = self.admitted

@@ -16,7 +16,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from reconcile.ids import SyncIds
-from store.domain.equality import Equality, Hidden
+from store.domain.equality import ContentConflict, Equality, Hidden
 from store.domain.outlet import Outlet
 from store.messages.conflicts import StoreResult
 from store.messages.cursor import FollowCursor, FollowCursors
@@ -360,8 +360,9 @@ class SyncOutcome:
     that it sent unasked. ``left_over``: a limit was reached, and the next session goes on; then
     ``middle_ns`` is the median of the timestamps of what was found.
     ``own_count`` and ``peer_count``: IDs over the window, None where unknown. ``keyed_from_ns``:
-    from here on keyed digests were compared; None: nowhere. ``compact``: the differences were found
-    in the compact mode.
+    from here on lattice sums were compared; None: nowhere. ``compact``: the differences were found
+    in the compact mode. ``conflicts``: how many hashes have different contents on the two sides,
+    and ``shown_conflicts`` some of them.
     """
 
     in_sync: bool
@@ -389,6 +390,8 @@ class SyncOutcome:
     keyed_from_ns: int | None = None
     hidden: Hidden | None = None
     compact: bool = False
+    conflicts: int = 0
+    shown_conflicts: tuple[ContentConflict, ...] = ()
 
 
 class PeerFailed(Exception):

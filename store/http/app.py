@@ -16,7 +16,6 @@ from store.domain.ports import Services
 from store.domain.quota import CallKind
 from store.http import connect, page, reads, requests, schemas, waku_store
 from store.http.bodies import Bodies
-from store.http.connections import Connections
 from store.http.endpoint import Endpoint, Handler, Operation
 from store.http.exchange import JSON, Exchange
 from store.http.failure import Header, HttpFailure
@@ -37,7 +36,6 @@ _EVENTS: Final = reads.EVENTS.decode()
 def build_app(
     services: Services,
     node: NodeContext,
-    connections: Connections,
     *,
     sites: Sites,
     with_page: bool = False,
@@ -50,21 +48,16 @@ def build_app(
     here = sorted([*by_path, OPENAPI, f"/{connect.SERVICE}/METHOD"])
     by_path |= {path: [each] for path, each in connect.operations(services, node).items()}
     routes = [
-        Route(path, Endpoint(node, connections, bodies, *operations))
-        for path, operations in by_path.items()
+        Route(path, Endpoint(node, bodies, *operations)) for path, operations in by_path.items()
     ]
     document = description([(path, each) for path, _, each in served], node.identity.version)
     text = json.dumps(document, indent=1).encode()
-    routes.append(Route(OPENAPI, _File(text, JSON, (), connections)))
+    routes.append(Route(OPENAPI, _File(text, JSON, ())))
     for path, (name, content_type) in page.FILES.items() if with_page else ():
-        file = _File(page.content(name), content_type, page.HEADERS, connections)
+        file = _File(page.content(name), content_type, page.HEADERS)
         routes.append(Route(path, file))
-    router = Router(
-        routes,
-        redirect_slashes=False,
-        default=_Nowhere(here, connections),
-    )
-    return SiteCheck(router, sites, connections, node.metrics)
+    router = Router(routes, redirect_slashes=False, default=_Nowhere(here))
+    return SiteCheck(router, sites, node.metrics)
 
 
 _Served = tuple[str, Operation, Described]
@@ -216,16 +209,13 @@ def _served(services: Services) -> list[_Served]:
 class _File:
     """Serves what is the same for everybody; it needs no token."""
 
-    def __init__(
-        self, body: bytes, content_type: bytes, headers: Sequence[Header], connections: Connections
-    ) -> None:
+    def __init__(self, body: bytes, content_type: bytes, headers: Sequence[Header]) -> None:
         self._body = body
         self._content_type = content_type
         self._headers = list(headers)
-        self._connections = connections
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = Exchange(scope, receive, send, self._connections)
+        exchange = Exchange(scope, receive, send)
         await requests.answer_anybody(
             exchange, exchange.respond(self._body, self._content_type, headers=self._headers)
         )
@@ -234,11 +224,10 @@ class _File:
 class _Nowhere:
     """Answers what has no path here."""
 
-    def __init__(self, paths: Sequence[str], connections: Connections) -> None:
+    def __init__(self, paths: Sequence[str]) -> None:
         sentence = f"nothing is served here: there are {', '.join(paths)}"
         self._failure = HttpFailure(404, "NOT_FOUND", sentence)
-        self._connections = connections
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = Exchange(scope, receive, send, self._connections)
+        exchange = Exchange(scope, receive, send)
         await requests.answer_anybody(exchange, requests.refuse(exchange, self._failure))

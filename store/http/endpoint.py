@@ -18,7 +18,6 @@ from store.domain.access import Client, Denied, Right
 from store.domain.query import QueryError
 from store.domain.quota import CallKind
 from store.http.bodies import Bodies
-from store.http.connections import Connections
 from store.http.exchange import CallerGone, Exchange
 from store.http.failure import HttpFailure, as_status, bad_request, of_query
 from store.http.limits import MAX_SMALL_BODY_BYTES
@@ -69,11 +68,8 @@ class Operation:
 class Endpoint:
     """Answers the requests of one path."""
 
-    def __init__(
-        self, node: NodeContext, connections: Connections, bodies: Bodies, *operations: Operation
-    ) -> None:
+    def __init__(self, node: NodeContext, bodies: Bodies, *operations: Operation) -> None:
         self._node = node
-        self._connections = connections
         self._bodies = bodies
         self._operations = {each.method: each for each in operations}
         self._first = operations[0]
@@ -83,7 +79,7 @@ class Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request: an ASGI application."""
-        exchange = Exchange(scope, receive, send, self._connections)
+        exchange = Exchange(scope, receive, send)
         given = exchange.headers.get("x-request-id", "")
         exchange.request_id = given if is_request_id(given) else next(REQUEST_IDS)
         operation = self._operations.get(exchange.method)
@@ -159,7 +155,7 @@ class Endpoint:
         now_ns = node.monotonic_ns()
         account = node.quota.account(client.name, client.limits, now_ns, named=client.named)
         account.begin(operation.kind, now_ns)
-        outlet = Outlet(node.unsent, client.name, exchange.connection)
+        outlet = Outlet(node.unsent, client.name, exchange.caller)
         try:
             yield Call(
                 node,
@@ -180,9 +176,9 @@ class Endpoint:
         if len(given) > 1:
             raise bad_request("the header `authorization` is given twice: send it once")
         token = given[0] if given else None
-        if token is None and operation.token_in_url and "access_token" in exchange.query:
-            token = f"Bearer {exchange.query['access_token']}"
-        origin = remote(exchange.connection).name
+        if token is None and operation.token_in_url and "access_token" in exchange.parameters:
+            token = f"Bearer {exchange.parameters['access_token'][-1]}"
+        origin = remote(exchange.caller).name
         try:
             return self._node.tokens.access.authorize(token, operation.right, origin)
         except Denied as denied:

@@ -15,7 +15,7 @@ from store.domain.query import check_count, filter_by
 from store.http import schemas
 from store.http.exchange import JSON, CallerGone, Exchange
 from store.http.failure import HttpFailure, bad_request
-from store.http.limits import COUNTED_BODY_BYTES, QUOTES_OF_ENTRY
+from store.http.limits import COUNTED_BODY_BYTES, MAX_QUOTED_CHARS, QUOTES_OF_ENTRY
 from store.serving.call import REQUEST_IDS, Call
 from store.serving.failure import over_limit
 
@@ -59,7 +59,8 @@ def read(kind: type[_T], call: Call, exchange: Exchange, body: bytes) -> _T:
             return schemas.decode(kind, body)
         return schemas.from_parameters(kind, _parameters(kind, exchange))
     except msgspec.ValidationError as error:
-        raise bad_request(f"the request is wrong: {error}") from None
+        # It may quote a name or a value that is as long as the body.
+        raise bad_request(f"the request is wrong: {str(error)[:MAX_QUOTED_CHARS]}") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise bad_request(f"the body is no JSON: {error}") from None
 
@@ -79,8 +80,7 @@ def _check_parts(call: Call, body: bytes) -> None:
 
 def _parameters(kind: type[Struct], exchange: Exchange) -> dict[str, Any]:
     lists, found = schemas.repeatable(kind), {}
-    for name in exchange.query.keys():  # noqa: SIM118 - a multi-dict, whose keys are given once
-        values = exchange.query.getlist(name)
+    for name, values in exchange.parameters.items():
         if name == TOKEN_PARAMETER:
             continue
         if name not in lists and len(values) > 1:
@@ -101,8 +101,8 @@ def topic_filter(request: schemas.Topics | schemas.Channel, call: Call) -> Topic
 
 
 def digest(text: str) -> bytes:
-    """A hash that the type has checked."""
-    return bytes.fromhex(text[2:])
+    """Return the bytes of a hash that the type has checked."""
+    return bytes.fromhex(text.lower().removeprefix("0x"))
 
 
 def history(name: str, entries: Sequence[schemas.Entry], limit: int) -> list[HistoryEntry]:

@@ -17,6 +17,7 @@ call was not answered in time may be dead without anybody having been told: it i
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -27,8 +28,9 @@ import grpc
 
 from store.domain import streams
 from store.domain.ports import PeerAddress
+from store.observe.clocks import ClockComparison, parse_time
 from store.rpc.credentials import channel_credentials
-from store.rpc.identity import NODE_ID, PEER_FIELD, PROOF, STORE_ID, VERSION, own_metadata
+from store.rpc.identity import NODE_ID, PEER_FIELD, PROOF, STORE_ID, TIME, VERSION, own_metadata
 from store.rpc.limits import (
     MAX_PEER_FRAME_BYTES,
     MAX_PEER_RECONNECT_MS,
@@ -86,13 +88,14 @@ class _Learned(CallFailed, streams.NameLearned):
 class Callee:
     """Who answers a call, as its metadata say (and, with TLS, its certificate).
 
-    ``proof``: that it knows a secret, see `store.rpc.secret`.
+    ``proof``: that it knows a secret, see `store.rpc.secret`. ``time_ns``: what its clock showed.
     """
 
     node_id: str
     store_id: str
     version: str
     proof: str = ""
+    time_ns: int | None = None
 
 
 class PeerCall:
@@ -107,11 +110,9 @@ class PeerCall:
         call: Any,  # noqa: ANN401 - grpc.aio's, untyped
         identify: Callable[[], Awaitable[Callee]],
         *,
-        secure: bool = False,
         identified: Callable[[Callee], None] | None = None,
     ) -> None:
         self.peer = peer
-        self.secure = secure
         self._call = call
         self._identify = identify
         self._identified = identified
@@ -203,8 +204,10 @@ class PeerDialer:
         *,
         insecure: bool = False,
         secret: PeerSecret | None = None,
+        clocks: ClockComparison | None = None,
     ) -> None:
         self.identity = identity
+        self._clocks = clocks or ClockComparison()
         self._metadata = own_metadata(identity)
         self._tls = tls
         self._insecure = insecure
@@ -290,6 +293,7 @@ class PeerDialer:
         if self._secret is not None:
             proof = self._secret.prove(method.rpartition("/")[2], [each for _, each in metadata])
             metadata = (*metadata, (PROOF, proof))
+        metadata = (*metadata, (TIME, str(time.time_ns())))
         try:
             if request is None:
                 call = channel.stream_stream(method)(metadata=metadata)
@@ -297,8 +301,7 @@ class PeerDialer:
                 call = channel.unary_stream(method)(request, metadata=metadata)
             identify = partial(self._identify, peer, call, proof, patience_s)
             try:
-                secure = self._tls is not None
-                yield PeerCall(peer, call, identify, secure=secure, identified=identified)
+                yield PeerCall(peer, call, identify, identified=identified)
             finally:
                 call.cancel()
         except CallFailed as error:
@@ -323,7 +326,9 @@ class PeerDialer:
         patience_s: float | None,
     ) -> Callee:
         """Learn who answers, and refuse whom this node must not call."""
+        began_ns = time.monotonic_ns()
         callee = await _introduced(peer, call, patience_s)
+        waited_ns = time.monotonic_ns() - began_ns
         names = callee.node_id, callee.store_id, callee.version
         if self._secret is not None and not self._secret.answers(callee.proof, proof, names):
             raise CallFailed(
@@ -347,6 +352,7 @@ class PeerDialer:
                 "verified for that name",
             )
         self._answered[peer] = callee.node_id
+        self._clocks.note(callee.node_id, callee.time_ns, waited_ns // 2)
         return callee
 
     async def _take(self, peer: PeerAddress) -> _Line:
@@ -492,7 +498,7 @@ def _told(metadata: Any) -> Callee | None:  # noqa: ANN401 - grpc.aio's are unty
     if not all(map(PEER_FIELD.fullmatch, names)):
         return None
     node_id, store_id, version = names
-    return Callee(node_id, store_id, version, told.get(PROOF, ""))
+    return Callee(node_id, store_id, version, told.get(PROOF, ""), parse_time(told.get(TIME)))
 
 
 def _failed(peer: PeerAddress, code: grpc.StatusCode, details: str | None) -> CallFailed:

@@ -32,12 +32,15 @@ NODE_ID: Final = "storenode-node-id"
 STORE_ID: Final = "storenode-store-id"
 VERSION: Final = "storenode-version"
 
+TIME: Final = "storenode-time"
+"""The sender's clock, in Unix nanoseconds; may be missing."""
+
 PROOF: Final = "storenode-proof"
 """See `store.rpc.secret`."""
 
 PEER_RIGHTS: Final = frozenset({Right.READ, Right.FOLLOW})
 
-_WANTED: Final = frozenset({AUTHORIZATION, NODE_ID, STORE_ID, VERSION, PROOF})
+_WANTED: Final = frozenset({AUTHORIZATION, NODE_ID, STORE_ID, VERSION, PROOF, TIME})
 _TRACE: Final = frozenset({"traceparent", "tracestate"})
 PEER_FIELD: Final = re.compile(rf"[!-~]{{1,{MAX_PEER_FIELD_CHARS}}}")
 

@@ -123,13 +123,8 @@ def _bind_http(config: NodeConfig, services: Services, context: NodeContext) -> 
     from store.http.sites import Sites  # noqa: PLC0415
 
     connections = Connections(_connections(config), context.metrics)
-    app = build_app(
-        services,
-        context,
-        connections,
-        sites=Sites(config.http_allow_origin, config.http_hosts),
-        with_page=config.http_page,
-    )
+    sites = Sites(config.http_allow_origin, config.http_hosts)
+    app = build_app(services, context, sites=sites, with_page=config.http_page)
     where = _where("--http-listen", config.http_listen)
     return http.bind(where, app, _client_tls(config), connections)
 

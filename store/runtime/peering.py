@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from store.config.node import NodeConfig
 from store.db.reading.transfer_reads import TransferReader
 from store.domain.ports import PeerAddress
+from store.observe.clocks import ClockComparison
 from store.observe.metrics import Metrics
 from store.rpc.caller import Caller
 from store.rpc.dial import PeerDialer
@@ -53,6 +54,7 @@ def open_peering(
     policy: PolicySource,
     metrics: Metrics,
     secret: PeerSecret | None,
+    clocks: ClockComparison,
 ) -> Peering:
     """Make the parts; `stack` takes them apart. `secret`: what peers in clear prove to know."""
     peers = tuple(dict.fromkeys(_address(peer) for peer in config.peer))
@@ -78,6 +80,7 @@ def open_peering(
         _tls(config),
         insecure="peer" in config.insecure,
         secret=secret,
+        clocks=clocks,
     )
     caller = Caller(dialer, exchange := Exchange(work))
     stack.push_async_callback(caller.close)

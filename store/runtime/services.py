@@ -130,10 +130,10 @@ async def open_wiring(
     """
     database = await Database.open(url, _pool_settings(config), guard)
     stack.push_async_callback(database.close)
-    written_ids, unread = WrittenIds(), UnreadEvents(database)
-    tracking = (
-        Tracking(unread, config.max_confirms) if config.gossip and not config.read_only else None
-    )
+    max_confirms = config.max_confirms if config.gossip else 0
+    written_ids, unread = WrittenIds(), UnreadEvents(database, max_confirms)
+    # Also without gossip: other nodes on the database ask their peers to confirm.
+    tracking = None if config.read_only else Tracking(unread, max_confirms)
     partitions, heard = PartitionMap(time.time_ns, config.retention), HeardTopics()
 
     def stored(batch: RecordBatch, source: Source, new: int) -> None:
@@ -186,7 +186,7 @@ async def open_wiring(
     stack.push_async_callback(feed.stop)
     hot.start()
     stack.push_async_callback(hot.stop)
-    reader = DatabaseReader(database, lambda: feed.messages_ever, page_bytes)
+    reader = DatabaseReader(database, lambda: feed.counted, page_bytes)
     services = Services(
         writer, reader, feed, DatabaseSdsReader(database, page_bytes), follow_cursors(database)
     )

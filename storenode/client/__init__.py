@@ -26,6 +26,8 @@ from storenode.client.errors import (
     NotServed,
     PublishError,
     StorenodeError,
+    TlsHandshakeError,
+    WrongProtocolError,
 )
 from storenode.client.message import Message, Outcome, Page, Published, SdsMessage, SdsResult
 from storenode.client.publisher import AsyncPublisher
@@ -64,5 +66,7 @@ __all__ = [
     "SdsMessage",
     "SdsResult",
     "StorenodeError",
+    "TlsHandshakeError",
     "TlsIdentity",
+    "WrongProtocolError",
 ]

@@ -23,6 +23,8 @@ from storenode.connection.errors import (
     NotAuthenticated,
     NotServed,
     StorenodeError,
+    TlsHandshakeError,
+    WrongProtocolError,
 )
 
 if TYPE_CHECKING:
@@ -47,6 +49,8 @@ __all__ = [
     "NotServed",
     "PublishError",
     "StorenodeError",
+    "TlsHandshakeError",
+    "WrongProtocolError",
 ]
 
 

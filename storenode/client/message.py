@@ -12,6 +12,7 @@ from typing import Final
 from storenode.client.errors import MessageRejected, NotConfirmed
 from storenode.client.messages import outcome_name
 from storenode.message.hashing import message_hash
+from storenode.message.parsing import check_nanoseconds
 from storenode.message.topics import DEFAULT_PUBSUB_TOPIC
 from storenode.sds import codec
 from storenode.wire.sds.v1.message_pb2 import HistoryEntry
@@ -232,10 +233,10 @@ def entries_of(found: Iterable[HistoryEntry]) -> list[tuple[str, bytes | None]]:
 
 
 def nanoseconds(moment: Time | None) -> int | None:
-    """A time as the calls take it.
+    """Return a time in nanoseconds since 1970.
 
     Raises:
-        ValueError: It is a ``datetime`` without a zone.
+        ValueError: It is a ``datetime`` without a zone, or looks like seconds or milliseconds.
     """
     if isinstance(moment, datetime):
         if moment.tzinfo is None:
@@ -243,4 +244,4 @@ def nanoseconds(moment: Time | None) -> int | None:
                 f"The time {moment} has no zone: write one, such as datetime.now(UTC)."
             )
         return (moment - _EPOCH) // _MICROSECOND * 1_000
-    return moment
+    return None if moment is None else check_nanoseconds(moment)

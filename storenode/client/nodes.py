@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import grpc
 
 from storenode.connection.channel import Metadata, TlsIdentity, open_channel
 from storenode.connection.errors import ClientOptionError
 from storenode.wire.storenode.v1 import admin_pb2_grpc, store_pb2_grpc
+
+_HEALTH: Final = "/grpc.health.v1.Health/Check"
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +23,8 @@ class Node:
     address: str
     channel: grpc.aio.Channel
     metadata: Metadata
+    tls: TlsIdentity | None
+    health: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]
     store: store_pb2_grpc.StoreAsyncStub
     admin: admin_pb2_grpc.AdminAsyncStub
 
@@ -30,7 +35,11 @@ class Nodes:
     def __init__(
         self, addresses: str | Sequence[str], token: str | None, tls: TlsIdentity | None
     ) -> None:
-        """Raises `ClientOptionError` where an address, or the token, cannot be used."""
+        """Open a channel to each address.
+
+        Raises:
+            ClientOptionError: An address, or the token, cannot be used.
+        """
         listed = [addresses] if isinstance(addresses, str) else list(addresses)
         if not listed:
             raise ClientOptionError("There is no node to call: give the address of at least one.")
@@ -44,6 +53,14 @@ class Nodes:
     def current(self) -> Node:
         """The node that serves."""
         return self._nodes[self._at]
+
+    def in_order(self) -> list[Node]:
+        """Return all nodes in the order of their turns."""
+        return [*self._nodes[self._at :], *self._nodes[: self._at]]
+
+    def use(self, node: Node) -> None:
+        """Stay with a node that has answered."""
+        self._at = self._nodes.index(node)
 
     def failed(self, node: Node) -> None:
         """Turn to the next node, unless another call has done so already."""
@@ -61,6 +78,8 @@ def _node(address: str, token: str | None, tls: TlsIdentity | None) -> Node:
         address,
         channel,
         metadata,
+        tls,
+        channel.unary_unary(_HEALTH, None, None),
         store_pb2_grpc.StoreStub(channel),
         admin_pb2_grpc.AdminStub(channel),
     )

@@ -5,6 +5,7 @@ What is due and not in memory comes out as `Recall`; what the application gives 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from storenode.sds.events import Event, Reason, Recall, RepairAnswered
@@ -43,10 +44,16 @@ def recalled(channel: MessageChannel, messages: Iterable[SdsMessage]) -> list[Ev
 
 
 def _send_again(channel: MessageChannel, message: SdsMessage, events: list[Event]) -> None:
+    answers = channel.answers
+    assert answers is not None
+    requester = answers.requester_of(message.message_id)
     try:
-        sent = channel.broadcast(message, Reason.REPAIR, shown=False)
+        sent = replace(channel.broadcast(message, Reason.REPAIR, shown=False), requester=requester)
     except ValueError:
         # In the older revision, as it came, its history takes less room.
         channel.counts.repair_requests_ignored += 1
         return
-    events += [sent, RepairAnswered(message.message_id)]
+    if answers.budget.spend(channel.clock.latest_ms, requester, len(sent.payload)):
+        events += [sent, RepairAnswered(message.message_id)]
+    else:
+        channel.counts.repair_requests_ignored += 1

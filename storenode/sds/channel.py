@@ -82,6 +82,8 @@ from storenode.sds.incoming import IncomingBuffer, Waiting
 from storenode.sds.learning import learn
 from storenode.sds.limits import (
     ASK_EVERY_MS,
+    ASKS_IN_VAIN,
+    MAX_ASK_EVERY_MS,
     MAX_HINT_BYTES,
     MAX_LOST_IDS,
     MAX_OWED_NAMED,
@@ -130,6 +132,7 @@ class MessageChannel:
         self.answers = None if repair is None else Answers(repair, config.sender_id)
         self.census = None if repair is None else Census(repair, config.sender_id, now_ms)
         self.told_ms = now_ms
+        self.asks_in_vain = 0
         self.sends = 0
 
     @property
@@ -368,12 +371,20 @@ class MessageChannel:
         self._settle(message)
 
     def _ask_due_ms(self) -> float:
-        """When a sync message is needed to carry a repair request."""
+        """Return when a sync message is needed to carry a repair request.
+
+        After `ASKS_IN_VAIN` of them without anything that was asked for, they become rarer.
+        """
         asks = self.requests.next_due_ms() if self.requests is not None else None
-        return inf if asks is None else max(asks, self.pace.spoke_ms + ASK_EVERY_MS)
+        if asks is None:
+            return inf
+        doublings = max(self.asks_in_vain - ASKS_IN_VAIN, 0) // 4
+        pause_ms = min(ASK_EVERY_MS << min(doublings, 16), MAX_ASK_EVERY_MS)
+        return max(asks, self.pace.spoke_ms + pause_ms)
 
     def _tell_requests(self, message: SdsMessage, events: list[Event]) -> None:
         if message.repair_request:
+            self.asks_in_vain += not message.content
             ids = tuple(entry.message_id for entry in message.repair_request)
             events.append(RepairRequested(ids, message.message_id))
 
@@ -383,9 +394,9 @@ class MessageChannel:
         self.counts.received += 1
         try:
             message = decode_message(packet.payload)
-        except MessageError:
+        except MessageError as error:
             self.counts.malformed += 1
-            events.append(Refused(Refusal.MALFORMED))
+            events.append(Refused(Refusal.MALFORMED, error.message_id or None, str(error)))
             return
         if message.channel_id != self.config.channel_id:
             self.counts.foreign += 1
@@ -443,7 +454,8 @@ class MessageChannel:
             if self.answers is not None:
                 # A forged one with its ID may be here, which is not to be the answer after this.
                 self.answers.seen(message_id)
-            events.append(Refused(Refusal.BUFFER_FULL, message_id))
+            if content:
+                events.append(Refused(Refusal.BUFFER_FULL, message_id))
             return
         if content and self._is_known(message_id):
             withdraw(self, message_id, events)
@@ -451,12 +463,16 @@ class MessageChannel:
         if not own:
             learn(self, now_ms, message, events)
         if content:
+            if message_id in self.incoming.wants:
+                self.asks_in_vain = 0
             self.filters.add(message_id)
             if not proof:
                 self.claims.add(message_id, said_by(message))
         if unmet:
             taken.message = message.bare()
             self._wait(now_ms, taken, events)
+            surplus = self._surplus(message.sender_id)
+            self._lose(surplus, now_ms, events, early=True)
         elif content:
             self._deliver(now_ms, taken, events)
             if self.incoming.ready and not self.config.release_at_sweep:
@@ -554,6 +570,7 @@ class MessageChannel:
         self._release(now_ms, events)
         if not self.incoming.waiting:
             return
+        self._lose(self._surplus(""), now_ms, events, early=True)
         if self.config.lost_after_ms is not None:
             expired = self.incoming.expired(now_ms - self.config.lost_after_ms)
             self._lose(expired, now_ms, events)
@@ -567,13 +584,19 @@ class MessageChannel:
             if missing:
                 events.append(Missing(missing))
 
-    def _lose(self, message_ids: list[str], now_ms: int, events: list[Event]) -> None:
+    def _surplus(self, sender_id: str) -> list[str]:
+        config = self.config
+        return self.incoming.surplus(config.max_missing, config.max_missing_of_sender, sender_id)
+
+    def _lose(
+        self, message_ids: list[str], now_ms: int, events: list[Event], *, early: bool = False
+    ) -> None:
         """Mark dependencies as irretrievably lost (SDS, "Periodic incoming buffer sweep")."""
         if not message_ids:
             return
         self.counts.lost += len(message_ids)
         self.showing.due = True
-        events.append(Lost(tuple(message_ids)))
+        events.append(Lost(tuple(message_ids), early))
         for message_id in message_ids:
             self.lost[message_id] = None
             self.stop_asking(message_id)

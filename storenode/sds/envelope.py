@@ -4,8 +4,10 @@ A participant knows that the bytes of its channel are SDS messages, so it reads 
 node does (`sds.codec`): fields that it does not know are ignored. An entry of field 11 is of the
 newer revision when it parses as a ``HistoryEntry`` with a message ID; else it is a plain ID.
 
-A malformed repair request is dropped alone, and so is a retrieval hint that is too long: neither
-costs the message. The cause that such a hint belongs to is still waited for, by its ID.
+A malformed repair request is dropped alone, and so are requests past the first 256 and a retrieval
+hint that is too long: none costs the message. The cause that such a hint belongs to is still waited
+for, by its ID. A causal history may be as long as the message has room for; the limit of 256
+entries is the store node's.
 """
 
 from collections.abc import Iterable, Iterator
@@ -17,7 +19,6 @@ from google.protobuf.message import DecodeError
 
 from storenode.sds.limits import (
     MAX_HINT_BYTES,
-    MAX_HISTORY_ENTRIES,
     MAX_ID_BYTES,
     MAX_REPAIR_ENTRIES,
     MAX_SDS_MESSAGE_BYTES,
@@ -81,7 +82,11 @@ class SdsMessage:
 
 
 class MessageError(ValueError):
-    """The bytes are not a message of a channel, or break a limit."""
+    """An error for bytes that are no message, or break a limit; the ID is "" where unknown."""
+
+    def __init__(self, sentence: str, message_id: str = "") -> None:
+        super().__init__(sentence)
+        self.message_id = message_id
 
 
 def decode_message(payload: bytes, *, stored: bool = False) -> SdsMessage:
@@ -99,7 +104,6 @@ def decode_message(payload: bytes, *, stored: bool = False) -> SdsMessage:
     raw: message_pb2.Message | sds_raw_pb2.RawSdsMessage
     try:
         raw = message_pb2.Message.FromString(payload)
-        _check_lengths(raw)
         history = tuple([_entry(entry) for entry in raw.causal_history])
         if not all(entry.message_id for entry in history):
             raw, history = _decode_legacy(payload)
@@ -184,7 +188,6 @@ def _decode_legacy(payload: bytes) -> tuple[sds_raw_pb2.RawSdsMessage, tuple[Ent
         raw = sds_raw_pb2.RawSdsMessage.FromString(payload)
     except DecodeError as error:
         raise MessageError("the bytes do not parse as an SDS message") from error
-    _check_lengths(raw)
     return raw, tuple([_legacy_entry(entry) for entry in raw.causal_history])
 
 
@@ -220,14 +223,18 @@ def _checked(
 ) -> SdsMessage:
     for text in (raw.channel_id, raw.message_id):
         _check_size(text)
-    _check_size(raw.sender_id, may_be_empty=True)
-    for entry in history:
-        _check_entry(entry)
-    repair = tuple(_acceptable(map(_entry, raw.repair_request))) if raw.repair_request else ()
+    try:
+        _check_size(raw.sender_id, may_be_empty=True)
+        for entry in history:
+            _check_entry(entry)
+    except MessageError as error:
+        raise MessageError(str(error), raw.message_id) from None
+    asked = raw.repair_request[:MAX_REPAIR_ENTRIES] if raw.repair_request else ()
+    repair = tuple(_acceptable(map(_entry, asked)))
     lamport = raw.lamport_timestamp or (0 if raw.HasField("lamport_timestamp") else None)
     content = raw.content or None
     if lamport is None and content is None:
-        raise MessageError("a message has neither a clock nor content")
+        raise MessageError("a message has neither a clock nor content", raw.message_id)
     bloom_filter = raw.bloom_filter or None
     return SdsMessage(
         raw.channel_id,
@@ -262,8 +269,7 @@ def _without_malformed_requests(payload: bytes) -> bytes:
         raw = sds_raw_pb2.RawRepairRequests.FromString(payload)
     except DecodeError:
         return payload
-    _check_request_count(len(raw.repair_request))
-    kept = [entry for entry in raw.repair_request if _parses(entry)]
+    kept = [entry for entry in raw.repair_request[:MAX_REPAIR_ENTRIES] if _parses(entry)]
     raw.ClearField("repair_request")
     raw.repair_request.extend(kept)
     return raw.SerializeToString()
@@ -275,17 +281,6 @@ def _parses(entry: bytes) -> bool:
     except DecodeError:
         return False
     return True
-
-
-def _check_lengths(raw: message_pb2.Message | sds_raw_pb2.RawSdsMessage) -> None:
-    if len(raw.causal_history) > MAX_HISTORY_ENTRIES:
-        raise MessageError(f"a causal history is longer than {MAX_HISTORY_ENTRIES} entries")
-    _check_request_count(len(raw.repair_request))
-
-
-def _check_request_count(count: int) -> None:
-    if count > MAX_REPAIR_ENTRIES:
-        raise MessageError(f"a repair request is longer than {MAX_REPAIR_ENTRIES} entries")
 
 
 def _check_size(text: str, *, may_be_empty: bool = False) -> None:

@@ -89,13 +89,16 @@ class Broadcast:
     """Send these bytes to the channel. ``Published`` may come back, and need not.
 
     ``passes``: a store need not keep it. It is an ephemeral message, one that it holds, or a sync
-    message that only says again what a former one has said.
+    message that only says again what a former one has said. An answer to a repair request of
+    ``requester`` need not be sent if a store holds the message, since it can be fetched there: then
+    give its bytes back by `AnswerBudget.refund`.
     """
 
     payload: bytes
     message_id: str
     reason: Reason
     passes: bool = False
+    requester: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,9 +220,13 @@ class Missing:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Dependencies that were given up; what waited for them is delivered."""
+    """Dependencies that were given up; what waited for them is delivered.
+
+    ``early``: for want of room, before anybody can have answered. A search may still find them.
+    """
 
     message_ids: tuple[str, ...]
+    early: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +260,7 @@ class RepairRequested:
 
 @dataclass(frozen=True, slots=True)
 class RepairAnswered:
-    """A message that others asked for is broadcast again."""
+    """A message that others asked for is broadcast again, unless a store holds it."""
 
     message_id: str
 
@@ -290,10 +297,11 @@ class ClockCapped:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A packet was not taken; it may come again."""
+    """A packet that was not taken and may come again; ``sentence`` says what is malformed."""
 
     reason: Refusal
     message_id: str | None = None
+    sentence: str = ""
 
 
 @dataclass(frozen=True, slots=True)

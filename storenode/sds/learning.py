@@ -35,7 +35,9 @@ def learn(channel: MessageChannel, now_ms: int, message: SdsMessage, events: lis
     if channel.answers is not None and channel.requests is not None:
         for entry in message.repair_request[:MAX_REPAIR_ANSWERED]:
             channel.requests.put_off(entry.message_id, now_ms)
-        ignored = channel.answers.asked(message.repair_request, channel.log, now_ms)
+        ignored = channel.answers.asked(
+            message.repair_request, channel.log, now_ms, message.sender_id
+        )
         channel.counts.repair_requests_ignored += ignored
 
 
@@ -71,4 +73,4 @@ def _review(
         entries = channel.gaps.entries(channel.log, shape, lamport, unix_ms)
         for key in channel.gaps.look(bloom_filter, shape, sender_id, entries, now_ms):
             if channel.answers is not None:
-                channel.answers.offer(Entry(key), channel.log, now_ms)
+                channel.answers.offer(Entry(key), channel.log, now_ms, sender_id)

@@ -84,7 +84,7 @@ async def honest(node: NodeProcess) -> AsyncIterator[Honest]:
 
 
 async def test_requests_without_a_token_are_not_read(guarded: NodeProcess) -> None:
-    place = Target(guarded.listen, guarded.peer, guarded.metrics)
+    place = Target(guarded.listen, guarded.peer, guarded.metrics, "")
     async with honest(guarded) as seen:
         told = await unfinished_requests(place, Random(1), 48)
     assert "ended 48" in told

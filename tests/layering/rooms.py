@@ -81,7 +81,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     # nodes seen from outside, as processes, and participants of theirs
     "store.demo": frozenset(
         {"storenode.client", "storenode.connection", "storenode.message"}
-        | {"storenode.sds", "storenode.sds.aio"}
+        | {"storenode.sds", "storenode.sds.aio", "store.embedded"}
     ),
     # jobs beside the nodes; restoring writes as a node does
     "store.pipeline": frozenset(

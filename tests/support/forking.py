@@ -34,7 +34,7 @@ _LATE: Final = (
     *("alembic.command", "alembic.config", "sqlalchemy.dialects.postgresql.psycopg"),
     *("encodings.idna", "store.runtime.node"),
     "store.http.app",
-    "uvicorn.protocols.http.h11_impl",
+    "uvicorn.protocols.http.httptools_impl",
     "uvicorn.lifespan.off",
 )
 """What a node imports while it starts."""

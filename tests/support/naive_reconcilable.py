@@ -7,10 +7,8 @@ from contextlib import asynccontextmanager
 
 import psycopg
 
-from reconcile.folds import Folds
 from reconcile.ids import LOWEST, SyncId, SyncIds
 from reconcile.index import IndexView
-from reconcile.keyed import Sum
 from reconcile.lattice import LatticeSum
 from reconcile.view import Answer, Read
 from store.domain.hub import START, Place
@@ -43,14 +41,19 @@ class NaiveView:
         """All of it is in memory."""
         return LOWEST
 
-    async def keyed_sum(self, folds: Folds, lower: SyncId, upper: SyncId) -> Sum:
-        """The keyed sum of a range."""
-        return folds.sum_of(self._view, lower, upper)
-
     async def lattices(self, spans: Sequence[Times]) -> list[LatticeSum] | None:
-        """None are known; all of it is in memory."""
-        del spans
-        return None
+        """Return the lattice sums of ranges of time."""
+        return self._view.lattices(spans)
+
+    async def listed(self, span: Times, limit: int) -> SyncIds | None:
+        """Return the IDs of a range of time; None: more than ``limit``."""
+        low, high = (self._view.rank((time_ns, LOWEST[1])) for time_ns in span)
+        return self._view.rows.between(low, high) if high - low <= limit else None
+
+    async def contents(self, ids: SyncIds) -> SyncIds:
+        """Return IDs with their content digests."""
+        rows = self._view.rows
+        return SyncIds(ids.timestamps, ids.hashes, rows.digests(rows.ranks(ids)))
 
 
 class NaiveReconcilable:

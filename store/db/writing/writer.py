@@ -28,16 +28,8 @@ from psycopg import errors as pg
 from psycopg_pool import PoolTimeout
 
 from store.db.commits.pages import TOKEN_SPAN
-from store.db.errors import is_missing_partition
-from store.db.pool import (
-    DISK_FULL,
-    Connection,
-    Database,
-    Patience,
-    is_exhausted,
-    is_transient,
-    unavailable,
-)
+from store.db.errors import DISK_FULL, find_failure, is_missing_partition, is_transient
+from store.db.pool import Connection, Database, Patience
 from store.db.replication import cover_what_is_visible, waiting_for_standby
 from store.db.schema.partitions import PartitionMap
 from store.db.writing.at_once import NotNew, write_at_once
@@ -260,7 +252,8 @@ class DatabaseWriter:
         if self._stopped:
             raise StoreBusy(_STOPPING)
         if self._space is not None and self._space.full:
-            raise StoreUnavailable(DISK_FULL)
+            raise StoreUnavailable(DISK_FULL.sentence)
+        self._require_writable()
         size = batch.frame_bytes
         if self._queue and (
             self._queued_bytes + size > MAX_QUEUED_BYTES or len(self._queue) >= MAX_QUEUED_BATCHES
@@ -361,7 +354,8 @@ class DatabaseWriter:
 
     async def _isolate(self, group: _Group, error: Exception) -> None:
         """Keep what one member did from failing the others that shared its transaction."""
-        if len(group.members) == 1 or is_transient(error) or is_exhausted(error):
+        known = isinstance(error, StoreUnavailable) or find_failure(error) is not None
+        if known or len(group.members) == 1:
             self._fail(group, error)
             return
         try:
@@ -371,12 +365,18 @@ class DatabaseWriter:
             # When the node stops in between, some were not served at all.
             self._fail(group, StoreBusy(_STOPPING))
 
-    @staticmethod
-    def _fail(group: _Group, error: Exception) -> None:
-        known = is_transient(error) or is_exhausted(error)
+    def _fail(self, group: _Group, error: Exception) -> None:
+        failure = find_failure(error)
         for member in group.members:
             if not member.answer.done():
-                member.answer.set_exception(unavailable(error) if known else error)
+                known = None if failure is None else self._database.unavailable(failure)
+                member.answer.set_exception(known or error)
+
+    def _require_writable(self) -> None:
+        """Raise `StoreUnavailable` if the database is known to take no writes."""
+        failure = self._database.write_failure
+        if failure is not None:
+            raise StoreUnavailable(failure.sentence)
 
     async def _write_until_known(self, group: _Group) -> Inserted:
         patience = Patience(self._database.settings.write_patience_s)
@@ -397,6 +397,7 @@ class DatabaseWriter:
                     raise
                 await self._refresh_partitions(error)
             except (psycopg.Error, PoolTimeout) as error:
+                self._require_writable()
                 if not is_transient(error) or not await patience.wait():
                     raise
                 group.careful = group.uncertain = True

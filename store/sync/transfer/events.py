@@ -10,7 +10,7 @@ from typing import Final
 
 from reconcile.ids import SyncIds
 from store.domain.admission import Admitted
-from store.messages.conflicts import Conflict
+from store.domain.equality import ContentConflict
 from store.messages.record import RecordBatch
 from storenode.message.rules import Reason
 
@@ -65,7 +65,7 @@ class Persisted:
 
     token: int
     new: Sequence[bool]
-    conflicts: Mapping[int, Conflict] = field(default_factory=dict)
+    conflicts: Mapping[int, ContentConflict] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +221,7 @@ class Report:
     unsolicited: int = 0
     repeated: int = 0
     conflict_count: int = 0
-    conflicts: list[Conflict] = field(default_factory=list)
+    conflicts: list[ContentConflict] = field(default_factory=list)
     fault: Fault = Fault.NONE
     error: str = ""
     reasons_of_peer: tuple[str, ...] = ()
@@ -237,7 +237,7 @@ class Report:
         label = str(Reason.CONFLICT)
         return self.conflict_count + self.refused[label] + self.refused_by_peer[label]
 
-    def note_conflict(self, conflict: Conflict) -> None:
+    def note_conflict(self, conflict: ContentConflict) -> None:
         """Count a conflict, and keep it if there is room."""
         self.conflict_count += 1
         if len(self.conflicts) < MAX_KEPT_CONFLICTS:

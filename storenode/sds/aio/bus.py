@@ -49,8 +49,8 @@ class Bus:
         return BusTransport(self, name)
 
     def add(self, route: Route, message: Fetched, *, keep: bool = True) -> None:
-        """Put a message on the bus; one that is there already changes nothing."""
-        if message.hint not in self._hints:
+        """Put a message on the bus; one that it remembers changes nothing."""
+        if not self.remembers or message.hint not in self._hints:
             if keep and message.hint:
                 self._hints.add(message.hint)
             self._held.append((route, message))

@@ -44,7 +44,8 @@ class Message:
     ``acknowledged_by`` is who was the first known to have an own message, as of when the log was
     read; None: nobody, or it is another's. The name may be empty. ``proof`` is of the ID; a message
     that is not proven leaves the log when the genuine one comes (`Withdrawn`). ``signature`` is the
-    application's, and ``signed`` whether it is valid (`storenode.sds.aio.signing`).
+    application's, and ``signed`` whether it is valid (`storenode.sds.aio.signing`). ``causes`` are
+    the IDs of its causal history.
     """
 
     message_id: str
@@ -61,6 +62,7 @@ class Message:
     proof: Proof = Proof.UNKNOWN
     signature: bytes | None = None
     signed: Signed = Signed.NO
+    causes: tuple[str, ...] = ()
 
     @property
     def key(self) -> Key:

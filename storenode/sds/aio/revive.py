@@ -111,7 +111,7 @@ def _fill_waiting(ledger: Ledger, rows: list[Row]) -> None:
         for entry in waiting.message.history:
             if entry.message_id in waiting.unmet and entry.message_id not in core.incoming.ids:
                 since_ms = _missing_since_ms(core, waiting)
-                core.incoming.want(entry, since_ms)
+                core.incoming.want(entry, since_ms, waiting.message.sender_id)
                 _ask(core, entry, since_ms)
 
 

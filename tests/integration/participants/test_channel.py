@@ -13,10 +13,12 @@ import pytest
 
 from storenode.client.messages import new_message
 from storenode.client.node import connect
+from storenode.message.hashing import message_hash
+from storenode.sds.aio.answering import message_of
 from storenode.sds.aio.channel import Channel
 from storenode.sds.aio.events import Message
+from storenode.sds.aio.many.shared import SharedNode
 from storenode.sds.aio.node import StoreNode
-from storenode.sds.aio.recalling import message_of
 from storenode.sds.aio.state import StateTaken
 from storenode.sds.aio.transport import Outbound, Route
 from storenode.sds.config import ChannelConfig
@@ -97,6 +99,21 @@ async def test_two_participants_have_one_log_and_acknowledge_each_other(
         assert await contents(alice) == await contents(bob) == [b"who is there?", b"it is me"]
         assert alice.status.unpublished == alice.status.unacknowledged == 0
         assert str(alice.status) == "synced"
+
+
+async def test_a_node_tells_which_messages_it_holds_without_sending_them(
+    node: NodeProcess, room: str
+) -> None:
+    route = Route(room, PUBSUB, topic(room))
+    said = await past(node, room, 40)
+    hints = [message_hash(PUBSUB, m.payload, topic(room), None, m.timestamp_ns) for m in said]
+    for transport in (StoreNode(node.listen), SharedNode(StoreNode(node.listen))):
+        link = transport.open(route)
+        assert await link.holds([*hints, bytes(32), b"no hash"]) == set(hints)
+        assert await link.holds([b"no hash"]) == set()
+        await link.close()
+        if isinstance(transport, SharedNode):
+            await transport.close()
 
 
 async def test_ephemeral_content_reaches_whoever_listens_and_stays_nowhere(

@@ -52,6 +52,11 @@ class Rules:
     unready: str | None = None
     monotonic_ns: Callable[[], int] = time.monotonic_ns
 
+    @property
+    def halted(self) -> str | None:
+        """Why no calls are served."""
+        return self.unready
+
 
 @dataclass
 class Node:
@@ -106,6 +111,7 @@ async def serve(
     peer_limits: ClientLimits | None = None,
     open_admin: bool = False,
     tls: grpc.ServerCredentials | None = None,
+    read_only: bool = False,
 ) -> AsyncIterator[Node]:
     """Open a database and serve it until the block ends."""
     rules = rules or Rules()
@@ -116,6 +122,7 @@ async def serve(
             context_of(IDENTITY, services, rules, metrics),
             quota=quota or Quota(),
             open_admin=open_admin,
+            read_only=read_only,
             peers=peers,
             peer_limits=peer_limits or ClientLimits(),
         )
@@ -152,7 +159,7 @@ async def opened(stack: AsyncExitStack, url: str, metrics: Metrics) -> tuple[Dat
     feed = DatabaseFeed(database)
     await feed.start()
     stack.push_async_callback(feed.stop)
-    reader = DatabaseReader(database, lambda: feed.messages_ever)
+    reader = DatabaseReader(database, lambda: feed.counted)
     sds, cursors = DatabaseSdsReader(database), follow_cursors(database)
     return database, Services(writer, reader, feed, sds, cursors)
 

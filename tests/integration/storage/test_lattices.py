@@ -140,7 +140,7 @@ async def test_sums_are_true_whatever_happens(
     """Publishing, restoring, folding, sealing, dropping and rebuilding, some of it cut short."""
     monkeypatch.setattr(fold_module, "MAX_FOLD_COMMITS", 2)
     monkeypatch.setattr(sealing, "MAX_SEALED_MESSAGES", 40)
-    monkeypatch.setattr(lattices, "PAGE_HASHES", 7)
+    monkeypatch.setattr(lattices, "PAGE_MESSAGES", 7)
     dice = random.Random(seed)
     for _ in range(40):
         match dice.randrange(10):

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reconcile.ids import SyncIds
-from store.messages.conflicts import Conflict
+from store.domain.equality import ContentConflict
 from store.messages.record import RecordBatch
 from store.sync.limits import (
     CALLER_GRACE_NS,
@@ -249,8 +249,14 @@ def test_what_another_message_has_the_hash_of_is_refused_as_a_conflict(count: in
     assert report.conflict_count == report.in_conflict == count
     assert len(report.conflicts) == min(count, MAX_KEPT_CONFLICTS)
     assert set(report.conflicts) <= {
-        Conflict(*each)
-        for each in zip(ones.hashes, ones.content_digests, others.content_digests, strict=True)
+        ContentConflict(*each)
+        for each in zip(
+            ones.timestamps,
+            ones.hashes,
+            ones.content_digests,
+            others.content_digests,
+            strict=True,
+        )
     }
     assert (report.stored, report.duplicates, report.equal) == (0, 0, False)
     assert (told.stored_by_peer, told.in_conflict, told.equal) == (0, count, False)

@@ -15,8 +15,8 @@ from typing import Any
 
 from reconcile.ids import SyncIds
 from store.domain.admission import Admission, Admitted
+from store.domain.equality import ContentConflict
 from store.domain.ports import Source
-from store.messages.conflicts import Conflict
 from store.messages.record import RecordBatch
 from store.messages.transfer import transfer_frame, transferred
 from store.sync.limits import SILENCE_NS, TransferLimits
@@ -212,7 +212,9 @@ class Node:
         self.writes.remove(effect)
         batch, held = effect.batch, self.store.contents
         conflicts = {
-            at: Conflict(digest, held[digest], batch.content_digests[at])
+            at: ContentConflict(
+                batch.timestamps[at], digest, held[digest], batch.content_digests[at]
+            )
             for at, digest in enumerate(batch.hashes)
             if held.get(digest, batch.content_digests[at]) != batch.content_digests[at]
         }

@@ -33,6 +33,7 @@ from storenode.sds.events import (
     Acknowledged,
     Broadcast,
     Forged,
+    Lost,
     Missing,
     MissingMessage,
     Received,
@@ -469,6 +470,41 @@ async def test_who_lacks_messages_is_known() -> None:
         answer = Commands(bob, transcript).said("/names")
         assert isinstance(answer, Answer)
         assert answer.rows[-1].endswith(", lacks 1 message that is here: being sent again")
+
+
+async def test_what_cannot_be_decoded_is_counted_beside_synced() -> None:
+    bus = Bus()
+    long = SdsMessage("room", "m", "s" * 257, NOW_MS, content=b"text")
+    parents = tuple(Entry(f"m{number}") for number in range(300))
+    many = SdsMessage("room", "many", "peer", NOW_MS, parents, content=b"text")
+    async with joined(bus.transport("b"), "bob", config=config_of("bob", repair=None)) as bob:
+        await bob.wait_for(lambda status: status.live)
+        assert str(bob.status) == "synced"
+        bus.add(ROUTE, _fetched(long))
+        await bob.wait_for(lambda status: status.unreadable == 1)
+        assert str(bob.status) == "synced, 1 unreadable"
+        bus.add(ROUTE, _fetched(many))
+        await bob.wait_for(lambda status: status.missing == 300)
+        for parent in parents:
+            bus.add(ROUTE, _of_peer(parent.message_id, []))
+        await logs_are_equal(bob, length=301)
+
+
+async def test_what_was_given_up_for_want_of_room_is_found_by_a_search() -> None:
+    names = [f"m{number}" for number in range(40)]
+    bus = Bus(drops=lambda _name, message: decode_message(message.payload).message_id in names)
+    config = config_of("bob", max_missing=10, max_missing_of_sender=10)
+    async with joined(bus.transport("b"), "bob", config=config) as bob:
+        await bob.wait_for(lambda status: status.synced)
+        for name in names:
+            bus.add(ROUTE, _of_peer(name, []))
+        async with bob.events() as events:
+            bus.add(ROUTE, _of_peer("last", names))
+            while not isinstance(event := await anext(events), Lost):
+                pass
+        assert event == Lost(tuple(names[:30]), early=True)
+        await logs_are_equal(bob, length=41)
+        assert bob.status.lost == 0
 
 
 def _said(name: str, before: list[str]) -> Fetched:

@@ -139,7 +139,7 @@ def test_any_content_comes_back_as_it_was_given() -> None:
     contents = [b"x", b"x" + MARK, b"\x00\x01" + MARK, MARK, b"xs\x00\x01" + MARK]
     contents += [dice.randbytes(dice.randrange(1, 40)) + MARK for _ in range(200)]
     for content in contents:
-        opened = plain.read(plain.frame(content, 1, ()), "alice", 1, tuple)
+        opened = plain.read(plain.frame(content, 1, ()), "alice", 1, ())
         assert (opened.content, opened.signed) == (content, Signed.NO)
     for content in contents:
         for signature in signatures:

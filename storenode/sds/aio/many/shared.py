@@ -120,6 +120,11 @@ class SharedLink:
         async with self._node.calls:
             return await self._alone.coverage()
 
+    async def holds(self, hints: Sequence[bytes]) -> set[bytes]:
+        """As `NodeLink.holds`, in turn."""
+        async with self._node.calls:
+            return await self._alone.holds(hints)
+
     def by_hint(self, hints: Sequence[bytes]) -> AsyncGenerator[Sequence[Fetched], None]:
         """As `NodeLink.by_hint`, in turn."""
         return self._in_turn(self._alone.by_hint(hints))

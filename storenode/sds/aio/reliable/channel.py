@@ -196,11 +196,12 @@ class ReliableChannel:
 
     async def _follow(self, reader: Reader, event: ChannelEvent) -> list[ReliableEvent]:
         match event:
-            case Message() if event.own:
+            case Message() if event.own and not event.published:
                 with suppress(SegmentError):
                     segment = segment_of(event)
                     self._requests.add(event.message_id, segment, unsent=True, unacknowledged=True)
-            case Message():
+            # What others publish under our name is no request of ours.
+            case Message() if not event.own:
                 found = await reader.take(self._now_ms(), event)
                 return [
                     MessageReceived(each) if isinstance(each, Content) else each for each in found

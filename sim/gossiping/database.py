@@ -171,8 +171,8 @@ class Session:
 
     async def held(self, hashes: Sequence[bytes]) -> Sequence[bytes | None]:
         """Look messages up; their content digests are not simulated."""
-        held = self.database.held
-        return await self.look("held", lambda: [b"" if each in held else None for each in hashes])
+        known = self.database.held
+        return await self.look("held", lambda: [b"" if each in known else None for each in hashes])
 
     async def arrived(self, commits: Sequence[CommitRow]) -> Committed:
         """Read what commits have added."""

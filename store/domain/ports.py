@@ -234,9 +234,8 @@ class Writer(Protocol):
     async def store(self, batch: RecordBatch, source: Source, min_confirms: int = 0) -> StoreResult:
         """Store a batch durably, and return the outcome of each record.
 
-        Returns only after the commit. Concurrent calls are grouped into shared transactions. So
-        many other stores are to confirm each message; where none are asked for, the node's own
-        rule holds for what is new.
+        Concurrent calls share transactions. ``min_confirms`` other stores are to confirm each
+        message; with 0 the node's own rule holds for what is new.
         """
 
 

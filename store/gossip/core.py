@@ -197,7 +197,7 @@ class Core:
         return True
 
     def differs_here(self, peer: str, digest: bytes, place: int, theirs: bytes) -> bool:
-        """As `differs`, for a message that is held here."""
+        """Return True if a peer has other content than this node, and note the conflict once."""
         return self.differs(peer, digest, self.seen.content_digests[place], theirs)
 
     def holders_of(self, digest: bytes, content: bytes) -> int:

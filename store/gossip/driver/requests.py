@@ -58,8 +58,8 @@ async def answer(database: Database, environment: Environment, request: Request)
                 return Loaded(request.token, found)
             case LookUp():
                 digests = await database.messages.held(request.ids)
-                held = [digest is not None for digest in digests]
-                return Known(request.token, held, [digest or b"" for digest in digests])
+                is_stored = [digest is not None for digest in digests]
+                return Known(request.token, is_stored, [digest or b"" for digest in digests])
     except DATABASE_AWAY:
         return Failed(request.token)
     except Exception as error:

@@ -177,7 +177,7 @@ def _notes(account: Account, result: Result, hidden: Hidden | None) -> Iterator[
 
 
 def _count_notes(result: Result) -> Iterator[str]:
-    """Do the counts of the two sides contradict what was found?
+    """Yield notes where the counts of the two sides contradict what was found.
 
     They do where a fingerprint was forged, and also where the horizons of the two differ.
     """

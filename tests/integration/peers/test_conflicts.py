@@ -1,4 +1,4 @@
-"""Two messages with one hash: nodes keep the first, refuse the other, and confirm neither."""
+"""Messages with one hash: nodes keep the first, refuse the other, and confirm neither."""
 
 from __future__ import annotations
 

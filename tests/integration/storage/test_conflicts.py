@@ -1,4 +1,4 @@
-"""Two messages with one hash: the first one is stored, and the other one is a conflict."""
+"""Messages with one hash: the first one is stored, and the other one is a conflict."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ OTHER = (NOW, (PUBSUB, "/alpha/1/x/proto"), b"transfer 10 to bob")
 
 
 def pair() -> tuple[RecordBatch, RecordBatch]:
-    """Both messages, each in a batch of its own."""
+    """Return both messages, each in a batch of its own."""
     one, other = batch_of([ONE]), batch_of([OTHER])
     assert one.hashes == other.hashes
     assert one.content_digests != other.content_digests
@@ -36,12 +36,12 @@ def pair() -> tuple[RecordBatch, RecordBatch]:
 
 
 async def assert_stored(node: Node, database_url: str, batch: RecordBatch, count: int) -> None:
-    """The message of a batch is the one that is stored, and nothing of another one is."""
+    """Check that the message of a batch is stored, and nothing of another one."""
     (digest,) = batch.hashes
-    held = await node.rows(
+    rows = await node.rows(
         "select content_digest, topic from storenode.messages where hash = %b", digest
     )
-    assert held == [(batch.content_digests[0], batch.topic_keys[0])]
+    assert rows == [(batch.content_digests[0], batch.topic_keys[0])]
     report = await asyncio.to_thread(check, database_url, now_ns=lambda: NOW)
     # No node makes partitions ahead here.
     assert [each for each in report.findings if "partition" not in each.kind] == []
@@ -76,9 +76,9 @@ async def test_a_message_with_the_hash_of_a_stored_one_is_a_conflict(
 
 async def test_of_two_that_wait_together_one_is_stored(node: Node, database_url: str) -> None:
     one, other = pair()
-    dice = random.Random(1)
+    rng = random.Random(1)
     async with commits_held_up(node):
-        plugs = [random_batch(dice, 1, [NOW - 2]) for _ in range(WORKERS)]
+        plugs = [random_batch(rng, 1, [NOW - 2]) for _ in range(WORKERS)]
         await occupy_workers(node, plugs)
         waiting = [
             asyncio.create_task(node.writer.store(each, Source.CLIENT))
@@ -110,7 +110,7 @@ async def test_a_race_that_is_lost_to_another_node_is_a_conflict(
     await assert_stored(node, database_url, one, 1)
 
 
-async def test_a_conflict_is_reported_and_nobody_waits_for_its_confirmation(
+async def test_a_conflict_is_reported_and_not_tracked_as_unread(
     node: Node,
 ) -> None:
     one, other = pair()

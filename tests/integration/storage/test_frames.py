@@ -40,32 +40,32 @@ FOREVER = 2**63 - 1
 
 
 async def store_in_each_way(
-    node: Node, dice: random.Random, monkeypatch: pytest.MonkeyPatch
+    node: Node, rng: random.Random, monkeypatch: pytest.MonkeyPatch
 ) -> list[Held]:
     """Store by COPY, by one statement, and by the one that looks at each message."""
-    held: list[Held] = []
+    stored: list[Held] = []
     known = RecordBatch()
     for fewest_copied in (1, 10**6, 10**6):
         monkeypatch.setattr(writer_module, "FEWEST_COPIED", fewest_copied)
         new = batch_of(
             (
-                NOW - size % 5 * DAY - dice.randrange(10**9),
-                dice.choice(TOPICS),
-                dice.randbytes(size),
+                NOW - size % 5 * DAY - rng.randrange(10**9),
+                rng.choice(TOPICS),
+                rng.randbytes(size),
             )
             for size in SIZES
         )
-        held += held_of(new)
+        stored += held_of(new)
         both = new.select(range(len(new)))
         both.extend(known)
         assert await node.store(both) == [True] * len(new) + [False] * len(known)
-        if held[len(new) :]:
+        if stored[len(new) :]:
             known = new
-    return held
+    return stored
 
 
 def differing(found: list[bytes | None], expected: list[bytes]) -> list[int]:
-    """Places at which they differ: frames are too large to be printed."""
+    """Return the places at which they differ: frames are too large to be printed."""
     assert len(found) == len(expected)
     return [n for n, pair in enumerate(zip(found, expected, strict=True)) if pair[0] != pair[1]]
 
@@ -73,33 +73,33 @@ def differing(found: list[bytes | None], expected: list[bytes]) -> list[int]:
 async def test_every_way_to_read_gives_the_bytes_that_were_admitted(
     node: Node, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held = await store_in_each_way(node, random.Random(20261124), monkeypatch)
-    await assert_read(node, in_order(held), monkeypatch)
-    await assert_paged(node, held)
+    stored = await store_in_each_way(node, random.Random(20261124), monkeypatch)
+    await assert_read(node, in_order(stored), monkeypatch)
+    await assert_paged(node, stored)
     report = await asyncio.to_thread(check, database_url, now_ns=lambda: NOW)
     # No node makes partitions ahead here.
     assert [each for each in report.findings if "partition" not in each.kind] == []
-    assert report.checked["messages"] == report.checked["hashes"] == len(held)
+    assert report.checked["messages"] == report.checked["hashes"] == len(stored)
 
 
-async def assert_read(node: Node, held: list[Held], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every way to read gives the bytes that were admitted."""
-    frames, positions = [each.frame for each in held], [each.at for each in held]
+async def assert_read(node: Node, stored: list[Held], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check that every way to read gives the bytes that were admitted."""
+    frames, positions = [each.frame for each in stored], [each.at for each in stored]
     for page_size in (0, 300):
         scan = ScanRequest(EVERYTHING, 0, FOREVER, None, True, page_size)
         async with aclosing(node.reader.scan(scan, WideOutlet())) as pages:
             found = b"".join([page.frames async for page in pages])
         assert found == b"".join(frames), "a scan"
-    await assert_queried(node, held, monkeypatch)
+    await assert_queried(node, stored, monkeypatch)
     async with following(node.feed, from_beginning(include_data=True)) as (follower,):
         await follower.until_live()
         given = b"".join(page.frames for page in follower.pages)
     assert len(given) == sum(map(len, frames)), "a follower"
-    assert sorted(follower.hashes) == sorted(each.hash for each in held)
+    assert sorted(follower.hashes) == sorted(each.hash for each in stored)
     loaded = await TransferReader(node.database).load(SyncIds.of(positions), 2**40)
     assert differing(loaded, [transferred(frame) for frame in frames]) == []
     async with await node.database.connect() as connection:
-        for start in range(0, len(held), EXACT_POSITIONS):
+        for start in range(0, len(stored), EXACT_POSITIONS):
             part = slice(start, start + EXACT_POSITIONS)
             assert differing(await exact_frames(connection, positions[part]), frames[part]) == []
         most = await most_frames(connection, positions)
@@ -107,12 +107,12 @@ async def assert_read(node: Node, held: list[Held], monkeypatch: pytest.MonkeyPa
     assert differing([most[n] for n in small], [frames[n] for n in small]) == []
 
 
-async def assert_paged(node: Node, held: list[Held]) -> None:
-    """Pages of one topic and of several, either way."""
+async def assert_paged(node: Node, stored: list[Held]) -> None:
+    """Check pages of one topic and of several, either way."""
     for topics in (TOPICS[:1], TOPICS[:4]):
         wanted = TopicFilter(TOPICS[0][0], tuple(content for _, content in topics))
         for forward in (True, False):
-            expected = [each.hash for each in in_order(matching(held, wanted))]
+            expected = [each.hash for each in in_order(matching(stored, wanted))]
             found: list[bytes] = []
             after: SyncId | None = None
             while len(found) < len(expected):
@@ -128,26 +128,26 @@ async def assert_paged(node: Node, held: list[Held]) -> None:
 
 
 async def test_hashes_that_begin_alike_at_one_time_are_paged_in_order(node: Node) -> None:
-    """The index by topic does not tell them apart."""
-    dice = random.Random(7)
-    held: list[Held] = []
+    """Check the order of messages that the index by topic does not order."""
+    rng = random.Random(7)
+    stored: list[Held] = []
     for start in (b"\0" * 7, b"\x7f" * 7, b"\xff" * 7):
-        batch = batch_of((NOW, dice.choice(TOPICS[:4]), dice.randbytes(20)) for _ in range(40))
-        batch.hashes = [start + dice.randbytes(25) for _ in batch.hashes]
+        batch = batch_of((NOW, rng.choice(TOPICS[:4]), rng.randbytes(20)) for _ in range(40))
+        batch.hashes = [start + rng.randbytes(25) for _ in batch.hashes]
         assert all(await node.store(batch))
-        held += held_of(batch)
-    await assert_paged(node, held)
+        stored += held_of(batch)
+    await assert_paged(node, stored)
 
 
-async def assert_queried(node: Node, held: list[Held], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pages, look-ups by hash, and cursors."""
+async def assert_queried(node: Node, stored: list[Held], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check pages, look-ups by hash, and cursors."""
 
     def request(hashes: tuple[bytes, ...] | None, after: SyncId | None) -> PageRequest:
         return PageRequest(EVERYTHING, hashes, 0, FOREVER, after, True, 100, True)
 
     after: SyncId | None = None
-    for start in range(0, len(held), 100):
-        part = held[start : start + 100]
+    for start in range(0, len(stored), 100):
+        part = stored[start : start + 100]
         expected = as_query([each.frame for each in part])
         chosen = tuple(each.hash for each in part)
         for recent_ns in (0, FOREVER):

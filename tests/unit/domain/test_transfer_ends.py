@@ -229,7 +229,7 @@ def test_an_answer_that_comes_twice_is_a_fault_of_whoever_gives_it(partial: bool
 
 
 def same_hash(count: int) -> tuple[RecordBatch, RecordBatch]:
-    """Messages whose payload ends earlier, and others with their hashes whose topic begins so."""
+    """Return two batches whose messages have the same hashes and different contents."""
     times = range(NOW_NS - count, NOW_NS)
     ones = [entry(b"pay/a", content="b/1/c/proto", timestamp=time_ns) for time_ns in times]
     others = [entry(b"pay", content="/ab/1/c/proto", timestamp=time_ns) for time_ns in times]
@@ -239,13 +239,13 @@ def same_hash(count: int) -> tuple[RecordBatch, RecordBatch]:
 
 
 @pytest.mark.parametrize("count", [1, MAX_KEPT_CONFLICTS + 5])
-def test_what_another_message_has_the_hash_of_is_refused_as_a_conflict(count: int) -> None:
+def test_a_message_whose_hash_another_one_has_is_refused_as_a_conflict(count: int) -> None:
     ones, others = same_hash(count)
     receiving, sending = pair(Store(), store_of(others))
     # They come by another way, after the session has found that they are missing.
     receiving.store.add(ones)
     run(random.Random(count), receiving, sending)
-    report, told = ended(receiving), ended(sending)
+    report, sent = ended(receiving), ended(sending)
     assert report.conflict_count == report.in_conflict == count
     assert len(report.conflicts) == min(count, MAX_KEPT_CONFLICTS)
     assert set(report.conflicts) <= {
@@ -259,7 +259,7 @@ def test_what_another_message_has_the_hash_of_is_refused_as_a_conflict(count: in
         )
     }
     assert (report.stored, report.duplicates, report.equal) == (0, 0, False)
-    assert (told.stored_by_peer, told.in_conflict, told.equal) == (0, count, False)
+    assert (sent.stored_by_peer, sent.in_conflict, sent.equal) == (0, count, False)
     assert {reason for _, reason in receiving.refusals()} == {
         "conflict: another message has this hash; change its timestamp"
     }

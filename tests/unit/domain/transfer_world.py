@@ -210,13 +210,13 @@ class Node:
 
     def _persist(self, effect: Persist) -> Persisted:
         self.writes.remove(effect)
-        batch, held = effect.batch, self.store.contents
+        batch, contents = effect.batch, self.store.contents
         conflicts = {
             at: ContentConflict(
-                batch.timestamps[at], digest, held[digest], batch.content_digests[at]
+                batch.timestamps[at], digest, contents[digest], batch.content_digests[at]
             )
             for at, digest in enumerate(batch.hashes)
-            if held.get(digest, batch.content_digests[at]) != batch.content_digests[at]
+            if contents.get(digest, batch.content_digests[at]) != batch.content_digests[at]
         }
         return Persisted(effect.token, self.store.add(batch), conflicts)
 

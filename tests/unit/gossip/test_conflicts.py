@@ -31,21 +31,21 @@ OWN, OTHER = b"own content 1234", b"other content 12"
 
 
 def single() -> Single:
-    """A node that needs one confirmation of each message, with a peer."""
+    """Make a node that needs one confirmation of each message, with a peer."""
     made = Single(max_confirms=1)
     made.join("b")
     return made
 
 
 def bodies(digests: Sequence[bytes], content: bytes) -> Bodies:
-    """Messages that a peer sends, with one content digest."""
+    """Make a frame of messages, all with one content digest."""
     batch: RecordBatch = records(digests)
     batch.content_digests = [content] * len(digests)
     return Bodies(batch, (), 100)
 
 
 def conflicts(effects: list[Effect]) -> list[tuple[str, Conflict]]:
-    """The conflicts that are reported."""
+    """Return the conflicts that are reported."""
     return [(each.peer, each.conflict) for each in of(Conflicting, effects)]
 
 

@@ -26,7 +26,7 @@ def naive(pubsub: bytes, payload: bytes, content: bytes, meta: bytes, timestamp:
 
 @st.composite
 def cut_at_two_places(draw: st.DrawFn) -> tuple[Fields, Fields]:
-    """One sequence of bytes, divided into fields in two ways."""
+    """Draw a sequence of bytes that is divided into fields in two ways."""
     joined = draw(st.binary(max_size=12))
     places = st.lists(st.integers(0, len(joined)), min_size=3, max_size=3).map(sorted)
     sides: list[Fields] = []

@@ -31,7 +31,7 @@ DIGESTS = st.just(b"") | st.binary(min_size=16, max_size=16)
 
 @st.composite
 def with_digests(draw: st.DrawFn) -> Inventory | SyncLeaves:
-    """An inventory or leaves with a content digest for each ID, of which some are unknown."""
+    """Draw an inventory or leaves with a content digest for each ID, of which some are unknown."""
     ids = draw(IDS.filter(bool))
     digests = draw(st.lists(DIGESTS, min_size=len(ids), max_size=len(ids)))
     if draw(st.booleans()):

@@ -27,7 +27,11 @@ SHARED = 200
 
 
 async def forged_at(
-    first: NodeProcess, second: NodeProcess, span_s: float, ago_ns: int = MINUTE_NS
+    first: NodeProcess,
+    second: NodeProcess,
+    span_s: float,
+    ago_ns: int = MINUTE_NS,
+    tls: TlsIdentity | None = None,
 ) -> list[WakuMessageAndTopic]:
     """Publish `SHARED` messages at both, and at each one half of a forged set."""
     newest_ns = time.time_ns() - ago_ns
@@ -36,7 +40,7 @@ async def forged_at(
     halves = forged_halves([hash_of(each) for each in candidates])
     messages = [[candidates[place] for place in half] for half in halves]
     for node, own in zip((first, second), messages, strict=True):
-        await publish(node, [*shared, *own])
+        await publish(node, [*shared, *own], tls)
     return [*shared, *messages[0], *messages[1]]
 
 

@@ -20,6 +20,7 @@ from sim.stating import SimStatements
 from sim.streams import SimConnector, StatusReceived
 from sim.views import JudgedView, JudgedViews
 from store.domain.admission import Admission, Verdict
+from store.domain.conflicts import StoreResult
 from store.domain.intake import Interval
 from store.domain.lookup import Asked
 from store.domain.ports import (
@@ -79,13 +80,13 @@ class SimStore:
         batch: RecordBatch,
         source: Source,
         min_confirms: int = 0,
-    ) -> Sequence[bool]:
+    ) -> StoreResult:
         """Store a batch durably; per record True if it is new."""
         del source, min_confirms
         self._database.admit_write()
         if not len(batch):
-            return []
-        return await self._database.write(self._process, batch)
+            return StoreResult()
+        return StoreResult(await self._database.write(self._process, batch))
 
     async def load(self, ids: SyncIds, max_bytes: int) -> list[bytes | None]:
         """Encoded messages of the first IDs, as many as fit, at least one."""

@@ -161,6 +161,7 @@ _PEERS: Final = """
 create table storenode.unread (
     hash bytea primary key,
     ts bigint not null,
+    content_digest bytea not null,
     needed integer not null,
     stores text[] not null default '{}',
     missing bytea[] not null default '{}',

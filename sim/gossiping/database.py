@@ -18,6 +18,7 @@ from sim.limits import NS_PER_S
 from sim.process import Process
 from sim.promise import Promise
 from store.domain.commits import CommitRow
+from store.domain.conflicts import StoreResult
 from store.domain.ports import Source, StoreBusy, StoreUnavailable
 from store.domain.unread import Confirmed, UnreadEvent
 from store.gossip.commits import CommittedMessages, OwnBatch
@@ -53,7 +54,7 @@ class Row:
         """As it is read."""
         age_ns = now_ns - self.began_ns
         stores = tuple(self.stores)
-        return UnreadEvent(digest, self.needed, stores, self.missing, age_ns, self.expired)
+        return UnreadEvent(digest, b"", self.needed, stores, self.missing, age_ns, self.expired)
 
 
 class GossipDatabase(Database):
@@ -155,9 +156,9 @@ class Session:
 
     # Messages
 
-    async def persist(self, batch: RecordBatch, peer: str) -> Sequence[bool]:  # noqa: ARG002
+    async def persist(self, batch: RecordBatch, peer: str) -> StoreResult:  # noqa: ARG002
         """Store what a peer has sent."""
-        return await self.write(batch, Source.GOSSIP, 0)
+        return StoreResult(await self.write(batch, Source.GOSSIP, 0))
 
     async def write(self, batch: RecordBatch, source: Source, asked: int) -> list[bool]:
         """Store a batch durably; per message True if it was new."""
@@ -168,9 +169,10 @@ class Session:
         """Read messages."""
         return await self.look("load", lambda: self.database.read(hashes, max_bytes))
 
-    async def held(self, hashes: Sequence[bytes]) -> Sequence[bool]:
-        """Look messages up."""
-        return await self.look("held", lambda: [each in self.database.held for each in hashes])
+    async def held(self, hashes: Sequence[bytes]) -> Sequence[bytes | None]:
+        """Look messages up; their content digests are not simulated."""
+        held = self.database.held
+        return await self.look("held", lambda: [b"" if each in held else None for each in hashes])
 
     async def arrived(self, commits: Sequence[CommitRow]) -> CommittedMessages:
         """Read what commits have added."""

@@ -35,6 +35,7 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 from store.domain.access import Client
+from store.domain.conflicts import StoreResult
 from store.domain.ports import Ephemeral, Source, TopicRights
 from store.messages.record import (
     RecordBatch,
@@ -90,6 +91,16 @@ class Admitted:
     batch: RecordBatch = field(default_factory=RecordBatch)
     ephemerals: list[Ephemeral] = field(default_factory=list)
     refusals: dict[int, Refusal] = field(default_factory=dict)
+
+    def refuse_conflicts(self, stored: StoreResult) -> None:
+        """Reject the messages that the writer has not stored because others have their hashes."""
+        if not stored.conflicts:
+            return
+        for index, position in enumerate(self.positions):
+            if position in stored.conflicts:
+                self.verdicts[index] = Verdict.REJECTED
+                self.positions[index] = -1
+                self.refusals[index] = CONFLICT
 
     def count(self, stored: Sequence[bool]) -> Counts:
         """Count what became of the request; ``stored`` is the writer's answer for the batch."""

@@ -16,6 +16,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from reconcile.ids import SyncIds
+from store.domain.conflicts import StoreResult
 from store.domain.equality import ContentConflict, Equality, Hidden
 from store.domain.outlet import Outlet
 from store.messages.cursor import FollowCursor, FollowCursors
@@ -230,10 +231,8 @@ class StoreSummary:
 class Writer(Protocol):
     """Writes to the database."""
 
-    async def store(
-        self, batch: RecordBatch, source: Source, min_confirms: int = 0
-    ) -> Sequence[bool]:
-        """Store a batch durably; per record True if it is new, False if it was held already.
+    async def store(self, batch: RecordBatch, source: Source, min_confirms: int = 0) -> StoreResult:
+        """Store a batch durably, and return the outcome of each record.
 
         Returns only after the commit. Concurrent calls are grouped into shared transactions. So
         many other stores are to confirm each message; where none are asked for, the node's own

@@ -17,6 +17,7 @@ class UnreadEvent:
     """
 
     message_hash: bytes
+    content_digest: bytes
     needed: int
     stores: tuple[str, ...]
     missing: tuple[bytes, ...]
@@ -81,6 +82,7 @@ class Confirmations(Protocol):
     async def confirmed(
         self,
         hashes: Sequence[bytes],
+        content_digests: Sequence[bytes],
         stored: Sequence[bool],
         min_confirms: int,
         timeout_s: float | None,
@@ -98,6 +100,7 @@ class NoConfirmations:
     async def confirmed(
         self,
         hashes: Sequence[bytes],
+        content_digests: Sequence[bytes],  # noqa: ARG002
         stored: Sequence[bool],  # noqa: ARG002 - nothing is waited for
         min_confirms: int,
         timeout_s: float | None,  # noqa: ARG002

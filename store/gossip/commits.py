@@ -12,10 +12,14 @@ from store.messages.record import RecordBatch
 
 @dataclass(frozen=True, slots=True)
 class CommittedMessages:
-    """Messages that are committed, and those of them that have SDS metadata."""
+    """Messages that are committed, and those of them that have SDS metadata.
+
+    ``content_digests``: of each message, empty where it is not known; or none at all.
+    """
 
     ids: Sequence[bytes]
     events: Sequence[GraphEvent]
+    content_digests: Sequence[bytes] = ()
 
 
 @dataclass(frozen=True, slots=True)

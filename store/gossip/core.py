@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from store.domain.conflicts import Conflict, is_other_content
 from store.gossip.config import GossipConfig
 from store.gossip.events import (
     Confirm,
+    Conflicting,
     Counted,
     CutOff,
     Effect,
@@ -33,10 +35,14 @@ from storenode.common.bounded import BoundedDict
 
 @dataclass(slots=True)
 class Pending:
-    """A message on its way to be durable: who has it, and who has delivered it."""
+    """A message on its way to be durable: who has it, and who has delivered it.
+
+    ``content``: its content digest.
+    """
 
     depth: int
     holders: int
+    content: bytes = b""
     peers: dict[str, None] = field(default_factory=dict)
 
 
@@ -85,11 +91,11 @@ class Core:
         )
         self.pending: dict[bytes, Pending] = {}
         self.publishing = BoundedDict[bytes, int](MAX_PUBLISHING)
-        self.early = BoundedDict[bytes, int](MAX_PUBLISHING)
         self.requests: dict[int, Request] = {}
         self.failing = False  # the last time that something was to be read
         self.looking = False  # a look-up is under way
         self._tokens = 0
+        self._conflicts = BoundedDict[tuple[bytes, bytes], None](MAX_REFUSED)
         self._refused = BoundedDict[tuple[str, bytes], int](MAX_REFUSED)
         self._confirms: dict[str, tuple[list[bytes], list[int]]] = {}
         self._read: list[bytes] = []
@@ -177,6 +183,33 @@ class Core:
         self.confirm(digest, store)
         return True
 
+    # Conflicts
+
+    def differs(self, peer: str, digest: bytes, own: bytes, theirs: bytes) -> bool:
+        """Return True if a peer has other content under an ID, and note the conflict once."""
+        if not is_other_content(own, theirs):
+            return False
+        if (digest, theirs) not in self._conflicts:
+            self._conflicts[digest, theirs] = None
+            self.count(What.CONFLICTS, 1)
+            self.effects.append(Conflicting(peer, Conflict(digest, own, theirs)))
+        return True
+
+    def differs_here(self, peer: str, digest: bytes, place: int, theirs: bytes) -> bool:
+        """As `differs`, for a message that is held here."""
+        return self.differs(peer, digest, self.seen.content_digests[place], theirs)
+
+    def holders_of(self, digest: bytes, content: bytes) -> int:
+        """Take a message out of what is wanted, and return the stores that announced it.
+
+        Only those whose content digest is ``content``.
+        """
+        holders = 0
+        for key, theirs in self.wanted.resolve(digest):
+            if not self.differs(key, digest, content, theirs):
+                holders |= self.peers[key].store.bit
+        return holders
+
     # Parents
 
     def note_waiting(self, events: list[bytes]) -> None:
@@ -254,8 +287,6 @@ class Core:
         self.seen.forget_store(bit)
         for pending in self.pending.values():
             pending.holders &= ~bit
-        for digest in self.early:
-            self.early[digest] &= ~bit
 
     @property
     def _evicts(self) -> bool:

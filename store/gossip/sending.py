@@ -96,7 +96,9 @@ class Sending:
             elif place >= 0:
                 seen.told[place] |= peer.bit
         core.count(What.IDS_SENT, len(ids))
-        return Inventory(ids)
+        places = map(seen.place, ids)
+        digests = [seen.content_digests[at] if at >= 0 else b"" for at in places]
+        return Inventory(ids, digests if any(digests) else ())
 
     def _events(self, peer: Peer) -> Events:
         core, seen = self._core, self._core.seen

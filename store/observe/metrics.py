@@ -22,6 +22,8 @@ from prometheus_client.gc_collector import GCCollector
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 
+from storenode.message.rules import Reason
+
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 SOURCES: Final = ("client", "transfer", "gossip", "resume", "restore")
@@ -86,6 +88,11 @@ class Metrics:
         )
         self.messages_duplicate = self._counter(
             "storenode_messages_duplicate_total", "Messages that were held already.", ["source"]
+        )
+        self.conflicts = self._counter(
+            "storenode_conflicts_total",
+            "Messages that were not stored, or not confirmed, since another one has their hash.",
+            ["source"],
         )
         self.messages_ephemeral = self._counter(
             "storenode_messages_ephemeral_total",
@@ -368,6 +375,8 @@ class Metrics:
             self.messages_duplicate.labels(source).inc(duplicate)
         for label, count in rejected.items():
             self.messages_rejected.labels(source, label).inc(count)
+            if label == Reason.CONFLICT:
+                self.conflicts.labels(source).inc(count)
 
     def render(self) -> bytes:
         """The text format, version 0.0.4."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -12,6 +11,7 @@ from store.config.node import NodeConfig
 from store.db.commits.gossip_reads import GossipReads
 from store.db.writing.tracking import MAX_NEEDED, Tracking
 from store.domain.admission import Admission
+from store.domain.conflicts import StoreResult
 from store.domain.ports import Source, Writer
 from store.domain.unread import Confirmations, GossipState, NoConfirmations, UnreadSummary
 from store.gossip.config import GossipConfig
@@ -84,6 +84,8 @@ class _Meter:
         if counted.what is What.REFUSED:
             labels = Source.GOSSIP.value, counted.reason
             self._metrics.messages_rejected.labels(*labels).inc(counted.count)
+        elif counted.what is What.CONFLICTS:
+            self._metrics.conflicts.labels(Source.GOSSIP.value).inc(counted.count)
         else:
             self._metrics.gossip_events.labels(counted.what.value).inc(counted.count)
 
@@ -120,7 +122,6 @@ async def open_gossip(
         meter=_Meter(metrics),
         max_needed=MAX_NEEDED,
     )
-    peering.sessions.on_found = node.driver.found
     tasks = BackgroundTasks()
     stack.callback(node.driver.stop)
     stack.push_async_callback(tasks.stop)
@@ -134,7 +135,7 @@ async def open_gossip(
 def _database(wiring: Wiring, tracking: Tracking, tracing: Tracing | None) -> Database:
     writer: Writer = wiring.services.writer
 
-    async def persist(batch: RecordBatch, peer: str) -> Sequence[bool]:
+    async def persist(batch: RecordBatch, peer: str) -> StoreResult:
         if tracing is None:
             return await writer.store(batch, Source.GOSSIP)
         with tracing.receiving(batch.hashes, peer):

@@ -26,6 +26,7 @@ from store.observe.limits import RATE_INTERVAL_S
 from store.observe.logging import get_logger, write_suppressed
 from store.observe.metrics import Metrics
 from store.observe.problems import Problem
+from store.observe.rates import total
 from store.rpc.context import RpcContext
 from store.rpc.health import Health
 from store.rpc.limits import MAX_CALLERS
@@ -311,6 +312,7 @@ class Node:
                 index_entries=wiring.reconcilable.index_entries,
                 index_start_ns=wiring.reconcilable.index_start_ns,
                 gossip=gossiping.state(telemetry.unread),
+                conflicts=int(total(self._metrics.conflicts)),
             )
 
         return RpcContext(

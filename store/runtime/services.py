@@ -27,6 +27,7 @@ from store.db.writing.tracking import Tracking
 from store.db.writing.unread import UnreadEvents
 from store.db.writing.writer import DatabaseWriter
 from store.domain.commits import CommitRow, WrittenIds
+from store.domain.conflicts import Conflict, log_conflict
 from store.domain.hub import Place
 from store.domain.ports import Services, Source
 from store.domain.retention import RetentionPolicy
@@ -139,6 +140,11 @@ async def open_wiring(
         heard.take(batch)
         metrics.count_stored(source, new)
 
+    def conflicting(source: Source, conflict: Conflict) -> None:
+        # A client is answered; what others send has no one else to notice it.
+        if source is not Source.CLIENT:
+            log_conflict(_LOG, source.value, conflict)
+
     writer = DatabaseWriter(
         database,
         partitions,
@@ -147,6 +153,7 @@ async def open_wiring(
         tracing=tracing,
         space=disk,
         on_stored=stored,
+        on_conflict=conflicting,
     )
     if not config.read_only:
         await writer.start()

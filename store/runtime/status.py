@@ -117,6 +117,7 @@ class StatusReport:
             "rates": {"interval_s": RATE_INTERVAL_S, "per_second": self._rates.series()},
             "followers": total(self._metrics.followers, ""),
             "publishes_in_flight": total(self._metrics.publishes_in_flight, ""),
+            "conflicts": int(total(self._metrics.conflicts)),
             "peers": [],
             "gossip": None,
             "resume": None,

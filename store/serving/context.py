@@ -60,7 +60,8 @@ class NodeState:
     """What ``Admin.GetStatus`` answers, besides the node's identity.
 
     Timestamps in Unix nanoseconds, 0 when nothing is held. ``index_entries``: SyncIDs in memory,
-    which begin at ``index_start_ns``. ``gossip``: None where it is switched off.
+    which begin at ``index_start_ns``. ``gossip``: None where it is switched off. ``conflicts``:
+    messages since the start that share a hash with a stored one and differ from it.
     """
 
     ready: bool
@@ -70,6 +71,7 @@ class NodeState:
     index_entries: int
     index_start_ns: int = 0
     gossip: GossipState | None = None
+    conflicts: int = 0
 
 
 @dataclass(frozen=True, slots=True)

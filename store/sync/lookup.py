@@ -122,6 +122,7 @@ class Fetcher:
         admission.admit(encoded)
         published = admission.admitted
         new = await self._writer.store(published.batch, Source.TRANSFER)
+        published.refuse_conflicts(new)
         counted = published.count(new)
         self._environment.counts.count_intake(
             Source.TRANSFER.value, counted.duplicate, counted.rejected

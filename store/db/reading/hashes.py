@@ -83,6 +83,21 @@ cross join {{message}} where true{{topics}}
 """
 
 
+_CONTENT_DIGESTS: Final = f"""
+select k.hash, m.content_digest from unnest(%(ts)b::bigint[], %(hash)b::bytea[]) as k(ts, hash)
+cross join {MESSAGE_AT}
+"""
+
+
+async def content_digests_at(
+    connection: Connection, positions: Sequence[SyncId]
+) -> dict[bytes, bytes]:
+    """Read the content digests of messages by their positions, of those that are stored."""
+    parameters = position_parameters(positions)
+    cursor = await connection.execute(_CONTENT_DIGESTS, parameters, binary=True)
+    return dict(await cursor.fetchall())  # type: ignore[arg-type]
+
+
 async def locate(connection: Connection, hashes: Sequence[bytes]) -> list[SyncId]:
     """Where hashes are, those of pruned messages included, in no order.
 

@@ -154,6 +154,7 @@ sa.Table(
     metadata,
     sa.Column("hash", sa.LargeBinary, primary_key=True),
     sa.Column("ts", sa.BigInteger, nullable=False),
+    sa.Column("content_digest", sa.LargeBinary, nullable=False),
     sa.Column("needed", sa.Integer, nullable=False),
     sa.Column("stores", ARRAY(sa.Text), nullable=False, server_default="{}"),
     sa.Column("missing", ARRAY(sa.LargeBinary), nullable=False, server_default="{}"),

@@ -17,6 +17,8 @@ from typing import Final
 from store.db import arrays
 from store.db.locks import COMMIT_ORDER
 from store.db.pool import Connection
+from store.db.reading.hashes import position_parameters
+from store.db.reading.select import MESSAGE_AT
 from store.db.summaries import deltas
 from store.db.writing.bulk import MAX_INLINE_PARENTS, copy_new
 from store.db.writing.bulk_sds import signed
@@ -81,6 +83,13 @@ from stored
 
 _INSERT: Final = MESSAGES + _RESULT
 _INSERT_WITH_SDS: Final = MESSAGES + DESCRIBED + _RESULT
+
+_CONFLICTS: Final = f"""
+select k.hash, m.content_digest
+from unnest(%(ts)b::bigint[], %(hash)b::bytea[], %(content_digest)b::bytea[])
+    as k(ts, hash, content_digest)
+cross join {MESSAGE_AT} where m.content_digest <> k.content_digest
+"""
 
 _NEXT_BATCH: Final = "select nextval('storenode.batch_seq')"
 _TAKE_PLACE: Final = """
@@ -189,6 +198,29 @@ async def insert(connection: Connection, batch: RecordBatch) -> Inserted:
         summary=_summary(batch, hashes) if count else b"",
         claims=_claims(batch, hashes) if count else b"",
     )
+
+
+async def find_conflicts(
+    connection: Connection, batch: RecordBatch, places: Sequence[int]
+) -> dict[bytes, bytes]:
+    """Find the messages of a batch whose hash is stored with other content.
+
+    Runs after the insert of the same transaction, which has waited for concurrent ones with these
+    hashes: so this statement sees what they have committed.
+
+    Returns:
+        The content digest of the stored message, by hash.
+    """
+    if not places:
+        return {}
+    digests = [batch.content_digests[place] for place in places]
+    positions = [(batch.timestamps[place], batch.hashes[place]) for place in places]
+    parameters = position_parameters(positions) | {
+        "content_digest": arrays.fixed_bytes(digests, CONTENT_DIGEST_BYTES)
+    }
+    cursor = await connection.execute(_CONFLICTS, parameters, binary=True)
+    rows: list[tuple[bytes, bytes]] = await cursor.fetchall()  # type: ignore[assignment]
+    return dict(rows)
 
 
 async def copy(connection: Connection, batch: RecordBatch) -> Inserted:

@@ -6,6 +6,10 @@ the disk, another inserts. A caller is answered only after the commit.
 
 A connection that breaks leaves open whether the commit happened. Each batch has a random token
 in its row of ``storenode.commits``; an attempt that finds nothing new to insert looks for it there.
+
+A hash does not determine the content of a message. Where a hash is stored already, the content
+digests are compared, and a message that differs is a conflict: it is not stored, and nothing waits
+for its confirmation. Two that differ never share a transaction.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol
@@ -42,6 +46,7 @@ from store.db.writing.insert import (
     as_if_new,
     assign_commit_position,
     copy,
+    find_conflicts,
     insert,
     insert_topics,
     new_token,
@@ -50,6 +55,7 @@ from store.db.writing.topics import KnownTopics
 from store.db.writing.tracking import Share, Tracking, Written
 from store.db.writing.unread import Wanted
 from store.domain.commits import WrittenIds
+from store.domain.conflicts import Conflict, StoreResult
 from store.domain.ports import Source, StoreBusy, StoreUnavailable
 from store.messages.record import RecordBatch
 
@@ -74,7 +80,7 @@ class _Waiting:
     source: Source
     size_bytes: int
     min_confirms: int
-    answer: asyncio.Future[list[bool]]
+    answer: asyncio.Future[StoreResult]
     trace: Wait | None = None
 
 
@@ -90,6 +96,8 @@ class _Group:
     """An earlier attempt may have committed."""
     careful: bool = False
     """An earlier attempt failed, perhaps because some of the messages are there already."""
+    conflicts: Mapping[bytes, bytes] = field(default_factory=dict)
+    """The content digests of stored messages that differ from this batch's, by hash."""
 
 
 def _join(members: Sequence[_Waiting]) -> RecordBatch:
@@ -100,7 +108,17 @@ def _join(members: Sequence[_Waiting]) -> RecordBatch:
 
 
 def _shares(group: _Group) -> list[Share]:
-    return [(member.batch, member.min_confirms) for member in group.members]
+    """Return the messages of each member that may be confirmed: all but conflicts."""
+    shares = [(member.batch, member.min_confirms) for member in group.members]
+    if not group.conflicts:
+        return shares
+    return [(_without(batch, group.conflicts), confirms) for batch, confirms in shares]
+
+
+def _without(batch: RecordBatch, conflicts: Mapping[bytes, bytes]) -> RecordBatch:
+    """Return the messages of a batch whose hashes are no conflicts."""
+    kept = [place for place, digest in enumerate(batch.hashes) if digest not in conflicts]
+    return batch.select(kept)
 
 
 def _answer(group: _Group, added: Inserted) -> None:
@@ -108,13 +126,19 @@ def _answer(group: _Group, added: Inserted) -> None:
     everything = added.count == len(group.batch.hashes)
     new = set() if added.hashes is None else set(added.hashes)
     for member in group.members:
+        hashes = member.batch.hashes
         if everything:
-            verdicts = [True] * len(member.batch.hashes)
+            result = StoreResult([True] * len(hashes))
         else:
-            verdicts = [digest in new for digest in member.batch.hashes]
-            new.difference_update(member.batch.hashes)
+            conflicts = {
+                place: group.conflicts[digest]
+                for place, digest in enumerate(hashes)
+                if digest in group.conflicts
+            }
+            result = StoreResult([digest in new for digest in hashes], conflicts)
+            new.difference_update(hashes)
         if not member.answer.done():
-            member.answer.set_result(verdicts)
+            member.answer.set_result(result)
 
 
 class _Guesses:
@@ -165,15 +189,18 @@ class DatabaseWriter:
         tracing: Tracing | None = None,
         space: Space | None = None,
         on_stored: Callable[[RecordBatch, Source, int], None] = lambda _batch, _source, _new: None,
+        on_conflict: Callable[[Source, Conflict], None] = lambda _source, _conflict: None,
     ) -> None:
         """``space``: of the database's disk, where that is known.
 
         ``on_stored`` is given each batch that is durable, with what was held before, where it came
         from, and how many of its messages are new: also of a batch whose caller has gone away.
+        ``on_conflict`` is given each message that is not stored because another one has its hash.
         """
         self._database = database
         self._space = space
         self._on_stored = on_stored
+        self._on_conflict = on_conflict
         self._tracing = tracing
         self._written_ids = written_ids
         self._tracking = tracking
@@ -213,10 +240,8 @@ class DatabaseWriter:
         """Bytes of messages that wait for a transaction."""
         return self._queued_bytes
 
-    async def store(
-        self, batch: RecordBatch, source: Source, min_confirms: int = 0
-    ) -> Sequence[bool]:
-        """Store a batch durably; True per new message (see `store.domain.ports.Writer`).
+    async def store(self, batch: RecordBatch, source: Source, min_confirms: int = 0) -> StoreResult:
+        """Store a batch durably (see `store.domain.ports.Writer`).
 
         Raises:
             StoreBusy: too much waits already, or the node is stopping.
@@ -224,7 +249,7 @@ class DatabaseWriter:
                 then unknown, and publishing again is safe.
         """
         if not batch.hashes:
-            return []
+            return StoreResult()
         if self._stopped:
             raise StoreBusy(_STOPPING)
         if self._space is not None and self._space.full:
@@ -236,7 +261,7 @@ class DatabaseWriter:
             raise StoreBusy(
                 f"more than {MAX_QUEUED_BYTES // 2**20} MiB wait to be stored; retry with backoff"
             )
-        answer: asyncio.Future[list[bool]] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[StoreResult] = asyncio.get_running_loop().create_future()
         trace = None if self._tracing is None else self._tracing.waiting()
         self._queue.append(_Waiting(batch, source, size, min_confirms, answer, trace))
         self._queued_bytes += size
@@ -262,6 +287,7 @@ class DatabaseWriter:
 
     def _take(self) -> _Group | None:
         members: list[_Waiting] = []
+        digests: dict[bytes, bytes] = {}
         messages = size = 0
         while self._queue:
             first = self._queue[0]
@@ -270,6 +296,11 @@ class DatabaseWriter:
             full = messages > MAX_GROUP_MESSAGES or size > MAX_GROUP_BYTES
             if members and (full or first.source is not members[0].source):
                 break
+            if len(self._queue) > 1 or members:
+                own = dict(zip(first.batch.hashes, first.batch.content_digests, strict=True))
+                if any(digests[each] != own[each] for each in digests.keys() & own.keys()):
+                    break
+                digests |= own
             self._queue.popleft()
             self._queued_bytes -= first.size_bytes
             if not first.answer.done():  # else its caller has gone away
@@ -292,7 +323,17 @@ class DatabaseWriter:
             await self._isolate(group, error)
         else:
             self._on_stored(group.batch, group.source, added.count)
+            self._report_conflicts(group)
             _answer(group, added)
+
+    def _report_conflicts(self, group: _Group) -> None:
+        if not group.conflicts:
+            return
+        columns = zip(group.batch.hashes, group.batch.content_digests, strict=True)
+        for digest, received in columns:
+            if digest in group.conflicts:
+                conflict = Conflict(digest, group.conflicts[digest], received)
+                self._on_conflict(group.source, conflict)
 
     def _traced(self, group: _Group) -> AbstractContextManager[None]:
         """The transaction of a group, for those of its members that are traced."""
@@ -380,7 +421,18 @@ class DatabaseWriter:
                     self._guesses.succeeded()
                 else:
                     added = await insert(connection, batch)
+                    group.conflicts = await self._find_conflicts(connection, batch, added)
                 return await self._finish(connection, group, added)
+
+    @staticmethod
+    async def _find_conflicts(
+        connection: Connection, batch: RecordBatch, added: Inserted
+    ) -> dict[bytes, bytes]:
+        if added.count == len(batch):
+            return {}
+        new = added.hashes or frozenset()
+        places = [place for place, digest in enumerate(batch.hashes) if digest not in new]
+        return await find_conflicts(connection, batch, places)
 
     async def _write_at_once(self, connection: Connection, group: _Group) -> Inserted:
         token = group.token % TOKEN_SPAN

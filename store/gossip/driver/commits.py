@@ -85,6 +85,7 @@ class CommitReader:
         batch = own.batch
         self._database.messages.cache(batch, own.new, own.size_bytes)
         ids = [batch.hashes[place] for place in own.new]
+        digests = [batch.content_digests[place] for place in own.new]
         if own.source is Source.CLIENT:
             by_needed: dict[int, list[bytes]] = {}
             for digest in ids:
@@ -95,14 +96,15 @@ class CommitReader:
         if events and len(ids) < len(batch):
             new = set(ids)
             events = [event for event in events if event.id in new]
-        yield Committed(ids, events)
+        yield Committed(ids, events, content_digests=digests)
 
     async def _read_foreign(self) -> None:
         while self._foreign:
             some = at_most(self._foreign, MESSAGES_AT_ONCE)
             arrived = await self._database.messages.arrived(some)
             unread = await self._database.unread.of(arrived.ids)
-            self._take(Committed(arrived.ids, arrived.events))
+            digests = arrived.content_digests
+            self._take(Committed(arrived.ids, arrived.events, content_digests=digests))
             if unread:
                 self._database.tracking.remember(event.message_hash for event in unread)
                 self._take(Restored([restored(event) for event in unread]))
@@ -114,4 +116,11 @@ class CommitReader:
 
 def restored(event: UnreadEvent) -> GossipUnread:
     """An unread event of the database, as the machine takes it."""
-    return GossipUnread(event.message_hash, event.needed, event.age_ns, event.stores, event.missing)
+    return GossipUnread(
+        event.message_hash,
+        event.needed,
+        event.age_ns,
+        event.stores,
+        event.missing,
+        event.content_digest,
+    )

@@ -18,7 +18,9 @@ from itertools import islice
 from typing import Final
 
 from store.domain.commits import CommitRow
+from store.domain.conflicts import log_conflict
 from store.domain.environment import Environment
+from store.domain.ports import Source
 from store.domain.unread import GossipPeerState, UnreadEvent
 from store.gossip.config import GossipConfig
 from store.gossip.driver.commits import CommitReader, restored
@@ -30,13 +32,13 @@ from store.gossip.events import (
     Bodies,
     Committed,
     Confirm,
+    Conflicting,
     Counted,
     CutOff,
     Effect,
     Events,
     Expire,
     FrameIn,
-    Holds,
     Input,
     Inventory,
     Listen,
@@ -161,7 +163,8 @@ class GossipDriver:
                 self._rest()
                 continue
             self._is_awake = True
-            self._take(Committed(newest.ids, newest.events, fresh=False))
+            digests = newest.content_digests
+            self._take(Committed(newest.ids, newest.events, False, digests))
             self._restore(unread)
             self._log.info("gossip_loaded", messages=len(newest.ids), unread=len(unread))
             waiting, self._joining = list(self._joining.values()), {}
@@ -196,13 +199,11 @@ class GossipDriver:
 
     # From the rest of the node
 
-    def want(self, hashes: Sequence[bytes], min_confirms: int) -> None:
+    def want(
+        self, hashes: Sequence[bytes], content_digests: Sequence[bytes], min_confirms: int
+    ) -> None:
         """A publisher wants confirmations of what was held before it came."""
-        self._take(Wanted(hashes, min_confirms))
-
-    def found(self, peer: str, store_id: str, hashes: Sequence[bytes]) -> None:
-        """Reconciliation has found that a peer holds these, and this store does not."""
-        self._take(Holds(store_id, hashes, peer))
+        self._take(Wanted(hashes, min_confirms, content_digests))
 
     def reach(self) -> int | None:
         """How many other stores may confirm: those that are joined, were lately, or may be soon.
@@ -241,7 +242,7 @@ class GossipDriver:
             newest = await self._database.messages.newest(GREETING_IDS)
         except DATABASE_AWAY:
             return Inventory(())
-        return Inventory(newest.ids)
+        return Inventory(newest.ids, newest.content_digests)
 
     def joined(self, stream: PeerStream) -> None:
         """There is a stream with a peer."""
@@ -358,6 +359,9 @@ class GossipDriver:
                 self._writes.add(effect)
             case CutOff():
                 self._cut_off(effect)
+            case Conflicting():
+                source = Source.GOSSIP.value
+                log_conflict(self._log, source, effect.conflict, peer=effect.peer)
             case Counted():
                 self._meter.count(effect)
 

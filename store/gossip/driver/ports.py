@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from store.domain.commits import CommitRow
+from store.domain.conflicts import StoreResult
 from store.domain.ports import PeerAddress
 from store.domain.unread import Confirmed, UnreadEvent
 from store.gossip.commits import CommittedMessages, OwnBatch
@@ -77,8 +78,8 @@ class Messages(Protocol):
         None stands for a message that is not held.
         """
 
-    async def held(self, hashes: Sequence[bytes]) -> Sequence[bool]:
-        """For each message whether it is held."""
+    async def held(self, hashes: Sequence[bytes]) -> Sequence[bytes | None]:
+        """Return the content digest of each message; None: it is not held."""
 
     async def arrived(self, commits: Sequence[CommitRow]) -> CommittedMessages:
         """What some commits have added, as far as it is held."""
@@ -139,12 +140,12 @@ class UnreadTable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Database:
-    """``persist`` stores a batch that a peer (its node ID) has sent; per message True if new."""
+    """``persist`` stores a batch that a peer (its node ID) has sent."""
 
     messages: Messages
     tracking: Tracking
     unread: UnreadTable
-    persist: Callable[[RecordBatch, str], Awaitable[Sequence[bool]]]
+    persist: Callable[[RecordBatch, str], Awaitable[StoreResult]]
 
 
 # Metrics

@@ -55,7 +55,7 @@ def publish_response(
             duplicate = _SHORT + digest + _DUPLICATE
             again.append(duplicate)
             held.append(_SHORT + digest + _STORED if new else duplicate)
-    if len(held) == len(published.verdicts):
+    if len(held) == len(published.verdicts) and not published.refusals:
         return b"".join(held)
     return b"".join(_results(published, held, again))
 

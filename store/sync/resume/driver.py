@@ -198,6 +198,7 @@ class Resumer:
         if admission.admitted.hashes != scanned.hashes:
             raise ProtocolBroken("the peer sends messages that do not have the hashes it gives")
         stored = await self._writer.store(admission.admitted.batch, Source.RESUME)
+        admission.admitted.refuse_conflicts(stored)
         counted = admission.admitted.count(stored)
         self._environment.counts.count_intake(
             Source.RESUME.value, counted.duplicate, counted.rejected

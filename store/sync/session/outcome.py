@@ -112,7 +112,7 @@ class Account:
             keyed_from_ns=proof.summed_from_ns,
             hidden=hidden,
             compact=proof.compact,
-            conflicts=len(proof.conflicts),
+            conflicts=len(proof.conflicts) + report.in_conflict,
             shown_conflicts=proof.conflicts[:MAX_SHOWN_HIDDEN],
         )
 

@@ -16,6 +16,7 @@ from functools import partial
 from typing import Final, TypeVar
 
 from store.domain.admission import Admission
+from store.domain.conflicts import Conflict
 from store.domain.environment import Environment
 from store.domain.ports import (
     PeerFailed,
@@ -277,7 +278,13 @@ class _Driver:
 
     async def _persist(self, effect: Persist) -> Input:
         store = partial(self._work.writer.store, effect.batch, Source.TRANSFER)
-        return Persisted(effect.token, await patiently(store))
+        result = await patiently(store)
+        batch = effect.batch
+        conflicts = {
+            at: Conflict(batch.hashes[at], stored, batch.content_digests[at])
+            for at, stored in result.conflicts.items()
+        }
+        return Persisted(effect.token, result, conflicts)
 
     async def _load(self, effect: Load) -> Input:
         load = partial(self._work.reads.load, effect.ids, effect.max_bytes)

@@ -12,7 +12,6 @@ from store.gossip.events import (
     Effect,
     Failed,
     GetEvents,
-    Holds,
     Input,
     Inventory,
     Known,
@@ -153,7 +152,6 @@ class Anything:
                 Publishing(some, dice.randint(0, 2)),
                 Committed(some, graph_events(records(some, parents)), dice.random() < 0.7),
                 Wanted(some, dice.randint(0, 3)),
-                Holds(dice.choice(("s1", "s9")), some),
                 Restored(unread),
                 Settled(some),
             )

@@ -237,4 +237,4 @@ def test_descendants_are_found_a_generation_at_a_time_and_circles_end() -> None:
 def test_events_of_a_batch_are_its_messages_with_metadata() -> None:
     one, two, three = ids(3)
     batch = records([one, two, three], {two: [one, b"short", one, two, three]})
-    assert graph_events(batch) == [GraphEvent(two, 2, (one, three))]
+    assert graph_events(batch) == [GraphEvent(two, 2, (one, three), two[:16])]

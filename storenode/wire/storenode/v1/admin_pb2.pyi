@@ -55,6 +55,7 @@ class NodeStatus(_message.Message):
     INDEX_START_FIELD_NUMBER: _builtins.int
     GOSSIP_FIELD_NUMBER: _builtins.int
     PROBLEMS_FIELD_NUMBER: _builtins.int
+    CONFLICTS_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     """The version of the software."""
     node_id: _builtins.str
@@ -73,6 +74,10 @@ class NodeStatus(_message.Message):
     """The ID of the store: the database behind the node, which several nodes can share."""
     index_start: _builtins.int
     """SyncIDs from this time on are in memory; Unix nanoseconds."""
+    conflicts: _builtins.int
+    """The number of messages since the start of the node that were not stored, or whose confirmation by a
+    peer did not count, because another message has their hash.
+    """
     @_builtins.property
     def peers(self) -> _containers.RepeatedCompositeFieldContainer[Global___PeerStatus]:
         """The configured peers."""
@@ -105,10 +110,11 @@ class NodeStatus(_message.Message):
         index_start: _builtins.int = ...,
         gossip: Global___GossipStatus | None = ...,
         problems: _abc.Iterable[Global___Problem] | None = ...,
+        conflicts: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["gossip", b"gossip", "resume", b"resume"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["gossip", b"gossip", "index_entries", b"index_entries", "index_start", b"index_start", "messages", b"messages", "newest_timestamp", b"newest_timestamp", "node_id", b"node_id", "oldest_timestamp", b"oldest_timestamp", "peers", b"peers", "problems", b"problems", "ready", b"ready", "resume", b"resume", "store_id", b"store_id", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["conflicts", b"conflicts", "gossip", b"gossip", "index_entries", b"index_entries", "index_start", b"index_start", "messages", b"messages", "newest_timestamp", b"newest_timestamp", "node_id", b"node_id", "oldest_timestamp", b"oldest_timestamp", "peers", b"peers", "problems", b"problems", "ready", b"ready", "resume", b"resume", "store_id", b"store_id", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -405,6 +405,7 @@ class Inventory(_message.Message):
     IDS_FIELD_NUMBER: _builtins.int
     REST_XOR_FIELD_NUMBER: _builtins.int
     REST_COUNT_FIELD_NUMBER: _builtins.int
+    CONTENT_DIGESTS_FIELD_NUMBER: _builtins.int
     rest_xor: _builtins.bytes
     """Only in `sync_leaves`: XOR of the leaves that are not listed."""
     rest_count: _builtins.int
@@ -413,16 +414,26 @@ class Inventory(_message.Message):
     def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """Message hashes, 32 bytes each."""
 
+    @_builtins.property
+    def content_digests(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """In `inv` and `sync_leaves`: the content digest of each message in `ids`, 16 bytes each: SHA-256 cut
+        to 128 bits, over pubsub topic, payload, content topic and meta, each after its length in four
+        bytes big-endian, and the timestamp in eight. Empty for a message whose digest the sender does not
+        know. An ID with another digest than the receiver's own is a conflict, and confirms nothing. A
+        sender that does not know of digests sends none; then the hash counts alone.
+        """
+
     def __init__(
         self,
         *,
         ids: _abc.Iterable[_builtins.bytes] | None = ...,
         rest_xor: _builtins.bytes | None = ...,
         rest_count: _builtins.int | None = ...,
+        content_digests: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_rest_count", b"_rest_count", "_rest_xor", b"_rest_xor", "rest_count", b"rest_count", "rest_xor", b"rest_xor"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_rest_count", b"_rest_count", "_rest_xor", b"_rest_xor", "ids", b"ids", "rest_count", b"rest_count", "rest_xor", b"rest_xor"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_rest_count", b"_rest_count", "_rest_xor", b"_rest_xor", "content_digests", b"content_digests", "ids", b"ids", "rest_count", b"rest_count", "rest_xor", b"rest_xor"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__rest_count: _TypeAlias = _typing.Literal["rest_count"]  # noqa: Y015
     _WhichOneofArgType__rest_count: _TypeAlias = _typing.Literal["_rest_count", b"_rest_count"]  # noqa: Y015

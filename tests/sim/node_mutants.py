@@ -220,7 +220,7 @@ SESSIONS = {
         edit(Search, "_common", "if first < end", "if first > end"), "accuses an honest peer"
     ),
     "takes what both list for its own alone": Mutant(
-        edit(Search, "_settle", "only_own[both] = False", "only_own[both] = True"), "are none"
+        edit(Search, "_settle", "only_own[both] = False", "only_own[both] = True"), "are none", 60
     ),
     "compares sums that begin at its own time": Mutant(
         in_agreement("start", "max(self._lower_ns, theirs)", "self._lower_ns"),

@@ -219,7 +219,8 @@ async def test_an_upgrade_counts_what_is_there(
 async def rows_of(connection: Connection) -> int:
     cursor = await connection.execute("select count(*) from storenode.missing_parents")
     ((count,),) = await cursor.fetchall()
-    return int(count)
+    assert isinstance(count, int)
+    return count
 
 
 async def test_invented_parents_take_few_rows_of_a_message_and_of_a_day(

@@ -1,23 +1,23 @@
-"""A node with small limits on requests and responses: each holds on the path that it is about."""
+"""Small limits on requests and responses: each holds on the path that it is about."""
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 import pytest
 
+from store.domain.limits import RequestLimits
 from storenode.client.errors import NodeError
 from storenode.client.messages import hash_of, new_message, outcome_name, query_request
 from storenode.client.node import NodeClient, connect, content_filter
 from storenode.client.sds_messages import sds_payload
+from storenode.message.rules import Policy
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
-from tests.support.node import NodeProcess, running_node
+from tests.integration.rpc.harness import Rules, serve
 
 KIB = 1024
 PUBSUB_TOPIC = "/waku/2/rs/1/0"
@@ -29,23 +29,19 @@ CHAIN = 20
 CLAIMANTS = 5
 MAX_RESPONSE_BYTES = 88 * KIB
 MESSAGES_OF_A_PAGE = 2
-ANY_TIME = ("--max-clock-drift", "off")
-"""Messages are made before their nodes start, which takes a busy machine its time."""
-
-LIMITS = {
-    "--max-message-size": "20KiB",
-    "--max-response-size": "88KiB",
-    "--max-batch-messages": "21",
-    "--default-page-limit": "3",
-    "--max-page-limit": "6",
-    "--max-query-hashes": "150",
-    "--max-query-topics": "2",
-    "--max-sds-entries": "20",
-    "--max-sds-claimants": "4",
-    "--max-causal-heads": "2",
-    "--max-causal-known-ids": "3",
-    "--max-causal-messages": "15",
-}
+SMALL = RequestLimits(
+    response_bytes=MAX_RESPONSE_BYTES,
+    batch_messages=21,
+    default_page_messages=3,
+    page_messages=6,
+    query_hashes=150,
+    query_topics=2,
+    sds_entries=20,
+    sds_claimants=4,
+    causal_heads=2,
+    causal_known_ids=3,
+    causal_messages=15,
+)
 
 
 class Page(Protocol):
@@ -58,7 +54,7 @@ class Page(Protocol):
 class Held:
     """What the node holds: a chain of SDS messages, and several that claim one ID."""
 
-    node: NodeProcess
+    address: str
     chain: Sequence[WakuMessageAndTopic]
     claimants: Sequence[WakuMessageAndTopic]
     earlier: WakuMessageAndTopic
@@ -85,36 +81,31 @@ def made(start_ns: int) -> tuple[list[WakuMessageAndTopic], list[WakuMessageAndT
     return messages[:CHAIN], messages[CHAIN:]
 
 
-async def publish(node: NodeProcess, messages: Sequence[WakuMessageAndTopic]) -> None:
-    async with connect(node.listen) as client:
+async def publish(address: str, messages: Sequence[WakuMessageAndTopic]) -> None:
+    async with connect(address) as client:
         results = await client.publish(messages)
     assert [outcome_name(result) for result in results] == ["STORED"] * len(messages)
 
 
-@pytest.fixture(scope="module")
-def held(tmp_path_factory: pytest.TempPathFactory, new_store: Callable[[], str]) -> Iterator[Held]:
-    """The node with small limits, and its content; one message is larger than it would accept."""
-    data_dir, url = tmp_path_factory.mktemp("limits") / "node", new_store()
+@pytest.fixture
+async def held(database_url: str) -> AsyncIterator[Held]:
+    """A node with small limits, and its content; one message is larger than it would accept."""
     start_ns = time.time_ns()
     earlier = new_message(bytes(100 * KIB), EARLIER_TOPIC, PUBSUB_TOPIC, start_ns - 1)
     chain, claimants = made(start_ns)
-    with running_node(data_dir, *ANY_TIME, database_url=url) as ordinary:
-        asyncio.run(publish(ordinary, [earlier]))
-    with running_node(
-        data_dir,
-        *ANY_TIME,
-        *(part for pair in LIMITS.items() for part in pair),
-        database_url=url,
-    ) as limited:
-        asyncio.run(publish(limited, chain))
-        asyncio.run(publish(limited, claimants))
-        yield Held(limited, chain, claimants, earlier)
+    async with serve(database_url) as ordinary:
+        await publish(ordinary.address, [earlier])
+    rules = Rules(policy=Policy(max_drift_ns=None, max_message_bytes=20 * KIB))
+    async with serve(database_url, rules=rules, limits=SMALL) as limited:
+        await publish(limited.address, chain)
+        await publish(limited.address, claimants)
+        yield Held(limited.address, chain, claimants, earlier)
 
 
 @pytest.fixture
 async def client(held: Held) -> AsyncIterator[NodeClient]:
     """A client of the node with small limits."""
-    async with connect(held.node.listen) as opened:
+    async with connect(held.address) as opened:
         yield opened
 
 
@@ -247,7 +238,7 @@ async def test_pages_of_followers_fit_into_a_response(client: NodeClient, held: 
             pages.append(page)
             followed += [each.message_hash for each in page.messages]
             if len(followed) == CHAIN + CLAIMANTS and page.live:
-                await publish(held.node, live)
+                await publish(held.address, live)
             if len(followed) == len(stored):
                 break
     assert_cut(pages, 2 * CHAIN // MESSAGES_OF_A_PAGE)
@@ -293,46 +284,3 @@ async def test_a_message_from_before_the_limits_is_sent_alone(
         assert [each.message_hash for each in first.messages] == [digest]
         request.pagination_cursor = first.pagination_cursor
         assert (await client.query(request)).messages[0].message_hash == held.hashes[0]
-
-
-LARGER = (
-    *("--max-response-size", "6MiB"),
-    *("--max-batch-messages", "6000"),
-    *("--default-page-limit", "1500"),
-    *("--max-page-limit", "2000"),
-    *("--max-query-topics", "101"),
-    *("--max-sds-claimants", "40"),
-)
-
-
-async def test_limits_may_be_larger_too(tmp_path: Path, database_url: str) -> None:
-    """A client of this project takes responses that gRPC would refuse by default."""
-    start_ns = time.time_ns()
-    small = [new_message(b"x", TOPIC, PUBSUB_TOPIC, start_ns + n) for n in range(6_000)]
-    claims = [
-        new_message(said("contested", [], n + 1, 140 * KIB), EARLIER_TOPIC, PUBSUB_TOPIC, start_ns)
-        for n in range(40)
-    ]
-    # The pages of a stream become larger one by one, so there must be many.
-    others = [
-        new_message(said(f"{n}", [], n + 1, 140 * KIB), EARLIER_TOPIC, PUBSUB_TOPIC, start_ns + n)
-        for n in range(100)
-    ]
-    topics = [TOPIC, *(f"/test/1/{n}/proto" for n in range(100))]
-    options = (*ANY_TIME, *LARGER, "--max-unsent-size", "1GiB")
-    with running_node(tmp_path / "node", *options, database_url=database_url) as process:
-        await publish(process, small)
-        await publish(process, claims)
-        await publish(process, others)
-        async with connect(process.listen) as client:
-            request = query_request(pubsub_topic=PUBSUB_TOPIC, content_topics=topics)
-            assert len((await client.query(request)).messages) == 1_500
-            request.pagination_limit = 3_000
-            assert len((await client.query(request)).messages) == 2_000
-            wanted = content_filter(PUBSUB_TOPIC, [EARLIER_TOPIC])
-            scanned = [page async for page in client.scan(filter=wanted)]
-            found = [page async for page in client.get_sds(CHANNEL, [("contested", None)])]
-    assert sum(len(page.messages) for page in scanned) == 140
-    assert 5 * KIB * KIB < max(page.ByteSize() for page in scanned) <= 6 * KIB * KIB
-    assert sum(len(page.messages) for page in found) == 40
-    assert not found[-1].truncated

@@ -29,7 +29,7 @@ def signed(tmp_path: Path) -> Path:
 
 
 def test_what_was_signed_is_right(signed: Path) -> None:
-    assert "Verified OK" in run("bash", "-euc", CHECK, cwd=signed)
+    assert "VerifyReport OK" in run("bash", "-euc", CHECK, cwd=signed)
     found = manifest_of(str(signed / "archive"))
     assert (len(found.digests), found.broken) == (3, [])
     names = [each.name for each in (signed / "copy").iterdir()]

@@ -22,10 +22,10 @@ from pyspark.sql import SparkSession
 from store.pipeline.actions import Written
 from store.pipeline.columns import ARROW
 from store.pipeline.errors import PipelineError
-from store.pipeline.jobs.audit import Auditing, audit
-from store.pipeline.lake import Lake
+from store.pipeline.audit.audit import AuditJob, audit
+from store.pipeline.delta import DeltaArchive
 from store.pipeline.results import tables
-from store.pipeline.sides import LakeSide
+from store.pipeline.message_sets import ArchiveMessages
 from store.pipeline.writing import day_text, write_batches
 from tests.integration.pipeline.world import DAY, HOUR, TODAY
 from tests.support.pages import ROOT
@@ -84,14 +84,14 @@ class Place:
     def add(self, messages: Iterable[Message]) -> None:
         """Publish messages in new files."""
         self.held += (made := list(messages))
-        lake = Lake(str(self.path)).open()
+        lake = DeltaArchive(str(self.path)).open()
         lake.publish(self._written(made), {})
 
     def replace(self, days: Iterable[int], messages: Iterable[Message]) -> None:
         """Let files with messages take the place of all files of some days."""
         wanted, made = set(days), list(messages)
         self.held = [each for each in self.held if each.ts // DAY not in wanted] + made
-        lake = Lake(str(self.path)).open()
+        lake = DeltaArchive(str(self.path)).open()
         lake.replace(lake.files(wanted), self._written(made))
 
     def days(self) -> list[int]:
@@ -185,13 +185,13 @@ def steps(place: Place) -> list[tuple[Callable[[], object], int | None]]:
 def test_going_on_is_the_same_as_beginning_anew(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Lake(str(tmp_path / "lake")).create()
+    DeltaArchive(str(tmp_path / "lake")).create()
     place = Place(tmp_path / "lake", random.Random(3))
     said: list[str] = []
 
-    def going() -> Auditing:
-        lake = Lake(str(place.path)).open()
-        return Auditing(LakeSide(spark, lake), say=said.append, record=lake)
+    def going() -> AuditJob:
+        lake = DeltaArchive(str(place.path)).open()
+        return AuditJob(ArchiveMessages(spark, lake), say=said.append, record=lake)
 
     for day in range(3):
         place.add(place.grown(day, 60))
@@ -200,7 +200,7 @@ def test_going_on_is_the_same_as_beginning_anew(
         happens()
         said.clear()
         found = audit(spark, going()).as_json()
-        assert found == audit(spark, Auditing(going().side, full=True)).as_json(), happens
+        assert found == audit(spark, AuditJob(going().side, full=True)).as_json(), happens
         if again is not None:
             assert f"audit: {again} channels are gone through as a whole" in said
     assert dashboard(place.path, "kitchen") == coverage(place.held, "kitchen")

@@ -14,9 +14,9 @@ from deltalake import DeltaTable
 from pyarrow.dataset import field
 from pyspark.sql import SparkSession
 
-from store.pipeline.jobs.archive import Archiving, archive
-from store.pipeline.jobs.verify import Verifying, verify
-from store.pipeline.lake import Lake
+from store.pipeline.archive import ArchiveJob, archive
+from store.pipeline.verify import VerifyJob, verify
+from store.pipeline.delta import DeltaArchive
 from storenode.sds import codec
 from tests.integration.pipeline.world import TODAY, admitted, messages, write
 from tests.support.pages import ROOT, files
@@ -50,7 +50,7 @@ def lake(
     ]
     made = [entry(each, timestamp=TODAY + place) for place, each in enumerate(told)]
     asyncio.run(write(url, [admitted([*messages(), *made])]))
-    archive(spark, Archiving(url, Lake(str(path))))
+    archive(spark, ArchiveJob(url, DeltaArchive(str(path))))
     return path
 
 
@@ -126,8 +126,8 @@ def test_an_archive_of_an_earlier_version_learns_which_statistics_it_has(
     log.write_text(log.read_text().replace(f'"{STATISTICS}":"ts"', '"earlier":"version"'))
     table = DeltaTable(lake_path / "messages")
     assert STATISTICS not in table.metadata().configuration
-    archive(spark, Archiving(url, Lake(str(lake_path))))
+    archive(spark, ArchiveJob(url, DeltaArchive(str(lake_path))))
     found = DeltaTable(lake_path / "messages").to_pyarrow_dataset()
     channels = found.to_table(columns=["channel"], filter=field("channel").is_valid())["channel"]
     assert (len(channels), channels.null_count) == (121, 0)
-    assert verify(spark, Verifying(Lake(str(lake_path)), url)).sound
+    assert verify(spark, VerifyJob(DeltaArchive(str(lake_path)), url)).sound

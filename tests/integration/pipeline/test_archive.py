@@ -1,4 +1,4 @@
-"""Archiving: everything once, whatever is killed, whatever arrives late, whoever else archives."""
+"""ArchiveJob: everything once, whatever is killed, whatever arrives late, whoever else archives."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from pyspark.sql import SparkSession
 from store.pipeline import appending, listing
 from store.pipeline.database import connected, lock_archiving
 from store.pipeline.errors import PipelineError
-from store.pipeline.jobs import archive as archive_module
-from store.pipeline.jobs.archive import Archived, Archiving, archive
-from store.pipeline.jobs.diff import diff
-from store.pipeline.jobs.restore import Restoring, restore
-from store.pipeline.jobs.verify import Verifying, verify
-from store.pipeline.lake import Lake
+from store.pipeline import archive as archive_module
+from store.pipeline.archive import ArchiveJob, ArchiveReport, archive
+from store.pipeline.diff import diff
+from store.pipeline.restore import RestoreJob, restore
+from store.pipeline.verify import VerifyJob, verify
+from store.pipeline.delta import DeltaArchive
 from store.pipeline.limits import VACUUM_AFTER_HOURS
-from store.pipeline.sides import LakeSide
+from store.pipeline.message_sets import ArchiveMessages
 from tests.integration.pipeline.world import (
     DAY,
     HOUR,
@@ -51,8 +51,8 @@ class Killed(BaseException):
     """A death in the middle: nothing of the job's own runs afterwards."""
 
 
-def run(spark: SparkSession, url: str, lake: Path, **options: object) -> Archived:
-    return archive(spark, Archiving(url, Lake(str(lake)), **options))  # type: ignore[arg-type]
+def run(spark: SparkSession, url: str, lake: Path, **options: object) -> ArchiveReport:
+    return archive(spark, ArchiveJob(url, DeltaArchive(str(lake)), **options))  # type: ignore[arg-type]
 
 
 def assert_complete(url: str, lake: Path) -> None:
@@ -127,7 +127,7 @@ def test_a_range_of_time_is_all_that_is_archived(
 def test_what_is_read_back_does_not_grow_with_files_times_hours(
     spark: SparkSession, archived: Path
 ) -> None:
-    lake = Lake(str(archived)).open()
+    lake = DeltaArchive(str(archived)).open()
     rows_of = {lake.within(each): each.rows for each in lake.files()}
     rows = appending.looked_at(spark, lake, rows_of)
     # All of it is one task.
@@ -154,9 +154,11 @@ def test_a_job_that_is_killed_leaves_the_last_good_state(
     def die(*_: object) -> None:
         raise Killed
 
-    owner: object = {"publish": Lake, "note_hours": Lake, "mark_archived": archive_module}.get(
-        place, appending
-    )
+    owner: object = {
+        "publish": DeltaArchive,
+        "note_hours": DeltaArchive,
+        "mark_archived": archive_module,
+    }.get(place, appending)
     with monkeypatch.context() as patch:
         patch.setattr(owner, place, die)
         with pytest.raises(Killed):
@@ -174,13 +176,13 @@ def test_a_job_that_is_killed_leaves_the_last_good_state(
 DYING = """
 import os, signal, sys
 from store.pipeline import slices
-from store.pipeline.jobs.archive import Archiving, archive
-from store.pipeline.lake import Lake
+from store.pipeline.archive import ArchiveJob, archive
+from store.pipeline.delta import DeltaArchive
 from store.pipeline.session import spark_session
 from tests.integration.pipeline.conftest import QUICK_START
 
 slices.MIN_STEP_MESSAGES = 100
-publish, published = Lake.publish, []
+publish, published = DeltaArchive.publish, []
 
 def publish_or_die(lake, written, note):
     if sum(published) >= int(sys.argv[3]):
@@ -188,9 +190,9 @@ def publish_or_die(lake, written, note):
     publish(lake, written, note)
     published.extend(each.rows for each in written)
 
-Lake.publish = publish_or_die
+DeltaArchive.publish = publish_or_die
 with spark_session("local[2]", QUICK_START) as session:
-    archive(session, Archiving(sys.argv[1], Lake(sys.argv[2])))
+    archive(session, ArchiveJob(sys.argv[1], DeltaArchive(sys.argv[2])))
 """
 
 
@@ -208,7 +210,7 @@ def test_a_first_archive_that_is_killed_late_repeats_a_tenth_at_most(
     assert len(stayed) + result.published == len(messages())
     assert 0 < result.published <= len(messages()) // 10
     assert_complete(url, lake)
-    assert verify(spark, Verifying(Lake(str(lake)), url)).sound
+    assert verify(spark, VerifyJob(DeltaArchive(str(lake)), url)).sound
 
 
 def locked(url: str) -> bool:
@@ -327,7 +329,7 @@ def test_only_what_a_killed_job_left_is_removed_after_a_week(
     spark: SparkSession, url: str, lake_path: Path
 ) -> None:
     """Files that no job has marked as its own may be those of a log that has lost its commits."""
-    lake = Lake(str(lake_path))
+    lake = DeltaArchive(str(lake_path))
     old, young = (f"{lake.begin_run()}/part.parquet" for _ in range(2))
     unknown = f"run-{'0' * 32}/part.parquet"
     week_ago_s = time.time() - (VACUUM_AFTER_HOURS + 1) * 3_600
@@ -378,13 +380,13 @@ def test_a_path_may_look_like_a_pattern(spark: SparkSession, url: str, tmp_path:
     more(url, *(plain(90_000 + number, TODAY - DAY + number) for number in range(9)))
     assert run(spark, url, other).published == len(held(url))
     output = tmp_path / "o{u}t*"
-    sides = [LakeSide(spark, Lake(str(each))) for each in (lake, other)]
+    sides = [ArchiveMessages(spark, DeltaArchive(str(each))) for each in (lake, other)]
     assert diff(spark, *sides, output=str(output)).lacking == {"first": 9, "second": 0}
     with pytest.raises(PipelineError, match="exists already"):
         diff(spark, *sides, output=str(output))
-    assert restore(spark, Restoring(Lake(str(other)), url, diff=str(output))).given == 9
+    assert restore(spark, RestoreJob(DeltaArchive(str(other)), url, diff=str(output))).given == 9
     assert run(spark, url, lake).published == 9
-    result = verify(spark, Verifying(Lake(str(lake)), url))
+    result = verify(spark, VerifyJob(DeltaArchive(str(lake)), url))
     assert (result.sound, result.messages) == (True, len(held(url)))
 
 

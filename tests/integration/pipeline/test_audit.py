@@ -1,4 +1,4 @@
-"""Auditing: every gap is found and nothing else, however a history is cut into blocks."""
+"""AuditJob: every gap is found and nothing else, however a history is cut into blocks."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from pyspark.sql import SparkSession
 
 from store.pipeline.causal import blocks, cycles, passes
 from store.pipeline.causal.claims import Claims
-from store.pipeline.causal.reported import Audited as Report
-from store.pipeline.causal.rows import CLAIMS
+from store.pipeline.audit.summary import AuditReport as Report
+from store.pipeline.audit.findings import CLAIMS
 from store.pipeline.database import FOREVER
 from store.pipeline.errors import PipelineError
-from store.pipeline.jobs.archive import Archiving, archive
-from store.pipeline.jobs.audit import Auditing, audit
-from store.pipeline.lake import Lake
-from store.pipeline.sides import DatabaseSide, LakeSide
+from store.pipeline.archive import ArchiveJob, archive
+from store.pipeline.audit.audit import AuditJob, audit
+from store.pipeline.delta import DeltaArchive
+from store.pipeline.message_sets import DatabaseMessages, ArchiveMessages
 from storenode.sds import codec
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 from tests.integration.pipeline.world import (
@@ -155,9 +155,9 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(passes, "EXAMINED_ENTRIES", 40)
 
 
-def in_archive(spark: SparkSession, url: str, path: Path) -> LakeSide:
-    archive(spark, Archiving(url, Lake(str(path))))
-    return LakeSide(spark, Lake(str(path)).open())
+def in_archive(spark: SparkSession, url: str, path: Path) -> ArchiveMessages:
+    archive(spark, ArchiveJob(url, DeltaArchive(str(path))))
+    return ArchiveMessages(spark, DeltaArchive(str(path)).open())
 
 
 def test_an_archive_is_audited_as_a_plain_audit_does(
@@ -165,7 +165,7 @@ def test_an_archive_is_audited_as_a_plain_audit_does(
 ) -> None:
     side = in_archive(spark, filled, tmp_path / "lake")
     output = tmp_path / "found"
-    result = audit(spark, Auditing(side, output=str(output)))
+    result = audit(spark, AuditJob(side, output=str(output)))
     check(output, result, strange)
     assert not result.sound
 
@@ -174,9 +174,9 @@ def test_an_archive_is_audited_as_a_plain_audit_does(
 def test_large_channels_in_blocks_give_the_same(
     spark: SparkSession, filled: str, strange: list[Claim], tmp_path: Path
 ) -> None:
-    side = DatabaseSide(spark, filled, "the database")
+    side = DatabaseMessages(spark, filled, "the database")
     output, said = tmp_path / "found", list[str]()
-    result = audit(spark, Auditing(side, output=str(output), say=said.append))
+    result = audit(spark, AuditJob(side, output=str(output), say=said.append))
     check(output, result, strange)
     told = "\n".join(said)
     assert "3 channels are large" in told
@@ -186,7 +186,7 @@ def test_large_channels_in_blocks_give_the_same(
 def test_a_channel_is_large_by_itself_and_not_by_its_bucket(
     spark: SparkSession, filled: str, strange: list[Claim], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    side = DatabaseSide(spark, filled, "the database")
+    side = DatabaseMessages(spark, filled, "the database")
     rows = side.messages(CLAIMS, 0, FOREVER).where("channel is not null")
     entries = Counter[str]()
     for channel, *_, parents in strange:
@@ -220,9 +220,9 @@ def test_hints_ranges_and_payloads_decide_what_is_held(
         ),
         message("room", "tip\x1b[2J", 8, FIRST + HOUR + 6, ["\x1bnever"]),
     )
-    side = DatabaseSide(spark, url, "the database")
+    side = DatabaseMessages(spark, url, "the database")
     file = tmp_path / "missing.jsonl"
-    result = audit(spark, Auditing(side, missing=str(file)))
+    result = audit(spark, AuditJob(side, missing=str(file)))
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     assert lines == [
         {"channel": "room", "message_id": "\x1bnever"},
@@ -246,20 +246,20 @@ def test_hints_ranges_and_payloads_decide_what_is_held(
     assert all(line.isprintable() for line in result.lines())
     assert json.loads(json.dumps(result.as_json()))["missing"] == 4
 
-    within = audit(spark, Auditing(side, FIRST + HOUR, FIRST + HOUR + 3))
+    within = audit(spark, AuditJob(side, FIRST + HOUR, FIRST + HOUR + 3))
     assert within.sound, within.lines()
     assert within.counts["messages"] == 2
     assert within.lines()[-1] == "Every past is complete."
 
 
 def test_nothing_is_written_over(spark: SparkSession, archived: Path, tmp_path: Path) -> None:
-    side = LakeSide(spark, Lake(str(archived)).open())
+    side = ArchiveMessages(spark, DeltaArchive(str(archived)).open())
     taken = tmp_path / "taken"
     taken.mkdir()
     for job, sentence in (
-        (Auditing(side, output=str(taken)), "exists already"),
-        (Auditing(side, missing=str(taken)), "exists already"),
-        (Auditing(side, missing=str(taken / "none" / "file")), "There is no directory"),
+        (AuditJob(side, output=str(taken)), "exists already"),
+        (AuditJob(side, missing=str(taken)), "exists already"),
+        (AuditJob(side, missing=str(taken / "none" / "file")), "There is no directory"),
     ):
         with pytest.raises(PipelineError, match=sentence) as caught:
             audit(spark, job)

@@ -14,11 +14,11 @@ from pyspark.sql import SparkSession
 
 from store.pipeline.appending import Appender
 from store.pipeline.errors import PipelineError
-from store.pipeline.jobs import verify as kinds
-from store.pipeline.jobs.archive import Archiving, archive
-from store.pipeline.jobs.audit import Auditing, audit
-from store.pipeline.jobs.verify import Verified, Verifying, verify
-from store.pipeline.lake import Lake
+from store.pipeline import verify as kinds
+from store.pipeline.archive import ArchiveJob, archive
+from store.pipeline.audit.audit import AuditJob, audit
+from store.pipeline.verify import VerifyReport, VerifyJob, verify
+from store.pipeline.delta import DeltaArchive
 from store.pipeline.reports import time_text
 from store.pipeline.requiring import (
     BROKEN_MANIFEST,
@@ -28,7 +28,7 @@ from store.pipeline.requiring import (
     LOST_FILE,
     LOST_HOUR,
 )
-from store.pipeline.sides import LakeSide
+from store.pipeline.message_sets import ArchiveMessages
 from tests.integration.pipeline.world import (
     DAY,
     HOUR,
@@ -48,14 +48,14 @@ class Killed(BaseException):
 
 
 def run(spark: SparkSession, url: str, lake: Path, **options: int) -> None:
-    archive(spark, Archiving(url, Lake(str(lake)), **options))  # type: ignore[arg-type]
+    archive(spark, ArchiveJob(url, DeltaArchive(str(lake)), **options))  # type: ignore[arg-type]
 
 
-def looked(spark: SparkSession, lake: Path, **options: str) -> Verified:
-    return verify(spark, Verifying(Lake(str(lake)), **options))  # type: ignore[arg-type]
+def looked(spark: SparkSession, lake: Path, **options: str) -> VerifyReport:
+    return verify(spark, VerifyJob(DeltaArchive(str(lake)), **options))  # type: ignore[arg-type]
 
 
-def found(result: Verified) -> set[str]:
+def found(result: VerifyReport) -> set[str]:
     return {fault.kind for fault in result.faults}
 
 
@@ -238,7 +238,13 @@ def test_a_table_beside_the_messages_is_not_begun_anew_over_the_files_of_a_lost_
 ) -> None:
     def nightly() -> None:
         run(spark, url, lake_path)
-        audit(spark, Auditing(LakeSide(spark, Lake(str(lake_path))), record=Lake(str(lake_path))))
+        audit(
+            spark,
+            AuditJob(
+                ArchiveMessages(spark, DeltaArchive(str(lake_path))),
+                record=DeltaArchive(str(lake_path)),
+            ),
+        )
 
     nightly()
     for name in ("audits", "claims"):

@@ -1,4 +1,4 @@
-"""Repairing: a log that is lost is made anew from files and manifest, or nothing is changed."""
+"""RepairJob: a log that is lost is made anew from files and manifest, or nothing is changed."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from store.pipeline import requiring
 from store.pipeline.actions import Written
 from store.pipeline.contents import known_hours
 from store.pipeline.errors import PipelineError
-from store.pipeline.jobs import verify as kinds
-from store.pipeline.jobs.archive import Archived, Archiving, archive
-from store.pipeline.jobs.repair import Repaired, Repairing, repair
-from store.pipeline.jobs.verify import Verifying, verify
-from store.pipeline.lake import Lake, LakeFile
+from store.pipeline import verify as kinds
+from store.pipeline.archive import ArchiveJob, ArchiveReport, archive
+from store.pipeline.repair import RepairReport, RepairJob, repair
+from store.pipeline.verify import VerifyJob, verify
+from store.pipeline.delta import DeltaArchive, LakeFile
 from store.pipeline.recording import record
 from tests.integration.pipeline.world import DAY, TODAY, held, in_lake, more, plain, published
 
 
-def run(spark: SparkSession, lake: Path, **options: bool) -> Repaired:
-    return repair(spark, Repairing(Lake(str(lake)), **options))  # type: ignore[arg-type]
+def run(spark: SparkSession, lake: Path, **options: bool) -> RepairReport:
+    return repair(spark, RepairJob(DeltaArchive(str(lake)), **options))  # type: ignore[arg-type]
 
 
-def archived_again(spark: SparkSession, url: str, lake: Path) -> Archived:
-    return archive(spark, Archiving(url, Lake(str(lake))))
+def archived_again(spark: SparkSession, url: str, lake: Path) -> ArchiveReport:
+    return archive(spark, ArchiveJob(url, DeltaArchive(str(lake))))
 
 
 def faults(spark: SparkSession, lake: Path) -> dict[str, int]:
-    result = verify(spark, Verifying(Lake(str(lake))))
+    result = verify(spark, VerifyJob(DeltaArchive(str(lake))))
     return {each.kind: each.count for each in result.faults}
 
 
@@ -74,7 +74,7 @@ def test_a_lost_log_is_made_anew(
     assert (run(spark, lake_path).added, in_lake(lake_path)) == (0, sorted(held(url)))
 
 
-def rewrite(lake: Lake, day: int) -> int:
+def rewrite(lake: DeltaArchive, day: int) -> int:
     """Put a copy in the place of a file of a day, as compaction does with several; its rows."""
     file = max(lake.open().files([day]), key=LakeFile.size)
     old = lake.within(file)
@@ -96,7 +96,7 @@ def test_lost_commits_are_made_good_by_one(spark: SparkSession, url: str, lake_p
     late = TODAY - DAY
     more(url, plain(90_000, late))
     archived_again(spark, url, lake_path)
-    lake = Lake(str(lake_path))
+    lake = DeltaArchive(str(lake_path))
     rows = rewrite(lake, late // DAY)
     rewrite(lake, late // DAY - 1)
     record(spark, lake, known_hours(spark, lake, keep=True))

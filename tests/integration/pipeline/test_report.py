@@ -13,19 +13,19 @@ from pyspark.sql import SparkSession
 
 from store.cli.admin import ask_status, peers_of
 from store.pipeline.errors import PipelineError
-from store.pipeline.figures.arrivals import EDGES_S
-from store.pipeline.figures.gathered import ChannelPast, Gathered, Lost
-from store.pipeline.figures.limits import (
+from store.pipeline.report.arrivals import EDGES_S
+from store.pipeline.report.gathered import ChannelPast, Gathered, Lost
+from store.pipeline.report.limits import (
     MAX_NAME_CHARS,
     MAX_RANKED,
     MAX_WITHOUT_PAGES,
     PER_PAGE,
 )
-from store.pipeline.figures.names import shown
-from store.pipeline.figures.names import time as time_of
-from store.pipeline.figures.traffic import Gap, Traffic
-from store.pipeline.jobs.report import Reporting, report
-from store.pipeline.lake import Lake
+from store.pipeline.report.names import shown
+from store.pipeline.report.names import time as time_of
+from store.pipeline.report.traffic import Gap, Traffic
+from store.pipeline.report.report import ReportJob, report
+from store.pipeline.delta import DeltaArchive
 from storenode.sds import codec
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 from tests.integration.pipeline.world import (
@@ -59,8 +59,8 @@ def reported(
     **options: object,
 ) -> Gathered:
     """A report's figures; an audit takes several times as long as all others."""
-    opened = None if lake is None else Lake(str(lake))
-    job = Reporting(page, opened, url, audit=audit, **options)  # type: ignore[arg-type]
+    opened = None if lake is None else DeltaArchive(str(lake))
+    job = ReportJob(page, opened, url, audit=audit, **options)  # type: ignore[arg-type]
     return report(spark, job).gathered
 
 
@@ -290,7 +290,7 @@ def test_all_channels_are_listed_with_what_they_lack(
         for name, lamport, parent in lacking
     ]
     asyncio.run(write(url, [admitted(made)]))
-    job = report(spark, Reporting(page, None, url))
+    job = report(spark, ReportJob(page, None, url))
     assert job.pages == tmp_path / "page-pages"
     assert f"Its pages of all channels are in {job.pages}." in job.lines()
     (listed,) = job.pages.glob("channels-0-*.html")
@@ -303,7 +303,7 @@ def test_all_channels_are_listed_with_what_they_lack(
     assert said[at + 7] == "c-008"
     assert said[at + 12 : at + 14] == ["0", "0"]
     with pytest.raises(PipelineError, match="page-pages exists already"):
-        report(spark, Reporting(page.with_suffix(".htm"), None, url))
+        report(spark, ReportJob(page.with_suffix(".htm"), None, url))
 
 
 def test_a_page_is_never_written_over_and_never_in_part(

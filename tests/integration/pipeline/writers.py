@@ -6,13 +6,13 @@ import pytest
 
 from store.pipeline import storage
 from store.pipeline.errors import PipelineError
-from store.pipeline.lake import Lake
+from store.pipeline.delta import DeltaArchive
 from store.pipeline.manifest import Entry, manifest_of
 
 
 def refuse_one_of_two_writers(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have both change the files, then the manifest; at last the store refuses nobody any more."""
-    one, other = Lake(path).open(), Lake(path).open()
+    one, other = DeltaArchive(path).open(), DeltaArchive(path).open()
     (file, *_) = one.files()
     one.replace([file], [])
     with pytest.raises(PipelineError, match="Another job has written to the archive"):
@@ -25,4 +25,4 @@ def refuse_one_of_two_writers(path: str, monkeypatch: pytest.MonkeyPatch) -> Non
     assert manifest_of(path).broken == []
     monkeypatch.setattr(storage, "create", lambda *_: None)
     with pytest.raises(PipelineError, match="does not support conditional writes"):
-        Lake(path).open().begin_run()
+        DeltaArchive(path).open().begin_run()

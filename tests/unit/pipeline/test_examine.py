@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from store.pipeline.causal.examine import examine
+from store.pipeline.audit.examine import examine
 from store.pipeline.causal.packed import BUCKET
 from store.pipeline.causal.passes import entries_of, shortened, whole_blocks
-from store.pipeline.causal.rows import (
+from store.pipeline.audit.findings import (
     BLOCK,
     CLAIMED,
     COUNTS,

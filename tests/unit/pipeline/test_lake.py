@@ -14,15 +14,15 @@ from store.pipeline import lake as lakes
 from store.pipeline import listing, storage
 from store.pipeline.actions import Written
 from store.pipeline.errors import PipelineError
-from store.pipeline.lake import Lake
+from store.pipeline.delta import DeltaArchive
 
 FILE = Written("run-1/day=2024-10-04/shard=0/part-1.parquet", "2024-10-04", 0, 4, 1, 5, 5)
 
 
 @pytest.fixture
-def lake(tmp_path: Path) -> Lake:
+def lake(tmp_path: Path) -> DeltaArchive:
     """An archive with a file that is not published yet."""
-    found = Lake(str(tmp_path / "archive")).create()
+    found = DeltaArchive(str(tmp_path / "archive")).create()
     file = tmp_path / "archive" / "messages" / FILE.path
     file.parent.mkdir(parents=True)
     file.write_bytes(b"PAR1")
@@ -30,7 +30,7 @@ def lake(tmp_path: Path) -> Lake:
 
 
 def test_a_commit_is_on_the_disk_when_it_is_told(
-    lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lake: DeltaArchive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[Path] = []
     monkeypatch.setattr(storage, "_sync", synced.append)
@@ -47,14 +47,14 @@ def test_every_commit_of_the_log_is_on_the_disk_from_the_first_on(
 ) -> None:
     synced: list[Path] = []
     monkeypatch.setattr(storage, "_sync", synced.append)
-    lake = Lake(str(tmp_path / "new")).create()
+    lake = DeltaArchive(str(tmp_path / "new")).create()
     lake.vacuum()
     log = tmp_path / "new" / "messages" / "_delta_log"
     assert [each for each in synced if each.suffix] == sorted(log.glob("*.json"))
 
 
 def test_a_disk_that_does_not_take_a_commit_is_told(
-    lake: Lake, monkeypatch: pytest.MonkeyPatch
+    lake: DeltaArchive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def sync(place: Path) -> None:
         raise OSError(errno.EIO, "Input/output error", str(place))
@@ -65,7 +65,7 @@ def test_a_disk_that_does_not_take_a_commit_is_told(
 
 
 def test_folders_of_which_no_file_system_knows_a_call_are_passed_over(
-    lake: Lake, monkeypatch: pytest.MonkeyPatch
+    lake: DeltaArchive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def sync(place: Path) -> None:
         if place.is_dir():
@@ -78,7 +78,7 @@ def test_folders_of_which_no_file_system_knows_a_call_are_passed_over(
 
 @pytest.mark.parametrize("damage", ["removed", "emptied"])
 def test_no_archive_is_begun_over_the_files_of_a_lost_log(
-    lake: Lake, tmp_path: Path, damage: str
+    lake: DeltaArchive, tmp_path: Path, damage: str
 ) -> None:
     file = tmp_path / "archive" / "messages" / "run-1" / "day=2026-01-01" / "part.parquet"
     file.parent.mkdir(parents=True)
@@ -100,10 +100,10 @@ def named(number: int, day: int) -> Written:
 
 
 def test_what_is_known_of_a_log_goes_on_with_its_commits(
-    lake: Lake, monkeypatch: pytest.MonkeyPatch
+    lake: DeltaArchive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lakes, "require_visible", lambda *_: None)
-    rng, other = random.Random(5), Lake(lake.path)
+    rng, other = random.Random(5), DeltaArchive(lake.path)
     lake.digests()
     for number in range(12):
         if number % 3 < 2:
@@ -113,7 +113,7 @@ def test_what_is_known_of_a_log_goes_on_with_its_commits(
         else:
             gone = rng.sample(lake.files(), 2)
             lake.replace(gone, [named(number + 100, rng.randrange(1, 4))])
-        fresh = Lake(lake.path).open()
+        fresh = DeltaArchive(lake.path).open()
         assert lake.digests() == other.renew().digests() == fresh.digests()
         assert sorted(lake.files()) == sorted(other.files()) == sorted(fresh.files())
         some = {each.day for each in rng.sample(fresh.files(), 1)}
@@ -123,7 +123,7 @@ def test_what_is_known_of_a_log_goes_on_with_its_commits(
 
 
 def test_only_directories_with_many_small_files_are_crowded(
-    lake: Lake, monkeypatch: pytest.MonkeyPatch
+    lake: DeltaArchive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lakes, "require_visible", lambda *_: None)
     large = [replace(named(number, 2), size_bytes=2**30) for number in range(100, 110)]
@@ -137,7 +137,7 @@ def test_only_directories_with_many_small_files_are_crowded(
     assert {each.day for each in lake.crowded()} == {19_997}
 
 
-def test_a_log_that_is_gone_is_told_by_who_reads_on(lake: Lake, tmp_path: Path) -> None:
+def test_a_log_that_is_gone_is_told_by_who_reads_on(lake: DeltaArchive, tmp_path: Path) -> None:
     lake.publish([FILE], {})
     shutil.rmtree(tmp_path / "archive" / "messages" / "_delta_log")
     with pytest.raises(PipelineError, match="missing or damaged"):

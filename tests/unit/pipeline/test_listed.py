@@ -9,9 +9,9 @@ import pytest
 from pyspark.sql import Row
 
 from store.pipeline.errors import PipelineError
-from store.pipeline.figures import listed
-from store.pipeline.figures.listed import Pages
-from store.pipeline.figures.names import shown, time
+from store.pipeline.report import listed
+from store.pipeline.report.listed import Pages
+from store.pipeline.report.names import shown, time
 from tests.unit.pipeline.test_page import HOSTILE, START, Elements
 
 PER_PAGE = 10

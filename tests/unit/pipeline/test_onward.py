@@ -11,10 +11,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from store.pipeline.causal.examine import examine
+from store.pipeline.audit.examine import examine
 from store.pipeline.causal.gone_through import LOOKED_FOR
 from store.pipeline.causal.packed import rows_of_claims
-from store.pipeline.causal.rows import (
+from store.pipeline.audit.findings import (
     BLOCK,
     COUNTS,
     CYCLE,

@@ -9,10 +9,10 @@ from html.parser import HTMLParser
 
 import pytest
 
-from store.pipeline.figures.arrivals import EDGES_S, Arrivals, Lateness
-from store.pipeline.figures.axis import Axis, axis_of
-from store.pipeline.figures.findings import GOOD, WARNING, lateness_finding
-from store.pipeline.figures.gathered import (
+from store.pipeline.report.arrivals import EDGES_S, Arrivals, Lateness
+from store.pipeline.report.axis import Axis, axis_of
+from store.pipeline.report.findings import GOOD, WARNING, lateness_finding
+from store.pipeline.report.gathered import (
     ChannelPast,
     Compared,
     Completeness,
@@ -22,11 +22,11 @@ from store.pipeline.figures.gathered import (
     Peer,
     Place,
 )
-from store.pipeline.figures.limits import MAX_GAPS, MAX_PEERS, MAX_RANKED, MAX_STEPS
-from store.pipeline.figures.names import time
-from store.pipeline.figures.outlook import Limits, outlook_of
-from store.pipeline.figures.page import page_of
-from store.pipeline.figures.traffic import Cell, Gap, Named, Ranking, Traffic
+from store.pipeline.report.limits import MAX_GAPS, MAX_PEERS, MAX_RANKED, MAX_STEPS
+from store.pipeline.report.names import time
+from store.pipeline.report.outlook import Limits, outlook_of
+from store.pipeline.report.page import page_of
+from store.pipeline.report.traffic import Cell, Gap, Named, Ranking, Traffic
 from store.pipeline.limits import DAY_NS, HOUR_NS, MAX_LISTED
 from storenode.message.limits import NS_PER_S
 

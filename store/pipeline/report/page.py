@@ -7,7 +7,7 @@ resource.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -28,7 +28,6 @@ from store.pipeline.report.findings import (
 )
 from store.pipeline.report.gathered import ChannelPast, Completeness, Gathered, Place
 from store.pipeline.report.limits import MAX_PEERS, OUTLOOK_DAYS, TOP
-from store.pipeline.report.plots import Drawing
 from store.pipeline.report.rendering import rendered
 from store.pipeline.report.traffic import Named, Ranking, Traffic
 from storenode.message.limits import NS_PER_S
@@ -367,9 +366,6 @@ def _step(length_ns: int) -> str:
     return "day" if days == 1 else f"{days} days"
 
 
-def _markup(drawing: Drawing) -> Sequence[tuple[str, Markup]]:
-    """The two forms of a drawing; made here, from numbers alone."""
-    return [
-        ("wide", Markup(drawing.wide)),  # noqa: S704
-        ("narrow", Markup(drawing.narrow)),  # noqa: S704
-    ]
+def _markup(chart: str) -> Markup:
+    """Return a chart as it is: nothing in it was chosen by strangers."""
+    return Markup(chart)  # noqa: S704

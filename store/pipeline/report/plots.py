@@ -1,8 +1,6 @@
-"""Drawings of a report: inline SVG by matplotlib, whose colours are variables of the page's style.
+"""The charts of a report: inline SVG by matplotlib, with the colours of the page's style.
 
-Text stays text, so that it is read out, searched and drawn in the reader's own font; what strangers
-have named is not drawn at all. Each drawing is made twice, for a wide and for a narrow screen: one
-that is shrunk to a phone could not be read.
+Text stays text, so it can be searched and read aloud. No chart has a name that strangers chose.
 """
 
 from __future__ import annotations
@@ -11,7 +9,6 @@ import io
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
@@ -31,8 +28,7 @@ from store.pipeline.report.gathered import Compared
 from store.pipeline.report.names import count, moment, shard_name, short_count, span, time
 from store.pipeline.report.traffic import Cell, Traffic
 
-WIDE_PX: Final = 880
-NARROW_PX: Final = 340
+_WIDTH_PX: Final = 880
 LEVELS: Final = 5
 """Shades of the heat map."""
 
@@ -75,8 +71,7 @@ _RIGHT_PX: Final = 14
 _TOP_PX: Final = 12
 _BOTTOM_PX: Final = 26
 _HEIGHT_PX: Final = 210
-_NARROW_TICKS: Final = 4
-_WIDE_TICKS: Final = 9
+_MAX_TICKS: Final = 9
 _FEW_ROWS: Final = 16
 _ROW_PX: Final = (20, 13)
 _LEAST_LATE_S: Final = 0.001
@@ -91,20 +86,12 @@ _TIME_TEXTS: Final[tuple[Callable[[datetime], str], ...]] = (
 """How times are written on an axis of up to each span, and on a longer one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Drawing:
-    """One drawing for screens of either kind, as SVG elements."""
-
-    wide: str
-    narrow: str
-
-
-def draw_steps(traffic: Traffic) -> Drawing:
-    """Messages per step of the axis."""
+def draw_steps(traffic: Traffic) -> str:
+    """Return a chart of the messages per step of the axis."""
     axis = traffic.axis
     values = [traffic.steps.get(start, 0) for start in axis.starts]
 
-    def draw(ax: Axes, _width: int) -> None:
+    def draw(ax: Axes) -> None:
         ax.stairs(values, _times([*axis.starts, axis.high_ns]), fill=True, color=_COLOURS["series"])
         ax.set_ylim(0, 1.08 * max(values))
         _count_axis(ax)
@@ -118,8 +105,8 @@ def draw_steps(traffic: Traffic) -> Drawing:
     return _drawn("steps", title, draw, tips=tips)
 
 
-def draw_growth(traffic: Traffic, messages_a_day: float, ahead_days: int) -> Drawing:
-    """Messages that are held of up to each time, and their number ahead if it goes on like that."""
+def draw_growth(traffic: Traffic, messages_a_day: float, ahead_days: int) -> str:
+    """Return a chart of the messages held at each time, and ahead at the present rate."""
     axis = traffic.axis
     before = sum(
         messages for day, (messages, _) in traffic.days.items() if day * DAY_NS < axis.low_ns
@@ -130,7 +117,7 @@ def draw_growth(traffic: Traffic, messages_a_day: float, ahead_days: int) -> Dra
     # What is not drawn at the far end has come all the same, but nobody knows when.
     last = float(held[-1]) + messages_a_day * (end_ns - axis.last_ns) / DAY_NS
 
-    def draw(ax: Axes, _width: int) -> None:
+    def draw(ax: Axes) -> None:
         times = _times([*axis.starts, axis.last_ns])
         ax.fill_between(times, held, color=_COLOURS["series"], alpha=0.18, linewidth=0)
         ax.plot(times, held, color=_COLOURS["series"], linewidth=2)
@@ -144,8 +131,8 @@ def draw_growth(traffic: Traffic, messages_a_day: float, ahead_days: int) -> Dra
     return _drawn("growth", "Messages held over time, and ahead at the present rate", draw)
 
 
-def draw_heat(traffic: Traffic, compared: Compared | None) -> Drawing:
-    """Shards by time: shades for messages per hour, and marks for gaps and for differing hours."""
+def draw_heat(traffic: Traffic, compared: Compared | None) -> str:
+    """Return a heat map of shards by time, with marks for gaps and for hours that differ."""
     shards = traffic.shards
     differing = () if compared is None else compared.listed
     rows: list[int | None] = [None, *shards] if differing else [*shards]
@@ -154,7 +141,7 @@ def draw_heat(traffic: Traffic, compared: Compared | None) -> Drawing:
     ]
     most = max(map(_rate, traffic.cells.values()))
 
-    def draw(ax: Axes, _width: int) -> None:
+    def draw(ax: Axes) -> None:
         _draw_cells(ax, traffic, rows, most)
         for gap in traffic.gaps:
             wanted = shards if gap.shard is None else [gap.shard]
@@ -179,21 +166,21 @@ def draw_heat(traffic: Traffic, compared: Compared | None) -> Drawing:
 
 
 def level_of(cell: Cell, most: float) -> int:
-    """The shade of a cell, from 1 to `LEVELS`, by the root of its part of the greatest rate."""
+    """Return the shade of a cell, from 1 to `LEVELS`, by the root of its share of the maximum."""
     return max(1, min(LEVELS, math.ceil(LEVELS * math.sqrt(_rate(cell) / most))))
 
 
 def level_edges(traffic: Traffic) -> list[tuple[int, str]]:
-    """The shades, and up to how many messages an hour each stands for."""
+    """Return the shades, and the greatest number of messages an hour that each stands for."""
     most = max(map(_rate, traffic.cells.values()))
     edges = (most * (level / LEVELS) ** 2 for level in range(1, LEVELS + 1))
     return [(level, short_count(float(f"{edge:.2g}"))) for level, edge in enumerate(edges, 1)]
 
 
-def draw_classes(labels: Sequence[str], shares: Sequence[float]) -> Drawing:
-    """Bars for the share of messages in each class of lateness."""
+def draw_classes(labels: Sequence[str], shares: Sequence[float]) -> str:
+    """Return a bar chart of the share of messages in each class of lateness."""
 
-    def draw(ax: Axes, _width: int) -> None:
+    def draw(ax: Axes) -> None:
         places = range(len(shares))
         ax.barh(places, shares, height=0.7, color=_COLOURS["series"])
         for place, share in enumerate(shares):
@@ -212,8 +199,8 @@ def draw_classes(labels: Sequence[str], shares: Sequence[float]) -> Drawing:
     )
 
 
-def draw_lateness(arrivals: Arrivals, axis: Axis) -> Drawing:
-    """The middle and the latest hundredth of the lateness over time."""
+def draw_lateness(arrivals: Arrivals, axis: Axis) -> str:
+    """Return a chart of the median and the 99th percentile of the lateness over time."""
     steps = sorted(arrivals.steps)
     halves = [start + axis.step_ns // 2 for start in steps]
     columns = (
@@ -221,7 +208,7 @@ def draw_lateness(arrivals: Arrivals, axis: Axis) -> Drawing:
         ("median_s", "series", [arrivals.steps[start].median_s for start in steps]),
     )
 
-    def draw(ax: Axes, _width: int) -> None:
+    def draw(ax: Axes) -> None:
         for _, colour, values in columns:
             late = np.maximum(values, _LEAST_LATE_S)
             ax.plot(_times(halves), late, color=_COLOURS[colour], linewidth=2, marker="o", ms=3)
@@ -256,7 +243,7 @@ def _draw_cells(ax: Axes, traffic: Traffic, rows: list[int | None], most: float)
 
 
 def _boxes(ax: Axes, boxes: Iterable[tuple[int, int, int]], colour: str) -> None:
-    """Boxes of (row, from, to) as one shape: a page of thousands of elements would be slow."""
+    """Add boxes of (row, from, to) as one shape; thousands of elements would make a page slow."""
     shapes = []
     for row, low_ns, high_ns in boxes:
         low, high = _times([low_ns, high_ns])
@@ -268,14 +255,13 @@ def _boxes(ax: Axes, boxes: Iterable[tuple[int, int, int]], colour: str) -> None
 
 
 def _times(times_ns: Sequence[int]) -> list[float]:
-    """Times as matplotlib counts them."""
+    """Return times as matplotlib counts them."""
     moments = [moment(ns) for ns in times_ns]
     return [float(each) for each in date2num(moments)]  # type: ignore[no-untyped-call]
 
 
 def _time_axis(ax: Axes, low_ns: int, high_ns: int) -> None:
-    ticks = _WIDE_TICKS if ax.bbox.width > NARROW_PX else _NARROW_TICKS
-    locator = AutoDateLocator(minticks=2, maxticks=ticks)  # type: ignore[no-untyped-call]
+    locator = AutoDateLocator(minticks=2, maxticks=_MAX_TICKS)  # type: ignore[no-untyped-call]
     ax.set_xlim(*_times([low_ns, high_ns]))
     ax.xaxis.set_major_locator(locator)
     text = _TIME_TEXTS[sum(high_ns - low_ns > span_ns for span_ns in _TIME_SPANS_NS)]
@@ -296,38 +282,34 @@ def _count_axis(ax: Axes) -> None:
 def _drawn(
     name: str,
     title: str,
-    draw: Callable[[Axes, int], None],
+    draw: Callable[[Axes], None],
     height_px: int = _HEIGHT_PX,
     *,
     left_px: int = _LEFT_PX,
     bottom_px: int = _BOTTOM_PX,
     font_px: int = 12,
     tips: Sequence[str] = (),
-) -> Drawing:
-    """Draw for both widths; ``tips`` show under the pointer, each over its part of the width."""
-    made = []
-    for width_px in (WIDE_PX, NARROW_PX):
-        style: Any = {**_STYLE, "svg.hashsalt": name, "font.size": font_px}
-        with mpl.rc_context(style):
-            figure = Figure(figsize=(width_px / _DPI, height_px / _DPI), dpi=_DPI)
-            figure.patch.set_alpha(0)
-            box = (
-                left_px / width_px,
-                bottom_px / height_px,
-                1 - (left_px + _RIGHT_PX) / width_px,
-                1 - (_TOP_PX + bottom_px) / height_px,
-            )
-            ax = figure.add_axes(box)
-            ax.patch.set_alpha(0)
-            draw(ax, width_px)
-            inner_px = width_px - left_px - _RIGHT_PX
-            over = _tips(tips, left_px, inner_px, height_px - bottom_px)
-            made.append(_svg(figure, f"{name}{width_px}", title, over))
-    return Drawing(*made)
+) -> str:
+    """Return a chart; each of the ``tips`` shows under the pointer over its part of the width."""
+    style: Any = {**_STYLE, "svg.hashsalt": name, "font.size": font_px}
+    with mpl.rc_context(style):
+        figure = Figure(figsize=(_WIDTH_PX / _DPI, height_px / _DPI), dpi=_DPI)
+        figure.patch.set_alpha(0)
+        box = (
+            left_px / _WIDTH_PX,
+            bottom_px / height_px,
+            1 - (left_px + _RIGHT_PX) / _WIDTH_PX,
+            1 - (_TOP_PX + bottom_px) / height_px,
+        )
+        ax = figure.add_axes(box)
+        ax.patch.set_alpha(0)
+        draw(ax)
+        over = _tips(tips, left_px, _WIDTH_PX - left_px - _RIGHT_PX, height_px - bottom_px)
+        return _svg(figure, name, title, over)
 
 
 def _tips(texts: Sequence[str], left_px: int, width_px: int, height_px: int) -> str:
-    """Areas that say something under the pointer; the texts are made of numbers alone."""
+    """Return areas with a text under the pointer; the texts are made of numbers alone."""
     step_px = width_px / max(1, len(texts))
     areas = (
         f'<rect x="{left_px + place * step_px:.1f}" y="0" width="{step_px:.1f}"'
@@ -338,7 +320,7 @@ def _tips(texts: Sequence[str], left_px: int, width_px: int, height_px: int) -> 
 
 
 def _svg(figure: Figure, name: str, title: str, over: str) -> str:
-    """The figure as an element of a page: no names that others have, no colours of its own."""
+    """Return a figure as an element of a page, with unique IDs and the colours of the page."""
     file = io.StringIO()
     figure.savefig(file, format="svg", metadata=_METADATA)
     text = file.getvalue()
@@ -356,6 +338,6 @@ def _svg(figure: Figure, name: str, title: str, over: str) -> str:
 
 
 def lateness_labels(edges_s: Sequence[float]) -> list[str]:
-    """What the classes of lateness are called."""
+    """Return the labels of the classes of lateness."""
     usual = [f"≤ {span(edge)}" for edge in edges_s[1:]]
     return ["before its time", *usual, f"> {span(edges_s[-1])}"]

@@ -15,8 +15,8 @@ from pyarrow.dataset import field
 from pyspark.sql import SparkSession
 
 from store.pipeline.archive import ArchiveJob, archive
-from store.pipeline.verify import VerifyJob, verify
 from store.pipeline.delta import DeltaArchive
+from store.pipeline.verify import VerifyJob, verify
 from storenode.sds import codec
 from tests.integration.pipeline.world import TODAY, admitted, messages, write
 from tests.support.pages import ROOT, files

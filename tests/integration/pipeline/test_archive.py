@@ -15,17 +15,17 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from store.pipeline import appending, listing
-from store.pipeline.database import connected, lock_archiving
-from store.pipeline.errors import PipelineError
-from store.pipeline import archive as archive_module
+import store.pipeline.archive as archive_module
+from store.pipeline import delta, listing, manifest, writing
 from store.pipeline.archive import ArchiveJob, ArchiveReport, archive
-from store.pipeline.diff import diff
-from store.pipeline.restore import RestoreJob, restore
-from store.pipeline.verify import VerifyJob, verify
+from store.pipeline.database import connected, lock_archiving
 from store.pipeline.delta import DeltaArchive
+from store.pipeline.diff import diff
+from store.pipeline.errors import PipelineError
 from store.pipeline.limits import VACUUM_AFTER_HOURS
 from store.pipeline.message_sets import ArchiveMessages
+from store.pipeline.restore import RestoreJob, restore
+from store.pipeline.verify import VerifyJob, verify
 from tests.integration.pipeline.world import (
     DAY,
     HOUR,
@@ -124,46 +124,36 @@ def test_a_range_of_time_is_all_that_is_archived(
     assert result.sound
 
 
-def test_what_is_read_back_does_not_grow_with_files_times_hours(
-    spark: SparkSession, archived: Path
-) -> None:
-    lake = DeltaArchive(str(archived)).open()
-    rows_of = {lake.within(each): each.rows for each in lake.files()}
-    rows = appending.looked_at(spark, lake, rows_of)
-    # All of it is one task.
-    assert {row["path"]: row["count"] for row in rows if row["path"] is not None} == rows_of
-    assert len(rows) == len(rows_of) + len(hours_of(in_lake(archived)))
-    written, _ = appending.read_back(spark, lake, rows_of)
-    spans = [each.max_ts // HOUR - each.min_ts // HOUR for each in written]
-    assert sum(span + 1 for span in spans) > 2 * len(hours_of(in_lake(archived)))
-
-
 @pytest.mark.parametrize(
-    "place", ["write_files", "read_back", "publish", "note_hours", "mark_archived"]
+    "step",
+    [
+        (writing, "write_files"),
+        (writing, "read_back"),
+        (DeltaArchive, "commit"),
+        (manifest.Manifest, "append"),
+        (archive_module, "mark_archived"),
+    ],
+    ids=lambda step: step[1],
 )
 def test_a_job_that_is_killed_leaves_the_last_good_state(
     spark: SparkSession,
     url: str,
     lake_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    place: str,
+    step: tuple[object, str],
 ) -> None:
+    owner, place = step
     before = in_lake(lake_path)
     more(url, *(plain(90_000 + number, TODAY - DAY + number) for number in range(20)))
 
-    def die(*_: object) -> None:
+    def die(*_: object, **__: object) -> None:
         raise Killed
 
-    owner: object = {
-        "publish": DeltaArchive,
-        "note_hours": DeltaArchive,
-        "mark_archived": archive_module,
-    }.get(place, appending)
     with monkeypatch.context() as patch:
         patch.setattr(owner, place, die)
         with pytest.raises(Killed):
             run(spark, url, lake_path)
-    published_already = place in {"note_hours", "mark_archived"}
+    published_already = place in {"append", "mark_archived"}
     assert in_lake(lake_path) == (sorted(held(url)) if published_already else before)
     assert marks(url) == {}
     result = run(spark, url, lake_path)
@@ -182,33 +172,34 @@ from store.pipeline.session import spark_session
 from tests.integration.pipeline.conftest import QUICK_START
 
 slices.MIN_STEP_MESSAGES = 100
-publish, published = DeltaArchive.publish, []
+commit, committed = DeltaArchive.commit, []
 
-def publish_or_die(lake, written, note):
-    if sum(published) >= int(sys.argv[3]):
+def commit_or_die(archive, added, *rest, **more):
+    if sum(committed) >= int(sys.argv[3]):
         os.kill(os.getpid(), signal.SIGKILL)
-    publish(lake, written, note)
-    published.extend(each.rows for each in written)
+    commit(archive, added, *rest, **more)
+    committed.extend(each.rows for each in added)
 
-DeltaArchive.publish = publish_or_die
+DeltaArchive.commit = commit_or_die
 with spark_session("local[2]", QUICK_START) as session:
     archive(session, ArchiveJob(sys.argv[1], DeltaArchive(sys.argv[2])))
 """
 
 
-def test_a_first_archive_that_is_killed_late_repeats_a_tenth_at_most(
-    url: str, tmp_path: Path, spark: SparkSession
+@pytest.mark.parametrize("share", [10, 50, 90])
+def test_a_first_archive_that_is_killed_repeats_only_what_was_not_committed(
+    url: str, tmp_path: Path, spark: SparkSession, share: int
 ) -> None:
     lake = tmp_path / "lake"
-    ninth = str(len(messages()) * 9 // 10)
-    process = subprocess.run([sys.executable, "-c", DYING, url, str(lake), ninth], check=False)
+    late = str(len(messages()) * share // 100)
+    process = subprocess.run([sys.executable, "-c", DYING, url, str(lake), late], check=False)
     assert process.returncode == -signal.SIGKILL
     wait_for(lambda: not locked(url))
     stayed = in_lake(lake)
     assert marks(url) == {}
     result = run(spark, url, lake)
     assert len(stayed) + result.published == len(messages())
-    assert 0 < result.published <= len(messages()) // 10
+    assert 0 < result.published <= len(messages()) * (100 - share) // 100
     assert_complete(url, lake)
     assert verify(spark, VerifyJob(DeltaArchive(str(lake)), url)).sound
 
@@ -242,14 +233,14 @@ def test_a_job_for_another_database_does_not_publish_over_this_one(
 ) -> None:
     """Two databases may have one archive; what they have in common must not be there twice."""
     more(url, plain(90_001, NOW - 7))
-    read_back = appending.read_back
+    read_back = writing.read_back
 
     def meanwhile(*given: object) -> object:
         monkeypatch.undo()
         run(spark, url, lake_path)
         return read_back(*given)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(appending, "read_back", meanwhile)
+    monkeypatch.setattr(writing, "read_back", meanwhile)
     monkeypatch.setattr(archive_module, "lock_archiving", lambda _connection: None)
     with pytest.raises(PipelineError, match="Another job has written to the archive"):
         run(spark, url, lake_path)
@@ -325,25 +316,26 @@ def test_small_files_are_made_one(
     assert (run(spark, url, lake_path).published, len(marks(url))) == (0, len(hours_of(held(url))))
 
 
-def test_only_what_a_killed_job_left_is_removed_after_a_week(
-    spark: SparkSession, url: str, lake_path: Path
+def test_only_files_that_a_commit_removed_are_deleted_and_only_after_a_week(
+    spark: SparkSession, url: str, lake_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Files that no job has marked as its own may be those of a log that has lost its commits."""
-    lake = DeltaArchive(str(lake_path))
-    old, young = (f"{lake.begin_run()}/part.parquet" for _ in range(2))
-    unknown = f"run-{'0' * 32}/part.parquet"
+    """Files that no commit names may be those of a log that has lost its commits."""
+    monkeypatch.setattr(listing, "COMPACT_AT_FILES", 2)
+    before = set(published(lake_path))
+    more(url, plain(90_000, TODAY - DAY + 1))
+    assert run(spark, url, lake_path).compacted >= 2
+    gone = [Path(each) for each in before - set(published(lake_path))]
+    unknown = lake_path / "messages" / "day=2020-01-01" / "shard=0" / "part-unknown.parquet"
+    unknown.parent.mkdir(parents=True)
+    unknown.write_bytes(b"half a file")
     week_ago_s = time.time() - (VACUUM_AFTER_HOURS + 1) * 3_600
-    for name in (old, young, unknown):
-        path = lake_path / "messages" / name
-        path.parent.mkdir()
-        path.write_bytes(b"half a file")
-        os.utime(path, (week_ago_s, week_ago_s))
-    marker = lake_path / "unpublished" / old.split("/")[0]
-    os.utime(marker, (week_ago_s, week_ago_s))
-    assert run(spark, url, lake_path).removed == 1
-    left = [(lake_path / "messages" / name).exists() for name in (old, young, unknown)]
-    assert left == [False, True, True]
-    assert [each.name for each in marker.parent.iterdir()] == [young.split("/")[0]]
+    os.utime(unknown, (week_ago_s, week_ago_s))
+    assert (run(spark, url, lake_path).removed, all(each.exists() for each in gone)) == (0, True)
+    monkeypatch.setattr(delta, "VACUUM_AFTER_HOURS", 0)
+    assert run(spark, url, lake_path).removed == len(gone)
+    assert (unknown.exists(), any(each.exists() for each in gone)) == (True, False)
+    notes = verify(spark, VerifyJob(DeltaArchive(str(lake_path)))).notes
+    assert any(note.startswith("1 files below ") for note in notes)
     assert in_lake(lake_path) == sorted(held(url))
 
 
@@ -398,7 +390,7 @@ def test_what_is_no_archive_is_refused(
         run(spark, url, tmp_path / "file")
     foreign = tmp_path / "foreign"
     foreign.mkdir()
-    foreign.joinpath("messages").symlink_to(archived / "hours")
+    foreign.joinpath("messages").symlink_to(archived / "claims")
     with pytest.raises(PipelineError, match="a Delta table that is no archive of storenode"):
         run(spark, url, foreign)
 

@@ -18,17 +18,17 @@ from pyspark.sql import SparkSession
 from store.db.pool import Database
 from store.db.summaries.statements import DatabaseStatements
 from store.domain.coverage import Statement
+from store.pipeline.archive import ArchiveJob, ArchiveReport, archive
+from store.pipeline.audit.audit import AuditJob, audit
 from store.pipeline.audit.summary import AuditReport
 from store.pipeline.claims import CLOCKS_NS, read_claims, try_claims
 from store.pipeline.contents import known_hours
+from store.pipeline.delta import DeltaArchive
+from store.pipeline.fingerprints import Fingerprints
+from store.pipeline.message_sets import ArchiveMessages
 from store.pipeline.report.findings import findings_of
 from store.pipeline.report.gathered import Gathered
-from store.pipeline.fingerprints import Fingerprints
-from store.pipeline.archive import ArchiveJob, ArchiveReport, archive
-from store.pipeline.audit.audit import AuditJob, audit
 from store.pipeline.report.report import completeness_of
-from store.pipeline.delta import DeltaArchive
-from store.pipeline.message_sets import ArchiveMessages
 from tests.integration.pipeline.world import DAY, HOUR, TODAY, held, in_lake, more, plain, rows
 
 SPAN = TODAY - DAY, TODAY - DAY + 3 * HOUR

@@ -10,12 +10,12 @@ import duckdb
 import pytest
 from pyspark.sql import SparkSession
 
-from store.pipeline.errors import PipelineError
 from store.pipeline.archive import ArchiveJob, archive
-from store.pipeline.diff import diff
-from store.pipeline.fingerprint import fingerprint, of_database, of_lake
 from store.pipeline.delta import DeltaArchive
-from store.pipeline.message_sets import DatabaseMessages, ArchiveMessages
+from store.pipeline.diff import diff
+from store.pipeline.errors import PipelineError
+from store.pipeline.fingerprint import fingerprint, of_database, of_lake
+from store.pipeline.message_sets import ArchiveMessages, DatabaseMessages
 from tests.integration.pipeline.world import (
     DAY,
     HOUR,

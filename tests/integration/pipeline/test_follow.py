@@ -10,10 +10,10 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from store.pipeline.database import connected, lock_archiving
 from store.pipeline.archive import ArchiveJob
-from store.pipeline.follow import Following
+from store.pipeline.database import connected, lock_archiving
 from store.pipeline.delta import DeltaArchive
+from store.pipeline.follow import Following
 from store.pipeline.stream import end_of_batch, spans_between
 from tests.integration.pipeline.world import DAY, TODAY, held, in_lake, more, plain, rows
 from tests.integration.storage.following import LongTransaction

@@ -14,21 +14,21 @@ from pyspark.sql import SparkSession
 
 from store.db.schema.migrate import upgrade
 from store.pipeline import listing, storage
-from store.pipeline.contents import KEY
-from store.pipeline.database import connected, lock_archiving
-from store.pipeline.errors import PipelineError
-from store.pipeline.files import batches_of
 from store.pipeline.archive import ArchiveJob, ArchiveReport, archive
 from store.pipeline.audit.audit import AuditJob, audit
+from store.pipeline.contents import KEY
+from store.pipeline.database import connected, lock_archiving
+from store.pipeline.delta import DeltaArchive
 from store.pipeline.diff import diff
+from store.pipeline.errors import PipelineError
+from store.pipeline.files import batches_of
 from store.pipeline.follow import Following
+from store.pipeline.message_sets import ArchiveMessages, DatabaseMessages
+from store.pipeline.outputs import read_rows
 from store.pipeline.repair import RepairJob, repair
 from store.pipeline.restore import RestoreJob, restore
-from store.pipeline.verify import VerifyJob, verify
-from store.pipeline.delta import DeltaArchive
-from store.pipeline.outputs import read_rows
-from store.pipeline.message_sets import DatabaseMessages, ArchiveMessages
 from store.pipeline.source import FORMAT
+from store.pipeline.verify import VerifyJob, verify
 from tests.integration.pipeline.test_follow import wait_for
 from tests.integration.pipeline.test_restore import pruned
 from tests.integration.pipeline.world import held, marks, messages, more, plain, when

@@ -17,14 +17,14 @@ from pyspark.sql import SparkSession
 
 from store.db.schema.migrate import upgrade
 from store.pipeline import listing, storage
-from store.pipeline.errors import PipelineError
 from store.pipeline.archive import ArchiveJob, archive
 from store.pipeline.audit.audit import AuditJob, audit
+from store.pipeline.delta import DeltaArchive
+from store.pipeline.errors import PipelineError
+from store.pipeline.message_sets import ArchiveMessages
 from store.pipeline.repair import RepairJob, repair
 from store.pipeline.restore import RestoreJob, restore
 from store.pipeline.verify import VerifyJob, verify
-from store.pipeline.delta import DeltaArchive
-from store.pipeline.message_sets import ArchiveMessages
 from tests.integration.pipeline.world import held, messages, more, plain, when
 from tests.integration.pipeline.writers import refuse_one_of_two_writers
 from tests.support import azurite

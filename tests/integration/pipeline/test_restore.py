@@ -19,14 +19,14 @@ from store.db.checks.check import check
 from store.db.locks import COMMIT_ORDER
 from store.db.maintenance.retention import prune
 from store.domain.retention import RetentionPolicy
-from store.pipeline.errors import PipelineError
-from store.pipeline.signals import TERMINATED
 from store.pipeline.archive import ArchiveJob, archive
-from store.pipeline.diff import DiffReport, diff
-from store.pipeline.restore import RestoreReport, RestoreJob, restore
-from store.pipeline.verify import VerifyJob, verify
 from store.pipeline.delta import DeltaArchive
-from store.pipeline.message_sets import DatabaseMessages, ArchiveMessages
+from store.pipeline.diff import DiffReport, diff
+from store.pipeline.errors import PipelineError
+from store.pipeline.message_sets import ArchiveMessages, DatabaseMessages
+from store.pipeline.restore import RestoreJob, RestoreReport, restore
+from store.pipeline.signals import TERMINATED
+from store.pipeline.verify import VerifyJob, verify
 from tests.integration.database.rows import opened
 from tests.integration.pipeline.conftest import QUICKLY
 from tests.integration.pipeline.test_archive import PATIENCE_S, locked, wait_for

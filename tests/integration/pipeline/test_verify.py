@@ -11,11 +11,11 @@ import pytest
 from pyspark.sql import SparkSession
 
 from store.pipeline import checks
+from store.pipeline import verify as kinds
 from store.pipeline.archive import ArchiveJob, archive
 from store.pipeline.delta import DeltaArchive
 from store.pipeline.errors import PipelineError
 from store.pipeline.fingerprints import Fingerprint
-from store.pipeline import verify as kinds
 from store.pipeline.verify import VerifyJob, VerifyReport, catch_up, verify
 from tests.integration.pipeline.world import (
     DAY,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from store.pipeline import storage
-from store.pipeline.errors import PipelineError
 from store.pipeline.delta import DeltaArchive
+from store.pipeline.errors import PipelineError
 from store.pipeline.manifest import Entry, manifest_of
 
 

@@ -6,6 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from store.pipeline.limits import HOUR_NS
 from store.pipeline.report.limits import (
     MIN_ACTIVE_HOURS,
     MIN_ACTIVE_SHARE,
@@ -13,7 +14,6 @@ from store.pipeline.report.limits import (
     MIN_SAMPLES,
 )
 from store.pipeline.report.silence import Silence, silences
-from store.pipeline.limits import HOUR_NS
 
 MONDAY = 20_003 * 24
 """An hour: midnight of a Monday."""

@@ -1,10 +1,9 @@
-"""An audit that goes on from the last one says what an audit of everything says."""
+"""An audit that continues from the last one finds what an audit of everything finds."""
 
 from __future__ import annotations
 
 import random
 import shutil
-import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -14,19 +13,20 @@ from typing import Any
 import duckdb
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from store.pipeline.actions import Written
-from store.pipeline.columns import ARROW
-from store.pipeline.errors import PipelineError
+from store.pipeline.audit import recorded
 from store.pipeline.audit.audit import AuditJob, audit
-from store.pipeline.delta import DeltaArchive
-from store.pipeline.results import tables
+from store.pipeline.columns import ARROW
+from store.pipeline.delta import DataFile, DeltaArchive
+from store.pipeline.errors import PipelineError
+from store.pipeline.fingerprints import NOTHING, Fingerprint, Fingerprints
+from store.pipeline.manifest import CommitMetadata
 from store.pipeline.message_sets import ArchiveMessages
-from store.pipeline.writing import day_text, write_batches
+from store.pipeline.parquet import write_batches
+from store.pipeline.writing import read_back
 from tests.integration.pipeline.world import DAY, HOUR, TODAY
 from tests.support.pages import ROOT
 
@@ -73,8 +73,9 @@ class Message:
 
 @dataclass
 class Place:
-    """An archive that is written and rewritten past the jobs."""
+    """An archive that is written and rewritten by no job."""
 
+    spark: SparkSession
     path: Path
     random: random.Random
     held: list[Message] = field(default_factory=list)
@@ -83,16 +84,13 @@ class Place:
 
     def add(self, messages: Iterable[Message]) -> None:
         """Publish messages in new files."""
-        self.held += (made := list(messages))
-        lake = DeltaArchive(str(self.path)).open()
-        lake.publish(self._written(made), {})
+        self._commit(list(messages), [])
 
     def replace(self, days: Iterable[int], messages: Iterable[Message]) -> None:
         """Let files with messages take the place of all files of some days."""
-        wanted, made = set(days), list(messages)
-        self.held = [each for each in self.held if each.ts // DAY not in wanted] + made
-        lake = DeltaArchive(str(self.path)).open()
-        lake.replace(lake.files(wanted), self._written(made))
+        wanted = set(days)
+        self.held = [each for each in self.held if each.ts // DAY not in wanted]
+        self._commit(list(messages), DeltaArchive(str(self.path)).open().files(wanted))
 
     def days(self) -> list[int]:
         return sorted({each.ts // DAY for each in self.held})
@@ -100,21 +98,25 @@ class Place:
     def of(self, day: int) -> list[Message]:
         return [each for each in self.held if each.ts // DAY == day]
 
-    def _written(self, messages: list[Message]) -> list[Written]:
-        if not messages:
-            return []
-        run = f"run-{uuid.uuid4().hex}"
-        folder = self.path / "messages" / run
-        rows = pa.RecordBatch.from_pylist([each.row() for each in messages], ARROW)
-        done = pa.Table.from_batches(write_batches(f"file://{folder}", iter([rows])))
-        found = []
-        for path, count in zip(
-            *(done[name].to_pylist() for name in done.column_names), strict=True
-        ):
-            ts = pq.read_table(folder / path, columns=["ts"], partitioning=None)["ts"].to_pylist()
-            day = day_text(ts[0] // DAY)
-            size = (folder / path).stat().st_size
-            found.append(Written(f"{run}/{path}", day, 1, size, count, min(ts), max(ts)))
+    def _commit(self, made: list[Message], gone: list[DataFile]) -> None:
+        self.held += made
+        archive = DeltaArchive(str(self.path)).open_for_writing()
+        rows = pa.RecordBatch.from_pylist(
+            [each.row() for each in sorted(made, key=lambda each: each.ts)], ARROW
+        )
+        done = [row for part in write_batches(archive.messages, iter([rows])) for row in
+                part.to_pylist()]  # fmt: skip
+        written, _ = read_back(self.spark, archive, {row["path"]: row["rows"] for row in done})
+        digests = {each.path: each.digest for each in written}
+        before = dict.fromkeys(archive.manifest.held, NOTHING)
+        archive.commit(written, gone, CommitMetadata(digests, before | self._hours(), lost=True))
+
+    def _hours(self) -> Fingerprints:
+        found: Fingerprints = {}
+        for each in self.held:
+            words = (int(word) for word in np.frombuffer(each.hash, "<i8"))
+            hour = each.ts // HOUR * HOUR
+            found[hour] = found.get(hour, NOTHING).joined(Fingerprint(1, *words))
         return found
 
     def grown(self, day: int, count: int) -> list[Message]:
@@ -154,8 +156,8 @@ class Place:
 
 
 def steps(place: Place) -> list[tuple[Callable[[], object], int | None]]:
-    """What happens to an archive between one audit and the next, and how many channels are gone
-    through then; None: some or all.
+    """What happens to an archive between two audits, and how many channels have changed then; None:
+    some or all.
     """
 
     def compact_and_quiet_days() -> None:
@@ -175,62 +177,62 @@ def steps(place: Place) -> list[tuple[Callable[[], object], int | None]]:
         place.replace([newest], place.grown(newest - FIRST // DAY, 9))
 
     return [
-        (compact_and_quiet_days, 0),
+        (compact_and_quiet_days, None),
         (late_messages_and_parents, None),
         (damage, None),
         (lambda: place.add([*place.come_late(), *place.late]), None),
     ]
 
 
-def test_going_on_is_the_same_as_beginning_anew(
+def test_continuing_is_the_same_as_examining_everything(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    DeltaArchive(str(tmp_path / "lake")).create()
-    place = Place(tmp_path / "lake", random.Random(3))
+    DeltaArchive(str(tmp_path / "lake")).open_for_writing()
+    place = Place(spark, tmp_path / "lake", random.Random(3))
     said: list[str] = []
 
-    def going() -> AuditJob:
-        lake = DeltaArchive(str(place.path)).open()
-        return AuditJob(ArchiveMessages(spark, lake), say=said.append, record=lake)
+    def continued() -> AuditJob:
+        archive = DeltaArchive(str(place.path)).open()
+        return AuditJob(ArchiveMessages(spark, archive), say=said.append, record=archive)
 
     for day in range(3):
         place.add(place.grown(day, 60))
-    audit(spark, going())
-    for happens, again in steps(place):
+    audit(spark, continued())
+    for happens, changed in steps(place):
         happens()
         said.clear()
-        found = audit(spark, going()).as_json()
-        assert found == audit(spark, AuditJob(going().side, full=True)).as_json(), happens
-        if again is not None:
-            assert f"audit: {again} channels are gone through as a whole" in said
+        found = audit(spark, continued()).as_json()
+        assert found == audit(spark, AuditJob(continued().messages, full=True)).as_json(), happens
+        if changed is not None:
+            assert f"audit: {changed} channels have changed" in said
     assert dashboard(place.path, "kitchen") == coverage(place.held, "kitchen")
-    results = place.path / "findings" / "references"
-    for file in results.glob("*.parquet"):
+    references = place.path / "findings" / "references"
+    for file in references.glob("*.parquet"):
         file.unlink()
     with pytest.raises(PipelineError, match=r"remove .*/findings/references: the next"):
-        audit(spark, going())
-    shutil.rmtree(results)
+        audit(spark, continued())
+    shutil.rmtree(references)
     place.replace(place.days()[:1], [])
-    audit(spark, going())
-    hours = DeltaTable(place.path / "findings" / "hours").to_pyarrow_table(columns=["start_ns"])
-    assert {each // DAY for each in hours["start_ns"].to_pylist()} == set(place.days())
-    kept = tables.ResultTables(spark, str(place.path))
-    assert kept.read() is not None
-    monkeypatch.setattr(tables, "FORMAT", "another format")
-    assert kept.read() is None, "the next audit goes through everything"
+    audit(spark, continued())
+    sums = DeltaTable(place.path / "findings" / "sums").to_pyarrow_table(columns=["day"])
+    assert set(sums["day"].to_pylist()) == set(place.days())
+    archive = DeltaArchive(str(place.path)).open()
+    assert recorded.read_recorded(spark, archive) is not None
+    monkeypatch.setattr(recorded, "FORMAT", "another format")
+    assert recorded.read_recorded(spark, archive) is None, "the next audit examines everything"
 
 
 def dashboard(path: Path, channel: str) -> list[tuple[int, int, int]]:
-    """What the query of the page tells of a channel: start of the hour, messages, missing."""
+    """What the query of the page tells of a channel: day, messages, missing."""
     page = (ROOT / "docs" / "pipeline.md").read_text(encoding="utf-8")
-    query = page.split("-- DuckDB: messages by hour", 1)[1].split("\n", 1)[1].split("```")[0]
+    query = page.split("-- DuckDB: messages by day", 1)[1].split("\n", 1)[1].split("```")[0]
     with duckdb.connect() as connection:
-        for name in ("hours", "references"):
+        for name in ("sums", "references"):
             rows = DeltaTable(path / "findings" / name).to_pyarrow_table()
             connection.register(f"the_{name}", rows)
             query = query.replace(f"delta_scan('/archive/one/findings/{name}')", f"the_{name}")
         found = connection.execute(query.replace("notes", channel)).fetchall()
-    return [(int(hour.timestamp()) * 10**9, *rest) for _, hour, *rest in found]
+    return [(day, messages, missing) for _, day, messages, missing in found]
 
 
 def coverage(messages: list[Message], channel: str) -> list[tuple[int, int, int]]:
@@ -239,8 +241,7 @@ def coverage(messages: list[Message], channel: str) -> list[tuple[int, int, int]
     held = {each.name for each in mine}
     found: dict[int, tuple[int, set[str]]] = {}
     for each in mine:
-        start = each.ts // HOUR * HOUR
-        count, missing = found.get(start, (0, set[str]()))
+        count, missing = found.get(each.ts // DAY, (0, set[str]()))
         named = {name for name, hint in each.parents if hint is None} - held
-        found[start] = count + 1, missing | named
-    return [(start, count, len(missing)) for start, (count, missing) in sorted(found.items())]
+        found[each.ts // DAY] = count + 1, missing | named
+    return [(day, count, len(missing)) for day, (count, missing) in sorted(found.items())]

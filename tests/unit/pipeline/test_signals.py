@@ -8,12 +8,12 @@ import signal
 
 import pytest
 
-from store.pipeline.signals import Terminated, ended_by_signals, interrupt_here
+from store.pipeline.signals import TerminatedError, ended_by_signals, interrupt_here
 
 
 def test_both_signals_are_exceptions_within_the_block_only() -> None:
     before = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
-    with pytest.raises(Terminated), ended_by_signals():
+    with pytest.raises(TerminatedError), ended_by_signals():
         os.kill(os.getpid(), signal.SIGTERM)
     with pytest.raises(KeyboardInterrupt), ended_by_signals():
         interrupted_after_a_library_took_the_signal()

@@ -9,10 +9,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from store.pipeline import storage, writing
+from store.pipeline import parquet, storage
 from store.pipeline.columns import ARROW
-from store.pipeline.files import batches_of
-from store.pipeline.writing import WRITTEN, write_batches
+from store.pipeline.parquet import WRITTEN, write_batches
+from store.pipeline.scan import batches_of
 
 NAMES = ("ts", "payload", "meta", "parents")
 Row = dict[str, Any]
@@ -41,7 +41,8 @@ def batch(rows: list[Row]) -> pa.RecordBatch:
 
 @pytest.fixture
 def rows() -> list[Row]:
-    return [row(number, 20_000 + number % 4, number % 7 - 1) for number in range(200)]
+    made = [row(number, 20_000 + number % 4, number % 7 - 1) for number in range(200)]
+    return sorted(made, key=lambda each: (each["day"], each["shard"], each["ts"]))
 
 
 def written(folder: Path, rows: list[Row], size: int) -> list[Row]:
@@ -65,10 +66,11 @@ def read(folder: Path, told: list[Row]) -> list[tuple[str, Row]]:
 
 def expected(rows: list[Row]) -> list[tuple[str, Row]]:
     days = {20_000 + number: f"2024-10-0{4 + number}" for number in range(4)}
-    return [
+    found = [
         (f"day={days[each['day']]}/shard={each['shard']}", {name: each[name] for name in NAMES})
         for each in rows
     ]
+    return by_time(found)
 
 
 def by_time(found: list[tuple[str, Row]]) -> list[tuple[str, Row]]:
@@ -81,20 +83,10 @@ def test_every_row_is_in_the_file_of_its_directory(tmp_path: Path, rows: list[Ro
     assert by_time(read(tmp_path, told)) == expected(rows)
 
 
-def test_with_few_files_open_rows_go_into_more_of_them(
+def test_row_groups_are_of_bounded_size(
     tmp_path: Path, rows: list[Row], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writing, "OPEN_FILES", 2)
-    told = written(tmp_path, rows, 33)
-    assert len(told) > 28
-    assert by_time(read(tmp_path, told)) == expected(rows)
-
-
-@pytest.mark.parametrize(("name", "limit"), [("HELD_BYTES", 4_000), ("ROW_GROUP_BYTES", 1_000)])
-def test_what_is_held_is_written_when_it_is_much(
-    tmp_path: Path, rows: list[Row], monkeypatch: pytest.MonkeyPatch, name: str, limit: int
-) -> None:
-    monkeypatch.setattr(writing, name, limit)
+    monkeypatch.setattr(parquet, "ROW_GROUP_BYTES", 1_000)
     told = written(tmp_path, rows, 10)
     assert len(told) == 28
     groups = [pq.read_metadata(tmp_path / each["path"]).num_row_groups for each in told]
@@ -111,12 +103,12 @@ def test_every_file_and_its_folders_reach_the_disk(
         synced[place] = place.stat().st_size
 
     monkeypatch.setattr(storage, "_sync", sync)
-    told = written(tmp_path / "runs" / "run-1", rows, 33)
+    told = written(tmp_path / "messages", rows, 33)
     for each in told:
-        file = tmp_path / "runs" / "run-1" / each["path"]
+        file = tmp_path / "messages" / each["path"]
         assert synced[file] == file.stat().st_size
-        assert set(file.parents[:4]) <= synced.keys()
-    assert tmp_path / "runs" in synced
+        assert set(file.parents[:3]) <= synced.keys()
+    assert tmp_path / "messages" in synced
 
 
 def test_of_nothing_there_is_no_file(tmp_path: Path) -> None:
@@ -124,11 +116,11 @@ def test_of_nothing_there_is_no_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_only_parts_that_may_hold_a_time_are_read(
+def test_only_row_groups_that_may_hold_a_time_are_read(
     tmp_path: Path, rows: list[Row], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writing, "ROW_GROUP_BYTES", 1)
-    same = [{**each, "day": 20_000, "shard": 0} for each in rows]
+    monkeypatch.setattr(parquet, "ROW_GROUP_BYTES", 1)
+    same = sorted(({**each, "day": 20_000, "shard": 0} for each in rows), key=lambda e: e["ts"])
     (told,) = written(tmp_path, same, 20)
     path = f"file://{tmp_path}/{told['path']}"
     found = [ts for part in batches_of(path, ["ts"], 45, 61) for ts in part["ts"].to_pylist()]

@@ -229,7 +229,8 @@ def _parsed(data: bytes) -> _Commit:
     actions: Sequence[dict[str, Any]] = [json.loads(line) for line in data.splitlines()]
     added = [_added(each["add"]) for each in actions if "add" in each]
     removed = [unquote(each["remove"]["path"]) for each in actions if "remove" in each]
-    info = next((each["commitInfo"] for each in actions if "commitInfo" in each), {})
+    infos = (each["commitInfo"] for each in actions if "commitInfo" in each)
+    info: dict[str, Any] = next(infos, {})
     before = info.get(_BEFORE)
     files = json.loads(info.get(_FILES, "{}"))
     hours = {

@@ -28,6 +28,7 @@ class MessageSet(Protocol):
     """Something that holds messages; its answers are about one moment."""
 
     name: str
+    session: SparkSession
 
     def fingerprints(self, level: str, within: Iterable[int] | None) -> Fingerprints:
         """Return the fingerprints of the slices of a level of `LEVELS_NS`.

@@ -151,7 +151,8 @@ def _is_equal(name: str, text: str) -> str:
 @lru_cache(maxsize=2)
 def _database(url: str) -> AdbcDatabase:
     """Open a database; the driver reads the server's types once for all tasks of a worker."""
-    return connect(url)
+    opened: AdbcDatabase = connect(url)
+    return opened
 
 
 @contextmanager
@@ -247,9 +248,9 @@ def _optional_fields(rows: pa.RecordBatch) -> dict[str, pa.Array]:
             raise _damaged(rows, place) from error
         if not row["tail"].endswith(end) or not message.HasField("timestamp"):
             raise _damaged(rows, place)
-        for name, column in values.items():
-            if message.HasField(name):
-                column[place] = getattr(message, name)
+        for field, value in message.ListFields():
+            if field.name in values:
+                values[field.name][place] = value
     return {name: pa.array(column, SOURCE.field(name).type) for name, column in values.items()}
 
 

@@ -184,17 +184,24 @@ class _Run:
         self._job.say(f"audit: {changed.count():,} channels have changed")
         again = self._examined(changed, entries)
 
-        def joined(name: str, part: DataFrame | None) -> DataFrame:
-            kept = last.frame(name).join(changed, "channel", "anti")
-            return checkpointed(kept if part is None else kept.unionByName(part))
-
-        channels = joined("channels", again and again.channels)
+        kept = {
+            name: last.frame(name).join(changed, "channel", "anti")
+            for name in ("faults", "channels", "references", "conflicts")
+        }
+        if again is not None:
+            faults = again.findings.where(F.col("kind").isin(VIOLATION, CYCLE))
+            new_rows = (faults, again.channels, again.references, again.conflicts)
+            kept = {
+                name: rows.unionByName(more)
+                for (name, rows), more in zip(kept.items(), new_rows, strict=True)
+            }
+        found = {name: checkpointed(rows) for name, rows in kept.items()}
         return AuditTables(
-            joined("faults", again and again.findings.where(F.col("kind").isin(VIOLATION, CYCLE))),
-            channels,
-            joined("references", again and again.references),
-            joined("conflicts", again and again.conflicts),
-            counts_of(channels),
+            found["faults"],
+            found["channels"],
+            found["references"],
+            found["conflicts"],
+            counts_of(found["channels"]),
         )
 
     def _examined(self, changed: DataFrame, entries: int) -> AuditTables | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial, reduce
+from functools import reduce
 from typing import Final
 
 import pyarrow as pa
@@ -183,10 +183,13 @@ def _examined(
     # Nobody can choose channels that come together in one bucket.
     salt = F.lit(secrets.randbits(_SALT_BITS))
     bucket = F.pmod(F.xxhash64(salt, "channel"), F.lit(buckets)).alias("bucket")
-    examined = rows.groupBy(bucket).applyInArrow(
-        partial(_examine, history.kinds), from_arrow_schema(FINDINGS)
-    )
-    findings = checkpointed(examined)
+    kinds = history.kinds
+
+    def examined(group: pa.Table) -> pa.Table:
+        return _examine(kinds, group)
+
+    found = rows.groupBy(bucket).applyInArrow(examined, from_arrow_schema(FINDINGS))
+    findings = checkpointed(found)
     channels = checkpointed(channels_of(findings))
     references, conflicts = empty(session, REFERENCES), empty(session, CONFLICTS)
     return AuditTables(findings, channels, references, conflicts, counts_of(channels))

@@ -95,15 +95,15 @@ class Runner:
 
     def require_spark(self) -> None:
         """Raise unless there is what Spark needs, before anything else is checked."""
-        from store.pipeline.masters import require_spark  # noqa: PLC0415
+        from store.pipeline.spark import require_spark  # noqa: PLC0415
 
         require_spark(self._master)
 
     @contextmanager
     def session(self) -> Iterator[SparkSession]:
         """Open a Spark session for the length of a block."""
-        from store.pipeline.session import spark_session  # noqa: PLC0415
         from store.pipeline.signals import interrupt_here  # noqa: PLC0415
+        from store.pipeline.spark import spark_session  # noqa: PLC0415
 
         self.say("Spark starts")
         with spark_session(self._master, self._settings) as session:

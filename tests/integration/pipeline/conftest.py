@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from store.db.schema.migrate import upgrade
 from store.pipeline.archive import ArchiveJob, archive
 from store.pipeline.delta import DeltaArchive
-from store.pipeline.session import spark_session
+from store.pipeline.spark import spark_session
 from tests.integration.database.filling import admitted, write
 from tests.integration.pipeline.world import batches
 from tests.support.ports import HeldPort

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -23,6 +24,7 @@ from store.pipeline.delta import DeltaArchive
 from store.pipeline.diff import diff
 from store.pipeline.errors import PipelineError
 from store.pipeline.limits import VACUUM_AFTER_HOURS
+from store.pipeline.manifest import read_manifest
 from store.pipeline.message_sets import ArchiveMessages
 from store.pipeline.restore import RestoreJob, restore
 from store.pipeline.verify import VerifyJob, verify
@@ -77,6 +79,36 @@ def test_an_archive_holds_every_message_once(url: str, archived: Path) -> None:
         (7, "/waku/2/rs/1/7"),
         (63, "/waku/2/rs/65535/65535"),
         (-1, "named"),
+    }
+
+
+def test_an_archive_recomputed_row_by_row_by_duckdb_is_what_its_commits_record(
+    archived: Path,
+) -> None:
+    """Hashes, hours, directories and files are those of an engine that shares no code."""
+    found = asked(
+        archived,
+        """
+        select sha256(pubsub_topic::blob || payload || content_topic::blob || coalesce(meta, ''::blob)
+                   || unhex(lpad(hex(ts), 16, '0'))) = hex(hash).lower() as same,
+               list_reduce([h0, h1, h2, h3], (x, y) -> xor(x, y)) is not null as words,
+               ts // 3_600_000_000_000 * 3_600_000_000_000 as hour, h0, h1, h2, h3,
+               epoch_ns(day::timestamp) = ts // 86_400_000_000_000 * 86_400_000_000_000 as placed
+        from lake
+        """,
+    )
+    assert len(found) == len(messages())
+    assert all(same and words and placed for same, words, _, *_, placed in found)
+    hours: dict[int, list[int]] = {}
+    for _, _, hour, *words, _ in found:
+        sums = hours.setdefault(hour, [0, 0, 0, 0, 0])
+        hours[hour] = [sums[0] + 1, *(x ^ h for x, h in zip(sums[1:], words, strict=True))]
+    recorded = read_manifest(str(archived / "manifest"))
+    assert {hour: list(each) for hour, each in recorded.required.items()} == hours
+    files = {str(Path(each).relative_to(archived / "messages")): Path(each) for each in
+             published(archived)}  # fmt: skip
+    assert {path: each.digest for path, each in recorded.files.items()} == {
+        path: sha256(file.read_bytes()).hexdigest() for path, file in files.items()
     }
 
 
@@ -168,7 +200,7 @@ import os, signal, sys
 from store.pipeline import slices
 from store.pipeline.archive import ArchiveJob, archive
 from store.pipeline.delta import DeltaArchive
-from store.pipeline.session import spark_session
+from store.pipeline.spark import spark_session
 from tests.integration.pipeline.conftest import QUICK_START
 
 slices.MIN_STEP_MESSAGES = 100

@@ -22,13 +22,14 @@ from store.pipeline.archive import ArchiveJob, ArchiveReport, archive
 from store.pipeline.audit.audit import AuditJob, audit
 from store.pipeline.audit.summary import AuditReport
 from store.pipeline.claims import CLOCKS_NS, read_claims, try_claims
-from store.pipeline.contents import known_hours
 from store.pipeline.delta import DeltaArchive
-from store.pipeline.fingerprints import Fingerprints
+from store.pipeline.fingerprints import NOTHING, Fingerprints
+from store.pipeline.manifest import CommitMetadata
 from store.pipeline.message_sets import ArchiveMessages
 from store.pipeline.report.findings import findings_of
 from store.pipeline.report.gathered import Gathered
 from store.pipeline.report.report import completeness_of
+from store.pipeline.writing import known_hours
 from tests.integration.pipeline.world import DAY, HOUR, TODAY, held, in_lake, more, plain, rows
 
 SPAN = TODAY - DAY, TODAY - DAY + 3 * HOUR
@@ -70,10 +71,17 @@ def tried(spark: SparkSession, path: Path, against: Path) -> tuple[int | None, i
 
     def hours(of: Path) -> tuple[DeltaArchive, Fingerprints]:
         lake = DeltaArchive(str(of)).open()
-        return lake, known_hours(spark, lake, keep=False)
+        return lake, known_hours(spark, lake)
 
     found = try_claims(*hours(path), hours(against))
     return found.against, found.untrue
+
+
+def lose_a_day(archive: DeltaArchive) -> None:
+    """Remove the files of the day of the claims, with what they hold."""
+    day = SPAN[0] // DAY
+    hours = {hour: NOTHING for hour in archive.manifest.held if hour // DAY == day}
+    archive.commit([], archive.files({day}), CommitMetadata(hours=hours, lost=True))
 
 
 def kept(path: Path) -> list[dict[str, Any]]:
@@ -103,8 +111,7 @@ def test_claims_are_kept_once_and_what_the_archive_loses_is_named(
     assert archived(spark, url, lake_path).claims == 0
     assert tried(spark, lake_path, lake_path) == (0, 0)
 
-    lake = DeltaArchive(str(lake_path)).open()
-    lake.replace(lake.files({SPAN[0] // DAY}), [])
+    lose_a_day(DeltaArchive(str(lake_path)).open_for_writing())
     found = audited(spark, lake_path)
     assert not found.sound
     (untrue,) = found.claims.listed
@@ -150,8 +157,7 @@ def test_the_archive_of_the_other_store_is_believed_only_where_it_must_hold_the_
     note(theirs, recorded_ns=after)
     assert tried(spark, ours, theirs) == (1, 0)
 
-    lake = DeltaArchive(str(theirs)).open()
-    lake.replace(lake.files({SPAN[0] // DAY}), [])
+    lose_a_day(DeltaArchive(str(theirs)).open_for_writing())
     found = audited(spark, ours, theirs)
     (untrue,) = found.claims.listed
     assert (untrue["archive"], untrue["held"]) == (str(theirs), 0)

@@ -14,7 +14,7 @@ from store.pipeline.archive import ArchiveJob, archive
 from store.pipeline.delta import DeltaArchive
 from store.pipeline.diff import diff
 from store.pipeline.errors import PipelineError
-from store.pipeline.fingerprint import fingerprint, of_database, of_lake
+from store.pipeline.fingerprint import fingerprint, recorded_by, recorded_in
 from store.pipeline.message_sets import ArchiveMessages, DatabaseMessages
 from tests.integration.pipeline.world import (
     DAY,
@@ -125,8 +125,8 @@ def test_both_kinds_of_places_have_the_same_fingerprints(
     for _, digest in held(url):
         wanted ^= int.from_bytes(digest, "big")
     assert lake.total.hex == f"{wanted:064x}"
-    assert of_database(url, level) == lake.slices
-    assert of_lake(DeltaArchive(str(archived)).open(), level) == (
+    assert recorded_by(url, level) == lake.slices
+    assert recorded_in(DeltaArchive(str(archived)).open(), level) == (
         None if level == "minute" else lake.slices
     )
     part = fingerprint(ArchiveMessages(spark, DeltaArchive(str(archived))), level, TODAY - DAY, NOW)

@@ -1,6 +1,7 @@
-"""The Spark session of a job: of a Spark that is started here, or behind a Spark Connect server.
+"""Spark of a job: checked, started here, or behind a Spark Connect server.
 
-What differs between the two is here and in `store.pipeline.progress`; jobs know nothing of it.
+What differs between a Spark that is started here and a server is in this module and in
+`store.pipeline.progress`.
 """
 
 from __future__ import annotations
@@ -8,24 +9,45 @@ from __future__ import annotations
 import logging
 import os
 import re
+import shutil
+import socket
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
 import pyspark
 from pyspark import SparkConf, SparkContext
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
-from store.pipeline.errors import SPARK_ERRORS, PipelineError, of_spark
-from store.pipeline.limits import ARROW_BATCH_BYTES
-from store.pipeline.masters import remote_url, require_spark
+from store.pipeline.errors import SPARK_ERRORS, USAGE, PipelineError, of_spark
+from store.pipeline.limits import ARROW_BATCH_BYTES, OLDEST_JAVA
 from store.pipeline.source import StorenodeSource
 
 LOCAL: Final = "local[*]"
+
+SCHEME: Final = "sc://"
+"""How the address of a Spark Connect server begins."""
+
+_CONNECT_PORT: Final = 15_002
+_STANDALONE: Final = "spark://"
+_MASTER_PORT: Final = 7077
+_TIMEOUT_S: Final = 20
+_VARIABLE: Final = "SPARK_REMOTE"
+_SHELL: Final = "pyspark-shell"
+
+_VERSION: Final = re.compile(r'version "(?:1\.)?(\d+)')
+_JAVA_TIMEOUT_S: Final = 60
+_REMEDY: Final = (
+    f"install one, on Debian and Ubuntu with `apt install openjdk-{OLDEST_JAVA}-jre-headless`, on"
+    f" macOS with `brew install openjdk@{OLDEST_JAVA}`, and let JAVA_HOME name it if it is not on"
+    " the PATH."
+)
 
 SETTINGS: Final[Mapping[str, str]] = {
     "spark.sql.session.timeZone": "UTC",
@@ -52,26 +74,7 @@ _JAVA_FLAGS: Final = (
     # Batches come from our own workers: to check every access to them costs a quarter of it.
     "-Darrow.enable_unsafe_memory_access=true",
     "-Darrow.enable_null_check_for_get=false",
-    # Most of what a job does with a message is done by workers, so little of the JVM's code is ever
-    # worth the second compiler, which took more processor time than all else in jobs of minutes.
-    "-XX:Tier4InvocationThreshold=50000",
-    "-XX:Tier4MinInvocationThreshold=10000",
-    "-XX:Tier4CompileThreshold=150000",
-    "-XX:Tier4BackEdgeThreshold=400000",
 )
-"""Of every JVM, that of the driver and, on a cluster, those of the executors."""
-
-_WORKERS: Final[Mapping[str, str]] = {
-    # What a worker has freed it will need again for the next batch: to hand it back to the system
-    # each time took a third of what workers spend in the system. More than 32 MB, and older
-    # versions of glibc refuse the first and keep the second. Source: mallopt(3).
-    "spark.executorEnv.MALLOC_MMAP_THRESHOLD_": str(32 * 1024 * 1024),
-    "spark.executorEnv.MALLOC_TRIM_THRESHOLD_": str(128 * 1024 * 1024),
-    # Options of spark.executor.extraJavaOptions come after these, and win.
-    "spark.executor.defaultJavaOptions": " ".join(_JAVA_FLAGS),
-}
-"""The environment of workers, which only who starts Spark can choose."""
-
 _HADOOP: Final = "spark.hadoop."
 """What a session calls without this is called with it where Spark is started."""
 
@@ -79,10 +82,10 @@ LOGGING: Final = Path(__file__).with_name("log4j2.properties")
 _JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
 _DRIVER_FLAGS: Final = (f"-Dlog4j2.configurationFile={LOGGING.as_uri()}", *_JAVA_FLAGS)
 _COLLECTOR: Final = "-XX:+UseParallelGC"
-"""A job wants throughput; G1 takes more processor time for pauses that nobody minds here."""
+"""A job needs throughput; G1 takes more processor time for shorter pauses."""
 
 _STRAY: Final = re.compile(rb"WARNING: Using incubator modules: ")
-"""What a JVM says by itself of options that Spark starts it with, and that nobody need know."""
+"""What a JVM prints about options that Spark itself starts it with."""
 
 _STDERR: Final = 2
 _LAST_WORDS_S: Final = 10.0
@@ -103,7 +106,7 @@ _LOCAL_SETTINGS: Final[Mapping[str, str]] = {
 def spark_session(
     master: str | None = None, settings: Mapping[str, str] | None = None
 ) -> Iterator[SparkSession]:
-    """A session with the data source `storenode`, stopped at the end unless it was there before.
+    """Open a session with the data source `storenode`, and stop it unless it was there before.
 
     ``master`` None: that of a program which is run by spark-submit, the Spark Connect server that
     ``SPARK_REMOTE`` names, else all cores of this machine. ``settings`` win over those of the
@@ -129,14 +132,14 @@ def spark_session(
 
 
 def prepared(session: SparkSession) -> SparkSession:
-    """Make a session know the data source, and hand filters to it."""
+    """Register the data source in a session, and have Spark hand filters to it."""
     session.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     session.dataSource.register(StorenodeSource)
     return session
 
 
 def _connect(url: str, settings: Mapping[str, str]) -> SparkSession:
-    """A session of a server, whose own settings were made when it was started."""
+    """Open a session of a server, whose own settings were made when it was started."""
     given = {**{name.removeprefix(_HADOOP): value for name, value in SETTINGS.items()}, **settings}
     try:
         session = SparkSession.builder.remote(url).getOrCreate()
@@ -155,7 +158,7 @@ def _connect(url: str, settings: Mapping[str, str]) -> SparkSession:
 def _start(master: str | None, settings: Mapping[str, str]) -> SparkSession:
     _choose_python(master)
     builder = SparkSession.builder
-    given = {"spark.app.name": "storenode pipeline", **SETTINGS, **_WORKERS, **settings}
+    given = {"spark.app.name": "storenode pipeline", **SETTINGS, **settings}
     if master is not None or not _submitted():
         chosen = master or LOCAL
         if chosen.startswith("local"):
@@ -176,7 +179,7 @@ def _start(master: str | None, settings: Mapping[str, str]) -> SparkSession:
 
 
 def _launch(settings: Mapping[str, str]) -> None:
-    """Begin with a JVM of which stray lines are not shown; a session is then one of its."""
+    """Start a JVM whose stray lines are not shown; a session then uses it."""
     conf = SparkConf(loadDefaults=False).setAll([*settings.items()])
     read, write = os.pipe()
     relay = threading.Thread(target=_relay, args=(read,), name="spark-stderr", daemon=True)
@@ -194,7 +197,7 @@ def _launch(settings: Mapping[str, str]) -> None:
 
 
 def _relay(source: int) -> None:
-    """Show what a JVM says, but for what is stray."""
+    """Copy the output of a JVM to standard error, without stray lines."""
     with os.fdopen(source, "rb") as lines:
         for line in lines:
             if not _STRAY.match(line):
@@ -202,7 +205,7 @@ def _relay(source: int) -> None:
 
 
 def _not_started(error: Exception) -> PipelineError:
-    """The sentence for a Spark that does not start, whose own says what it came to, not why."""
+    """Return the sentence for a Spark that does not start."""
     if "JAVA_GATEWAY_EXITED" in str(error):
         return PipelineError(
             "Spark's JVM has ended at its start: it says above why; settings come from"
@@ -217,19 +220,154 @@ def _not_started(error: Exception) -> PipelineError:
 
 
 def _choose_python(master: str | None) -> None:
-    """Workers must be the interpreter that has the pipeline; on this machine that is this one."""
+    """Have workers run the interpreter that has the pipeline; on this machine it is this one."""
     here = (master or LOCAL).startswith("local") and not _submitted()
     if here or "PYSPARK_PYTHON" not in os.environ:
         os.environ["PYSPARK_PYTHON"] = sys.executable
 
 
 def _java_options(given: str) -> str:
-    """Options of the driver's JVM, which refuses to start when two collectors are chosen."""
+    """Return options of the driver's JVM, which does not start with two collectors."""
     elsewhere = (os.environ.get(name, "") for name in ("JDK_JAVA_OPTIONS", "JAVA_TOOL_OPTIONS"))
     chosen = any(re.search(r"-XX:\+Use\w+GC", text) for text in (given, *elsewhere))
     return " ".join([*_DRIVER_FLAGS, *([] if chosen else [_COLLECTOR]), given]).strip()
 
 
 def _submitted() -> bool:
-    """Whether this program is run by spark-submit, which says where and how."""
+    """Return True if spark-submit runs this program, and chooses where and how."""
     return "SPARK_ENV_LOADED" in os.environ
+
+
+def remote_url(master: str | None) -> str | None:
+    """Return the address of the Spark Connect server that runs a job, if one does.
+
+    ``master`` None: the address is that of Spark's own variable ``SPARK_REMOTE``, if it is set.
+    """
+    chosen = os.environ.get(_VARIABLE) if master is None else master
+    return chosen if chosen is not None and chosen.startswith(SCHEME) else None
+
+
+def require_spark(master: str | None) -> None:
+    """Raise, before anything starts, unless there is what Spark needs.
+
+    Raises:
+        PipelineError: there is no Java runtime, the environment names a Spark that is not the one
+            of PySpark, or nobody listens where the Spark Connect server or the master of a
+            standalone cluster should be.
+    """
+    url = remote_url(master)
+    if url is None:
+        require_java()
+        _require_environment()
+        _require_master(master or "")
+    else:
+        _require_server(url)
+
+
+def _require_environment() -> None:
+    """Raise if PySpark would start the wrong Spark, or wait for ever for one that has ended."""
+    home = os.environ.get("SPARK_HOME")
+    if home is not None and (found := _spark_in(Path(home))) != pyspark.__version__:
+        raise PipelineError(
+            f"SPARK_HOME names {home}, which holds {f'Spark {found}' if found else 'no Spark'}, and"
+            f" PySpark here is {pyspark.__version__}: unset it, or let it name the same version.",
+            USAGE,
+        )
+    arguments = os.environ.get("PYSPARK_SUBMIT_ARGS")
+    if arguments is not None and arguments.split()[-1:] != [_SHELL]:
+        raise PipelineError(
+            f"PYSPARK_SUBMIT_ARGS must end with {_SHELL}, and is {arguments!r}: unset it, or append"
+            " that.",
+            USAGE,
+        )
+
+
+def _spark_in(home: Path) -> str | None:
+    """Return the version of Spark in a directory."""
+    for jar in home.glob("jars/spark-core_*.jar"):
+        return jar.stem.rpartition("-")[2]
+    return None
+
+
+def _require_master(master: str) -> None:
+    """Raise if no master is there, for which Spark itself would try for a minute."""
+    if not master.startswith(_STANDALONE):
+        return
+    addresses = master.removeprefix(_STANDALONE).split(",")
+    said = [_unreachable(_STANDALONE + each, _MASTER_PORT, "a Spark master") for each in addresses]
+    if all(said):
+        raise PipelineError(f"The Spark master {said[0]}: check that it runs, and the address.")
+
+
+def _require_server(url: str) -> None:
+    """Raise if the server is not there, for which the client itself would try for minutes."""
+    said = _unreachable(url, _CONNECT_PORT, "a Spark Connect server")
+    if said:
+        raise PipelineError(
+            f"The Spark Connect server {said}: check that it runs, and the address."
+        )
+
+
+def _unreachable(url: str, default_port: int, what: str) -> str | None:
+    """Return why an address cannot be reached; None: it can.
+
+    Raises:
+        PipelineError: it is no address; ``what`` is it to be of.
+    """
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port or default_port
+    except ValueError:
+        host = None
+    if not host:
+        raise PipelineError(
+            f"{url} is no address of {what}: it is {url.partition('://')[0]}://HOST:PORT.", USAGE
+        )
+    try:
+        with socket.create_connection((host, port), _TIMEOUT_S):
+            return None
+    except OSError as error:
+        return f"{host}:{port} could not be reached ({error.strerror or error})"
+
+
+def require_java() -> None:
+    """Raise unless there is a Java runtime that Spark can use.
+
+    Raises:
+        PipelineError: there is none, it does not run, or it is older than `OLDEST_JAVA`.
+    """
+    program = _java_program()
+    if program is None:
+        home = os.environ.get("JAVA_HOME")
+        found = f"JAVA_HOME names {home}, which has no bin/java" if home else "found none"
+        raise PipelineError(
+            f"The pipeline needs a Java runtime, version {OLDEST_JAVA} or newer, and {found}:"
+            f" {_REMEDY}",
+            USAGE,
+        )
+    version = _java_version(program)
+    if version is None or version < OLDEST_JAVA:
+        found = "is none that tells its version" if version is None else f"is version {version}"
+        raise PipelineError(
+            f"The pipeline needs a Java runtime, version {OLDEST_JAVA} or newer, and {program}"
+            f" {found}: {_REMEDY}",
+            USAGE,
+        )
+
+
+def _java_program() -> str | None:
+    home = os.environ.get("JAVA_HOME")
+    if home:
+        return shutil.which("java", path=str(Path(home) / "bin"))
+    return shutil.which("java")
+
+
+def _java_version(program: str) -> int | None:
+    try:
+        done = subprocess.run(  # noqa: S603 - the runtime that Spark itself would start
+            [program, "-version"], capture_output=True, timeout=_JAVA_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    match = _VERSION.search(done.stderr.decode(errors="replace"))
+    return None if match is None else int(match[1])

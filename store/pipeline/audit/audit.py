@@ -195,13 +195,10 @@ class _Run:
                 name: rows.unionByName(more)
                 for (name, rows), more in zip(kept.items(), new_rows, strict=True)
             }
-        found = {name: checkpointed(rows) for name, rows in kept.items()}
+        now = {name: checkpointed(rows) for name, rows in kept.items()}
+        counts = counts_of(now["channels"])
         return AuditTables(
-            found["faults"],
-            found["channels"],
-            found["references"],
-            found["conflicts"],
-            counts_of(found["channels"]),
+            now["faults"], now["channels"], now["references"], now["conflicts"], counts
         )
 
     def _examined(self, changed: DataFrame, entries: int) -> AuditTables | None:

@@ -75,7 +75,7 @@ def test_an_archive_from_the_first_message_to_an_empty_database(
     second = archive(spark, ArchiveJob(url, DeltaArchive(path)))
     assert (second.published, second.compacted > 0) == (1, True)
     storage.move_folder(path, "messages/_delta_log", "gone")
-    assert repair(spark, RepairJob(DeltaArchive(path))).anew
+    assert repair(spark, RepairJob(DeltaArchive(path))).restored > 0
     sound = verify(spark, VerifyJob(DeltaArchive(path), url))
     assert (sound.faults, sound.messages) == ([], len(messages()) + 1)
     lake = DeltaArchive(path).open()

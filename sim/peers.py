@@ -20,7 +20,6 @@ from sim.stating import SimStatements
 from sim.streams import SimConnector, StatusReceived
 from sim.views import JudgedView, JudgedViews
 from store.domain.admission import Admission, Verdict
-from store.domain.conflicts import StoreResult
 from store.domain.intake import Interval
 from store.domain.lookup import Asked
 from store.domain.ports import (
@@ -40,6 +39,7 @@ from store.domain.ports import (
 )
 from store.domain.streams import FrameStream
 from store.domain.view import OpenView
+from store.messages.conflicts import StoreResult
 from store.messages.cursor import ScanCursor
 from store.messages.record import RecordBatch
 from store.messages.transfer import decode_message

@@ -35,8 +35,8 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 from store.domain.access import Client
-from store.domain.conflicts import StoreResult
 from store.domain.ports import Ephemeral, Source, TopicRights
+from store.messages.conflicts import StoreResult
 from store.messages.record import (
     RecordBatch,
     begin_frame,
@@ -47,11 +47,13 @@ from store.messages.record import (
 from store.messages.shapes import LEAD_BYTES, TIME_BYTES, Lead, read_lead, read_names, read_times
 from store.messages.transfer import Decoded, MalformedMessage, decode_message
 from storenode.message.hashing import (
+    content_digest,
     content_digests,
     framed_after_payload,
     length_framed,
+    message_hash,
     message_hashes,
-    pack_timestamp,
+    pack_length,
 )
 from storenode.message.limits import MAX_CACHED_TOPICS, MAX_SHAPE_BYTES
 from storenode.message.rules import (
@@ -195,7 +197,10 @@ class Admission:
             [(topic[1], payload, topic[2], stamp) for topic, payload, stamp in stamped]
         )
         digests = content_digests(
-            [(topic[6], payload, topic[7], stamp) for topic, payload, stamp in stamped]
+            [
+                (topic[6], pack_length(len(payload)), payload, topic[7], stamp)
+                for topic, payload, stamp in stamped
+            ]
         )
         fresh = set(hashes)
         if len(fresh) == len(messages) and (not first or fresh.isdisjoint(batch.hashes)):
@@ -283,11 +288,8 @@ class Admission:
         topic = _topic((item.pubsub_topic, item.content_topic), self._policy)
         digest = content = b""
         if item.timestamp:
-            stamp = pack_timestamp(item.timestamp)
-            parts = (topic.pubsub, item.payload, topic.content, item.meta, stamp)
-            (digest,) = message_hashes((parts,))
-            after = framed_after_payload(topic.content, item.meta)
-            (content,) = content_digests(((topic.framed_pubsub, item.payload, after, stamp),))
+            fields = (topic.pubsub, item.payload, topic.content, item.meta, item.timestamp)
+            digest, content = message_hash(*fields), content_digest(*fields)
         refusal = self._problem(item, topic)
         if refusal is not None:
             self._reject(refusal, digest)
@@ -295,7 +297,7 @@ class Admission:
         head, tail = split_frame(item.body, len(item.payload), topic.suffix)
         if item.ephemeral:
             rest = head + item.payload + tail
-            self._relay(topic, digest, begin_frame(digest, len(rest)) + rest)
+            self._relay(topic, digest, content, begin_frame(digest, len(rest)) + rest)
         else:
             assert item.timestamp is not None, "a message without a timestamp is refused"
             self._keep(item.timestamp, topic, (digest, content), (head, item.payload, tail))
@@ -352,9 +354,9 @@ class Admission:
         batch.topics[topic.key] = topic.names
         self._decide(_ACCEPTED, position, digest)
 
-    def _relay(self, topic: _Topic, digest: bytes, frame: bytes) -> None:
-        if digest not in self._relayed:
-            self._relayed.add(digest)
+    def _relay(self, topic: _Topic, digest: bytes, content: bytes, frame: bytes) -> None:
+        if content not in self._relayed:
+            self._relayed.add(content)
             self.admitted.ephemerals.append(Ephemeral(topic.key, *topic.names, frame, digest))
         self._decide(Verdict.EPHEMERAL, -1, digest)
 

@@ -19,9 +19,9 @@ class UnreadEvent:
     message_hash: bytes
     content_digest: bytes
     needed: int
-    stores: tuple[str, ...]
-    missing: tuple[bytes, ...]
-    age_ns: int
+    stores: Sequence[str] = ()
+    missing: Sequence[bytes] = ()
+    age_ns: int = 0
     expired: bool = False
 
 

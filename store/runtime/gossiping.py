@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +13,6 @@ from store.db.commits.gossip_reads import GossipReads
 from store.db.writing.tracking import MAX_NEEDED, Tracking
 from store.db.writing.unread import UnreadEvents
 from store.domain.admission import Admission
-from store.domain.conflicts import StoreResult
 from store.domain.ports import Source, StoreBusy, StoreUnavailable, Writer
 from store.domain.unread import (
     Confirmations,
@@ -28,6 +26,7 @@ from store.gossip.driver.node import GossipNode
 from store.gossip.driver.ports import Database
 from store.gossip.driver.streams import PeerStreams
 from store.gossip.events import Counted, What
+from store.messages.conflicts import StoreResult
 from store.messages.record import RecordBatch
 from store.observe.metrics import Metrics
 from store.rpc.gossiping import GossipTransport

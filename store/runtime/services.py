@@ -27,10 +27,10 @@ from store.db.writing.tracking import Tracking
 from store.db.writing.unread import UnreadEvents
 from store.db.writing.writer import DatabaseWriter
 from store.domain.commits import CommitRow, WrittenIds
-from store.domain.conflicts import Conflict, log_conflict
 from store.domain.hub import Place
 from store.domain.ports import Services, Source
 from store.domain.retention import RetentionPolicy
+from store.messages.conflicts import Conflict
 from store.messages.record import RecordBatch
 from store.observe.logging import get_logger
 from store.observe.metrics import Metrics
@@ -142,7 +142,7 @@ async def open_wiring(
     def conflicting(source: Source, conflict: Conflict) -> None:
         # A client is answered; what others send has no one else to notice it.
         if source is not Source.CLIENT:
-            log_conflict(_LOG, source.value, conflict)
+            _LOG.warning("message_conflict", source=source.value, **conflict.fields())
 
     writer = DatabaseWriter(
         database,

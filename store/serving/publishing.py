@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from store.domain.admission import Admission, Admitted
-from store.domain.conflicts import StoreResult
 from store.domain.ports import Services, Source
 from store.domain.unread import Confirmation
+from store.messages.conflicts import StoreResult
 from store.messages.fields import chunk_messages
 from store.messages.record import RecordBatch
 from store.serving.call import Call

@@ -56,7 +56,8 @@ _FETCH_ROWS: Final = 1_000
 # One statement sees one snapshot: a message and its unread event come and go together.
 _UNREAD_FAULTS: Final[LiteralString] = """
 select u.ts, encode(u.hash, 'hex'), m.hash is null
-from storenode.unread u left join storenode.messages m on m.ts = u.ts and m.hash = u.hash
+from storenode.unread u left join storenode.messages m
+  on m.ts = u.ts and m.hash = u.hash and m.content_digest = u.content_digest
 where m.hash is null
    or cardinality(u.stores) > (select count(distinct store) from unnest(u.stores) as s(store))
 order by u.hash

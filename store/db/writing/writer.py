@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
@@ -47,8 +48,8 @@ from store.db.writing.topics import KnownTopics
 from store.db.writing.tracking import Share, Tracking, Written
 from store.db.writing.unread import Wanted
 from store.domain.commits import WrittenIds
-from store.domain.conflicts import Conflict, StoreResult
 from store.domain.ports import Source, StoreBusy, StoreUnavailable
+from store.messages.conflicts import Conflict, StoreResult
 from store.messages.record import RecordBatch
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ MAX_GROUP_BYTES: Final = 16 * 1024 * 1024
 MAX_QUEUED_BYTES: Final = 128 * 1024 * 1024
 MAX_QUEUED_BATCHES: Final = 10_000
 
+_LOG: Final = logging.getLogger(__name__)
 _FIRST_PAUSE_GROUPS: Final = 4
 _MOST_PAUSE_GROUPS: Final = 64
 _STOPPING: Final = "the node is stopping; retry elsewhere"
@@ -133,6 +135,10 @@ def _answer(group: _Group, added: Inserted) -> None:
             member.answer.set_result(result)
 
 
+def _warn_of_conflict(source: Source, conflict: Conflict) -> None:
+    _LOG.warning("another message has this hash: %s from %s", conflict.fields(), source.value)
+
+
 class _Guesses:
     """Whether to write a group as if all of it were new.
 
@@ -181,13 +187,14 @@ class DatabaseWriter:
         tracing: Tracing | None = None,
         space: Space | None = None,
         on_stored: Callable[[RecordBatch, Source, int], None] = lambda _batch, _source, _new: None,
-        on_conflict: Callable[[Source, Conflict], None] = lambda _source, _conflict: None,
+        on_conflict: Callable[[Source, Conflict], None] = _warn_of_conflict,
     ) -> None:
         """``space``: of the database's disk, where that is known.
 
         ``on_stored`` is given each batch that is durable, with what was held before, where it came
         from, and how many of its messages are new: also of a batch whose caller has gone away.
-        ``on_conflict`` is given each message that is not stored because another one has its hash.
+        ``on_conflict`` is given each message that is not stored because another one has its hash;
+        a job that gives none writes them to its log.
         """
         self._database = database
         self._space = space

@@ -16,7 +16,6 @@ from functools import partial
 from typing import Final, TypeVar
 
 from store.domain.admission import Admission
-from store.domain.conflicts import Conflict
 from store.domain.environment import Environment
 from store.domain.ports import (
     PeerFailed,
@@ -28,6 +27,7 @@ from store.domain.ports import (
     Writer,
 )
 from store.domain.streams import FrameStream
+from store.messages.conflicts import Conflict
 from store.sync.errors import FrameTooLarge, ProtocolBroken
 from store.sync.frames import Piece, encode_transfer, pieces
 from store.sync.limits import (

@@ -220,8 +220,8 @@ def _dead_rows(world: World, node: NodeProcess) -> None:
     execute(admin, "alter table storenode.unread set (autovacuum_enabled = false)")
     with psycopg.connect(admin) as updating:
         updating.execute(
-            "insert into storenode.unread (hash, ts, needed)"
-            " select int8send(n), n, 1 from generate_series(1, 110000) as n"
+            "insert into storenode.unread (hash, ts, content_digest, needed)"
+            " select int8send(n), n, '', 1 from generate_series(1, 110000) as n"
         )
         updating.rollback()
         updating.execute("select pg_stat_force_next_flush()")

@@ -241,7 +241,8 @@ async def test_the_check_finds_an_event_without_its_message(
     connection = await store.database.connect()
     async with connection:
         await connection.execute(
-            "insert into storenode.unread (hash, ts, needed) values ('lost', 5, 1)"
+            "insert into storenode.unread (hash, ts, content_digest, needed)"
+            " values ('lost', 5, '', 1)"
         )
         await connection.execute("update storenode.unread set stores = '{a,a}' where needed = 3")
     report = await asyncio.to_thread(check, database_url, now_ns=lambda: NOW)

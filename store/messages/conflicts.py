@@ -9,14 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
-
-
-class WarningLog(Protocol):
-    """A structured log that takes warnings (`store.domain.environment.Log`)."""
-
-    def warning(self, event: str, **fields: object) -> object:
-        """Write an event that an operator may want to look at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +18,14 @@ class Conflict:
     message_hash: bytes
     stored_digest: bytes
     received_digest: bytes
+
+    def fields(self) -> dict[str, str]:
+        """Return the fields of a log event, in hex."""
+        return {
+            "hash": self.message_hash.hex(),
+            "stored_digest": self.stored_digest.hex(),
+            "received_digest": self.received_digest.hex(),
+        }
 
 
 class StoreResult(list[bool]):
@@ -49,15 +49,3 @@ def is_other_content(stored_digest: bytes, received_digest: bytes) -> bool:
     base protocol has it. Nodes of this project always send them.
     """
     return bool(stored_digest and received_digest) and stored_digest != received_digest
-
-
-def log_conflict(log: WarningLog, source: str, conflict: Conflict, **fields: object) -> None:
-    """Write a conflict to the log, with both digests; ``fields`` say more about the source."""
-    log.warning(
-        "message_conflict",
-        source=source,
-        hash=conflict.message_hash.hex(),
-        stored_digest=conflict.stored_digest.hex(),
-        received_digest=conflict.received_digest.hex(),
-        **fields,
-    )

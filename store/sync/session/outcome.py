@@ -112,7 +112,7 @@ class Account:
             keyed_from_ns=proof.summed_from_ns,
             hidden=hidden,
             compact=proof.compact,
-            conflicts=len(proof.conflicts),
+            conflicts=len(proof.conflicts) + report.in_conflict,
             shown_conflicts=proof.conflicts[:MAX_SHOWN_HIDDEN],
         )
 
@@ -156,7 +156,8 @@ def _notes(account: Account, result: Result, hidden: Hidden | None) -> Iterator[
         yield (
             "found by sums that nobody can forge and hidden from the fingerprints of WAKU-SYNC: "
             f"{hidden.count:,}, from {_time(hidden.first_ns)} to {_time(hidden.last_ns)}: a "
-            "publisher forged them, or something is broken; see the runbook StorenodeForgedFingerprint"
+            "publisher forged them, or something is broken; see the runbook "
+            "StorenodeForgedFingerprint"
         )
     if account.proof.conflicts:
         first = account.proof.conflicts[0]

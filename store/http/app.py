@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
 from starlette.routing import Route, Router
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from store.domain.access import Right
 from store.domain.ports import Services
@@ -16,8 +15,8 @@ from store.domain.quota import CallKind
 from store.http import connect, page, reads, requests, schemas, waku_store
 from store.http.bodies import Bodies
 from store.http.endpoint import Endpoint, Operation
-from store.http.exchange import JSON, Exchange
-from store.http.failure import Header, HttpFailure
+from store.http.exchange import Exchange
+from store.http.failure import HttpFailure
 from store.http.openapi import description
 from store.http.publish import Publisher
 from store.http.sites import SiteCheck, Sites
@@ -48,11 +47,16 @@ def build_app(
     ]
     document = description(served, node.identity.version)
     text = json.dumps(document, indent=1).encode()
-    routes.append(Route(OPENAPI, _File(text, JSON, ())))
-    for path, (name, content_type) in page.FILES.items() if with_page else ():
-        file = _File(page.content(name), content_type, page.HEADERS)
-        routes.append(Route(path, file))
-    router = Router(routes, redirect_slashes=False, default=_Nowhere(here))
+    described = partial(Exchange.respond, body=text)
+    routes.append(Route(OPENAPI, requests.OpenEndpoint(described)))
+    for path, (name, kind) in page.FILES.items() if with_page else ():
+        body = page.content(name)
+        shown = partial(Exchange.respond, body=body, content_type=kind, headers=page.HEADERS)
+        routes.append(Route(path, requests.OpenEndpoint(shown)))
+    sentence = f"nothing is served here: there are {', '.join(here)}"
+    nowhere = partial(requests.refuse, failure=HttpFailure(404, "NOT_FOUND", sentence))
+    default = requests.OpenEndpoint(nowhere)
+    router = Router(routes, redirect_slashes=False, default=default)
     return SiteCheck(router, sites, node.metrics)
 
 
@@ -170,30 +174,3 @@ def _served(services: Services) -> list[Operation]:
             always=True,
         ),
     ]
-
-
-class _File:
-    """Serves what is the same for everybody; it needs no token."""
-
-    def __init__(self, body: bytes, content_type: bytes, headers: Sequence[Header]) -> None:
-        self._body = body
-        self._content_type = content_type
-        self._headers = list(headers)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = Exchange(scope, receive, send)
-        await requests.answer_anybody(
-            exchange, exchange.respond(self._body, self._content_type, headers=self._headers)
-        )
-
-
-class _Nowhere:
-    """Answers what has no path here."""
-
-    def __init__(self, paths: Sequence[str]) -> None:
-        sentence = f"nothing is served here: there are {', '.join(paths)}"
-        self._failure = HttpFailure(404, "NOT_FOUND", sentence)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = Exchange(scope, receive, send)
-        await requests.answer_anybody(exchange, requests.refuse(exchange, self._failure))

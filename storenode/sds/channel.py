@@ -34,7 +34,6 @@ from storenode.sds.answering import answer, recalled
 from storenode.sds.behind import Lacks
 from storenode.sds.bloom import RollingFilter
 from storenode.sds.broadcasts import broadcast_of
-from storenode.sds.census import Census
 from storenode.sds.chance import Chance
 from storenode.sds.claims import Claims, Proof, Verdict, proof_of, said_by
 from storenode.sds.clock import Clock
@@ -130,7 +129,6 @@ class MessageChannel:
         self.gaps = Gaps(config)
         self.requests = None if repair is None else Requests(repair, config.sender_id)
         self.answers = None if repair is None else Answers(repair, config.sender_id)
-        self.census = None if repair is None else Census(repair, config.sender_id, now_ms)
         self.told_ms = now_ms
         self.asks_in_vain = 0
         self.sends = 0

@@ -20,8 +20,6 @@ def learn(channel: MessageChannel, now_ms: int, message: SdsMessage, events: lis
     named = {entry.message_id for entry in message.history}
     news = message.kind is Kind.CONTENT or not channel.heads.ids.keys() <= named
     channel.pace.heard(now_ms, news=news)
-    if channel.census is not None and (told := channel.census.heard(message.sender_id, now_ms)):
-        events.append(told)
     for entry in message.history:
         if channel.outgoing.remove(entry.message_id):
             events.append(Acknowledged(entry.message_id, 0.0, message.sender_id))

@@ -20,7 +20,6 @@ from storenode.sds.events import (
     EphemeralReceived,
     Forged,
     GaveUp,
-    GroupsUnfit,
     Lost,
     Missing,
     PossiblyAcknowledged,
@@ -122,7 +121,6 @@ ChannelEvent = (
     | ClockCapped
     | RepairRequested
     | RepairAnswered
-    | GroupsUnfit
     | Connected
     | Disconnected
     | NotStored

@@ -49,11 +49,8 @@ class Proof(Enum):
     OWN = "own"
     """It cannot be recomputed, and this participant sent it."""
 
-    UNKNOWN = "unknown"
-    """It was stored by a version that did not look."""
-
     def __bool__(self) -> bool:
-        return self not in (Proof.NONE, Proof.UNKNOWN)
+        return self is not Proof.NONE
 
 
 class Verdict(Enum):

@@ -58,7 +58,7 @@ class Message:
     published: bool = True
     readable: bool = True
     acknowledged_by: str | None = None
-    proof: Proof = Proof.UNKNOWN
+    proof: Proof = Proof.NONE
     signature: bytes | None = None
     signed: Signed = Signed.NO
     causes: tuple[str, ...] = ()

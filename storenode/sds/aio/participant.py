@@ -263,7 +263,7 @@ class Participant:
         """A row of the log as the application sees it."""
         message_id, sender_id = row["message_id"].decode(), row["sender_id"].decode()
         lamport, by = row["lamport"] + LAMPORT_OFFSET, row["acknowledged_by"]
-        history = None if row["history"] is None else decode_history(row["history"])
+        history = decode_history(row["history"])
         opened = self._open(row["content"], sender_id, lamport, history)
         return Message(
             message_id,
@@ -279,7 +279,7 @@ class Participant:
             proof=Proof(row["proof"]),
             signature=opened.signature,
             signed=opened.signed,
-            causes=_ids(history or ()),
+            causes=_ids(history),
         )
 
     def refresh(self) -> None:
@@ -371,7 +371,7 @@ class Participant:
         return packets
 
     def _open(
-        self, content: bytes, sender_id: str, lamport: int, history: Sequence[Entry] | None
+        self, content: bytes, sender_id: str, lamport: int, history: Sequence[Entry]
     ) -> Opened:
         clear, readable = self._open_content(content)
         if not readable:

@@ -46,7 +46,7 @@ def own(name: str, lamport: int) -> Message:
 
 
 def said(name: str, lamport: int, text: str = "x", after: int = 0) -> Message:
-    return Message(name, "bob", lamport, text.encode(), entries_after=after)
+    return Message(name, "bob", lamport, text.encode(), entries_after=after, proof=Proof.MESSAGE)
 
 
 def texts(transcript: Transcript) -> list[str]:

@@ -316,9 +316,8 @@ def test_a_file_that_is_no_state_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_password_is_never_shown() -> None:
-    state = State(StatePlace.of("postgresql+psycopg://me:secret@127.0.0.1:1/x"), WHO)
-    with pytest.raises(StateError) as caught:
-        state.open()
+    with pytest.raises(StateError, match="name a file") as caught:
+        StatePlace.of("postgresql://me:secret@127.0.0.1:1/x")
     assert "secret" not in str(caught.value)
 
 

@@ -26,12 +26,14 @@ class Ledger:
     """All messages of a run, by hash; and all lines of each channel, by ID.
 
     ``offered``: sent to a node, whatever became of it. ``acknowledged``: a node said that it holds
-    it. ``answers``: what was published again for whoever asked (SDS-Repair).
+    it. ``asked``: IDs of messages that participants asked each other for; ``answers``: what was
+    published again for that (SDS-Repair).
     """
 
     offered: set[bytes] = field(default_factory=set)
     acknowledged: set[bytes] = field(default_factory=set)
     said: dict[str, dict[str, bytes]] = field(default_factory=dict)
+    asked: set[str] = field(default_factory=set)
     answers: set[bytes] = field(default_factory=set)
 
     def say(self, channel_id: str, message_id: str, content: bytes) -> None:

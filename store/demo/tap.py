@@ -7,7 +7,7 @@ what was lost on the link, and by which call each message came at last.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -131,6 +131,9 @@ class TapLink(PassingLink):
         if outbound.ephemeral:
             return
         digest = self.ledger.offer(self.route, outbound.payload, outbound.timestamp_ns)
+        with suppress(MessageError):
+            asked = decode_message(outbound.payload).repair_request
+            self.ledger.asked.update(each.message_id for each in asked)
         message = content_of(outbound.payload)
         if message is not None and self._answers(message, digest):
             self.ledger.answers.add(digest)
@@ -141,7 +144,8 @@ class TapLink(PassingLink):
         first = said.get(message.message_id)
         if first not in self.ledger.acknowledged:
             said[message.message_id] = digest
-        return message.sender_id != self.passage.name or said[message.message_id] != digest
+        again = first == digest and message.message_id in self.ledger.asked
+        return again or message.sender_id != self.passage.name or said[message.message_id] != digest
 
     def _lose(self, fetched: Fetched) -> bool:
         message = self._from_others(fetched)

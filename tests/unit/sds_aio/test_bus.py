@@ -14,7 +14,6 @@ import pytest
 from storenode.cli.chat.commands import Answer, Commands
 from storenode.cli.chat.transcript import Transcript
 from storenode.message.hashing import message_hash
-from storenode.sds.aio.bus import Bus, BusTransport
 from storenode.sds.aio.channel import Channel
 from storenode.sds.aio.cipher import CipherError
 from storenode.sds.aio.events import ChannelEvent, Events, Hub, Message, Repaired
@@ -38,6 +37,7 @@ from storenode.sds.events import (
     Sent,
     Withdrawn,
 )
+from tests.support.bus import Bus, BusTransport
 
 PATIENCE_S = 60.0
 SHAPE = FilterShape(200, 0.01)

@@ -9,7 +9,6 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from storenode.sds.aio.bus import Bus, BusTransport
 from storenode.sds.aio.channel import Channel
 from storenode.sds.aio.transport import Fetched
 from storenode.sds.claims import Proof
@@ -18,6 +17,7 @@ from storenode.sds.envelope import Entry, decode_message
 from storenode.sds.events import RepairAnswered
 from storenode.sds.log import OPEN_ENTRIES
 from storenode.sds.pages import PAGE_ENTRIES
+from tests.support.bus import Bus, BusTransport
 from tests.unit.sds_aio.test_bus import has
 
 PATIENCE_S = 60.0

@@ -1,7 +1,7 @@
 """A bus in memory: participants of one process reach each other without a node.
 
-It is for tests of applications, and shows what a `Transport` is. With ``remembers`` it is also a
-store: it can be scanned and asked. Time and hashes are those of the messages themselves.
+With ``remembers`` it is also a store: it can be scanned and asked. Time and hashes are those of the
+messages themselves.
 """
 
 from __future__ import annotations

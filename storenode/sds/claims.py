@@ -41,7 +41,7 @@ class Proof(Enum):
     CONTENT = "content"
     """It is the SHA-256 of the content, as `@waku/sds` makes it: the content is genuine, while
     sender, clock and history are anybody's claim. Those of the first copy that can be delivered
-    count (`storenode.sds.forgeries`)."""
+    count (`storenode.sds.channel`)."""
 
     MESSAGE = "message"
     """It covers channel, sender, clock, history and content (`storenode.sds.naming`)."""

@@ -26,7 +26,7 @@ from storenode.sds.aio.joining import Joining
 from storenode.sds.aio.participant import LeftError, Participant, participating
 from storenode.sds.aio.transport import Fetched
 from storenode.sds.channel import ChannelFullError, MessageChannel
-from storenode.sds.envelope import SdsMessage
+from storenode.sds.codec import SdsMessage
 from storenode.sds.events import Broadcast, CaughtUp, Event, Packet, Refused, Withdrawn
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import Final
 
 from store.demo.tap import Way
 from storenode.sds.aio.events import ChannelEvent, Message
-from storenode.sds.envelope import Kind
+from storenode.sds.codec import Kind
 from storenode.sds.events import Missing, Received
 
 SCRIPT: Final = (

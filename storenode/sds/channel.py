@@ -35,8 +35,7 @@ from storenode.sds.bloom import RollingFilter
 from storenode.sds.chance import Chance
 from storenode.sds.claims import Claims, Proof, Verdict, proof_of, said_by
 from storenode.sds.clock import Clock
-from storenode.sds.config import ChannelConfig
-from storenode.sds.envelope import (
+from storenode.sds.codec import (
     Entry,
     Kind,
     MessageError,
@@ -46,6 +45,7 @@ from storenode.sds.envelope import (
     encode_message,
     encode_older,
 )
+from storenode.sds.config import ChannelConfig
 from storenode.sds.events import (
     Acknowledged,
     Broadcast,

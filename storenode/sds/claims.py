@@ -23,7 +23,7 @@ from hashlib import blake2b
 from typing import Final
 
 from storenode.common.bounded import BoundedDict
-from storenode.sds.envelope import SdsMessage
+from storenode.sds.codec import SdsMessage
 from storenode.sds.ids import IdSet
 from storenode.sds.limits import MAX_FORGERIES_TOLD, MAX_UNPROVEN
 from storenode.sds.naming import content_id

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from storenode.sds.claims import Proof
-from storenode.sds.envelope import Entry, Kind
+from storenode.sds.codec import Entry, Kind
 
 
 @dataclass(frozen=True, slots=True)

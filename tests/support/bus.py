@@ -21,7 +21,7 @@ from storenode.sds.aio.transport import (
     TransportError,
     Verdict,
 )
-from storenode.sds.envelope import Entry, MessageError, SdsMessage, decode_message
+from storenode.sds.codec import Entry, MessageError, SdsMessage, decode_message
 
 if TYPE_CHECKING:
     from storenode.sds.aio.transport import Route

@@ -42,7 +42,7 @@ from storenode.sds.aio.status import Status
 from storenode.sds.aio.transport import Fetched, Link, Transport
 from storenode.sds.channel import ChannelFullError
 from storenode.sds.claims import Proof
-from storenode.sds.envelope import Entry, decode_history
+from storenode.sds.codec import Entry, decode_history
 from storenode.sds.epochs import Epochs
 from storenode.sds.events import (
     Behind,

@@ -86,7 +86,7 @@ LOG: Final = Table(
     ),
 )
 """``serial`` is the message's place in the filter, ``committed`` the transaction that added it,
-``proof`` a `storenode.sds.claims.Proof`, ``history`` as `storenode.sds.envelope.encode_history`
+``proof`` a `storenode.sds.claims.Proof`, ``history`` as `storenode.sds.codec.encode_history`
 writes it."""
 
 LOG_ID: Final = "create index sds_log_id on sds_log (message_id)"

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import Final, NamedTuple, Protocol
 
-from storenode.sds.envelope import Entry
+from storenode.sds.codec import Entry
 from storenode.sds.limits import MAX_SIGNATURE_BYTES
 from storenode.sds.naming import canonical
 

@@ -14,7 +14,7 @@ from store.demo.tap import Way
 from store.demo.tasks import Tasks
 from store.demo.views import MIN_COLUMNS, MIN_ROWS, picture
 from storenode.sds.aio.events import Message
-from storenode.sds.envelope import Kind
+from storenode.sds.codec import Kind
 from storenode.sds.events import Missing, MissingMessage, Received
 
 IDS = [f"id {number}" for number in range(len(SCRIPT))]

@@ -13,8 +13,8 @@ from storenode.sds.aio.answering import Answering
 from storenode.sds.aio.channel import Channel
 from storenode.sds.aio.rotation import Rotation
 from storenode.sds.aio.transport import Fetched, Link, Outbound, TransportError
+from storenode.sds.codec import Entry, SdsMessage, encode_message
 from storenode.sds.config import ChannelConfig, RepairConfig
-from storenode.sds.envelope import Entry, SdsMessage, encode_message
 from storenode.sds.events import Broadcast, Packet, Reason
 from tests.support.bus import Bus
 from tests.unit.sds.worlds import NOW, QUICK_REPAIR, channel, dice, of, take, wire

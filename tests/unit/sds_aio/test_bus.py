@@ -24,8 +24,8 @@ from storenode.sds.aio.transport import Fetched, Route
 from storenode.sds.bloom import FilterShape, filter_of
 from storenode.sds.channel import ChannelFullError, MessageChannel
 from storenode.sds.claims import Proof
+from storenode.sds.codec import Entry, SdsMessage, decode_message, encode_message
 from storenode.sds.config import ChannelConfig
-from storenode.sds.envelope import Entry, SdsMessage, decode_message, encode_message
 from storenode.sds.events import (
     Acknowledged,
     Broadcast,

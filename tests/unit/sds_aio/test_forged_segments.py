@@ -22,7 +22,7 @@ from storenode.sds.aio.reliable.events import (
 from storenode.sds.aio.reliable.reading import Found, Reader
 from storenode.sds.aio.signing import Signed
 from storenode.sds.claims import Proof
-from storenode.sds.envelope import SdsMessage
+from storenode.sds.codec import SdsMessage
 from storenode.sds.limits import MAX_CANDIDATES
 from storenode.sds.pages import Key
 from storenode.sds.segments import Revision, content_hash, split

@@ -12,8 +12,8 @@ from typing import Any
 from storenode.sds.aio.channel import Channel
 from storenode.sds.aio.transport import Fetched
 from storenode.sds.claims import Proof
+from storenode.sds.codec import Entry, decode_message
 from storenode.sds.config import ChannelConfig, RepairConfig
-from storenode.sds.envelope import Entry, decode_message
 from storenode.sds.events import RepairAnswered
 from storenode.sds.log import OPEN_ENTRIES
 from storenode.sds.pages import PAGE_ENTRIES

@@ -19,8 +19,8 @@ from storenode.sds.aio.signing import Signed, Signing, unframe
 from storenode.sds.aio.transport import Fetched, Route
 from storenode.sds.channel import MessageChannel
 from storenode.sds.claims import Proof
+from storenode.sds.codec import decode_message, encode_message
 from storenode.sds.config import DEFAULT_CHANNEL_ID, ChannelConfig
-from storenode.sds.envelope import decode_message, encode_message
 from storenode.sds.events import Broadcast
 from storenode.sds.limits import MAX_SIGNATURE_BYTES
 from storenode.sds.naming import canonical, content_id

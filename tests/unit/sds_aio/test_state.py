@@ -25,8 +25,8 @@ from storenode.sds.aio.saver import Saver
 from storenode.sds.aio.state import Identity, State, StateError, StatePlace, StateTaken
 from storenode.sds.bloom import FilterShape, RollingFilter
 from storenode.sds.channel import MessageChannel
+from storenode.sds.codec import Entry, SdsMessage, decode_message, encode_message
 from storenode.sds.config import ChannelConfig
-from storenode.sds.envelope import Entry, SdsMessage, decode_message, encode_message
 from storenode.sds.events import Broadcast, Packet, Reason
 from storenode.sds.log import OPEN_ENTRIES, Log
 from storenode.sds.pages import PAGE_ENTRIES

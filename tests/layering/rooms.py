@@ -130,4 +130,4 @@ IMPURE_CALLS = frozenset(
     | {".now", ".today", ".utcnow", ".uuid1", ".uuid4"}
 )
 
-MAX_FILE_LINES = 600
+MAX_FILE_LINES = 1_000

@@ -3,11 +3,11 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storenode.sds.codec import decode
-from storenode.sds.envelope import (
+from storenode.sds.codec import (
     Entry,
     Kind,
     SdsMessage,
+    decode,
     decode_message,
     encode_message,
     encode_older,

@@ -1,7 +1,7 @@
 """A bus in memory: participants of one process reach each other without a node.
 
-It is for tests of applications, and shows what a `Transport` is. With ``remembers`` it is also a
-store: it can be scanned and asked. Time and hashes are those of the messages themselves.
+With ``remembers`` it is also a store: it can be scanned and asked. Time and hashes are those of the
+messages themselves.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from storenode.sds.aio.transport import (
     TransportError,
     Verdict,
 )
-from storenode.sds.envelope import Entry, MessageError, SdsMessage, decode_message
+from storenode.sds.codec import Entry, MessageError, SdsMessage, decode_message
 
 if TYPE_CHECKING:
     from storenode.sds.aio.transport import Route

@@ -102,7 +102,7 @@ class ClaimResults:
         ]
 
     def lines(self) -> Iterator[str]:
-        """The same in words."""
+        """Yield the results in words."""
         if self.against is not None:
             yield f"claims that the other archive could try: {self.against:,} of {self.kept:,}"
         if not self.untrue:
@@ -135,7 +135,7 @@ class Sums:
         self._xors = np.concatenate([before[:, 1:], xors])
 
     def of(self, starts: _Numbers, ends: _Numbers) -> tuple[_Numbers, _Numbers]:
-        """Of ranges, the counts, and the XORs as rows of words."""
+        """Return the counts of ranges, and their XORs as rows of words."""
         first, last = np.searchsorted(self._starts, [starts, ends])
         return self._counts[last] - self._counts[first], self._xors[last] ^ self._xors[first]
 
@@ -169,7 +169,7 @@ def keep_claims(archive: DeltaArchive, stated: Stated, horizon_ns: int, held: Fi
 
 
 def read_claims(archive: DeltaArchive) -> pa.Table:
-    """The rows of `CLAIMS`; none where no job has kept any.
+    """Return the rows of `CLAIMS`; none if no job has kept any.
 
     Raises:
         PipelineError: the table cannot be read.
@@ -226,7 +226,7 @@ def _agreed(claims: pa.Table, held: Sums) -> pa.Table:
 
 
 def _answerable(claims: pa.Table, others: pa.Table) -> list[bool]:
-    """Which claims an archive with such rows must bear out."""
+    """Return which claims an archive with such rows must bear out."""
     by_store: dict[str, list[_Recorded]] = {}
     about = others.filter(pc.is_null(others["other_store_id"])).sort_by("recorded_ns")
     for row in about.select(["store_id", *_Recorded._fields]).to_pylist():

@@ -118,7 +118,7 @@ class State:
 
 @contextmanager
 def connected(url: str, what: str = "The database") -> Iterator[Connection]:
-    """A connection in autocommit mode to a database with a schema that serves this version.
+    """Open a connection in autocommit mode to a database with a schema that serves this version.
 
     Raises:
         PipelineError: it cannot be reached, refuses, or has another schema; also for what the
@@ -186,19 +186,19 @@ def _buckets(connection: Connection, level: str, low_ns: int, high_ns: int, fold
 
 
 def read_archived(connection: Connection) -> Fingerprints:
-    """The hours that were marked as archived, as they were then."""
+    """Return the hours that were marked as archived, as they were then."""
     rows = connection.execute(_ARCHIVED).fetchall()
     return {start: Fingerprint(*rest) for start, *rest in rows}
 
 
 def read_marks(connection: Connection, archive: str) -> Fingerprints:
-    """The hours that were marked as archived in one archive, which is named as when it was."""
+    """Return the hours that were marked as archived in one archive, under any of its names."""
     rows = connection.execute(_MARKS, (spellings(archive),)).fetchall()
     return {start: Fingerprint(*rest) for start, *rest in rows}
 
 
 def read_marked_archives(connection: Connection) -> list[str]:
-    """The archives that hours were marked as archived in; the one with the newest hour first."""
+    """Return the archives that hours are marked in; the one with the newest hour first."""
     return [spelled(archive) for (archive,) in connection.execute(_MARKED)]
 
 
@@ -251,7 +251,7 @@ def lock_restoring(connection: Connection) -> None:
 
 
 def restored_since(connection: Connection, position: int) -> int:
-    """Messages that restores have added behind a commit position."""
+    """Return the number of messages that restores have added after a commit position."""
     ((messages,),) = connection.execute(_RESTORED, (position,)).fetchall()
     return int(messages)
 
@@ -281,7 +281,7 @@ def read_stated(connection: Connection) -> Stated:
 
 
 def read_horizon(connection: Connection) -> int:
-    """The time before which retention may have dropped messages."""
+    """Return the time before which retention may have dropped messages."""
     return _store(connection)[1]
 
 

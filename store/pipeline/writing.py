@@ -13,7 +13,7 @@ from store.pipeline.database import State
 from store.pipeline.delta import DataFile, DeltaArchive, WrittenFile
 from store.pipeline.errors import SPARK_ERRORS, PipelineError, of_spark
 from store.pipeline.fingerprints import NOTHING, Fingerprints, collected
-from store.pipeline.limits import DAY_NS, HOUR_NS
+from store.pipeline.limits import DAY_NS, HOUR_NS, MIN_PORTION_ROWS
 from store.pipeline.manifest import CommitMetadata
 from store.pipeline.parquet import write_files
 from store.pipeline.paths import require_visible
@@ -81,7 +81,7 @@ class ArchiveWriter:
         partial = [hour for hour in hours if hour in self.held]
         new = rows if not partial else self._without_held(rows, partial)
         with shown(self._session, self._say, what, messages):
-            written, added = self._write(new)
+            written, added = self._write(new, messages)
         if not written:
             return
         grown = {hour: self.held.get(hour, NOTHING).joined(each) for hour, each in added.items()}
@@ -118,7 +118,9 @@ class ArchiveWriter:
         while files := self._archive.crowded():
             messages = sum(each.rows for each in files)
             with shown(self._session, self._say, "compact", messages):
-                written, added = self._write(read_files(self._session, files, NAMES), by_hour=False)
+                written, added = self._write(
+                    read_files(self._session, files, NAMES), messages, by_hour=False
+                )
                 before = fingerprints_of(self._session, files, HOUR_NS)
             if added != before:
                 raise PipelineError(
@@ -145,9 +147,11 @@ class ArchiveWriter:
         return rows.join(held, list(KEY), "left_anti")
 
     def _write(
-        self, rows: DataFrame, *, by_hour: bool = True
+        self, rows: DataFrame, messages: int, *, by_hour: bool = True
     ) -> tuple[list[WrittenFile], Fingerprints]:
-        tasks = shuffle_partitions(self._session)
+        """Write about so many messages, and read them back; few of them by one task."""
+        wanted = max(1, messages // MIN_PORTION_ROWS)
+        tasks = min(wanted, shuffle_partitions(self._session))
         try:
             done = write_files(rows, self._archive.messages, tasks, by_hour=by_hour)
             return read_back(self._session, self._archive, done)

@@ -56,25 +56,25 @@ class Graph:
 
     @cached_property
     def held(self) -> Flags:
-        """By edge, whether its parent is held."""
+        """The flag, by edge, whether its parent is held."""
         return self.parent >= 0
 
     @cached_property
     def loops(self) -> Flags:
-        """By edge, whether an ID names itself."""
+        """The flag, by edge, whether an ID names itself."""
         same: Flags = self.parent == self.child
         return same
 
     @cached_property
     def backward(self) -> Flags:
-        """By edge, whether its parent is held and not before its child by their clocks."""
+        """The flag, by edge, whether its parent is held and not before its child by clock."""
         parents = np.maximum(self.parent, 0)
         late: Flags = self.held & (self.lamport[self.child] <= self.lamport[parents])
         return late
 
     @cached_property
     def incomplete(self) -> Flags:
-        """By node, whether something that is not held is in its past."""
+        """The flag, by node, whether something that is not held is in its past."""
         found = np.zeros(self.nodes, np.bool_)
         found[self.child[~self.held]] = True
         seeds = np.flatnonzero(found)
@@ -84,7 +84,7 @@ class Graph:
 
     @cached_property
     def cycle(self) -> Numbers:
-        """By node, the number of the cycle that it is on (a strong component), or -1.
+        """The number, by node, of the cycle that it is on (a strong component), or -1.
 
         Without an edge that goes backward by the clocks there is none.
         """

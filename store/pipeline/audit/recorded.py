@@ -31,6 +31,7 @@ from store.pipeline.delta import DeltaArchive
 from store.pipeline.errors import PipelineError, of_store
 from store.pipeline.fingerprints import XOR_WORDS
 from store.pipeline.limits import VACUUM_AFTER_HOURS
+from store.pipeline.paths import LOCAL
 from store.pipeline.storage import delete, delta_options
 
 FORMAT: Final = "results of audits, format 3"
@@ -82,7 +83,8 @@ class RecordedAudit:
         try:
             return table.to_pyarrow_table(columns=schema.names).cast(schema)
         except (DeltaError, OSError, ValueError, pa.ArrowException) as error:
-            raise _unreadable(table.table_uri, error) from error
+            path = table.table_uri.removeprefix(LOCAL).rstrip("/")
+            raise _unreadable(path, error) from error
 
 
 def as_frame(session: SparkSession, table: pa.Table, schema: pa.Schema) -> DataFrame:

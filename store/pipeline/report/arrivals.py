@@ -144,7 +144,7 @@ def _groups(rows: DataFrame, axis: Axis) -> DataFrame:
 
 
 def _class() -> Column:
-    """The number of the class that a message's lateness is in."""
+    """Return the number of the class that a message's lateness is in."""
     late = F.col("late_ns")
     beyond = (F.when(late > int(edge * NS_PER_S), 1).otherwise(0) for edge in EDGES_S)
     total = F.lit(0)

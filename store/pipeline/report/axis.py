@@ -25,7 +25,7 @@ class Axis:
 
     @property
     def starts(self) -> list[int]:
-        """Where each step begins."""
+        """The starts of the steps."""
         return list(range(self.low_ns, self.high_ns, self.step_ns))
 
     def hours(self, start_ns: int) -> int:
@@ -35,7 +35,7 @@ class Axis:
 
 
 def axis_of(first_ns: int, last_ns: int) -> Axis:
-    """The finest axis that reaches from one time to another, which is part of it."""
+    """Return the finest axis that reaches from one time to another, which is part of it."""
     first_ns = first_ns // HOUR_NS * HOUR_NS
     end_ns = last_ns // HOUR_NS * HOUR_NS + HOUR_NS
     for step_ns in STEPS_NS:
@@ -62,7 +62,7 @@ def usual_days(messages: Mapping[int, int]) -> tuple[int, int]:
 
 
 def _inner(days: list[int], messages: Mapping[int, int], spare: float) -> int:
-    """The first of some days before which at most ``spare`` messages are."""
+    """Return the first of some days before which at most ``spare`` messages are."""
     before = 0
     for day in days:
         before += messages[day]

@@ -45,7 +45,7 @@ class Finding:
 
 
 def findings_of(gathered: Gathered) -> list[Finding]:
-    """Everything that is to be said, warnings first."""
+    """Return all findings, warnings first."""
     found = list(_all(gathered))
     return sorted(found, key=lambda each: (WARNING, GOOD, NOTE).index(each.kind))
 
@@ -77,7 +77,7 @@ def _all(gathered: Gathered) -> Iterator[Finding]:
 
 
 def gap_finding(traffic: Traffic) -> Finding:
-    """Whether a shard was silent that never is."""
+    """Return whether a shard was silent that never is."""
     if not traffic.gap_count:
         return Finding(GOOD, "No shard was silent for longer than its traffic explains.", GAPS)
     worst = traffic.gaps[0]
@@ -91,7 +91,7 @@ def gap_finding(traffic: Traffic) -> Finding:
 
 
 def completeness_finding(found: Completeness) -> Finding:
-    """Whether the past of every channel is held."""
+    """Return whether the past of every channel is held."""
     if not found.channels:
         return Finding(NOTE, "No message is one of SDS, so none names others.", PASTS)
     if not (found.missing or found.incomplete or found.faults):
@@ -110,7 +110,7 @@ def completeness_finding(found: Completeness) -> Finding:
 
 
 def claims_finding(found: Completeness) -> Finding:
-    """What the archive should hold since another store was found to hold the same."""
+    """Return what the archive lacks of what another store was found to hold as well."""
     claims = names.count(found.untrue, "claim")
     return Finding(
         WARNING,
@@ -121,7 +121,7 @@ def claims_finding(found: Completeness) -> Finding:
 
 
 def compared_finding(compared: Compared) -> Finding:
-    """Whether archive and database agree."""
+    """Return whether archive and database agree."""
     hours = names.count(compared.hours, "hour")
     if not compared.hours:
         return Finding(
@@ -138,7 +138,7 @@ def compared_finding(compared: Compared) -> Finding:
 
 
 def lateness_finding(arrivals: Arrivals) -> Finding:
-    """How late messages are that are on their way for the first time."""
+    """Return how late new messages are stored."""
     if not arrivals.live:
         return Finding(NOTE, "Of no message is it known when a client or gossip brought it.", LATE)
     late = 1 - arrivals.share_within(LATE_S)
@@ -152,7 +152,7 @@ def lateness_finding(arrivals: Arrivals) -> Finding:
 
 
 def outlook_finding(place: Place) -> Finding:
-    """Where a place is going."""
+    """Return how a place grows."""
     outlook = place.outlook
     if not outlook.days:
         return Finding(
@@ -176,7 +176,7 @@ def outlook_finding(place: Place) -> Finding:
 
 
 def _ends(outlook: Outlook, limits: Limits) -> str:
-    """Which retention drops what; one of both is reached first."""
+    """Return which retention drops messages; one of both is reached first."""
     if outlook.drops_by_size(limits) and outlook.size_days is not None:
         back = names.count(outlook.size_days, "day")
         size = names.given_size(limits.retention_bytes or 0)

@@ -129,7 +129,7 @@ class Gathered:
     peer_count: int = 0
 
     def as_json(self) -> dict[str, Any]:
-        """Everything, as JSON has it; times are RFC 3339."""
+        """Return the figures for JSON; times are RFC 3339."""
         return {
             "name": self.name,
             "made": time_text(self.made_ns),

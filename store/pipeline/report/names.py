@@ -25,7 +25,7 @@ _MAX_MARKS: Final = 2
 
 
 def shown(name: str, otherwise: str = "(empty)") -> str:
-    """A name as it may be shown: what does not print as an escape, and cut off."""
+    """Return a name with escapes for what does not print, and cut off."""
     text, marks = [], 0
     for char in name[:MAX_NAME_CHARS]:
         category = unicodedata.category(char)
@@ -40,19 +40,19 @@ def shown(name: str, otherwise: str = "(empty)") -> str:
 
 
 def shard_name(shard: int | None) -> str:
-    """How a shard's messages are called; None: those of all."""
+    """Return the name of a shard; None: of all shards."""
     if shard is None:
         return "all shards"
     return "other topics" if shard == NO_SHARD else f"shard {shard}"
 
 
 def count(number: float, one: str, many: str | None = None) -> str:
-    """A number of things, such as `1 gap` and `12 gaps`."""
+    """Return a number of things, such as `1 gap` and `12 gaps`."""
     return f"{number:,.0f} {one if number == 1 else many or one + 's'}"
 
 
 def size(number: float) -> str:
-    """Bytes to three digits, such as `12.3 MB`."""
+    """Return bytes to three digits, such as `12.3 MB`."""
     units = ("bytes", "kB", "MB", "GB", "TB", "PB")
     for unit in units[:-1]:
         if number < 999.5:
@@ -62,7 +62,7 @@ def size(number: float) -> str:
 
 
 def given_size(number: int) -> str:
-    """A size that somebody has chosen, in the unit that it was probably given in: `200 GiB`."""
+    """Return a configured size in the unit that it was probably given in: `200 GiB`."""
     for places, unit in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
         if number and number % (1 << places) == 0:
             return f"{number >> places:,} {unit}"
@@ -70,7 +70,7 @@ def given_size(number: int) -> str:
 
 
 def short_count(number: float) -> str:
-    """A number for the scale of a drawing, such as `1.5M`."""
+    """Return a number for the scale of a drawing, such as `1.5M`."""
     for unit in ("", "k", "M", "G"):
         if abs(number) < 1_000:
             return f"{number:.3g}{unit}"
@@ -79,7 +79,7 @@ def short_count(number: float) -> str:
 
 
 def span(seconds: float) -> str:
-    """A length of time in the unit that fits it, such as `2.5 h`; negative: `-30 ms`."""
+    """Return a length of time in the unit that fits it, such as `2.5 h`; negative: `-30 ms`."""
     sign, rest = ("-" if seconds < 0 else ""), abs(seconds)
     if rest < 1:
         return f"{sign}{rest * 1_000:.0f} ms"
@@ -90,15 +90,15 @@ def span(seconds: float) -> str:
 
 
 def moment(ns: int) -> datetime:
-    """A time in UTC, to the second."""
+    """Return a time in UTC, to the second."""
     return _EPOCH + timedelta(seconds=ns // NS_PER_S)
 
 
 def time(ns: int) -> str:
-    """A time to the minute."""
+    """Return a time to the minute."""
     return f"{moment(ns):%Y-%m-%d %H:%M}"
 
 
 def day(number: int) -> str:
-    """A day since the epoch."""
+    """Return a day since the epoch."""
     return f"{_EPOCH + timedelta(days=number):%Y-%m-%d}"

@@ -42,7 +42,7 @@ class Outlook:
     full_in_days: float | None = None
 
     def drops_by_size(self, limits: Limits) -> bool:
-        """Whether the retention by size drops messages before that by age does."""
+        """Return True if the retention by size drops messages before that by age does."""
         size = limits.retention_bytes
         return size is not None and (self.age_bytes is None or size < self.age_bytes)
 

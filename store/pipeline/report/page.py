@@ -52,7 +52,7 @@ class Bar:
 
 
 def page_of(gathered: Gathered) -> str:
-    """The report as HTML."""
+    """Return the report as HTML."""
     return rendered(_TEMPLATE, _context(gathered))
 
 
@@ -116,7 +116,7 @@ def _traffic(traffic: Traffic) -> dict[str, Any]:
 
 
 def _leading(ranking: Ranking, what: str, messages: str) -> str:
-    """What the table of a ranking says of the first, whose shares are of what is ranked."""
+    """Return the title of a ranking, which says the share of the first."""
     if not ranking.top:
         return f"No {what} has messages"
     if ranking.names == 1:
@@ -132,7 +132,7 @@ def _bars(ranking: Ranking) -> list[Bar]:
 
 
 def _more(ranking: Ranking) -> list[tuple[str, str, str]]:
-    """What is listed, and not drawn as a bar."""
+    """Return the rows that are listed and not drawn as bars."""
     bars = _bars(ranking)[TOP:]
     return [(" · ".join(reversed(each.names)), each.messages, each.last) for each in bars]
 
@@ -358,7 +358,7 @@ def _ago(length_ns: int) -> str:
 
 
 def _step(length_ns: int) -> str:
-    """The length of a step as a noun."""
+    """Return the length of a step as a noun."""
     if length_ns < DAY_NS:
         hours = length_ns // HOUR_NS
         return "hour" if hours == 1 else f"{hours} hours"

@@ -11,7 +11,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 
 def rendered(template: str, context: Mapping[str, Any]) -> str:
-    """A page as HTML."""
+    """Return a page as HTML."""
     return _environment().get_template(template).render(context) + "\n"
 
 

@@ -88,11 +88,11 @@ class PageReport:
         return True
 
     def as_json(self) -> dict[str, Any]:
-        """The figures behind the page."""
+        """Return the figures behind the page."""
         return {"output": str(self.output), **self.gathered.as_json()}
 
     def lines(self) -> list[str]:
-        """Where the page is."""
+        """Return where the page is."""
         traffic = self.gathered.traffic
         messages = 0 if traffic is None else traffic.messages
         return [f"The report on {messages:,} messages is in {self.output}: open it in a browser."]
@@ -139,7 +139,7 @@ class _Gathering:
                 self._stored_bytes = _stored_bytes(connection)
 
     def audited(self) -> Completeness:
-        """What an audit of the same messages finds."""
+        """Return the result of an audit of the same messages."""
         job = self._job
         if self._archive is not None:
             messages: MessageSet = ArchiveMessages(self._session, self._archive)
@@ -150,7 +150,7 @@ class _Gathering:
         return completeness_of(found)
 
     def gather(self, completeness: Completeness | None) -> Gathered:
-        """Everything else."""
+        """Gather all other figures."""
         job = self._job
         compared = self._compared()
         traffic = self._traffic(compared)
@@ -212,7 +212,7 @@ class _Gathering:
         return Compared(len(wanted), len(wrong), tuple(listed))
 
     def _sealed(self, hours: Fingerprints) -> Fingerprints:
-        """The hours that are over, and wholly in the range that was asked for."""
+        """Return the complete hours that are wholly in the range of the report."""
         job = self._job
         end_ns = min(job.high_ns, time.time_ns())
         return {
@@ -256,7 +256,7 @@ class _Gathering:
 
 
 def completeness_of(found: AuditReport) -> Completeness:
-    """An audit's result as a report has it."""
+    """Return the result of an audit for a report."""
     counts = found.counts
     pasts = (
         ChannelPast(
@@ -299,7 +299,7 @@ def _by_day(hours: Fingerprints) -> dict[int, int]:
 
 
 def _stored_bytes(connection: psycopg.Connection[Any]) -> int:
-    """What the database's tables take on disk, with their indexes."""
+    """Return the size of the database's tables on disk, with their indexes."""
     ((size,),) = connection.execute(_STORED_BYTES).fetchall()
     return int(size)
 

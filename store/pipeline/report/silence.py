@@ -39,7 +39,7 @@ class Silence(NamedTuple):
 
 
 def silences(starts_ns: Numbers, messages: Numbers, end_ns: int) -> list[Silence]:
-    """The gaps of a shard, in the order of time.
+    """Return the gaps of a shard, in the order of time.
 
     ``starts_ns`` are hours that have messages, each once, and ``end_ns`` the end of the last hour
     that is over: a silence may last up to it.
@@ -100,7 +100,7 @@ class _Profile:
 
 
 def _judged(profile: _Profile, first: int, low: int, high: int) -> Silence | None:
-    """The part of a silence that is not usual, from its first such hour to its last."""
+    """Return the part of a silence that is not usual, from its first such hour to its last."""
     share, rate = profile.of(low, high)
     unusual = np.flatnonzero(share >= MIN_ACTIVE_SHARE)
     expected = int(rate[unusual].sum())
@@ -111,6 +111,6 @@ def _judged(profile: _Profile, first: int, low: int, high: int) -> Silence | Non
 
 
 def _runs(silent: NDArray[np.bool_]) -> list[tuple[int, int]]:
-    """Where hours are silent one after the other: from, and up to, exclusive."""
+    """Return the runs of silent hours: first, and end, which is excluded."""
     edges = np.flatnonzero(np.diff(np.concatenate([[False], silent, [False]]).astype(np.int8)))
     return [(int(low), int(high)) for low, high in edges.reshape(-1, 2)]

@@ -73,11 +73,11 @@ class Ranking:
 
     @property
     def names(self) -> int:
-        """How many there are."""
+        """The number of names."""
         return len(self.top) + self.other_names
 
     def after(self, first: int) -> int:
-        """Messages of all but the ``first`` largest."""
+        """Return the messages of all but the ``first`` largest."""
         return self.messages - sum(each.messages for each in self.top[:first])
 
     @property
@@ -108,7 +108,7 @@ class Gap:
 
     @property
     def hours(self) -> int:
-        """How many hours it is long."""
+        """The number of its hours."""
         return (self.end_ns - self.start_ns) // HOUR_NS
 
 
@@ -154,7 +154,7 @@ class Traffic:
 def archive_messages(
     session: SparkSession, archive: DeltaArchive, low_ns: int, high_ns: int
 ) -> DataFrame | None:
-    """The messages of an open archive as `traffic_of` takes them; None: there are none."""
+    """Return the messages of an open archive for `traffic_of`; None: there are none."""
     files = archive.files_between(low_ns, high_ns)
     if not files:
         return None
@@ -170,7 +170,7 @@ def database_messages(
     *,
     connections: int = MAX_CONNECTIONS,
 ) -> DataFrame | None:
-    """The messages of a database, as `archive_messages`; ``state`` has its fingerprints by hour."""
+    """Return those of a database; ``state`` has its fingerprints by hour."""
     within = Bounds(low_ns, high_ns)
     size = good_slice_rows(state.messages, connections)
     slices = plan_slices(state.fingerprints, state.partitions, within, size)
@@ -242,7 +242,7 @@ def _grouped(messages: DataFrame) -> Iterator[DataFrame]:
 
 
 def _only(groups: DataFrame, keys: tuple[str, ...]) -> DataFrame:
-    """The rows of one grouping, whose ID has a bit for each column that it is not by."""
+    """Return the rows of one grouping, whose ID has a bit for each column that it is not by."""
     wanted = sum(1 << place for place, name in enumerate(reversed(_KEYS)) if name not in keys)
     return groups.where(F.col("grouping") == wanted)
 
@@ -254,7 +254,7 @@ def _days(groups: DataFrame) -> dict[int, tuple[int, int]]:
 
 
 def _axis(groups: DataFrame, first_day: int, last_day: int, end_ns: int) -> Axis:
-    """All that is usual, and the silence after it as far as it leaves room for that."""
+    """Return an axis over the usual days, and the silence after them if there is room."""
     rows = _only(groups, _BY_HOUR).where(_drawn(first_day * DAY_NS, (last_day + 1) * DAY_NS))
     row = rows.agg(F.min("start_ns"), F.max("start_ns")).collect()[0]
     ahead = int(MAX_AHEAD_SHARE * (row[1] - row[0]))
@@ -284,7 +284,7 @@ def _steps(cells: dict[tuple[int, int], Cell]) -> dict[int, int]:
 
 
 def _gaps(hours: DataFrame, end_ns: int) -> tuple[tuple[Gap, ...], int]:
-    """The gaps that cost most, and how many there are.
+    """Return the gaps that cost most, and the number of all.
 
     What is silent everywhere is listed once, and not for every shard.
     """

@@ -142,7 +142,7 @@ def test_what_is_no_diff_is_refused(
     with pytest.raises(PipelineError, match="cannot be read as the output of a diff"):
         run(spark, url, archived, diff=str(tmp_path / "none"))
     with pytest.raises(PipelineError, match="is not the output of a diff"):
-        run(spark, url, archived, diff=str(archived / "hours"))
+        run(spark, url, archived, diff=str(archived / "claims"))
 
 
 def test_a_restore_that_is_killed_is_run_again(

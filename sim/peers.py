@@ -20,7 +20,6 @@ from sim.stating import SimStatements
 from sim.streams import SimConnector, StatusReceived
 from sim.views import JudgedView, JudgedViews
 from store.domain.admission import Admission, Verdict
-from store.domain.conflicts import StoreResult
 from store.domain.intake import Interval
 from store.domain.lookup import Asked
 from store.domain.ports import (
@@ -40,6 +39,7 @@ from store.domain.ports import (
 )
 from store.domain.streams import FrameStream
 from store.domain.view import OpenView
+from store.messages.conflicts import StoreResult
 from store.messages.cursor import ScanCursor
 from store.messages.record import RecordBatch
 from store.messages.transfer import decode_message
@@ -326,8 +326,8 @@ class SimCaller:
             await stream.write(SdsLookup(channel_id, tuple(entries), TopicFilter()))
             page: list[bytes] | None
             while (page := await in_time(stream.read(), silence_s)) is not None:
-                for place, encoded in enumerate(page):
-                    _check_asked(asked, place, encoded)
+                for encoded in page:
+                    _check_asked(asked, encoded)
                 yield page
             await stream.half_close()
 
@@ -354,14 +354,14 @@ class SimCaller:
         }
 
 
-def _check_asked(asked: Asked, place: int, encoded: bytes) -> None:
+def _check_asked(asked: Asked, encoded: bytes) -> None:
     """As the edge does it, with the shipped rule.
 
     Raises:
         ProtocolBroken: the message was not asked for.
     """
     # No hint of a simulation names a message that cannot be read.
-    if not asked.selects(decode_message(place, encoded).payload, lambda: b""):
+    if not asked.selects(decode_message(encoded).payload, lambda: b""):
         raise ProtocolBroken("the peer sends a message that was not asked for")
 
 

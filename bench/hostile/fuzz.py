@@ -132,7 +132,7 @@ async def _after(node: NodeProcess) -> list[str]:
     wrong = [line for line in lines if not line.startswith("{") or _is_error(line)]
     if wrong:
         return [f"the node logged: {line[:2_000]}" for line in wrong[:5]]
-    target = Target(node.listen, node.peer, node.metrics)
+    target = Target(node.listen, node.peer, node.metrics, "")
     honest, ended = HonestClient(target), asyncio.Event()
     asking = asyncio.create_task(honest.run(ended))
     await asyncio.sleep(0)

@@ -94,7 +94,7 @@ def _node(
 async def _attack(
     node: NodeProcess, attacks: Mapping[str, int], seed: int, pause_s: float
 ) -> Outcome:
-    target = Target(node.listen, node.peer, node.metrics)
+    target = Target(node.listen, node.peer, node.metrics, node.ready.get("http", ""))
     honest, ended = HonestClient(target, pause_s), asyncio.Event()
     asking = asyncio.create_task(honest.run(ended))
     await asyncio.sleep(_SETTLE_S)

@@ -10,11 +10,12 @@ from typing import TypeVar
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Addresses are HOST:PORT."""
+    """Addresses are HOST:PORT; ``http_address`` is empty where the node has no such listener."""
 
     address: str
     peer_address: str
     metrics_address: str
+    http_address: str
 
 
 Work = Callable[[Target, random.Random, int], Awaitable[str]]

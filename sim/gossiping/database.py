@@ -18,12 +18,12 @@ from sim.limits import NS_PER_S
 from sim.process import Process
 from sim.promise import Promise
 from store.domain.commits import CommitRow
-from store.domain.conflicts import StoreResult
 from store.domain.ports import Source, StoreBusy, StoreUnavailable
 from store.domain.unread import Confirmed, UnreadEvent
-from store.gossip.commits import CommittedMessages, OwnBatch
-from store.gossip.events import GraphEvent
+from store.gossip.commits import OwnBatch
+from store.gossip.events import Committed, GraphEvent
 from store.gossip.graph import graph_events
+from store.messages.conflicts import StoreResult
 from store.messages.record import RecordBatch
 from storenode.common.bounded import BoundedDict
 
@@ -174,12 +174,12 @@ class Session:
         held = self.database.held
         return await self.look("held", lambda: [b"" if each in held else None for each in hashes])
 
-    async def arrived(self, commits: Sequence[CommitRow]) -> CommittedMessages:
+    async def arrived(self, commits: Sequence[CommitRow]) -> Committed:
         """Read what commits have added."""
         added = self.database.ids_of
         return await self._messages("arrived", lambda: [each for _, each in added(commits).pairs()])
 
-    async def newest(self, limit: int) -> CommittedMessages:
+    async def newest(self, limit: int) -> Committed:
         """Read the newest messages."""
         most = min(limit, self._world.gossip.replayed)
         return await self._messages("newest", lambda: self.database.log[-most:])
@@ -187,11 +187,11 @@ class Session:
     def cache(self, batch: RecordBatch, places: Sequence[int], size_bytes: int) -> None:
         """Reading takes no longer here."""
 
-    async def _messages(self, name: str, find: Callable[[], list[bytes]]) -> CommittedMessages:
-        def read() -> CommittedMessages:
+    async def _messages(self, name: str, find: Callable[[], list[bytes]]) -> Committed:
+        def read() -> Committed:
             ids = [digest for digest in find() if digest in self.database.held]
             graph = self.database.graph
-            return CommittedMessages(ids, [graph[each] for each in ids if each in graph])
+            return Committed(ids, [graph[each] for each in ids if each in graph])
 
         return await self.look(name, read)
 

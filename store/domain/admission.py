@@ -35,8 +35,8 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 from store.domain.access import Client
-from store.domain.conflicts import StoreResult
 from store.domain.ports import Ephemeral, Source, TopicRights
+from store.messages.conflicts import StoreResult
 from store.messages.record import (
     RecordBatch,
     begin_frame,
@@ -45,13 +45,15 @@ from store.messages.record import (
     split_frame,
 )
 from store.messages.shapes import LEAD_BYTES, TIME_BYTES, Lead, read_lead, read_names, read_times
-from store.messages.transfer import Decoded, decode_message
+from store.messages.transfer import Decoded, MalformedMessage, decode_message
 from storenode.message.hashing import (
+    content_digest,
     content_digests,
     framed_after_payload,
     length_framed,
+    message_hash,
     message_hashes,
-    pack_timestamp,
+    pack_length,
 )
 from storenode.message.limits import MAX_CACHED_TOPICS, MAX_SHAPE_BYTES
 from storenode.message.rules import (
@@ -176,10 +178,7 @@ class Admission:
     def admit(self, messages: Sequence[bytes]) -> None:
         """Judge the next messages: encoded ``WakuMessageAndTopic`` entries.
 
-        Never raises for what a message holds.
-
-        Raises:
-            MalformedMessage: one of them is none; the request as a whole is to be refused.
+        Never raises for what an entry holds: one that cannot be decoded is refused like any other.
         """
         batch, first = self.admitted.batch, len(self.admitted.batch.hashes)
         # The hot path of the node: columns, not messages, and no object for each that is decoded.
@@ -198,7 +197,10 @@ class Admission:
             [(topic[1], payload, topic[2], stamp) for topic, payload, stamp in stamped]
         )
         digests = content_digests(
-            [(topic[6], payload, topic[7], stamp) for topic, payload, stamp in stamped]
+            [
+                (topic[6], pack_length(len(payload)), payload, topic[7], stamp)
+                for topic, payload, stamp in stamped
+            ]
         )
         fresh = set(hashes)
         if len(fresh) == len(messages) and (not first or fresh.isdisjoint(batch.hashes)):
@@ -278,24 +280,24 @@ class Admission:
 
     def _judge(self, message: bytes) -> None:
         """Judge the next message by all rules, one after the other."""
-        item = decode_message(len(self.admitted.verdicts), message)
+        try:
+            item = decode_message(message)
+        except MalformedMessage as error:
+            self._reject(error.refusal, error.message_hash)
+            return
         topic = _topic((item.pubsub_topic, item.content_topic), self._policy)
         digest = content = b""
         if item.timestamp:
-            stamp = pack_timestamp(item.timestamp)
-            parts = (topic.pubsub, item.payload, topic.content, item.meta, stamp)
-            (digest,) = message_hashes((parts,))
-            after = framed_after_payload(topic.content, item.meta)
-            (content,) = content_digests(((topic.framed_pubsub, item.payload, after, stamp),))
+            fields = (topic.pubsub, item.payload, topic.content, item.meta, item.timestamp)
+            digest, content = message_hash(*fields), content_digest(*fields)
         refusal = self._problem(item, topic)
         if refusal is not None:
-            self.admitted.refusals[len(self.admitted.verdicts)] = refusal
-            self._decide(Verdict.REJECTED, -1, digest)
+            self._reject(refusal, digest)
             return
         head, tail = split_frame(item.body, len(item.payload), topic.suffix)
         if item.ephemeral:
             rest = head + item.payload + tail
-            self._relay(topic, digest, begin_frame(digest, len(rest)) + rest)
+            self._relay(topic, digest, content, begin_frame(digest, len(rest)) + rest)
         else:
             assert item.timestamp is not None, "a message without a timestamp is refused"
             self._keep(item.timestamp, topic, (digest, content), (head, item.payload, tail))
@@ -352,11 +354,15 @@ class Admission:
         batch.topics[topic.key] = topic.names
         self._decide(_ACCEPTED, position, digest)
 
-    def _relay(self, topic: _Topic, digest: bytes, frame: bytes) -> None:
-        if digest not in self._relayed:
-            self._relayed.add(digest)
+    def _relay(self, topic: _Topic, digest: bytes, content: bytes, frame: bytes) -> None:
+        if content not in self._relayed:
+            self._relayed.add(content)
             self.admitted.ephemerals.append(Ephemeral(topic.key, *topic.names, frame, digest))
         self._decide(Verdict.EPHEMERAL, -1, digest)
+
+    def _reject(self, refusal: Refusal, digest: bytes) -> None:
+        self.admitted.refusals[len(self.admitted.verdicts)] = refusal
+        self._decide(Verdict.REJECTED, -1, digest)
 
     def _decide(self, verdict: Verdict, position: int, digest: bytes) -> None:
         result = self.admitted

@@ -16,9 +16,9 @@ from enum import StrEnum
 from typing import Protocol
 
 from reconcile.ids import SyncIds
-from store.domain.conflicts import StoreResult
 from store.domain.equality import ContentConflict, Equality, Hidden
 from store.domain.outlet import Outlet
+from store.messages.conflicts import StoreResult
 from store.messages.cursor import FollowCursor, FollowCursors
 from store.messages.record import RecordBatch
 from storenode.message.limits import MAX_SDS_CLAIMANTS, MAX_TIMESTAMP_NS

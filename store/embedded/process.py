@@ -19,6 +19,7 @@ from store.embedded.limits import (
     MAX_TAIL_BYTES,
     TOOL_TIMEOUT_S,
 )
+from store.embedded.user_names import NO_USER_NAME, UserName, named_user
 
 _LAUNCHER = str(Path(__file__).with_name("launcher.py"))
 ON_LINUX = platform.system() == "Linux"
@@ -42,7 +43,12 @@ class Launch:
     pass_fds: tuple[int, ...] = ()
 
     def popen(
-        self, command: Sequence[str], *, stdin: int, watch_fd: int | None
+        self,
+        command: Sequence[str],
+        *,
+        stdin: int,
+        watch_fd: int | None,
+        user: UserName = NO_USER_NAME,
     ) -> subprocess.Popen[bytes]:
         """Start a program that gets SIGINT when the calling thread's process dies.
 
@@ -62,8 +68,8 @@ class Launch:
             stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env=clean_environment(),
-            pass_fds=self.pass_fds + watched,
+            env={**clean_environment(), **user.environment},
+            pass_fds=self.pass_fds + watched + user.pass_fds,
             # A group of its own: Ctrl-C in a terminal is for the node, which drains first.
             start_new_session=True,
         )
@@ -76,8 +82,9 @@ class Launch:
         Raises:
             ProgramFailedError: It failed, or took longer than `timeout_s`.
         """
-        with WatchPipe() as watch:
-            child = self.popen(command, stdin=subprocess.PIPE, watch_fd=watch.reading)
+        uid = self.account.uid if self.account else os.geteuid()
+        with WatchPipe() as watch, named_user(uid) as user:
+            child = self.popen(command, stdin=subprocess.PIPE, watch_fd=watch.reading, user=user)
             try:
                 output, _ = child.communicate(stdin.encode(), timeout=timeout_s)
             except subprocess.TimeoutExpired:
@@ -123,6 +130,16 @@ def clean_environment() -> Mapping[str, str]:
     """Our environment without what would change how Postgres starts, speaks or tells time."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("PG", "LC_", "LANG"))}
     return kept | {"LC_ALL": "C", "TZ": "UTC"}
+
+
+def ignore_libpq_variables() -> None:
+    """Remove what would change how libpq connects, in this process and those that it starts.
+
+    An embedded server is reached by its URL alone: variables such as `PGSSLMODE`, `PGSERVICE` or
+    `PGHOSTADDR` are meant for servers that others run.
+    """
+    for name in [each for each in os.environ if each.startswith("PG")]:
+        del os.environ[name]
 
 
 def is_full_disk(reason: str) -> bool:

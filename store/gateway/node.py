@@ -1,4 +1,7 @@
-"""The node behind the gateway: `Store.Query`, whose bytes are neither parsed nor made here."""
+"""The node behind the gateway: `Store.Query`, whose bytes are not parsed here.
+
+A request gets one field more, by which the node reads it as nwaku would.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,14 @@ import grpc
 
 from store.gateway.limits import FORWARD_PLACES, FORWARD_TIMEOUT_S
 from store.gateway.metrics import GatewayMetrics
+from store.gateway.varints import number_field
 from store.observe.logging import get_logger
 from storenode.connection.channel import Metadata
 from storenode.connection.errors import node_error
 
 _METHOD: Final = "/storenode.v1.Store/Query"
+_NWAKU_RULES: Final = number_field(7421, 1)
+"""``StoreQueryRequest.nwaku_rules``; it goes first, so that a request that is cut off stays one."""
 _STATUS_CODES: Final = {
     grpc.StatusCode.INVALID_ARGUMENT: 400,
     grpc.StatusCode.RESOURCE_EXHAUSTED: 429,
@@ -42,12 +48,13 @@ class Node:
         self._channel = channel
         self._metadata = metadata
         self._metrics = metrics
+        self.unready: str | None = f"the node at {address} is not connected"
         self._places = asyncio.Semaphore(FORWARD_PLACES)
         # Without serializers, requests and responses are bytes.
         self._call = channel.unary_unary(_METHOD, None, None)
 
     async def query(self, request: bytes, places: asyncio.Semaphore) -> bytes:
-        """The node's answer to an encoded ``StoreQueryRequest``; ``places`` are one client's.
+        """Return the node's answer to a ``StoreQueryRequest``; ``places`` are one client's.
 
         Raises:
             QueryFailed: It gave none.
@@ -55,7 +62,9 @@ class Node:
         try:
             async with asyncio.timeout(FORWARD_TIMEOUT_S), places, self._places:
                 with self._metrics.query_seconds.time():
-                    answer: bytes = await self._call(request, metadata=self._metadata)
+                    answer: bytes = await self._call(
+                        _NWAKU_RULES + request, metadata=self._metadata
+                    )
                     return answer
         except TimeoutError as error:
             raise QueryFailed(_UNAVAILABLE, "the node did not answer in time") from error
@@ -66,18 +75,13 @@ class Node:
             sentence = node_error(error, self.address).sentence
             raise QueryFailed(code, sentence if code != _UNAVAILABLE else _AWAY) from error
 
-    def why_not_ready(self) -> str | None:
-        """Why queries would fail; None: the node is connected."""
-        if self._channel.get_state() is grpc.ChannelConnectivity.READY:
-            return None
-        return f"the node at {self.address} is not connected"
-
     async def watch(self) -> None:
         """Keep the connection up, and say when it is lost and found."""
         connected: bool | None = None
         while True:
             state = self._channel.get_state(try_to_connect=True)
             now = state is grpc.ChannelConnectivity.READY
+            self.unready = None if now else f"the node at {self.address} is not connected"
             failed = state is grpc.ChannelConnectivity.TRANSIENT_FAILURE
             if now != connected and (now or failed):
                 connected = now

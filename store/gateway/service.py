@@ -97,7 +97,7 @@ class Gateway:
         async def render() -> bytes:
             return metrics.render()
 
-        listener = MetricsListener(render, None, node.why_not_ready, [ANY])
+        listener = MetricsListener(render, None, lambda: node.unready, [ANY])
         try:
             bound = await listener.open(address.host, address.port)
         except OSError as error:

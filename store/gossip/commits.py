@@ -1,4 +1,4 @@
-"""What a database says of committed messages, as the driver of gossip takes it."""
+"""A batch that this node has written, as the driver of gossip takes it from the writer."""
 
 from __future__ import annotations
 
@@ -6,20 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from store.domain.ports import Source
-from store.gossip.events import GraphEvent
 from store.messages.record import RecordBatch
-
-
-@dataclass(frozen=True, slots=True)
-class CommittedMessages:
-    """Messages that are committed, and those of them that have SDS metadata.
-
-    ``content_digests``: of each message, empty where it is not known; or none at all.
-    """
-
-    ids: Sequence[bytes]
-    events: Sequence[GraphEvent]
-    content_digests: Sequence[bytes] = ()
 
 
 @dataclass(frozen=True, slots=True)

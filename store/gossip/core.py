@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from store.domain.conflicts import Conflict, is_other_content
 from store.gossip.config import GossipConfig
 from store.gossip.events import (
     Confirm,
@@ -30,6 +29,7 @@ from store.gossip.stores import Store, Stores
 from store.gossip.unread import UnreadEvents
 from store.gossip.waiting import WaitingEvents
 from store.gossip.wanted import Wanted
+from store.messages.conflicts import Conflict, is_other_content
 from storenode.common.bounded import BoundedDict
 
 
@@ -149,10 +149,11 @@ class Core:
         """An event needs confirmations from now on; those that are known count at once."""
         if not needed:
             return
-        expired = self.unread.add(self.now_ns, digest, needed, age_ns)
+        place = self.seen.place(digest)
+        content = self.seen.content_digests[place]
+        expired = self.unread.add(self.now_ns, digest, needed, age_ns, content)
         if expired:
             self.effects.append(Expire(expired))
-        place = self.seen.place(digest)
         for store in self.stores.of_mask(self.seen.holders[place]):
             self.confirm(digest, store)
         if self.unread.take_read(digest):
@@ -210,6 +211,11 @@ class Core:
                 holders |= self.peers[key].store.bit
         return holders
 
+    def content_of(self, digest: bytes) -> bytes | None:
+        """Return the content digest of a message that is held; None: it is forgotten."""
+        place = self.seen.place(digest)
+        return self.unread.content_of(digest) if place < 0 else self.seen.content_digests[place]
+
     # Parents
 
     def note_waiting(self, events: list[bytes]) -> None:
@@ -259,11 +265,7 @@ class Core:
         return self._refused.get((peer, digest), 0) > self.now_ns
 
     def check(self) -> None:
-        """Verify the invariants of all tables.
-
-        Raises:
-            AssertionError: one is broken.
-        """
+        """Raise AssertionError if an invariant or a bound is broken."""
         for table in (
             self.seen,
             self.stores,

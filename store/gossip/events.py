@@ -6,24 +6,21 @@ bytes. It does not determine the content, which the content digest of 16 bytes d
 under an ID with another digest is a conflict. All times are nanoseconds of a clock that never
 jumps; ages are differences of such times.
 
-How a driver goes about it:
+A driver gives the machine:
 
-1. At the start, before the first `PeerJoined`: `Committed` with the newest messages that are held
-   (a few thousand, oldest first, ``fresh`` False), then `Restored` with the unread events; and
-   `Restored` again every now and then, since another node on this database, or a transaction that
-   has outlived its node, may have added to them.
-2. From then on, from the commit feed: `Committed` with what is new in the database, whoever stored
-   it: a client, a transfer, gossip, a restore, another node on the same database. A batch may be
-   told again, and may overtake `Persisted`.
-3. A client publishes: `Publishing` before the batch is stored, so that its bodies are pushed and
-   not only announced. What turns out to be held already, and wants confirmations: `Wanted`, once
-   its unread rows are durable. Read confirmations come out as `Confirm`, with counts.
-4. A frame comes: bodies go to admission (`Source.GOSSIP`) and in as `Bodies`; the other kinds go
-   in as they are. After each step `Gossip.next_wake_ns` says when `Tick` is due.
-5. A `Send` is answered by `Sent` when the stream has taken the frame, a `Load`, `LookUp` or
-   `Persist` by its answer or by `Failed`, in any order. Answers after a `PeerLeft` are fine.
-6. `Confirm`, `Read`, `Expire` and `Waiting` are written to the database in this order; they may
-   be written late, together, and twice. Where that fails, they are tried again.
+1. Before the first `PeerJoined`: `Committed` with the newest messages (oldest first, ``fresh``
+   False), then `Restored` with the unread events; and `Restored` again now and then, since other
+   nodes on the database add to them.
+2. `Committed` for all that is new in the database, whoever stored it. A batch may be given twice.
+3. `Publishing` before a client's batch is stored, so that its bodies are pushed; `Wanted` when a
+   client wants confirmations of messages that were held, once their unread rows are durable.
+4. Frames as they come, with bodies that admission has judged (`Bodies`), and `Tick` when
+   `Gossip.next_wake_ns` is due.
+5. `Sent` when the stream has taken the frame of a `Send`, and for a `Load`, `LookUp` or `Persist`
+   its answer or `Failed`, in any order.
+
+It writes `Confirm`, `Expire` and `Waiting` to the database in this order, late, together or twice
+as it happens, and again where that fails.
 """
 
 from __future__ import annotations
@@ -32,7 +29,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from store.domain.conflicts import Conflict
+from store.domain.unread import UnreadEvent
+from store.messages.conflicts import Conflict
 from store.messages.record import RecordBatch
 
 # Frames
@@ -177,24 +175,11 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class UnreadEvent:
-    """An unread event as the database has it, or one that waits for parents.
-
-    ``needed`` confirmations, of which those of ``stores`` have come; unread for ``age_ns``. With
-    ``needed`` 0 it is not unread. ``missing``: parents that it waits for.
-    """
-
-    id: bytes
-    needed: int
-    age_ns: int = 0
-    stores: Sequence[str] = ()
-    missing: Sequence[bytes] = ()
-    content_digest: bytes = b""
-
-
-@dataclass(frozen=True, slots=True)
 class Restored:
-    """Unread events from the database, at the start and later; merged with what is known."""
+    """Unread events of the database, at the start and later; merged with what is known.
+
+    One that needs no confirmations waits for parents only.
+    """
 
     unread: Sequence[UnreadEvent]
 

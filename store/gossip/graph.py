@@ -115,11 +115,7 @@ class Graph:
         return list(found)
 
     def check(self) -> None:
-        """Verify the invariants and bounds.
-
-        Raises:
-            AssertionError: one is broken.
-        """
+        """Raise AssertionError if an invariant or a bound is broken."""
         assert len(self._events) <= self._limit
         assert self._named <= self._events.keys()
         edges = sum(len(event.parents) for event in self._events.values())

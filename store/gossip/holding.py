@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from store.domain.conflicts import is_other_content
+from store.domain.unread import UnreadEvent
 from store.gossip.core import Core, Pending
 from store.gossip.events import (
     Committed,
     GraphEvent,
     Publishing,
     Restored,
-    UnreadEvent,
     Waiting,
     Wanted,
     What,
@@ -20,6 +19,7 @@ from store.gossip.events import (
 from store.gossip.graph import graph_events
 from store.gossip.limits import MAX_HOLDERS, MAX_PARENT_DEPTH
 from store.gossip.peer import Peer
+from store.messages.conflicts import is_other_content
 from store.messages.record import RecordBatch
 
 _NOBODY: Final = Pending(0, 0)
@@ -76,10 +76,10 @@ class Holding:
         """Unread events of the database."""
         core = self._core
         for event in given.unread:
-            self.hold(event.id, event.content_digest, fresh=False)
-            core.make_unread(event.id, event.needed, event.age_ns)
+            self.hold(event.message_hash, event.content_digest, fresh=False)
+            core.make_unread(event.message_hash, event.needed, event.age_ns)
             for voice in event.stores:
-                core.restore_confirm(event.id, voice)
+                core.restore_confirm(event.message_hash, voice)
             if event.missing:
                 self._restore_waiting(event)
 
@@ -181,11 +181,11 @@ class Holding:
         core = self._core
         missing = [parent for parent in event.missing if parent not in core.seen]
         if missing:
-            self._doubt(event.id, missing, 1)
+            self._doubt(event.message_hash, missing, 1)
             for parent in missing:
                 core.waiting.lack(parent)
         if len(missing) < len(event.missing):
-            core.note_waiting([event.id])
+            core.note_waiting([event.message_hash])
 
     def _doubt(self, event: bytes, parents: Sequence[bytes], depth: int) -> None:
         """Some parents of an event may be missing: look, and ask those who have the event."""

@@ -163,11 +163,7 @@ class Gossip:
         )
 
     def check(self) -> None:
-        """Verify the invariants and bounds of all parts; linear in what is remembered.
-
-        Raises:
-            AssertionError: one is broken.
-        """
+        """Raise AssertionError if an invariant or a bound is broken."""
         core = self._core
         core.check()
         due = [request for _, _, request in self._retries]

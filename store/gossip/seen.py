@@ -114,11 +114,7 @@ class Seen:
         return self.holders, self.told, self.expecting, self.bodies
 
     def check(self) -> None:
-        """Verify the invariants.
-
-        Raises:
-            AssertionError: one is broken.
-        """
+        """Raise AssertionError if an invariant or a bound is broken."""
         count = len(self._ids)
         assert len(self._places) == count <= self._capacity
         assert all(len(column) == count for column in self._masks)

@@ -277,11 +277,7 @@ class Wanted:
         return min(times, default=None)
 
     def check(self) -> None:
-        """Verify the invariants and bounds.
-
-        Raises:
-            AssertionError: one is broken.
-        """
+        """Raise AssertionError if an invariant or a bound is broken."""
         for digest, want in self._wants.items():
             assert (digest in self._unknown) == (want.state is State.UNKNOWN)
             assert all(digest in self.sources[peer].announced for peer in want.peers)

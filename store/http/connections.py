@@ -1,68 +1,93 @@
-"""Connections of the listener: how many there are, and how long they may keep the node waiting.
+"""The connections of the HTTP listener, and the bounds on what comes over them.
 
-uvicorn's protocol bounds neither the time in which a request's head comes in nor, by closing
-them, the number of connections.
+httptools parses heads and chunks in C. Each header field and each chunk still costs a call into
+Python, so their number is bounded besides their bytes. What llhttp accepts and RFC 9112 lets a
+server refuse is refused here: whoever stands in front of the node must read a request as it does.
 """
 
 from __future__ import annotations
 
 import asyncio
 import socket
-from typing import Any, Final
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from uvicorn.config import Config
-from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from store.http.limits import BUFFER_BYTES, HEAD_TIMEOUT_S, PROBE_AFTER_S, SEND_TIMEOUT_S
+from store.http.limits import (
+    BUFFER_BYTES,
+    HEAD_TIMEOUT_S,
+    LEAST_CHUNK_BYTES,
+    LINGER_S,
+    MAX_HEAD_BYTES,
+    MAX_HEADER_FIELDS,
+    MAX_PIPELINED_REQUESTS,
+    MAX_SMALL_CHUNKS,
+    PROBE_AFTER_S,
+    SEND_TIMEOUT_S,
+)
 from store.observe.metrics import Metrics
+
+if TYPE_CHECKING:
+    from uvicorn._types import ASGI3Application
 
 _USER_TIMEOUT: Final[int | None] = getattr(socket, "TCP_USER_TIMEOUT", None)
 _PROBE_AFTER: Final[int | None] = getattr(socket, "TCP_KEEPIDLE", None)
 """None where the system is not Linux."""
+
+_NOT_HTTP: Final = "this is no request of HTTP/1.1, or one that can be read in two ways"
+_VERSIONS_AND_HOSTS: Final = (("1.1", 1), ("1.0", 1), ("1.0", 0))
+"""How many headers `Host` a request has (RFC 9112, 3.2)."""
 
 
 class Connections:
     """The open connections, ``most`` of them; further ones are closed at once."""
 
     def __init__(self, most: int, metrics: Metrics) -> None:
-        self.most = most
+        self._most = most
         self._metrics = metrics
-        self._open: dict[tuple[str, int], BoundedProtocol] = {}
+        self._open: set[BoundedProtocol] = set()
 
-    def opened(self, protocol: BoundedProtocol) -> bool:
-        """Count a connection; False where there are too many."""
-        if len(self._open) >= self.most or protocol.client is None:
-            self._metrics.http_connections_refused.labels("full").inc()
+    def add(self, protocol: BoundedProtocol) -> bool:
+        """Count a connection; return False where there are too many."""
+        if len(self._open) >= self._most or protocol.client is None:
+            self.count_refused("full")
             return False
-        self._open[protocol.client] = protocol
+        self._open.add(protocol)
         self._metrics.http_connections.set(len(self._open))
         return True
 
-    def closed(self, protocol: BoundedProtocol) -> None:
-        """Count its end."""
-        if protocol.client is not None and self._open.get(protocol.client) is protocol:
-            del self._open[protocol.client]
-            self._metrics.http_connections.set(len(self._open))
+    def remove(self, protocol: BoundedProtocol) -> None:
+        """Count the end of a connection."""
+        self._open.discard(protocol)
+        self._metrics.http_connections.set(len(self._open))
 
-    def late(self) -> None:
-        """Count one that was closed since no request came in time."""
-        self._metrics.http_connections_refused.labels("slow").inc()
-
-    def abort(self, client: tuple[str, int]) -> None:
-        """Close a connection without sending what is left for it."""
-        protocol = self._open.get(client)
-        if protocol is not None:
-            protocol.transport.abort()
+    def count_refused(self, reason: str) -> None:
+        """Count a connection that the node ends: `full`, `slow` or `malformed`."""
+        self._metrics.http_connections_refused.labels(reason).inc()
 
     def abort_all(self) -> None:
-        """Close all of them."""
-        for protocol in list(self._open.values()):
+        """Close all of them without sending what is left."""
+        for protocol in self._open:
             protocol.transport.abort()
 
 
-class BoundedProtocol(H11Protocol):
-    """uvicorn's protocol for one connection, with its times."""
+class _RefusedError(Exception):
+    """The reason for which a request is refused before the application sees it."""
+
+    def __init__(self, status: bytes = b"400 Bad Request", sentence: str = _NOT_HTTP) -> None:
+        super().__init__(sentence)
+        self.status = status
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """uvicorn's protocol for one connection, with bounds on what its caller sends.
+
+    Its application finds it in the scope's state, as ``connection``. ``on_gone`` is called when the
+    caller hangs up.
+    """
 
     def __init__(
         self,
@@ -71,14 +96,34 @@ class BoundedProtocol(H11Protocol):
         server_state: ServerState,
         app_state: dict[str, Any],
     ) -> None:
-        super().__init__(config, server_state, app_state)
+        super().__init__(config, server_state, {**app_state, "connection": self})
         self._bounds = connections
-        self._head: asyncio.TimerHandle | None = None
+        self._deadline: asyncio.TimerHandle | None = None
+        self._refusal = _RefusedError()
+        self._running: RequestResponseCycle | None = None
+        self._is_lingering = False
+        self.on_gone: Callable[[], None] | None = None
+        self._begin_count()
+
+    @property
+    def is_receiving(self) -> bool:
+        """True while the body of the request that is being answered has not come in full."""
+        return self._running is not None and self._running.more_body
+
+    @property
+    def is_gone(self) -> bool:
+        """True once the caller of the request that is being answered has hung up."""
+        return self._running is None or self._running.disconnected
+
+    def abort(self) -> None:
+        """Close the connection without sending what is left for it."""
+        if not self._is_lingering:
+            self.transport.abort()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin, unless there are too many."""
+        """Begin, unless there are too many connections."""
         super().connection_made(transport)
-        if not self._bounds.opened(self):
+        if not self._bounds.add(self):
             transport.abort()
             return
         _tune(transport)
@@ -86,36 +131,169 @@ class BoundedProtocol(H11Protocol):
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End."""
+        """End, and tell the request that is being answered; uvicorn tells the newest one."""
         self._stop_waiting()
-        self._bounds.closed(self)
+        self._bounds.remove(self)
         super().connection_lost(exc)
+        self._disconnect()
+        # Else the scope of the request and this would keep each other.
+        self.app_state, self._running = {}, None
 
     def data_received(self, data: bytes) -> None:
-        """Take what has come; a head that has begun must end in time."""
-        super().data_received(data)
-        cycle: RequestResponseCycle | None = self.cycle
-        if cycle is not None and not cycle.response_complete:
-            self._stop_waiting()
-        elif self._head is None:
-            self._await_head()
+        """Parse what has come; a head that has begun must end in time."""
+        if not self._is_lingering:
+            self._received_bytes += len(data)
+            super().data_received(data)
+            self._check()
+
+    # What the parser finds; what these raise becomes `send_400_response`
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a header field; trailers are counted and dropped."""
+        self._fields += 1
+        if self._fields > MAX_HEADER_FIELDS:
+            self._refuse(_too_large())
+        if self._in_head:
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """Begin to answer, unless the request can be read in two ways."""
+        self._in_head = False
+        version = self.parser.get_http_version()
+        hosts = [value for name, value in self.headers if name == b"host"]
+        codings = [value.lower() for name, value in self.headers if name == b"transfer-encoding"]
+        if (
+            len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+            > MAX_HEAD_BYTES
+        ):
+            self._refuse(_too_large())
+        if (
+            (version, len(hosts)) not in _VERSIONS_AND_HOSTS
+            or (codings and (codings != [b"chunked"] or version == "1.0"))
+            or len(self.pipeline) >= MAX_PIPELINED_REQUESTS
+        ):
+            self._refuse(_RefusedError())
+        super().on_headers_complete()
+        # uvicorn stops reading where a request waits, and would not notice that its caller goes.
+        self.flow.resume_reading()
+        if self.parser.should_upgrade():
+            # The parser drops what follows.
+            self.cycle.keep_alive = False
+
+    def on_chunk_header(self) -> None:
+        """Count a chunk, unless there are many small ones."""
+        self._chunks += 1
+        if self._chunks > MAX_SMALL_CHUNKS + self._body_bytes // LEAST_CHUNK_BYTES:
+            sentence = (
+                f"the body has more than {MAX_SMALL_CHUNKS:,} chunks, of less than"
+                f" {LEAST_CHUNK_BYTES:,} bytes in the mean: send larger ones"
+            )
+            self._refuse(_RefusedError(sentence=sentence))
+
+    def on_body(self, body: bytes) -> None:
+        """Take a part of the body, which is read of a POST alone."""
+        self._body_bytes += len(body)
+        if self.scope["method"] == "POST":
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """End a request; what is counted is that of the next one."""
+        super().on_message_complete()
+        self._begin_count()
+
+    def send_400_response(self, _msg: str) -> None:
+        """Refuse what has come, and end the connection; an answer that has begun is broken off."""
+        self._bounds.count_refused("malformed")
+        running = self._running
+        self._disconnect()
+        if running is not None and not running.response_complete:
+            is_own = running is self.cycle and running.more_body
+            if running.response_started or not is_own:
+                self.transport.abort()
+                return
+        body = f"{self._refusal}\n".encode()
+        self.transport.write(
+            b"HTTP/1.1 %b\r\ncontent-type: text/plain; charset=utf-8\r\ncontent-length: %d\r\n"
+            b"connection: close\r\n\r\n%b" % (self._refusal.status, len(body), body)
+        )
+        self._linger()
 
     def on_response_complete(self) -> None:
         """Let the connection idle, or go on with the next request that has come already."""
         self._stop_waiting()
-        super().on_response_complete()
+        if self.is_receiving and not self.transport.is_closing():
+            self._linger()
+        else:
+            super().on_response_complete()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def _disconnect(self) -> None:
+        if self._running is not None:
+            self._running.disconnected = True
+            self._running.message_event.set()
+        if self.on_gone is not None:
+            self.on_gone()
+
+    def _begin_count(self) -> None:
+        self._in_head = True
+        self._received_bytes = self._body_bytes = self._fields = self._chunks = 0
+
+    def _refuse(self, refusal: _RefusedError) -> NoReturn:
+        self._refusal = refusal
+        raise refusal
+
+    # How it waits and ends
+
+    def _check(self) -> None:
+        if self._is_lingering:
+            return
+        if self._received_bytes > MAX_HEAD_BYTES + 2 * self._body_bytes:
+            self._refusal = _too_large()
+            self.send_400_response("")
+        elif self._running is not None and not self._running.response_complete:
+            self._stop_waiting()
+        elif self._deadline is None:
+            self._await_head()
+
+    def linger_at_end(self) -> None:
+        """Keep the connection for a moment after the answer, whose headers said that it closes."""
+        assert self._running is not None
+        self._running.keep_alive = True
+
+    def _linger(self) -> None:
+        """Send the end, and drop what comes until the caller closes.
+
+        Closing at once would have the kernel take back an answer that the caller has not read.
+        """
+        self._is_lingering = True
+        self.flow.resume_reading()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self._stop_waiting()
+        self._deadline = self.loop.call_later(LINGER_S, self.transport.abort)
 
     def _await_head(self) -> None:
-        self._head = self.loop.call_later(HEAD_TIMEOUT_S, self._too_late)
+        self._deadline = self.loop.call_later(HEAD_TIMEOUT_S, self._close_slow)
 
     def _stop_waiting(self) -> None:
-        if self._head is not None:
-            self._head.cancel()
-            self._head = None
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
 
-    def _too_late(self) -> None:
-        self._bounds.late()
+    def _close_slow(self) -> None:
+        self._bounds.count_refused("slow")
         self.transport.abort()
+
+
+def _too_large() -> _RefusedError:
+    return _RefusedError(
+        b"431 Request Header Fields Too Large",
+        f"a request has at most {MAX_HEAD_BYTES:,} bytes and {MAX_HEADER_FIELDS} fields beside its"
+        " body: send fewer headers, or parameters in a body",
+    )
 
 
 def _tune(transport: asyncio.Transport) -> None:

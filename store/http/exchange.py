@@ -8,18 +8,23 @@ a chunk that is larger. A caller that takes nothing for `SEND_TIMEOUT_S` is disc
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager
-from typing import Final
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from functools import cached_property
+from typing import TYPE_CHECKING, Final
+from urllib.parse import parse_qs
 
-from starlette.datastructures import Headers, QueryParams
+from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope, Send
 
 from store.http.bodies import Bodies
-from store.http.connections import Connections
-from store.http.limits import BUFFER_BYTES, HEARTBEAT_S, SEND_TIMEOUT_S
+from store.http.failure import bad_request
+from store.http.limits import BUFFER_BYTES, HEARTBEAT_S, MAX_PARAMETERS, SEND_TIMEOUT_S
 from store.serving.failure import over_limit
 from store.serving.remote import connection_name
+
+if TYPE_CHECKING:
+    from store.http.connections import BoundedProtocol
 
 JSON: Final = b"application/json"
 _NO_STORE: Final = (b"cache-control", b"no-store")
@@ -33,26 +38,37 @@ class CallerGone(Exception):
 class Exchange:
     """A request that is being answered."""
 
-    def __init__(
-        self, scope: Scope, receive: Receive, send: Send, connections: Connections
-    ) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.scope = scope
         self.method: str = scope["method"]
         self.headers = Headers(scope=scope)
-        self.query = QueryParams(scope["query_string"])
-        self.client: tuple[str, int] = tuple(scope["client"])
-        self.connection = connection_name(*self.client)
+        self.caller = connection_name(*scope["client"])
         self.request_id = ""
         self.started = False
         self._receive = receive
         self._send = send
-        self._connections = connections
+        self._connection: BoundedProtocol = scope["state"]["connection"]
         self.complete = False
 
     @property
     def content_type(self) -> str:
         """Of the body, in lower case and without parameters."""
         return self.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+    @cached_property
+    def parameters(self) -> Mapping[str, list[str]]:
+        """The parameters of the URL, by name.
+
+        Raises:
+            HttpFailure: there are too many.
+        """
+        try:
+            text = self.scope["query_string"].decode("latin-1")
+            return parse_qs(text, keep_blank_values=True, max_num_fields=MAX_PARAMETERS)
+        except ValueError:
+            raise bad_request(
+                f"the URL has more than {MAX_PARAMETERS} parameters: send longer lists in a body"
+            ) from None
 
     async def body(self, bodies: Bodies, largest_bytes: int) -> bytes:
         """Read the body.
@@ -64,7 +80,7 @@ class Exchange:
         declared = self.headers.get("content-length", "")
         if declared.isdecimal() and int(declared) > largest_bytes:
             raise _too_large(int(declared), largest_bytes)
-        parts: list[bytes] = []
+        body = bytearray()
         async with bodies.coming() as coming:
             while True:
                 event = await self._receive()
@@ -74,64 +90,54 @@ class Exchange:
                 coming.add(len(part))
                 if coming.size_bytes > largest_bytes:
                     raise _too_large(coming.size_bytes, largest_bytes)
-                parts.append(part)
+                body += part
                 if not event.get("more_body", False):
-                    return b"".join(parts)
+                    return bytes(body)
 
     @asynccontextmanager
     async def watched(self) -> AsyncIterator[None]:
-        """Around the answering of a request that has come in full: ends when the caller hangs up.
+        """Answer a request that has come in full, until the caller hangs up.
 
         Raises:
             CallerGone: it did.
         """
-        async with self._until_gone(self._watch()):
-            yield
-
-    @asynccontextmanager
-    async def kept_alive(self, beat: bytes) -> AsyncIterator[None]:
-        """Around an answer that may be silent: ``beat`` is sent every `HEARTBEAT_S`.
-
-        Raises:
-            CallerGone: the caller does not take it.
-        """
-        async with self._until_gone(self._beat(beat)):
-            yield
-
-    @asynccontextmanager
-    async def _until_gone(self, notice: Coroutine[object, object, None]) -> AsyncIterator[None]:
-        task, gone = asyncio.current_task(), False
+        task, is_gone = asyncio.current_task(), False
         assert task is not None
 
-        def noticed(watcher: asyncio.Task[None]) -> None:
-            nonlocal gone
-            if not watcher.cancelled() and isinstance(watcher.exception(), CallerGone):
-                gone = True
+        def leave() -> None:
+            nonlocal is_gone
+            if not self.complete:
+                is_gone = True
                 task.cancel()
 
-        watcher = asyncio.create_task(notice)
-        watcher.add_done_callback(noticed)
+        if self._connection.is_gone:
+            raise CallerGone
+        self._connection.on_gone = leave
         try:
             yield
         except asyncio.CancelledError:
-            if gone and task.uncancel() == 0:
+            if is_gone and task.uncancel() == 0:
                 raise CallerGone from None
             raise
         finally:
-            watcher.remove_done_callback(noticed)
-            watcher.cancel()
+            self._connection.on_gone = None
 
-    async def _watch(self) -> None:
-        while not self.complete:
-            event = await self._receive()
-            if event["type"] == "http.disconnect" and not self.complete:
-                raise CallerGone
+    @asynccontextmanager
+    async def kept_alive(self, beat: bytes) -> AsyncIterator[None]:
+        """Send ``beat`` every `HEARTBEAT_S` beside an answer that may be silent."""
+        task = asyncio.create_task(self._beat(beat))
+        try:
+            yield
+        finally:
+            task.cancel()
 
     async def _beat(self, beat: bytes) -> None:
-        while True:
-            await asyncio.sleep(HEARTBEAT_S)
-            if self.started:
-                await self.send(beat)
+        with suppress(CallerGone):
+            while True:
+                await asyncio.sleep(HEARTBEAT_S)
+                if self.started:
+                    await self.send(beat)
+        self.abort()
 
     async def start(
         self, status: int, content_type: bytes, headers: list[tuple[bytes, bytes]] | None = None
@@ -149,7 +155,12 @@ class Exchange:
         if event["type"] == "http.response.start":
             self.started = True
             own = [_NO_STORE, _NO_SNIFF, (b"x-request-id", self.request_id.encode())]
+            is_receiving = self._connection.is_receiving
+            if is_receiving:
+                own.append((b"connection", b"close"))
             await self._events({**event, "headers": [*event["headers"], *own]})
+            if is_receiving:
+                self._connection.linger_at_end()
             return
         if event["body"]:
             await self.send(event["body"])
@@ -190,7 +201,7 @@ class Exchange:
 
     def abort(self) -> None:
         """Close the connection, so that the caller sees that the answer is not complete."""
-        self._connections.abort(self.client)
+        self._connection.abort()
 
     async def _events(self, *events: dict[str, object]) -> None:
         try:

@@ -3,8 +3,24 @@
 from typing import Final
 
 MAX_HEAD_BYTES: Final = 64 * 1024
-"""Request line and headers, some 900 message hashes in a URL; a connection that sends more gets a
-400 and is closed. All connections together hold as much of unfinished heads at most."""
+"""Request line, headers and trailers, and what frames the chunks of a small body. A connection that
+sends more is closed. All connections together hold as much of unfinished heads at most."""
+
+MAX_HEADER_FIELDS: Final = 100
+"""Headers and trailers of a request, as Apache has it; browsers behind proxies send some 40."""
+
+MAX_PARAMETERS: Final = 64
+"""Parameters of a URL; a list of more entries goes into a body."""
+
+MAX_SMALL_CHUNKS: Final = 1_024
+LEAST_CHUNK_BYTES: Final = 1_024
+"""Chunks of a body in any size, and how large all further ones are in the mean."""
+
+MAX_PIPELINED_REQUESTS: Final = 16
+"""Requests that are sent before the answer to the one before them."""
+
+LINGER_S: Final = 5.0
+"""A caller that is answered before it has sent all is given this long to read the answer."""
 
 HEAD_TIMEOUT_S: Final = 10
 """From the first byte of a request, or from the connection on, to the end of the head."""
@@ -40,6 +56,9 @@ QUOTES_OF_ENTRY: Final = 64
 """A larger body has its quotation marks counted before it is decoded: so many for each entry of the
 longest list that the node's limits allow. A message with all its fields has 32."""
 
+MAX_QUOTED_CHARS: Final = 200
+"""What an error says of a request that its type refuses."""
+
 HEARTBEAT_S: Final = 10.0
 """A follower that is sent nothing else gets a comment this often: proxies and browsers end
 connections that are silent for longer."""
@@ -50,12 +69,11 @@ RETRY_AFTER_S: Final = 1
 CORS_MAX_AGE_S: Final = 600
 """How long a browser may keep what a preflight request has told it."""
 
-WAKU_PAGE_MESSAGES: Final = 20
 MAX_WAKU_PAGE_MESSAGES: Final = 100
-"""``pageSize`` of ``/store/v3/messages`` where none is given, and at most, as nwaku has them."""
+"""``pageSize`` of ``/store/v3/messages`` at most, as nwaku has it."""
 
-WAKU_TIME_DIGITS: Final = 20
-"""A time parameter with more is no 64-bit number."""
+MAX_WAKU_INTEGER_DIGITS: Final = 40
+"""Digits of a parameter that are read: the 20 of a number of 64 bits, with zeros before them."""
 
 SHARED_FRAMES: Final = 256
 MAX_SHARED_FRAMES_BYTES: Final = 4 * 1024

@@ -18,7 +18,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from store.http.connections import BoundedProtocol, Connections
-from store.http.limits import HANDSHAKE_TIMEOUT_S, KEEP_ALIVE_S, MAX_HEAD_BYTES
+from store.http.limits import HANDSHAKE_TIMEOUT_S, KEEP_ALIVE_S
 from store.serving.addresses import ListenAddress, bind_error
 from store.serving.tls import TlsFiles, renewing_context
 
@@ -75,7 +75,7 @@ def bind(
         logging.getLogger(name).setLevel(logging.CRITICAL)
     config = uvicorn.Config(
         app,
-        http="h11",
+        http="httptools",
         ws="none",
         lifespan="off",
         log_config=None,
@@ -83,7 +83,6 @@ def bind(
         proxy_headers=False,
         server_header=False,
         timeout_keep_alive=KEEP_ALIVE_S,
-        h11_max_incomplete_event_size=MAX_HEAD_BYTES,
     )
     port = bound.getsockname()[1]
     return HttpListener(bound, where.with_port(port), _Server(config, connections, context))

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from base64 import b64decode, urlsafe_b64encode
 from binascii import Error as BinasciiError
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, TypeVar
 
 import msgspec
 from msgspec import Struct
+from starlette.types import Receive, Scope, Send
 
 from store.domain.ports import HistoryEntry, TopicFilter
 from store.domain.query import check_count, filter_by
 from store.http import schemas
 from store.http.exchange import JSON, CallerGone, Exchange
 from store.http.failure import HttpFailure, bad_request
-from store.http.limits import COUNTED_BODY_BYTES, QUOTES_OF_ENTRY
+from store.http.limits import COUNTED_BODY_BYTES, MAX_QUOTED_CHARS, QUOTES_OF_ENTRY
 from store.serving.call import REQUEST_IDS, Call
 from store.serving.failure import over_limit
 
@@ -37,13 +38,20 @@ async def refuse(exchange: Exchange, failure: HttpFailure) -> None:
     await exchange.respond(body, content_type, status=failure.status, headers=failure.headers)
 
 
-async def answer_anybody(exchange: Exchange, answer: Awaitable[None]) -> None:
-    """Answer without a look at who asks."""
-    exchange.request_id = next(REQUEST_IDS)
-    try:
-        await answer
-    except CallerGone:
-        exchange.abort()
+class OpenEndpoint:
+    """An ASGI application that gives one answer, whoever asks."""
+
+    def __init__(self, answer: Callable[[Exchange], Awaitable[None]]) -> None:
+        self._answer = answer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        exchange = Exchange(scope, receive, send)
+        exchange.request_id = next(REQUEST_IDS)
+        try:
+            await self._answer(exchange)
+        except CallerGone:
+            exchange.abort()
 
 
 def read(kind: type[_T], call: Call, exchange: Exchange, body: bytes) -> _T:
@@ -59,7 +67,8 @@ def read(kind: type[_T], call: Call, exchange: Exchange, body: bytes) -> _T:
             return schemas.decode(kind, body)
         return schemas.from_parameters(kind, _parameters(kind, exchange))
     except msgspec.ValidationError as error:
-        raise bad_request(f"the request is wrong: {error}") from None
+        # It may quote a name or a value that is as long as the body.
+        raise bad_request(f"the request is wrong: {str(error)[:MAX_QUOTED_CHARS]}") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise bad_request(f"the body is no JSON: {error}") from None
 
@@ -79,8 +88,7 @@ def _check_parts(call: Call, body: bytes) -> None:
 
 def _parameters(kind: type[Struct], exchange: Exchange) -> dict[str, Any]:
     lists, found = schemas.repeatable(kind), {}
-    for name in exchange.query.keys():  # noqa: SIM118 - a multi-dict, whose keys are given once
-        values = exchange.query.getlist(name)
+    for name, values in exchange.parameters.items():
         if name == TOKEN_PARAMETER:
             continue
         if name not in lists and len(values) > 1:
@@ -101,8 +109,8 @@ def topic_filter(request: schemas.Topics | schemas.Channel, call: Call) -> Topic
 
 
 def digest(text: str) -> bytes:
-    """A hash that the type has checked."""
-    return bytes.fromhex(text[2:])
+    """Return the bytes of a hash that the type has checked."""
+    return bytes.fromhex(text.lower().removeprefix("0x"))
 
 
 def history(name: str, entries: Sequence[schemas.Entry], limit: int) -> list[HistoryEntry]:

@@ -32,8 +32,8 @@ Count = Annotated[int, Meta(ge=0, le=_LARGEST_UINT32)]
 Hash = Annotated[
     str,
     Meta(
-        pattern="^0x[0-9a-fA-F]{64}$",
-        description="A message hash: 0x and 64 hexadecimal digits.",
+        pattern="^(0[xX])?[0-9a-fA-F]{64}$",
+        description="A message hash: 64 hexadecimal digits, with or without 0x.",
     ),
 ]
 HashOut = Annotated[str, Meta(description="A message hash: 0x and 64 hexadecimal digits.")]
@@ -186,11 +186,26 @@ class NewMessage(_Request):
     pubsub_topic: str
     content_topic: str
     payload: Base64
-    timestamp: Nanoseconds
+    timestamp: Annotated[
+        int,
+        Meta(
+            ge=-(2**63),
+            le=MAX_TIMESTAMP_NS,
+            description="Unix time in nanoseconds, as a number or a decimal string; a message whose"
+            " time is not greater than 0 is rejected.",
+            extra_json_schema={"type": ["integer", "string"], "format": "int64"},
+        ),
+    ]
     version: Count | UnsetType = UNSET
     meta: Base64 | UnsetType = UNSET
     rate_limit_proof: Base64 | UnsetType = UNSET
     ephemeral: bool | UnsetType = UNSET
+
+
+MESSAGE_FIELDS: Final = tuple(
+    each for each in NewMessage.__struct_fields__ if each != "pubsub_topic"
+)
+"""Those of a ``WakuMessage``."""
 
 
 class Publish(_Request):

@@ -6,15 +6,18 @@ reach. Two rules keep other sites out, and CORS lets in those that the operator 
 1. The header ``Host`` must be an address, ``localhost``, or a name that is allowed. A page whose
    own name was made to lead to the node (DNS rebinding) is of the node's origin to the browser, so
    that nothing but this name tells it apart.
-2. A request with a body must be of the node's own origin, of one that is allowed, or of no browser.
-   ``Sec-Fetch-Site`` is believed first, since no page can set it; browsers send it to HTTPS and
-   loopback alone, so that without it ``Origin`` is compared with ``Host``.
+2. A request must be of the node's own origin, of one that is allowed, or of no browser.
+   ``Sec-Fetch-Site`` is believed first, since no page can set it; of another site, it lets a page
+   be opened and nothing else be read, such as an image, whose cost is the node's. Browsers send it
+   to HTTPS and loopback alone: without it, the ``Origin`` of a request with a body is compared with
+   ``Host``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from starlette.datastructures import Headers
@@ -22,18 +25,15 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from store.http.connect import ASKED_HEADERS, SHOWN_HEADERS
-from store.http.connections import Connections
-from store.http.exchange import Exchange
 from store.http.failure import HttpFailure
 from store.http.limits import CORS_MAX_AGE_S
-from store.http.requests import answer_anybody, refuse
+from store.http.requests import OpenEndpoint, refuse
 from store.observe.hosts import ANY, is_served, name_of
 from store.observe.metrics import Metrics
 from store.serving.failure import Code
 
 MISDIRECTED: Final = 421
 _ASKED_HEADERS: Final = ("authorization", "content-type", "last-event-id", "x-request-id")
-_ASKING: Final = ("GET", "HEAD", "OPTIONS")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Sites:
     hosts: Collection[str] = ()
 
     def wrong(self, method: str, headers: Headers) -> HttpFailure | None:
-        """Why a request is refused before anybody asks who sent it."""
+        """Return the error of a request that is refused before its caller is identified."""
         host = headers.get("host", "")
         if not is_served(host, self.hosts):
             return HttpFailure(
@@ -57,7 +57,7 @@ class Sites:
                 f"this node is not called {name_of(host)[:100]!r}: call it by its address, or start"
                 " it with --http-allow-host and this name",
             )
-        if method in _ASKING or self._may_write(host, headers):
+        if self._is_allowed(method, host, headers):
             return None
         return HttpFailure(
             403,
@@ -66,24 +66,22 @@ class Sites:
             " --http-allow-origin and the page's origin",
         )
 
-    def _may_write(self, host: str, headers: Headers) -> bool:
+    def _is_allowed(self, method: str, host: str, headers: Headers) -> bool:
         origin, site = headers.get("origin"), headers.get("sec-fetch-site")
-        if ANY in self.origins or origin in self.origins:
+        if ANY in self.origins or origin in self.origins or site in ("same-origin", "none"):
             return True
         if site is not None:
-            return site in ("same-origin", "none")
-        return origin is None or origin.partition("://")[2] == host.lower()
+            return method in ("GET", "HEAD") and headers.get("sec-fetch-dest") == "document"
+        is_own = origin is None or origin.partition("://")[2] == host.lower()
+        return is_own or method in ("GET", "HEAD", "OPTIONS")
 
 
 class SiteCheck:
     """Answers what is refused, and passes on the rest with the headers of CORS."""
 
-    def __init__(
-        self, app: ASGIApp, sites: Sites, connections: Connections, metrics: Metrics
-    ) -> None:
+    def __init__(self, app: ASGIApp, sites: Sites, metrics: Metrics) -> None:
         self._app = app if not sites.origins else _cross_origin(app, sites.origins)
         self._sites = sites
-        self._connections = connections
         self._refused = metrics.http_requests
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -92,9 +90,8 @@ class SiteCheck:
         if failure is None:
             await self._app(scope, receive, send)
             return
-        exchange = Exchange(scope, receive, send, self._connections)
         self._refused.labels("refused", str(failure.status)).inc()
-        await answer_anybody(exchange, refuse(exchange, failure))
+        await OpenEndpoint(partial(refuse, failure=failure))(scope, receive, send)
 
 
 def _cross_origin(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:

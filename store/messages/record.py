@@ -7,10 +7,10 @@ A *frame* is what a response carries for one message: field 1 (tag, length, body
     0A len( 0A 20 hash  12 len( 0A len                  ...       content topic ... ) 1A pubsub )
 
 so that the payload can be read on its own, and a response is spliced together from stored bytes.
-Known fields are in ascending order with their presence as published; an empty payload is not
-encoded, and then ``head`` ends where the content topic begins. What a head has up to the end of the
-hash follows from the hash and the length of the rest: batches and rows have heads without it, of 2
-to 8 bytes.
+Known fields are in ascending order with their presence as published, but for the payload, which is
+always present: nwaku refuses a message without it. What a head has up to the end of the hash
+follows from the hash and the length of the rest: batches and rows have heads without it, of 4 to 8
+bytes.
 """
 
 from collections.abc import Sequence
@@ -174,10 +174,12 @@ def _before_hash(rest_bytes: int) -> bytes:
 
 @lru_cache(maxsize=MAX_CACHED_LAYOUTS)
 def frame_layout(payload_bytes: int, body_bytes: int) -> tuple[bytes, int]:
-    """A head without the hash, and where the tail begins in the encoded WakuMessage.
+    """Return a head without the hash, and where the tail begins in the encoded WakuMessage.
 
-    The sizes are those of the payload and the WakuMessage.
+    The sizes are those of the payload and of the WakuMessage as protobuf encodes it, which is
+    without a payload field where the payload is empty.
     """
-    payload_prefix = b"\x0a" + varint(payload_bytes) if payload_bytes else b""
-    head = _TAG_MESSAGE + varint(body_bytes) + payload_prefix
-    return head, len(payload_prefix) + payload_bytes
+    prefix = b"\x0a" + varint(payload_bytes)
+    if not payload_bytes:
+        return _TAG_MESSAGE + varint(len(prefix) + body_bytes) + prefix, 0
+    return _TAG_MESSAGE + varint(body_bytes) + prefix, len(prefix) + payload_bytes

@@ -1,36 +1,45 @@
 """The metrics listener: `/metrics`, `/healthz`, `/readyz` and the status page, over plain HTTP/1.1.
 
-One request per connection. Whoever can reach the port cannot hold the node up, nor keep probes out,
-which have places of their own:
+It has a thread and an event loop of its own, so that probes are answered while the node's loop is
+busy. Probes read values that the node has set; metrics and the page are rendered in the node's
+loop. A node whose loop has not run for `READY_SILENCE_S` is not ready, and after
+`LIVE_SILENCE_S` it is not alive.
+
+One request per connection. Callers cannot hold the node up, nor keep probes out:
 
 - connections whose request is not complete are bounded in number and time; where one more comes,
-  the one that waits longest makes room, and a probe sends its request at once;
-- requests for metrics and for the page are bounded in number, each for itself;
-- what else there is costs nothing, and is always answered.
+  the one that waits longest is closed, and a probe sends its request at once;
+- requests for metrics and for the page under way are bounded in number, each for itself;
+- everything else is answered at once.
 
-Pages are for browsers, and so for the names alone that `store.observe.hosts` tells. Metrics and
-probes are for programs, which call by whatever name they find a node: these may be asked for by any
-name, but by a browser. It always sends ``Accept-Language``, which no web page can leave out, and a
-name: a request without one is no browser's.
+Pages are for browsers, and are served by the names alone that `store.observe.hosts` allows. Metrics
+and probes are for programs, which call a node by any name: they are served by any name, but not to
+a browser. A browser always sends ``Accept-Language``, which no web page can leave out, and a name.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from http import HTTPStatus
+from threading import Thread
 
 from store.observe import page
 from store.observe.hosts import is_served, name_of
 from store.observe.limits import (
+    BEAT_INTERVAL_S,
     HTTP_HEAD_TIMEOUT_S,
     HTTP_TIMEOUT_S,
+    LIVE_SILENCE_S,
     MAX_HTTP_HEAD_BYTES,
     MAX_METRICS_REQUESTS,
     MAX_STATUS_REQUESTS,
     MAX_UNFINISHED_REQUESTS,
+    READY_SILENCE_S,
 )
 from store.observe.metrics import CONTENT_TYPE
 
@@ -42,10 +51,12 @@ _TOO_LARGE = f"A request has at most {MAX_HTTP_HEAD_BYTES} bytes.\n".encode()
 _NO_PAGE = b"Here are /metrics, /healthz and /readyz.\n"
 _NOT_HERE = b"Here are /status, /status.json, /metrics, /healthz and /readyz.\n"
 
+_Render = Callable[[], Coroutine[None, None, bytes]]
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One response; `body` is left out for HEAD."""
+    """A response; `body` is left out for HEAD."""
 
     status: HTTPStatus
     body: bytes
@@ -53,65 +64,102 @@ class Answer:
     headers: Sequence[tuple[str, str]] = ()
 
 
-class MetricsListener:
-    """Serves until `close`; without `render_status` there is no status page.
+_TOO_MANY = Answer(
+    HTTPStatus.SERVICE_UNAVAILABLE,
+    b"Too many such requests are under way: ask again in a few seconds.\n",
+    headers=(("Retry-After", "3"),),
+)
 
-    ``hosts``: names by which a browser may call, besides addresses and ``localhost``.
+
+class MetricsListener:
+    """A server of its own thread, until `close`; without `render_status` it has no status page.
+
+    ``why_not_ready`` returns a value that was set, from any thread. ``hosts``: names by which a
+    browser may call, besides addresses and ``localhost``.
     """
 
     def __init__(
         self,
-        render_metrics: Callable[[], Awaitable[bytes]],
-        render_status: Callable[[], Awaitable[bytes]] | None,
+        render_metrics: _Render,
+        render_status: _Render | None,
         why_not_ready: Callable[[], str | None],
         hosts: Collection[str],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._render_metrics = render_metrics
         self._render_status = render_status
         self._why_not_ready = why_not_ready
         self._hosts = hosts
-        self._server: asyncio.Server | None = None
+        self._clock = clock
+        self._beat_s = clock()
         self._unfinished: dict[asyncio.StreamWriter, None] = {}
-        self._metrics_requests = _Places("requests for metrics", MAX_METRICS_REQUESTS)
-        self._status_requests = _Places("requests about the status page", MAX_STATUS_REQUESTS)
+        self._limits = {
+            "/metrics": asyncio.Semaphore(MAX_METRICS_REQUESTS),
+            page.PATH: asyncio.Semaphore(MAX_STATUS_REQUESTS),
+        }
 
     async def open(self, host: str, port: int) -> int:
-        """Bind and serve; returns the port.
+        """Bind an address, serve, and return the port.
 
         Raises:
             OSError: The address cannot be bound.
         """
-        self._server = await asyncio.start_server(
-            self._serve, host, port, limit=MAX_HTTP_HEAD_BYTES
+        bound: Future[int] = Future()
+        self._node = asyncio.get_running_loop()
+        self._thread = Thread(
+            target=lambda: asyncio.run(self._listen(host, port, bound)), name="probes", daemon=True
         )
-        bound: int = self._server.sockets[0].getsockname()[1]
-        return bound
+        self._thread.start()
+        port = await asyncio.wrap_future(bound)
+        self._beat()
+        return port
 
     async def close(self) -> None:
-        """Stop listening; requests under way may end by themselves within their time."""
-        if self._server is not None:
-            self._server.close()
-            self._server = None
+        """Stop serving, and end the thread."""
+        self._beating.cancel()
+        self._loop.call_soon_threadsafe(self._ending.set)
+        await asyncio.to_thread(self._thread.join)
+
+    async def _listen(self, host: str, port: int, bound: Future[int]) -> None:
+        self._loop, self._ending = asyncio.get_running_loop(), asyncio.Event()
+        try:
+            server = await asyncio.start_server(self._serve, host, port, limit=MAX_HTTP_HEAD_BYTES)
+        except OSError as error:
+            bound.set_exception(error)
+            return
+        bound.set_result(server.sockets[0].getsockname()[1])
+        await self._ending.wait()
+        server.close()
+
+    def _beat(self) -> None:
+        """Note that the node's loop runs."""
+        self._beat_s = self._clock()
+        self._beating = self._node.call_later(BEAT_INTERVAL_S, self._beat)
+
+    async def _rendered(
+        self, render: _Render, content_type: str, headers: Sequence[tuple[str, str]] = ()
+    ) -> Answer:
+        rendered = asyncio.run_coroutine_threadsafe(render(), self._node)
+        return Answer(HTTPStatus.OK, await asyncio.wrap_future(rendered), content_type, headers)
 
     async def answer(self, method: str, path: str) -> Answer:
-        """The response to one request."""
+        """Return the response to one request."""
         if method not in ("GET", "HEAD"):
             return Answer(HTTPStatus.METHOD_NOT_ALLOWED, b"Use GET or HEAD.\n")
         path = path.partition("?")[0]
         match path:
             case "/metrics":
-                return Answer(HTTPStatus.OK, await self._render_metrics(), CONTENT_TYPE)
+                return await self._rendered(self._render_metrics, CONTENT_TYPE)
             case "/healthz":
-                return Answer(HTTPStatus.OK, b"alive\n")
+                return _probed("alive", self._silence(LIVE_SILENCE_S))
             case "/readyz":
-                return self._readiness()
+                return _probed("ready", self._silence(READY_SILENCE_S) or self._why_not_ready())
         return await self._answer_browser(path)
 
-    def _readiness(self) -> Answer:
-        reason = self._why_not_ready()
-        if reason is None:
-            return Answer(HTTPStatus.OK, b"ready\n")
-        return Answer(HTTPStatus.SERVICE_UNAVAILABLE, f"not ready: {reason}\n".encode())
+    def _silence(self, longest_s: float) -> str | None:
+        """Return a reason if the node's loop has not run for longer than this."""
+        silent_s = self._clock() - self._beat_s
+        return f"nothing has run for {silent_s:.0f} s" if silent_s > longest_s else None
 
     async def _answer_browser(self, path: str) -> Answer:
         if self._render_status is None:
@@ -119,7 +167,7 @@ class MetricsListener:
         if path == "/":
             return Answer(HTTPStatus.FOUND, b"", headers=(("Location", page.PATH),))
         if path == page.DATA_PATH:
-            return Answer(HTTPStatus.OK, await self._render_status(), _JSON, page.HEADERS)
+            return await self._rendered(self._render_status, _JSON, page.HEADERS)
         found = page.asset(path)
         if found is None:
             return Answer(HTTPStatus.NOT_FOUND, _NOT_HERE)
@@ -141,7 +189,7 @@ class MetricsListener:
     async def _head(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> bytes | None:
-        """The request line and the headers; None where the connection ended before."""
+        """Return the request line and the headers; None where the connection ended before."""
         if len(self._unfinished) >= MAX_UNFINISHED_REQUESTS:
             oldest = next(iter(self._unfinished))
             del self._unfinished[oldest]
@@ -163,21 +211,18 @@ class MetricsListener:
             return
         method, path, _ = parts
         with_body = method != "HEAD"
-        misdirected = self._misdirected(path, _headers(lines))
-        if misdirected is not None:
-            await _send(writer, misdirected, with_body=with_body)
+        limit = next((each for start, each in self._limits.items() if path.startswith(start)), None)
+        refusal = self._misdirected(path, _headers(lines))
+        if refusal is None and limit is not None and limit.locked():
+            refusal = _TOO_MANY
+        if refusal is not None:
+            await _send(writer, refusal, with_body=with_body)
             return
-        places = self._places(path)
-        if places is None:
+        async with limit or contextlib.nullcontext():
             await _send(writer, await self.answer(method, path), with_body=with_body)
-        elif places.free == 0:
-            await _send(writer, _too_many(places.what), with_body=with_body)
-        else:
-            with places:
-                await _send(writer, await self.answer(method, path), with_body=with_body)
 
     def _misdirected(self, path: str, headers: Mapping[str, str]) -> Answer | None:
-        """The answer to a page that may have been led here by its own name."""
+        """Return the answer to a page whose own name may have been made to lead here."""
         if path.partition("?")[0] in _FOR_PROGRAMS and "accept-language" not in headers:
             return None
         host = headers.get("host")
@@ -189,38 +234,17 @@ class MetricsListener:
         )
         return Answer(HTTPStatus.MISDIRECTED_REQUEST, sentence.encode())
 
-    def _places(self, path: str) -> _Places | None:
-        """The places that a request needs one of."""
-        if path.startswith(page.PATH):
-            return self._status_requests
-        return self._metrics_requests if path.startswith("/metrics") else None
-
-
-class _Places:
-    """How many requests of one kind are under way at most."""
-
-    def __init__(self, what: str, most: int) -> None:
-        self.what = what
-        self.free = most
-
-    def __enter__(self) -> None:
-        self.free -= 1
-
-    def __exit__(self, *_: object) -> None:
-        self.free += 1
-
 
 def _headers(lines: Sequence[str]) -> dict[str, str]:
-    """Headers by their names in small letters; of one that comes again the last."""
+    """Return headers by their names in small letters; of one that comes again the last."""
     pairs = (line.partition(":") for line in lines)
     return {name.strip().lower(): value.strip() for name, _, value in pairs}
 
 
-def _too_many(what: str) -> Answer:
-    sentence = f"Too many {what}: ask again in a few seconds.\n"
-    return Answer(
-        HTTPStatus.SERVICE_UNAVAILABLE, sentence.encode(), headers=(("Retry-After", "3"),)
-    )
+def _probed(state: str, reason: str | None) -> Answer:
+    if reason is None:
+        return Answer(HTTPStatus.OK, f"{state}\n".encode())
+    return Answer(HTTPStatus.SERVICE_UNAVAILABLE, f"not {state}: {reason}\n".encode())
 
 
 async def _refuse(writer: asyncio.StreamWriter, status: HTTPStatus, sentence: bytes) -> None:

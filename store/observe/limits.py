@@ -28,6 +28,12 @@ HTTP_HEAD_TIMEOUT_S: Final = 3.0
 HTTP_TIMEOUT_S: Final = 10.0
 """How long one request may take, from the connection to the end of the response."""
 
+BEAT_INTERVAL_S: Final = 1.0
+READY_SILENCE_S: Final = 10.0
+LIVE_SILENCE_S: Final = 60.0
+"""How often the node's event loop notes that it runs, and for how long it may not before the node
+is neither ready nor, at last, alive."""
+
 MAX_STATUS_REQUESTS: Final = 24
 """Requests about the status page under way; further ones are answered 503."""
 

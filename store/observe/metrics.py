@@ -133,6 +133,9 @@ class Metrics:
         self.publishes_in_flight = self._gauge(
             "storenode_publishes_in_flight", "Batches that were received and not yet acknowledged."
         )
+        self.read_only = self._gauge(
+            "storenode_read_only", "1 on a node that takes no messages (--read-only), else 0."
+        )
         self.followers = self._gauge("storenode_followers", "Follow calls under way.")
         self.http_requests = self._counter(
             "storenode_http_requests_total",
@@ -224,6 +227,11 @@ class Metrics:
         self.unread_oldest_seconds = self._gauge(
             "storenode_unread_oldest_seconds",
             "For how long the oldest unread event has waited; 0: there is none.",
+        )
+        self.unconfirmed_oldest_seconds = self._gauge(
+            "storenode_unconfirmed_oldest_seconds",
+            "For how long the oldest message lacks confirmations that --max-confirms asks for; 0:"
+            " none does.",
         )
         self.waiting_events = self._gauge(
             "storenode_waiting_events", "Messages held that name a parent which is not."
@@ -348,6 +356,20 @@ class Metrics:
 
     def _make_process(self, version: str) -> None:
         self.ready = self._gauge("storenode_ready", "1 while the node is able to serve, else 0.")
+        self.clock_offset_seconds = self._gauge(
+            "storenode_clock_offset_seconds",
+            "By how much the clock of the database or of a peer is ahead of this node's.",
+            ["other"],
+        )
+        self.clock_limit_seconds = self._gauge(
+            "storenode_clock_limit_seconds",
+            "A clock that differs by more is a problem: half of --max-clock-drift.",
+        )
+        self.clock_refused_publishers = self._gauge(
+            "storenode_clock_refused_publishers_ratio",
+            "Share of the publishers of the last five minutes whose timestamps were refused; 0: of"
+            " fewer than three.",
+        )
         self.log_events_suppressed = self._gauge(
             "storenode_log_events_suppressed",
             "Log events that were held back since the start because there were too many.",

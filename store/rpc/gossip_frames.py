@@ -22,7 +22,6 @@ from store.gossip.events import (
     SyncLeaves,
 )
 from store.messages.fields import chunk_messages
-from store.messages.transfer import MalformedMessage
 from store.observe.limits import MAX_FRAME_TRACES
 from store.rpc.limits import MAX_GOSSIP_ENTRIES, MAX_GOSSIP_FRAME_BYTES
 from store.serving.failure import malformed, over_limit
@@ -172,10 +171,7 @@ async def _bodies(messages: Sequence[bytes], size_bytes: int, admission: Admissi
     for start in range(0, count, step):
         if start:
             await asyncio.sleep(0)
-        try:
-            admission.admit(messages[start : start + step])
-        except MalformedMessage:
-            raise malformed(_NO_FRAME) from None
+        admission.admit(messages[start : start + step])
     published = admission.admitted
     return Bodies(published.batch, _refused(published), size_bytes)
 

@@ -21,6 +21,7 @@ from store.config.node import NodeConfig
 from store.db.primary.guard import Choice
 from store.domain.ports import StoreUnavailable
 from store.embedded.process import is_full_disk
+from store.observe.clocks import DATABASE, ClockComparison
 from store.observe.http import MetricsListener
 from store.observe.limits import RATE_INTERVAL_S
 from store.observe.logging import get_logger, write_suppressed
@@ -56,10 +57,9 @@ from store.runtime.listening import (
     check_certificates,
 )
 from store.runtime.memory import Trimmer, map_large_blocks
-from store.runtime.monitor import DatabaseMonitor
-from store.runtime.peer_secret import read_peer_secret
+from store.runtime.monitor import DatabaseHealth, DatabaseMonitor
 from store.runtime.peering import Peering, open_peering
-from store.runtime.policy import PolicySource, client_limits, request_limits
+from store.runtime.policy import PolicySource, client_limits
 from store.runtime.readiness import Obstacle, Readiness
 from store.runtime.services import Wiring, open_wiring
 from store.runtime.status import Parts, StatusReport
@@ -96,6 +96,8 @@ class Node:
         self._telemetry: Telemetry | None = None
         self._health = Health()
         self._drain = Drain()
+        self._unsent = UnsentAnswers(time.monotonic, config.max_unsent_size)
+        self._clocks = ClockComparison(config.max_clock_drift)
         self._readiness = Readiness(self._ready_changed)
         self._status = StatusReport(version, self._metrics, self._readiness)
         self._callers = BoundedDict[str, float](MAX_CALLERS)
@@ -160,7 +162,6 @@ class Node:
     async def _start(self, stack: AsyncExitStack) -> Listeners:
         config = self._config
         self._tokens.load()
-        secret = read_peer_secret(config.peer_secret_file)
         certificate_name = check_certificates(config)
         check_tracing(config)
         metrics_address = await self._open_metrics(stack)
@@ -188,7 +189,7 @@ class Node:
             identity,
             policy=self._policy,
             metrics=self._metrics,
-            secret=secret,
+            clocks=self._clocks,
         )
         gossiping = await open_gossip(
             stack,
@@ -205,7 +206,7 @@ class Node:
             stack, Parts(identity, wiring, peering, gossiping, config.retention, self._callers)
         )
         context = self._rpc_context(identity, wiring, peering, gossiping, tracing)
-        listeners = bind_listeners(config, wiring.services, context, secret)
+        listeners = bind_listeners(config, wiring.services, context)
         stack.push_async_callback(listeners.stop, 0)
         for listener in listeners.all:
             await listener.start()
@@ -245,13 +246,16 @@ class Node:
         return str(Address(where.host, port))
 
     async def _start_tasks(self, stack: AsyncExitStack, wiring: Wiring) -> None:
-        telemetry = Telemetry(self._metrics, wiring, self._policy)
+        telemetry = Telemetry(self._metrics, wiring, self._policy, self._clocks)
         await telemetry.read_summary()
         self._telemetry = telemetry
         self._metrics.database_up.set(1)
         self._show_options()
         self._monitor = DatabaseMonitor(
-            wiring.database, self._database_changed, read_only=self._config.read_only
+            wiring.database,
+            self._database_changed,
+            read_only=self._config.read_only,
+            on_time=None if self._config.database_url is None else self._note_database_time,
         )
         watch = self._host_watch(wiring)
         if watch is not None:
@@ -265,7 +269,7 @@ class Node:
             tasks.start("maintainer", wiring.maintainer.run)
         tasks.start_every(SUMMARY_INTERVAL_S, "summary", telemetry.read_all)
         tasks.start_every(CONDITION_INTERVAL_S, "condition", telemetry.read_condition)
-        tasks.start_every(DISK_INTERVAL_S, "disk space", self._disk.look)
+        tasks.start_every(DISK_INTERVAL_S, "disk space", self._check_disk)
         tasks.start_every(PROBLEMS_INTERVAL_S, "problems", self._look_for_problems)
         tasks.start_every(TOKEN_CHECK_INTERVAL_S, "token file", self._tokens.follow)
         tasks.start_every(LOG_SUMMARY_INTERVAL_S, "log summary", write_suppressed)
@@ -284,6 +288,7 @@ class Node:
     def _show_options(self) -> None:
         """What alerts compare with."""
         config, metrics = self._config, self._metrics
+        metrics.read_only.set(int(config.read_only))
         metrics.retention_seconds.set((config.retention or 0) / NS_PER_S)
         metrics.retention_requires_archive.set(int(config.retention_requires_archive))
         metrics.sync_interval_seconds.set(config.sync_interval / NS_PER_S if config.peer else 0)
@@ -300,10 +305,8 @@ class Node:
         assert telemetry is not None
 
         async def state() -> NodeState:
-            # Where the database is away, it is told as it last was.
-            if self._database_up:
-                await telemetry.read_summary()
-            summary = telemetry.summary
+            is_up = self._database_up
+            summary = await telemetry.read_summary() if is_up else telemetry.summary
             return NodeState(
                 ready=self._readiness.ready,
                 messages=summary.messages,
@@ -325,8 +328,7 @@ class Node:
             state=state,
             metrics=self._metrics,
             health=self._health,
-            limits=request_limits(self._config),
-            unsent=UnsentAnswers(time.monotonic, self._config.max_unsent_size),
+            unsent=self._unsent,
             drain=self._drain,
             exchange=peering.synchronizer,
             sessions=None if self._config.read_only else peering.sessions,
@@ -339,6 +341,7 @@ class Node:
             missing_parents=wiring.missing_parents,
             coverage=wiring.coverage,
             read_only=self._config.read_only,
+            clocks=self._clocks,
         )
 
     def _tell_ready(self, listeners: Listeners, metrics_address: str, node_id: str) -> None:
@@ -366,7 +369,11 @@ class Node:
         self._drain.begin()
         if self._gossiping is not None:
             self._gossiping.drain()
-        await listeners.stop(self._config.drain_timeout / NS_PER_S)
+        ending = asyncio.create_task(self._unsent.drain())
+        try:
+            await listeners.stop(self._config.drain_timeout / NS_PER_S)
+        finally:
+            ending.cancel()
 
     # What happens meanwhile
 
@@ -394,12 +401,22 @@ class Node:
         # Else what has just ended would be told until the next look.
         self._status.look()
 
-    def _database_changed(self, up: bool) -> None:
-        self._metrics.database_up.set(int(up))
-        self._metrics.database_events.labels("back" if up else "away").inc()
-        self._database_up = up
+    def _check_disk(self) -> None:
+        self._disk.look()
+        self._readiness.set(Obstacle.SPACE, present=self._disk.full)
+
+    def _note_database_time(self, time_ns: int, delay_ns: int) -> None:
+        self._clocks.note(DATABASE, time_ns, delay_ns)
+
+    def _database_changed(self, health: DatabaseHealth) -> None:
+        is_up = health.is_up
+        if is_up != self._database_up:
+            self._metrics.database_up.set(int(is_up))
+            self._metrics.database_events.labels("back" if is_up else "away").inc()
+        self._database_up = is_up
         self._show_refusal()
-        self._readiness.set(Obstacle.DATABASE, present=not up)
+        self._readiness.set(Obstacle.DATABASE, not is_up, health.reason)
+        self._readiness.set(Obstacle.WRITES, is_up and not health.takes_writes, health.reason)
 
     def _hosts_seen(self, choice: Choice) -> None:
         self._refusing = bool(choice.refused)

@@ -27,10 +27,10 @@ from store.db.writing.tracking import Tracking
 from store.db.writing.unread import UnreadEvents
 from store.db.writing.writer import DatabaseWriter
 from store.domain.commits import CommitRow, WrittenIds
-from store.domain.conflicts import Conflict, log_conflict
 from store.domain.hub import Place
 from store.domain.ports import Services, Source
 from store.domain.retention import RetentionPolicy
+from store.messages.conflicts import Conflict
 from store.messages.record import RecordBatch
 from store.observe.logging import get_logger
 from store.observe.metrics import Metrics
@@ -39,7 +39,6 @@ from store.runtime.disk import DiskSpace
 from store.runtime.environment import system_environment
 from store.runtime.heard import HeardTopics
 from store.runtime.limits import MAX_CLOCK_LEAD_NS
-from store.runtime.policy import request_limits
 from store.sync.coverage import Coverage
 from store.sync.index.hot import HotIndex
 from store.sync.index.views import IndexedReconcilable
@@ -130,10 +129,10 @@ async def open_wiring(
     """
     database = await Database.open(url, _pool_settings(config), guard)
     stack.push_async_callback(database.close)
-    written_ids, unread = WrittenIds(), UnreadEvents(database)
-    tracking = (
-        Tracking(unread, config.max_confirms) if config.gossip and not config.read_only else None
-    )
+    max_confirms = config.max_confirms if config.gossip else 0
+    written_ids, unread = WrittenIds(), UnreadEvents(database, max_confirms)
+    # Also without gossip: other nodes on the database ask their peers to confirm.
+    tracking = None if config.read_only else Tracking(unread, max_confirms)
     partitions, heard = PartitionMap(time.time_ns, config.retention), HeardTopics()
 
     def stored(batch: RecordBatch, source: Source, new: int) -> None:
@@ -143,7 +142,7 @@ async def open_wiring(
     def conflicting(source: Source, conflict: Conflict) -> None:
         # A client is answered; what others send has no one else to notice it.
         if source is not Source.CLIENT:
-            log_conflict(_LOG, source.value, conflict)
+            _LOG.warning("message_conflict", source=source.value, **conflict.fields())
 
     writer = DatabaseWriter(
         database,
@@ -165,8 +164,6 @@ async def open_wiring(
         index_window_ns(config.sync_range, config.sync_offset),
         system_environment("store.sync.index", metrics),
     )
-    page_bytes = request_limits(config).page_bytes
-
     commits = CommitListeners([hot])
 
     def lost(reached: Place, left: Place) -> None:
@@ -179,17 +176,14 @@ async def open_wiring(
         on_lost=lost,
         on_failed=_feed_failed,
         on_commits=commits.commits,
-        page_bytes=page_bytes,
         read_only=config.read_only,
     )
     await feed.start()
     stack.push_async_callback(feed.stop)
     hot.start()
     stack.push_async_callback(hot.stop)
-    reader = DatabaseReader(database, lambda: feed.messages_ever, page_bytes)
-    services = Services(
-        writer, reader, feed, DatabaseSdsReader(database, page_bytes), follow_cursors(database)
-    )
+    reader = DatabaseReader(database, lambda: feed.counted)
+    services = Services(writer, reader, feed, DatabaseSdsReader(database), follow_cursors(database))
     maintainer = _maintainer(config, database, metrics)
     reconcilable, statements = IndexedReconcilable(ids, hot), DatabaseStatements(database)
     return Wiring(

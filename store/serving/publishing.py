@@ -8,18 +8,20 @@ from dataclasses import dataclass
 from typing import Final
 
 from store.domain.admission import Admission, Admitted
-from store.domain.conflicts import StoreResult
 from store.domain.ports import Services, Source
 from store.domain.unread import Confirmation
+from store.messages.conflicts import StoreResult
 from store.messages.fields import chunk_messages
 from store.messages.record import RecordBatch
 from store.serving.call import Call
 from store.serving.failure import over_limit, unready
+from storenode.message.rules import Reason
 
 READ_ONLY: Final = "this node only reads: publish at a node that takes writes"
 
 _NS_PER_S: Final = 1e9
 _SOURCE: Final = Source.CLIENT.value
+_CLOCKS: Final = frozenset({Reason.TOO_OLD, Reason.TOO_NEW})
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,6 @@ class Publishing:
         Raises:
             CallFailure: too many messages in this request, or the node only reads.
             Exceeded: too many messages lately.
-            MalformedMessage: one is not encoded as the schema says.
         """
         node, count = call.node, len(messages)
         began_ns = node.monotonic_ns()
@@ -73,6 +74,8 @@ class Publishing:
             if start:
                 await asyncio.sleep(0)
             admission.admit(messages[start : start + step])
+        in_time = all(each.label not in _CLOCKS for each in admission.admitted.refusals.values())
+        node.clocks.note_publisher(call.client.name, in_time=in_time)
         return Batch(admission.admitted, min_confirms, timeout_s, began_ns)
 
     async def store(self, call: Call, batch: Batch) -> StoreResult:

@@ -251,11 +251,11 @@ def _decode(part: bytes) -> RawTransferFrame:
     try:
         return RawTransferFrame.FromString(part)
     except DecodeError:
-        raise no_frame() from None
+        raise _no_frame() from None
 
 
-def no_frame() -> MalformedFrame:
-    """The bytes are no ``TransferFrame``, or one of its messages is none."""
+def _no_frame() -> MalformedFrame:
+    """Return the error for bytes that are no ``TransferFrame``."""
     return MalformedFrame("the frame is no TransferFrame: encode it as the schema says")
 
 
@@ -281,7 +281,7 @@ def _cuts(frame: bytes) -> Iterator[int]:
         tag, position = read_varint(frame, position)
         position = end_of_value(frame, position, tag & 7)
         if not 0 <= position <= size:
-            raise no_frame()
+            raise _no_frame()
         field = tag >> 3
         messages += field == _MESSAGES
         answers += field in _ANSWERS

@@ -14,7 +14,8 @@ from storenode.message.limits import CONTENT_DIGEST_BYTES, MAX_TIMESTAMP_NS
 pack_timestamp = struct.Struct(">q").pack
 """A timestamp as the hash takes it: 8 bytes, big-endian, two's complement."""
 
-_pack_length = struct.Struct(">I").pack
+pack_length = struct.Struct(">I").pack
+"""The length of a field as the content digest takes it: 4 bytes, big-endian."""
 
 
 def message_hash(
@@ -76,19 +77,14 @@ def content_digest(
     return sha256(framed + pack_timestamp(timestamp)).digest()[:CONTENT_DIGEST_BYTES]
 
 
-def content_digests(messages: Iterable[tuple[bytes, bytes, bytes, bytes]]) -> list[bytes]:
-    """Compute the content digests of messages whose topics are framed already.
+def content_digests(messages: Iterable[tuple[bytes, ...]]) -> list[bytes]:
+    """Compute the content digests of messages, each given as the parts that follow one another.
 
-    Each is given as its framed pubsub topic, its payload, all framed fields that follow the payload
-    (see `framed_after_payload`), and its packed timestamp.
+    Those are the framed pubsub topic, the packed length of the payload, the payload, all framed
+    fields after it (see `framed_after_payload`), and the packed timestamp.
     """
-    pack, join = _pack_length, b"".join
-    return [
-        sha256(join((before, pack(len(payload)), payload, after, stamp))).digest()[
-            :CONTENT_DIGEST_BYTES
-        ]
-        for before, payload, after, stamp in messages
-    ]
+    join, size = b"".join, CONTENT_DIGEST_BYTES
+    return [sha256(join(parts)).digest()[:size] for parts in messages]
 
 
 def framed_after_payload(content_topic: bytes, meta: bytes = b"") -> bytes:
@@ -98,7 +94,7 @@ def framed_after_payload(content_topic: bytes, meta: bytes = b"") -> bytes:
 
 def length_framed(field: bytes) -> bytes:
     """Return a field after its length in four bytes big-endian."""
-    return _pack_length(len(field)) + field
+    return pack_length(len(field)) + field
 
 
 def _utf8(text: str | bytes) -> bytes:

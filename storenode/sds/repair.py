@@ -4,21 +4,26 @@ A request waits for a time that depends on who asks for what, so that few ask at
 carried by the next own message after that, and again in the same rhythm until the message came
 or was given up. Seeing another's request for the same message puts ours off. An answer waits
 too, the sender's own being first; seeing the message meanwhile cancels it, and a message that was
-answered lately is not answered again.
+answered lately is not answered again. How many bytes are sent again in an epoch is bounded, for
+each participant that asks and in all.
 
 Source: the newest revision's extension SDS-R, and the published implementation for its times.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from functools import lru_cache
 from hashlib import sha256
 from heapq import heappop, heappush
 
 from storenode.common.bounded import BoundedDict
+from storenode.sds.codec import Entry, SdsMessage
 from storenode.sds.config import RepairConfig
-from storenode.sds.envelope import Entry, SdsMessage
 from storenode.sds.limits import (
+    ANSWER_EPOCH_MS,
+    ENTRY_BYTES,
+    MAX_ANSWER_BYTES,
+    MAX_ANSWER_BYTES_PER_REQUESTER,
     MAX_ANSWERS_AT_ONCE,
     MAX_PENDING_ANSWERS,
     MAX_REMEMBERED_ANSWERS,
@@ -114,10 +119,45 @@ class Requests:
         return request_delay_ms(self._config, self._own_id, message_id)
 
 
+class AnswerBudget:
+    """The bytes that may still be sent again in this epoch, by who asked. Names are claims."""
+
+    __slots__ = ("epoch", "spent")
+
+    def __init__(self) -> None:
+        self.epoch = 0
+        self.spent: Counter[str] = Counter()
+
+    @property
+    def spent_bytes(self) -> int:
+        """The bytes that were sent in the epoch."""
+        return self.spent.total()
+
+    def spend(self, now_ms: int, requester: str, size_bytes: int) -> bool:
+        """Take bytes from the budget; return False where they are not left."""
+        if now_ms // ANSWER_EPOCH_MS != self.epoch:
+            self.epoch = now_ms // ANSWER_EPOCH_MS
+            self.spent.clear()
+        if (
+            self.spent[requester] + size_bytes > MAX_ANSWER_BYTES_PER_REQUESTER
+            or self.spent_bytes + size_bytes > MAX_ANSWER_BYTES
+        ):
+            return False
+        self.spent[requester] += size_bytes
+        return True
+
+    def refund(self, requester: str, size_bytes: int) -> None:
+        """Give back what need not be sent."""
+        self.spent[requester] = max(self.spent[requester] - size_bytes, 0)
+
+
 class Answers:
     """Messages that can be sent again, those that will be, and those that were lately."""
 
-    __slots__ = ("_bytes", "_config", "_own_id", "answered", "kept", "pending", "recalls")
+    __slots__ = (
+        *("_bytes", "_config", "_own_id"),
+        *("answered", "budget", "kept", "pending", "recalls", "requesters"),
+    )
 
     def __init__(self, config: RepairConfig, own_id: str) -> None:
         self._config = config
@@ -126,6 +166,8 @@ class Answers:
         self.pending: dict[str, int] = {}
         self.answered = BoundedDict[str, int](MAX_REMEMBERED_ANSWERS)
         self.recalls = Recalls()
+        self.budget = AnswerBudget()
+        self.requesters = BoundedDict[str, str](MAX_REMEMBERED_ANSWERS)
         self._bytes = 0
 
     def keep(self, message: SdsMessage) -> None:
@@ -149,16 +191,16 @@ class Answers:
             self._bytes -= _size(message)
             self.pending.pop(message_id, None)
 
-    def asked(self, entries: Sequence[Entry], log: Log, now_ms: int) -> int:
-        """Another participant asked for messages; of how many of these nothing comes.
+    def asked(self, entries: Sequence[Entry], log: Log, now_ms: int, requester: str) -> int:
+        """Note what another participant asked for; return of how many of these nothing comes.
 
         Most messages of the ``log`` are not in memory.
         """
         looked_at = entries[:MAX_REPAIR_ANSWERED]
-        return len(entries) - sum(self.offer(each, log, now_ms) for each in looked_at)
+        return len(entries) - sum(self.offer(each, log, now_ms, requester) for each in looked_at)
 
-    def offer(self, entry: Entry, log: Log, now_ms: int) -> bool:
-        """A participant asked for a message, or lacks it; False when nothing comes of that."""
+    def offer(self, entry: Entry, log: Log, now_ms: int, requester: str) -> bool:
+        """Note that a participant wants a message; return False if nothing comes of it."""
         message_id = entry.message_id
         message = self.kept.get(message_id)
         if (message is None and message_id not in log) or self._is_under_way(message_id, now_ms):
@@ -170,11 +212,18 @@ class Answers:
             return False
         due_ms = now_ms + answer_delay_ms(self._config, self._own_id, sender_id or "", message_id)
         if message is None:
-            return self.recalls.add(message_id, due_ms)
-        if len(self.pending) >= MAX_PENDING_ANSWERS:
+            if not self.recalls.add(message_id, due_ms):
+                return False
+        elif len(self.pending) >= MAX_PENDING_ANSWERS:
             return False
-        self.pending[message_id] = due_ms
+        else:
+            self.pending[message_id] = due_ms
+        self.requesters[message_id] = requester
         return True
+
+    def requester_of(self, message_id: str) -> str:
+        """Return who was the last to ask for a message; "" if that is forgotten."""
+        return self.requesters.get(message_id, "")
 
     def seen(self, message_id: str) -> None:
         """The message came again: somebody else has answered."""
@@ -212,4 +261,4 @@ class Answers:
 
 
 def _size(message: SdsMessage) -> int:
-    return len(message.content or b"") + 64 * len(message.history) + 256
+    return len(message.content or b"") + ENTRY_BYTES * (len(message.history) + 1)

@@ -51,13 +51,17 @@ def publish(node: NodeProcess, *messages: dict[str, Any]) -> None:
 
 
 def sds(
-    name: str, *parents: str, content: bytes | None = None, topic: str = TOPIC
+    name: str,
+    *parents: str,
+    content: bytes | None = None,
+    topic: str = TOPIC,
+    channel: str = "room",
 ) -> dict[str, Any]:
-    """An SDS message of the channel ``room``."""
+    """Return an SDS message to publish."""
     body = SdsMessage(
         sender_id="ada",
         message_id=name,
-        channel_id="room",
+        channel_id=channel,
         lamport_timestamp=len(parents) + 1,
         causal_history=[HistoryEntry(message_id=each) for each in parents],
         content=f"said in {name}".encode() if content is None else content,
@@ -114,6 +118,19 @@ def test_a_channel_is_shown_with_what_is_missing(page: Page, node: NodeProcess) 
     publish(node, sds("m-lost"))
     until(page, lambda: page.text("#missing") == "", "it is not missing any more")
     assert len(rows(page)) == 3
+
+
+def test_what_others_publish_bounds_the_requests_of_the_page(page: Page, node: NodeProcess) -> None:
+    topic, channels = "/page/1/crowd/proto", range(60)
+    crowd = [sds(f"c-{n}", f"nowhere-{n}", topic=topic, channel=f"crowd-{n}") for n in channels]
+    publish(node, *crowd[:30])
+    show(page, node, topic=topic)
+    until(page, lambda: len(rows(page)) == 30, "those of the history")
+    publish(node, *crowd[30:])
+    until(page, lambda: "40 channels are looked up later" in page.text("#unasked"), "all of them")
+    assert sum("sds/messages" in each for each in page.requests()) == 20
+    assert page.text("#lacks") == "20"
+    assert page.complaints() == []
 
 
 def test_what_its_id_does_not_prove_is_marked_and_forged_beside_what_it_proves(

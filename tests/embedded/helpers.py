@@ -113,7 +113,7 @@ def values(url: str) -> list[int]:
         return [row[0] for row in connection.execute("select value from kept order by value")]
 
 
-def unprivileged() -> dict[str, object]:
+def unprivileged(uid: int | None = None) -> dict[str, object]:
     """The options for a node without privileges; as a user, that is what we are already.
 
     The account that root lends cannot run an interpreter below root's home, where ours may be;
@@ -121,7 +121,7 @@ def unprivileged() -> dict[str, object]:
     """
     if not AS_ROOT:
         return {}
-    uid = pwd.getpwnam("nobody").pw_uid
+    uid = pwd.getpwnam("nobody").pw_uid if uid is None else uid
     candidates = [sys.executable, shutil.which("python3", path="/usr/local/bin:/usr/bin:/bin")]
     for python in filter(None, candidates):
         with suppress(OSError):

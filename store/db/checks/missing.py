@@ -7,7 +7,7 @@ from typing import Any, Final, LiteralString
 from psycopg import Connection as PsycopgConnection
 
 from store.db.checks.findings import Findings
-from store.db.sds.missing import CLAIM_BYTES, HELD
+from store.db.sds.missing import CLAIM_BYTES, HELD, MORE
 
 Connection = PsycopgConnection[Any]
 
@@ -28,7 +28,8 @@ pending as (
 """
 _NOT_MISSING: Final = f"""{_PENDING}
 select named.channel_key::text, named.ts, named.key::text
-from (select channel_key, ts, parent_key as key from storenode.missing_parents) as named
+from (select channel_key, ts, parent_key as key from storenode.missing_parents
+      where parent_key <> {MORE}) as named
 cross join store
 where named.ts >= store.horizon_ns
   and named.key not in (select key from pending)
@@ -36,7 +37,8 @@ where named.ts >= store.horizon_ns
       select from storenode.sds s where s.channel_key = named.channel_key and s.ts = named.ts
       and named.key = any(s.parent_keys)))
 """
-# Where retention has dropped something, it may have been such a parent.
+# Where retention has dropped something, it may have been such a parent. Not every parent that a
+# message lacks has a row, but one of them has.
 _NOT_COUNTED: Final = f"""{_PENDING}
 select named.channel_key::text, named.ts, named.key::text
 from (select s.key as child, s.channel_key, s.ts, p.key
@@ -44,8 +46,8 @@ from (select s.key as child, s.channel_key, s.ts, p.key
 cross join store
 where store.horizon_ns = 0
   and named.child not in (select key from pending)
-  and not exists (select from storenode.missing_parents m where m.channel_key = named.channel_key
-                  and m.ts = named.ts and m.parent_key = named.key)
+  and not exists (select from storenode.missing_parents m
+                  where m.channel_key = named.channel_key and m.ts = named.ts)
   and not {HELD}
 """
 _COUNT: Final[LiteralString] = "select count(*) from storenode.missing_parents"

@@ -115,9 +115,9 @@ class DatabaseFeed:
         self._tail: asyncio.Task[None] | None = None
 
     @property
-    def messages_ever(self) -> int:
-        """Messages stored in all commits up to the head, those pruned since included."""
-        return self._messages_ever
+    def counted(self) -> tuple[int, int]:
+        """The position of the head, and the messages ever stored in all commits up to it."""
+        return self._hub.head[0], self._messages_ever
 
     @property
     def followers(self) -> int:

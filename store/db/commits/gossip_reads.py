@@ -20,8 +20,7 @@ from store.db.reading.transfer_reads import TransferReader
 from store.domain.admission import Admission
 from store.domain.commits import CommitRow
 from store.domain.ports import Source, SyncId
-from store.gossip.commits import CommittedMessages
-from store.gossip.events import GraphEvent
+from store.gossip.events import Committed, GraphEvent
 from store.gossip.graph import graph_events
 from store.messages.record import RecordBatch
 from store.messages.transfer import transferred
@@ -132,12 +131,12 @@ class GossipReads:
         found = await self._database.read(content_digests_at, ids, pool=pool) if ids else {}
         return [found.get(digest) for digest in hashes]
 
-    async def arrived(self, commits: Sequence[CommitRow]) -> CommittedMessages:
+    async def arrived(self, commits: Sequence[CommitRow]) -> Committed:
         """What some commits have added, as far as it is held."""
         ids = await self._database.read(ids_of, commits, pool=self._database.bulk_pool)
         return await self._described(sorted(ids.pairs()), {}, None)
 
-    async def newest(self, limit: int) -> CommittedMessages:
+    async def newest(self, limit: int) -> Committed:
         """The newest messages, oldest first; metadata for as many as `MAX_READ_BYTES` hold."""
         given = MAX_TIMESTAMP_NS, limit
         rows = await self._database.rows(_NEWEST, given, self._database.bulk_pool)
@@ -147,7 +146,7 @@ class GossipReads:
 
     async def _described(
         self, ids: Sequence[SyncId], digests: dict[bytes, bytes], most_bytes: int | None
-    ) -> CommittedMessages:
+    ) -> Committed:
         """Look into messages, which ascend; of too many, into the newest.
 
         ``digests``: the content digests that are known already, by hash.
@@ -166,7 +165,8 @@ class GossipReads:
             events += graph_events(batch)
             if most_bytes is not None:
                 break
-        return CommittedMessages(hashes, events, [digests.get(each, b"") for each in hashes])
+        contents = [digests.get(digest, b"") for digest in hashes]
+        return Committed(hashes, events, content_digests=contents)
 
     async def _read_into(
         self, found: dict[bytes, bytes | None], hashes: Sequence[bytes], max_bytes: int

@@ -28,7 +28,8 @@ from reconcile.summaries.summary import SummaryView
 from store.db.arrays import bigint_column
 from store.db.commits.ids import ids_in, ids_with, with_contents
 from store.db.commits.pages import newest
-from store.db.pool import Connection, Database, is_exhausted, is_transient, unavailable
+from store.db.errors import find_failure
+from store.db.pool import Connection, Database
 from store.db.reconciliation.lattice_read import LatticeReader
 from store.db.summaries.deltas import HASH_WORDS, LEVELS_NS, unpack
 from store.db.summaries.fold import MAX_FOLD_COMMITS, fold_until
@@ -211,9 +212,10 @@ def told() -> Iterator[None]:
     try:
         yield
     except (psycopg.Error, PoolTimeout) as error:
-        if is_transient(error) or is_exhausted(error):
-            raise unavailable(error) from error
-        raise
+        failure = find_failure(error)
+        if failure is None:
+            raise
+        raise StoreUnavailable(failure.sentence) from error
 
 
 @contextmanager

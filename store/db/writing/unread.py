@@ -25,6 +25,9 @@ MAX_UNREAD_EVENTS: Final = 100_000
 EXPIRED_KEPT_S: Final = 3_600.0
 """How long an event that expired is known to have done so: longer than anybody waits for it."""
 
+LAPSED_S: Final = 2 * 24 * 3_600.0
+"""Age at which events go that no gossiping node has let expire: nobody waits for them any more."""
+
 _EVENTS_AT_ONCE: Final = 4_096
 
 _T = TypeVar("_T")
@@ -111,12 +114,16 @@ order by u.began_at desc, u.hash limit %(limit)b::bigint
 _SWEEP: Final = """
 delete from storenode.unread
 where expired_at < clock_timestamp() - make_interval(secs => %(kept_s)s::double precision)
+   or missing = '{}'
+      and began_at < clock_timestamp() - make_interval(secs => %(lapsed_s)s::double precision)
 """
 _DROP: Final = "delete from storenode.unread where ts >= %s::bigint and ts < %s::bigint"
 _SUMMARY: Final = f"""
 select count(*) filter (where cardinality(u.stores) < u.needed),
        count(*) filter (where u.missing <> '{{}}'),
-       coalesce(max({_AGE}) filter (where cardinality(u.stores) < u.needed), 0)::bigint
+       coalesce(max({_AGE}) filter (where cardinality(u.stores) < u.needed), 0)::bigint,
+       coalesce(max({_AGE}) filter (where cardinality(u.stores)
+           < least(u.needed, %(usual)s::bigint)), 0)::bigint
 from storenode.unread u where u.expired_at is null
 """
 
@@ -153,8 +160,10 @@ class UnreadEvents:
     done does no harm.
     """
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, max_confirms: int = 0) -> None:
+        """``max_confirms``: how many stores this node wants to confirm every message."""
         self._database = database
+        self._max_confirms = max_confirms
         self.count = 0
 
     async def newest(self, limit: int = MAX_UNREAD_EVENTS) -> list[UnreadEvent]:
@@ -200,12 +209,12 @@ class UnreadEvents:
                 await self._change(_MET, {"hash": digest})
 
     async def sweep(self) -> int:
-        """Let go of what expired long ago; how many that were."""
-        return await self._change(_SWEEP, {"kept_s": EXPIRED_KEPT_S})
+        """Delete events that expired long ago; return how many."""
+        return await self._change(_SWEEP, {"kept_s": EXPIRED_KEPT_S, "lapsed_s": LAPSED_S})
 
     async def summary(self) -> UnreadSummary:
-        """How many there are, and for how long the oldest has waited."""
-        (row,) = await self._database.rows(_SUMMARY)
+        """Return how many there are, and for how long the oldest has waited."""
+        (row,) = await self._database.rows(_SUMMARY, {"usual": self._max_confirms})
         found = UnreadSummary(*row)
         self.count = found.count
         return found

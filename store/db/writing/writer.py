@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
@@ -27,16 +28,8 @@ from psycopg import errors as pg
 from psycopg_pool import PoolTimeout
 
 from store.db.commits.pages import TOKEN_SPAN
-from store.db.errors import is_missing_partition
-from store.db.pool import (
-    DISK_FULL,
-    Connection,
-    Database,
-    Patience,
-    is_exhausted,
-    is_transient,
-    unavailable,
-)
+from store.db.errors import DISK_FULL, find_failure, is_missing_partition, is_transient
+from store.db.pool import Connection, Database, Patience
 from store.db.replication import cover_what_is_visible, waiting_for_standby
 from store.db.schema.partitions import PartitionMap
 from store.db.writing.at_once import NotNew, write_at_once
@@ -55,8 +48,8 @@ from store.db.writing.topics import KnownTopics
 from store.db.writing.tracking import Share, Tracking, Written
 from store.db.writing.unread import Wanted
 from store.domain.commits import WrittenIds
-from store.domain.conflicts import Conflict, StoreResult
 from store.domain.ports import Source, StoreBusy, StoreUnavailable
+from store.messages.conflicts import Conflict, StoreResult
 from store.messages.record import RecordBatch
 
 if TYPE_CHECKING:
@@ -69,6 +62,7 @@ MAX_GROUP_BYTES: Final = 16 * 1024 * 1024
 MAX_QUEUED_BYTES: Final = 128 * 1024 * 1024
 MAX_QUEUED_BATCHES: Final = 10_000
 
+_LOG: Final = logging.getLogger(__name__)
 _FIRST_PAUSE_GROUPS: Final = 4
 _MOST_PAUSE_GROUPS: Final = 64
 _STOPPING: Final = "the node is stopping; retry elsewhere"
@@ -141,6 +135,10 @@ def _answer(group: _Group, added: Inserted) -> None:
             member.answer.set_result(result)
 
 
+def _warn_of_conflict(source: Source, conflict: Conflict) -> None:
+    _LOG.warning("another message has this hash: %s from %s", conflict.fields(), source.value)
+
+
 class _Guesses:
     """Whether to write a group as if all of it were new.
 
@@ -189,13 +187,14 @@ class DatabaseWriter:
         tracing: Tracing | None = None,
         space: Space | None = None,
         on_stored: Callable[[RecordBatch, Source, int], None] = lambda _batch, _source, _new: None,
-        on_conflict: Callable[[Source, Conflict], None] = lambda _source, _conflict: None,
+        on_conflict: Callable[[Source, Conflict], None] = _warn_of_conflict,
     ) -> None:
         """``space``: of the database's disk, where that is known.
 
         ``on_stored`` is given each batch that is durable, with what was held before, where it came
         from, and how many of its messages are new: also of a batch whose caller has gone away.
-        ``on_conflict`` is given each message that is not stored because another one has its hash.
+        ``on_conflict`` is given each message that is not stored because another one has its hash;
+        a job that gives none writes them to its log.
         """
         self._database = database
         self._space = space
@@ -253,7 +252,8 @@ class DatabaseWriter:
         if self._stopped:
             raise StoreBusy(_STOPPING)
         if self._space is not None and self._space.full:
-            raise StoreUnavailable(DISK_FULL)
+            raise StoreUnavailable(DISK_FULL.sentence)
+        self._require_writable()
         size = batch.frame_bytes
         if self._queue and (
             self._queued_bytes + size > MAX_QUEUED_BYTES or len(self._queue) >= MAX_QUEUED_BATCHES
@@ -354,7 +354,8 @@ class DatabaseWriter:
 
     async def _isolate(self, group: _Group, error: Exception) -> None:
         """Keep what one member did from failing the others that shared its transaction."""
-        if len(group.members) == 1 or is_transient(error) or is_exhausted(error):
+        known = isinstance(error, StoreUnavailable) or find_failure(error) is not None
+        if known or len(group.members) == 1:
             self._fail(group, error)
             return
         try:
@@ -364,12 +365,18 @@ class DatabaseWriter:
             # When the node stops in between, some were not served at all.
             self._fail(group, StoreBusy(_STOPPING))
 
-    @staticmethod
-    def _fail(group: _Group, error: Exception) -> None:
-        known = is_transient(error) or is_exhausted(error)
+    def _fail(self, group: _Group, error: Exception) -> None:
+        failure = find_failure(error)
         for member in group.members:
             if not member.answer.done():
-                member.answer.set_exception(unavailable(error) if known else error)
+                known = None if failure is None else self._database.unavailable(failure)
+                member.answer.set_exception(known or error)
+
+    def _require_writable(self) -> None:
+        """Raise `StoreUnavailable` if the database is known to take no writes."""
+        failure = self._database.write_failure
+        if failure is not None:
+            raise StoreUnavailable(failure.sentence)
 
     async def _write_until_known(self, group: _Group) -> Inserted:
         patience = Patience(self._database.settings.write_patience_s)
@@ -390,6 +397,7 @@ class DatabaseWriter:
                     raise
                 await self._refresh_partitions(error)
             except (psycopg.Error, PoolTimeout) as error:
+                self._require_writable()
                 if not is_transient(error) or not await patience.wait():
                     raise
                 group.careful = group.uncertain = True

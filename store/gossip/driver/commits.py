@@ -10,12 +10,10 @@ from typing import Final
 from store.domain.commits import CommitRow, at_most
 from store.domain.environment import Log
 from store.domain.ports import Source
-from store.domain.unread import UnreadEvent
 from store.gossip.commits import OwnBatch
 from store.gossip.driver.ports import Database
 from store.gossip.driver.requests import DATABASE_AWAY
 from store.gossip.events import Committed, Input, Publishing, Restored
-from store.gossip.events import UnreadEvent as GossipUnread
 from store.gossip.graph import graph_events
 
 MAX_UNREAD_COMMITS: Final = 4_096
@@ -103,24 +101,11 @@ class CommitReader:
             some = at_most(self._foreign, MESSAGES_AT_ONCE)
             arrived = await self._database.messages.arrived(some)
             unread = await self._database.unread.of(arrived.ids)
-            digests = arrived.content_digests
-            self._take(Committed(arrived.ids, arrived.events, content_digests=digests))
+            self._take(arrived)
             if unread:
                 self._database.tracking.remember(event.message_hash for event in unread)
-                self._take(Restored([restored(event) for event in unread]))
+                self._take(Restored(unread))
             for commit in some:
                 if self._foreign and self._foreign[0] is commit:
                     self._foreign.popleft()
         self._arrived.clear()
-
-
-def restored(event: UnreadEvent) -> GossipUnread:
-    """An unread event of the database, as the machine takes it."""
-    return GossipUnread(
-        event.message_hash,
-        event.needed,
-        event.age_ns,
-        event.stores,
-        event.missing,
-        event.content_digest,
-    )

@@ -14,16 +14,15 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import Final
 
 from store.domain.commits import CommitRow
-from store.domain.conflicts import log_conflict
 from store.domain.environment import Environment
-from store.domain.ports import Source
 from store.domain.unread import GossipPeerState, UnreadEvent
 from store.gossip.config import GossipConfig
-from store.gossip.driver.commits import CommitReader, restored
+from store.gossip.driver.commits import CommitReader
 from store.gossip.driver.errors import DriverFailed, TurnedAway
 from store.gossip.driver.ports import Database, Meter
 from store.gossip.driver.requests import DATABASE_AWAY, Request, WriteBehind, answer
@@ -163,8 +162,7 @@ class GossipDriver:
                 self._rest()
                 continue
             self._is_awake = True
-            digests = newest.content_digests
-            self._take(Committed(newest.ids, newest.events, False, digests))
+            self._take(replace(newest, fresh=False))
             self._restore(unread)
             self._log.info("gossip_loaded", messages=len(newest.ids), unread=len(unread))
             waiting, self._joining = list(self._joining.values()), {}
@@ -360,8 +358,8 @@ class GossipDriver:
             case CutOff():
                 self._cut_off(effect)
             case Conflicting():
-                source = Source.GOSSIP.value
-                log_conflict(self._log, source, effect.conflict, peer=effect.peer)
+                fields = effect.conflict.fields()
+                self._log.warning("message_conflict", source="gossip", peer=effect.peer, **fields)
             case Counted():
                 self._meter.count(effect)
 
@@ -420,7 +418,7 @@ class GossipDriver:
             case Publishing() | Wanted() if given.min_confirms:
                 ids = given.ids
             case Restored():
-                ids = [event.id for event in given.unread]
+                ids = [event.message_hash for event in given.unread]
         self._unread.update(dict.fromkeys(ids))
 
     def _forget(self, ids: Sequence[bytes]) -> None:
@@ -440,7 +438,7 @@ class GossipDriver:
         for digest in left:
             self._unread.move_to_end(digest)
         if left:
-            self._take(Restored([restored(rows[digest]) for digest in left]))
+            self._take(Restored([rows[digest] for digest in left]))
 
     def _adopt(self, newest: Sequence[UnreadEvent]) -> None:
         """Take rows that this node does not know: the write that added them was never answered."""
@@ -450,7 +448,7 @@ class GossipDriver:
 
     def _restore(self, newest: Sequence[UnreadEvent]) -> None:
         self._database.tracking.remember(event.message_hash for event in newest)
-        self._take(Restored([restored(event) for event in reversed(newest)]))
+        self._take(Restored(list(reversed(newest))))
 
 
 def _ignore(ids: Sequence[bytes], counts: Sequence[int]) -> None:

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from store.domain.commits import CommitRow
-from store.domain.conflicts import StoreResult
 from store.domain.ports import PeerAddress
 from store.domain.unread import Confirmed, UnreadEvent
-from store.gossip.commits import CommittedMessages, OwnBatch
-from store.gossip.events import Counted, FrameIn, FrameOut
+from store.gossip.commits import OwnBatch
+from store.gossip.events import Committed, Counted, FrameIn, FrameOut
+from store.messages.conflicts import StoreResult
 from store.messages.record import RecordBatch
 
 # Transport
@@ -81,10 +81,10 @@ class Messages(Protocol):
     async def held(self, hashes: Sequence[bytes]) -> Sequence[bytes | None]:
         """Return the content digest of each message; None: it is not held."""
 
-    async def arrived(self, commits: Sequence[CommitRow]) -> CommittedMessages:
+    async def arrived(self, commits: Sequence[CommitRow]) -> Committed:
         """What some commits have added, as far as it is held."""
 
-    async def newest(self, limit: int) -> CommittedMessages:
+    async def newest(self, limit: int) -> Committed:
         """The newest messages, oldest first."""
 
     def cache(self, batch: RecordBatch, places: Sequence[int], size_bytes: int) -> None:

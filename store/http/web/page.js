@@ -5,7 +5,11 @@
 
 const PAGE = 100;
 const MOST_ROWS = 5000;
-const MOST_LOOKED_UP = 1000;
+const MOST_CHANNELS = 200; // to choose from
+const MOST_LOOKED_UP = 1000; // parents in one request
+const MOST_LOOK_UPS = 20; // requests in a minute, whatever others publish
+const MOST_NAMED = 1000; // missing messages in the list
+const MINUTE_MS = 60_000;
 
 const find = id => document.getElementById(id);
 const form = find("ask");
@@ -13,7 +17,9 @@ const channels = form.elements.channel;
 
 const shown = new Map(); // hash -> message
 const claims = new Map(); // channel and ID -> the shown messages that claim it
-let asked = {}, feed = null, cursor = null, round = 0, checking = null;
+const parentsKnown = new Map(); // channel and ID of a parent -> whether it is missing, and since when that is known
+const lookUps = []; // when the last requests for parents were made
+let asked = {}, feed = null, cursor = null, round = 0, checking = null, isStale = false;
 
 // What is asked of the node
 
@@ -210,6 +216,7 @@ function judge({ sds, claimants, verdict }) {
 }
 
 function addChannel(name) {
+  if (channels.options.length > MOST_CHANNELS) return;
   if ([...channels.options].some(each => each.value === name)) return;
   channels.append(new Option(name, name));
 }
@@ -245,48 +252,81 @@ function place(message) {
     rows.lastElementChild.remove();
   }
   find("count").textContent = rows.childElementCount;
-  checking ??= setTimeout(checkMissing, 200);
+  check(200);
 }
 
 function showAll() {
   find("messages").replaceChildren();
   find("count").textContent = 0;
   for (const message of shown.values()) place(message);
-  checkMissing();
+  check(0);
 }
 
-async function checkMissing() {
-  clearTimeout(checking);
-  checking = null;
-  const mine = round, wanted = new Map(); // channel -> parent -> the message that names it
-  const held = new Set([...shown.values()].flatMap(({ sds }) => sds ? [`${sds.channel}\n${sds.id}`] : []));
+// One check at a time, and another one behind it if something has come meanwhile.
+function check(afterMs) {
+  isStale = true;
+  checking ??= setTimeout(async () => {
+    isStale = false;
+    const isComplete = await checkMissing();
+    checking = null;
+    if (!isComplete) check(MINUTE_MS / MOST_LOOK_UPS);
+    else if (isStale) check(1000);
+  }, afterMs);
+}
+
+function wantedParents() {
+  const wanted = new Map(); // channel -> parent -> the message that names it
   for (const message of shown.values()) {
     if (!message.sds || !isWanted(message)) continue;
     const { channel, id, parents } = message.sds;
     for (const parent of parents) {
-      if (held.has(`${channel}\n${parent}`)) continue;
+      if (claims.has(`${channel}\n${parent}`)) continue;
       if (!wanted.has(channel)) wanted.set(channel, new Map());
       wanted.get(channel).set(parent, id);
     }
   }
-  const found = [];
-  try {
-    for (const [channel, parents] of wanted) {
-      const ids = [...parents.keys()].slice(0, MOST_LOOKED_UP);
-      for (const id of await lookUp(channel, ids)) found.push([channel, id, parents.get(id)]);
-    }
-  } catch (error) { say(error.message, true); }
-  if (mine === round) showMissing(found);
+  return wanted;
 }
 
-function showMissing(found) {
-  find("missing").replaceChildren(...found.map(([channel, id, child]) => {
+function isKnown(key) {
+  const known = parentsKnown.get(key);
+  return Boolean(known) && (!known.isMissing || Date.now() - known.at < MINUTE_MS);
+}
+
+// Looks up what is not known, as far as the rate allows; false: there is more.
+async function checkMissing() {
+  const mine = round, wanted = wantedParents();
+  let unasked = 0;
+  try {
+    for (const [channel, parents] of wanted) {
+      const ids = [...parents.keys()].filter(id => !isKnown(`${channel}\n${id}`)).slice(0, MOST_LOOKED_UP);
+      if (!ids.length) continue;
+      while (lookUps.length && Date.now() - lookUps[0] > MINUTE_MS) lookUps.shift();
+      if (lookUps.length >= MOST_LOOK_UPS) { unasked += 1; continue; }
+      if (parentsKnown.size > 100 * MOST_LOOKED_UP) parentsKnown.clear();
+      lookUps.push(Date.now());
+      const missing = new Set(await lookUp(channel, ids));
+      if (mine !== round) return true;
+      for (const id of ids) parentsKnown.set(`${channel}\n${id}`, { isMissing: missing.has(id), at: Date.now() });
+    }
+  } catch (error) { say(error.message, true); }
+  showMissing(wanted, unasked);
+  return !unasked;
+}
+
+function showMissing(wanted, unasked) {
+  const found = [...wanted].flatMap(([channel, parents]) => [...parents]
+    .filter(([id]) => parentsKnown.get(`${channel}\n${id}`)?.isMissing)
+    .map(([id, child]) => ({ channel, id, child })));
+  find("missing").replaceChildren(...found.slice(0, MOST_NAMED).map(({ channel, id, child }) => {
     const item = made("li", id);
     item.append(made("small", ` in ${channel}, named by ${child}`));
     return item;
   }));
   find("lacks").textContent = found.length;
-  find("nothing-missing").hidden = found.length > 0;
+  find("nothing-missing").hidden = found.length > 0 || unasked > 0;
+  find("unasked").hidden = !unasked;
+  find("unasked").textContent = `${unasked} channels are looked up later, ${MOST_LOOK_UPS} in a minute.`;
 }
 
 // The course of things
@@ -338,6 +378,7 @@ form.addEventListener("submit", event => {
   cursor = null;
   shown.clear();
   claims.clear();
+  parentsKnown.clear();
   channels.replaceChildren(new Option("all messages", ""));
   find("older").hidden = true;
   showAll();

@@ -16,7 +16,6 @@ from functools import partial
 from typing import Final, TypeVar
 
 from store.domain.admission import Admission
-from store.domain.conflicts import Conflict
 from store.domain.environment import Environment
 from store.domain.ports import (
     PeerFailed,
@@ -28,9 +27,9 @@ from store.domain.ports import (
     Writer,
 )
 from store.domain.streams import FrameStream
-from store.messages.transfer import MalformedMessage
+from store.messages.conflicts import Conflict
 from store.sync.errors import FrameTooLarge, ProtocolBroken
-from store.sync.frames import Piece, encode_transfer, no_frame, pieces
+from store.sync.frames import Piece, encode_transfer, pieces
 from store.sync.limits import (
     BUSY_PATIENCE_S,
     FIRST_BUSY_PAUSE_S,
@@ -242,11 +241,8 @@ class _Driver:
 
     def _judged(self, piece: Piece) -> Received:
         admission = Admission(self._work.policy(), self._work.environment.now_ns(), Source.TRANSFER)
-        try:
-            if piece.messages:
-                admission.admit(piece.messages)
-        except MalformedMessage:
-            raise no_frame() from None
+        if piece.messages:
+            admission.admit(piece.messages)
         return Received(
             piece.session_id,
             admission.admitted,

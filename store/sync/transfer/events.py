@@ -10,7 +10,7 @@ from typing import Final
 
 from reconcile.ids import SyncIds
 from store.domain.admission import Admitted
-from store.domain.conflicts import Conflict
+from store.messages.conflicts import Conflict
 from store.messages.record import RecordBatch
 from storenode.message.rules import Reason
 

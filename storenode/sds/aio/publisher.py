@@ -16,7 +16,7 @@ from bisect import insort
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from storenode.sds.aio.events import NotStored
@@ -54,6 +54,8 @@ class _Item:
     message_id: str
     reason: Reason
     outbound: Outbound
+    has_own_time: bool = False
+    """It is published as it was before, and with a new time only if a node refuses that."""
 
 
 class Publisher:
@@ -92,15 +94,19 @@ class Publisher:
         insort(self._ready, number)
         self._news.set()
 
-    def offer_volatile(self, broadcast: Broadcast, sealed: bytes) -> None:
-        """Something that is dropped when no node takes it."""
+    def offer_volatile(
+        self, broadcast: Broadcast, sealed: bytes, timestamp_ns: int | None = None
+    ) -> None:
+        """Publish something that is dropped when no node takes it; None: with a new time."""
         if broadcast.message_id in self._ledger.unpublished:
             return
         if broadcast.reason is Reason.SYNC:
             kept = [item for item in self._volatile if item.reason is not Reason.SYNC]
             self._volatile = deque(kept, MAX_VOLATILE_ITEMS)
-        outbound = Outbound(sealed, self._clock(), self._passes(broadcast))
-        self._volatile.append(_Item(None, broadcast.message_id, broadcast.reason, outbound))
+        time_ns = self._clock() if timestamp_ns is None else timestamp_ns
+        outbound = Outbound(sealed, time_ns, self._passes(broadcast))
+        own = timestamp_ns is not None
+        self._volatile.append(_Item(None, broadcast.message_id, broadcast.reason, outbound, own))
         self._news.set()
 
     def _passes(self, broadcast: Broadcast) -> bool:
@@ -200,7 +206,11 @@ class Publisher:
             self._ledger.restamp(number, self._clock())
         self._restamped.update(again)
         self._tell([Ready(number) for number in again])
-        fresh = [each for each in self._volatile if each.outbound.timestamp_ns >= stale_ns]
+        fresh = [
+            each
+            for each in self._volatile
+            if each.has_own_time or each.outbound.timestamp_ns >= stale_ns
+        ]
         self._volatile = deque(fresh, MAX_VOLATILE_ITEMS)
 
     def _stamp(self, number: int) -> int:
@@ -245,6 +255,10 @@ class Publisher:
                 told += self._held(item, verdict.hint)
             elif item.number is not None:
                 told += self._refused(item.number, item.message_id, verdict.reason)
+            elif item.has_own_time:
+                outbound = replace(item.outbound, timestamp_ns=self._clock())
+                self._volatile.append(_Item(None, item.message_id, item.reason, outbound))
+                self._news.set()
             else:
                 self._troubled(verdict.reason)
         self._tell(told)

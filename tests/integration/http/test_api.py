@@ -70,6 +70,23 @@ def test_messages_come_back_as_they_were_published(api: Api, topic: str) -> None
     assert given.json() == {"messages": [{"messageHash": each} for each in hashes]}
 
 
+def test_hashes_are_taken_with_and_without_0x(api: Api, topic: str) -> None:
+    name, channel = f"id-{topic}", f"channel-{topic}"
+    (result,) = api.publish(sds(topic, channel, name, lamport=1))
+    shown = result["messageHash"]
+    for spelled in (shown, shown[2:], shown[2:].upper(), f"0X{shown[2:]}"):
+        found = api.get("/api/v1/messages", hashes=spelled).json()["messages"]
+        assert [each["messageHash"] for each in found] == [shown]
+        assert api.get("/api/v1/messages", cursor=spelled, contentTopics=topic).status_code == 200
+        entry = {"messageId": name, "retrievalHint": spelled}
+        asked = {"channelId": channel, "entries": [entry]}
+        (line,) = api.lines(api.post("/api/v1/sds/messages", asked))
+        assert line["messageHash"] == shown
+        page = api.get("/store/v3/messages", hashes=spelled).json()
+        assert [each["messageHash"] for each in page["messages"]] == [shown]
+        assert api.get("/store/v3/messages", cursor=spelled).status_code == 200
+
+
 def test_ephemeral_messages_reach_followers_alone(api: Api, topic: str) -> None:
     with api.client.stream("GET", "/api/v1/follow", params={"contentTopics": topic}) as stream:
         coming = events(stream)
@@ -291,6 +308,7 @@ WRONG = [
     ("/api/v1/messages", {"cursor": UNKNOWN[:-1]}, "$.cursor"),
     ("/api/v1/messages", {"pubsubTopic": ["a", "b"]}, "`pubsubTopic` is given twice"),
     ("/api/v1/messages", {"contentTopics": ""}, "an empty topic"),
+    ("/api/v1/messages", {"x" * 5_000: ""}, "unknown field `xx"),
     ("/api/v1/scan", {"cursor": "?"}, "the cursor is none of this node's"),
     ("/api/v1/scan", {"cursor": "abcd"}, "the cursor is not one of Scan"),
     ("/api/v1/follow", {"cursor": "abcd"}, "the cursor is not one of Follow"),
@@ -304,6 +322,7 @@ def test_wrong_parameters_are_named(
     status, code, said = failed(api.get(path, **parameters))
     assert (status, code) == (400, "INVALID_ARGUMENT")
     assert sentence in said
+    assert len(said) < 300
 
 
 BODIES: list[tuple[bytes, int, str]] = [
@@ -333,7 +352,11 @@ def test_wrong_bodies_are_refused(api: Api, body: bytes, status: int, sentence: 
 
 
 def test_more_than_a_limit_allows_is_refused(api: Api, topic: str) -> None:
-    status, code, sentence = failed(api.get("/api/v1/messages", contentTopics=["a"] * 101))
+    status, code, sentence = failed(api.get("/api/v1/messages", contentTopics=["a"] * 65))
+    assert (status, code) == (400, "INVALID_ARGUMENT")
+    assert "more than 64 parameters" in sentence
+    topics = {"contentTopics": ["a"] * 101}
+    status, code, sentence = failed(api.post("/api/v1/messages/query", topics))
     assert (status, code) == (400, "INVALID_ARGUMENT")
     assert "at most 100" in sentence
     tiny = {**message(topic), "payload": ""}

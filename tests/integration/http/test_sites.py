@@ -93,6 +93,22 @@ def test_other_sites_write_nothing_and_only_named_ones_read(api: Api, topic: str
             assert "--http-allow-origin" in failed(answer)[2]
 
 
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        ({"sec-fetch-site": "cross-site", "sec-fetch-dest": "image"}, 403),
+        ({"sec-fetch-site": "same-site", "sec-fetch-dest": "empty", "origin": OTHER}, 403),
+        ({"sec-fetch-site": "cross-site", "sec-fetch-dest": "iframe"}, 403),
+        ({"sec-fetch-site": "cross-site", "sec-fetch-dest": "document"}, 200),
+        ({"sec-fetch-site": "cross-site", "sec-fetch-dest": "empty", "origin": ORIGIN}, 200),
+        ({"sec-fetch-site": "same-origin", "sec-fetch-dest": "image"}, 200),
+        ({"sec-fetch-site": "none", "sec-fetch-dest": "document"}, 200),
+    ],
+)
+def test_other_sites_have_a_node_read_nothing(api: Api, sent: dict[str, str], status: int) -> None:
+    assert api.client.get("/api/v1/scan", headers=sent).status_code == status
+
+
 def test_refusals_are_counted(api: Api, node: NodeProcess) -> None:
     api.client.get("/", headers={"host": "rebound.example"})
     name = 'storenode_http_requests_total{code="421",operation="refused"} '

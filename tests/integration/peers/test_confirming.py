@@ -19,6 +19,7 @@ from store.domain.unread import Confirmed
 from store.gossip.driver import confirmations
 from store.gossip.driver.confirmations import ConfirmationWaits
 from store.messages.record import RecordBatch
+from store.runtime.gossiping import SharedConfirmations
 from tests.integration.storage.world import DAY, NOW, random_batch
 from tests.support.polling import until
 
@@ -30,7 +31,7 @@ class Publisher:
 
     def __init__(self, database: Database) -> None:
         self.table = UnreadEvents(database)
-        tracking = Tracking(self.table, 0)
+        self.tracking = tracking = Tracking(self.table, 0)
         partitions = PartitionMap(lambda: NOW, 30 * DAY)
         self.writer = DatabaseWriter(database, partitions, tracking=tracking)
         self.reach: int | None = 2
@@ -141,6 +142,32 @@ async def test_the_peers_of_another_node_on_the_database_may_confirm(publisher: 
         messages.hashes, messages.content_digests, stored, 3, LONG_S
     )
     assert "with 2 other stores" in found[0].reason, "it is alone again"
+
+
+async def test_a_node_without_gossip_waits_where_another_node_may_have_peers(
+    publisher: Publisher,
+) -> None:
+    messages, database = batch(), publisher.table._database
+    waits = SharedConfirmations(publisher.table, publisher.tracking)
+    stored = await publisher.store(messages, 1)
+    async with await database.connect() as one, await database.connect() as another:
+        for node in (one, another):
+            await node.execute("select pg_advisory_lock_shared(%s)", (NODES,))
+        waiting = asyncio.create_task(waits.confirmed(messages.hashes, stored, 1, LONG_S))
+        await UnreadEvents(database).confirm([Confirmed(each, "a") for each in messages.hashes])
+        assert [each.confirms for each in await waiting] == [1, 1, 1]
+    waits.stop()
+
+
+async def test_a_node_without_gossip_and_alone_answers_at_once_and_leaves_nothing_unread(
+    publisher: Publisher,
+) -> None:
+    messages = batch()
+    waits = SharedConfirmations(publisher.table, publisher.tracking)
+    stored = await publisher.store(messages, 1)
+    found = await waits.confirmed(messages.hashes, stored, 1, LONG_S)
+    assert all("exchanges no read confirmations" in each.reason for each in found)
+    assert (await publisher.table.summary()).count == 0
 
 
 async def _have_ended(observer: Connection, servers: list[int]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 
@@ -21,6 +22,7 @@ from tests.support.fleet import (
     publish,
     status,
 )
+from tests.support.node import NodeProcess
 from tests.support.polling import eventually
 
 NOW = time.time_ns() - 60 * NS_PER_S
@@ -28,6 +30,10 @@ FIRST = new_message(b"transfer 10 to bob/al", "pha/1/x/proto", PUBSUB, NOW)
 OTHER = new_message(b"transfer 10 to bob", "/alpha/1/x/proto", PUBSUB, NOW)
 SENTENCE = "another message has this hash; change its timestamp"
 CONFLICTS = "storenode_conflicts_total"
+
+
+def _has_gossip_conflict(node: NodeProcess) -> bool:
+    return metric(node, f'{CONFLICTS}{{source="gossip"}}') == 1
 
 
 def _payload(message: WakuMessageAndTopic) -> bytes:
@@ -71,7 +77,7 @@ async def test_stores_that_hold_different_messages_do_not_confirm_them(fleet: Fl
     first.start()
     exchanging(other, 1)
     for node in (first, other):
-        assert eventually(lambda node=node: metric(node, f'{CONFLICTS}{{source="gossip"}}') == 1)
+        assert eventually(partial(_has_gossip_conflict, node))
     for node, message in ((first, FIRST), (other, OTHER)):
         async with connect(node.listen) as client:
             (answer,) = await client.publish([message], min_confirms=1, confirm_timeout_s=1)

@@ -13,8 +13,8 @@ from store.db.writing import writer as writer_module
 from store.db.writing.tracking import Tracking
 from store.db.writing.unread import UnreadEvents
 from store.db.writing.writer import DatabaseWriter
-from store.domain.conflicts import Conflict
 from store.domain.ports import Source
+from store.messages.conflicts import Conflict
 from store.messages.record import RecordBatch
 from tests.integration.database.rows import until_some
 from tests.integration.storage.following import LongTransaction
@@ -54,6 +54,7 @@ async def test_a_message_with_the_hash_of_a_stored_one_is_a_conflict(
     node: Node,
     database_url: str,
     monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
     *,
     fewest_copied: int,
     beside: int,
@@ -63,7 +64,9 @@ async def test_a_message_with_the_hash_of_a_stored_one_is_a_conflict(
     assert await node.store(one) == [True]
     batch = random_batch(random.Random(beside), beside, [NOW - 1])
     batch.extend(other)
-    result = await node.writer.store(batch, Source.TRANSFER)
+    result = await node.writer.store(batch, Source.RESTORE)
+    for digest in (one.content_digests[0], other.content_digests[0]):
+        assert digest.hex() in caplog.text
     assert list(result) == [True] * beside + [False]
     assert result.conflicts == {beside: one.content_digests[0]}
     again = await node.writer.store(one, Source.CLIENT)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from store.domain.admission import Admitted, Verdict
-from store.domain.conflicts import StoreResult
+from store.messages.conflicts import StoreResult
 from storenode.client.messages import hash_of
 from storenode.message.hashing import content_digest, message_hash
 from storenode.message.limits import MAX_CACHED_TOPICS, MAX_TIMESTAMP_NS
@@ -275,6 +275,13 @@ def test_of_two_messages_with_one_hash_in_a_request_the_second_is_rejected() -> 
     assert {tuple(each) for each in admission.refusals.values()} == {
         ("conflict", "another message has this hash; change its timestamp")
     }
+
+
+def test_of_two_ephemeral_messages_with_one_hash_both_are_relayed() -> None:
+    one = entry(b"transfer 10 to bob/al", content="pha/1/x/proto", ephemeral=True)
+    other = entry(b"transfer 10 to bob", content="/alpha/1/x/proto", ephemeral=True)
+    relayed = judge(one, other, one).ephemerals
+    assert [each.content_topic for each in relayed] == ["pha/1/x/proto", "/alpha/1/x/proto"]
 
 
 def test_what_the_writer_finds_in_conflict_is_rejected_wherever_it_stands() -> None:

@@ -15,8 +15,8 @@ from typing import Any
 
 from reconcile.ids import SyncIds
 from store.domain.admission import Admission, Admitted
-from store.domain.conflicts import Conflict
 from store.domain.ports import Source
+from store.messages.conflicts import Conflict
 from store.messages.record import RecordBatch
 from store.messages.transfer import transfer_frame, transferred
 from store.sync.limits import SILENCE_NS, TransferLimits

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from store.domain.conflicts import Conflict
+from store.domain.unread import UnreadEvent
 from store.gossip.events import (
     Bodies,
     Committed,
@@ -20,10 +20,10 @@ from store.gossip.events import (
     Persisted,
     Restored,
     SyncLeaves,
-    UnreadEvent,
     Wanted,
     What,
 )
+from store.messages.conflicts import Conflict
 from store.messages.record import RecordBatch
 from tests.unit.gossip.gossip_world import Single, counted, frames, ids, of, records
 
@@ -114,7 +114,7 @@ def test_what_turns_out_to_be_a_conflict_in_the_database_is_not_confirmed_by_its
 
 def test_an_unread_message_of_the_database_is_confirmed_only_by_its_content() -> None:
     node, (one,) = single(), ids(1)
-    node.step(Restored([UnreadEvent(one, 1, content_digest=OWN)]))
+    node.step(Restored([UnreadEvent(one, OWN, 1)]))
     assert not of(Confirm, node.receive("b", Inventory([one], [OTHER])))
     assert of(Confirm, node.receive("b", Inventory([one], [OWN])))
 
@@ -131,3 +131,14 @@ def test_a_peer_that_joins_gets_the_digests_of_what_is_announced() -> None:
     node, (one,) = Single(), ids(1)
     node.step(Committed([one], content_digests=[OWN]))
     assert frames(node.join("b")) == [Inventory([one], [OWN])]
+
+
+def test_an_unread_message_is_announced_with_its_digest_after_it_was_forgotten() -> None:
+    node, (one, *others) = Single(max_confirms=1, seen_ids=4), ids(9)
+    node.step(Committed([one], content_digests=[OWN]))
+    node.step(Committed(others[:2], content_digests=[OTHER] * 2))
+    node.step(Committed(others[2:], content_digests=[OTHER] * 6))
+    (sent,) = frames(node.join("b"))
+    assert isinstance(sent, Inventory)
+    announced = dict(zip(sent.ids, sent.content_digests, strict=True))
+    assert announced == {one: OWN} | dict.fromkeys(others, OTHER)

@@ -2,10 +2,11 @@
 
 An element is a message's timestamp, hash and content digest (`SyncIds.elements`): the hash alone
 does not determine the content. Each element is expanded to 1,024 numbers of 16 bits, and the sum of
-a set is that of its expansions, number by number, modulo 2^16. Two different sets of equal sums are a short solution of a random
-lattice problem (Bellare and Micciancio, "A New Paradigm for Collision-Free Hashing"; Lewi, Kim,
-Maykov, Weis, "Securing Update Propagation with Homomorphic Hashing", who estimate more than 200
-bits for these numbers). The XOR of hashes has no such property: linear algebra forges it.
+a set is that of its expansions, number by number, modulo 2^16. Two different sets of equal sums are
+a short solution of a random lattice problem (Bellare and Micciancio, "A New Paradigm for
+Collision-Free Hashing"; Lewi, Kim, Maykov, Weis, "Securing Update Propagation with Homomorphic
+Hashing", who estimate more than 200 bits for these numbers). The XOR of hashes has no such
+property: linear algebra forges it.
 
 The expansion is the extendable output of BLAKE3 over the 56 bytes of an element, 2,048 bytes, read
 as little-endian numbers. An element that is added 2^16 times cancels: these are sums of sets, in

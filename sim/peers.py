@@ -326,8 +326,8 @@ class SimCaller:
             await stream.write(SdsLookup(channel_id, tuple(entries), TopicFilter()))
             page: list[bytes] | None
             while (page := await in_time(stream.read(), silence_s)) is not None:
-                for place, encoded in enumerate(page):
-                    _check_asked(asked, place, encoded)
+                for encoded in page:
+                    _check_asked(asked, encoded)
                 yield page
             await stream.half_close()
 
@@ -354,14 +354,14 @@ class SimCaller:
         }
 
 
-def _check_asked(asked: Asked, place: int, encoded: bytes) -> None:
+def _check_asked(asked: Asked, encoded: bytes) -> None:
     """As the edge does it, with the shipped rule.
 
     Raises:
         ProtocolBroken: the message was not asked for.
     """
     # No hint of a simulation names a message that cannot be read.
-    if not asked.selects(decode_message(place, encoded).payload, lambda: b""):
+    if not asked.selects(decode_message(encoded).payload, lambda: b""):
         raise ProtocolBroken("the peer sends a message that was not asked for")
 
 

@@ -7,7 +7,7 @@ digests, and makes it 56 bytes. Lattice sums are kept for blocks of the memory t
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import pairwise
 from typing import Any, Final
 
@@ -198,7 +198,7 @@ class Chunk:
             self.timestamps[start:end],
             self.prefix[start : end + 1],
             self.digests[start:end],
-            self.blocks,
+            self.blocks.copy(),
             self.offset + start,
         )
 
@@ -208,23 +208,41 @@ class Chunk:
         return SyncIds(self.timestamps[start:end], hashes.view(HASH_DTYPE), self.digests[start:end])
 
     def unsummed(self, start: int, end: int) -> int:
-        """Return how many IDs `lattice` would have to expand."""
+        """Return how many IDs `lattice` would have to expand, about."""
         first, last = self._whole_blocks(start, end)
-        known = sum(block in self.blocks for block in range(first, last))
-        return end - start - known * _BLOCK_IDS
+        if first >= last:
+            return end - start
+        return _BLOCK_IDS * (self.blocks.missing(first, last) + 1)
 
     def lattice(self, start: int, end: int) -> LatticeSum:
         """Return the lattice sum of the IDs from one place to another."""
         first, last = self._whole_blocks(start, end)
         if first >= last:
-            return LatticeSum.of(self.ids(start, end).elements)
-        edges = [block * _BLOCK_IDS - self.offset for block in range(first, last + 1)]
-        for block, at in enumerate(edges[:-1], first):
-            if block not in self.blocks:
-                self.blocks[block] = LatticeSum.of(self.ids(at, at + _BLOCK_IDS).elements)
-        ends = ((start, edges[0]), (edges[-1], end))
-        parts = [LatticeSum.of(self.ids(*each).elements) for each in ends]
-        return LatticeSum.total([*parts, *(self.blocks[block] for block in range(first, last))])
+            return self._edge(start, end, is_last=True)
+        self.blocks.keep_to(*self._whole_blocks(0, len(self)))
+        total = self.blocks.between(first, last, self._block)
+        low, high = (block * _BLOCK_IDS - self.offset for block in (first, last))
+        total += self._edge(start, low, is_last=False)
+        return total + self._edge(high, end, is_last=True)
+
+    def _block(self, block: int) -> LatticeSum:
+        """Return the sum of a whole block."""
+        start = block * _BLOCK_IDS - self.offset
+        return LatticeSum.of(self.ids(start, start + _BLOCK_IDS).elements)
+
+    def _edge(self, start: int, end: int, *, is_last: bool) -> LatticeSum:
+        """Return the sum of a part of a block, made from the last such sum where that is less."""
+        low, high = start + self.offset, end + self.offset
+        known_low, known_high, total = self.blocks.edges.get(is_last, (low, low, LatticeSum()))
+        shown = self.offset <= known_low and known_high <= self.offset + len(self)
+        if not shown or abs(known_low - low) + abs(known_high - high) > end - start:
+            known_low, known_high, total = low, low, LatticeSum()
+        for first, last in ((low, known_low), (known_high, high)):
+            part = self.ids(min(first, last) - self.offset, max(first, last) - self.offset)
+            change = LatticeSum.of(part.elements)
+            total = total + change if first < last else total - change
+        self.blocks.edges[is_last] = low, high, total
+        return total
 
     def _whole_blocks(self, start: int, end: int) -> tuple[int, int]:
         """Return the first and the last block, exclusive, that lie between two places."""
@@ -247,11 +265,60 @@ class Chunk:
         return Chunk(self.timestamps.copy(), self.prefix.copy(), self.digests.copy())
 
 
-class BlockSums(dict[int, LatticeSum]):
-    """The lattice sums of blocks of memory whose rows are never written again, by their numbers.
+class BlockSums:
+    """The lattice sums of blocks of memory whose rows are never written again.
 
-    A sum is made when it is first asked for. Threads that make the same one do no harm.
+    Running sums of consecutive blocks are kept, so a range takes one subtraction. They are made
+    when they are first asked for. Threads that make the same ones do no harm.
+
+    Attributes:
+        edges: places in the memory and the sum between them, of the part of a block that was last
+            asked for at the beginning of a range (False) and at its end (True).
     """
+
+    __slots__ = ("_running", "edges")
+
+    def __init__(self) -> None:
+        self.edges: dict[bool, tuple[int, int, LatticeSum]] = {}
+        # The first block, and the sums from it up to each later one.
+        self._running: tuple[int, list[LatticeSum]] = (0, [])
+
+    def copy(self) -> "BlockSums":
+        """Return the same sums, to go on with separately."""
+        made = BlockSums()
+        made._running = self._running
+        return made
+
+    def missing(self, first: int, last: int) -> int:
+        """Return how many blocks `between` would have to sum up."""
+        start, running = self._running
+        if not running:
+            return last - first
+        return max(0, start - first) + max(0, last - start - len(running) + 1)
+
+    def keep_to(self, first: int, last: int) -> None:
+        """Forget all if none of it touches the blocks that can be summed up now."""
+        start, running = self._running
+        if start > last or start + len(running) - 1 < first:
+            self._running = (0, [])
+
+    def between(self, first: int, last: int, sum_of: Callable[[int], LatticeSum]) -> LatticeSum:
+        """Return the sum of blocks; ``sum_of``: the sum of one that is not known."""
+        start, running = self._running
+        if not running:
+            start, running = first, [LatticeSum()]
+        if first < start:
+            front = [LatticeSum()]
+            for block in range(first, start):
+                front.append(front[-1] + sum_of(block))
+            running = [*front[:-1], *(front[-1] + each for each in running)]
+            start = first
+        added = running[-1:]
+        for block in range(start + len(running) - 1, last):
+            added.append(added[-1] + sum_of(block))
+        running = [*running, *added[1:]]
+        self._running = start, running
+        return running[last - start] - running[first - start]
 
 
 def _at_a_line(count: int) -> Words:

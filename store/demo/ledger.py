@@ -28,6 +28,7 @@ class Ledger:
     offered: set[bytes] = field(default_factory=set)
     acknowledged: set[bytes] = field(default_factory=set)
     said: dict[str, dict[str, bytes]] = field(default_factory=dict)
+    asked: set[str] = field(default_factory=set)
     answers: set[bytes] = field(default_factory=set)
 
     def say(self, channel_id: str, message_id: str, content: bytes) -> None:

@@ -248,15 +248,11 @@ class Story:
         self.report.chapter(f"{CUT_OFF} is reached again")
         lacked = {name: self._auditor.lacking(name) for name in NODES}
         self.report.line(", ".join(f"{name} lacks {len(of):,}" for name, of in lacked.items()))
-        recoveries = [
-            self._recover(
-                name,
-                f"cut off for {away_s:.0f} s" if name == CUT_OFF else f"{CUT_OFF} not reached",
-                of,
-                await self._sources(name),
-            )
-            for name, of in lacked.items()
-        ]
+        recoveries = []
+        for name, of in lacked.items():
+            what = f"cut off for {away_s:.0f} s" if name == CUT_OFF else f"{CUT_OFF} not reached"
+            recovery = self._recover(name, what, of, await self._sources(name))
+            recoveries.append(self.tasks.start(recovery))
         self._network.heal()
         if "reconciliation" not in self._plan.without:
             await self._synchronize(CUT_OFF, DEVICE)

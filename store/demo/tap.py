@@ -14,7 +14,7 @@ from enum import StrEnum
 from store.demo.ledger import Ledger, hash_of
 from storenode.sds.aio.passing import PassingLink
 from storenode.sds.aio.transport import FeedPage, Fetched, Outbound, Route, Transport, Verdict
-from storenode.sds.envelope import Entry, Kind, MessageError, SdsMessage, decode_message
+from storenode.sds.codec import Entry, Kind, MessageError, SdsMessage, decode_message
 
 
 class Way(StrEnum):

@@ -360,8 +360,7 @@ class SyncOutcome:
     ``middle_ns`` is the median of the timestamps of what was found.
     ``own_count`` and ``peer_count``: IDs over the window, None where unknown. ``keyed_from_ns``:
     from here on lattice sums were compared; None: nowhere. ``compact``: the differences were found
-    in the compact mode. ``conflicts``: how many hashes have different contents on the two sides,
-    and ``shown_conflicts`` some of them.
+    in the compact mode. ``conflicts``: hashes with different contents on the two sides.
     """
 
     in_sync: bool

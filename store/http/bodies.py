@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 from store.http.limits import BODY_TIMEOUT_S, MAX_UNFINISHED_BYTES
 from store.serving.failure import CallFailure, Code, busy
 
 
 class Bodies:
-    """What has come of all bodies that are not complete.
+    """The bodies that are not complete, and a bound on what has come of all of them.
 
     Where there is no room for more, the body that has been coming in for the longest time is
     refused: an honest one is complete soon.
@@ -24,19 +25,18 @@ class Bodies:
 
     @asynccontextmanager
     async def coming(self) -> AsyncIterator[Body]:
-        """Around the reading of one body.
+        """Read one body.
 
         Raises:
-            CallFailure: it has not come in time, or gave way to others.
+            CallFailure: it has not come in time, or it gave way to others.
         """
-        body: Body | None = None
+        body = Body(self)
+        self._coming[body] = None
         try:
-            async with asyncio.timeout(BODY_TIMEOUT_S) as limit:
-                body = Body(self, limit)
-                self._coming[body] = None
+            async with asyncio.timeout(BODY_TIMEOUT_S) as body.limit:
                 yield body
         except TimeoutError:
-            if body is None or not body.gave_way:
+            if body in self._coming:
                 raise CallFailure(
                     Code.DEADLINE_EXCEEDED,
                     f"the body has not come in full within {BODY_TIMEOUT_S:g} s: send it faster,"
@@ -44,9 +44,7 @@ class Bodies:
                 ) from None
             raise self._full() from None
         finally:
-            if body is not None:
-                self._coming.pop(body, None)
-                self._used_bytes -= body.size_bytes
+            self._remove(body)
 
     def add(self, body: Body, size_bytes: int) -> None:
         """Count what has come of a body.
@@ -61,9 +59,14 @@ class Bodies:
         oldest = next(iter(self._coming))
         if oldest is body:
             raise self._full()
-        del self._coming[oldest]
-        self._used_bytes -= oldest.size_bytes
-        oldest.give_way()
+        self._remove(oldest)
+        if oldest.limit is not None and not oldest.limit.expired():
+            oldest.limit.reschedule(asyncio.get_running_loop().time())
+
+    def _remove(self, body: Body) -> None:
+        if body in self._coming:
+            del self._coming[body]
+            self._used_bytes -= body.size_bytes
 
     def _full(self) -> CallFailure:
         return busy(
@@ -72,21 +75,14 @@ class Bodies:
         )
 
 
+@dataclass(slots=True, eq=False)
 class Body:
     """One body that is coming in."""
 
-    def __init__(self, everything: Bodies, limit: asyncio.Timeout) -> None:
-        self.size_bytes = 0
-        self.gave_way = False
-        self._all = everything
-        self._limit = limit
+    bodies: Bodies
+    size_bytes: int = 0
+    limit: asyncio.Timeout | None = None
 
     def add(self, size_bytes: int) -> None:
         """Count what has come; raises as `Bodies.add`."""
-        self._all.add(self, size_bytes)
-
-    def give_way(self) -> None:
-        """End its reading."""
-        self.gave_way, self.size_bytes = True, 0
-        if not self._limit.expired():
-            self._limit.reschedule(asyncio.get_running_loop().time())
+        self.bodies.add(self, size_bytes)

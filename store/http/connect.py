@@ -264,8 +264,8 @@ class _Answer:
         await self._exchange.pass_on(event)
 
 
-def operations(services: Services, node: NodeContext) -> Mapping[str, Operation]:
-    """What is served, by path."""
+def operations(services: Services, node: NodeContext) -> list[Operation]:
+    """Return an operation for each method that the node serves."""
     large, reads = LargeReads(), Reads(services)
     found = [
         _Method(table.PUBLISH, None, unary=Publisher(services).publish),
@@ -277,7 +277,7 @@ def operations(services: Services, node: NodeContext) -> Mapping[str, Operation]
     ]
     if node.coverage is not None:
         found.append(_Method(table.COVERAGE, large, stream=CoverageService(node.coverage).coverage))
-    return {method.path: _operation(method) for method in found}
+    return [_operation(method) for method in found]
 
 
 def _operation(method: _Method) -> Operation:
@@ -286,10 +286,11 @@ def _operation(method: _Method) -> Operation:
     return Operation(
         f"connect_{served.name}",
         "POST",
-        served.right,
-        served.kind,
+        method.path,
         method.answer,
-        method.refuse,
+        right=served.right,
+        kind=served.kind,
+        refuse=method.refuse,
         endless=served.endless,
         largest_bytes=served.max_request_bytes,
         content_types=types,

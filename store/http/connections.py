@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from uvicorn.config import Config
@@ -84,7 +85,8 @@ class _RefusedError(Exception):
 class BoundedProtocol(HttpToolsProtocol):
     """uvicorn's protocol for one connection, with bounds on what its caller sends.
 
-    Its application finds it in the scope's state, as ``connection``.
+    Its application finds it in the scope's state, as ``connection``. ``on_gone`` is called when the
+    caller hangs up.
     """
 
     def __init__(
@@ -100,12 +102,18 @@ class BoundedProtocol(HttpToolsProtocol):
         self._refusal = _RefusedError()
         self._running: RequestResponseCycle | None = None
         self._is_lingering = False
+        self.on_gone: Callable[[], None] | None = None
         self._begin_count()
 
     @property
     def is_receiving(self) -> bool:
         """True while the body of the request that is being answered has not come in full."""
         return self._running is not None and self._running.more_body
+
+    @property
+    def is_gone(self) -> bool:
+        """True once the caller of the request that is being answered has hung up."""
+        return self._running is None or self._running.disconnected
 
     def abort(self) -> None:
         """Close the connection without sending what is left for it."""
@@ -140,17 +148,11 @@ class BoundedProtocol(HttpToolsProtocol):
 
     # What the parser finds; what these raise becomes `send_400_response`
 
-    def on_url(self, url: bytes) -> None:
-        """Take a part of the request target."""
-        self._count_head(len(url))
-        super().on_url(url)
-
     def on_header(self, name: bytes, value: bytes) -> None:
         """Take a header field; trailers are counted and dropped."""
         self._fields += 1
         if self._fields > MAX_HEADER_FIELDS:
             self._refuse(_too_large())
-        self._count_head(len(name) + len(value))
         if self._in_head:
             super().on_header(name, value)
 
@@ -160,13 +162,20 @@ class BoundedProtocol(HttpToolsProtocol):
         version = self.parser.get_http_version()
         hosts = [value for name, value in self.headers if name == b"host"]
         codings = [value.lower() for name, value in self.headers if name == b"transfer-encoding"]
-        if (version, len(hosts)) not in _VERSIONS_AND_HOSTS:
-            self._refuse(_RefusedError())
-        if codings and (codings != [b"chunked"] or version == "1.0"):
-            self._refuse(_RefusedError())
-        if len(self.pipeline) >= MAX_PIPELINED_REQUESTS:
+        if (
+            len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+            > MAX_HEAD_BYTES
+        ):
+            self._refuse(_too_large())
+        if (
+            (version, len(hosts)) not in _VERSIONS_AND_HOSTS
+            or (codings and (codings != [b"chunked"] or version == "1.0"))
+            or len(self.pipeline) >= MAX_PIPELINED_REQUESTS
+        ):
             self._refuse(_RefusedError())
         super().on_headers_complete()
+        # uvicorn stops reading where a request waits, and would not notice that its caller goes.
+        self.flow.resume_reading()
         if self.parser.should_upgrade():
             # The parser drops what follows.
             self.cycle.keep_alive = False
@@ -182,9 +191,10 @@ class BoundedProtocol(HttpToolsProtocol):
             self._refuse(_RefusedError(sentence=sentence))
 
     def on_body(self, body: bytes) -> None:
-        """Take a part of the body."""
+        """Take a part of the body, which is read of a POST alone."""
         self._body_bytes += len(body)
-        super().on_body(body)
+        if self.scope["method"] == "POST":
+            super().on_body(body)
 
     def on_message_complete(self) -> None:
         """End a request; what is counted is that of the next one."""
@@ -224,16 +234,12 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._running is not None:
             self._running.disconnected = True
             self._running.message_event.set()
+        if self.on_gone is not None:
+            self.on_gone()
 
     def _begin_count(self) -> None:
         self._in_head = True
-        self._received_bytes = self._body_bytes = self._head_bytes = 0
-        self._fields = self._chunks = 0
-
-    def _count_head(self, size_bytes: int) -> None:
-        self._head_bytes += size_bytes
-        if self._head_bytes > MAX_HEAD_BYTES:
-            self._refuse(_too_large())
+        self._received_bytes = self._body_bytes = self._fields = self._chunks = 0
 
     def _refuse(self, refusal: _RefusedError) -> NoReturn:
         self._refusal = refusal

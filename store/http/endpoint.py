@@ -7,18 +7,19 @@ line for a failure, and the metrics. Tokens, rights, quotas and budgets are thos
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Final
 
+from msgspec import Struct
 from starlette.types import Receive, Scope, Send
 
 from store.domain.access import Client, Denied, Right
 from store.domain.query import QueryError
 from store.domain.quota import CallKind
 from store.http.bodies import Bodies
-from store.http.exchange import CallerGone, Exchange
+from store.http.exchange import JSON, CallerGone, Exchange
 from store.http.failure import HttpFailure, as_status, bad_request, of_query
 from store.http.limits import MAX_SMALL_BODY_BYTES
 from store.observe.logging import get_logger, request_context
@@ -43,20 +44,29 @@ Refuse = Callable[[Exchange, HttpFailure], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """What the wrapper must know of a method of a path.
+    """A method of a path: what the endpoint does with its requests, and how it is described.
 
-    ``name`` is that of the metrics. ``right``: what a caller needs. ``endless``: it goes on until
-    somebody ends it. ``token_in_url``: browsers cannot give it a header. ``always``: it is served
-    although the node is not ready. ``refuse`` sends an error. ``content_types``: those of a body;
-    ``wrong_type`` says what to send instead of another.
+    ``name`` is that of the metrics. ``right``: what a caller needs. ``refuse`` sends an error.
+    ``summary``, ``answers`` (types of the items of the answer), ``request`` and ``answer_type`` are
+    for the description; ``parameters`` instead of ``request``, where every parameter is a text.
+    ``endless``: it goes on until somebody ends it. ``token_in_url``: browsers cannot give it a
+    header. ``always``: it is served although the node is not ready. ``content_types``: those of a
+    body; ``wrong_type`` says what to send instead of another.
     """
 
     name: str
     method: str
+    path: str
+    handle: Handler
+    summary: str = ""
+    answers: Sequence[type[Struct]] = ()
+    request: type[Struct] | None = None
+    answer_type: bytes = JSON
+    _: KW_ONLY
     right: Right
     kind: CallKind
-    handle: Handler
     refuse: Refuse
+    parameters: Mapping[str, str] = field(default_factory=dict)
     endless: bool = False
     token_in_url: bool = False
     always: bool = False

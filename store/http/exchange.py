@@ -8,8 +8,8 @@ a chunk that is larger. A caller that takes nothing for `SEND_TIMEOUT_S` is disc
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qs
@@ -96,58 +96,48 @@ class Exchange:
 
     @asynccontextmanager
     async def watched(self) -> AsyncIterator[None]:
-        """Around the answering of a request that has come in full: ends when the caller hangs up.
+        """Answer a request that has come in full, until the caller hangs up.
 
         Raises:
             CallerGone: it did.
         """
-        async with self._until_gone(self._watch()):
-            yield
-
-    @asynccontextmanager
-    async def kept_alive(self, beat: bytes) -> AsyncIterator[None]:
-        """Around an answer that may be silent: ``beat`` is sent every `HEARTBEAT_S`.
-
-        Raises:
-            CallerGone: the caller does not take it.
-        """
-        async with self._until_gone(self._beat(beat)):
-            yield
-
-    @asynccontextmanager
-    async def _until_gone(self, notice: Coroutine[object, object, None]) -> AsyncIterator[None]:
-        task, gone = asyncio.current_task(), False
+        task, is_gone = asyncio.current_task(), False
         assert task is not None
 
-        def noticed(watcher: asyncio.Task[None]) -> None:
-            nonlocal gone
-            if not watcher.cancelled() and isinstance(watcher.exception(), CallerGone):
-                gone = True
+        def leave() -> None:
+            nonlocal is_gone
+            if not self.complete:
+                is_gone = True
                 task.cancel()
 
-        watcher = asyncio.create_task(notice)
-        watcher.add_done_callback(noticed)
+        if self._connection.is_gone:
+            raise CallerGone
+        self._connection.on_gone = leave
         try:
             yield
         except asyncio.CancelledError:
-            if gone and task.uncancel() == 0:
+            if is_gone and task.uncancel() == 0:
                 raise CallerGone from None
             raise
         finally:
-            watcher.remove_done_callback(noticed)
-            watcher.cancel()
+            self._connection.on_gone = None
 
-    async def _watch(self) -> None:
-        while not self.complete:
-            event = await self._receive()
-            if event["type"] == "http.disconnect" and not self.complete:
-                raise CallerGone
+    @asynccontextmanager
+    async def kept_alive(self, beat: bytes) -> AsyncIterator[None]:
+        """Send ``beat`` every `HEARTBEAT_S` beside an answer that may be silent."""
+        task = asyncio.create_task(self._beat(beat))
+        try:
+            yield
+        finally:
+            task.cancel()
 
     async def _beat(self, beat: bytes) -> None:
-        while True:
-            await asyncio.sleep(HEARTBEAT_S)
-            if self.started:
-                await self.send(beat)
+        with suppress(CallerGone):
+            while True:
+                await asyncio.sleep(HEARTBEAT_S)
+                if self.started:
+                    await self.send(beat)
+        self.abort()
 
     async def start(
         self, status: int, content_type: bytes, headers: list[tuple[bytes, bytes]] | None = None

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
 
 from store.http import schemas
+from store.http.endpoint import Operation
 
 _REFERENCES: Final = "#/components/schemas/{name}"
 _ERRORS: Final = {
@@ -28,36 +28,20 @@ _ERRORS: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Described:
-    """One operation: what it takes and gives.
-
-    ``answers``: types of the items of the answer. ``parameters``: instead of ``request``, where
-    every parameter is a text. ``errors`` are JSON, or text where ``text_errors``.
-    """
-
-    name: str
-    method: str
-    summary: str
-    answers: Sequence[type[Struct]]
-    request: type[Struct] | None = None
-    content_type: str = "application/json"
-    parameters: Mapping[str, str] = field(default_factory=dict)
-    text_errors: bool = False
-
-
-def description(operations: Sequence[tuple[str, Described]], version: str) -> dict[str, Any]:
-    """The whole document; ``operations`` are those of each path."""
+def description(operations: Sequence[Operation], version: str) -> dict[str, Any]:
+    """Return the whole document."""
     kinds: dict[type[Struct], None] = {schemas.Error: None}
-    for _, each in operations:
+    for each in operations:
         kinds |= dict.fromkeys(each.answers)
         if each.request is not None:
             kinds[each.request] = None
     described, components = msgspec.json.schema_components(kinds, ref_template=_REFERENCES)
     references = dict(zip(kinds, described, strict=True))
     paths: dict[str, dict[str, Any]] = {}
-    for path, each in operations:
-        paths.setdefault(path, {})[each.method.lower()] = _operation(each, references, components)
+    for each in operations:
+        paths.setdefault(each.path, {})[each.method.lower()] = _operation(
+            each, references, components
+        )
     return {
         "openapi": "3.1.0",
         "info": {
@@ -76,7 +60,7 @@ def description(operations: Sequence[tuple[str, Described]], version: str) -> di
 
 
 def _operation(
-    each: Described, references: Mapping[type[Struct], Any], components: Mapping[str, Any]
+    each: Operation, references: Mapping[type[Struct], Any], components: Mapping[str, Any]
 ) -> dict[str, Any]:
     found: dict[str, Any] = {"operationId": each.name, "summary": each.summary}
     if each.method == "GET":
@@ -87,18 +71,21 @@ def _operation(
         found["requestBody"] = {"required": True, "content": body}
     items = [references[kind] for kind in each.answers]
     schema = items[0] if len(items) == 1 else {"anyOf": items}
-    if each.text_errors:
+    if each.parameters:
         failed: dict[str, Any] = {"text/plain": {"schema": {"type": "string"}}}
     else:
         failed = {"application/json": {"schema": references[schemas.Error]}}
     found["responses"] = {
-        "200": {"description": "Success.", "content": {each.content_type: {"schema": schema}}},
+        "200": {
+            "description": "Success.",
+            "content": {each.answer_type.decode(): {"schema": schema}},
+        },
         **{code: {"description": why, "content": failed} for code, why in _ERRORS.items()},
     }
     return found
 
 
-def _parameters(each: Described, components: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _parameters(each: Operation, components: Mapping[str, Any]) -> list[dict[str, Any]]:
     found = [
         {"name": name, "in": "query", "description": what, "schema": {"type": "string"}}
         for name, what in each.parameters.items()

@@ -9,6 +9,8 @@ from __future__ import annotations
 from importlib.resources import files
 from typing import Final
 
+from store.observe import page
+
 FILES: Final = {
     "/": ("page.html", b"text/html; charset=utf-8"),
     "/page.css": ("page.css", b"text/css; charset=utf-8"),
@@ -17,17 +19,7 @@ FILES: Final = {
 }
 """By path."""
 
-# Nothing but what this listener serves, no script or style inside the page, no frame around it.
-_POLICY: Final = (
-    b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self';"
-    b" base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
-HEADERS: Final = [
-    (b"content-security-policy", _POLICY),
-    (b"cross-origin-resource-policy", b"same-origin"),
-    (b"cross-origin-opener-policy", b"same-origin"),
-    (b"referrer-policy", b"no-referrer"),
-]
+HEADERS: Final = [(name.lower().encode(), value.encode()) for name, value in page.HEADERS]
 
 
 def content(name: str) -> bytes:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from base64 import b64decode, urlsafe_b64encode
 from binascii import Error as BinasciiError
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, TypeVar
 
 import msgspec
 from msgspec import Struct
+from starlette.types import Receive, Scope, Send
 
 from store.domain.ports import HistoryEntry, TopicFilter
 from store.domain.query import check_count, filter_by
@@ -37,13 +38,20 @@ async def refuse(exchange: Exchange, failure: HttpFailure) -> None:
     await exchange.respond(body, content_type, status=failure.status, headers=failure.headers)
 
 
-async def answer_anybody(exchange: Exchange, answer: Awaitable[None]) -> None:
-    """Answer without a look at who asks."""
-    exchange.request_id = next(REQUEST_IDS)
-    try:
-        await answer
-    except CallerGone:
-        exchange.abort()
+class OpenEndpoint:
+    """An ASGI application that gives one answer, whoever asks."""
+
+    def __init__(self, answer: Callable[[Exchange], Awaitable[None]]) -> None:
+        self._answer = answer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        exchange = Exchange(scope, receive, send)
+        exchange.request_id = next(REQUEST_IDS)
+        try:
+            await self._answer(exchange)
+        except CallerGone:
+            exchange.abort()
 
 
 def read(kind: type[_T], call: Call, exchange: Exchange, body: bytes) -> _T:

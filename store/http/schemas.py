@@ -202,6 +202,12 @@ class NewMessage(_Request):
     ephemeral: bool | UnsetType = UNSET
 
 
+MESSAGE_FIELDS: Final = tuple(
+    each for each in NewMessage.__struct_fields__ if each != "pubsub_topic"
+)
+"""Those of a ``WakuMessage``."""
+
+
 class Publish(_Request):
     """A batch of messages to store."""
 

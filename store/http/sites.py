@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from starlette.datastructures import Headers
@@ -24,10 +25,9 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from store.http.connect import ASKED_HEADERS, SHOWN_HEADERS
-from store.http.exchange import Exchange
 from store.http.failure import HttpFailure
 from store.http.limits import CORS_MAX_AGE_S
-from store.http.requests import answer_anybody, refuse
+from store.http.requests import OpenEndpoint, refuse
 from store.observe.hosts import ANY, is_served, name_of
 from store.observe.metrics import Metrics
 from store.serving.failure import Code
@@ -90,9 +90,8 @@ class SiteCheck:
         if failure is None:
             await self._app(scope, receive, send)
             return
-        exchange = Exchange(scope, receive, send)
         self._refused.labels("refused", str(failure.status)).inc()
-        await answer_anybody(exchange, refuse(exchange, failure))
+        await OpenEndpoint(partial(refuse, failure=failure))(scope, receive, send)
 
 
 def _cross_origin(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:

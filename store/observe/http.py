@@ -64,6 +64,13 @@ class Answer:
     headers: Sequence[tuple[str, str]] = ()
 
 
+_TOO_MANY = Answer(
+    HTTPStatus.SERVICE_UNAVAILABLE,
+    b"Too many such requests are under way: ask again in a few seconds.\n",
+    headers=(("Retry-After", "3"),),
+)
+
+
 class MetricsListener:
     """A server of its own thread, until `close`; without `render_status` it has no status page.
 
@@ -86,8 +93,10 @@ class MetricsListener:
         self._clock = clock
         self._beat_s = clock()
         self._unfinished: dict[asyncio.StreamWriter, None] = {}
-        self._metrics_requests = _Places("requests for metrics", MAX_METRICS_REQUESTS)
-        self._status_requests = _Places("requests about the status page", MAX_STATUS_REQUESTS)
+        self._limits = {
+            "/metrics": asyncio.Semaphore(MAX_METRICS_REQUESTS),
+            page.PATH: asyncio.Semaphore(MAX_STATUS_REQUESTS),
+        }
 
     async def open(self, host: str, port: int) -> int:
         """Bind an address, serve, and return the port.
@@ -127,9 +136,11 @@ class MetricsListener:
         self._beat_s = self._clock()
         self._beating = self._node.call_later(BEAT_INTERVAL_S, self._beat)
 
-    async def _rendered(self, render: _Render) -> bytes:
-        """Return what is rendered in the node's loop."""
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(render(), self._node))
+    async def _rendered(
+        self, render: _Render, content_type: str, headers: Sequence[tuple[str, str]] = ()
+    ) -> Answer:
+        rendered = asyncio.run_coroutine_threadsafe(render(), self._node)
+        return Answer(HTTPStatus.OK, await asyncio.wrap_future(rendered), content_type, headers)
 
     async def answer(self, method: str, path: str) -> Answer:
         """Return the response to one request."""
@@ -138,9 +149,7 @@ class MetricsListener:
         path = path.partition("?")[0]
         match path:
             case "/metrics":
-                return Answer(
-                    HTTPStatus.OK, await self._rendered(self._render_metrics), CONTENT_TYPE
-                )
+                return await self._rendered(self._render_metrics, CONTENT_TYPE)
             case "/healthz":
                 return _probed("alive", self._silence(LIVE_SILENCE_S))
             case "/readyz":
@@ -158,9 +167,7 @@ class MetricsListener:
         if path == "/":
             return Answer(HTTPStatus.FOUND, b"", headers=(("Location", page.PATH),))
         if path == page.DATA_PATH:
-            return Answer(
-                HTTPStatus.OK, await self._rendered(self._render_status), _JSON, page.HEADERS
-            )
+            return await self._rendered(self._render_status, _JSON, page.HEADERS)
         found = page.asset(path)
         if found is None:
             return Answer(HTTPStatus.NOT_FOUND, _NOT_HERE)
@@ -204,18 +211,15 @@ class MetricsListener:
             return
         method, path, _ = parts
         with_body = method != "HEAD"
-        misdirected = self._misdirected(path, _headers(lines))
-        if misdirected is not None:
-            await _send(writer, misdirected, with_body=with_body)
+        limit = next((each for start, each in self._limits.items() if path.startswith(start)), None)
+        refusal = self._misdirected(path, _headers(lines))
+        if refusal is None and limit is not None and limit.locked():
+            refusal = _TOO_MANY
+        if refusal is not None:
+            await _send(writer, refusal, with_body=with_body)
             return
-        places = self._places(path)
-        if places is None:
+        async with limit or contextlib.nullcontext():
             await _send(writer, await self.answer(method, path), with_body=with_body)
-        elif places.free == 0:
-            await _send(writer, _too_many(places.what), with_body=with_body)
-        else:
-            with places:
-                await _send(writer, await self.answer(method, path), with_body=with_body)
 
     def _misdirected(self, path: str, headers: Mapping[str, str]) -> Answer | None:
         """Return the answer to a page whose own name may have been made to lead here."""
@@ -230,26 +234,6 @@ class MetricsListener:
         )
         return Answer(HTTPStatus.MISDIRECTED_REQUEST, sentence.encode())
 
-    def _places(self, path: str) -> _Places | None:
-        """Return the places of which a request needs one."""
-        if path.startswith(page.PATH):
-            return self._status_requests
-        return self._metrics_requests if path.startswith("/metrics") else None
-
-
-class _Places:
-    """A bound on the requests of one kind that are under way."""
-
-    def __init__(self, what: str, most: int) -> None:
-        self.what = what
-        self.free = most
-
-    def __enter__(self) -> None:
-        self.free -= 1
-
-    def __exit__(self, *_: object) -> None:
-        self.free += 1
-
 
 def _headers(lines: Sequence[str]) -> dict[str, str]:
     """Return headers by their names in small letters; of one that comes again the last."""
@@ -261,13 +245,6 @@ def _probed(state: str, reason: str | None) -> Answer:
     if reason is None:
         return Answer(HTTPStatus.OK, f"{state}\n".encode())
     return Answer(HTTPStatus.SERVICE_UNAVAILABLE, f"not {state}: {reason}\n".encode())
-
-
-def _too_many(what: str) -> Answer:
-    sentence = f"Too many {what}: ask again in a few seconds.\n"
-    return Answer(
-        HTTPStatus.SERVICE_UNAVAILABLE, sentence.encode(), headers=(("Retry-After", "3"),)
-    )
 
 
 async def _refuse(writer: asyncio.StreamWriter, status: HTTPStatus, sentence: bytes) -> None:

@@ -32,7 +32,6 @@ from store.rpc.identity import (
     is_believed_peer,
     not_a_peer,
     own_metadata,
-    peer_answer,
     read_metadata,
 )
 from store.rpc.limits import MAX_SERIES
@@ -292,12 +291,11 @@ class Wrapper:
                 method.peers and is_believed_peer(told, rules, origin)
             )
         if rules is not None and is_peer:
-            client = identify_peer(told, context, rules, node.peer_limits, method.name)
+            client = identify_peer(told, context, rules, node.peer_limits)
             identify = partial(_unchanged, client)
             node.callers[told[NODE_ID]] = node.now_ns() / _NS_PER_S
             node.clocks.note(told[NODE_ID], parse_time(told.get(TIME)))
-            own = peer_answer(told, rules, self._own_metadata)
-            own = (*own, (TIME, str(node.now_ns())))
+            own = (*self._own_metadata, (TIME, str(node.now_ns())))
             await context.send_initial_metadata(own)
             # Once more: a caller may learn of the end of a call without responses first.
             context.set_trailing_metadata(own)

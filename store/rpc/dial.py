@@ -30,7 +30,7 @@ from store.domain import streams
 from store.domain.ports import PeerAddress
 from store.observe.clocks import ClockComparison, parse_time
 from store.rpc.credentials import channel_credentials
-from store.rpc.identity import NODE_ID, PEER_FIELD, PROOF, STORE_ID, TIME, VERSION, own_metadata
+from store.rpc.identity import NODE_ID, PEER_FIELD, STORE_ID, TIME, VERSION, own_metadata
 from store.rpc.limits import (
     MAX_PEER_FRAME_BYTES,
     MAX_PEER_RECONNECT_MS,
@@ -40,7 +40,6 @@ from store.rpc.limits import (
     PEER_KEEPALIVE_MS,
     PEER_KEEPALIVE_TIMEOUT_MS,
 )
-from store.rpc.secret import PeerSecret
 from store.serving.context import NodeIdentity
 from store.serving.tls import Stamp, TlsError, TlsFiles, stamp_of
 from store.sync.errors import shown
@@ -88,13 +87,12 @@ class _Learned(CallFailed, streams.NameLearned):
 class Callee:
     """Who answers a call, as its metadata say (and, with TLS, its certificate).
 
-    ``proof``: that it knows a secret, see `store.rpc.secret`. ``time_ns``: what its clock showed.
+    ``time_ns``: what its clock showed.
     """
 
     node_id: str
     store_id: str
     version: str
-    proof: str = ""
     time_ns: int | None = None
 
 
@@ -193,8 +191,8 @@ class PeerDialer:
     """Calls peers; one per node.
 
     ``tls``: the node's certificate and key, and in ``client_ca`` who signs those of peers; None
-    calls in clear, which is refused beyond loopback unless ``insecure``. ``secret``: in clear, what
-    both sides prove to know; None: they do not.
+    calls in clear, which is refused beyond loopback unless ``insecure``. ``clocks``: those of peers
+    are compared in it.
     """
 
     def __init__(
@@ -203,7 +201,6 @@ class PeerDialer:
         tls: TlsFiles | None = None,
         *,
         insecure: bool = False,
-        secret: PeerSecret | None = None,
         clocks: ClockComparison | None = None,
     ) -> None:
         self.identity = identity
@@ -211,7 +208,6 @@ class PeerDialer:
         self._metadata = own_metadata(identity)
         self._tls = tls
         self._insecure = insecure
-        self._secret = secret
         self._lines: dict[PeerAddress, _Line] = {}
         self._answered: dict[PeerAddress, str] = {}
         self._proven: dict[PeerAddress, str] = {}
@@ -289,17 +285,13 @@ class PeerDialer:
         """
         line = await self._take(peer)
         channel: Any = line.channel
-        proof, metadata = "", self._metadata
-        if self._secret is not None:
-            proof = self._secret.prove(method.rpartition("/")[2], [each for _, each in metadata])
-            metadata = (*metadata, (PROOF, proof))
-        metadata = (*metadata, (TIME, str(time.time_ns())))
+        metadata = (*self._metadata, (TIME, str(time.time_ns())))
         try:
             if request is None:
                 call = channel.stream_stream(method)(metadata=metadata)
             else:
                 call = channel.unary_stream(method)(request, metadata=metadata)
-            identify = partial(self._identify, peer, call, proof, patience_s)
+            identify = partial(self._identify, peer, call, patience_s)
             try:
                 yield PeerCall(peer, call, identify, identified=identified)
             finally:
@@ -322,20 +314,12 @@ class PeerDialer:
         self,
         peer: PeerAddress,
         call: Any,  # noqa: ANN401 - grpc.aio's, untyped
-        proof: str,
         patience_s: float | None,
     ) -> Callee:
         """Learn who answers, and refuse whom this node must not call."""
         began_ns = time.monotonic_ns()
         callee = await _introduced(peer, call, patience_s)
         waited_ns = time.monotonic_ns() - began_ns
-        names = callee.node_id, callee.store_id, callee.version
-        if self._secret is not None and not self._secret.answers(callee.proof, proof, names):
-            raise CallFailed(
-                grpc.StatusCode.UNAUTHENTICATED,
-                f"what answers at {peer} does not prove that it knows the secret of "
-                "--peer-secret-file: give both nodes the same",
-            )
         own = self.identity
         if callee.node_id == own.node_id or callee.store_id == own.store_id:
             what = "this node itself" if callee.node_id == own.node_id else "a node of this store"
@@ -498,7 +482,7 @@ def _told(metadata: Any) -> Callee | None:  # noqa: ANN401 - grpc.aio's are unty
     if not all(map(PEER_FIELD.fullmatch, names)):
         return None
     node_id, store_id, version = names
-    return Callee(node_id, store_id, version, told.get(PROOF, ""), parse_time(told.get(TIME)))
+    return Callee(node_id, store_id, version, parse_time(told.get(TIME)))
 
 
 def _failed(peer: PeerAddress, code: grpc.StatusCode, details: str | None) -> CallFailed:

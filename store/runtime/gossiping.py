@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +15,6 @@ from store.db.writing.unread import UnreadEvents
 from store.domain.admission import Admission
 from store.domain.ports import Source, StoreBusy, StoreUnavailable, Writer
 from store.domain.unread import (
-    Confirmation,
     Confirmations,
     GossipState,
     NoConfirmations,
@@ -79,38 +77,28 @@ class Gossiping:
         self.confirmations.stop()
 
 
-class SharedConfirmations:
+class SharedConfirmations(ConfirmationWaits):
     """The confirmations of a node without gossip: other nodes on its database may have peers."""
 
     def __init__(self, unread: UnreadEvents, tracking: Tracking) -> None:
         self._unread = unread
-        self._waits = ConfirmationWaits(
+        super().__init__(
             unread,
             reach=lambda: None,
             is_tracked=tracking.is_tracked,
             # The gossip of the others reads from the table what is asked for.
-            want=lambda _hashes, _needed: None,
+            want=lambda *_given: None,
             most_tracked=MAX_NEEDED,
         )
 
-    async def confirmed(
-        self,
-        hashes: Sequence[bytes],
-        stored: Sequence[bool],
-        min_confirms: int,
-        timeout_s: float | None,
-    ) -> list[Confirmation]:
-        """Wait for the peers of others; answer at once if this node is alone on the database."""
+    async def _hopeless(
+        self, lacking: set[bytes], held: frozenset[bytes], min_confirms: int
+    ) -> str:
+        if not lacking or await self._is_shared():
+            return await super()._hopeless(lacking, held, min_confirms)
         with suppress(StoreUnavailable, StoreBusy):
-            if not await self._unread.is_shared():
-                await self._unread.expire(hashes)
-                none = NoConfirmations()
-                return await none.confirmed(hashes, stored, min_confirms, timeout_s)
-        return await self._waits.confirmed(hashes, stored, min_confirms, timeout_s)
-
-    def stop(self) -> None:
-        """Answer all requests that wait."""
-        self._waits.stop()
+            await self._unread.expire(sorted(lacking))
+        return "this node exchanges no read confirmations"
 
 
 class _Meter:

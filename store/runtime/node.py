@@ -58,9 +58,8 @@ from store.runtime.listening import (
 )
 from store.runtime.memory import Trimmer, map_large_blocks
 from store.runtime.monitor import DatabaseHealth, DatabaseMonitor
-from store.runtime.peer_secret import read_peer_secret
 from store.runtime.peering import Peering, open_peering
-from store.runtime.policy import PolicySource, client_limits, request_limits
+from store.runtime.policy import PolicySource, client_limits
 from store.runtime.readiness import Obstacle, Readiness
 from store.runtime.services import Wiring, open_wiring
 from store.runtime.status import Parts, StatusReport
@@ -163,7 +162,6 @@ class Node:
     async def _start(self, stack: AsyncExitStack) -> Listeners:
         config = self._config
         self._tokens.load()
-        secret = read_peer_secret(config.peer_secret_file)
         certificate_name = check_certificates(config)
         check_tracing(config)
         metrics_address = await self._open_metrics(stack)
@@ -191,7 +189,6 @@ class Node:
             identity,
             policy=self._policy,
             metrics=self._metrics,
-            secret=secret,
             clocks=self._clocks,
         )
         gossiping = await open_gossip(
@@ -209,7 +206,7 @@ class Node:
             stack, Parts(identity, wiring, peering, gossiping, config.retention, self._callers)
         )
         context = self._rpc_context(identity, wiring, peering, gossiping, tracing)
-        listeners = bind_listeners(config, wiring.services, context, secret)
+        listeners = bind_listeners(config, wiring.services, context)
         stack.push_async_callback(listeners.stop, 0)
         for listener in listeners.all:
             await listener.start()
@@ -331,7 +328,6 @@ class Node:
             state=state,
             metrics=self._metrics,
             health=self._health,
-            limits=request_limits(self._config),
             unsent=self._unsent,
             drain=self._drain,
             exchange=peering.synchronizer,

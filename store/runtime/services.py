@@ -39,7 +39,6 @@ from store.runtime.disk import DiskSpace
 from store.runtime.environment import system_environment
 from store.runtime.heard import HeardTopics
 from store.runtime.limits import MAX_CLOCK_LEAD_NS
-from store.runtime.policy import request_limits
 from store.sync.coverage import Coverage
 from store.sync.index.hot import HotIndex
 from store.sync.index.views import IndexedReconcilable
@@ -165,8 +164,6 @@ async def open_wiring(
         index_window_ns(config.sync_range, config.sync_offset),
         system_environment("store.sync.index", metrics),
     )
-    page_bytes = request_limits(config).page_bytes
-
     commits = CommitListeners([hot])
 
     def lost(reached: Place, left: Place) -> None:
@@ -179,17 +176,14 @@ async def open_wiring(
         on_lost=lost,
         on_failed=_feed_failed,
         on_commits=commits.commits,
-        page_bytes=page_bytes,
         read_only=config.read_only,
     )
     await feed.start()
     stack.push_async_callback(feed.stop)
     hot.start()
     stack.push_async_callback(hot.stop)
-    reader = DatabaseReader(database, lambda: feed.counted, page_bytes)
-    services = Services(
-        writer, reader, feed, DatabaseSdsReader(database, page_bytes), follow_cursors(database)
-    )
+    reader = DatabaseReader(database, lambda: feed.counted)
+    services = Services(writer, reader, feed, DatabaseSdsReader(database), follow_cursors(database))
     maintainer = _maintainer(config, database, metrics)
     reconcilable, statements = IndexedReconcilable(ids, hot), DatabaseStatements(database)
     return Wiring(

@@ -9,6 +9,7 @@ from storenode.client.asynchronous import AsyncAdmin, AsyncClient
 from storenode.client.blocking import Admin, Client, Publisher
 from storenode.client.errors import (
     AccessDenied,
+    ArgumentError,
     CallTimeout,
     ClientClosed,
     ClientOptionError,
@@ -37,6 +38,7 @@ from storenode.connection.channel import TlsIdentity
 __all__ = [
     "AccessDenied",
     "Admin",
+    "ArgumentError",
     "AsyncAdmin",
     "AsyncClient",
     "AsyncPublisher",

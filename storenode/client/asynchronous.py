@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 from typing import Final, Self
@@ -52,6 +53,7 @@ class _Connected:
     """Connections to nodes as a context manager; leaving the block closes them."""
 
     _calls: NodeClient
+    _is_open = False
 
     async def __aenter__(self) -> Self:
         return self
@@ -61,7 +63,15 @@ class _Connected:
 
     async def aclose(self) -> None:
         """End all calls and connections."""
+        self._is_open = False
         await self._calls.close()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(self._calls.nodes.addresses)})"
+
+    def __del__(self) -> None:
+        if self._is_open:
+            warnings.warn(f"{self!r} was not closed", ResourceWarning, source=self, stacklevel=1)
 
 
 class AsyncClient(_Connected):
@@ -98,6 +108,7 @@ class AsyncClient(_Connected):
     ) -> None:
         self._calls = connect(nodes, token=token, tls=tls, retry=retry, timeout_s=timeout_s)
         self._timeout_s = timeout_s
+        self._is_open = True
 
     async def publish(
         self,
@@ -468,6 +479,7 @@ class AsyncAdmin(_Connected):
         timeout_s: float | None = DEFAULT_TIMEOUT_S,
     ) -> None:
         self._calls = connect(node, token=token, tls=tls, timeout_s=timeout_s)
+        self._is_open = True
 
     async def status(self) -> NodeStatus:
         """What the node holds, whether it serves, and how it stands with its peers."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from storenode.connection.errors import (
     AccessDenied,
+    ArgumentError,
     CallTimeout,
     ClientOptionError,
     ConnectionLost,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AccessDenied",
+    "ArgumentError",
     "CallTimeout",
     "ClientClosed",
     "ClientOptionError",

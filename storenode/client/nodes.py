@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Final
 
 import grpc
 
-from storenode.connection.channel import Metadata, TlsIdentity, open_channel
+from storenode.connection.channel import Metadata, TlsIdentity, check_connection, open_channel
 from storenode.connection.errors import ClientOptionError
 from storenode.wire.storenode.v1 import admin_pb2_grpc, store_pb2_grpc
 
@@ -35,7 +36,7 @@ class Nodes:
     def __init__(
         self, addresses: str | Sequence[str], token: str | None, tls: TlsIdentity | None
     ) -> None:
-        """Open a channel to each address.
+        """Check the addresses and the token; the first call opens the channels.
 
         Raises:
             ClientOptionError: An address, or the token, cannot be used.
@@ -43,11 +44,20 @@ class Nodes:
         listed = [addresses] if isinstance(addresses, str) else list(addresses)
         if not listed:
             raise ClientOptionError("There is no node to call: give the address of at least one.")
-        self._nodes = [_node(address, token, tls) for address in listed]
+        for address in listed:
+            check_connection(address, token, tls)
+        self.addresses = listed
+        self._open = partial(_node, token=token, tls=tls)
         self._at = 0
+        self.is_closed = False
+
+    @cached_property
+    def _nodes(self) -> list[Node]:
+        # Channels belong to the event loop of the first call.
+        return [self._open(address) for address in self.addresses]
 
     def __len__(self) -> int:
-        return len(self._nodes)
+        return len(self.addresses)
 
     @property
     def current(self) -> Node:
@@ -69,7 +79,9 @@ class Nodes:
 
     async def close(self) -> None:
         """End all calls and connections."""
-        await asyncio.gather(*(node.channel.close(grace=None) for node in self._nodes))
+        self.is_closed = True
+        if "_nodes" in self.__dict__:
+            await asyncio.gather(*(node.channel.close(grace=None) for node in self._nodes))
 
 
 def _node(address: str, token: str | None, tls: TlsIdentity | None) -> Node:

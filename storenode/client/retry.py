@@ -152,6 +152,8 @@ class Attempts:
         self, call: Callable[[Node], Coroutine[Any, Any, _R]], errors: list[NodeError]
     ) -> tuple[Node, _R] | None:
         """Return the first node that answers, and its answer; None when all have failed."""
+        if self._nodes.is_closed:
+            raise ClientClosed("The client is closed: make a new one.")
         waiting = deque(self._nodes.in_order())
         running: dict[asyncio.Task[_R], Node] = {}
         try:

@@ -42,6 +42,10 @@ class ClientOptionError(StorenodeError, ValueError):
     """The address, the token or the TLS files are wrong or may not go together."""
 
 
+class ArgumentError(StorenodeError, ValueError, TypeError):
+    """An argument has a wrong type or value; the sentence says what to pass."""
+
+
 class NodeError(StorenodeError):
     """A call failed: ``code`` is the name of a gRPC status, ``sentence`` says what to do.
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from storenode.sds.bloom import FilterShape
-from storenode.sds.envelope import check_id
+from storenode.sds.codec import check_id
 from storenode.sds.limits import (
     MAX_GAP_IDS,
     MAX_HISTORY_ENTRIES,

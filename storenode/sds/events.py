@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from storenode.sds.claims import Proof
-from storenode.sds.envelope import Entry, Kind
+from storenode.sds.codec import Entry, Kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,19 +275,6 @@ class Recall:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupsUnfit:
-    """The configured response groups do not fit the participants that were heard.
-
-    Of about ``participants``, ``groups`` groups are so large that many answer at once, or so small
-    that often nobody does; ``fitting`` groups are recommended, for all participants alike.
-    """
-
-    groups: int
-    participants: int
-    fitting: int
-
-
-@dataclass(frozen=True, slots=True)
 class ClockCapped:
     """A received clock was further ahead than allowed; ours followed only to the bound."""
 
@@ -329,7 +316,6 @@ Event = (
     | RepairRequested
     | RepairAnswered
     | Recall
-    | GroupsUnfit
     | ClockCapped
     | Refused
     | Pruned

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from heapq import heapify, heapreplace
 
 from storenode.sds.claims import Proof
-from storenode.sds.envelope import Entry, SdsMessage
+from storenode.sds.codec import Entry, SdsMessage
 from storenode.sds.events import MissingMessage
 from storenode.sds.limits import ENTRY_BYTES, MAX_HINTS_PER_MISSING, MAX_WAITING_SYNCS
 

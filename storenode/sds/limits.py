@@ -66,12 +66,6 @@ RECALL_EVERY_MS: Final = 1_000
 """Messages that others ask for and that are not in memory: how many may wait to be read, how many
 are read together, and how often."""
 
-MAX_COUNTED: Final = 512
-"""Participants that are counted one by one; more are estimated."""
-
-CENSUS_MS: Final = 86_400_000
-"""How long participants are counted before it begins anew."""
-
 MAX_REPAIR_REQUESTS: Final = 65_536
 """Own repair requests that wait for their time: one per missing message at most."""
 

@@ -17,8 +17,8 @@ from hashlib import sha256
 from heapq import heappop, heappush
 
 from storenode.common.bounded import BoundedDict
+from storenode.sds.codec import Entry, SdsMessage
 from storenode.sds.config import RepairConfig
-from storenode.sds.envelope import Entry, SdsMessage
 from storenode.sds.limits import (
     ANSWER_EPOCH_MS,
     ENTRY_BYTES,

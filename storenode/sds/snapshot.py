@@ -17,8 +17,8 @@ from typing import Any, Final, NamedTuple
 from storenode.sds.bloom import RollingFilter
 from storenode.sds.channel import MessageChannel
 from storenode.sds.claims import Claims, Unproven
+from storenode.sds.codec import Entry, decode_message, encode_message
 from storenode.sds.config import ChannelConfig
-from storenode.sds.envelope import Entry, decode_message, encode_message
 from storenode.sds.events import Counts
 from storenode.sds.ids import IdSet
 from storenode.sds.incoming import Waiting, Want

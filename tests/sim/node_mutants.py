@@ -219,8 +219,8 @@ SESSIONS = {
     "counts in its sums what its peer lacks": Mutant(
         edit(Search, "_common", "if first < end", "if first > end"), "accuses an honest peer"
     ),
-    "lists what its peer has no list of": Mutant(
-        edit(Search, "_settle", "found.found", "found.found & False"), "are none"
+    "takes what both list for its own alone": Mutant(
+        edit(Search, "_settle", "only_own[both] = False", "only_own[both] = True"), "are none", 60
     ),
     "compares sums that begin at its own time": Mutant(
         in_agreement("start", "max(self._lower_ns, theirs)", "self._lower_ns"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
+import numpy as np
 import psycopg
 
 from reconcile.ids import LOWEST, SyncId, SyncIds
@@ -69,11 +70,14 @@ class NaiveReconcilable:
         """All IDs in a half-open range."""
         async with await psycopg.AsyncConnection.connect(self._url) as connection:
             cursor = await connection.execute(
-                "select ts, hash from storenode.messages"
+                "select ts, hash, content_digest from storenode.messages"
                 " where (ts, hash) >= (%s, %s) and (ts, hash) < (%s, %s) order by ts, hash",
                 (*lower, *upper),
             )
-            return SyncIds.of([(ts, bytes(digest)) for ts, digest in await cursor.fetchall()])
+            rows = await cursor.fetchall()
+        ids = SyncIds.of([(ts, bytes(message_hash)) for ts, message_hash, _ in rows])
+        joined = b"".join(bytes(digest) for *_, digest in rows)
+        return SyncIds(ids.timestamps, ids.hashes, np.frombuffer(joined, np.uint8).reshape(-1, 16))
 
     @asynccontextmanager
     async def open_view(self, lower: SyncId, upper: SyncId) -> AsyncIterator[NaiveView]:

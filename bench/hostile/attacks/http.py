@@ -13,7 +13,7 @@ from typing import Final
 from bench.hostile.target import Target, attack
 
 _HTTP: Final = ("--http-listen", "127.0.0.1:0")
-_CHUNKS: Final = b"1\r\nx\r\n" * 10_000
+_CHUNKS: Final = b"1\r\nx\r\n" * 2_000
 _DEADLINE_S: Final = 10.0
 
 
@@ -34,7 +34,9 @@ async def http_parameters(target: Target, _rng: random.Random, count: int) -> st
 
 @attack(count=1, short=1, options=_HTTP)
 async def http_chunks(target: Target, _rng: random.Random, count: int) -> str:
-    """Bodies in chunks of one byte for ten seconds, over as many connections at a time."""
+    """Bodies in chunks of one byte for ten seconds, over as many connections at a time; where one
+    is answered, the next begins.
+    """
     sizes = await asyncio.gather(*(_send_chunks(target) for _ in range(count)))
     return f"{sum(sizes):,} bytes were sent"
 
@@ -48,13 +50,15 @@ async def _send_chunks(target: Target) -> int:
     with suppress(TimeoutError):
         async with asyncio.timeout(_DEADLINE_S):
             while True:
-                _, writer = await _connect(target)
+                reader, writer = await _connect(target)
+                answered = asyncio.create_task(reader.read(1))
+                writer.write(head)
                 with suppress(ConnectionError):
-                    writer.write(head)
-                    while not writer.is_closing():
+                    while not answered.done():
                         writer.write(_CHUNKS)
                         await writer.drain()
                         sent += len(_CHUNKS)
+                answered.cancel()
                 writer.close()
     return sent
 

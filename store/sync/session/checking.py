@@ -6,7 +6,6 @@ the last word of one side, with its sum ─► the other's: equal: concluded
 
 from __future__ import annotations
 
-import random
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -43,9 +42,8 @@ class Checking:
         if whole is None:
             return b""
         sent = await self.view.contents(result.to_send)
-        rng = random.Random(b"".join(self.agreement.nonces))  # noqa: S311 - a fair choice
-        limit = self.config.limits.max_differences
-        self._search = Search(self.view, whole, sent, rng, limit)
+        limit, seed = self.config.limits.max_differences, b"".join(self.agreement.nonces)
+        self._search = Search(self.view, whole, sent, seed, limit)
         self._own = await self._search.sum()
         return self._own
 

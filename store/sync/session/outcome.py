@@ -161,7 +161,8 @@ def _notes(account: Account, result: Result, hidden: Hidden | None) -> Iterator[
         yield (
             "found by sums that nobody can forge and hidden from the fingerprints of WAKU-SYNC: "
             f"{hidden.count:,}, from {_time(hidden.first_ns)} to {_time(hidden.last_ns)}: a "
-            "publisher forged them, or something is broken; see the runbook StorenodeForgedFingerprint"
+            "publisher forged them, or something is broken; see the runbook "
+            "StorenodeForgedFingerprint"
         )
     if account.conflicts:
         first = account.conflicts[0]

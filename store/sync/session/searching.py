@@ -14,7 +14,7 @@ that no conflict that lasts keeps the others from being found.
 
 from __future__ import annotations
 
-import random
+from hashlib import blake2b
 from itertools import pairwise
 from typing import Final
 
@@ -47,7 +47,7 @@ _STEPS_NS: Final = (
 class Search:
     """One side of a search in ``whole``; ``sent``, with digests, is what the peer lacks.
 
-    ``limit``: how many differences may be found.
+    ``seed``: at most 64 random bytes. ``limit``: how many differences may be found.
 
     Attributes:
         rounds: the steps of this side.
@@ -59,11 +59,11 @@ class Search:
     """
 
     def __init__(
-        self, view: OpenView, whole: Times, sent: SyncIds, rng: random.Random, limit: int
+        self, view: OpenView, whole: Times, sent: SyncIds, seed: bytes, limit: int
     ) -> None:
         self._view = view
         self._sent = sent
-        self._rng = rng
+        self._seed = seed
         self._limit = limit
         self._told: list[Times] = [whole]
         self._awaited: set[Times] = set()
@@ -120,8 +120,12 @@ class Search:
         ]
         if len(differing) > MAX_SEARCHED_SPANS:
             self.complete = False
-            differing = sorted(self._rng.sample(differing, MAX_SEARCHED_SPANS))
+            differing = sorted(sorted(differing, key=self._lot)[:MAX_SEARCHED_SPANS])
         return differing
+
+    def _lot(self, differing: tuple[Times, int]) -> bytes:
+        """Return a number, as bytes, that orders spans at random, and otherwise in each session."""
+        return blake2b(repr(differing[0]).encode(), key=self._seed).digest()
 
     async def _look_into(self, span: Times, count: int) -> None:
         """Divide a span that differs, or list what is held there."""

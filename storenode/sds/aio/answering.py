@@ -22,7 +22,7 @@ from storenode.sds.aio.schema import LAMPORT_OFFSET
 from storenode.sds.aio.state import StateError
 from storenode.sds.aio.transport import Fetched, HoldingLink, TransportError
 from storenode.sds.claims import said_by
-from storenode.sds.envelope import (
+from storenode.sds.codec import (
     Entry,
     MessageError,
     SdsMessage,

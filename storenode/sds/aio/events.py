@@ -20,7 +20,6 @@ from storenode.sds.events import (
     EphemeralReceived,
     Forged,
     GaveUp,
-    GroupsUnfit,
     Lost,
     Missing,
     PossiblyAcknowledged,
@@ -59,7 +58,7 @@ class Message:
     published: bool = True
     readable: bool = True
     acknowledged_by: str | None = None
-    proof: Proof = Proof.UNKNOWN
+    proof: Proof = Proof.NONE
     signature: bytes | None = None
     signed: Signed = Signed.NO
     causes: tuple[str, ...] = ()
@@ -122,7 +121,6 @@ ChannelEvent = (
     | ClockCapped
     | RepairRequested
     | RepairAnswered
-    | GroupsUnfit
     | Connected
     | Disconnected
     | NotStored

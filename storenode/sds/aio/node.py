@@ -38,7 +38,7 @@ from storenode.sds.aio.transport import (
     TransportError,
     Verdict,
 )
-from storenode.sds.envelope import Entry
+from storenode.sds.codec import Entry
 from storenode.wire.sds.v1.message_pb2 import HistoryEntry
 from storenode.wire.storenode.coverage.v1.coverage_pb2 import AnswerCoverage
 from storenode.wire.storenode.v1 import store_pb2, store_pb2_grpc

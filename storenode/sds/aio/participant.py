@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
@@ -19,9 +19,10 @@ from typing import Any, Final
 
 from storenode.message.hashing import message_hash
 from storenode.sds.aio.answering import Answering
-from storenode.sds.aio.cipher import Cipher, CipherError
+from storenode.sds.aio.cipher import CipherError
 from storenode.sds.aio.events import ChannelEvent, Hub, Message, Repaired
 from storenode.sds.aio.feed import Feed
+from storenode.sds.aio.joining import Joining
 from storenode.sds.aio.ledger import Ledger, Row
 from storenode.sds.aio.limits import (
     CATCH_UP_OVERLAP_NS,
@@ -36,16 +37,13 @@ from storenode.sds.aio.revive import revive
 from storenode.sds.aio.rotation import Rotation
 from storenode.sds.aio.saver import Saver
 from storenode.sds.aio.schema import LAMPORT_OFFSET
-from storenode.sds.aio.signing import Opened, Signer, Signing, unframe
-from storenode.sds.aio.state import DurableState
+from storenode.sds.aio.signing import Opened, Signing, unframe
 from storenode.sds.aio.status import Status
-from storenode.sds.aio.transport import Fetched, Link, Route, Transport
-from storenode.sds.chance import Chance
+from storenode.sds.aio.transport import Fetched, Link, Transport
 from storenode.sds.channel import ChannelFullError
 from storenode.sds.claims import Proof
-from storenode.sds.config import ChannelConfig
-from storenode.sds.envelope import Entry, decode_history
-from storenode.sds.epochs import Epochs, RateLimit
+from storenode.sds.codec import Entry, decode_history
+from storenode.sds.epochs import Epochs
 from storenode.sds.events import (
     Behind,
     Broadcast,
@@ -77,37 +75,32 @@ class Participant:
     def __init__(
         self,
         ledger: Ledger,
-        state: DurableState,
+        joining: Joining,
         thread: Executor | None,
-        *,
         links: Sequence[Link],
-        route: Route,
-        cipher: Cipher,
-        clock: Callable[[], int],
-        chance: Chance,
-        rate_limit: RateLimit | None = None,
-        signer: Signer | None = None,
     ) -> None:
+        clock, cipher, config = joining.clock, joining.cipher, joining.config
         self.ledger = ledger
         self.core = ledger.core
         self.hub: Hub[ChannelEvent] = Hub()
         self.status = Status()
         self.links = links
-        self._route = route
-        self._forgets = state.in_memory
+        self._route = joining.route
+        self._forgets = joining.state.in_memory
         self._cipher = cipher
-        config = self.core.config
-        self._signing = Signing(signer, config.channel_id, config.sender_id)
+        self._signing = Signing(joining.signer, config.channel_id, config.sender_id)
         self._clock = clock
-        self._chance = chance
+        self._chance = joining.chance
         self._searched_ns = -SEARCH_LOST_EVERY_NS
         self._troubles: dict[str, str] = {}
         self._tasks: list[asyncio.Task[None]] = []
-        self.saver = Saver(ledger, state, thread, self._release, partial(self._trouble, "state"))
+        self.saver = Saver(
+            ledger, joining.state, thread, self._release, partial(self._trouble, "state")
+        )
         rotation = Rotation(links)
         epochs = None
-        if rate_limit is not None:
-            epochs = Epochs(rate_limit, clock(), used_up=ledger.commits > 0)
+        if joining.rate_limit is not None:
+            epochs = Epochs(joining.rate_limit, clock(), used_up=ledger.commits > 0)
         self.publisher = Publisher(
             ledger,
             Rotation(links),
@@ -263,7 +256,7 @@ class Participant:
         """A row of the log as the application sees it."""
         message_id, sender_id = row["message_id"].decode(), row["sender_id"].decode()
         lamport, by = row["lamport"] + LAMPORT_OFFSET, row["acknowledged_by"]
-        history = None if row["history"] is None else decode_history(row["history"])
+        history = decode_history(row["history"])
         opened = self._open(row["content"], sender_id, lamport, history)
         return Message(
             message_id,
@@ -279,7 +272,7 @@ class Participant:
             proof=Proof(row["proof"]),
             signature=opened.signature,
             signed=opened.signed,
-            causes=_ids(history or ()),
+            causes=_ids(history),
         )
 
     def refresh(self) -> None:
@@ -371,7 +364,7 @@ class Participant:
         return packets
 
     def _open(
-        self, content: bytes, sender_id: str, lamport: int, history: Sequence[Entry] | None
+        self, content: bytes, sender_id: str, lamport: int, history: Sequence[Entry]
     ) -> Opened:
         clear, readable = self._open_content(content)
         if not readable:
@@ -444,17 +437,7 @@ class Participant:
 
 @asynccontextmanager
 async def participating(
-    state: DurableState,
-    thread: Executor | None,
-    *,
-    transports: Sequence[Transport],
-    route: Route,
-    config: ChannelConfig,
-    cipher: Cipher,
-    clock: Callable[[], int],
-    chance: Chance,
-    rate_limit: RateLimit | None = None,
-    signer: Signer | None = None,
+    joining: Joining, thread: Executor | None, transports: Sequence[Transport]
 ) -> AsyncIterator[Participant]:
     """Run the participant of a state, which is opened for that in ``thread`` and closed after it.
 
@@ -463,21 +446,12 @@ async def participating(
     """
     loop = asyncio.get_running_loop()
     participant: Participant | None = None
+    state, config, chance = joining.state, joining.config, joining.chance
     try:
-        now_ms = clock() // _NS_PER_MS
+        now_ms = joining.clock() // _NS_PER_MS
         ledger = await loop.run_in_executor(thread, revive, state, config, now_ms, chance)
-        participant = Participant(
-            ledger,
-            state,
-            thread,
-            links=[transport.open(route) for transport in transports],
-            route=route,
-            cipher=cipher,
-            clock=clock,
-            chance=chance,
-            rate_limit=rate_limit,
-            signer=signer,
-        )
+        links = [transport.open(joining.route) for transport in transports]
+        participant = Participant(ledger, joining, thread, links)
         participant.start()
         yield participant
     finally:

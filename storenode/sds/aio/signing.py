@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import Final, NamedTuple, Protocol
 
-from storenode.sds.envelope import Entry
+from storenode.sds.codec import Entry
 from storenode.sds.limits import MAX_SIGNATURE_BYTES
 from storenode.sds.naming import canonical
 
@@ -38,7 +38,7 @@ class Signed(Enum):
 
     NO = "not signed"
     UNCHECKED = "unchecked"
-    """There is no signer here, or a version stored the message that did not keep its history."""
+    """There is no signer here."""
 
     VALID = "valid"
     INVALID = "invalid"
@@ -83,14 +83,12 @@ class Signing:
             return content
         return content + signature + len(signature).to_bytes(_LENGTH_BYTES) + _MARK
 
-    def read(
-        self, framed: bytes, sender_id: str, lamport: int, history: Sequence[Entry] | None
-    ) -> Opened:
-        """Return a content without its signature; a ``history`` of None is not known."""
+    def read(self, framed: bytes, sender_id: str, lamport: int, history: Sequence[Entry]) -> Opened:
+        """Return a content without its signature."""
         content, signature = unframe(framed)
         if not signature:
             return Opened(content)
-        if self._signer is None or history is None:
+        if self._signer is None:
             return Opened(content, signature=signature, signed=Signed.UNCHECKED)
         signed = canonical(self._channel_id, sender_id, lamport, history, content)
         valid = _verifies(self._signer, signed, signature, sender_id)

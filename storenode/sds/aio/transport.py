@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from storenode.sds.envelope import Entry
+from storenode.sds.codec import Entry
 
 
 class TransportError(Exception):

@@ -271,5 +271,6 @@ def _wrong_clock(world: World, node: NodeProcess) -> None:
         incident.do("date -u")
     execute(admin, f"{path} reset search_path", "drop schema slow cascade", end)
     eventually(lambda: metric(node, "storenode_maintenance_in_charge"))
+    eventually(lambda: abs(metric(node, "storenode_clock_offset_seconds", other="database")) < 10)
     wrong.resolved()
     differs.resolved()

@@ -158,7 +158,7 @@ def _forged(
 ) -> None:
     forged = world.incident("forged-fingerprint", nodes[1].metrics, env=env)
     forged.well()
-    messages = asyncio.run(forged_at(*nodes, 600.0, tls))
+    messages = asyncio.run(forged_at(*nodes, 600.0, tls=tls))
     assert forged.do("storenode sync").code == 0
     forged.fires()
     (said,) = events(nodes[1], "fingerprint_forged")

@@ -144,14 +144,6 @@ def test_connections_beyond_the_bound_and_those_that_send_nothing_are_closed(
     assert httpx.get(f"http://{node.http}/api/v1/status").status_code == 200
 
 
-def test_what_is_no_http_ends_the_connection(node: NodeProcess) -> None:
-    for sent in (b"\x16\x03\x01\x02\x00\x01\x00", b"GET / HTTP/9\r\n\r\n", b"a: b\r\n" * 20_000):
-        with connected(node) as connection:
-            connection.sendall(sent + b"\r\n\r\n")
-            assert ended(connection)[:12] in (b"HTTP/1.1 400", b"HTTP/1.1 431", b"")
-    assert httpx.get(f"http://{node.http}/api/v1/status").status_code == 200
-
-
 def test_a_follower_that_vanishes_leaves_nothing(node: NodeProcess) -> None:
     with httpx.stream("GET", f"http://{node.http}/api/v1/follow", timeout=TIMEOUT_S) as answer:
         coming = events(answer)

@@ -17,11 +17,11 @@ import pytest
 from storenode.cli.chat import plain
 from storenode.cli.chat.plain import PlainChat
 from storenode.cli.client.output import Output
-from storenode.sds.aio.bus import Bus
 from storenode.sds.aio.channel import Channel
 from storenode.sds.aio.events import Message
-from storenode.sds.envelope import SdsMessage, encode_message
+from storenode.sds.codec import SdsMessage, encode_message
 from storenode.sds.naming import content_id
+from tests.support.bus import Bus
 from tests.support.command import Command
 from tests.support.node import COMMAND, NodeProcess, clean_environment
 from tests.support.terminal import Terminal

@@ -53,7 +53,7 @@ def printed(program: subprocess.Popen[str]) -> str:
 
 
 def test_the_page_has_these_programs() -> None:
-    names = ["chat.py", "heal.py", "many.py", "signed.py", "bus.py", "protocol.py", "album.py"]
+    names = ["chat.py", "heal.py", "many.py", "signed.py", "protocol.py", "album.py"]
     assert list(FILES) == names
 
 
@@ -100,7 +100,5 @@ def test_a_large_content_and_its_events(own_node: NodeProcess, tmp_path: Path) -
     assert matches(step.output, output), output
 
 
-def test_a_bus_and_the_protocol_alone(own_node: NodeProcess, tmp_path: Path) -> None:
-    both = "alice: hello\nalice: did you hear me?\n"
-    assert printed(start(own_node, tmp_path, "bus.py")) == both
+def test_the_protocol_alone(own_node: NodeProcess, tmp_path: Path) -> None:
     assert printed(start(own_node, tmp_path, "protocol.py")) == "[b'hello']\n"

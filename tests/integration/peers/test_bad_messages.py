@@ -112,13 +112,15 @@ def request(messages: Sequence[bytes]) -> bytes:
 
 async def by_publish(node: NodeProcess, sent: bytes) -> bytes:
     async with grpc.aio.insecure_channel(node.listen) as channel:
-        answer: bytes = await channel.unary_unary(STORE + "Publish")(sent)
+        method: Any = channel.unary_unary
+        answer: bytes = await method(STORE + "Publish")(sent)
         return answer
 
 
 async def by_stream(node: NodeProcess, sent: bytes) -> bytes:
     async with grpc.aio.insecure_channel(node.listen) as channel:
-        call: Any = channel.stream_stream(STORE + "PublishStream")
+        method: Any = channel.stream_stream
+        call = method(STORE + "PublishStream")
         answers = [
             each async for each in call(iter([sent, request([fresh(0).SerializeToString()])]))
         ]
@@ -143,11 +145,11 @@ async def all_published(node: NodeProcess, messages: Sequence[WakuMessageAndTopi
             await asyncio.sleep(PAUSE_S)
 
 
-@pytest.mark.parametrize("path", [by_publish, by_stream, by_connect])
+@pytest.mark.parametrize(("number", "path"), enumerate([by_publish, by_stream, by_connect], 1))
 async def test_a_client_s_bad_message_is_rejected_by_itself(
-    server: NodeProcess, path: Callable[[NodeProcess, bytes], Awaitable[bytes]]
+    server: NodeProcess, number: int, path: Callable[[NodeProcess, bytes], Awaitable[bytes]]
 ) -> None:
-    sent, good = batch([by_publish, by_stream, by_connect].index(path) + 1)
+    sent, good = batch(number)
     found = PublishResponse.FromString(await path(server, request(sent))).results
     assert [each.outcome for each in found[::2]] == [Result.STORED] * len(good)
     assert [each.outcome for each in found[1::2]] == [Result.REJECTED] * (len(good) - 1)

@@ -172,7 +172,10 @@ async def test_sums_are_true_whatever_happens(
 
 async def sums_of(node: Node, spans: list[tuple[int, int]]) -> list[LatticeSum]:
     """The sums of ranges of time, from the messages."""
-    select = "select string_agg(hash, ''::bytea) from storenode.messages where ts >= %s and ts < %s"
+    select = """
+        select string_agg(int8send(ts) || hash || content_digest, ''::bytea)
+        from storenode.messages where ts >= %s and ts < %s
+    """
     found: list[Any] = [await node.rows(select, low, high) for low, high in spans]
     return [LatticeSum.of(joined or b"") for ((joined,),) in found]
 

@@ -192,7 +192,8 @@ async def test_a_check_finds_what_is_wrong_and_it_is_made_anew(
 async def rows_of(connection: Connection) -> int:
     cursor = await connection.execute("select count(*) from storenode.missing_parents")
     ((count,),) = await cursor.fetchall()
-    return int(count)
+    assert isinstance(count, int)
+    return count
 
 
 async def test_invented_parents_take_few_rows_of_a_message_and_of_a_day(

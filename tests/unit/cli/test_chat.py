@@ -28,7 +28,7 @@ from storenode.sds.events import (
     CaughtUp,
     Forged,
     GaveUp,
-    GroupsUnfit,
+    Lost,
     Missing,
     MissingMessage,
     PossiblyAcknowledged,
@@ -46,7 +46,7 @@ def own(name: str, lamport: int) -> Message:
 
 
 def said(name: str, lamport: int, text: str = "x", after: int = 0) -> Message:
-    return Message(name, "bob", lamport, text.encode(), entries_after=after)
+    return Message(name, "bob", lamport, text.encode(), entries_after=after, proof=Proof.MESSAGE)
 
 
 def texts(transcript: Transcript) -> list[str]:
@@ -132,11 +132,9 @@ def test_who_lacks_what_is_here_is_told() -> None:
     )
 
 
-def test_response_groups_that_do_not_fit_are_told() -> None:
-    (remark,) = Transcript("alice", 0).take(GroupsUnfit(1, 1_256, 10))
-    assert remark.rows == [
-        "about 1,256 people speak here: set all up for 10 response groups instead of 1"
-    ]
+def test_what_was_too_much_to_wait_for_is_not_called_lost_for_good() -> None:
+    (remark,) = Transcript("alice", 0).take(Lost(("a", "b"), early=True))
+    assert remark.rows == ["2 messages were too many to wait for: searching the node for them"]
 
 
 def test_forged_lines_are_shown_as_forged_wherever_they_come() -> None:

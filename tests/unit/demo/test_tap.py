@@ -9,12 +9,12 @@ from pathlib import Path
 
 from store.demo.ledger import Ledger, hash_of
 from store.demo.tap import Passage, Tap, Way
-from storenode.sds.aio.bus import Bus
 from storenode.sds.aio.channel import Channel
 from storenode.sds.aio.transport import Outbound, Route
 from storenode.sds.bloom import FilterShape
 from storenode.sds.config import ChannelConfig, RepairConfig
 from storenode.sds.events import Missing
+from tests.support.bus import Bus
 from tests.unit.sds_aio.test_bus import has
 
 PATIENCE_S = 60.0

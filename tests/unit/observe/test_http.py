@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pytest
 
 from store.observe.http import MetricsListener
-from store.observe.limits import LIVE_SILENCE_S, READY_SILENCE_S
+from store.observe.limits import LIVE_SILENCE_S, MAX_METRICS_REQUESTS, READY_SILENCE_S
 from tests.integration.run.helpers import get
 
 
@@ -17,11 +18,13 @@ class Node:
     """What a listener is told of its node."""
 
     unready: str | None = None
+    free: asyncio.Event = field(default_factory=asyncio.Event)
     now_s: float = 0.0
     address: str = ""
 
     async def render(self) -> bytes:
         """Return what the node's loop alone can render."""
+        await self.free.wait()
         return b"rendered"
 
 
@@ -51,3 +54,20 @@ async def test_a_node_whose_loop_does_not_run_is_not_ready_and_later_not_alive(n
     assert get(node.address, "/healthz") == (200, "alive\n")
     node.now_s = LIVE_SILENCE_S + 1
     assert get(node.address, "/healthz") == (503, "not alive: nothing has run for 61 s\n")
+
+
+async def test_more_requests_for_metrics_than_are_rendered_at_one_time_are_refused(
+    node: Node,
+) -> None:
+    async def metrics() -> bytes:
+        reader, writer = await asyncio.open_connection(*node.address.split(":"))
+        writer.write(b"GET /metrics HTTP/1.1\r\n\r\n")
+        answer = await reader.read()
+        writer.close()
+        return answer
+
+    asking = {asyncio.create_task(metrics()) for _ in range(MAX_METRICS_REQUESTS + 1)}
+    refused, waiting = await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED)
+    assert [each.result()[:13] for each in refused] == [b"HTTP/1.1 503 "]
+    node.free.set()
+    assert {(await each)[:13] for each in waiting} == {b"HTTP/1.1 200 "}

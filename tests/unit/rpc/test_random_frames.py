@@ -17,7 +17,8 @@ from reconcile.codec import payload_head
 from reconcile.ids import SyncId
 from store.sync.errors import EXPECTED, FrameTooLarge, MalformedFrame
 from store.sync.frames import Reconcile
-from storenode.wire.storenode.v1.peer_pb2 import ReconcileFrame
+from store.sync.limits import MAX_SEARCH_SPANS
+from storenode.wire.storenode.v1.peer_pb2 import ReconcileExtension, ReconcileFrame, SumSearch
 from tests.support.verifying_pair import EVERYTHING, Side, reconcile
 
 SKIPS: Final = bytes([1, 0, 1, 0])
@@ -128,6 +129,25 @@ async def test_a_changed_frame_raises_nothing_but_errors_of_the_protocol(
             return frame
 
     await check_ends(sides(mode), liar, nth, change)
+
+
+@pytest.mark.parametrize(
+    ("step", "error"),
+    [
+        (SumSearch(spans=[1], sums=b""), MalformedFrame),
+        (SumSearch(spans=[1, 2], sums=bytes(31)), MalformedFrame),
+        (SumSearch(sums=bytes(32)), MalformedFrame),
+        (SumSearch(listed=[1]), MalformedFrame),
+        (SumSearch(listed=[1, 2], messages=bytes(55)), MalformedFrame),
+        (SumSearch(listed=range(2 * MAX_SEARCH_SPANS + 2)), FrameTooLarge),
+    ],
+)
+def test_steps_whose_parts_do_not_fit_are_malformed(
+    step: SumSearch, error: type[Exception]
+) -> None:
+    frame = ReconcileFrame(extension=ReconcileExtension(search=step))
+    with pytest.raises(error):
+        Reconcile.parse(frame.SerializeToString())
 
 
 @given(st.binary(max_size=300))

@@ -87,14 +87,11 @@ def test_the_policy_is_that_of_the_options(monkeypatch: pytest.MonkeyPatch) -> N
         "--cluster=5",
         "--max-clock-drift=off",
         "--max-message-size=1KiB",
-        "--max-meta-size=65",
-        "--max-topic-size=2KiB",
     ).current()
     assert policy.cluster == 5
     assert policy.shards == {2}
     assert policy.max_drift_ns is None
     assert policy.max_message_bytes == 1024
-    assert (policy.max_meta_bytes, policy.max_topic_bytes) == (65, 2048)
     assert policy.publisher
     assert not policy.below_horizon
 

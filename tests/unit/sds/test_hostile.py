@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storenode.sds.envelope import (
+from storenode.sds.codec import (
     Entry,
     MessageError,
     SdsMessage,

@@ -2,8 +2,8 @@
 
 from hashlib import sha256
 
+from storenode.sds.codec import Entry, decode_message
 from storenode.sds.config import RepairConfig
-from storenode.sds.envelope import Entry, decode_message
 from storenode.sds.events import Broadcast, Reason, Recall, RepairAnswered, RepairRequested
 from storenode.sds.limits import (
     ANSWER_EPOCH_MS,

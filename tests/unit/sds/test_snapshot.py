@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from storenode.sds.bloom import FilterShape
 from storenode.sds.channel import MessageChannel
+from storenode.sds.codec import Entry
 from storenode.sds.config import ChannelConfig
-from storenode.sds.envelope import Entry
 from storenode.sds.events import Packet
 from storenode.sds.snapshot import (
     CHECKSUM_BYTES,

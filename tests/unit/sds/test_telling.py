@@ -7,8 +7,8 @@ from itertools import pairwise
 import pytest
 
 from storenode.sds.channel import MessageChannel
+from storenode.sds.codec import SdsMessage, decode_message
 from storenode.sds.config import ChannelConfig
-from storenode.sds.envelope import SdsMessage, decode_message
 from storenode.sds.events import Acknowledged, Broadcast, Packet, Reason
 from storenode.sds.limits import MAX_HEADS
 from storenode.sds.snapshot import restore, snapshot

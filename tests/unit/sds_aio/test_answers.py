@@ -10,13 +10,13 @@ from typing import Any, cast
 import pytest
 
 from storenode.sds.aio.answering import Answering
-from storenode.sds.aio.bus import Bus
 from storenode.sds.aio.channel import Channel
 from storenode.sds.aio.rotation import Rotation
 from storenode.sds.aio.transport import Fetched, Link, Outbound, TransportError
+from storenode.sds.codec import Entry, SdsMessage, encode_message
 from storenode.sds.config import ChannelConfig, RepairConfig
-from storenode.sds.envelope import Entry, SdsMessage, encode_message
 from storenode.sds.events import Broadcast, Packet, Reason
+from tests.support.bus import Bus
 from tests.unit.sds.worlds import NOW, QUICK_REPAIR, channel, dice, of, take, wire
 from tests.unit.sds_aio.test_bus import PATIENCE_S, ROUTE, Reversing
 from tests.unit.sds_aio.test_publishing import S, Strict

@@ -9,7 +9,6 @@ from typing import cast
 
 import pytest
 
-from storenode.sds.aio.bus import Bus
 from storenode.sds.aio.channel import Channel
 from storenode.sds.aio.events import Message
 from storenode.sds.aio.reliable.channel import ReliableChannel
@@ -23,11 +22,12 @@ from storenode.sds.aio.reliable.events import (
 from storenode.sds.aio.reliable.reading import Found, Reader
 from storenode.sds.aio.signing import Signed
 from storenode.sds.claims import Proof
-from storenode.sds.envelope import SdsMessage
+from storenode.sds.codec import SdsMessage
 from storenode.sds.limits import MAX_CANDIDATES
 from storenode.sds.pages import Key
 from storenode.sds.segments import Revision, content_hash, split
 from storenode.wire.waku.segmentation.v1.segment_pb2 import SegmentMessageProto
+from tests.support.bus import Bus
 from tests.unit.sds_aio.test_bus import NOW_MS, ROUTE, _fetched, has, joined
 
 CONTENT = random.Random(1).randbytes(8 * 256)

@@ -24,7 +24,7 @@ from store.sync.session.exchange import Exchange
 from store.sync.session.initiator import Initiator
 from store.sync.session.registry import Sessions
 from store.sync.session.responder import Responder
-from store.sync.session.searching import Search
+from store.sync.session.sum_search import Search
 from store.sync.transfer.core import Transfer
 from store.sync.transfer.driver import _Driver
 from store.sync.transfer.events import Effect, Input, Persist, Persisted

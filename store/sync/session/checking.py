@@ -1,7 +1,7 @@
 """The end of a reconciliation: sums of both sides, and a search where they differ.
 
 the last word of one side, with its sum ─► the other's: equal: concluded
-                                              └─────► they differ: `session.searching`
+                                              └─────► they differ: `session.sum_search`
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from store.sync.errors import ProtocolBroken
 from store.sync.frames import Extension, SearchStep
 from store.sync.session.agreement import BY_XOR, Agreement, Phase, Proof, parted, without
 from store.sync.session.reconciling import Driving
-from store.sync.session.searching import Search
+from store.sync.session.sum_search import Search
 
 NOTHING_TO_SAY: Final = Send(b"")
 

@@ -69,7 +69,7 @@ class Account:
 
     @property
     def is_resolved(self) -> bool:
-        """Both sides hold all that one of them lacked, unless the session has failed."""
+        """True: both sides hold all that one of them lacked, unless the session has failed."""
         result, report = self.result, self.report
         if result is None or result.truncated:
             return False

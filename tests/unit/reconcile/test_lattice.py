@@ -59,8 +59,8 @@ def naive(hashes: list[bytes]) -> list[int]:
 
 
 def some(count: int, seed: int = 1) -> list[bytes]:
-    dice = random.Random(seed)
-    return [dice.randbytes(ELEMENT_BYTES) for _ in range(count)]
+    rng = random.Random(seed)
+    return [rng.randbytes(ELEMENT_BYTES) for _ in range(count)]
 
 
 def test_the_plain_expansion_is_that_of_blake3() -> None:
@@ -129,7 +129,7 @@ def test_what_does_not_fit_is_refused() -> None:
 
 def test_an_index_has_the_sums_of_any_range_however_it_came_to_be() -> None:
     rng = np.random.default_rng(1)
-    index, held = Index(min_chunk_ids=5_000), SyncIds.empty()
+    index, expected = Index(min_chunk_ids=5_000), SyncIds.empty()
     for turn in range(24):
         count, low = int(rng.choice([1, 60, 6_000])), turn * 10**6 if turn % 3 else 0
         some_ids = SyncIds(
@@ -138,14 +138,14 @@ def test_an_index_has_the_sums_of_any_range_however_it_came_to_be() -> None:
             rng.integers(0, 256, (count, 16), np.uint8),
         )
         index.insert(some_ids)
-        held = ordered(SyncIds.join([held, some_ids]))
+        expected = ordered(SyncIds.join([expected, some_ids]))
         if turn % 5 == 4:
-            bound = held.at(len(held) // 20)
+            bound = expected.at(len(expected) // 20)
             index.prune(bound)
-            held = held[len(held) // 20 :]
+            expected = expected[len(expected) // 20 :]
         index.check()
         rows = index.view().rows
-        low, high = sorted(rng.integers(0, len(held) + 1, 2).tolist())
-        for first, last in ((0, len(held)), (low, high), (low, low)):
-            assert rows.lattice(first, last) == LatticeSum.of(held[first:last].elements)
-        assert rows.unsummed(0, len(held)) < 4_096 * (2 * len(rows.chunks) + 1)
+        low, high = sorted(rng.integers(0, len(expected) + 1, 2).tolist())
+        for first, last in ((0, len(expected)), (low, high), (low, low)):
+            assert rows.lattice(first, last) == LatticeSum.of(expected[first:last].elements)
+        assert rows.unsummed(0, len(expected)) < 4_096 * (2 * len(rows.chunks) + 1)

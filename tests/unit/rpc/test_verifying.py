@@ -15,8 +15,8 @@ from reconcile.limits import SessionLimits
 from sim.messages import CANDIDATES, forged_halves
 from store.sync.errors import ProtocolBroken
 from store.sync.frames import Extension, Reconcile, SearchStep
-from store.sync.session import searching
-from store.sync.session.searching import HOUR_NS, parts_of
+from store.sync.session import sum_search
+from store.sync.session.sum_search import HOUR_NS, parts_of
 from tests.support.verifying_pair import Side, reconcile
 
 NO_HASH = bytes(32)
@@ -178,7 +178,7 @@ async def test_crowds_that_differ_are_divided_down_to_a_nanosecond() -> None:
 async def test_more_than_is_listed_in_one_nanosecond_is_left_open(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(searching, "MAX_LISTED_IDS", 20)
+    monkeypatch.setattr(sum_search, "MAX_LISTED_IDS", 20)
     one, other = (Side({(5, digest) for _, digest in half}) for half in forged())
     await met(one, other)
     for side in (one, other):
@@ -191,8 +191,8 @@ async def test_more_than_is_listed_in_one_nanosecond_is_left_open(
 async def test_a_conflict_that_lasts_does_not_hide_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(searching, "MAX_SEARCHED_SPANS", 1)
-    monkeypatch.setattr(searching, "FEW_LISTED_IDS", 0)
+    monkeypatch.setattr(sum_search, "MAX_SEARCHED_SPANS", 1)
+    monkeypatch.setattr(sum_search, "FEW_LISTED_IDS", 0)
     at = {(hour * 40 * 24 * HOUR_NS, bytes([hour]) * 32) for hour in range(1, 9)}
     found: set[SyncId] = set()
     for session in range(60):
@@ -208,7 +208,7 @@ async def test_a_conflict_that_lasts_does_not_hide_the_others(
 async def test_more_differences_than_a_session_reports_prove_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(searching, "FEW_LISTED_IDS", 100)
+    monkeypatch.setattr(sum_search, "FEW_LISTED_IDS", 100)
     limits = SessionLimits(max_differences=40)
     spread = [forged(seed, seed * 40 * HOUR_NS) for seed in range(1, 4)]
     one, other = (

@@ -45,7 +45,7 @@ _STEPS_NS: Final = (
 
 
 class Search:
-    """One side of a search in ``whole``; ``sent``, with digests, is what the peer lacks.
+    """A side of a search in ``whole``; ``sent``, with digests, is what the peer lacks.
 
     ``seed``: at most 64 random bytes. ``limit``: how many differences may be found.
 
@@ -65,7 +65,7 @@ class Search:
         self._sent = sent
         self._seed = seed
         self._limit = limit
-        self._told: list[Times] = [whole]
+        self._open_spans: list[Times] = [whole]
         self._awaited: set[Times] = set()
         self._divided: list[Times] = []
         self._lists: dict[Times, SyncIds] = {}
@@ -82,40 +82,40 @@ class Search:
         Raises:
             StoreUnavailable, StoreBusy: the database does not serve.
         """
-        held = await self._view.lattices(self._told)
-        return b"" if held is None else self._common(self._told[0], held[0]).digest()
+        sums = await self._view.lattices(self._open_spans)
+        return b"" if sums is None else self._common(self._open_spans[0], sums[0]).digest()
 
     async def begin(self) -> SearchStep:
         """Return the first step: the sums of the parts of all; raises as `sum`."""
-        self._divided = self._told
+        self._divided = self._open_spans
         return await self._step()
 
-    async def answer(self, told: SearchStep) -> SearchStep:
+    async def answer(self, step: SearchStep) -> SearchStep:
         """Return the answer to a step of the peer; an empty one ends the search.
 
         Raises:
             ProtocolBroken: the step is none that may come now.
             StoreUnavailable, StoreBusy: the database does not serve.
         """
-        lists = self._read(told)
-        self.complete = self.complete and not told.more
+        lists = self._read(step)
+        self.complete = self.complete and not step.more
         awaited, self._awaited = self._awaited, set()
         self._divided, self._lists = [], {}
-        for span, count in await self._differing(told):
+        for span, count in await self._differing(step):
             await self._look_into(span, count)
-        for span, theirs in zip(told.listed, lists, strict=True):
+        for span, theirs in zip(step.listed, lists, strict=True):
             await self._compare(span, theirs, is_answer=span in awaited)
         return await self._step()
 
-    async def _differing(self, told: SearchStep) -> list[tuple[Times, int]]:
-        """Return the spans whose sums differ, with what is held there; not too many."""
-        held = await self._view.lattices(told.spans) if told.spans else []
-        if held is None:
+    async def _differing(self, step: SearchStep) -> list[tuple[Times, int]]:
+        """Return the spans whose sums differ, with the number of messages there; not too many."""
+        sums = await self._view.lattices(step.spans) if step.spans else []
+        if sums is None:
             self.complete = False
             return []
         differing = [
             (span, full.count)
-            for span, full, digest in zip(told.spans, held, told.sums, strict=True)
+            for span, full, digest in zip(step.spans, sums, step.sums, strict=True)
             if self._common(span, full).digest() != digest
         ]
         if len(differing) > MAX_SEARCHED_SPANS:
@@ -128,7 +128,7 @@ class Search:
         return blake2b(repr(differing[0]).encode(), key=self._seed).digest()
 
     async def _look_into(self, span: Times, count: int) -> None:
-        """Divide a span that differs, or list what is held there."""
+        """Divide a span that differs, or list the messages there."""
         if count > FEW_LISTED_IDS and span[1] - span[0] > 1:
             self._divided.append(span)
             return
@@ -167,7 +167,7 @@ class Search:
 
     @property
     def _is_full(self) -> bool:
-        """No more may be listed: the lists of this step may all be differences."""
+        """True: no more may be listed, as the lists of this step may all be differences."""
         found = [*self.to_send, *self.to_receive, *self._lists.values()]
         return sum(map(len, found)) + len(self.conflicts) > self._limit
 
@@ -175,40 +175,40 @@ class Search:
         """Return a step: the sums of the parts of the divided spans, and the lists."""
         self.rounds += 1
         parts = [part for span in sorted(self._divided) for part in parts_of(span)]
-        held = await self._view.lattices(parts) if parts else []
-        if held is None:
-            self.complete, parts, held = False, [], []
-        sums = [self._common(*each).digest() for each in zip(parts, held, strict=True)]
-        self._told = sorted([*parts, *self._awaited])
+        sums = await self._view.lattices(parts) if parts else []
+        if sums is None:
+            self.complete, parts, sums = False, [], []
+        digests = [self._common(*each).digest() for each in zip(parts, sums, strict=True)]
+        self._open_spans = sorted([*parts, *self._awaited])
         lists = sorted(self._lists)
         messages = b"".join(self._lists[span].elements.tobytes() for span in lists)
         more = not self.complete
-        return SearchStep(tuple(parts), tuple(sums), tuple(lists), messages, more=more)
+        return SearchStep(tuple(parts), tuple(digests), tuple(lists), messages, more=more)
 
-    def _common(self, span: Times, held: LatticeSum) -> LatticeSum:
+    def _common(self, span: Times, whole: LatticeSum) -> LatticeSum:
         """Return the sum of a span without what the peer lacks."""
         first, end = np.searchsorted(self._sent.timestamps, span)
-        return held - LatticeSum.of(self._sent[first:end].elements) if first < end else held
+        return whole - LatticeSum.of(self._sent[first:end].elements) if first < end else whole
 
-    def _read(self, told: SearchStep) -> list[SyncIds]:
+    def _read(self, step: SearchStep) -> list[SyncIds]:
         """Return the lists of a step.
 
         Raises:
             ProtocolBroken: the step is none that may come now.
         """
         _demand(self.rounds < MAX_SEARCH_ROUNDS, "goes on for too long")
-        spans = sorted([*told.spans, *told.listed])
+        spans = sorted([*step.spans, *step.listed])
         ascending = all(one[1] <= other[0] for one, other in pairwise(spans))
         _demand(ascending and all(low < high for low, high in spans), "has spans that overlap")
-        within = iter(self._told)
+        within = iter(self._open_spans)
         place = next(within, None)
         for low, high in spans:
             while place is not None and place[1] <= low:
                 place = next(within, None)
             _demand(place is not None and place[0] <= low and high <= place[1], "has other spans")
-        ids = SyncIds.of_elements(told.messages)
+        ids = SyncIds.of_elements(step.messages)
         _demand(bool(np.all(less(ids[:-1], ids[1:]))), "has a list that does not ascend")
-        lists = [ids[slice(*np.searchsorted(ids.timestamps, span))] for span in told.listed]
+        lists = [ids[slice(*np.searchsorted(ids.timestamps, span))] for span in step.listed]
         _demand(sum(map(len, lists)) == len(ids), "has messages outside of its lists")
         return lists
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
@@ -44,6 +44,7 @@ from store.runtime.limits import (
     DRAIN_NOTICE_S,
     HOSTS_INTERVAL_S,
     LOG_SUMMARY_INTERVAL_S,
+    ONLINE_END_TIMEOUT_S,
     PROBLEMS_INTERVAL_S,
     SUMMARY_INTERVAL_S,
     TOKEN_CHECK_INTERVAL_S,
@@ -81,6 +82,13 @@ if TYPE_CHECKING:
 
 _LOG = get_logger("store.runtime.node")
 _T = TypeVar("_T")
+
+
+async def _within(timeout_s: float, work: Callable[[], Awaitable[None]]) -> None:
+    """Do some work, and give it up when its time has passed."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            await work()
 
 
 class Node:
@@ -224,7 +232,7 @@ class Node:
         environment = system_environment("store.sync.online", self._metrics)
         online = OnlineRecorder(wiring.online, environment)
         online.begin()
-        stack.push_async_callback(online.note)
+        stack.push_async_callback(_within, ONLINE_END_TIMEOUT_S, online.note)
         stack.push_async_callback(self._exchange_tasks.stop)
         self._exchange_tasks.start("online", online.run)
         self._exchange_tasks.start("resume", peering.resumer.run)

@@ -21,7 +21,7 @@ from store.config.node import NodeConfig
 from store.db.primary.guard import Choice
 from store.domain.ports import StoreUnavailable
 from store.embedded.process import is_full_disk
-from store.observe.clocks import DATABASE, ClockComparison
+from store.observe.clocks import ClockComparison
 from store.observe.http import MetricsListener
 from store.observe.limits import RATE_INTERVAL_S
 from store.observe.logging import get_logger, write_suppressed
@@ -262,7 +262,7 @@ class Node:
             wiring.database,
             self._database_changed,
             read_only=self._config.read_only,
-            on_time=None if self._config.database_url is None else self._note_database_time,
+            on_time=None if self._config.database_url is None else self._clocks.note_database,
         )
         watch = self._host_watch(wiring)
         if watch is not None:
@@ -410,9 +410,6 @@ class Node:
     def _check_disk(self) -> None:
         self._disk.look()
         self._readiness.set(Obstacle.SPACE, present=self._disk.full)
-
-    def _note_database_time(self, time_ns: int, delay_ns: int) -> None:
-        self._clocks.note(DATABASE, time_ns, delay_ns)
 
     def _database_changed(self, health: DatabaseHealth) -> None:
         is_up = health.is_up

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Self
 
@@ -19,7 +19,7 @@ from store.embedded.limits import (
     MAX_TAIL_BYTES,
     TOOL_TIMEOUT_S,
 )
-from store.embedded.user_names import NO_USER_NAME, UserName, named_user
+from store.embedded.user_names import named_user
 
 _LAUNCHER = str(Path(__file__).with_name("launcher.py"))
 ON_LINUX = platform.system() == "Linux"
@@ -37,18 +37,14 @@ class ProgramFailedError(Exception):
 
 @dataclass(frozen=True)
 class Launch:
-    """How a program is started: under which account, and with which descriptors kept open."""
+    """How a program is started: its account, descriptors kept open, and further variables."""
 
     account: Account | None = None
     pass_fds: tuple[int, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
 
     def popen(
-        self,
-        command: Sequence[str],
-        *,
-        stdin: int,
-        watch_fd: int | None,
-        user: UserName = NO_USER_NAME,
+        self, command: Sequence[str], *, stdin: int, watch_fd: int | None
     ) -> subprocess.Popen[bytes]:
         """Start a program that gets SIGINT when the calling thread's process dies.
 
@@ -68,8 +64,8 @@ class Launch:
             stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env={**clean_environment(), **user.environment},
-            pass_fds=self.pass_fds + watched + user.pass_fds,
+            env={**clean_environment(), **self.environment},
+            pass_fds=self.pass_fds + watched,
             # A group of its own: Ctrl-C in a terminal is for the node, which drains first.
             start_new_session=True,
         )
@@ -83,8 +79,9 @@ class Launch:
             ProgramFailedError: It failed, or took longer than `timeout_s`.
         """
         uid = self.account.uid if self.account else os.geteuid()
-        with WatchPipe() as watch, named_user(uid) as user:
-            child = self.popen(command, stdin=subprocess.PIPE, watch_fd=watch.reading, user=user)
+        with WatchPipe() as watch, named_user(uid) as (environment, fds):
+            launch = replace(self, pass_fds=self.pass_fds + fds, environment=environment)
+            child = launch.popen(command, stdin=subprocess.PIPE, watch_fd=watch.reading)
             try:
                 output, _ = child.communicate(stdin.encode(), timeout=timeout_s)
             except subprocess.TimeoutExpired:

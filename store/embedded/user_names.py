@@ -13,7 +13,6 @@ import os
 import platform
 import struct
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Final
 
 from store.embedded.account import has_name
@@ -99,29 +98,21 @@ def _segment(kind: int, flags: int, at: int, size: int, align: int) -> bytes:
     return struct.pack("<IIQQQQQQ", kind, flags, at, at, at, size, size, align)
 
 
-@dataclass(frozen=True)
-class UserName:
-    """What a program is given that looks its user up: variables, and descriptors kept open."""
-
-    environment: Mapping[str, str] = field(default_factory=dict)
-    pass_fds: tuple[int, ...] = ()
-
-
-NO_USER_NAME: Final = UserName()
-
-
 @contextlib.contextmanager
-def named_user(uid: int) -> Iterator[UserName]:
-    """Give a user ID a name, if the system knows none and a library can be made here."""
+def named_user(uid: int) -> Iterator[tuple[Mapping[str, str], tuple[int, ...]]]:
+    """Give a user ID a name, if the system knows none and a library can be made here.
+
+    Yields what a program needs for it: environment variables, and descriptors to keep open.
+    """
     architecture = platform.machine()
     if has_name(uid) or architecture not in _CODE or not hasattr(os, "memfd_create"):
-        yield NO_USER_NAME
+        yield {}, ()
         return
     fd = os.memfd_create("storenode-passwd")
     try:
         with os.fdopen(os.dup(fd), "wb") as file:
             file.write(passwd_library(architecture))
         preload = [f"/proc/self/fd/{fd}", *filter(None, [os.environ.get("LD_PRELOAD")])]
-        yield UserName({"LD_PRELOAD": ":".join(preload)}, (fd,))
+        yield {"LD_PRELOAD": ":".join(preload)}, (fd,)
     finally:
         os.close(fd)

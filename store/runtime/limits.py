@@ -39,6 +39,10 @@ HOSTS_AWAY_END_TIMEOUT_S: Final = 1.0
 """How long a node that shuts down waits for the newest commit; the latter where no host served when
 they were last asked."""
 
+ONLINE_END_TIMEOUT_S: Final = 2.0
+"""How long a node that shuts down tries to record until when it was online: the write waits for a
+synchronous standby."""
+
 CONNECT_RETRY_FIRST_S: Final = 0.1
 CONNECT_RETRY_MOST_S: Final = 2.0
 """Pauses between attempts to reach the database at the start."""

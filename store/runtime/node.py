@@ -12,8 +12,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
@@ -21,7 +21,7 @@ from store.config.node import NodeConfig
 from store.db.primary.guard import Choice
 from store.domain.ports import StoreUnavailable
 from store.embedded.process import is_full_disk
-from store.observe.clocks import DATABASE, ClockComparison
+from store.observe.clocks import ClockComparison
 from store.observe.http import MetricsListener
 from store.observe.limits import RATE_INTERVAL_S
 from store.observe.logging import get_logger, write_suppressed
@@ -45,6 +45,7 @@ from store.runtime.limits import (
     DRAIN_NOTICE_S,
     HOSTS_INTERVAL_S,
     LOG_SUMMARY_INTERVAL_S,
+    ONLINE_END_TIMEOUT_S,
     PROBLEMS_INTERVAL_S,
     SUMMARY_INTERVAL_S,
     TOKEN_CHECK_INTERVAL_S,
@@ -82,6 +83,13 @@ if TYPE_CHECKING:
 
 _LOG = get_logger("store.runtime.node")
 _T = TypeVar("_T")
+
+
+async def _within(timeout_s: float, work: Callable[[], Awaitable[None]]) -> None:
+    """Do some work, and give it up when its time has passed."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            await work()
 
 
 class Node:
@@ -225,7 +233,7 @@ class Node:
         environment = system_environment("store.sync.online", self._metrics)
         online = OnlineRecorder(wiring.online, environment)
         online.begin()
-        stack.push_async_callback(online.note)
+        stack.push_async_callback(_within, ONLINE_END_TIMEOUT_S, online.note)
         stack.push_async_callback(self._exchange_tasks.stop)
         self._exchange_tasks.start("online", online.run)
         self._exchange_tasks.start("resume", peering.resumer.run)
@@ -255,7 +263,7 @@ class Node:
             wiring.database,
             self._database_changed,
             read_only=self._config.read_only,
-            on_time=None if self._config.database_url is None else self._note_database_time,
+            on_time=None if self._config.database_url is None else self._clocks.note_database,
         )
         watch = self._host_watch(wiring)
         if watch is not None:
@@ -404,9 +412,6 @@ class Node:
     def _check_disk(self) -> None:
         self._disk.look()
         self._readiness.set(Obstacle.SPACE, present=self._disk.full)
-
-    def _note_database_time(self, time_ns: int, delay_ns: int) -> None:
-        self._clocks.note(DATABASE, time_ns, delay_ns)
 
     def _database_changed(self, health: DatabaseHealth) -> None:
         is_up = health.is_up

@@ -72,24 +72,17 @@ class CommitListener(Protocol):
         """Commits were lost."""
 
 
-class CommitListeners:
-    """Passes on what the feed tells; listeners may be added while it does."""
-
-    def __init__(self, listeners: Sequence[CommitListener]) -> None:
-        self._listeners = list(listeners)
-
-    def add(self, listener: CommitListener) -> None:
-        """Tell another one too, from now on."""
-        self._listeners.append(listener)
+class CommitListeners(list[CommitListener]):
+    """The listeners of the feed; more may be appended while it runs."""
 
     def commits(self, commits: Sequence[CommitRow]) -> None:
-        """Tell all of commits."""
-        for listener in self._listeners:
+        """Pass commits to all listeners."""
+        for listener in self:
             listener.commits(commits)
 
     def lost(self) -> None:
-        """Tell all that commits were lost."""
-        for listener in self._listeners:
+        """Report to all listeners that commits were lost."""
+        for listener in self:
             listener.lost()
 
 
@@ -127,7 +120,8 @@ async def open_wiring(
     Raises:
         StoreUnavailable: The database does not serve.
     """
-    database = await Database.open(url, _pool_settings(config), guard)
+    sizes = config.write_connections, config.read_connections, config.bulk_connections
+    database = await Database.open(url, PoolSettings(*sizes), guard)
     stack.push_async_callback(database.close)
     max_confirms = config.max_confirms if config.gossip else 0
     written_ids, unread = WrittenIds(), UnreadEvents(database, max_confirms)
@@ -200,14 +194,6 @@ async def open_wiring(
         Coverage(reconcilable, statements, ids),
         DatabaseMissingParents(database),
         heard,
-    )
-
-
-def _pool_settings(config: NodeConfig) -> PoolSettings:
-    return PoolSettings(
-        write_connections=config.write_connections,
-        read_connections=config.read_connections,
-        bulk_connections=config.bulk_connections,
     )
 
 

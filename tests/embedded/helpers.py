@@ -2,7 +2,6 @@
 
 import json
 import os
-import pwd
 import queue
 import select
 import shutil
@@ -22,6 +21,8 @@ from tests.support.ports import HeldPort
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 90.0
 AS_ROOT = os.geteuid() == 0
+NAMELESS = 54_321
+"""A user ID that no system has an entry for, as with `docker run --user 54321`."""
 
 
 class Events:
@@ -113,7 +114,7 @@ def values(url: str) -> list[int]:
         return [row[0] for row in connection.execute("select value from kept order by value")]
 
 
-def unprivileged(uid: int | None = None) -> dict[str, object]:
+def unprivileged() -> dict[str, object]:
     """The options for a node without privileges; as a user, that is what we are already.
 
     The account that root lends cannot run an interpreter below root's home, where ours may be;
@@ -121,7 +122,7 @@ def unprivileged(uid: int | None = None) -> dict[str, object]:
     """
     if not AS_ROOT:
         return {}
-    uid = pwd.getpwnam("nobody").pw_uid if uid is None else uid
+    uid = NAMELESS
     candidates = [sys.executable, shutil.which("python3", path="/usr/local/bin:/usr/bin:/bin")]
     for python in filter(None, candidates):
         with suppress(OSError):

@@ -19,9 +19,6 @@ from store.embedded import (
 from store.embedded.process import Launch
 from tests.embedded.helpers import AS_ROOT, insert, node, open_directory, unprivileged, values
 
-NAMELESS = 54_321
-"""A user ID that no system has an entry for, as with `docker run --user 54321`."""
-
 
 def _private_installation(below: Path) -> binaries.Installation:
     """The programs as they are in an environment below a directory of mode 0700."""
@@ -80,9 +77,8 @@ def test_programs_are_copied_only_where_root_alone_can_write(
             assert found == hidden
 
 
-@pytest.mark.parametrize("account_id", [None, NAMELESS], ids=["named", "without a passwd entry"])
-def test_a_node_without_privileges_has_its_own_database(account_id: int | None) -> None:
-    options = unprivileged(account_id)
+def test_a_node_whose_user_has_no_passwd_entry_has_its_own_database() -> None:
+    options = unprivileged()
     with open_directory() as base:
         uid = options.get("uid", os.geteuid())
         assert isinstance(uid, int)

@@ -138,7 +138,7 @@ class Participant:
 
     @property
     def calls(self) -> Counter[str]:
-        """Calls to nodes so far, by kind; publishing goes by streams and is not counted."""
+        """The calls to nodes so far, by kind; publishing by streams is not counted."""
         return self.feed.calls + self.repair.calls
 
     def start(self) -> None:
@@ -253,7 +253,7 @@ class Participant:
         return refused_ns
 
     def message_of(self, row: Row) -> Message:
-        """A row of the log as the application sees it."""
+        """Return a row of the log as the application sees it."""
         message_id, sender_id = row["message_id"].decode(), row["sender_id"].decode()
         lamport, by = row["lamport"] + LAMPORT_OFFSET, row["acknowledged_by"]
         history = decode_history(row["history"])

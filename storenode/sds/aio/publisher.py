@@ -89,7 +89,7 @@ class Publisher:
         self._window = asyncio.Semaphore(MAX_REQUESTS_IN_FLIGHT)
 
     def offer(self, number: int) -> None:
-        """A message of the outbox may leave."""
+        """Let a message of the outbox leave."""
         self._restamped.discard(number)
         insort(self._ready, number)
         self._news.set()
@@ -110,7 +110,7 @@ class Publisher:
         self._news.set()
 
     def _passes(self, broadcast: Broadcast) -> bool:
-        """Whether nodes need not store it: one holds what is sent again, unless all refused it."""
+        """Return True if no node need store it: one holds what is sent again."""
         refused = broadcast.reason is Reason.RESEND and broadcast.message_id in self._refusals
         return broadcast.passes and not refused
 
@@ -150,7 +150,7 @@ class Publisher:
     async def _answer(
         self, answers: AsyncGenerator[Sequence[Verdict], None]
     ) -> Sequence[Verdict] | None:
-        """The next answer. Nothing need come while nothing is asked."""
+        """Return the next answer. Nothing need come while nothing is asked."""
         waiting = asyncio.ensure_future(anext(answers, None))
         try:
             while True:
@@ -182,7 +182,7 @@ class Publisher:
             yield [item.outbound for item in items]
 
     async def _allowed(self) -> int:
-        """How many messages may leave now: one at least, when the epoch has come for it."""
+        """Wait until a message may leave, and return how many may."""
         if self._epochs is None:
             return MAX_PUBLISH_MESSAGES
         while True:
@@ -239,7 +239,7 @@ class Publisher:
         return self._volatile.popleft() if self._waits() else None
 
     def _waits(self) -> bool:
-        """Whether something may leave: nothing overtakes what is saved with its new time."""
+        """Return True if something may leave: nothing overtakes what gets a new time."""
         return not self._restamped and bool(self._ready or self._volatile)
 
     def _take_back(self) -> None:

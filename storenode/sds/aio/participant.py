@@ -98,6 +98,14 @@ class Participant:
             ledger, joining.state, thread, self._release, partial(self._trouble, "state")
         )
         rotation = Rotation(links)
+        self.answering = Answering(
+            self.core,
+            rotation,
+            read=self.saver.messages,
+            found=lambda found: self.tell(ledger.recalled(found)),
+            publish=self._publish_answer,
+            readable=not cipher.whole,
+        )
         epochs = None
         if joining.rate_limit is not None:
             epochs = Epochs(joining.rate_limit, clock(), used_up=ledger.commits > 0)
@@ -107,15 +115,8 @@ class Participant:
             clock,
             self.tell,
             partial(self._trouble, "publishing"),
+            answered=self.answering.copied,
             epochs=epochs,
-        )
-        self.answering = Answering(
-            self.core,
-            rotation,
-            read=self.saver.messages,
-            found=lambda found: self.tell(ledger.recalled(found)),
-            publish=self._publish_answer,
-            readable=not cipher.whole,
         )
         self.repair = Repair(
             self.core,

@@ -59,7 +59,9 @@ class _Item:
 
 
 class Publisher:
-    """Takes from a ledger's outbox. ``tell`` gets what follows, to be saved and handed out."""
+    """A publisher of a ledger's outbox. ``tell`` gets what follows, to be saved and handed out;
+    ``answered`` the hint under which a node holds an answer to a repair request.
+    """
 
     def __init__(
         self,
@@ -69,6 +71,7 @@ class Publisher:
         tell: Callable[[Sequence[Any]], None],
         troubled: Callable[[str], None],
         *,
+        answered: Callable[[str, bytes], None],
         epochs: Epochs | None = None,
     ) -> None:
         self._ledger = ledger
@@ -78,6 +81,7 @@ class Publisher:
         self._clock = clock
         self._tell = tell
         self._troubled = troubled
+        self._answered = answered
         self._ready: deque[int] = deque()
         self._volatile: deque[_Item] = deque(maxlen=MAX_VOLATILE_ITEMS)
         self._news = asyncio.Event()
@@ -271,6 +275,8 @@ class Publisher:
             self._refusals.discard(item.message_id)
             self._lately.append(_Item(None, item.message_id, Reason.REPAIR, item.outbound))
             return self._ledger.published(item.message_id, hint)
+        if item.reason is Reason.REPAIR:
+            self._answered(item.message_id, hint)
         return ()
 
     def _refused(self, number: int, message_id: str, reason: str) -> Sequence[Any]:

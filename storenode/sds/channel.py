@@ -144,7 +144,7 @@ class MessageChannel:
         return self.filters.own
 
     def step(self, now_ms: int, given: Input, chance: Chance) -> list[Event]:
-        """Take one input; answer what follows from it, in order.
+        """Take one input; return what follows from it, in order.
 
         Raises:
             ValueError: content is empty or too large, or an ID is unfit or was used before.
@@ -167,7 +167,7 @@ class MessageChannel:
                 assert_never(given)
 
     def missing(self) -> tuple[MissingMessage, ...]:
-        """What is missing now, longest first."""
+        """Return what is missing now, longest first."""
         return self.incoming.missing()
 
     def send(
@@ -250,7 +250,7 @@ class MessageChannel:
         return [self._broadcast(message, Reason.EPHEMERAL, shown=False)]
 
     def published(self, message_id: str, hint: bytes | None) -> list[Event]:
-        """The transport took an own message; later histories carry the new hint.
+        """Note that the transport took an own message; later histories carry the new hint.
 
         Raises:
             ValueError: the hint is too long.
@@ -309,13 +309,13 @@ class MessageChannel:
         return events
 
     def sweep_incoming(self, now_ms: int) -> list[Event]:
-        """The sweep of the incoming buffer alone; always tells what is missing."""
+        """Sweep the incoming buffer alone, and always report what is missing."""
         events: list[Event] = []
         self._sweep_incoming(self._running(now_ms), events, tell=True)
         return events
 
     def next_due_ms(self, chance: Chance) -> int:
-        """When the next `Tick` is needed; ticks before that do nothing."""
+        """Return when the next `Tick` is needed; ticks before that do nothing."""
         times: list[float] = [self.pace.due_ms(chance)]
         if self.incoming.waiting:
             times.append(self.told_ms + self.config.missing_every_ms)
@@ -512,7 +512,7 @@ class MessageChannel:
                 self._release(now_ms, events)
 
     def _unmet(self, message: SdsMessage) -> set[str]:
-        """The causes that a message would wait for."""
+        """Return the causes that a message would wait for."""
         named = {entry.message_id for entry in message.history}
         if message.content:
             named.discard(message.message_id)
@@ -560,7 +560,7 @@ class MessageChannel:
         self._settle(message)
 
     def _settle(self, message: SdsMessage) -> None:
-        """A message is in the log: nothing waits for it any longer."""
+        """Stop waiting for a message that is in the log."""
         message_id = message.message_id
         named = message_id in self.lost
         self.lost.pop(message_id, None)
@@ -591,7 +591,7 @@ class MessageChannel:
     # --- learning from others
 
     def _learn(self, now_ms: int, message: SdsMessage, events: list[Event]) -> None:
-        """Take what another's message says about ours (SDS, "Review ACK status"), and repair."""
+        """Review our messages by another's message (SDS, "Review ACK status"), and repair."""
         named = {entry.message_id for entry in message.history}
         news = message.kind is Kind.CONTENT or not self.heads.ids.keys() <= named
         self.pace.heard(now_ms, news=news)
@@ -717,7 +717,7 @@ class MessageChannel:
     # --- sweeps
 
     def _running(self, now_ms: int) -> int:
-        """The running time; what is missing is looked for again after a rest."""
+        """Return the running time; after a rest, prolong the search for what is missing."""
         config, before_ms = self.config, self.clock.latest_ms
         running_ms = self.clock.running_ms(now_ms)
         unattended_ms = running_ms - before_ms

@@ -92,7 +92,7 @@ class SdsMessage:
         return Kind.CONTENT if self.content else Kind.SYNC
 
     def bare(self) -> Self:
-        """The same without what speaks of its sender's state: the filter and the requests."""
+        """Return the message without its sender's state: the filter and the requests."""
         if self.bloom_filter is None and not self.repair_request:
             return self
         return type(self)(
@@ -264,7 +264,7 @@ def encode_older(message: SdsMessage) -> bytes:
 
 
 def encode_history(history: Iterable[Entry]) -> bytes:
-    """A causal history alone, as it is in a message."""
+    """Encode a causal history alone, as it is in a message."""
     entries = [_wire_entry(entry) for entry in history]
     return message_pb2.Message(causal_history=entries).SerializeToString()
 
@@ -283,7 +283,7 @@ def decode_history(encoded: bytes) -> tuple[Entry, ...]:
 
 
 def size_of(entry: Entry) -> int:
-    """Bytes of an entry on the wire, at most."""
+    """Return the largest size of an entry on the wire, in bytes."""
     names = len(entry.message_id.encode()) + len((entry.sender_id or "").encode())
     return names + len(entry.hint or b"") + 13
 
@@ -376,7 +376,7 @@ def _acceptable(entries: Iterable[Entry]) -> Iterator[Entry]:
 
 
 def _without_malformed_requests(payload: bytes) -> bytes:
-    """The message without repair requests that do not parse; one would spoil the whole."""
+    """Return the message without repair requests that do not parse."""
     try:
         raw = sds_raw_pb2.RawRepairRequests.FromString(payload)
     except DecodeError:

@@ -41,7 +41,7 @@ class Waiting:
 
     @property
     def size_bytes(self) -> int:
-        """What is charged against the bound of the buffer."""
+        """The bytes that are charged against the bound of the buffer."""
         entries = len(self.message.history) * ENTRY_BYTES
         return len(self.message.content or b"") + entries + ENTRY_BYTES
 
@@ -126,7 +126,7 @@ class IncomingBuffer:
         return found
 
     def add(self, waiting: Waiting, now_ms: int) -> list[str]:
-        """Add a message; answer which of its dependencies are missing, in its order."""
+        """Add a message; return which of its dependencies are missing, in its order."""
         serial = self._next
         self._next += 1
         self._put(serial, waiting)
@@ -142,7 +142,7 @@ class IncomingBuffer:
         return list(dict.fromkeys(missing))
 
     def take_forgotten(self) -> list[str]:
-        """What is missing no longer, since only a forgotten sync message named it."""
+        """Return what is missing no longer, since only a forgotten sync message named it."""
         forgotten, self.forgotten = self.forgotten, []
         return forgotten
 
@@ -158,7 +158,7 @@ class IncomingBuffer:
         want.sender_id = want.sender_id or entry.sender_id
 
     def met(self, message_id: str) -> None:
-        """A dependency is in the log, or given up: whoever waits for nothing else is ready."""
+        """Note that a dependency is met or given up; what waits for nothing else is ready."""
         self._drop_want(message_id)
         for serial in self._waiters.pop(message_id, ()):
             waiting = self.waiting[serial]
@@ -181,7 +181,7 @@ class IncomingBuffer:
         return True
 
     def expired(self, before_ms: int) -> list[str]:
-        """IDs that have been missing since before a time, longest first."""
+        """Return the IDs that have been missing since before a time, longest first."""
         found = []
         for message_id, want in self.wants.items():
             if want.since_ms >= before_ms:
@@ -190,14 +190,14 @@ class IncomingBuffer:
         return found
 
     def prolong(self, since_ms: int) -> None:
-        """What has been missing for longer counts as missing since then."""
+        """Count what has been missing for longer as missing since a time."""
         for want in self.wants.values():
             if want.since_ms >= since_ms:
                 break
             want.since_ms = since_ms
 
     def missing(self, message_ids: Iterable[str] | None = None) -> tuple[MissingMessage, ...]:
-        """What is missing, or of the given IDs, as it is told to the application."""
+        """Return what is missing, or what of the given IDs is, as the application sees it."""
         chosen = self.wants if message_ids is None else message_ids
         return tuple(
             MissingMessage(key, tuple(want.hints), want.sender_id)
@@ -206,11 +206,11 @@ class IncomingBuffer:
         )
 
     def waiters(self, message_id: str) -> list[Waiting]:
-        """The messages that wait for a dependency."""
+        """Return the messages that wait for a dependency."""
         return [self.waiting[serial] for serial in self._waiters.get(message_id, ())]
 
     def circles(self) -> list[int]:
-        """Messages that wait for nothing missing, so for themselves in the end, in log order."""
+        """Return the messages that wait for each other only, in log order."""
         waits_for_missing: set[int] = set()
         ids = list(self.wants)
         while ids:
@@ -228,7 +228,7 @@ class IncomingBuffer:
         return [serial for _, _, serial in sorted(stuck)]
 
     def force(self, serial: int) -> bool:
-        """Make a message of a circle ready; False when it was already."""
+        """Make a message of a circle ready; return False when it was already."""
         waiting = self.waiting.get(serial)
         if waiting is None or not waiting.unmet:
             return False

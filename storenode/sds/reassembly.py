@@ -61,6 +61,11 @@ class _Set:
     tried: dict[tuple[Key, ...], None] = field(default_factory=dict)
     linked: int = 0
 
+    @property
+    def has_attempts(self) -> bool:
+        """True while choices that are not linked may be tried."""
+        return len(self.tried) - self.linked < MAX_ATTEMPTS
+
     def choices(self, count: int) -> Iterator[tuple[list[_Candidate], bool]]:
         """Yield a candidate for each index, in the order of trying, and whether all are linked."""
         best = [self._best(index) for index in range(count)]
@@ -74,6 +79,8 @@ class _Set:
         yield best, False
         for index in range(count):
             for other in self.of_index[index]:
+                if not self.has_attempts:
+                    return
                 yield [*best[:index], other, *best[index + 1 :]], False
 
     def link(self, index: int, added: _Candidate) -> None:
@@ -166,7 +173,7 @@ class Reassembly:
                 continue
             if known.linked >= MAX_LINKED_ATTEMPTS:
                 return
-            if not is_linked and len(known.tried) - known.linked >= MAX_ATTEMPTS:
+            if not is_linked and not known.has_attempts:
                 continue
             known.tried[places] = None
             known.linked += is_linked

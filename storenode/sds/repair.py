@@ -36,24 +36,24 @@ from storenode.sds.recalls import Recalls
 
 @lru_cache(maxsize=1024)
 def number_of(text: str) -> int:
-    """The first 64 bits of SHA-256 over UTF-8."""
+    """Return the first 64 bits of SHA-256 over UTF-8."""
     return int.from_bytes(sha256(text.encode()).digest()[:8])
 
 
 def request_delay_ms(config: RepairConfig, own_id: str, message_id: str) -> int:
-    """How long a participant waits before it asks for a message."""
+    """Return how long a participant waits before it asks for a message."""
     span = config.request_max_ms - config.request_min_ms
     return number_of(own_id + message_id) % span + config.request_min_ms
 
 
 def answer_delay_ms(config: RepairConfig, own_id: str, sender_id: str, message_id: str) -> int:
-    """How long a participant waits before it answers; nothing if it sent the message."""
+    """Return how long a participant waits before it answers; 0 if it sent the message."""
     distance = number_of(own_id) ^ number_of(sender_id)
     return distance * number_of(message_id) % config.request_max_ms
 
 
 def may_answer(config: RepairConfig, own_id: str, sender_id: str, message_id: str) -> bool:
-    """Whether a participant is of the response group that answers for a sender's message."""
+    """Return True if a participant is of the group that answers for a sender's message."""
     if config.groups == 1 or own_id == sender_id:
         return True
     own, sender = number_of(own_id + message_id), number_of(sender_id + message_id)
@@ -84,7 +84,7 @@ class Requests:
             self._queue = sorted((due_ms, key) for key, (due_ms, _) in self.due.items())
 
     def discard(self, message_id: str) -> None:
-        """The message came, or was given up."""
+        """Stop asking for a message that came or was given up."""
         self.due.pop(message_id, None)
 
     def put_off(self, message_id: str, now_ms: int) -> None:
@@ -93,7 +93,7 @@ class Requests:
             self.put(self.due[message_id][1], now_ms + self._delay_ms(message_id))
 
     def take(self, now_ms: int) -> list[Entry]:
-        """What the message that is sent now asks for; each will be due again."""
+        """Return what the message that is sent now asks for; each will be due again."""
         taken: list[Entry] = []
         while len(taken) < self._config.requests_per_message and self._is_due(now_ms):
             _, message_id = heappop(self._queue)
@@ -103,7 +103,7 @@ class Requests:
         return taken
 
     def next_due_ms(self) -> int | None:
-        """When the next request is due."""
+        """Return when the next request is due."""
         while self._queue:
             due_ms, message_id = self._queue[0]
             if self.due.get(message_id, (None,))[0] == due_ms:
@@ -184,7 +184,7 @@ class Answers:
             self.pending.pop(oldest.message_id, None)
 
     def drop(self, message_id: str) -> None:
-        """A message turned out not to be the genuine one: nobody is given it."""
+        """Forget a message that turned out not to be the genuine one."""
         self.recalls.due.pop(message_id, None)
         message = self.kept.pop(message_id, None)
         if message is not None:
@@ -226,12 +226,12 @@ class Answers:
         return self.requesters.get(message_id, "")
 
     def seen(self, message_id: str) -> None:
-        """The message came again: somebody else has answered."""
+        """Cancel the answer with a message that came again: somebody else has answered."""
         self.pending.pop(message_id, None)
         self.recalls.due.pop(message_id, None)
 
     def take(self, now_ms: int) -> list[SdsMessage]:
-        """Messages whose answer is due, the longest due first."""
+        """Return the messages whose answer is due, the longest due first."""
         due = sorted((at, key) for key, at in self.pending.items() if at <= now_ms)
         due = due[:MAX_ANSWERS_AT_ONCE]
         for _, message_id in due:
@@ -240,20 +240,20 @@ class Answers:
         return [self.kept[message_id] for _, message_id in due]
 
     def take_recalls(self, now_ms: int) -> tuple[str, ...]:
-        """IDs of messages that are to be recalled now; they count as answered."""
+        """Return the IDs of messages to recall now; they count as answered."""
         taken = self.recalls.take(now_ms)
         for message_id in taken:
             self.answered[message_id] = now_ms
         return taken
 
     def next_due_ms(self) -> int | None:
-        """When the next answer is due."""
+        """Return when the next answer is due."""
         recall_ms = self.recalls.next_due_ms()
         times = self.pending.values() if recall_ms is None else (*self.pending.values(), recall_ms)
         return min(times, default=None)
 
     def _is_under_way(self, message_id: str, now_ms: int) -> bool:
-        """Whether it will be answered, or was lately."""
+        """Return True if a message will be answered, or was lately."""
         if message_id in self.pending or message_id in self.recalls.due:
             return True
         at = self.answered.get(message_id)

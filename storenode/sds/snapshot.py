@@ -76,7 +76,7 @@ class _Source:
         self.at = start
 
     def take(self, size: int) -> bytes:
-        """The next bytes."""
+        """Return the next bytes."""
         value = self.data[self.at : self.at + size]
         if len(value) != size:
             raise SnapshotError("the snapshot is cut short")
@@ -116,7 +116,7 @@ def _write_bytes(written: bytearray, value: bytes) -> None:
 
 
 def _made_of(form: _Form, taken: Callable[[Any], Any], made: Callable[[Any], Any]) -> _Form:
-    """What another form writes, after a change, and another one back."""
+    """Return a form that writes changed values by another form, and reads them back."""
     return _Form(
         lambda written, value: form.write(written, taken(value)),
         lambda source: made(form.read(source)),
@@ -179,7 +179,7 @@ _UNPROVEN: Final = _list_of(_row(_TEXT, _NUMBER, _BYTES, _FLAG))
 
 
 def _parts(channel: MessageChannel) -> Iterator[tuple[_Form, object]]:
-    """What is written, in order; `_restore` reads the same."""
+    """Yield the parts in the order of writing; `_restore` reads the same."""
     config, log, clock, incoming = channel.config, channel.log, channel.clock, channel.incoming
     yield _row(_TEXT, _TEXT), (config.channel_id, config.sender_id)
     yield _row(_NUMBER, _NUMBER), (config.filter.bits, config.filter.hashes)
@@ -241,7 +241,7 @@ def _parts(channel: MessageChannel) -> Iterator[tuple[_Form, object]]:
 
 class _NoChance:
     def uniform(self, a: float, b: float) -> float:
-        """Stands in where what is drawn is replaced at once."""
+        """Return a value that is replaced at once."""
         return min(a, b)
 
 

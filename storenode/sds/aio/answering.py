@@ -68,12 +68,17 @@ class Answering:
         self._wanted: deque[str] = deque(maxlen=MAX_PENDING_RECALLS)
         self._answers: deque[Broadcast] = deque(maxlen=MAX_VOLATILE_ITEMS)
         self._hints = BoundedDict[str, bytes](MAX_PENDING_RECALLS)
+        self._copies = BoundedDict[str, bytes](MAX_KNOWN_TIMES)
         self._times = BoundedDict[bytes, int](MAX_KNOWN_TIMES)
         self._news = asyncio.Event()
 
     def note(self, messages: Iterable[Fetched]) -> None:
         """Remember the times of messages that came."""
         self._times.update((each.hint, each.timestamp_ns) for each in messages if each.hint)
+
+    def copied(self, message_id: str, hint: bytes) -> None:
+        """Remember that a node holds an answer under a hint."""
+        self._copies[message_id] = hint
 
     def want(self, message_ids: Sequence[str]) -> None:
         """Have messages read; where too many wait, the oldest are left out."""
@@ -117,9 +122,14 @@ class Answering:
             return
 
     async def _held(self, link: Link, answers: list[Broadcast]) -> set[str]:
-        """Return the IDs of what a node holds; what it holds under our hint costs no budget."""
-        hints = {hint: each for each in answers if (hint := self._hint(each.message_id))}
-        held = {hints[hint].message_id for hint in await _holds(link, list(hints)) if hint in hints}
+        """Return the IDs of what a node holds; what it holds under a known hint costs no budget."""
+        hints = {
+            hint: each.message_id
+            for each in answers
+            for hint in (self._hint(each.message_id), self._copies.get(each.message_id))
+            if hint
+        }
+        held = {hints[hint] for hint in await _holds(link, list(hints)) if hint in hints}
         left = {each.message_id: each for each in answers if each.message_id not in held}
         if self._core.answers is not None:
             for each in answers:

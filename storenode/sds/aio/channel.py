@@ -73,30 +73,30 @@ class Channel:
 
     @property
     def status(self) -> Status:
-        """How the participant is now."""
+        """The status of the participant now."""
         return self._participant.status
 
     @property
     def config(self) -> ChannelConfig:
-        """Which channel it is, who takes part, and with which options."""
+        """The configuration: channel, sender and options."""
         return self._participant.core.config
 
     @property
     def counts(self) -> Counts:
-        """What happened since the participant was first made, for metrics."""
+        """The counts of what happened since the participant was first made, for metrics."""
         return self._participant.core.counts
 
     @property
     def calls(self) -> Counter[str]:
-        """Calls to nodes since the channel was joined, by kind."""
+        """The calls to nodes since the channel was joined, by kind."""
         return self._participant.calls
 
     def missing(self) -> tuple[MissingMessage, ...]:
-        """What is missing now, longest first."""
+        """Return what is missing now, longest first."""
         return self._participant.core.missing()
 
     def lacking(self) -> dict[str, int]:
-        """Participants whose filters lack messages that are here, and how many, up to 64 of each.
+        """Return whose filters lack messages that are here, and how many, up to 64 of each.
 
         These are named, and later sent again.
         """
@@ -112,7 +112,7 @@ class Channel:
         return await in_step(self._participant, since_ns)
 
     async def nodes_by_completeness(self) -> list[NodeCoverage]:
-        """How complete each of the nodes says that it is, the one to prefer first."""
+        """Return how complete each of the nodes says that it is, the one to prefer first."""
         found = await by_completeness(self._participant.links)
         return [told for _, told in found]
 
@@ -171,8 +171,9 @@ class Channel:
         self._participant.send_ephemeral(content)
 
     def events(self) -> Events[ChannelEvent]:
-        """Everything that happens from now on. Read it: a reader that does not read holds the
-        channel up after 10,000 events.
+        """Return a reader of everything that happens from now on.
+
+        A reader that does not read holds the channel up after 10,000 events.
         """
         return self._participant.hub.reader(self._participant.ledger.commits)
 
@@ -180,7 +181,7 @@ class Channel:
         return self.events()
 
     async def messages(self, *, backlog: int | None = None) -> AsyncGenerator[Message, None]:
-        """The log in order, then each message as it is delivered, without gap.
+        """Yield the log in order, then each message as it is delivered, without gap.
 
         ``backlog``: begin with so many of the log's last messages (1,000 at most), None with all.
         A message whose ``entries_after`` is not 0 belongs further up. An ID comes twice only if
@@ -194,7 +195,7 @@ class Channel:
     async def changes(
         self, *, backlog: int | None = None
     ) -> AsyncGenerator[Message | Withdrawn, None]:
-        """As `messages`, and which of them leave the log again since they were forged.
+        """Yield as `messages`, and which of them leave the log again since they were forged.
 
         What is withdrawn may not have been shown.
         """
@@ -221,7 +222,7 @@ class Channel:
         before: Key | None = None,
         until: Events[ChannelEvent] | None = None,
     ) -> list[Message]:
-        """The last messages of the log in order, 1,000 at most; or those before a place.
+        """Return the last messages of the log in order, 1,000 at most; or those before a place.
 
         The place of a message is its ``key``. With ``until``, those that came before what these
         events tell.
@@ -231,7 +232,7 @@ class Channel:
         return await self._page(commit, min(limit, MAX_LOG_PAGE), before=before)
 
     async def at(self, key: Key) -> Message | None:
-        """The message at a place of the log; None where there is none any longer."""
+        """Return the message at a place of the log; None where there is none any longer."""
         lamport, message_id = key
         found = await self.log(1, before=(lamport, message_id + "\0"))
         return found[0] if found and found[0].key == key else None
@@ -245,7 +246,7 @@ class Channel:
 
 
 def transports_of(places: Place | Sequence[Place]) -> list[Transport]:
-    """Where a channel can be reached, each as a transport.
+    """Return the places where a channel can be reached as transports.
 
     Raises:
         ValueError: there is none, or there are too many.

@@ -98,6 +98,14 @@ class Participant:
             ledger, joining.state, thread, self._release, partial(self._trouble, "state")
         )
         rotation = Rotation(links)
+        self.answering = Answering(
+            self.core,
+            rotation,
+            read=self.saver.messages,
+            found=lambda found: self.tell(ledger.recalled(found)),
+            publish=self._publish_answer,
+            readable=not cipher.whole,
+        )
         epochs = None
         if joining.rate_limit is not None:
             epochs = Epochs(joining.rate_limit, clock(), used_up=ledger.commits > 0)
@@ -107,15 +115,8 @@ class Participant:
             clock,
             self.tell,
             partial(self._trouble, "publishing"),
+            answered=self.answering.copied,
             epochs=epochs,
-        )
-        self.answering = Answering(
-            self.core,
-            rotation,
-            read=self.saver.messages,
-            found=lambda found: self.tell(ledger.recalled(found)),
-            publish=self._publish_answer,
-            readable=not cipher.whole,
         )
         self.repair = Repair(
             self.core,
@@ -138,7 +139,7 @@ class Participant:
 
     @property
     def calls(self) -> Counter[str]:
-        """Calls to nodes so far, by kind; publishing goes by streams and is not counted."""
+        """The calls to nodes so far, by kind; publishing by streams is not counted."""
         return self.feed.calls + self.repair.calls
 
     def start(self) -> None:
@@ -253,7 +254,7 @@ class Participant:
         return refused_ns
 
     def message_of(self, row: Row) -> Message:
-        """A row of the log as the application sees it."""
+        """Return a row of the log as the application sees it."""
         message_id, sender_id = row["message_id"].decode(), row["sender_id"].decode()
         lamport, by = row["lamport"] + LAMPORT_OFFSET, row["acknowledged_by"]
         history = decode_history(row["history"])

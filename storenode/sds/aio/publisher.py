@@ -59,7 +59,9 @@ class _Item:
 
 
 class Publisher:
-    """Takes from a ledger's outbox. ``tell`` gets what follows, to be saved and handed out."""
+    """A publisher of a ledger's outbox. ``tell`` gets what follows, to be saved and handed out;
+    ``answered`` the hint under which a node holds an answer to a repair request.
+    """
 
     def __init__(
         self,
@@ -69,6 +71,7 @@ class Publisher:
         tell: Callable[[Sequence[Any]], None],
         troubled: Callable[[str], None],
         *,
+        answered: Callable[[str, bytes], None],
         epochs: Epochs | None = None,
     ) -> None:
         self._ledger = ledger
@@ -78,6 +81,7 @@ class Publisher:
         self._clock = clock
         self._tell = tell
         self._troubled = troubled
+        self._answered = answered
         self._ready: deque[int] = deque()
         self._volatile: deque[_Item] = deque(maxlen=MAX_VOLATILE_ITEMS)
         self._news = asyncio.Event()
@@ -89,7 +93,7 @@ class Publisher:
         self._window = asyncio.Semaphore(MAX_REQUESTS_IN_FLIGHT)
 
     def offer(self, number: int) -> None:
-        """A message of the outbox may leave."""
+        """Let a message of the outbox leave."""
         self._restamped.discard(number)
         insort(self._ready, number)
         self._news.set()
@@ -110,7 +114,7 @@ class Publisher:
         self._news.set()
 
     def _passes(self, broadcast: Broadcast) -> bool:
-        """Whether nodes need not store it: one holds what is sent again, unless all refused it."""
+        """Return True if no node need store it: one holds what is sent again."""
         refused = broadcast.reason is Reason.RESEND and broadcast.message_id in self._refusals
         return broadcast.passes and not refused
 
@@ -150,7 +154,7 @@ class Publisher:
     async def _answer(
         self, answers: AsyncGenerator[Sequence[Verdict], None]
     ) -> Sequence[Verdict] | None:
-        """The next answer. Nothing need come while nothing is asked."""
+        """Return the next answer. Nothing need come while nothing is asked."""
         waiting = asyncio.ensure_future(anext(answers, None))
         try:
             while True:
@@ -182,7 +186,7 @@ class Publisher:
             yield [item.outbound for item in items]
 
     async def _allowed(self) -> int:
-        """How many messages may leave now: one at least, when the epoch has come for it."""
+        """Wait until a message may leave, and return how many may."""
         if self._epochs is None:
             return MAX_PUBLISH_MESSAGES
         while True:
@@ -239,7 +243,7 @@ class Publisher:
         return self._volatile.popleft() if self._waits() else None
 
     def _waits(self) -> bool:
-        """Whether something may leave: nothing overtakes what is saved with its new time."""
+        """Return True if something may leave: nothing overtakes what gets a new time."""
         return not self._restamped and bool(self._ready or self._volatile)
 
     def _take_back(self) -> None:
@@ -271,6 +275,8 @@ class Publisher:
             self._refusals.discard(item.message_id)
             self._lately.append(_Item(None, item.message_id, Reason.REPAIR, item.outbound))
             return self._ledger.published(item.message_id, hint)
+        if item.reason is Reason.REPAIR:
+            self._answered(item.message_id, hint)
         return ()
 
     def _refused(self, number: int, message_id: str, reason: str) -> Sequence[Any]:

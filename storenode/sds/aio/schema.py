@@ -39,7 +39,7 @@ class Table:
         return f"create table {self.name} ({columns}, primary key ({self.key}))"
 
     def insert(self) -> str:
-        """The statement that adds a row given as a sequence in the order of `names`."""
+        """Return the statement that adds a row given in the order of `names`."""
         marks = ", ".join("?" for _ in self.columns)
         return f"insert into {self.name} ({', '.join(self.names)}) values ({marks})"  # noqa: S608
 

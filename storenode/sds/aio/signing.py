@@ -30,7 +30,7 @@ class Signer(Protocol):
         """Sign: 1 to 8,192 bytes; none leave this message unsigned."""
 
     def verify(self, canonical: bytes, signature: bytes, sender_id: str, /) -> bool:
-        """Whether the signature is this sender's. Whatever it raises counts as False."""
+        """Return True if the signature is this sender's. An exception counts as False."""
 
 
 class Signed(Enum):
@@ -65,7 +65,7 @@ class Signing:
         self._sender_id = sender_id
 
     def frame(self, content: bytes, lamport: int, history: Sequence[Entry]) -> bytes:
-        """An own content with its signature.
+        """Return an own content with its signature.
 
         Raises:
             ValueError: the signature is too long.
@@ -98,7 +98,7 @@ class Signing:
 
 
 def unframe(framed: bytes) -> tuple[bytes, bytes]:
-    """The content, and its signature, which is empty where there is none."""
+    """Return the content, and its signature, which is empty where there is none."""
     end = len(framed) - len(_MARK) - _LENGTH_BYTES
     if end <= 0 or not framed.endswith(_MARK):
         return framed, b""

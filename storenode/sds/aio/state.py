@@ -70,7 +70,7 @@ class StatePlace:
 
     @property
     def in_memory(self) -> bool:
-        """Whether the state ends with the process."""
+        """A flag: the state ends with the process."""
         return not self.target
 
     @classmethod
@@ -100,11 +100,11 @@ class DurableState(Protocol):
 
     @property
     def in_memory(self) -> bool:
-        """Whether it ends with the process: then a failed transaction is not tried again."""
+        """A flag: it ends with the process, so a failed transaction is not tried again."""
 
     @property
     def shown(self) -> str:
-        """Where it is, for messages."""
+        """The place, for messages."""
 
     def open(self) -> Row:
         """Make it ready, and return the participant's row."""
@@ -116,19 +116,19 @@ class DurableState(Protocol):
         """Write a batch whole or not at all; nothing happens when it was written before."""
 
     def rows(self, name: str) -> list[Row]:
-        """All rows of a small table, in the order of their keys."""
+        """Return all rows of a small table, in the order of their keys."""
 
     def log_length(self) -> int:
-        """Messages of the log."""
+        """Return the number of messages of the log."""
 
     def log_ids(self, limit: int) -> Iterator[str]:
-        """The IDs of the oldest messages of the log."""
+        """Yield the IDs of the oldest messages of the log."""
 
     def log_entries(self, skip: int) -> Iterator[tuple[int, str, str, bytes | None]]:
-        """Lamport timestamp, ID, sender and hint of the log in order, without the oldest."""
+        """Yield Lamport timestamp, ID, sender and hint of the log in order, but the oldest."""
 
     def newest_ids(self, count: int) -> list[tuple[int, str]]:
-        """The delivered messages that came last, with their serial numbers."""
+        """Return the delivered messages that came last, with their serial numbers."""
 
     def unproven(self, limit: int) -> Iterator[tuple[str, int, str, bytes, str]]:
         """ID, Lamport timestamp, sender, content and proof of the messages of the log that cannot
@@ -136,7 +136,7 @@ class DurableState(Protocol):
         """
 
     def unproven_ids(self) -> Iterator[str]:
-        """The IDs of all messages of the log of which nothing is proven, or known."""
+        """Yield the IDs of all messages of the log of which nothing is proven."""
 
     def page(
         self, limit: int, *, after: Key | None, before: Key | None, committed: int
@@ -167,12 +167,12 @@ class _Transaction:
         self.many(table.insert(), [[row[name] for name in table.names] for row in rows])
 
     def one(self, text: str, *values: Any) -> Any:  # noqa: ANN401 - of any column
-        """The only column of the only row; None where there is no row."""
+        """Return the only column of the only row; None where there is no row."""
         found = self.run(text, *values).fetchone()
         return None if found is None else found[0]
 
     def rows(self, table: Table, rest: str, *values: Any) -> list[Row]:  # noqa: ANN401 - as above
-        """Whole rows of a table."""
+        """Return whole rows of a table."""
         found = self.run(f"select {', '.join(table.names)} from {table.name} {rest}", *values)  # noqa: S608
         return [dict(zip(table.names, row, strict=True)) for row in found.fetchall()]
 
@@ -188,7 +188,7 @@ class State:
 
     @property
     def in_memory(self) -> bool:
-        """Whether it ends with the process."""
+        """A flag: it ends with the process."""
         return self.place.in_memory
 
     @property
@@ -229,25 +229,25 @@ class State:
             raise
 
     def rows(self, name: str) -> list[Row]:
-        """All rows of a small table, in the order of their keys."""
+        """Return all rows of a small table, in the order of their keys."""
         table = TABLES[name]
         with self._transaction() as transaction:
             return transaction.rows(table, f"order by {table.key}")
 
     def log_length(self) -> int:
-        """Messages of the log."""
+        """Return the number of messages of the log."""
         with self._transaction() as transaction:
             return int(transaction.one("select count(*) from sds_log"))
 
     def log_ids(self, limit: int) -> Iterator[str]:
-        """The IDs of the oldest messages of the log."""
+        """Yield the IDs of the oldest messages of the log."""
         chosen = "select message_id from sds_log order by lamport, message_id limit ?"
         with self._transaction() as transaction:
             for (message_id,) in transaction.run(chosen, limit):
                 yield message_id.decode()
 
     def log_entries(self, skip: int) -> Iterator[tuple[int, str, str, bytes | None]]:
-        """Lamport timestamp, ID, sender and hint of the log, without the oldest."""
+        """Yield Lamport timestamp, ID, sender and hint of the log, without the oldest."""
         chosen = (
             "select lamport, message_id, sender_id, hint from sds_log "
             "order by lamport, message_id limit ? offset ?"
@@ -257,13 +257,13 @@ class State:
                 yield lamport + LAMPORT_OFFSET, message_id.decode(), sender_id.decode(), hint
 
     def newest_ids(self, count: int) -> list[tuple[int, str]]:
-        """The delivered messages that came last, with their serial numbers."""
+        """Return the delivered messages that came last, with their serial numbers."""
         chosen = "select serial, message_id from sds_log order by serial desc limit ?"
         with self._transaction() as transaction:
             return [(serial, name.decode()) for serial, name in transaction.run(chosen, count)]
 
     def unproven(self, limit: int) -> Iterator[tuple[str, int, str, bytes, str]]:
-        """As `DurableState.unproven`."""
+        """Yield as `DurableState.unproven`."""
         chosen = (
             "select message_id, lamport, sender_id, content, proof from sds_log "
             "where proof in ('', 'own') order by serial desc limit ?"
@@ -273,7 +273,7 @@ class State:
                 yield name.decode(), lamport + LAMPORT_OFFSET, sender_id.decode(), content, proof
 
     def unproven_ids(self) -> Iterator[str]:
-        """The IDs of all messages of the log of which nothing is proven, or known."""
+        """Yield the IDs of all messages of the log of which nothing is proven."""
         chosen = "select message_id from sds_log where proof in ('', 'own')"
         with self._transaction() as transaction:
             for (message_id,) in transaction.run(chosen):
@@ -282,7 +282,7 @@ class State:
     def page(
         self, limit: int, *, after: Key | None, before: Key | None, committed: int
     ) -> list[Row]:
-        """As `DurableState.page`."""
+        """Return as `DurableState.page`."""
         where, order = "committed <= ?", "lamport desc, message_id desc"
         bounds: tuple[object, ...] = ()
         if after is not None:
@@ -416,7 +416,7 @@ def _cause(error: Exception) -> str:
 
 
 def _values(key: Key) -> tuple[int, int, bytes]:
-    """The values of `_LATER` and `_EARLIER`."""
+    """Return the values of `_LATER` and `_EARLIER`."""
     lamport = key[0] - LAMPORT_OFFSET
     return lamport, lamport, key[1].encode()
 
@@ -433,6 +433,6 @@ def _write(transaction: _Transaction, batch: Batch) -> None:
 
 
 def _forget(transaction: _Transaction, last: Key) -> None:
-    """What left memory stays in a file, and is gone where there is none."""
+    """Delete what left memory from a state in memory; a file keeps it."""
     transaction.run(f"delete from sds_log where {_EARLIER}", *_values((last[0], last[1] + "\0")))  # noqa: S608
     transaction.run(_UNKNOWN)

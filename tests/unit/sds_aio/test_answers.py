@@ -21,7 +21,7 @@ from tests.unit.sds.worlds import NOW, QUICK_REPAIR, channel, dice, of, take, wi
 from tests.unit.sds_aio.test_bus import PATIENCE_S, ROUTE, Reversing
 from tests.unit.sds_aio.test_publishing import S, Strict
 
-HINT = b"h" * 32
+HINT, COPY_HINT = b"h" * 32, b"c" * 32
 THEIRS = wire("theirs", sender="ann", content=bytes(5_000))
 COPY = wire("theirs", sender="ann", content=bytes(5_000), asks=["something"])
 FORGED = wire("theirs", sender="ann", content=b"forged")
@@ -51,13 +51,22 @@ class Store:
     ("stores", "published", "charged"),
     [
         ([Store(hints=frozenset({HINT}))], False, False),
+        ([Store(hints=frozenset({COPY_HINT}))], False, False),
         ([Store(copies=(COPY,))], False, True),
         ([Store(copies=(FORGED, b"noise"))], True, True),
         ([Store()], True, True),
         ([Store(fails=True), Store(hints=frozenset({HINT}))], False, False),
         ([Store(fails=True)], False, True),
     ],
-    ids=["held", "held as a copy", "forged", "not held", "held by the next", "none answers"],
+    ids=[
+        "held",
+        "held as our copy",
+        "held as a copy",
+        "forged",
+        "not held",
+        "held by the next",
+        "none answers",
+    ],
 )
 async def test_what_a_store_holds_is_not_published_again(
     stores: list[Store], *, published: bool, charged: bool
@@ -81,6 +90,7 @@ async def test_what_a_store_holds_is_not_published_again(
         readable=True,
     )
     answering.note([Fetched(THEIRS, HINT, 7)])
+    answering.copied("theirs", COPY_HINT)
     await answering.answer([answer])
     assert found == ([(answer, HINT, 7)] if published else [])
     assert core.answers is not None

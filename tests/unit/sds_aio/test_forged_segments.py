@@ -23,7 +23,7 @@ from storenode.sds.aio.reliable.reading import Found, Reader
 from storenode.sds.aio.signing import Signed
 from storenode.sds.claims import Proof
 from storenode.sds.codec import SdsMessage
-from storenode.sds.limits import MAX_CANDIDATES
+from storenode.sds.limits import MAX_CANDIDATES, MAX_SETS_PER_SENDER
 from storenode.sds.pages import Key
 from storenode.sds.segments import Revision, content_hash, split
 from storenode.wire.waku.segmentation.v1.segment_pb2 import SegmentMessageProto
@@ -167,6 +167,18 @@ async def test_a_content_that_never_has_its_hash_is_dropped_in_the_end() -> None
     assert [type(each) for each in found if not isinstance(each, AssemblyFailed)] == [
         ContentDropped
     ]
+
+
+async def test_what_is_dropped_for_want_of_room_is_told() -> None:
+    endless = [
+        SegmentMessageProto(
+            entire_message_hash=number.to_bytes(32), data_segment_count=255, payload=b"x"
+        ).SerializeToString()
+        for number in range(MAX_SETS_PER_SENDER + 2)
+    ]
+    sent = [of_alice(f"e{number}", each, number) for number, each in enumerate(endless)]
+    dropped = ContentDropped("alice", 1, 255)
+    assert (await read([of_alice("plain", b"no segment", 0), *sent]))[1:] == [dropped, dropped]
 
 
 async def test_a_segment_published_under_our_name_is_no_request_of_ours() -> None:

@@ -77,7 +77,7 @@ class Channels:
         return len(self._joined)
 
     def __iter__(self) -> Iterator[Channel]:
-        """The channels, in the order of joining."""
+        """Iterate over the channels in the order of joining."""
         return iter(tuple(self._joined))
 
     async def join(

@@ -113,7 +113,7 @@ class ReliableChannel:
         segmentation: SegmentationConfig | None = None,
         clock: Callable[[], int] = time.time_ns,
     ) -> AsyncIterator[Self]:
-        """The same over a channel that was joined already, as one of `Channels`."""
+        """Use a channel that was joined already, such as one of `Channels`."""
         made = cls(channel, segmentation or SegmentationConfig(), clock)
         pump = asyncio.create_task(made._run())
         try:
@@ -129,7 +129,7 @@ class ReliableChannel:
 
     @property
     def status(self) -> Status:
-        """How the participant is now."""
+        """The status of the participant now."""
         return self.channel.status
 
     async def send(self, content: bytes) -> str:
@@ -147,11 +147,11 @@ class ReliableChannel:
         return (await self.channel.send_all(segments))[0]
 
     def events(self) -> Events[ReliableEvent]:
-        """What happens from now on; read it, as `Channel.events`."""
+        """Return a reader of what happens from now on; read it, as `Channel.events`."""
         return self._hub.reader(-1)
 
     async def messages(self) -> AsyncGenerator[Content, None]:
-        """The whole contents of the log, own ones too, then each as it is completed."""
+        """Yield the whole contents of the log, own ones too, then each as it is completed."""
         reader = Reader(self.channel, self._segmentation.patience_ms)
         async for message in self.channel.messages():
             for found in await reader.take(self._now_ms(), message):

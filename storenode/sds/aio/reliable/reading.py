@@ -39,7 +39,7 @@ class Reader:
         self._reassembly.sweep(now_ms)
 
     async def take(self, now_ms: int, message: Message) -> list[Found]:
-        """What a message completes, or why it completes nothing."""
+        """Return what a message completes, or why it completes nothing."""
         try:
             segment = segment_of(message)
         except SegmentError as error:
@@ -89,7 +89,7 @@ class Reader:
 
 
 def segment_of(message: Message) -> Segment:
-    """The segment that a message is.
+    """Return the segment that a message is.
 
     Raises:
         SegmentError: it is none.

@@ -24,7 +24,7 @@ from store.demo.report import Report, SafeConsole
 from store.domain.partitioning import Bounds
 from store.observe import logging as observed
 from storenode.cli import errors, main
-from storenode.cli.chat.layout import laid_out
+from storenode.cli.chat.terminal import formatted
 from storenode.cli.chat.transcript import Transcript
 from storenode.cli.client.output import Output, note
 from storenode.sds.aio.events import Disconnected, Message
@@ -137,8 +137,7 @@ def in_a_chat() -> None:
     for line in remarks + said:
         for row in line.plain():
             Output(as_json=False).shown(row)
-        for shown in laid_out(line, 40):
-            Output(as_json=False).shown("".join(part[1] for part in shown))
+        Output(as_json=False).shown("".join(part[1] for part in formatted(line)))
 
 
 def fields() -> None:

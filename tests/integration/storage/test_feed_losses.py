@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import replace
 from urllib.parse import urlsplit
 
 import pytest
@@ -13,7 +12,6 @@ import pytest
 from store.db.commits import feed as feed_module
 from store.db.commits import pages as commit_pages
 from store.db.commits.feed import DatabaseFeed
-from store.db.commits.pages import NOT_HELD
 from store.db.locks import NODES
 from store.db.pool import Connection
 from store.db.reading.select import Topics
@@ -203,22 +201,6 @@ async def test_a_cursor_of_a_pruned_commit_is_served(node: Node) -> None:
     async with following(node.feed, from_cursor(early)) as [follower]:
         await follower.until_live()
         assert follower.hashes == order[16:]
-
-
-async def test_a_cursor_in_clear_is_served_only_while_its_commit_is_held(node: Node) -> None:
-    """Else whoever makes cursors up could find out where the oldest commit stands."""
-    await store_some(node, SEED)
-    early = replace(await newest_cursor(node), sealed=False)
-    await store_some(node, SEED + 1)
-    async with following(node.feed, from_cursor(early)) as [follower]:
-        await follower.until_live()
-        assert follower.hashes == (await commit_order(node))[12:]
-    made_up = replace(early, token=early.token ^ 1)
-    told = {await refused(node, from_cursor(made_up))}
-    await node.rows("delete from storenode.commits where position <= %s", early.position)
-    for cursor in (early, made_up, replace(early, position=2**63 - 1)):
-        told.add(await refused(node, from_cursor(cursor)))
-    assert told == {NOT_HELD}
 
 
 async def test_a_database_that_is_an_older_copy_refuses_what_it_never_saw(

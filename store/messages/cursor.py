@@ -28,11 +28,11 @@ MAX_POSITION: Final = 2**63 - 1
 
 _MAGIC: Final = b"SN"
 _SCAN_V1: Final = b"s"
-_FOLLOW_V1: Final = b"g"
+_FOLLOW: Final = b"g"
 _CHECKSUM: Final = struct.Struct(">I")
 _SCAN: Final = struct.Struct(f">q{HASH_BYTES}s")
 _SEALED: Final = struct.Struct(f">qQ?q{HASH_BYTES}s")
-_NAMES: Final = {_SCAN_V1: "Scan", _FOLLOW_V1: "Follow"}
+_NAMES: Final = {_SCAN_V1: "Scan", _FOLLOW: "Follow"}
 
 NONCE_BYTES: Final = 16
 CURSOR_KEY_BYTES: Final = 32
@@ -121,22 +121,22 @@ class FollowCursors:
         )
         nonce = self._nonces()
         sealed = cursor.store_id + nonce + self._crypt(nonce, plain)
-        return _seal(_FOLLOW_V1, sealed + self._tag(sealed))
+        return _seal(_FOLLOW, sealed + self._tag(sealed))
 
     def open(self, cursor: bytes) -> FollowCursor:
-        """Read a cursor. Of another store only the ``store_id`` is told.
+        """Read a cursor. Of another store only the ``store_id`` is returned.
 
         Raises:
             CursorError: the bytes are damaged, foreign, or a cursor of another call.
         """
-        body = _open(_FOLLOW_V1, cursor)
+        body = _open(_FOLLOW, cursor)
         if len(body) != STORE_ID_BYTES + NONCE_BYTES + _SEALED.size + _TAG_BYTES:
-            raise _damaged(_FOLLOW_V1)
+            raise _damaged(_FOLLOW)
         store_id, sealed, tag = body[:STORE_ID_BYTES], body[:-_TAG_BYTES], body[-_TAG_BYTES:]
         if store_id != self._store_id:
             return FollowCursor(store_id, 0, 0)
         if not hmac.compare_digest(tag, self._tag(sealed)):
-            raise _damaged(_FOLLOW_V1)
+            raise _damaged(_FOLLOW)
         nonce, encrypted = sealed[STORE_ID_BYTES:][:NONCE_BYTES], sealed[-_SEALED.size :]
         position, token, inside, timestamp, digest = _SEALED.unpack(self._crypt(nonce, encrypted))
         return FollowCursor(store_id, position, token, timestamp, digest if inside else None)

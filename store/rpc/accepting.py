@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast
 
 import grpc
-from grpc._cython import cygrpc
+from grpc._cython import cygrpc  # type: ignore[attr-defined] # compiled
 
 _NOT_FOUND: Final = "this listener does not serve such a method: see its reflection service"
 

@@ -140,23 +140,18 @@ async def _first_from(connection: Connection, position: int) -> Place:
     return _place(row[0], row[1])
 
 
-async def is_held(connection: Connection, place: Place) -> bool:
-    """True when the commit is there, or none is meant."""
+async def is_served(connection: Connection, place: Place) -> bool:
+    """True when a place is this database's own: its commit is there, or was pruned since.
+
+    A commit that is missing although an older one is held was lost (or never was).
+    """
     if place == START:
         return True
     cursor = await connection.execute(
         "select token from storenode.commits where position = %b::bigint", (place[0],), binary=True
     )
     row = await cursor.fetchone()
-    return row is not None and _place(place[0], row[0]) == place
-
-
-async def is_served(connection: Connection, place: Place) -> bool:
-    """True when a place is this database's own: its commit is there, or was pruned since.
-
-    A commit that is missing although an older one is held was lost (or never was).
-    """
-    if await is_held(connection, place):
+    if row is not None and _place(place[0], row[0]) == place:
         return True
     cursor = await connection.execute(
         "select position from storenode.commits order by position limit 1", binary=True

@@ -145,7 +145,7 @@ async def all_published(node: NodeProcess, messages: Sequence[WakuMessageAndTopi
             await asyncio.sleep(PAUSE_S)
 
 
-@pytest.mark.parametrize(("number", "path"), enumerate([by_publish, by_stream, by_connect], 1))
+@pytest.mark.parametrize(("number", "path"), [(1, by_publish), (2, by_stream), (3, by_connect)])
 async def test_a_client_s_bad_message_is_rejected_by_itself(
     server: NodeProcess, number: int, path: Callable[[NodeProcess, bytes], Awaitable[bytes]]
 ) -> None:

@@ -42,7 +42,7 @@ _VERSIONS_AND_HOSTS: Final = (("1.1", 1), ("1.0", 1), ("1.0", 0))
 """How many headers `Host` a request has (RFC 9112, 3.2)."""
 
 
-class Connections:
+class OpenConnections:
     """The open connections, ``most`` of them; further ones are closed at once."""
 
     def __init__(self, most: int, metrics: Metrics) -> None:
@@ -83,7 +83,7 @@ class _RefusedError(Exception):
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """uvicorn's protocol for one connection, with bounds on what its caller sends.
+    """A connection: uvicorn's protocol, with bounds on what its caller sends.
 
     Its application finds it in the scope's state, as ``connection``. ``on_gone`` is called when the
     caller hangs up.
@@ -91,7 +91,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def __init__(
         self,
-        connections: Connections,
+        connections: OpenConnections,
         config: Config,
         server_state: ServerState,
         app_state: dict[str, Any],

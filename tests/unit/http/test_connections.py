@@ -11,9 +11,9 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from store.http.bodies import Bodies
-from store.http.connections import Connections
-from store.http.exchange import CallerGone, Exchange
-from store.http.failure import HttpFailure
+from store.http.connections import OpenConnections
+from store.http.exchange import CallerGoneError, Exchange
+from store.http.failure import HttpError
 from store.http.limits import (
     LEAST_CHUNK_BYTES,
     MAX_HEAD_BYTES,
@@ -108,9 +108,9 @@ class Server:
             len(exchange.parameters)
             await exchange.respond(body, b"text/plain")
             self.answered += 1
-        except HttpFailure as failure:
+        except HttpError as failure:
             await exchange.respond(failure.sentence.encode(), status=failure.status)
-        except CallerGone:
+        except CallerGoneError:
             self.gone.set()
 
     async def ask(self, sent: bytes) -> bytes:
@@ -128,7 +128,7 @@ async def server() -> AsyncIterator[Server]:
     """A server on a free port."""
     server = Server()
     where = ListenAddress("--http-listen", "127.0.0.1", 0)
-    listener: HttpListener = bind(where, server, None, Connections(100, Metrics("test")))
+    listener: HttpListener = bind(where, server, None, OpenConnections(100, Metrics("test")))
     host, _, port = listener.address.rpartition(":")
     server.address = host, int(port)
     await listener.start()

@@ -221,6 +221,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """Let the connection idle, or go on with the next request that has come already."""
         self._stop_waiting()
+        if self._running is not None:
+            self._running.body.clear()  # what came of it before it was refused
         if self.is_receiving and not self.transport.is_closing():
             self._linger()
         else:
@@ -234,6 +236,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._running is not None:
             self._running.disconnected = True
             self._running.message_event.set()
+            self._running.body.clear()
         if self.on_gone is not None:
             self.on_gone()
 

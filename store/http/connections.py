@@ -170,6 +170,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if (
             (version, len(hosts)) not in _VERSIONS_AND_HOSTS
             or (codings and (codings != [b"chunked"] or version == "1.0"))
+            or not (self.url.startswith(b"/") or _authority(self.url) in hosts)
             or len(self.pipeline) >= MAX_PIPELINED_REQUESTS
         ):
             self._refuse(_RefusedError())
@@ -263,8 +264,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def linger_at_end(self) -> None:
         """Keep the connection for a moment after the answer, whose headers said that it closes."""
-        assert self._running is not None
-        self._running.keep_alive = True
+        if self._running is not None:
+            self._running.keep_alive = True
 
     def _linger(self) -> None:
         """Send the end, and drop what comes until the caller closes.
@@ -289,6 +290,11 @@ class BoundedProtocol(HttpToolsProtocol):
     def _close_slow(self) -> None:
         self._bounds.count_refused("slow")
         self.transport.abort()
+
+
+def _authority(url: bytes) -> bytes:
+    """Return the host and port of a request target in absolute form."""
+    return url.partition(b"://")[2].partition(b"/")[0]
 
 
 def _too_large() -> _RefusedError:

@@ -67,6 +67,8 @@ REFUSED: Final = {
     "HTTP/1.2": b"GET / HTTP/1.2\r\nhost: a\r\n\r\n",
     "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
     "HTTP/1.0 in chunks": CHUNKED.replace(b"1.1", b"1.0") + b"0\r\n\r\n",
+    "a target of another host": b"GET http://b/ HTTP/1.1\r\nhost: a\r\n\r\n",
+    "no target": b"OPTIONS * HTTP/1.1\r\nhost: a\r\n\r\n",
     "CONNECT": b"CONNECT b:1 HTTP/1.1\r\nhost: a\r\n\r\n",
     "a chunk with a plus": CHUNKED + b"+0\r\n\r\n",
     "a chunk with a minus": CHUNKED + b"-0\r\n\r\n",
@@ -84,7 +86,7 @@ SERVED: Final = {
     "chunks": CHUNKED + b"1\r\nh\r\n1\r\ni\r\n0\r\n\r\n",
     "a chunk extension": CHUNKED + b"2;a=b\r\nhi\r\n0\r\n\r\n",
     "a trailer": CHUNKED + b"2\r\nhi\r\n0\r\nauthorization: Bearer x\r\n\r\n",
-    "an address as target": b"GET http://b/ HTTP/1.1\r\nhost: a\r\n\r\n",
+    "an address as target": b"GET http://a/ HTTP/1.1\r\nhost: a\r\n\r\n",
 }
 
 

@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 from store.domain.ports import HistoryEntry, TopicFilter
 from store.domain.query import check_count, filter_by
 from store.http import schemas
-from store.http.exchange import JSON, CallerGoneError, Exchange
+from store.http.exchange import CallerGoneError, Exchange
 from store.http.failure import HttpError, bad_request
 from store.http.limits import COUNTED_BODY_BYTES, MAX_QUOTED_CHARS, QUOTES_OF_ENTRY
 from store.serving.call import REQUEST_IDS, Call
@@ -26,16 +26,11 @@ TOKEN_PARAMETER: Final = "access_token"  # noqa: S105 - its name
 _T = TypeVar("_T", bound=Struct)
 
 
-def as_json(failure: HttpError, request_id: str) -> tuple[bytes, bytes]:
-    """Return the body of an error, and its content type."""
-    detail = schemas.ErrorDetail(failure.name, failure.sentence, request_id)
-    return schemas.encode(schemas.Error(detail)), JSON
-
-
 async def refuse(exchange: Exchange, failure: HttpError) -> None:
     """Send an error."""
-    body, content_type = as_json(failure, exchange.request_id)
-    await exchange.respond(body, content_type, status=failure.status, headers=failure.headers)
+    detail = schemas.ErrorDetail(failure.name, failure.sentence, exchange.request_id)
+    body = schemas.encode(schemas.Error(detail))
+    await exchange.respond(body, status=failure.status, headers=failure.headers)
 
 
 class OpenEndpoint:

@@ -1,4 +1,4 @@
-"""Which path is answered by what: the ASGI application of a node."""
+"""The ASGI application of a node: its paths and operations."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from store.http import connect, page, reads, requests, schemas, waku_store
 from store.http.bodies import Bodies
 from store.http.endpoint import Endpoint, Operation
 from store.http.exchange import Exchange
-from store.http.failure import HttpFailure
+from store.http.failure import HttpError
 from store.http.openapi import description
 from store.http.publish import Publisher
 from store.http.sites import SiteCheck, Sites
@@ -35,7 +35,7 @@ def build_app(
     sites: Sites,
     with_page: bool = False,
 ) -> ASGIApp:
-    """The application; ``sites`` may call it. ``with_page``: it has a page of its own."""
+    """Build the application, which ``sites`` may call; ``with_page`` adds the page at ``/``."""
     bodies, by_path = Bodies(), dict[str, list[Operation]]()
     served = _served(services)
     for each in served:
@@ -54,7 +54,7 @@ def build_app(
         shown = partial(Exchange.respond, body=body, content_type=kind, headers=page.HEADERS)
         routes.append(Route(path, requests.OpenEndpoint(shown)))
     sentence = f"nothing is served here: there are {', '.join(here)}"
-    nowhere = partial(requests.refuse, failure=HttpFailure(404, "NOT_FOUND", sentence))
+    nowhere = partial(requests.refuse, failure=HttpError(404, "NOT_FOUND", sentence))
     default = requests.OpenEndpoint(nowhere)
     router = Router(routes, redirect_slashes=False, default=default)
     return SiteCheck(router, sites, node.metrics)

@@ -21,16 +21,16 @@ class Bodies:
     def __init__(self, limit_bytes: int = MAX_UNFINISHED_BYTES) -> None:
         self._limit_bytes = limit_bytes
         self._used_bytes = 0
-        self._coming: dict[Body, None] = {}
+        self._coming: dict[IncomingBody, None] = {}
 
     @asynccontextmanager
-    async def coming(self) -> AsyncIterator[Body]:
+    async def coming(self) -> AsyncIterator[IncomingBody]:
         """Read one body.
 
         Raises:
             CallFailure: it has not come in time, or it gave way to others.
         """
-        body = Body(self)
+        body = IncomingBody(self)
         self._coming[body] = None
         try:
             async with asyncio.timeout(BODY_TIMEOUT_S) as body.limit:
@@ -46,7 +46,7 @@ class Bodies:
         finally:
             self._remove(body)
 
-    def add(self, body: Body, size_bytes: int) -> None:
+    def add(self, body: IncomingBody, size_bytes: int) -> None:
         """Count what has come of a body.
 
         Raises:
@@ -63,7 +63,7 @@ class Bodies:
         if oldest.limit is not None and not oldest.limit.expired():
             oldest.limit.reschedule(asyncio.get_running_loop().time())
 
-    def _remove(self, body: Body) -> None:
+    def _remove(self, body: IncomingBody) -> None:
         if body in self._coming:
             del self._coming[body]
             self._used_bytes -= body.size_bytes
@@ -76,8 +76,8 @@ class Bodies:
 
 
 @dataclass(slots=True, eq=False)
-class Body:
-    """One body that is coming in."""
+class IncomingBody:
+    """A body that is coming in."""
 
     bodies: Bodies
     size_bytes: int = 0

@@ -23,8 +23,8 @@ from starlette.types import Message, Receive
 
 from store.domain.ports import Services
 from store.http.endpoint import Operation, translate
-from store.http.exchange import CallerGone, Exchange
-from store.http.failure import HttpFailure
+from store.http.exchange import CallerGoneError, Exchange
+from store.http.failure import HttpError
 from store.http.schemas import encode
 from store.serving.call import Call
 from store.serving.context import NodeContext
@@ -112,7 +112,7 @@ class _Method:
         """
         await _Answer(self, exchange, call=call).to(body)
 
-    async def refuse(self, exchange: Exchange, failure: HttpFailure) -> None:
+    async def refuse(self, exchange: Exchange, failure: HttpError) -> None:
         """Tell the caller that a request is not answered."""
         if failure.status == 405 or exchange.content_type not in self.content_types:
             # Of which protocol it would be is not known: Connect's error is plain JSON.
@@ -135,7 +135,7 @@ class _Answer:
         exchange: Exchange,
         *,
         call: Call | None = None,
-        refusal: HttpFailure | None = None,
+        refusal: HttpError | None = None,
     ) -> None:
         self._method = method
         self._exchange = exchange
@@ -260,7 +260,7 @@ class _Answer:
     async def _send(self, event: Message) -> None:
         if self._call is not None and self._call.outlet.ended_s is not None:
             # The caller does not read: it would not read the status either.
-            raise CallerGone
+            raise CallerGoneError
         await self._exchange.pass_on(event)
 
 
@@ -299,7 +299,7 @@ def _operation(method: _Method) -> Operation:
 
 
 def _split(body: bytes, *, framed: bool) -> tuple[bytes | None, bytes]:
-    """The message of a request, and what the library reads in its place.
+    """Return the message of a request, and what the library reads in its place.
 
     The library copies what it reads, and would keep it. No message: the library refuses the body,
     of which it is given the beginning.
@@ -312,7 +312,7 @@ def _split(body: bytes, *, framed: bool) -> tuple[bytes | None, bytes]:
 
 
 def _received(body: bytes) -> Receive:
-    """The body, and then nothing: `Exchange.watched` notices when the caller hangs up."""
+    """Return a receiver of the body and nothing else; `Exchange.watched` notices a hang-up."""
     events = iter([{"type": "http.request", "body": body, "more_body": False}])
 
     async def receive() -> Message:
@@ -324,7 +324,7 @@ def _received(body: bytes) -> Receive:
     return receive
 
 
-def _as_error(failure: HttpFailure) -> ConnectError:
+def _as_error(failure: HttpError) -> ConnectError:
     return ConnectError(connect.Code(failure.name.lower()), failure.sentence)
 
 

@@ -42,7 +42,7 @@ _VERSIONS_AND_HOSTS: Final = (("1.1", 1), ("1.0", 1), ("1.0", 0))
 """How many headers `Host` a request has (RFC 9112, 3.2)."""
 
 
-class Connections:
+class OpenConnections:
     """The open connections, ``most`` of them; further ones are closed at once."""
 
     def __init__(self, most: int, metrics: Metrics) -> None:
@@ -83,7 +83,7 @@ class _RefusedError(Exception):
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """uvicorn's protocol for one connection, with bounds on what its caller sends.
+    """A connection: uvicorn's protocol, with bounds on what its caller sends.
 
     Its application finds it in the scope's state, as ``connection``. ``on_gone`` is called when the
     caller hangs up.
@@ -91,7 +91,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def __init__(
         self,
-        connections: Connections,
+        connections: OpenConnections,
         config: Config,
         server_state: ServerState,
         app_state: dict[str, Any],
@@ -170,6 +170,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if (
             (version, len(hosts)) not in _VERSIONS_AND_HOSTS
             or (codings and (codings != [b"chunked"] or version == "1.0"))
+            or not (self.url.startswith(b"/") or _authority(self.url) in hosts)
             or len(self.pipeline) >= MAX_PIPELINED_REQUESTS
         ):
             self._refuse(_RefusedError())
@@ -221,6 +222,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """Let the connection idle, or go on with the next request that has come already."""
         self._stop_waiting()
+        if self._running is not None:
+            self._running.body.clear()  # what came of it before it was refused
         if self.is_receiving and not self.transport.is_closing():
             self._linger()
         else:
@@ -234,6 +237,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._running is not None:
             self._running.disconnected = True
             self._running.message_event.set()
+            self._running.body.clear()
         if self.on_gone is not None:
             self.on_gone()
 
@@ -260,8 +264,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def linger_at_end(self) -> None:
         """Keep the connection for a moment after the answer, whose headers said that it closes."""
-        assert self._running is not None
-        self._running.keep_alive = True
+        if self._running is not None:
+            self._running.keep_alive = True
 
     def _linger(self) -> None:
         """Send the end, and drop what comes until the caller closes.
@@ -286,6 +290,11 @@ class BoundedProtocol(HttpToolsProtocol):
     def _close_slow(self) -> None:
         self._bounds.count_refused("slow")
         self.transport.abort()
+
+
+def _authority(url: bytes) -> bytes:
+    """Return the host and port of a request target in absolute form."""
+    return url.partition(b"://")[2].partition(b"/")[0]
 
 
 def _too_large() -> _RefusedError:

@@ -25,22 +25,22 @@ from storenode.wire.waku.store.v3.store_pb2 import StoreQueryResponse, WakuMessa
 
 
 def hex_of(digest: bytes) -> str:
-    """A hash as it is written."""
+    """Return a hash as answers spell it."""
     return f"0x{digest.hex()}"
 
 
 def of_entries(entries: bytes) -> Iterator[Stored]:
-    """Messages of a `QueryPage`."""
+    """Yield the messages of a `QueryPage`."""
     return map(_stored, StoreQueryResponse.FromString(entries).messages)
 
 
 def of_frames(frames: bytes) -> Iterator[Stored]:
-    """Messages of a page of a scan or a follower."""
+    """Yield the messages of a page of a scan or a follower."""
     return map(_stored, ScanPage.FromString(frames).messages)
 
 
 def of_sds(page: SdsPage) -> Iterator[Stored]:
-    """Messages of an `SdsPage`."""
+    """Yield the messages of an `SdsPage`."""
     for each in SdsMessagesPage.FromString(page.messages).messages:
         found = _stored(each.stored)
         found.message_id = each.entry.message_id
@@ -51,7 +51,7 @@ def of_sds(page: SdsPage) -> Iterator[Stored]:
 
 
 def of_missing(entries: Iterable[HistoryEntry]) -> Iterator[Missing]:
-    """Entries that are not held; an ID that is no UTF-8 cannot come from a request."""
+    """Yield entries that are not held; an ID that is no UTF-8 cannot come from a request."""
     for entry in entries:
         hint = entry.retrieval_hint
         yield Missing(
@@ -61,7 +61,7 @@ def of_missing(entries: Iterable[HistoryEntry]) -> Iterator[Missing]:
 
 
 def of_coverage(found: AnswerCoverage) -> Coverage:
-    """How complete an answer is."""
+    """Return the coverage of an answer."""
     said = Coverage(
         state=found.state.name,  # type: ignore[arg-type]
         time_start=str(found.span[0]),
@@ -77,7 +77,7 @@ def of_coverage(found: AnswerCoverage) -> Coverage:
 
 
 def of_steps(page: bytes) -> Iterator[Step]:
-    """Steps of a ``CoveragePage``."""
+    """Yield the steps of a ``CoveragePage``."""
     for each in CoveragePage.FromString(page).steps:
         has = each.HasField
         yield Step(

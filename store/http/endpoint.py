@@ -1,4 +1,4 @@
-"""The wrapper around every request: who calls, may it, how it ends.
+"""The way of every request through the node: identity, limits, handler, status and metrics.
 
 In this order: identity and right, quota, readiness, the body, the handler; then the status, one log
 line for a failure, and the metrics. Tokens, rights, quotas and budgets are those of gRPC's calls.
@@ -19,8 +19,8 @@ from store.domain.access import Client, Denied, Right
 from store.domain.query import QueryError
 from store.domain.quota import CallKind
 from store.http.bodies import Bodies
-from store.http.exchange import JSON, CallerGone, Exchange
-from store.http.failure import HttpFailure, as_status, bad_request, of_query
+from store.http.exchange import JSON, CallerGoneError, Exchange
+from store.http.failure import HttpError, as_status, bad_request, of_query
 from store.http.limits import MAX_SMALL_BODY_BYTES
 from store.observe.logging import get_logger, request_context
 from store.serving.call import REQUEST_IDS, Call, is_request_id
@@ -39,7 +39,7 @@ _COUNTED_FROM_0: Final = ("200", "500", "503")
 """What alerts go by: of a count that begins with 1 Prometheus knows no growth."""
 
 Handler = Callable[[Call, Exchange, bytes], Awaitable[None]]
-Refuse = Callable[[Exchange, HttpFailure], Awaitable[None]]
+Refuse = Callable[[Exchange, HttpError], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class Operation:
 
 
 class Endpoint:
-    """Answers the requests of one path."""
+    """An ASGI application that answers the requests of one path."""
 
     def __init__(self, node: NodeContext, bodies: Bodies, *operations: Operation) -> None:
         self._node = node
@@ -107,7 +107,7 @@ class Endpoint:
                 caller.append(call.client.name)
                 code = "200"
                 await self._answer(operation, exchange, call)
-        except CallerGone:
+        except CallerGoneError:
             code = _GONE
             exchange.abort()
         except asyncio.CancelledError:
@@ -133,7 +133,7 @@ class Endpoint:
         if operation.method == "POST":
             if exchange.content_type not in operation.content_types:
                 # Pages of other sites may send forms and text without asking the browser.
-                raise HttpFailure(415, Code.INVALID_ARGUMENT, operation.wrong_type)
+                raise HttpError(415, Code.INVALID_ARGUMENT, operation.wrong_type)
             largest = min(call.client.limits.request_bytes, call.largest_bytes)
             body = await exchange.body(self._bodies, largest)
         call.charge(len(body), counted=True)
@@ -196,9 +196,9 @@ class Endpoint:
             raise type(denied)(str(denied).replace("metadata", "header")) from None
 
 
-def translate(error: Exception, request_id: str) -> tuple[HttpFailure, bool]:
-    """The status for any error, and whether it was expected."""
-    if isinstance(error, HttpFailure):
+def translate(error: Exception, request_id: str) -> tuple[HttpError, bool]:
+    """Return the status for an error, and True if the error was expected."""
+    if isinstance(error, HttpError):
         return error, True
     if isinstance(error, QueryError):
         return of_query(error), True
@@ -208,7 +208,7 @@ def translate(error: Exception, request_id: str) -> tuple[HttpFailure, bool]:
     return as_status(unforeseen(request_id)), False
 
 
-async def _fail(exchange: Exchange, operation: Operation, failure: HttpFailure) -> None:
+async def _fail(exchange: Exchange, operation: Operation, failure: HttpError) -> None:
     """Send an error; an answer that has begun is broken off, so that nobody takes it as whole."""
     if exchange.started:
         if not exchange.complete:
@@ -216,13 +216,13 @@ async def _fail(exchange: Exchange, operation: Operation, failure: HttpFailure) 
         return
     try:
         await operation.refuse(exchange, failure)
-    except (CallerGone, asyncio.CancelledError):
+    except (CallerGoneError, asyncio.CancelledError):
         exchange.abort()
 
 
 async def _refuse_method(exchange: Exchange, operation: Operation, allowed: list[str]) -> None:
     methods = ", ".join(allowed)
-    failure = HttpFailure(
+    failure = HttpError(
         405,
         Code.INVALID_ARGUMENT,
         f"the method {exchange.method[:16]} is not served here: use {methods}",
@@ -232,7 +232,7 @@ async def _refuse_method(exchange: Exchange, operation: Operation, allowed: list
 
 
 def _report(
-    operation: Operation, caller: list[str], failure: HttpFailure, error: Exception | None
+    operation: Operation, caller: list[str], failure: HttpError, error: Exception | None
 ) -> None:
     fields = {
         "operation": operation.name,

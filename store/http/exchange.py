@@ -31,7 +31,7 @@ _NO_STORE: Final = (b"cache-control", b"no-store")
 _NO_SNIFF: Final = (b"x-content-type-options", b"nosniff")
 
 
-class CallerGone(Exception):
+class CallerGoneError(Exception):
     """The caller hung up, or takes nothing of its answer."""
 
 
@@ -52,7 +52,7 @@ class Exchange:
 
     @property
     def content_type(self) -> str:
-        """Of the body, in lower case and without parameters."""
+        """The type of the body, in lower case and without parameters."""
         return self.headers.get("content-type", "").partition(";")[0].strip().lower()
 
     @cached_property
@@ -60,7 +60,7 @@ class Exchange:
         """The parameters of the URL, by name.
 
         Raises:
-            HttpFailure: there are too many.
+            HttpError: there are too many.
         """
         try:
             text = self.scope["query_string"].decode("latin-1")
@@ -75,7 +75,7 @@ class Exchange:
 
         Raises:
             CallFailure: it is too large, or has not come in time.
-            CallerGone: it has not come in full.
+            CallerGoneError: it has not come in full.
         """
         declared = self.headers.get("content-length", "")
         if declared.isdecimal() and int(declared) > largest_bytes:
@@ -85,7 +85,7 @@ class Exchange:
             while True:
                 event = await self._receive()
                 if event["type"] == "http.disconnect":
-                    raise CallerGone
+                    raise CallerGoneError
                 part = event.get("body", b"")
                 coming.add(len(part))
                 if coming.size_bytes > largest_bytes:
@@ -99,7 +99,7 @@ class Exchange:
         """Answer a request that has come in full, until the caller hangs up.
 
         Raises:
-            CallerGone: it did.
+            CallerGoneError: it did.
         """
         task, is_gone = asyncio.current_task(), False
         assert task is not None
@@ -111,13 +111,13 @@ class Exchange:
                 task.cancel()
 
         if self._connection.is_gone:
-            raise CallerGone
+            raise CallerGoneError
         self._connection.on_gone = leave
         try:
             yield
         except asyncio.CancelledError:
             if is_gone and task.uncancel() == 0:
-                raise CallerGone from None
+                raise CallerGoneError from None
             raise
         finally:
             self._connection.on_gone = None
@@ -132,7 +132,7 @@ class Exchange:
             task.cancel()
 
     async def _beat(self, beat: bytes) -> None:
-        with suppress(CallerGone):
+        with suppress(CallerGoneError):
             while True:
                 await asyncio.sleep(HEARTBEAT_S)
                 if self.started:
@@ -150,7 +150,7 @@ class Exchange:
         """Send an event of an answer that another application makes.
 
         Raises:
-            CallerGone: the caller does not take it.
+            CallerGoneError: the caller does not take it.
         """
         if event["type"] == "http.response.start":
             self.started = True
@@ -171,7 +171,7 @@ class Exchange:
         """Send a part of the body, and wait until it has left.
 
         Raises:
-            CallerGone: it does not.
+            CallerGoneError: it does not.
         """
         events = [chunk, b""] if len(chunk) > BUFFER_BYTES else [chunk]
         await self._events(
@@ -209,7 +209,7 @@ class Exchange:
                 for event in events:
                     await self._send(event)
         except TimeoutError:
-            raise CallerGone from None
+            raise CallerGoneError from None
 
 
 def _too_large(size_bytes: int, largest_bytes: int) -> Exception:

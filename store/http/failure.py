@@ -1,4 +1,4 @@
-"""How a request fails: every error becomes a status and one sentence, here and only here."""
+"""Errors of requests: the status and the sentence that each becomes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Header = tuple[bytes, bytes]
 Headers = list[Header]
 
 
-class HttpFailure(Exception):
+class HttpError(Exception):
     """The status that a request ends with, the name of the error, and a sentence."""
 
     def __init__(
@@ -44,13 +44,13 @@ class HttpFailure(Exception):
         self.headers = headers or []
 
 
-def bad_request(sentence: str) -> HttpFailure:
-    """The request cannot be read or served, whenever it is sent."""
-    return HttpFailure(400, Code.INVALID_ARGUMENT, sentence)
+def bad_request(sentence: str) -> HttpError:
+    """Return the error of a request that fails whenever it is sent."""
+    return HttpError(400, Code.INVALID_ARGUMENT, sentence)
 
 
-def as_status(failure: CallFailure) -> HttpFailure:
-    """The status of a failure that all protocols share."""
+def as_status(failure: CallFailure) -> HttpError:
+    """Return the status of a failure that all protocols share."""
     headers: Headers = []
     status = _STATUS[failure.code]
     if failure.retry:
@@ -58,10 +58,10 @@ def as_status(failure: CallFailure) -> HttpFailure:
         status = 429 if failure.code is Code.RESOURCE_EXHAUSTED else status
     if status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
-    return HttpFailure(status, failure.code, failure.sentence, headers)
+    return HttpError(status, failure.code, failure.sentence, headers)
 
 
-def of_query(error: QueryError) -> HttpFailure:
-    """The status of an error of the store protocol, which has numbers of its own."""
+def of_query(error: QueryError) -> HttpError:
+    """Return the status of an error of the store protocol, which has numbers of its own."""
     name = _NAMES.get(error.status, Code.INVALID_ARGUMENT.value)
-    return HttpFailure(error.status, name, error.sentence)
+    return HttpError(error.status, name, error.sentence)

@@ -19,7 +19,7 @@ LEAST_CHUNK_BYTES: Final = 1_024
 MAX_PIPELINED_REQUESTS: Final = 16
 """Requests that are sent before the answer to the one before them."""
 
-LINGER_S: Final = 5.0
+LINGER_S: Final = 2.0
 """A caller that is answered before it has sent all is given this long to read the answer."""
 
 HEAD_TIMEOUT_S: Final = 10

@@ -17,7 +17,7 @@ from typing import Final
 import uvicorn
 from starlette.types import ASGIApp
 
-from store.http.connections import BoundedProtocol, Connections
+from store.http.connections import BoundedProtocol, OpenConnections
 from store.http.limits import HANDSHAKE_TIMEOUT_S, KEEP_ALIVE_S
 from store.serving.addresses import ListenAddress, bind_error
 from store.serving.tls import TlsFiles, renewing_context
@@ -51,7 +51,7 @@ class HttpListener:
 
 
 def bind(
-    where: ListenAddress, app: ASGIApp, tls: TlsFiles | None, connections: Connections
+    where: ListenAddress, app: ASGIApp, tls: TlsFiles | None, connections: OpenConnections
 ) -> HttpListener:
     """Bind an address, which queues connections until the listener is started.
 
@@ -89,10 +89,10 @@ def bind(
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server without what belongs to the node."""
+    """A server of uvicorn without signals, sockets and logs, which are the node's."""
 
     def __init__(
-        self, config: uvicorn.Config, connections: Connections, tls: ssl.SSLContext | None
+        self, config: uvicorn.Config, connections: OpenConnections, tls: ssl.SSLContext | None
     ) -> None:
         super().__init__(config)
         self._connections = connections

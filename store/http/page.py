@@ -23,5 +23,5 @@ HEADERS: Final = [(name.lower().encode(), value.encode()) for name, value in pag
 
 
 def content(name: str) -> bytes:
-    """What a file holds."""
+    """Read a file of the page."""
     return files("store.http").joinpath("web", name).read_bytes()

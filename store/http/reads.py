@@ -51,7 +51,7 @@ class Reads:
         self._services = services
 
     async def query(self, call: Call, exchange: Exchange, body: bytes) -> None:
-        """One page."""
+        """Answer with one page."""
         asked = read(schemas.Query, call, exchange, body)
         wanted = QueryInput(
             include_data=asked.include_data,
@@ -76,7 +76,7 @@ class Reads:
         await exchange.respond(answer)
 
     async def scan(self, call: Call, exchange: Exchange, body: bytes) -> None:
-        """All messages of a time range, as lines."""
+        """Answer with all messages of a time range, as lines."""
         asked = read(schemas.Scan, call, exchange, body)
         wanted = reading.scan_request(
             topic_filter(asked, call),
@@ -97,7 +97,7 @@ class Reads:
         await _finish(exchange)
 
     async def coverage(self, call: Call, exchange: Exchange, body: bytes) -> None:
-        """What is held by hour or day, and what other stores are known to hold, as lines."""
+        """Answer with what this store and others hold by hour or day, as lines."""
         asked = read(schemas.Steps, call, exchange, body)
         wanted = GetCoverageRequest(
             filter=ContentFilter(
@@ -116,7 +116,7 @@ class Reads:
         await _finish(exchange)
 
     async def follow(self, call: Call, exchange: Exchange, body: bytes) -> None:
-        """Messages as they are committed, as events."""
+        """Answer with messages as they are committed, as events."""
         asked = read(schemas.Follow, call, exchange, body)
         text = exchange.headers.get("last-event-id") or asked.cursor
         wanted = FollowRequest(
@@ -143,7 +143,7 @@ class Reads:
             await _send(call, exchange, events, EVENTS)
 
     async def sds_messages(self, call: Call, exchange: Exchange, body: bytes) -> None:
-        """SDS messages by ID, as lines."""
+        """Answer with SDS messages by ID, as lines."""
         asked, limits = read(schemas.SdsLookup, call, exchange, body), call.node.limits
         wanted = sds_lookup(
             asked.channel_id,
@@ -156,7 +156,7 @@ class Reads:
         await _send_sds(call, exchange, self._services.sds.messages(wanted, call.outlet), told)
 
     async def causal_history(self, call: Call, exchange: Exchange, body: bytes) -> None:
-        """What SDS messages depend on, as lines, every parent before its children."""
+        """Answer with what SDS messages depend on, as lines, every parent before its children."""
         asked, limits = read(schemas.CausalHistory, call, exchange, body), call.node.limits
         wanted = causal_request(
             asked.channel_id,
@@ -174,7 +174,7 @@ class Reads:
 
 
 async def status(call: Call, exchange: Exchange, body: bytes) -> None:
-    """The node; of what it holds only callers hear that may read all of it."""
+    """Answer with the state of the node; what it holds is for callers that may read all of it."""
     read(schemas.NoParameters, call, exchange, body)
     found, identity = schemas.Status(ready=call.node.readiness.unready is None), call.node.identity
     if call.client.topics.unrestricted:
@@ -203,7 +203,7 @@ async def _send_sds(
 
 
 async def _tell(call: Call, exchange: Exchange, told: Telling | None) -> None:
-    """The last line of an answer, where it is to say how complete it is."""
+    """Send the coverage as the last line of an answer, where it was asked for."""
     known = None if told is None else await told.told()
     if known is not None:
         lines = _lines([schemas.Mark(coverage=of_coverage(known))])

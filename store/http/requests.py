@@ -14,8 +14,8 @@ from starlette.types import Receive, Scope, Send
 from store.domain.ports import HistoryEntry, TopicFilter
 from store.domain.query import check_count, filter_by
 from store.http import schemas
-from store.http.exchange import JSON, CallerGone, Exchange
-from store.http.failure import HttpFailure, bad_request
+from store.http.exchange import CallerGoneError, Exchange
+from store.http.failure import HttpError, bad_request
 from store.http.limits import COUNTED_BODY_BYTES, MAX_QUOTED_CHARS, QUOTES_OF_ENTRY
 from store.serving.call import REQUEST_IDS, Call
 from store.serving.failure import over_limit
@@ -26,16 +26,11 @@ TOKEN_PARAMETER: Final = "access_token"  # noqa: S105 - its name
 _T = TypeVar("_T", bound=Struct)
 
 
-def as_json(failure: HttpFailure, request_id: str) -> tuple[bytes, bytes]:
-    """The body of an error, and its type."""
-    detail = schemas.ErrorDetail(failure.name, failure.sentence, request_id)
-    return schemas.encode(schemas.Error(detail)), JSON
-
-
-async def refuse(exchange: Exchange, failure: HttpFailure) -> None:
+async def refuse(exchange: Exchange, failure: HttpError) -> None:
     """Send an error."""
-    body, content_type = as_json(failure, exchange.request_id)
-    await exchange.respond(body, content_type, status=failure.status, headers=failure.headers)
+    detail = schemas.ErrorDetail(failure.name, failure.sentence, exchange.request_id)
+    body = schemas.encode(schemas.Error(detail))
+    await exchange.respond(body, status=failure.status, headers=failure.headers)
 
 
 class OpenEndpoint:
@@ -50,15 +45,15 @@ class OpenEndpoint:
         exchange.request_id = next(REQUEST_IDS)
         try:
             await self._answer(exchange)
-        except CallerGone:
+        except CallerGoneError:
             exchange.abort()
 
 
 def read(kind: type[_T], call: Call, exchange: Exchange, body: bytes) -> _T:
-    """A request, from the body of a POST or from the parameters of a GET.
+    """Read a request from the body of a POST or from the parameters of a GET.
 
     Raises:
-        HttpFailure: it is not as the type says.
+        HttpError: it is not as the type says.
         CallFailure: it has far more parts than the node's limits allow.
     """
     try:
@@ -98,7 +93,7 @@ def _parameters(kind: type[Struct], exchange: Exchange) -> dict[str, Any]:
 
 
 def topic_filter(request: schemas.Topics | schemas.Channel, call: Call) -> TopicFilter:
-    """The topics of a request, and the rights of the caller.
+    """Return the topics of a request, with the rights of the caller.
 
     Raises:
         RequestError: see `store.domain.query.filter_by`.
@@ -114,7 +109,7 @@ def digest(text: str) -> bytes:
 
 
 def history(name: str, entries: Sequence[schemas.Entry], limit: int) -> list[HistoryEntry]:
-    """Entries of a request.
+    """Return the entries of a request.
 
     Raises:
         RequestError: there are more than ``limit``.
@@ -130,10 +125,10 @@ def history(name: str, entries: Sequence[schemas.Entry], limit: int) -> list[His
 
 
 def read_cursor(text: str) -> bytes:
-    """The bytes of an opaque cursor.
+    """Return the bytes of an opaque cursor.
 
     Raises:
-        HttpFailure: it is none.
+        HttpError: it is none.
     """
     try:
         return b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
@@ -144,5 +139,5 @@ def read_cursor(text: str) -> bytes:
 
 
 def write_cursor(cursor: bytes) -> str:
-    """An opaque cursor as text."""
+    """Return an opaque cursor as text."""
     return urlsafe_b64encode(cursor).decode().rstrip("=")

@@ -1,4 +1,4 @@
-"""What requests and responses of ``/api/v1`` look like: one type for each.
+"""The types of requests and responses of ``/api/v1``, one for each.
 
 Requests are checked against these types, responses are encoded from them, and the OpenAPI
 description is made of them. Parameters of a URL are the fields of the type that a POST takes as its
@@ -58,7 +58,7 @@ class NoParameters(_Request):
 
 
 class Topics(_Request):
-    """Which messages are meant, by topic."""
+    """A choice of messages by topic."""
 
     pubsub_topic: Annotated[
         str | None, Meta(description="Messages of this pubsub topic. Unset: of any.")
@@ -72,7 +72,7 @@ class Topics(_Request):
 
 
 class Range(Topics):
-    """Which messages are meant, by topic and time."""
+    """A choice of messages by topic and time."""
 
     time_start: Annotated[
         Nanoseconds | None, Meta(description="From this timestamp on, inclusive.")
@@ -84,7 +84,7 @@ class Range(Topics):
 
 
 class Query(Range):
-    """One page of messages, by topic and time or by hash."""
+    """A request for a page of messages, by topic and time or by hash."""
 
     hashes: Annotated[
         list[Hash], Meta(description="Messages with these hashes; times must be unset.")
@@ -99,7 +99,7 @@ class Query(Range):
 
 
 class Scan(Range):
-    """All messages of a time range, oldest first."""
+    """A request for all messages of a time range, oldest first."""
 
     cursor: Annotated[
         str, Meta(description='Go on after the line `{"cursor": ...}` that was read last.')
@@ -110,7 +110,7 @@ class Scan(Range):
 
 
 class Steps(_Request):
-    """How complete the store is, by hour or day."""
+    """A request for the coverage of the store, by hour or day."""
 
     pubsub_topic: Annotated[
         str | None, Meta(description="With a topic nothing is counted: counts are of all messages.")
@@ -127,7 +127,7 @@ class Steps(_Request):
 
 
 class Follow(Topics):
-    """Messages as they are committed."""
+    """A request for messages as they are committed."""
 
     cursor: Annotated[
         str,
@@ -148,7 +148,7 @@ class Entry(_Request):
 
 
 class Channel(_Request):
-    """Which messages are meant, by SDS channel and topic."""
+    """A choice of messages by SDS channel and topic."""
 
     channel_id: str
     pubsub_topic: str | None = None
@@ -164,13 +164,13 @@ class Channel(_Request):
 
 
 class SdsLookup(Channel, kw_only=True):
-    """SDS messages of a channel, by ID."""
+    """A request for SDS messages of a channel, by ID."""
 
     entries: list[Entry]
 
 
 class CausalHistory(Channel, kw_only=True):
-    """What some SDS messages of a channel depend on, themselves included."""
+    """A request for SDS messages of a channel and what they depend on."""
 
     heads: list[Entry]
     known_ids: Annotated[
@@ -252,7 +252,7 @@ class Stored(_Response):
 
 
 class Coverage(_Response):
-    """How complete an answer is, as far as other stores know."""
+    """The coverage of an answer, as far as other stores know."""
 
     state: Literal["COMPLETE", "PARTIAL", "INCOMPLETE", "UNCONFIRMED"]
     time_start: Digits
@@ -279,7 +279,7 @@ class StoreCoverage(_Response):
 
 
 class Step(_Response):
-    """What is held of an hour or a day, and what other stores are known to hold."""
+    """An hour or a day: what is held of it, and what other stores are known to hold."""
 
     time_start: Digits
     time_end: Digits
@@ -294,7 +294,7 @@ class Step(_Response):
 
 
 class Page(_Response, omit_defaults=False):
-    """Messages in ascending order of timestamp, then hash, whichever direction was asked for."""
+    """A page of messages in ascending order of timestamp, then hash, in both directions."""
 
     messages: list[Stored]
     cursor: Annotated[
@@ -322,13 +322,13 @@ class Mark(_Response):
 
 
 class PageEnd(Struct, rename="camel"):
-    """Data of the event `page`: the event's ID is the cursor behind all messages before it."""
+    """The data of the event `page`, whose ID is the cursor behind all messages before it."""
 
     live: Annotated[bool, Meta(description="True once all that was stored before is sent.")]
 
 
 class Result(_Response):
-    """What became of one message."""
+    """The outcome of one message."""
 
     outcome: Literal["STORED", "DUPLICATE", "EPHEMERAL", "REJECTED", "UNCONFIRMED"]
     message_hash: Annotated[
@@ -339,7 +339,7 @@ class Result(_Response):
 
 
 class Results(Struct):
-    """One result for each message, in the order of the request."""
+    """The results of a batch, one for each message, in the order of the request."""
 
     results: list[Result]
 
@@ -357,7 +357,7 @@ class Status(_Response):
 
 
 class ErrorDetail(Struct, rename="camel"):
-    """Why a request failed."""
+    """The reason for which a request failed."""
 
     code: Annotated[str, Meta(description="The name of the gRPC status code.")]
     message: Annotated[str, Meta(description="What was wrong, and what to do.")]
@@ -394,7 +394,7 @@ def from_parameters(kind: type[_T], given: dict[str, Any]) -> _T:
 
 
 def repeatable(kind: type[Struct]) -> frozenset[str]:
-    """Names of the parameters that may be given more than once."""
+    """Return the names of the parameters that may be given more than once."""
     return frozenset(
         each.encode_name
         for each in msgspec.structs.fields(kind)

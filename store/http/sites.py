@@ -1,4 +1,4 @@
-"""Which web pages may call: by the name that they called the node by, and by their own origin.
+"""Checks of web pages: by the name that they call the node by, and by their own origin.
 
 A browser sends requests for any page that it shows, also to nodes that only its own machine can
 reach. Two rules keep other sites out, and CORS lets in those that the operator names:
@@ -25,7 +25,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from store.http.connect import ASKED_HEADERS, SHOWN_HEADERS
-from store.http.failure import HttpFailure
+from store.http.failure import HttpError
 from store.http.limits import CORS_MAX_AGE_S
 from store.http.requests import OpenEndpoint, refuse
 from store.observe.hosts import ANY, is_served, name_of
@@ -38,7 +38,7 @@ _ASKED_HEADERS: Final = ("authorization", "content-type", "last-event-id", "x-re
 
 @dataclass(frozen=True, slots=True)
 class Sites:
-    """What the operator allows.
+    """The web pages and names that the operator allows.
 
     ``origins``: those whose pages may call. ``hosts``: names by which the node may be called,
     besides addresses and ``localhost``. `ANY` in either allows all.
@@ -47,11 +47,11 @@ class Sites:
     origins: Sequence[str] = ()
     hosts: Collection[str] = ()
 
-    def wrong(self, method: str, headers: Headers) -> HttpFailure | None:
+    def wrong(self, method: str, headers: Headers) -> HttpError | None:
         """Return the error of a request that is refused before its caller is identified."""
         host = headers.get("host", "")
         if not is_served(host, self.hosts):
-            return HttpFailure(
+            return HttpError(
                 MISDIRECTED,
                 Code.PERMISSION_DENIED,
                 f"this node is not called {name_of(host)[:100]!r}: call it by its address, or start"
@@ -59,7 +59,7 @@ class Sites:
             )
         if self._is_allowed(method, host, headers):
             return None
-        return HttpFailure(
+        return HttpError(
             403,
             Code.PERMISSION_DENIED,
             "a web page of another site sent this request: start the node with"
@@ -77,7 +77,7 @@ class Sites:
 
 
 class SiteCheck:
-    """Answers what is refused, and passes on the rest with the headers of CORS."""
+    """An ASGI application that refuses other sites, and adds the headers of CORS to the rest."""
 
     def __init__(self, app: ASGIApp, sites: Sites, metrics: Metrics) -> None:
         self._app = app if not sites.origins else _cross_origin(app, sites.origins)

@@ -16,7 +16,7 @@ from store.domain.ports import Services
 from store.domain.query import NWAKU_PAGE_MESSAGES, OK, QueryInput, plan_query
 from store.http.encode import hex_of
 from store.http.exchange import Exchange
-from store.http.failure import HttpFailure, bad_request
+from store.http.failure import HttpError, bad_request
 from store.http.limits import MAX_WAKU_INTEGER_DIGITS, MAX_WAKU_PAGE_MESSAGES
 from store.http.schemas import encode
 from store.serving.call import Call
@@ -67,7 +67,7 @@ class WakuEntry(Struct, rename="camel", kw_only=True):
 
 
 class WakuStoreResponse(Struct, rename="camel", kw_only=True):
-    """``StoreQueryResponse`` as JSON."""
+    """A ``StoreQueryResponse`` as JSON."""
 
     request_id: str = ""
     status_code: int
@@ -98,7 +98,7 @@ class WakuStore:
         await exchange.respond(body)
 
 
-async def refuse(exchange: Exchange, failure: HttpFailure) -> None:
+async def refuse(exchange: Exchange, failure: HttpError) -> None:
     """Send an error."""
     body = failure.sentence.encode()
     await exchange.respond(body, TEXT, status=failure.status, headers=failure.headers)
@@ -126,7 +126,7 @@ def _wanted(exchange: Exchange) -> QueryInput:
 
 
 def _time(text: str) -> int | None:
-    """Return a time, or None where it is not greater than 0."""
+    """Return a time, or None unless it is greater than 0."""
     if not text:
         return None
     value = _integer(text, "time", -(2**63), 2**63 - 1)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from store.config.node import NodeConfig
 from store.domain.ports import Services
 from store.http import listener as http
-from store.http.connections import Connections
+from store.http.connections import OpenConnections
 from store.http.listener import HttpListener
 from store.observe.logging import get_logger
 from store.rpc.context import PeerRules, RpcContext
@@ -119,7 +119,7 @@ def _bind_http(config: NodeConfig, services: Services, context: NodeContext) -> 
     from store.http.app import build_app  # noqa: PLC0415
     from store.http.sites import Sites  # noqa: PLC0415
 
-    connections = Connections(_connections(config), context.metrics)
+    connections = OpenConnections(_connections(config), context.metrics)
     sites = Sites(config.http_allow_origin, config.http_hosts)
     app = build_app(services, context, sites=sites, with_page=config.http_page)
     where = _where("--http-listen", config.http_listen)

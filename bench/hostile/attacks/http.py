@@ -19,7 +19,7 @@ _DEADLINE_S: Final = 10.0
 
 @attack(count=20, short=3, options=_HTTP)
 async def http_parameters(target: Target, _rng: random.Random, count: int) -> str:
-    """Requests with 15,500 parameters each, in a URL of 62 kB, one after the other."""
+    """Send requests with 15,500 parameters each, in a URL of 62 kB, one after the other."""
     names = ("".join(letters) for letters in product(ascii_lowercase, repeat=3))
     query = "&".join(name for name, _ in zip(names, range(15_500), strict=False))
     head = f"GET /api/v1/messages?{query} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
@@ -34,9 +34,7 @@ async def http_parameters(target: Target, _rng: random.Random, count: int) -> st
 
 @attack(count=1, short=1, options=_HTTP)
 async def http_chunks(target: Target, _rng: random.Random, count: int) -> str:
-    """Bodies in chunks of one byte for ten seconds, over as many connections at a time; where one
-    is answered, the next begins.
-    """
+    """Send bodies in chunks of one byte for ten seconds, over as many connections at a time."""
     sizes = await asyncio.gather(*(_send_chunks(target) for _ in range(count)))
     return f"{sum(sizes):,} bytes were sent"
 

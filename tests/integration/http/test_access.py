@@ -118,6 +118,16 @@ def test_every_operation_demands_a_token_and_its_right(
     assert "forged" not in node.log()
 
 
+def test_a_body_without_a_token_is_refused_before_it_has_come(
+    caller: Callable[[str | None], Api],
+) -> None:
+    headers = {"content-type": "application/json"}
+    for _ in range(2):
+        client = caller(None).client
+        refused = client.post("/api/v1/messages", content=b"x" * 2_000_000, headers=headers)
+        assert (refused.status_code, refused.headers["connection"]) == (401, "close")
+
+
 RPCS: Final = {
     "Publish": "publish",
     "Query": "read",

@@ -11,9 +11,9 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from store.http.bodies import Bodies
-from store.http.connections import Connections
-from store.http.exchange import CallerGone, Exchange
-from store.http.failure import HttpFailure
+from store.http.connections import OpenConnections
+from store.http.exchange import CallerGoneError, Exchange
+from store.http.failure import HttpError
 from store.http.limits import (
     LEAST_CHUNK_BYTES,
     MAX_HEAD_BYTES,
@@ -67,6 +67,8 @@ REFUSED: Final = {
     "HTTP/1.2": b"GET / HTTP/1.2\r\nhost: a\r\n\r\n",
     "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
     "HTTP/1.0 in chunks": CHUNKED.replace(b"1.1", b"1.0") + b"0\r\n\r\n",
+    "a target of another host": b"GET http://b/ HTTP/1.1\r\nhost: a\r\n\r\n",
+    "no target": b"OPTIONS * HTTP/1.1\r\nhost: a\r\n\r\n",
     "CONNECT": b"CONNECT b:1 HTTP/1.1\r\nhost: a\r\n\r\n",
     "a chunk with a plus": CHUNKED + b"+0\r\n\r\n",
     "a chunk with a minus": CHUNKED + b"-0\r\n\r\n",
@@ -84,7 +86,7 @@ SERVED: Final = {
     "chunks": CHUNKED + b"1\r\nh\r\n1\r\ni\r\n0\r\n\r\n",
     "a chunk extension": CHUNKED + b"2;a=b\r\nhi\r\n0\r\n\r\n",
     "a trailer": CHUNKED + b"2\r\nhi\r\n0\r\nauthorization: Bearer x\r\n\r\n",
-    "an address as target": b"GET http://b/ HTTP/1.1\r\nhost: a\r\n\r\n",
+    "an address as target": b"GET http://a/ HTTP/1.1\r\nhost: a\r\n\r\n",
 }
 
 
@@ -108,9 +110,9 @@ class Server:
             len(exchange.parameters)
             await exchange.respond(body, b"text/plain")
             self.answered += 1
-        except HttpFailure as failure:
+        except HttpError as failure:
             await exchange.respond(failure.sentence.encode(), status=failure.status)
-        except CallerGone:
+        except CallerGoneError:
             self.gone.set()
 
     async def ask(self, sent: bytes) -> bytes:
@@ -128,7 +130,7 @@ async def server() -> AsyncIterator[Server]:
     """A server on a free port."""
     server = Server()
     where = ListenAddress("--http-listen", "127.0.0.1", 0)
-    listener: HttpListener = bind(where, server, None, Connections(100, Metrics("test")))
+    listener: HttpListener = bind(where, server, None, OpenConnections(100, Metrics("test")))
     host, _, port = listener.address.rpartition(":")
     server.address = host, int(port)
     await listener.start()

@@ -215,6 +215,7 @@ class _Run:
             result.claims = keep_claims(archive, stated, horizon_ns, writer.held)
         result.compacted = writer.compact()
         result.removed = archive.vacuum()
+        archive.manifest.roll()
         return result
 
     def _dry_run(self) -> ArchiveReport:

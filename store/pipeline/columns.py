@@ -1,4 +1,4 @@
-"""The columns of a message outside of the database, for Arrow, for Spark and for the lake.
+"""The columns of a message outside of the database, for Arrow, for Spark and in an archive.
 
 ``hash`` again as ``h0`` to ``h3`` is what makes fingerprints native. ``tail`` fields that may be
 absent are null. ``lamport`` is an unsigned number of 64 bits in a signed column, as in the
@@ -57,7 +57,7 @@ ARROW: Final = pa.schema(
 """``ts`` in nanoseconds since the epoch; ``day`` is its UTC day; ``shard`` see `shard_of`."""
 
 PARTITIONS: Final = ("day", "shard")
-"""Columns that are directories in the lake."""
+"""Columns that are directories in an archive."""
 
 NAMES: Final = tuple(ARROW.names)
 SOURCE: Final = pa.schema(
@@ -67,10 +67,8 @@ SOURCE: Final = pa.schema(
 microsecond."""
 
 TAIL_COLUMNS: Final = frozenset({"version", "meta", "rate_limit_proof", "ephemeral"})
-TOPIC_COLUMNS: Final = frozenset({"shard", "pubsub_topic", "content_topic"})
 SDS_COLUMNS: Final = frozenset({"channel", "message_id", "sender", "lamport", "parents"})
 HASH_WORDS: Final = frozenset({"h0", "h1", "h2", "h3"})
-HASH_COLUMNS: Final = HASH_WORDS | {"hash"}
 
 _PARENTS: Final = ArrayType(
     StructType([StructField("id", StringType()), StructField("hint", BinaryType())])

@@ -35,6 +35,7 @@ from store.pipeline.manifest import (
     CommitMetadata,
     Manifest,
     commit_name,
+    read_commits,
     read_manifest,
 )
 from store.pipeline.paths import (
@@ -325,9 +326,8 @@ class DeltaArchive:
         """
         try:
             aside = self._move_aside("messages/_delta_log", "damaged-log")
-            for version in range(manifest.version + 1):
-                name = commit_name(version)
-                create(f"{self._log}/{name}", _content(f"{manifest.path}/{name}"), _LOG_FOLDERS)
+            for name, data in read_commits(manifest.path):
+                create(f"{self._log}/{name}", data, _LOG_FOLDERS)
         except OSError as error:
             raise of_store(self.path, error) from error
         self.open()
@@ -425,7 +425,7 @@ class DeltaArchive:
 
     def _read_commit(self, version: int) -> bytes:
         try:
-            return _content(f"{self._log}/{commit_name(version)}")
+            return b"".join(chunks(f"{self._log}/{commit_name(version)}"))
         except OSError as error:
             raise of_store(self.path, error) from error
 
@@ -555,10 +555,6 @@ class DeltaArchive:
             settle([f"{self.messages}/_delta_log/{commit_name(version)}"], _LOG_FOLDERS)
         except OSError as error:
             raise of_store(self.path, error) from error
-
-
-def _content(path: str) -> bytes:
-    return b"".join(chunks(path))
 
 
 def _now_ms() -> int:

@@ -89,6 +89,7 @@ class BatchWriter:
             self._compacted_s = time.time()
         if time.time() - self._vacuumed_s >= _VACUUM_EVERY_S:
             archive.vacuum()
+            archive.manifest.roll()
             self._vacuumed_s = time.time()
 
     def _require_lock(self, connection: psycopg.Connection[Any]) -> None:

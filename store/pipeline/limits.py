@@ -20,31 +20,24 @@ MIN_SLICE_ROWS: Final = 20_000
 STEP_SHARE: Final = 20
 MIN_STEP_MESSAGES: Final = 1_000_000
 MAX_STEP_MESSAGES: Final = 4_000_000
-"""An archive is published in steps of whole hours: each a twentieth of what there is to do, within
-these bounds. What a job that is killed has published stays, so it repeats one step at most."""
+"""An archive is published in steps of whole hours: each a twentieth of all that is new, within
+these bounds. What a job that is killed has committed stays, so it repeats one step at most."""
 
 SHARD_PARTITIONS: Final = 64
-"""Shards that have directories of their own in the lake. Strangers invent topics, not files."""
-
-MAX_KNOWN_TOPICS: Final = 100_000
-"""Pairs of topics whose names a task keeps in memory while it reads a database."""
-
-OPEN_FILES: Final = 128
-"""Files that one task writes side by side; the one that had no row for longest is ended first."""
+"""Shards that have directories of their own in an archive. Strangers invent topics, not files."""
 
 ROW_GROUP_BYTES: Final = 32 * 1024 * 1024
-HELD_BYTES: Final = 128 * 1024 * 1024
-"""Bytes of messages that become one row group, and that a task that writes holds in all."""
+"""Bytes of messages that become one row group."""
 
 ARROW_BATCH_BYTES: Final = 64 * 1024 * 1024
 """Bytes of rows that Spark sends to a worker in one piece; a single row may have more."""
 
 MIN_PORTION_ROWS: Final = 100_000
 MAX_PORTION_ROWS: Final = 4_000_000
-"""Messages in files that one task goes through, where a file does not have more."""
+"""Messages in files that one task reads, where a file does not have more."""
 
 COMPACT_AT_FILES: Final = 8
-"""Files of one day and shard, of about the same size, from which on they are made one."""
+"""Files of one day and shard, of about the same size, from which on they are compacted."""
 
 COMPACTION_STEPS: Final = (4 * 1024 * 1024, 32 * 1024 * 1024, 256 * 1024 * 1024)
 """Bytes that small files are brought to one after the other: each step writes a message again a
@@ -55,8 +48,7 @@ COMPACT_FILES_AT_ONCE: Final = 2_000
 of each hour, file by file, is in the job's memory meanwhile."""
 
 VACUUM_AFTER_HOURS: Final = 7 * 24
-"""How long files stay that the newest state of a lake does not name: somebody may read an older
-state, or another job be about to publish them."""
+"""How long files stay that the newest state does not name: somebody may read an older state."""
 
 MAX_LISTED: Final = 100
 """Rows, hours or files that a report lists of each kind; the number of all is said."""
@@ -65,7 +57,7 @@ MAX_STATED: Final = 200_000
 """Statements about other stores that one job keeps beside an archive: those of the newest time."""
 
 MAX_PARQUET_FILES: Final = 1_000_000
-"""Files of one lake."""
+"""Files of one archive."""
 
 RESTORE_BATCH_MESSAGES: Final = 10_000
 RESTORE_BATCH_BYTES: Final = 8 * 1024 * 1024

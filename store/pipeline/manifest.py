@@ -2,19 +2,21 @@
 
 ::
 
-    ARCHIVE/manifest/00000000000000000007.json      the bytes of commit 7 of the log
+    ARCHIVE/manifest/00000000000000001007.json      the bytes of commit 1007 of the log
+    ARCHIVE/manifest/00000000000000000000-00000000000000000999.jsonl      commits 0 to 999
 
 The metadata of a commit has the SHA-256 of the commit before it, the SHA-256 of each file that it
 adds, and count and XOR of the hours that it changes, as they are afterwards. So a commit that is
 removed or altered breaks the chain, and a file or an hour that is lost is named by the commits that
-remain. The log may forget commits; copies are never changed or removed.
+remain. The log may forget commits; copies are never changed, and only replaced by one file that has
+many of them, each as a JSON string in a line of its own.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any, Final, NamedTuple
@@ -41,6 +43,14 @@ _NAME: Final = re.compile(r"\A[0-9]{20}\.json\Z")
 _PATH: Final = re.compile(
     r"\Aday=\d{4}-\d\d-\d\d/shard=-?\d{1,9}/[\w.-]+\.(?:zstd\.)?parquet\Z", re.ASCII
 )
+_ROLLED: Final = re.compile(r"\A([0-9]{20})-([0-9]{20})\.jsonl\Z")
+ROLL_AT: Final = 1_000
+"""So many copies become one file."""
+
+KEPT_SINGLE: Final = 100
+"""The newest copies stay files of their own, which can be signed."""
+
+_UNREADABLE: Final = b"\0"
 _FOLDERS: Final = 3
 """Directories above a copy that are synced: the manifest, the archive, and what that lies in."""
 
@@ -140,7 +150,7 @@ class Manifest:
         try:
             storage.create(f"{self.path}/{name}", data, _FOLDERS)
         except FileExistsError as error:
-            if b"".join(storage.chunks(f"{self.path}/{name}")) != data:
+            if _content(f"{self.path}/{name}") != data:
                 raise PipelineError(
                     f"Another job has written to {self.path} meanwhile: run this one again when the"
                     " other has ended."
@@ -148,6 +158,27 @@ class Manifest:
         except OSError as error:
             raise of_store(self.path, error, "manifest") from error
         self.add(name, data)
+
+    def roll(self) -> None:
+        """Replace old copies by one file that has them, if there are many.
+
+        Raises:
+            PipelineError: it cannot be written.
+        """
+        try:
+            names = sorted(
+                each.path for each in storage.listed(self.path) if _NAME.match(each.path)
+            )
+            old = names[:-KEPT_SINGLE]
+            if len(old) < ROLL_AT:
+                return
+            texts = (_content(f"{self.path}/{name}").decode() for name in old)
+            data = "".join(f"{json.dumps(text)}\n" for text in texts).encode()
+            path = f"{self.path}/{old[0][:20]}-{old[-1][:20]}.jsonl"
+            storage.create(path, data, _FOLDERS)
+            storage.delete(self.path, old)
+        except OSError as error:
+            raise of_store(self.path, error, "manifest") from error
 
     def add(self, name: str, data: bytes) -> None:
         """Take in the next commit."""
@@ -202,13 +233,39 @@ def read_manifest(path: str) -> Manifest:
         PipelineError: the directory cannot be read.
     """
     found = Manifest(path)
+    for name, data in read_commits(path):
+        found.add(name, data)
+    return found
+
+
+def read_commits(path: str) -> Iterator[tuple[str, bytes]]:
+    """Yield the commits of the manifest in a directory: the name of each in the log, its bytes.
+
+    Raises:
+        PipelineError: the directory cannot be read.
+    """
     try:
-        names = sorted(each.path for each in storage.listed(path) if _NAME.match(each.path))
+        names = sorted(each.path for each in storage.listed(path))
+        last = -1
+        for match in filter(None, map(_ROLLED.match, names)):
+            first, last = int(match[1]), int(match[2])
+            try:
+                lines = _content(f"{path}/{match[0]}").splitlines()
+                commits = [json.loads(line).encode() for line in lines]
+            except (ValueError, AttributeError, RecursionError):
+                commits = []
+            commits += [_UNREADABLE] * (last + 1 - first - len(commits))
+            for version, data in enumerate(commits, first):
+                yield commit_name(version), data
         for name in names:
-            found.add(name, b"".join(storage.chunks(f"{path}/{name}")))
+            if _NAME.match(name) and int(name[:20]) > last:
+                yield name, _content(f"{path}/{name}")
     except OSError as error:
         raise of_store(path, error, "manifest") from error
-    return found
+
+
+def _content(path: str) -> bytes:
+    return b"".join(storage.chunks(path))
 
 
 def commit_name(version: int) -> str:

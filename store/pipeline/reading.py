@@ -217,7 +217,7 @@ def _decoded(rows: pa.RecordBatch, names: tuple[str, ...]) -> pa.RecordBatch:
         joined = b"".join(rows["hash"].to_pylist())
         if len(joined) != HASH_BYTES * len(rows):
             raise _damaged(rows, 0)
-        words = np.frombuffer(joined, "<i8").reshape(len(rows), -1)
+        words = np.frombuffer(joined, "<i8").reshape(-1, len(HASH_WORDS))
         found |= {name: pa.array(words[:, int(name[1])]) for name in wanted & HASH_WORDS}
     if "pubsub_topic" in given and rows["pubsub_topic"].null_count:
         raise _damaged(rows, rows["pubsub_topic"].is_null().index(True).as_py())

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -135,18 +134,6 @@ def delete(folder: str, names: Iterable[str]) -> None:
         Path(folder, name).unlink(missing_ok=True)
     if Path(folder).is_dir():
         sync_folder(Path(folder))
-
-
-def delete_folder(parent: str, name: str) -> None:
-    """Delete a folder and all that is in it.
-
-    Raises:
-        OSError: something cannot be deleted.
-    """
-    if on_store(parent):
-        delete(f"{parent}/{name}", [each.path for each in listed(f"{parent}/{name}")])
-    else:
-        shutil.rmtree(Path(parent, name))
 
 
 def move_folder(parent: str, name: str, target: str) -> None:

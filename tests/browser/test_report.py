@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.browser.browser import Page
-from tests.unit.pipeline.test_listed import made, named
-from tests.unit.pipeline.test_page import HOSTILE, START, full_page
+from tests.unit.pipeline.test_page import full_page
 
 WIDTHS = (390, 1280)
 _BEYOND = """
@@ -31,21 +30,15 @@ return [...document.querySelectorAll('.scroll')]
 
 
 @pytest.fixture(scope="module")
-def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Addresses of a report with as much on it as there can be, and names that strangers chose; of
-    the first of its further pages, and of a page of channels.
-    """
+def report(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The address of a report with as much on it as there can be, and names of strangers."""
     path: Path = tmp_path_factory.mktemp("report") / "report.html"
-    past = {"missing": 3_000, "incomplete": 7_000, "point_ts": START}
-    first = made(path, [named(each, **past) for each in HOSTILE])
     path.write_text(full_page(), encoding="utf-8")
-    (listed,) = first.parent.glob("channels-0-*.html")
-    return {"report": path.as_uri(), "contents": first.as_uri(), "channels": listed.as_uri()}
+    return path.as_uri()
 
 
-@pytest.mark.parametrize("which", ["report", "contents", "channels"])
-def test_nothing_is_cut_off_or_pale(page: Page, pages: dict[str, str], which: str) -> None:
-    page.driver.get(pages[which])
+def test_nothing_is_cut_off_or_pale(page: Page, report: str) -> None:
+    page.driver.get(report)
     for width in WIDTHS:
         page.look("light", width)
         page.run("document.querySelectorAll('details').forEach((each) => { each.open = true })")

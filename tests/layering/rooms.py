@@ -86,6 +86,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     # jobs beside the nodes; restoring writes as a node does
     "store.pipeline": frozenset(
         {"store.db", "store.domain", "store.messages", "storenode.message", "storenode.sds"}
+        | {"storenode.wire"}
     ),
     # the parent package is a name and holds nothing
     "store": frozenset(),

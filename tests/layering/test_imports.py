@@ -26,6 +26,7 @@ from tests.layering.sources import (
 WIRE_USERS = {
     "store.http",
     "store.messages",
+    "store.pipeline",
     "store.rpc",
     "store.serving",
     "store.sync",

@@ -43,7 +43,7 @@ from store.pipeline.report.gathered import (
 from store.pipeline.report.limits import MAX_PEERS
 from store.pipeline.report.outlook import Limits, outlook_of
 from store.pipeline.report.page import page_of
-from store.pipeline.report.traffic import Traffic, archive_messages, database_messages, traffic_of
+from store.pipeline.report.traffic import Traffic, sized_messages, traffic_of
 from store.pipeline.writing import known_hours
 
 _MODE: Final = 0o644
@@ -141,12 +141,8 @@ class _Gathering:
     def audited(self) -> Completeness:
         """Return the result of an audit of the same messages."""
         job = self._job
-        if self._archive is not None:
-            messages: MessageSet = ArchiveMessages(self._session, self._archive)
-        else:
-            assert job.url is not None
-            messages = DatabaseMessages(self._session, job.url, "the database", job.connections)
-        found = audit(self._session, AuditJob(messages, job.low_ns, job.high_ns, say=job.say))
+        work = AuditJob(self._messages(), job.low_ns, job.high_ns, say=job.say)
+        found = audit(self._session, work)
         return completeness_of(found)
 
     def gather(self, completeness: Completeness | None) -> Gathered:
@@ -167,28 +163,22 @@ class _Gathering:
             len(job.peers),
         )
 
-    def _traffic(self, compared: Compared | None) -> Traffic | None:
-        job = self._job
+    def _messages(self) -> MessageSet:
         if self._archive is not None:
-            rows = archive_messages(self._session, self._archive, job.low_ns, job.high_ns)
-        else:
-            assert job.url is not None
-            assert self._state is not None
-            rows = database_messages(
-                self._session,
-                job.url,
-                self._state,
-                job.low_ns,
-                job.high_ns,
-                connections=job.connections,
-            )
-        return None if rows is None else traffic_of(rows, self._end_ns(compared))
+            return ArchiveMessages(self._session, self._archive)
+        url, connections = self._job.url, self._job.connections
+        assert url is not None
+        return DatabaseMessages(self._session, url, "the database", connections)
+
+    def _traffic(self, compared: Compared | None) -> Traffic | None:
+        rows = sized_messages(self._messages(), self._job.low_ns, self._job.high_ns)
+        return traffic_of(rows, self._end_ns(compared))
 
     def _end_ns(self, compared: Compared | None) -> int:
-        """Up to when the messages are all here.
+        """Return the time up to which all messages are here.
 
-        Of an archive that is the time of its newest commit, or beside a database the present or
-        the first hour of the database that is after all of the archive.
+        Of an archive it is that of its newest commit, or beside a database the present or the first
+        hour of the database that is after all of the archive.
         """
         end_ns = min(self._job.high_ns, time.time_ns())
         if self._archive is None:

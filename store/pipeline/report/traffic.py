@@ -13,14 +13,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import pyarrow as pa
-from pyspark.sql import Column, DataFrame, Row, SparkSession
+from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from store.domain.partitioning import Bounds
-from store.pipeline.database import State
-from store.pipeline.delta import DeltaArchive
-from store.pipeline.limits import DAY_NS, HOUR_NS, MAX_CONNECTIONS
+from store.pipeline.limits import DAY_NS, HOUR_NS
+from store.pipeline.message_sets import MessageSet
 from store.pipeline.report.axis import Axis, axis_of, usual_days
 from store.pipeline.report.limits import (
     MAX_AHEAD_SHARE,
@@ -29,9 +27,7 @@ from store.pipeline.report.limits import (
     MAX_RANKED,
 )
 from store.pipeline.report.silence import silences
-from store.pipeline.scan import read_files, start_of
-from store.pipeline.slices import good_slice_rows, plan_slices, to_text
-from store.pipeline.source import FORMAT, read_options
+from store.pipeline.scan import start_of
 
 _READ: Final = ("ts", "pubsub_topic", "content_topic", "payload", "channel")
 _KEYS: Final = ("start_ns", "shard", "pubsub_topic", "content_topic", "channel")
@@ -151,43 +147,9 @@ class Traffic:
         return sorted({shard for _, shard in self.cells})
 
 
-def archive_messages(
-    session: SparkSession, archive: DeltaArchive, low_ns: int, high_ns: int
-) -> DataFrame | None:
-    """Return the messages of an open archive for `traffic_of`; None: there are none."""
-    files = archive.files_between(low_ns, high_ns)
-    if not files:
-        return None
-    return _sized(read_files(session, files, (*_READ, "shard"), low_ns, high_ns), low_ns, high_ns)
-
-
-def database_messages(
-    session: SparkSession,
-    url: str,
-    state: State,
-    low_ns: int,
-    high_ns: int,
-    *,
-    connections: int = MAX_CONNECTIONS,
-) -> DataFrame | None:
-    """Return those of a database; ``state`` has its fingerprints by hour."""
-    within = Bounds(low_ns, high_ns)
-    size = good_slice_rows(state.messages, connections)
-    slices = plan_slices(state.fingerprints, state.partitions, within, size)
-    if not slices:
-        return None
-    options = read_options(
-        url,
-        columns=",".join((*_READ, "shard")),
-        slices=to_text(slices),
-        position=state.position,
-        connections=connections,
-    )
-    return _sized(session.read.format(FORMAT).options(**options).load(), low_ns, high_ns)
-
-
-def _sized(rows: DataFrame, low_ns: int, high_ns: int) -> DataFrame:
-    rows = rows.where((F.col("ts") >= low_ns) & (F.col("ts") < high_ns))
+def sized_messages(messages: MessageSet, low_ns: int, high_ns: int) -> DataFrame:
+    """Return the messages of a range of time for `traffic_of`, with the sizes of payloads."""
+    rows = messages.messages((*_READ, "shard"), low_ns, high_ns)
     return rows.withColumn("size", F.octet_length("payload")).drop("payload")
 
 

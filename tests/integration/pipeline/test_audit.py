@@ -181,9 +181,8 @@ def test_a_channel_that_is_too_large_is_refused_by_name(
     monkeypatch.setattr(tables, "MAX_CHANNEL_ENTRIES", most)
     assert audit(spark, job).counts["channels"] == len(entries)
     monkeypatch.setattr(tables, "MAX_CHANNEL_ENTRIES", most - 1)
-    with pytest.raises(
-        PipelineError, match=rf"{re.escape(printable(largest))} has {most:,} IDs.*--from"
-    ):
+    named = re.escape(printable(largest))
+    with pytest.raises(PipelineError, match=rf"{named} has {most:,} IDs.*--from"):
         audit(spark, job)
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from store.pipeline import delta, listing, storage
+from store.pipeline import delta, listing, manifest, storage
 from store.pipeline.delta import DataFile, DeltaArchive, WrittenFile
 from store.pipeline.errors import PipelineError
 from store.pipeline.fingerprints import NOTHING, Fingerprint
-from store.pipeline.manifest import CommitMetadata, read_manifest
+from store.pipeline.manifest import CommitMetadata, read_commits, read_manifest
 
 DAY = 20_000
 FILE = WrittenFile("day=2024-10-04/shard=0/part-1.parquet", DAY, 0, 4, 1, 5, 5, "0" * 64)
@@ -74,6 +74,32 @@ def test_a_copy_that_is_gone_or_altered_breaks_the_chain(
     assert found.broken or lake.log_faults(found)
     copy.write_bytes(b"{")
     assert read_manifest(str(copies)).broken == [f"{removed:020}.json cannot be read"]
+
+
+def test_many_copies_become_one_file_that_is_read_as_they_were(
+    lake: DeltaArchive, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(manifest, "ROLL_AT", 3)
+    monkeypatch.setattr(manifest, "KEPT_SINGLE", 2)
+    folder = tmp_path / "archive" / "manifest"
+    for number in range(9):
+        lake.commit([], (), CommitMetadata(store_id="me", position=number))
+        before = list(read_commits(str(folder)))
+        lake.manifest.roll()
+        assert list(read_commits(str(folder))) == before
+    found = read_manifest(str(folder))
+    assert (found.version, found.broken, found.positions) == (9, [], {"me": 8})
+    names = sorted(each.name for each in folder.iterdir())
+    assert names[0] == f"{0:020}-{2:020}.jsonl"
+    assert len(names) < 10
+    log = tmp_path / "archive" / "messages" / "_delta_log"
+    whole = {each.name: each.read_bytes() for each in log.glob("*.json")}
+    shutil.rmtree(log)
+    assert lake.restore_log(found) is None
+    assert {each.name: each.read_bytes() for each in log.glob("*.json")} == whole
+    lines = (folder / names[0]).read_bytes().splitlines(keepends=True)
+    (folder / names[0]).write_bytes(b"".join(lines[:-1]))
+    assert read_manifest(str(folder)).broken[0] == f"{2:020}.json cannot be read"
 
 
 def test_a_disk_that_does_not_take_a_commit_is_told(

@@ -21,13 +21,13 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from store.db.pool import Database, PoolSettings
 from store.db.schema.partitions import PartitionMap
 from store.db.writing.writer import DatabaseWriter
-from store.domain.admission import Admission, Verdict
+from store.domain.admission import Admission
 from store.domain.ports import Source, StoreBusy, StoreUnavailable
 from store.messages.transfer import MalformedMessage
 from store.pipeline.encode import COLUMNS, encoded
 from store.pipeline.errors import UNREACHABLE, USAGE, PipelineError
 from store.pipeline.limits import RESTORE_BATCH_BYTES, RESTORE_BATCH_MESSAGES
-from storenode.message.rules import Policy
+from storenode.message.rules import CONFLICT, Policy
 
 _NO_LIMIT: Final = 2**31 - 1
 _POOLS: Final = PoolSettings(write_connections=2, read_connections=1, bulk_connections=1)
@@ -43,10 +43,15 @@ POLICY: Final = Policy(
 
 @dataclass
 class Stored(WriterCommitMessage):
-    """What one task did: messages that it was given, and those that were not there yet."""
+    """The counts of one task: messages that it was given, new ones, and conflicts.
+
+    A conflict is not stored, since another message in the database has its hash; the task's log has
+    the digests of both.
+    """
 
     given: int
     new: int
+    conflicts: int = 0
 
 
 class StoringWriter(DataSourceArrowWriter):
@@ -73,19 +78,20 @@ async def store_rows(url: str, batches: Iterator[pa.RecordBatch]) -> Stored:
     Raises:
         PipelineError: a row is not the message that its hash names, or the database does not serve.
     """
-    given = new = 0
+    given = new = conflicts = 0
     try:
         async with _writer(url) as writer:
             for batch in batches:
                 for rows in _portions(batch):
                     given += len(rows)
-                    new += await _store(writer, rows)
+                    added, refused = await _store(writer, rows)
+                    new, conflicts = new + added, conflicts + refused
     except (StoreUnavailable, StoreBusy) as error:
         raise PipelineError(f"The database could not be reached: {error}.", UNREACHABLE) from error
     except psycopg.Error as error:
         text = str(error).strip().splitlines()
         raise PipelineError(f"The database refused ({text[0] if text else error}).") from error
-    return Stored(given, new)
+    return Stored(given, new, conflicts)
 
 
 @asynccontextmanager
@@ -115,7 +121,8 @@ def _portions(batch: pa.RecordBatch) -> Iterator[list[dict[str, Any]]]:
         yield rows
 
 
-async def _store(writer: DatabaseWriter, rows: list[dict[str, Any]]) -> int:
+async def _store(writer: DatabaseWriter, rows: list[dict[str, Any]]) -> tuple[int, int]:
+    """Store rows; return the numbers of new messages and of conflicts."""
     admission = Admission(POLICY, time.time_ns(), Source.RESTORE)
     try:
         admission.admit([encoded(row) for row in rows])
@@ -123,14 +130,15 @@ async def _store(writer: DatabaseWriter, rows: list[dict[str, Any]]) -> int:
         raise PipelineError(f"A row of the archive is no message: {error}.") from error
     published = admission.admitted
     for place, row in enumerate(rows):
-        if published.verdicts[place] is Verdict.REJECTED:
+        refusal = published.refusals.get(place)
+        if refusal is not None and refusal is not CONFLICT:
             raise PipelineError(
-                f"The archived message {row['hash'].hex()} cannot be stored:"
-                f" {published.refusals[place].sentence}."
+                f"The archived message {row['hash'].hex()} cannot be stored: {refusal.sentence}."
             )
         if published.hashes[place] != row["hash"]:
             raise PipelineError(
                 f"The archived message {row['hash'].hex()} is not what its hash names: run"
                 " `storenode pipeline verify` on the archive."
             )
-    return sum(await writer.store(published.batch, Source.RESTORE))
+    stored = await writer.store(published.batch, Source.RESTORE)
+    return sum(stored), len(published.refusals) + len(stored.conflicts)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 
+import pyarrow as pa
 import pytest
 
 from store.db.checks.check import check
@@ -16,6 +17,8 @@ from store.db.writing.writer import DatabaseWriter
 from store.domain.ports import Source
 from store.messages.conflicts import Conflict
 from store.messages.record import RecordBatch
+from store.pipeline.encode import COLUMNS
+from store.pipeline.storing import store_rows
 from tests.integration.database.rows import until_some
 from tests.integration.storage.following import LongTransaction
 from tests.integration.storage.node import WORKERS, Node
@@ -137,3 +140,23 @@ async def test_a_conflict_is_reported_and_not_tracked_as_unread(
         await writer.stop()
     conflict = Conflict(one.hashes[0], one.content_digests[0], other.content_digests[0])
     assert reported == [(Source.RESTORE, conflict)]
+
+
+async def test_a_restore_stores_the_rest_and_counts_conflicts(
+    node: Node, database_url: str
+) -> None:
+    one, other = pair()
+    assert await node.store(one) == [True]
+    later = (NOW + 1, OTHER[1], OTHER[2])
+    columns: dict[str, list[object]] = {
+        "ts": [NOW, NOW + 1],
+        "hash": [other.hashes[0], batch_of([later]).hashes[0]],
+        "pubsub_topic": [PUBSUB] * 2,
+        "content_topic": [OTHER[1][1]] * 2,
+        "payload": [OTHER[2]] * 2,
+    }
+    columns |= {name: [None] * 2 for name in COLUMNS if name not in columns}
+    rows = pa.RecordBatch.from_pydict(columns)
+    result = await store_rows(database_url, iter([rows]))
+    assert (result.given, result.new, result.conflicts) == (2, 1, 1)
+    await assert_stored(node, database_url, one, 2)

@@ -142,9 +142,7 @@ class _Views(JudgedViews):
     shown: list[SyncId]
 
     @asynccontextmanager
-    async def open_view(  # type: ignore[override]
-        self, lower: SyncId, upper: SyncId
-    ) -> AsyncIterator[JudgedView]:
+    async def open_view(self, lower: SyncId, upper: SyncId) -> AsyncIterator[JudgedView]:
         """Fix what is held in a range."""
         async with super().open_view(lower, upper) as view:
             self.shown = view.shown

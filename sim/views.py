@@ -2,64 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from reconcile.ids import END, SyncId, SyncIds
-from reconcile.index import IndexView
-from reconcile.lattice import LatticeSum
-from reconcile.view import Answer, Read, Spans
+from reconcile.ids import END, SyncId
+from reconcile.view import Read, Spans
 from sim.index import SimColdView, SimIds
 from sim.marks import Mark
 from sim.process import Process
-from store.domain.hub import Place
-from store.domain.view import Times
 from store.sync.index.hot import HotIndex
 from store.sync.index.views import IndexedReconcilable, StoredView
 
 
-class JudgedView:
+class JudgedView(StoredView):
     """A view, with everything that it shows of the range that it was opened for.
 
     ``asked_ns``: the node's clock before it was opened.
     """
 
     def __init__(self, view: StoredView, lower: SyncId, upper: SyncId, asked_ns: int) -> None:
-        self.horizon = view.horizon
+        super().__init__(view._opener, view._stack, view.horizon, view._hot, view._cold)
         self.asked_ns = asked_ns
         self.shown = _shown(view, lower, upper)
-        self._view = view
-
-    @property
-    def memory_start(self) -> SyncId | None:
-        """From here on every ID is in memory; None: none is."""
-        return self._view.memory_start
-
-    @property
-    def places(self) -> list[Place]:
-        """The newest commits of what it was made from."""
-        return self._view.places
-
-    async def answer(self, read: Read) -> Answer:
-        """Answer a batch of questions."""
-        return await self._view.answer(read)
-
-    @property
-    def indexed(self) -> IndexView | None:
-        """What is in memory."""
-        return self._view.indexed
-
-    async def lattices(self, spans: Sequence[Times]) -> list[LatticeSum] | None:
-        """Return the lattice sums of ranges of time."""
-        return await self._view.lattices(spans)
-
-    async def listed(self, span: Times, limit: int) -> SyncIds | None:
-        """Return the IDs of a range of time; None: more than ``limit``."""
-        return await self._view.listed(span, limit)
-
-    async def contents(self, ids: SyncIds) -> SyncIds:
-        """Return IDs of this view with their content digests."""
-        return await self._view.contents(ids)
 
 
 class JudgedViews(IndexedReconcilable):
@@ -69,11 +33,8 @@ class JudgedViews(IndexedReconcilable):
         super().__init__(stored, hot, process.scenario.index)
         self._process = process
 
-    # What it gives has all that is used of a `StoredView`.
     @asynccontextmanager
-    async def open_view(  # type: ignore[override]
-        self, lower: SyncId, upper: SyncId
-    ) -> AsyncIterator[JudgedView]:
+    async def open_view(self, lower: SyncId, upper: SyncId) -> AsyncIterator[JudgedView]:
         """Fix what is held in a range."""
         process, database = self._process, self._process.database
         asked_ns = process.clock.unix_ns()

@@ -16,11 +16,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, LiteralString
 
-import numpy as np
 from psycopg import AsyncConnection
 
 from reconcile.ids import ELEMENT_BYTES
-from reconcile.lattice import STATE_BYTES, LatticeSum
+from reconcile.lattice import LatticeSum
 from store.db.summaries.deltas import DAY_NS, HOUR_NS, Buckets
 from store.domain.partitioning import UNBOUNDED_HIGH, Bounds
 from storenode.message.limits import CONTENT_DIGEST_BYTES
@@ -110,12 +109,6 @@ async def sum_of(elements: bytes) -> LatticeSum:
     if len(elements) < THREADED_ELEMENTS * ELEMENT_BYTES:
         return LatticeSum.of(elements)
     return await asyncio.to_thread(LatticeSum.of, elements)
-
-
-def sum_of_states(count: int, states: Sequence[bytes]) -> LatticeSum:
-    """The sum of the union of disjoint sets, with so many messages together."""
-    rows = np.frombuffer(b"".join(states), "<u2").reshape(-1, STATE_BYTES // 2)
-    return LatticeSum(count, rows.sum(axis=0, dtype="<u2"))
 
 
 async def added(
@@ -218,6 +211,6 @@ async def seal_days(connection: Connection, days: Sequence[int]) -> None:
     for start in days:
         cursor = connection.cursor(binary=True)
         await cursor.execute(_HOURS_OF_DAY, (start, start))
-        rows = await cursor.fetchall()
-        total = sum_of_states(sum(count for count, _ in rows), [bytes(each) for _, each in rows])
+        hours = [LatticeSum.stored(count, bytes(state)) for count, state in await cursor.fetchall()]
+        total = LatticeSum.total(hours)
         await write_sums(connection, [BucketSum(DAYS, start, total)])

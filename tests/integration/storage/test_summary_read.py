@@ -238,7 +238,9 @@ async def test_a_view_ends_when_its_time_has_passed(node: Node, leap: Callable[[
 async def test_a_statement_ends_when_the_views_time_has_passed(
     node: Node, monkeypatch: pytest.MonkeyPatch, leap: Callable[[], None]
 ) -> None:
-    async def slow(connection: psycopg.AsyncConnection[object], *_: object) -> SyncIds:
+    async def slow(
+        connection: psycopg.AsyncConnection[object], *_: object, **__: object
+    ) -> SyncIds:
         leap()
         await connection.execute("select pg_sleep(60)")
         return SyncIds.empty()
@@ -254,7 +256,9 @@ async def test_a_cancelled_reader_leaves_no_transaction(
 ) -> None:
     begun = asyncio.Event()
 
-    async def slow(connection: psycopg.AsyncConnection[object], *_: object) -> SyncIds:
+    async def slow(
+        connection: psycopg.AsyncConnection[object], *_: object, **__: object
+    ) -> SyncIds:
         begun.set()
         await connection.execute("select pg_sleep(60)")
         return SyncIds.empty()

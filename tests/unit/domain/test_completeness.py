@@ -73,6 +73,15 @@ def test_what_this_store_lacked_outweighs_what_others_confirm() -> None:
     assert (found.state, found.store_ids) == (AnswerState.COMPLETE, ("b",))
 
 
+def test_what_was_compared_by_xor_alone_is_never_complete() -> None:
+    by_xor = [replace(each, keyed=False) for each in EVERY]
+    found = answer(known(b=by_xor))
+    assert (found.state, "by XOR only" in found.reason) == (AnswerState.UNCONFIRMED, True)
+    found = answer(known(b=[*EVERY[:12], *by_xor[12:]]))
+    assert (found.state, found.from_ns, found.until_ns) == (AnswerState.PARTIAL, *hours(0, 12))
+    assert found.keyed
+
+
 def test_below_the_horizon_nothing_is_complete() -> None:
     for hours_ago, state in ((4, AnswerState.PARTIAL), (24, AnswerState.UNCONFIRMED)):
         found = answer(known(b=EVERY), horizon_ns=hours_ago * HOUR_NS)

@@ -94,6 +94,16 @@ def test_what_was_transferred_counts_as_held() -> None:
     assert verdict([here], made, TODAY) is CoverageState.UNCONFIRMED
 
 
+def test_a_conflict_differs_although_all_else_was_transferred() -> None:
+    here, there = message(TODAY + 1, 1), message(TODAY + HOUR_NS + 2, 2)
+    conflicts = SyncIds.of([here])
+    found = replace(EQUAL, to_receive=SyncIds.of([there]), conflicts=conflicts)
+    made = statements([here], TODAY, TODAY + 2 * HOUR_NS, found)
+    assert [(each.missing_here, each.missing_there) for each in made] == [(1, 1), (0, 0)]
+    assert verdict([here, there], made, TODAY) is CoverageState.DIFFERS
+    assert verdict([here, there], made, TODAY + HOUR_NS) is CoverageState.EQUAL
+
+
 @pytest.mark.parametrize("late", [True, False])
 def test_a_late_or_a_lost_message_withdraws_equality(late: bool) -> None:
     held = [message(TODAY + number, number) for number in range(1, 5)]

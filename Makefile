@@ -22,7 +22,7 @@ TESTS := tests/faults tests/install tests/integration tests/embedded \
 IN_PROCESSES := --numprocesses auto --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo gateway pipeline test test-long check-browser check-azure check-airflow sim bench soak fuzz fuzz-kernel hostile lint format types proto \
+.PHONY: help run demo gateway pipeline test test-long check-browser check-azure check-airflow sim bench soak fuzz fuzz-kernel hostile lint ways ratchet report format types proto \
 	proto-check docs check-dashboard check-deploy audit-dependencies dist lock clean
 
 help: ## show this list
@@ -45,7 +45,8 @@ test: $(if $(ARGS),,java) $(DEV) ## run the tests without the long ones; ARGS ar
 ifdef ARGS
 	@exec $(BIN)/python -m pytest $(ARGS)
 else
-	@$(BIN)/python -m pytest $(IN_PROCESSES) $(if $(LONG),,-m 'not long') $(MORE) $(TESTS); code=$$?; \
+	@$(BIN)/python -m pytest $(IN_PROCESSES) $(if $(LONG),,-m 'not long') --processor-time tools/test_time.toml $(TIME) \
+		$(MORE) $(TESTS); code=$$?; \
 	$(if $(LONG),,echo 'The long tests were left out: `make test-long` runs them.';) exit $$code
 endif
 
@@ -77,9 +78,22 @@ fuzz: $(DEV) ## send broken requests to every method of a node; ARGS='--help'
 hostile: $(DEV) ## attack a node, and say what it costs; ARGS='--help' lists what can be asked
 	@exec $(BIN)/python -m bench hostile $(ARGS)
 
-lint: $(DEV) ## check format and style
+lint: $(DEV) ## check format, names, docstrings, and the size of each room
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/python tools/check_style.py
+	$(BIN)/python tools/check_size.py
+
+ways: $(DEV) ## check what a call costs a node in functions, files, dataclasses and statements; ARGS='--list'
+	@exec $(BIN)/python -m bench.ways --check $(ARGS)
+
+ratchet: $(DEV) ## lower the ceilings of style, size and ways to what is measured now
+	$(BIN)/python tools/check_style.py --update
+	$(BIN)/python tools/check_size.py --update
+	$(BIN)/python -m bench.ways --update
+
+report: $(DEV) ## print rooms, lines, targets, style, ways and the time of the tests
+	@exec $(BIN)/python tools/report.py
 
 format: $(DEV) ## rewrite the sources in the project's format
 	$(BIN)/ruff format .

@@ -14,7 +14,7 @@ RELATIVE = re.compile(r"(!?)(\[[^\]]*\])\((?!https?://|#)([^)\s]+)\)")
 
 
 def absolute(link: re.Match[str]) -> str:
-    """A link or picture of the repository by its address."""
+    """Return a link or picture of the repository with its address."""
     mark, text, path = link.groups()
     return f"{mark}{text}({PICTURES if mark else REPOSITORY}/{path})"
 

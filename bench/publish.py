@@ -41,12 +41,12 @@ from bench.support import (
     used,
 )
 from store.db.writing.bulk import (
-    COPY_KEYS,
+    COPY_HASHES,
     COPY_MESSAGES,
     HEADER,
     TRAILER,
+    hash_block,
     in_order,
-    key_blocks,
     message_blocks,
 )
 from storenode.message.rules import Policy
@@ -91,13 +91,13 @@ def own_tables_seconds(bench: Bench, data: list[Row]) -> float:
     for start in range(0, len(data), BATCH):
         request = publish_request(data[start : start + BATCH])
         batch = admit(request.messages, data[-1].timestamp, Policy(max_drift_ns=None)).batch
-        ordered = in_order(batch, short=True)
+        ordered = in_order(batch)
         messages += message_blocks(ordered, 0)
-        located += key_blocks(ordered)
+        located.append(hash_block(ordered))
     messages.append(TRAILER)
     located.append(TRAILER)
     return seconds(lambda: copy_in(bench, COPY_MESSAGES, messages)) + seconds(
-        lambda: copy_in(bench, COPY_KEYS, located)
+        lambda: copy_in(bench, COPY_HASHES, located)
     )
 
 

@@ -3,9 +3,8 @@
 The first line is about a few messages that either side lacks among many that both hold: from the
 call of ``storenode sync`` until it has ended and both databases are equal. The second is about many
 that one side lacks, against the rate of the ``PublishStream`` by which the other got them. Both are
-in clear text, where sessions keep to the base wire. The third is the first once more, over TLS:
-with keyed digests and, once the IDs are in memory, in the compact mode. All messages lie within 40
-minutes, those that are missing at random in it.
+in clear text. The third is the first once more, over TLS and, once the IDs are in memory, in the
+compact mode. All messages lie within 40 minutes, those that are missing at random in it.
 """
 
 from __future__ import annotations

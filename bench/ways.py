@@ -1,28 +1,33 @@
-"""How long the way of a call through the node is: functions and files of the project entered.
+"""Counts what a call costs a node: functions, files, dataclasses, statements, commits, connections.
 
 ``python -m bench.ways`` starts two real nodes, each with a profile function in its process, and
 makes each of these calls until all is warm, then `TURNS` times more:
 
 - publish: one message, until it is answered, indexed and announced
 - query: one page, by topic and time
-- reconcile: ``Admin.Synchronize`` of two nodes that hold the same, on the node that begins
+- follow: one message published to a follower; counted is what publish does not have
+- reconcile: ``Admin.Synchronize`` of two nodes with equal sets, on the node that begins
 - sync: the same where each side lacks three messages
 
-Counted is what was entered in every turn, so that timers that happen to fire are left out; also
-left out are generated code, libraries, comprehensions and lambdas. ``--list`` prints the functions
-in the order in which they were entered first, ``--tree`` measures another checkout's node.
+Functions are those entered in every turn, and counts the least of all turns, so that timers that
+happen to fire are left out; also left out are generated code, libraries, comprehensions and
+lambdas. ``--list`` prints the functions in the order in which they were entered first, ``--tree``
+measures another checkout's node. ``--check`` compares with the ceilings of `ways.toml` and fails
+above one; ``--update`` lowers the ceilings to what was counted and never raises one.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import socket
 import sys
 import tempfile
 import time
+import tomllib
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -35,10 +40,16 @@ from tests.support.node import NodeProcess
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 NODE: Final = ROOT / "bench" / "ways_node.py"
+CEILINGS: Final = ROOT / "bench" / "ways.toml"
+COUNTS: Final = ("dataclasses", "statements", "commits", "connections")
+FIGURES: Final = ("functions", "files", *COUNTS)
+WAYS: Final = ("publish", "query", "follow", "reconcile", "sync")
 WARM_TURNS: Final = 5
-TURNS: Final = 5
+TURNS: Final = 7
+ATTEMPTS: Final = 3
+"""How often a way above a ceiling is measured before the check fails."""
 SETTLE_S: Final = 0.3
-"""How long what follows an answer may take: the feed, the index, the peers."""
+"""Seconds for what follows an answer: the feed, the index, the peers."""
 
 TOPIC: Final = "/ways/1/one/proto"
 OFFSET_NS: Final = 60 * 10**9
@@ -49,9 +60,17 @@ Step = tuple[str, str]
 """A file of the project, and the function in it."""
 
 
+@dataclass(frozen=True)
+class Turn:
+    """The functions that one call entered, in order, and its counts."""
+
+    steps: list[Step]
+    counts: dict[str, int]
+
+
 @dataclass
 class Traced:
-    """A node, and the connection by which it is told when to record."""
+    """A node, and the connection that switches its recorder on and off."""
 
     node: NodeProcess
     control: socket.socket
@@ -62,58 +81,73 @@ class Traced:
         self.control.sendall(BEGIN)
         assert self.control.recv(1) == BEGIN
 
-    def end(self) -> list[Step]:
-        """What of the project was entered since `begin`, in order."""
+    def end(self) -> Turn:
+        """Return what was recorded since `begin`, of the project's functions only."""
         self.control.sendall(END)
         with self.control.makefile("rb") as lines:
             found = json.loads(lines.readline())
         steps = []
-        for name, function in found:
+        for name, function in found["steps"]:
             path = Path(name)
             if path.is_relative_to(self.tree) and not function.endswith(">"):
                 path = path.relative_to(self.tree)
                 if not _NOT_COUNTED.intersection(path.parts):
                     steps.append((str(path), function))
-        return steps
+        return Turn(steps, {name: found["counts"].get(name, 0) for name in COUNTS})
 
 
 @dataclass
 class Way:
-    """What every turn of one call entered."""
+    """The recorded turns of one call.
+
+    Attributes:
+        beside: a way whose functions and counts are subtracted.
+    """
 
     name: str
-    turns: list[list[Step]] = field(default_factory=list)
+    turns: list[Turn] = field(default_factory=list)
+    beside: Way | None = None
 
     @property
     def steps(self) -> list[Step]:
-        """In the order of the last turn."""
-        common = set.intersection(*map(set, self.turns))
-        return [step for step in self.turns[-1] if step in common]
+        """The functions of every turn, in the order of the last one."""
+        common = set.intersection(*(set(turn.steps) for turn in self.turns))
+        excluded = set(self.beside.steps) if self.beside else set()
+        return [step for step in self.turns[-1].steps if step in common - excluded]
+
+    def figures(self) -> dict[str, int]:
+        """Return the counts by name, as in `FIGURES`."""
+        steps = self.steps
+        figures = {"functions": len(steps), "files": len({path for path, _ in steps})}
+        other = self.beside.figures() if self.beside else {}
+        for name in COUNTS:
+            least = min(turn.counts[name] for turn in self.turns)
+            figures[name] = max(0, least - other.get(name, 0))
+        return figures
 
     def measure(self, traced: Traced, call: Callable[[], object]) -> Way:
-        """Make the call as often as it takes."""
+        """Record the call until it is warm, and `TURNS` times more."""
         for turn in range(WARM_TURNS + TURNS):
             traced.begin()
             call()
             time.sleep(SETTLE_S)
-            steps = traced.end()
+            recorded = traced.end()
             if turn >= WARM_TURNS:
-                self.turns.append(steps)
+                self.turns.append(recorded)
         return self
 
     def show(self, *, listed: bool) -> None:
-        """Print the counts, and the functions where that is wanted."""
-        steps = self.steps
-        files = {name for name, _ in steps}
-        print(f"{self.name:<10}{len(steps):>5} functions{len(files):>5} files")
+        """Print the counts, and the functions if they are wanted."""
+        figures = self.figures()
+        print(f"{self.name:<10}", *(f"{figures[name]:>5} {name}" for name in FIGURES))
         if listed:
-            for name, function in steps:
-                print(f"    {name}: {function}")
+            for path, function in self.steps:
+                print(f"    {path}: {function}")
 
 
 @contextmanager
 def traced_node(directory: Path, name: str, tree: Path, *options: str) -> Iterator[Traced]:
-    """A node of a checkout, recorded."""
+    """Run a node of a checkout under the recorder."""
     path = str(directory / f"{name}.sock")
     program = (sys.executable, str(NODE), path, str(tree))
     arguments = ("--log-level", "warning", "--sync-interval", "0", "--max-clock-drift", "off")
@@ -135,10 +169,23 @@ class Calls:
         self._admin = stack.enter_context(Admin(own.node.admin))
         self._peer = other.node.peer
         self._number = 0
+        self._followed: Iterator[Message] = iter(())
 
     def publish(self) -> None:
         """Publish a message."""
         self._publish(self._own)
+
+    @contextmanager
+    def following(self) -> Iterator[None]:
+        """Follow the topic during the block."""
+        with closing(self._own.follow(TOPIC, from_beginning=True)) as self._followed:
+            yield
+
+    def follow(self) -> None:
+        """Publish a message, and wait until a follower has it."""
+        payload = self._publish(self._own)
+        while next(self._followed).payload != payload:
+            pass  # published before the follower began
 
     def query(self) -> None:
         """Read the newest of a topic."""
@@ -147,7 +194,7 @@ class Calls:
         assert page.messages
 
     def differ(self) -> None:
-        """Give each side three messages that the other lacks."""
+        """Publish at each side three messages that the other lacks."""
         for client in (self._own, self._other) * 3:
             self._publish(client)
 
@@ -157,23 +204,27 @@ class Calls:
         assert report.in_sync, report
         return report
 
-    def _publish(self, client: Client) -> None:
+    def _publish(self, client: Client) -> bytes:
         self._number += 1
         payload = self._number.to_bytes(8, "big") + time.time_ns().to_bytes(8, "big")
         message = Message(payload, TOPIC, timestamp=time.time_ns() - OFFSET_NS)
         client.publish(message)
+        return payload
 
 
 def measure(tree: Path) -> Iterator[Way]:
-    """Each way, by the nodes of a checkout."""
+    """Measure each way by the nodes of a checkout, in the order of `WAYS`."""
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ways-")))
         other = stack.enter_context(traced_node(directory, "b", tree, "--gossip", "off"))
         peer = ("--gossip", "off", "--peer", other.node.peer)
         own = stack.enter_context(traced_node(directory, "a", tree, *peer))
         calls = Calls(own, other, stack)
-        yield Way("publish").measure(own, calls.publish)
+        publish = Way("publish").measure(own, calls.publish)
+        yield publish
         yield Way("query").measure(own, calls.query)
+        with calls.following():
+            yield Way("follow", beside=publish).measure(own, calls.follow)
         calls.reconcile()
         yield Way("reconcile").measure(own, calls.reconcile)
         yield _measure_sync(own, calls)
@@ -187,11 +238,69 @@ def _measure_sync(own: Traced, calls: Calls) -> Way:
         own.begin()
         report = calls.reconcile()
         time.sleep(SETTLE_S)
-        steps = own.end()
+        recorded = own.end()
         assert (report.messages_sent, report.messages_received) == (3, 3), report
         if turn >= WARM_TURNS:
-            way.turns.append(steps)
+            way.turns.append(recorded)
     return way
+
+
+def read_ceilings(path: Path = CEILINGS) -> dict[str, dict[str, int]]:
+    """Read the ceilings of each way.
+
+    Raises:
+        SystemExit: the file is missing, malformed or lacks a figure.
+    """
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        return {way: {name: int(table[way][name]) for name in FIGURES} for way in WAYS}
+    except (OSError, tomllib.TOMLDecodeError, KeyError, TypeError, ValueError) as error:
+        raise SystemExit(f"ways: {path} cannot be used: {error!r}") from error
+
+
+def find_excesses(ways: list[Way], ceilings: dict[str, dict[str, int]]) -> list[str]:
+    """Return a sentence for each figure above its ceiling."""
+    return [
+        f"{way.name}: {count} {name}, the ceiling is {ceilings[way.name][name]}: "
+        f"`python -m bench.ways --list` prints the functions"
+        for way in ways
+        for name, count in way.figures().items()
+        if count > ceilings[way.name][name]
+    ]
+
+
+def lower_ceilings(text: str, ways: list[Way]) -> str:
+    """Return the text of the ceilings with each lowered to what was counted."""
+    figures = {way.name: way.figures() for way in ways}
+    lines, name = [], ""
+    for line in text.splitlines():
+        if header := re.fullmatch(r"\[(\w+)\]", line):
+            name = header[1]
+        found = re.fullmatch(r"(\w+) = (\d+)", line)
+        if found and found[1] in figures.get(name, {}):
+            lines.append(f"{found[1]} = {min(int(found[2]), figures[name][found[1]])}")
+        else:
+            lines.append(line)
+    return "\n".join(lines) + "\n"
+
+
+def check(tree: Path, *, update: bool, listed: bool) -> int:
+    """Compare the ways with their ceilings; return the exit code."""
+    ceilings = read_ceilings()
+    excesses: list[str] = []
+    for _ in range(ATTEMPTS):
+        ways = list(measure(tree))
+        for way in ways:
+            way.show(listed=listed)
+        if update:
+            text = CEILINGS.read_text(encoding="utf-8")
+            CEILINGS.write_text(lower_ceilings(text, ways), encoding="utf-8")
+        excesses = find_excesses(ways, ceilings)
+        if not excesses:
+            return 0
+    for excess in excesses:
+        print(f"ways: {excess}", file=sys.stderr)
+    return 1
 
 
 def main() -> int:
@@ -199,9 +308,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, prog="python -m bench.ways")
     parser.add_argument("--list", action="store_true", help="print the functions, in order")
     parser.add_argument("--tree", type=Path, default=ROOT, help="the checkout to measure")
-    given = parser.parse_args()
-    for way in measure(given.tree.resolve()):
-        way.show(listed=given.list)
+    parser.add_argument("--check", action="store_true", help="fail above a ceiling of ways.toml")
+    parser.add_argument("--update", action="store_true", help="check, and lower the ceilings")
+    options = parser.parse_args()
+    tree = options.tree.resolve()
+    if options.check or options.update:
+        return check(tree, update=options.update, listed=options.list)
+    for way in measure(tree):
+        way.show(listed=options.list)
     return 0
 
 

@@ -51,7 +51,7 @@ class ExampleError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """What a commit says; ``time_s`` is when it was committed, Unix time."""
+    """A commit of the repository; ``time_s`` is its commit time, Unix time."""
 
     name: str
     parents: tuple[str, ...]
@@ -80,7 +80,7 @@ def git(repo: Path, *arguments: str) -> str:
 
 
 def read_history(repo: Path) -> list[Commit]:
-    """Every commit that a branch, a tag or HEAD reaches, parents before children."""
+    """Read all commits that a branch, a tag or HEAD reaches, parents before children."""
     line = "%x00".join(FIELDS)
     order = ("--all", "--topo-order", "--reverse")
     text = git(repo, "log", *order, "-z", "--encoding=UTF-8", f"--format=tformat:{line}")
@@ -94,7 +94,7 @@ def read_history(repo: Path) -> list[Commit]:
 
 
 def heads_of(commits: Sequence[Commit]) -> list[str]:
-    """The commits that are nobody's parent."""
+    """Return the commits that no other commit names as a parent."""
     parents = {parent for commit in commits for parent in commit.parents}
     return [commit.name for commit in commits if commit.name not in parents]
 
@@ -109,7 +109,7 @@ class Channel:
     last_ns: int = 0
 
     def message(self, commit: Commit) -> WakuMessageAndTopic:
-        """The message of one commit, with a timestamp that no other has."""
+        """Build the message of one commit, with a timestamp that no other has."""
         self.last_ns = max(time.time_ns(), self.last_ns + 1)
         lamport = self.lamport(commit)
         payload = sds_payload(
@@ -126,13 +126,13 @@ class Channel:
         return message
 
     def lamport(self, commit: Commit) -> int:
-        """The commit's time in milliseconds, or later if a parent claims to be younger."""
+        """Return the commit's time in milliseconds, or later if a parent claims to be younger."""
         parents = [self.lamports[parent] for parent in commit.parents if parent in self.lamports]
         return max(commit.time_s * MS_PER_S, *(parent + 1 for parent in parents), 0)
 
 
 def content_of(commit: Commit) -> bytes:
-    """What the message says: JSON."""
+    """Return the content of the message, as JSON."""
     moment = (EPOCH + timedelta(seconds=commit.time_s)).isoformat()
     return json.dumps({"time": moment, "subject": commit.subject}, ensure_ascii=False).encode()
 
@@ -184,7 +184,7 @@ async def fetch(client: NodeClient, channel: Channel, head: str) -> tuple[list[s
 def expected(
     head: str, history: dict[str, Commit], withheld: frozenset[str]
 ) -> tuple[set[str], set[str]]:
-    """What a walk from a head receives, and what it finds missing."""
+    """Return what a walk from a head receives, and what it finds missing."""
     received: set[str] = set()
     missing: set[str] = set()
     waiting = [head]

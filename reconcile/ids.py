@@ -16,7 +16,10 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from storenode.message.limits import HASH_BYTES, MAX_TIMESTAMP_NS
+from storenode.message.limits import CONTENT_DIGEST_BYTES, HASH_BYTES, MAX_TIMESTAMP_NS
+
+ELEMENT_BYTES: Final = 8 + HASH_BYTES + CONTENT_DIGEST_BYTES
+"""The size of what a lattice sum adds for each message."""
 
 SyncId: TypeAlias = tuple[int, bytes]
 """One SyncID: timestamp in nanoseconds, 32 bytes of hash."""
@@ -51,10 +54,13 @@ class SyncIds:
     Attributes:
         timestamps: ``(n,)``, nanoseconds, C-contiguous.
         hashes: ``(n, 32)`` bytes, C-contiguous.
+        digests: ``(n, 16)`` bytes, C-contiguous: the content digest of each message; None: unknown.
+            Neither the order nor equality looks at them.
     """
 
     timestamps: NDArray[np.int64]
     hashes: NDArray[np.uint8]
+    digests: NDArray[np.uint8] | None = None
 
     def __len__(self) -> int:
         return len(self.timestamps)
@@ -64,7 +70,8 @@ class SyncIds:
         if isinstance(selection, slice):
             if selection.step not in {None, 1}:
                 return self[np.arange(len(self))[selection]]
-            return SyncIds(self.timestamps[selection], self.hashes[selection])
+            digests = None if self.digests is None else self.digests[selection]
+            return SyncIds(self.timestamps[selection], self.hashes[selection], digests)
         if selection.dtype.kind == "b":
             selection = selection.nonzero()[0]
         return self.take(selection)
@@ -73,7 +80,8 @@ class SyncIds:
         """Those at some places, copied."""
         if self.hashes.base is _ZEROS:
             return SyncIds.at_times(self.timestamps.take(places))
-        return SyncIds(self.timestamps.take(places), self.hashes.take(places, 0))
+        digests = None if self.digests is None else self.digests.take(places, 0)
+        return SyncIds(self.timestamps.take(places), self.hashes.take(places, 0), digests)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, SyncIds):
@@ -160,7 +168,38 @@ class SyncIds:
         timestamps = np.concatenate([part.timestamps for part in parts])
         if all(part.plain for part in parts):
             return cls.at_times(timestamps)
-        return cls(timestamps, np.concatenate([part.hashes for part in parts]))
+        digests = None
+        if any(part.digests is not None for part in parts):
+            digests = np.concatenate([part.known_digests for part in parts])
+        return cls(timestamps, np.concatenate([part.hashes for part in parts]), digests)
+
+    @property
+    def known_digests(self) -> NDArray[np.uint8]:
+        """``(n, 16)``: the content digests, zeros where they are unknown."""
+        if self.digests is None:
+            return np.zeros((len(self), CONTENT_DIGEST_BYTES), HASH_DTYPE)
+        return self.digests
+
+    @property
+    def elements(self) -> NDArray[np.uint8]:
+        """``(n, 56)``: timestamp (big-endian), hash, content digest, as lattice sums add them."""
+        found = np.empty((len(self), ELEMENT_BYTES), HASH_DTYPE)
+        found[:, :8] = self.timestamps.astype(">i8").view(HASH_DTYPE).reshape(-1, 8)
+        found[:, 8 : 8 + HASH_BYTES] = self.hashes
+        found[:, 8 + HASH_BYTES :] = self.known_digests
+        return found
+
+    @classmethod
+    def of_elements(cls, elements: bytes) -> "SyncIds":
+        """Return the IDs and content digests that some bytes of `elements` have, in their order.
+
+        Raises:
+            ValueError: the bytes end inside of an element.
+        """
+        rows = np.frombuffer(bytearray(elements), HASH_DTYPE).reshape(-1, ELEMENT_BYTES)
+        times = np.ascontiguousarray(rows[:, :8]).view(">i8").ravel().astype(np.int64)
+        hashes = np.ascontiguousarray(rows[:, 8 : 8 + HASH_BYTES])
+        return cls(times, hashes, np.ascontiguousarray(rows[:, 8 + HASH_BYTES :]))
 
     def check(self) -> None:
         """Verify types, shapes and that the IDs ascend strictly.

@@ -21,7 +21,7 @@ try:
 except ImportError:
     _built = None
 
-VERSION: Final = 17
+VERSION: Final = 18
 """Of the source that this package comes with. A file built from another one is not used."""
 
 Column: TypeAlias = NDArray[Any]
@@ -78,11 +78,8 @@ class Kernel(Protocol):
     def match(self, /, *columns: Column) -> None:
         """Where IDs belong among others."""
 
-    def lattice(self, hashes: Column, state: Column, /) -> bool:
-        """Add the expansions of hashes to a lattice sum; False: it was built without vectors."""
-
-    def fold(self, index: RowsHandle, /, *columns: Column) -> None:
-        """The keyed sum of the hashes in an interval of places."""
+    def lattice(self, elements: Column, state: Column, /) -> bool:
+        """Add the expansions of elements to a lattice sum; False: built without vectors."""
 
     def balance(self, prefix: Column, samples: Column, /) -> None:
         """Running balances of a chunk."""

@@ -1,18 +1,21 @@
-"""Sets of hashes as sums that nobody can forge, and that need no key: LtHash16-1024 over BLAKE3.
+"""Sums of sets of messages that nobody can forge, and that need no key: LtHash16-1024 over BLAKE3.
 
-Each hash is expanded to 1,024 elements of 16 bits, and the sum of a set is that of its expansions,
-element by element, modulo 2^16. Two different sets of equal sums are a short solution of a random
-lattice problem (Bellare and Micciancio, "A New Paradigm for Collision-Free Hashing"; Lewi, Kim,
-Maykov, Weis, "Securing Update Propagation with Homomorphic Hashing", who estimate more than 200
-bits for these numbers). The XOR of hashes has no such property: linear algebra forges it.
+An element is a message's timestamp, hash and content digest (`SyncIds.elements`): the hash alone
+does not determine the content. Each element is expanded to 1,024 numbers of 16 bits, and the sum of
+a set is that of its expansions, number by number, modulo 2^16. Two different sets of equal sums are
+a short solution of a random lattice problem (Bellare and Micciancio, "A New Paradigm for
+Collision-Free Hashing"; Lewi, Kim, Maykov, Weis, "Securing Update Propagation with Homomorphic
+Hashing", who estimate more than 200 bits for these numbers). The XOR of hashes has no such
+property: linear algebra forges it.
 
-The expansion is the extendable output of BLAKE3 over the 32 bytes of the hash, 2,048 bytes, read as
-little-endian elements. An element that is added 2^16 times cancels: these are sums of sets, in
-which each hash is once, and the count goes into the digest.
+The expansion is the extendable output of BLAKE3 over the 56 bytes of an element, 2,048 bytes, read
+as little-endian numbers. An element that is added 2^16 times cancels: these are sums of sets, in
+which each element is once, and the count goes into the digest.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Final
@@ -21,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reconcile import kernel
-from storenode.message.limits import HASH_BYTES
+from reconcile.ids import ELEMENT_BYTES
 
 ELEMENTS: Final = 1_024
 STATE_BYTES: Final = 2 * ELEMENTS
@@ -33,9 +36,9 @@ _ELEMENT: Final = np.dtype("<u2")
 _WORD: Final = np.dtype("<u4")
 _BLOCKS: Final = 32
 _BLOCK_WORDS: Final = 16
-_HASH_WORDS: Final = HASH_BYTES // 4
+_ELEMENT_WORDS: Final = ELEMENT_BYTES // 4
 _AT_ONCE: Final = 256
-"""Hashes that are expanded by arrays at a time: their intermediate values stay in the cache."""
+"""Elements that are expanded by arrays at a time: their intermediate values stay in the cache."""
 
 _START: Final = np.array(
     [
@@ -65,7 +68,7 @@ Words = NDArray[np.uint32]
 
 
 def most_summed() -> int:
-    """Hashes that a question may have expanded: about half a second of processor time."""
+    """Return how many elements a question may have expanded: about a second of processor time."""
     return _MOST_BY_ARRAYS if kernel.compiled is None else _MOST_COMPILED
 
 
@@ -75,7 +78,7 @@ def _zero() -> State:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LatticeSum:
-    """A set of hashes.
+    """The sum of a set of messages.
 
     Attributes:
         count: how many.
@@ -86,9 +89,9 @@ class LatticeSum:
     state: State = field(default_factory=_zero, repr=False)
 
     @classmethod
-    def of(cls, hashes: bytes) -> LatticeSum:
-        """The sum of some hashes of 32 bytes each, one after the other; each is there once."""
-        rows = np.frombuffer(hashes, np.uint8).reshape(-1, HASH_BYTES)
+    def of(cls, elements: bytes | NDArray[np.uint8]) -> LatticeSum:
+        """Return the sum of elements of 56 bytes each, one after the other, each there once."""
+        rows = np.frombuffer(elements, np.uint8).reshape(-1, ELEMENT_BYTES)
         state = _zero()
         if kernel.compiled is None or not kernel.compiled.lattice(rows, state):
             for at in range(0, len(rows), _AT_ONCE):
@@ -96,8 +99,16 @@ class LatticeSum:
         return cls(len(rows), state)
 
     @classmethod
+    def total(cls, parts: Sequence[LatticeSum]) -> LatticeSum:
+        """Return the sum of the union of disjoint sets."""
+        state = _zero()
+        for part in parts:
+            state += part.state
+        return cls(sum(part.count for part in parts), state)
+
+    @classmethod
     def stored(cls, count: int, state: bytes) -> LatticeSum:
-        """What `LatticeSum.state_bytes` gave.
+        """Return the sum whose `state_bytes` were kept.
 
         Raises:
             ValueError: it has another length.
@@ -107,11 +118,11 @@ class LatticeSum:
         return cls(count, np.frombuffer(state, _ELEMENT))
 
     def __add__(self, other: LatticeSum) -> LatticeSum:
-        """The sum of the union of two disjoint sets."""
+        """Return the sum of the union of two disjoint sets."""
         return LatticeSum(self.count + other.count, self.state + other.state)
 
     def __sub__(self, other: LatticeSum) -> LatticeSum:
-        """The sum without a subset."""
+        """Return the sum without a subset."""
         return LatticeSum(self.count - other.count, self.state - other.state)
 
     def __eq__(self, other: object) -> bool:
@@ -122,25 +133,25 @@ class LatticeSum:
     __hash__ = None  # type: ignore[assignment]
 
     def state_bytes(self) -> bytes:
-        """The elements: `STATE_BYTES`."""
+        """Return the state: `STATE_BYTES`."""
         return self.state.tobytes()
 
     def digest(self) -> bytes:
-        """What two stores compare: BLAKE2b-256 of the elements and the count, 64 bits."""
+        """Return what two stores compare: BLAKE2b-256 of the state and the count, 64 bits."""
         content = self.state_bytes() + self.count.to_bytes(8, "little")
         return blake2b(content, digest_size=DIGEST_BYTES).digest()
 
 
 def _expanded(rows: NDArray[np.uint8]) -> State:
-    """``(n, 1024)`` elements of hashes ``(n, 32)``, by arrays."""
+    """Return the expansions ``(n, 1024)`` of elements ``(n, 56)``, by arrays."""
     message = [
-        rows.view(_WORD)[:, word, np.newaxis].astype(np.uint32) if word < _HASH_WORDS else None
+        rows.view(_WORD)[:, word, np.newaxis].astype(np.uint32) if word < _ELEMENT_WORDS else None
         for word in range(_BLOCK_WORDS)
     ]
     shape = len(rows), _BLOCKS
     values = [np.full(shape, word, np.uint32) for word in (*_START, *_START[:4])]
     values.append(np.tile(np.arange(_BLOCKS, dtype=np.uint32), (len(rows), 1)))
-    values += [np.full(shape, number, np.uint32) for number in (0, HASH_BYTES, _FLAGS)]
+    values += [np.full(shape, number, np.uint32) for number in (0, ELEMENT_BYTES, _FLAGS)]
     for _ in range(_ROUNDS):
         for number, (a, b, c, d) in enumerate(_MIXED):
             for at, (down, up) in enumerate(((16, 12), (8, 7))):
@@ -155,7 +166,7 @@ def _expanded(rows: NDArray[np.uint8]) -> State:
 def _half(
     values: list[Words], at: tuple[int, int, int, int], word: Words | None, down: int, up: int
 ) -> None:
-    """Half of BLAKE3's mixing function; a word of the message that is None is zero."""
+    """Apply half of BLAKE3's mixing function; a word of the message that is None is zero."""
     a, b, c, d = (values[place] for place in at)
     a += b
     if word is not None:

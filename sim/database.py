@@ -65,6 +65,7 @@ class Database:
 
     Attributes:
         held: hash -> (timestamp, frame as it is stored).
+        digests: hash -> content digest, also of what was dropped since.
         ids: all of it, ascending.
         lost: hashes of what was committed and was lost with its commit.
         sds: key of an SDS message ID in its channel -> the ID, hash of the message that claims it.
@@ -83,6 +84,7 @@ class Database:
         self.weather = DiskWeather()
         self.held: dict[bytes, tuple[int, bytes]] = {}
         self.ids: list[SyncId] = []
+        self.digests: dict[bytes, bytes] = {}
         self.lost: set[bytes] = set()
         self.sds: dict[bytes, tuple[bytes, bytes]] = {}
         self.commits: list[CommitRow] = []
@@ -180,6 +182,7 @@ class Database:
         for at, is_new in enumerate(new):
             if is_new:
                 self.held[batch.hashes[at]] = batch.timestamps[at], batch.frame(at)
+                self.digests[batch.hashes[at]] = batch.content_digests[at]
         for each in ids:
             insort(self.ids, each)
         for at, claimed in zip(batch.sds_index, batch.sds, strict=True):
@@ -228,9 +231,10 @@ class Database:
         return self.commits[after : after + COMMITS_AT_ONCE]
 
     def ids_of(self, commits: Sequence[CommitRow]) -> SyncIds:
-        """What some commits have added and is held."""
+        """Return what some commits have added and is held, with content digests."""
         added = [each for commit in commits for each in self._added.get(commit.batch, ())]
-        return SyncIds.of(each for each in added if each[1] in self.held)
+        held = SyncIds.of(each for each in added if each[1] in self.held)
+        return Snapshot((), self._lengths_ns, digests=self.digests).contents(held)
 
     def go_away(self) -> None:
         """Answer nothing until `come_back`; every connection breaks."""
@@ -263,7 +267,7 @@ class Database:
 
     def snapshot(self) -> Snapshot:
         """What is held now."""
-        return Snapshot(self.ids, self._lengths_ns, self.place, self.horizon_ns)
+        return Snapshot(self.ids, self._lengths_ns, self.place, self.horizon_ns, self.digests)
 
     def check(self) -> None:
         """Verify that the two lists of what is held are the same.

@@ -90,8 +90,13 @@ class SimColdView:
         return await look
 
     async def lattices(self, spans: Sequence[Times]) -> list[LatticeSum] | None:
-        """The lattice sums of ranges of time."""
+        """Return the lattice sums of ranges of time."""
         load = partial(self.snapshot.lattices, spans)
+        return await self._database.look(load, _PORTIONS, since=self._outages)
+
+    async def contents(self, ids: SyncIds) -> SyncIds:
+        """Return IDs of this view with their content digests."""
+        load = partial(self.snapshot.contents, ids)
         return await self._database.look(load, _PORTIONS, since=self._outages)
 
 

@@ -16,7 +16,7 @@
 10. Nobody waits longer for a frame than the silence that the node allows.
 11. A look-up asks for nothing that the store held, accounts for everything that it was asked for,
    calls nothing found that is not held, and finds what an honest peer held all the time.
-12. Where equality is concluded by keyed digests, both sides say so, from the same time on.
+12. Where equality is concluded by lattice sums, both sides say so, from the same time on.
 13. A session that states that another store is equal over a span names the count and the XOR of
    what either view showed there, and both stores hold all of it.
 14. Such a statement is as of a time at which neither side had read what it holds.
@@ -74,11 +74,11 @@ class Side:
 class _Meeting:
     sides: dict[Role, Side] = field(default_factory=dict)
     results: dict[Role, Result] = field(default_factory=dict)
-    keyed_from: dict[Role, int | None] = field(default_factory=dict)
+    summed_from: dict[Role, int | None] = field(default_factory=dict)
 
     def can_hide(self, each: SyncId) -> bool:
         """Was this ID compared by XOR only?"""
-        starts = self.keyed_from.values()
+        starts = self.summed_from.values()
         return not starts or any(start is None or each[0] < start for start in starts)
 
 
@@ -192,19 +192,21 @@ class Judge:
         """A session has a name now."""
         self._meetings.setdefault(session_id, _Meeting()).sides[role] = side
 
-    def found(self, session_id: str, role: Role, result: Result, keyed_from_ns: int | None) -> None:
-        """A side has its result, from some time on by keyed digests (rules 4 and 12)."""
+    def found(
+        self, session_id: str, role: Role, result: Result, summed_from_ns: int | None
+    ) -> None:
+        """A side has its result, from some time on by lattice sums (rules 4 and 12)."""
         meeting = self._meetings.get(session_id)
         if meeting is None:
             return
-        meeting.results[role], meeting.keyed_from[role] = result, keyed_from_ns
+        meeting.results[role], meeting.summed_from[role] = result, summed_from_ns
         if len(meeting.results) < 2 or len(meeting.sides) < 2:
             return
         self.compared += 1
         self._demand(
-            len(set(meeting.keyed_from.values())) == 1,
-            f"the sides of session {session_id[:8]} conclude by key from other times: "
-            f"{meeting.keyed_from}",
+            len(set(meeting.summed_from.values())) == 1,
+            f"the sides of session {session_id[:8]} conclude by sums from other times: "
+            f"{meeting.summed_from}",
         )
         whole = not any(each.truncated for each in meeting.results.values())
         window = meeting.results[Role.INITIATOR].window

@@ -39,6 +39,7 @@ from store.domain.ports import (
 )
 from store.domain.streams import FrameStream
 from store.domain.view import OpenView
+from store.messages.conflicts import StoreResult
 from store.messages.cursor import ScanCursor
 from store.messages.record import RecordBatch
 from store.messages.transfer import decode_message
@@ -79,13 +80,13 @@ class SimStore:
         batch: RecordBatch,
         source: Source,
         min_confirms: int = 0,
-    ) -> Sequence[bool]:
+    ) -> StoreResult:
         """Store a batch durably; per record True if it is new."""
         del source, min_confirms
         self._database.admit_write()
         if not len(batch):
-            return []
-        return await self._database.write(self._process, batch)
+            return StoreResult()
+        return StoreResult(await self._database.write(self._process, batch))
 
     async def load(self, ids: SyncIds, max_bytes: int) -> list[bytes | None]:
         """Encoded messages of the first IDs, as many as fit, at least one."""
@@ -136,7 +137,7 @@ class JudgedExchange(shipped.Exchange):
                 transfer_limits=scenario.transfer,
                 tuning=scenario.tuning,
                 max_sessions=scenario.sessions,
-                keyed=process.node.number not in scenario.plain_nodes,
+                sums=process.node.number not in scenario.plain_nodes,
                 compact_from=None if process.node.number % 3 == 2 else 0,
                 statements=self._statements,
             )
@@ -167,7 +168,7 @@ class JudgedExchange(shipped.Exchange):
                 shown, asked_ns = work.view.shown, work.view.asked_ns
             side = Side(self.process.database, shown, account.horizon or LOWEST, asked_ns)
             judge.meet(name, role, side)
-            judge.found(name, role, result, work.proof.keyed_from_ns)
+            judge.found(name, role, result, work.proof.summed_from_ns)
             if role is Role.INITIATOR:
                 self._names[asyncio.current_task()] = name
         super().concluded(account, work, result)
@@ -325,8 +326,8 @@ class SimCaller:
             await stream.write(SdsLookup(channel_id, tuple(entries), TopicFilter()))
             page: list[bytes] | None
             while (page := await in_time(stream.read(), silence_s)) is not None:
-                for place, encoded in enumerate(page):
-                    _check_asked(asked, place, encoded)
+                for encoded in page:
+                    _check_asked(asked, encoded)
                 yield page
             await stream.half_close()
 
@@ -353,14 +354,14 @@ class SimCaller:
         }
 
 
-def _check_asked(asked: Asked, place: int, encoded: bytes) -> None:
+def _check_asked(asked: Asked, encoded: bytes) -> None:
     """As the edge does it, with the shipped rule.
 
     Raises:
         ProtocolBroken: the message was not asked for.
     """
     # No hint of a simulation names a message that cannot be read.
-    if not asked.selects(decode_message(place, encoded).payload, lambda: b""):
+    if not asked.selects(decode_message(encoded).payload, lambda: b""):
         raise ProtocolBroken("the peer sends a message that was not asked for")
 
 
@@ -400,7 +401,7 @@ def _marks(account: Account) -> Iterator[Mark]:
         (Mark.ANOTHER_WAY, report.held > 0),
         (Mark.PRUNED, report.pruned > 0),
         (Mark.INTERRUPTED, bool(report.error)),
-        (Mark.KEYED, account.proof.keyed_from_ns is not None),
+        (Mark.SUMMED, account.proof.summed_from_ns is not None),
         (Mark.COMPACT, account.proof.compact),
         (Mark.FORGED, bool(len(account.proof.hidden))),
     )

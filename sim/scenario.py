@@ -61,8 +61,7 @@ class Scenario:
     reconcile, 0: never. ``sds_share``: of all messages, those of SDS, some of which are looked up
     every ``seek_every_ns``. ``written_ids``: IDs that a node remembers of what it has written, for
     its index. ``online_every_s``: how often a node notes that it is on. ``plain_nodes`` do not
-    know keyed digests, and the links of ``clear_nodes``, which are node IDs, are no secret.
-    ``forged``: stores differ in sets that have one XOR.
+    know sums. ``forged``: stores differ in sets that have one XOR.
     """
 
     stores: tuple[int, ...]
@@ -82,7 +81,6 @@ class Scenario:
     large_share: float
     small_nodes: frozenset[int]
     plain_nodes: frozenset[int]
-    clear_nodes: frozenset[str]
     forged: bool
     faults_ns: int
     interval_ns: int
@@ -105,9 +103,9 @@ class Scenario:
     faults: Faults
 
     @property
-    def all_keyed(self) -> bool:
-        """All that is held is compared by digests that cannot be forged."""
-        return not self.plain_nodes and not self.clear_nodes
+    def all_summed(self) -> bool:
+        """All that is held is compared by sums that cannot be forged."""
+        return not self.plain_nodes
 
     @property
     def nodes(self) -> int:
@@ -130,7 +128,7 @@ def drawn(dice: Dice, nodes: int | None = None) -> Scenario:
     picky = room and happens(dice, 0.3)
     silence_ns = dice.choice((5, 10, 20)) * NS_PER_S
     forged = happens(dice, 0.2)
-    # So that keyed digests show them, and in the other runs lattice sums.
+    # So that sums of the index show them, and in the other runs those of the database.
     in_memory = forged and happens(dice, 0.6)
     return Scenario(
         stores=stores,
@@ -151,9 +149,6 @@ def drawn(dice: Dice, nodes: int | None = None) -> Scenario:
         large_share=dice.choice((0.0, 0.1, 0.3)),
         small_nodes=frozenset(_some_nodes(dice, count) if picky else ()),
         plain_nodes=frozenset(_some_nodes(dice, count) if happens(dice, 0.3) else ()),
-        clear_nodes=frozenset(
-            f"node-{node}" for node in (_some_nodes(dice, count) if happens(dice, 0.3) else ())
-        ),
         forged=forged,
         faults_ns=dice.randint(15, 50) * NS_PER_S,
         interval_ns=interval_ns,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+import numpy as np
 
 from reconcile.ids import LOWEST, SyncId, SyncIds
 from reconcile.lattice import LatticeSum
@@ -11,6 +13,7 @@ from reconcile.summaries.buckets import Buckets
 from reconcile.summaries.loading import Loaded, NeedBuckets, NeedHashes, NeedIds, Needs
 from store.domain.hub import START, Place
 from store.domain.view import Times
+from storenode.message.limits import CONTENT_DIGEST_BYTES
 
 
 class Snapshot:
@@ -27,11 +30,14 @@ class Snapshot:
         lengths_ns: Sequence[int],
         place: Place = START,
         horizon_ns: int = 0,
+        digests: Mapping[bytes, bytes] | None = None,
     ) -> None:
+        """``digests``: the content digests by hash; None: zeros."""
         self.ids = list(ids)
         self.place = place
         self.horizon_ns = horizon_ns
         self._lengths_ns = lengths_ns
+        self._digests = digests
         self._all = SyncIds.of(self.ids)
         self._buckets: dict[int, Buckets] = {}
 
@@ -44,10 +50,18 @@ class Snapshot:
         return self.ids[bisect_left(self.ids, lower) : bisect_left(self.ids, upper)]
 
     def lattices(self, spans: Sequence[Times]) -> list[LatticeSum]:
-        """The lattice sums of ranges of time."""
+        """Return the lattice sums of ranges of time."""
         no_hash = LOWEST[1]
         found = [self.between((low, no_hash), (high, no_hash)) for low, high in spans]
-        return [LatticeSum.of(b"".join(digest for _, digest in ids)) for ids in found]
+        return [LatticeSum.of(self.contents(SyncIds.of(ids)).elements) for ids in found]
+
+    def contents(self, ids: SyncIds) -> SyncIds:
+        """Return IDs with their content digests."""
+        if self._digests is None:
+            return ids
+        joined = b"".join(self._digests[digest.tobytes()] for digest in ids.hashes)
+        digests = np.frombuffer(joined, np.uint8).reshape(-1, CONTENT_DIGEST_BYTES)
+        return SyncIds(ids.timestamps, ids.hashes, digests)
 
     def load(self, needs: Needs) -> Loaded:
         """What a view needs."""
@@ -60,7 +74,7 @@ class Snapshot:
                     found += self.between(lower, upper)
                     if len(found) >= limit:
                         break
-                return SyncIds.of(found[:limit])
+                return self.contents(SyncIds.of(found[:limit]))
             case NeedHashes(hashes):
                 wanted = {digest.tobytes() for digest in hashes}
                 return SyncIds.of(each for each in self.ids if each[1] in wanted)

@@ -105,12 +105,6 @@ class EndStream:
         """Who is at the other end."""
         return self._end.there
 
-    @property
-    def secure(self) -> bool:
-        """Neither side talks in clear."""
-        ends = {self._process.identity.node_id, self._end.there.node_id}
-        return ends.isdisjoint(self._process.scenario.clear_nodes)
-
     async def read(self) -> Any:  # noqa: ANN401 - bytes, or the pages of a scan
         """The next frame; None after the last."""
         if self._over:

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
-from reconcile.folds import Folds
-from reconcile.ids import END, SyncId
+from reconcile.ids import END, SyncId, SyncIds
 from reconcile.index import IndexView
-from reconcile.keyed import Sum
 from reconcile.lattice import LatticeSum
 from reconcile.view import Answer, Read, Spans
 from sim.index import SimColdView, SimIds
@@ -51,13 +49,17 @@ class JudgedView:
         """What is in memory."""
         return self._view.indexed
 
-    async def keyed_sum(self, folds: Folds, lower: SyncId, upper: SyncId) -> Sum:
-        """The keyed sum of a range that begins in memory."""
-        return await self._view.keyed_sum(folds, lower, upper)
-
     async def lattices(self, spans: Sequence[Times]) -> list[LatticeSum] | None:
-        """The lattice sums of ranges of time."""
+        """Return the lattice sums of ranges of time."""
         return await self._view.lattices(spans)
+
+    async def listed(self, span: Times, limit: int) -> SyncIds | None:
+        """Return the IDs of a range of time; None: more than ``limit``."""
+        return await self._view.listed(span, limit)
+
+    async def contents(self, ids: SyncIds) -> SyncIds:
+        """Return IDs of this view with their content digests."""
+        return await self._view.contents(ids)
 
 
 class JudgedViews(IndexedReconcilable):

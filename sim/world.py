@@ -303,7 +303,7 @@ class World(Stage):
         return sum(
             timestamp >= horizon_ns
             and digest not in other.database.held
-            and (self.scenario.all_keyed or digest not in self.judge.forged)
+            and (self.scenario.all_summed or digest not in self.judge.forged)
             and self.judge.made[digest].size_bytes <= limit
             for timestamp, digest in one.database.ids
         )
@@ -326,7 +326,7 @@ class World(Stage):
                 found = {digest for _, digest in _found(result)}
                 forged = len((found & self.judge.forged) - set(refused))
                 assert outcome.differences == len(refused) + forged, what
-                assert not (forged and self.scenario.all_keyed), what
+                assert not (forged and self.scenario.all_summed), what
                 assert refused or forged or result.rounds <= CLOSING_ROUNDS, what
         self.look_around()
         for database in self.databases:

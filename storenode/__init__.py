@@ -1,1 +1,28 @@
-"""Publish, query and follow Waku and SDS messages at store nodes, and take part in SDS channels."""
+"""The client library of storenode, with its names loaded when they are first used."""
+
+from importlib import import_module
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from storenode.client import AsyncClient, Client, Message
+    from storenode.sds.aio.channel import Channel
+
+    __version__: str
+
+__all__ = ["AsyncClient", "Channel", "Client", "Message", "__version__"]
+
+_MODULES = {
+    "AsyncClient": "storenode.client",
+    "Channel": "storenode.sds.aio.channel",
+    "Client": "storenode.client",
+    "Message": "storenode.client",
+}
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401 - any of the names
+    if name == "__version__":
+        return version("storenode")
+    if name not in _MODULES:
+        raise AttributeError(f"module 'storenode' has no attribute {name!r}")
+    return getattr(import_module(_MODULES[name]), name)

@@ -16,10 +16,10 @@ from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadFileScheduling
 
 from store.db.schema.migrate import upgrade
-from tests.support import quarantine, warm
+from tests.support import warm
 from tests.support.places import quick_directory
 from tests.support.postgres import PostgresServer
-from tests.support.quarantine import Quarantine
+from tests.support.processor_time import ProcessorTime
 from tests.support.repeat import Repeat
 
 # Hundreds of processes import the same modules; compiling them would be half of a node's start.
@@ -37,10 +37,16 @@ settings.register_profile("search", parent=settings.get_profile("ci"), derandomi
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options of `tests.support.processor_time`."""
+    parser.addoption("--processor-time", metavar="FILE", help="fail above the ceilings of a file")
+    parser.addoption("--lower-processor-time", action="store_true", help="lower the ceilings")
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    """Report failures with what repeats them, and those of quarantined tests as such."""
+    """Report failures with what repeats them, and the processor time of all tests."""
     config.pluginmanager.register(Repeat())
-    config.pluginmanager.register(Quarantine(quarantine.FILE, config.rootpath))
+    config.pluginmanager.register(ProcessorTime(config))
     warm.use()
 
 
@@ -62,7 +68,7 @@ SPLIT = (RUNBOOKS, MUTANTS)
 LONGEST = (
     *(*APART, *TOGETHER, "tests/faults/test_soak.py", RUNBOOKS),
     *("tests/deploy/test_composition.py", "tests/faults/test_attacks.py"),
-    *("tests/faults/test_upgrade.py", "tests/integration/demo/"),
+    "tests/integration/demo/",
 )
 """The longest first."""
 

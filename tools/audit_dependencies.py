@@ -35,9 +35,9 @@ _COMMAND: Final = (
 
 
 def audit(lock: Path) -> tuple[int, list[str]]:
-    """The exit code, and what to say."""
+    """Return the exit code and the sentence to print."""
     try:
-        done = subprocess.run(  # noqa: S603 - a fixed command
+        done = subprocess.run(
             [*_COMMAND, str(lock)], capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
         )
     except subprocess.TimeoutExpired:
@@ -51,7 +51,7 @@ def audit(lock: Path) -> tuple[int, list[str]]:
 
 
 def judge(report: dict[str, Any], expected: int) -> tuple[int, list[str]]:
-    """What a report of pip-audit comes to, of a lock with so many dependencies."""
+    """Return the verdict on a report of pip-audit about a lock with so many dependencies."""
     dependencies = report["dependencies"]
     found = list(_vulnerabilities(dependencies))
     unaudited = [each["name"] for each in dependencies if "skip_reason" in each]
@@ -68,7 +68,7 @@ def judge(report: dict[str, Any], expected: int) -> tuple[int, list[str]]:
 
 
 def pinned(lock: Path) -> int:
-    """How many dependencies the lock names for this interpreter and platform."""
+    """Return the number of dependencies that the lock names for this interpreter and platform."""
     count = 0
     for line in lock.read_text("utf-8").splitlines():
         if line and not line.startswith((" ", "#", "-")):

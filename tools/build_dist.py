@@ -1,6 +1,6 @@
 """Builds both distributions into `dist/`: a wheel and a source distribution of each, checked.
 
-They are built from a copy of the files that git knows, so that nothing else gets into them.
+They are built from a copy of the files that git tracks, so that nothing else gets into them.
 What builds them, setuptools too, is what the lock file names. The wheel of the node holds the
 compiled kernel where there is a C compiler, for every Python from 3.11 on (abi3).
 `storenode-proto-VERSION.tar.gz` has the schemas for clients in other languages.
@@ -41,9 +41,9 @@ def main() -> int:
 
 
 def copy_sources(target: Path) -> None:
-    """Copy what git knows, or would add, into a directory; setuptools leaves more beside it."""
+    """Copy the files that git tracks or would add; setuptools leaves others beside them."""
     listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    listed = subprocess.run(listing, cwd=ROOT, capture_output=True, text=True, check=True).stdout  # noqa: S603
+    listed = subprocess.run(listing, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for name in filter(None, listed.split("\0")):
         source, copy = ROOT / name, target / name
         if source.is_symlink() or source.is_file():
@@ -53,7 +53,7 @@ def copy_sources(target: Path) -> None:
 
 def run(module: str, *arguments: str) -> None:
     """Run a module of this interpreter, or end with its exit code."""
-    done = subprocess.run([sys.executable, "-m", module, *arguments], cwd=ROOT, check=False)  # noqa: S603
+    done = subprocess.run([sys.executable, "-m", module, *arguments], cwd=ROOT, check=False)
     if done.returncode != 0:
         raise SystemExit(done.returncode)
 
@@ -69,7 +69,7 @@ def archive_schemas(out: Path) -> None:
 
 
 def public_schemas() -> list[Path]:
-    """The schemas for clients and peers, sorted."""
+    """Return the schemas for clients and peers, sorted."""
     found = sorted(PROTO.rglob("*.proto"))
     return [path for path in found if path.relative_to(PROTO).parts[:2] != PRIVATE]
 

@@ -27,7 +27,7 @@ Json = dict[str, Any]
 
 
 def dashboard() -> Json:
-    """The dashboard as Grafana imports it."""
+    """Return the dashboard as Grafana imports it."""
     panels: list[Json] = []
     top = 0
     for row in tomllib.loads(ROWS.read_text("utf-8"))["row"]:

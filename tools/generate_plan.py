@@ -46,14 +46,14 @@ TABLES = (
 
 @cache
 def _grid() -> tuple[Floats, Floats, Floats]:
-    """Sizes, rates, and the mean number of differences where there is at least one."""
+    """Return sizes, rates, and the mean number of differences where there is at least one."""
     sizes = 2.0 ** (np.arange(SIZE_STEPS) / STEPS_PER_DOUBLING)
     rates = 2.0 ** ((np.arange(RATE_STEPS) + LOWEST_RATE_STEP) / STEPS_PER_DOUBLING)
     return sizes, rates, rates / -np.expm1(-rates)
 
 
 def _look_up(table: Floats, sizes: Floats, means: Floats) -> Floats:
-    """The cost at any size and any mean number of differences, between the steps of the grid."""
+    """Interpolate the cost at any size and any mean number of differences."""
     _, rates, grid_means = _grid()
     log_rates = np.interp(np.log(means), np.log(grid_means), np.log2(rates))
     column = log_rates * STEPS_PER_DOUBLING - LOWEST_RATE_STEP
@@ -67,8 +67,11 @@ def _look_up(table: Floats, sizes: Floats, means: Floats) -> Floats:
 
 
 def tables() -> NDArray[np.uint8]:
-    """``(depths, 3, sizes, rates)``: whether to probe, then the places of fan-outs after a probe
-    and without one, 0 being the set.
+    """Compute the tables of the plan.
+
+    Returns:
+        ``(depths, 3, sizes, rates)``: whether to probe, then the positions of fan-outs after a
+        probe and without one; 0 is the item set.
     """
     sizes, rates, means = _grid()
     size, mean = sizes[:, None], np.broadcast_to(means[None, :], (SIZE_STEPS, RATE_STEPS))

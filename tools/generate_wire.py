@@ -28,7 +28,7 @@ SUBPACKAGE_DOCSTRING = '"""Generated from the schemas of the same name in `proto
 
 
 def main() -> int:
-    """Runs the command line; returns the exit code (0: done or fresh, 1: stale or failed)."""
+    """Run the command line; return the exit code (0: done or fresh, 1: stale or failed)."""
     parser = argparse.ArgumentParser(description="Generates storenode/wire/ from proto/.")
     parser.add_argument("--check", action="store_true", help="only compare, change nothing")
     check_only = parser.parse_args().check
@@ -38,7 +38,7 @@ def main() -> int:
 
 
 def generate(out_dir: Path) -> dict[str, str]:
-    """Compiles every schema into `out_dir`; returns the package's files as path -> text."""
+    """Compile every schema into `out_dir`; returns the package's files as path -> text."""
     sources = sorted(path.relative_to(PROTO_DIR).as_posix() for path in PROTO_DIR.rglob("*.proto"))
     scripts = Path(sysconfig.get_path("scripts"))
     arguments = [
@@ -63,12 +63,12 @@ def generate(out_dir: Path) -> dict[str, str]:
 
 
 def top_level_names(sources: list[str]) -> list[str]:
-    """The first folder of every schema, such as `sds`, once each and sorted."""
+    """Return the first folder of every schema, such as `sds`, once each and sorted."""
     return sorted({source.split("/", 1)[0] for source in sources})
 
 
 def as_package(texts: dict[str, str], names: list[str]) -> dict[str, str]:
-    """Moves generated modules below `wire`, and drops the service modules without a service."""
+    """Move generated modules below `wire`, and drop the service modules without a service."""
     with_service = {
         path.removesuffix(".py")
         for path, text in texts.items()
@@ -86,7 +86,7 @@ def as_package(texts: dict[str, str], names: list[str]) -> dict[str, str]:
 
 
 def relocate(text: str, names: list[str]) -> str:
-    """Rewrites the imports of our own modules, and the module name that classes report."""
+    """Rewrite the imports of our own modules, and the module name that classes report."""
     alternatives = "|".join(re.escape(name) for name in names)
     text = re.sub(
         rf"^from ({alternatives})\b", rf"from {WIRE_PACKAGE}.\1", text, flags=re.MULTILINE
@@ -99,7 +99,7 @@ def relocate(text: str, names: list[str]) -> str:
 
 
 def installed() -> dict[str, str]:
-    """The files of `storenode/wire/` as they are now, without caches, as path -> text."""
+    """Return the files of `storenode/wire/` without caches, as path -> text."""
     return {
         path.relative_to(WIRE_DIR).as_posix(): path.read_text(encoding="utf-8")
         for path in WIRE_DIR.rglob("*")
@@ -108,7 +108,7 @@ def installed() -> dict[str, str]:
 
 
 def check(generated: dict[str, str]) -> int:
-    """Compares with what is there; names every stale file and the command that mends it."""
+    """Compare with what is there; name every stale file and the command that mends it."""
     present = installed()
     stale = sorted(
         path
@@ -125,7 +125,7 @@ def check(generated: dict[str, str]) -> int:
 
 
 def install(generated: dict[str, str]) -> int:
-    """Replaces what is there, touching only the files that change so that readers see no gap."""
+    """Replace what is there, touching only the files that change so that readers see no gap."""
     present = installed()
     for path in present.keys() - generated.keys():
         (WIRE_DIR / path).unlink()
@@ -139,7 +139,7 @@ def install(generated: dict[str, str]) -> int:
 
 
 def remove_empty_folders() -> None:
-    """Deletes folders of `storenode/wire/` that hold no module any more, with their caches."""
+    """Delete folders of `storenode/wire/` that hold no module any more, with their caches."""
     for folder in sorted((path for path in WIRE_DIR.rglob("*") if path.is_dir()), reverse=True):
         if folder.is_dir() and not any(folder.rglob("*.py")):
             shutil.rmtree(folder)

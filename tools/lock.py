@@ -63,16 +63,16 @@ def compile_lock(level: str, *, upgrade: bool) -> int:
     with tempfile.TemporaryDirectory() as scratch:
         wanted = Path(scratch, "wanted.txt")
         wanted.write_text("\n".join(requirements(level)) + "\n", encoding="utf-8")
-        return subprocess.run([*command, str(wanted)], cwd=ROOT, check=False).returncode  # noqa: S603
+        return subprocess.run([*command, str(wanted)], cwd=ROOT, check=False).returncode
 
 
 def lock_file(level: str) -> Path:
-    """Where the pins of a level are."""
+    """Return the path of the pins of a level."""
     return ROOT / "requirements" / f"{level}.lock"
 
 
 def requirements(level: str) -> list[str]:
-    """What a level needs from elsewhere, as the two projects declare it."""
+    """Return the requirements of a level, as the two projects declare them."""
     found: set[str] = set()
     for folder in PROJECTS:
         document = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))
@@ -83,7 +83,7 @@ def requirements(level: str) -> list[str]:
 
 
 def of_extras(document: dict[str, Any], extras: tuple[str, ...]) -> list[str]:
-    """The requirements of some extras of a project; one that it does not have adds nothing."""
+    """Return the requirements of some extras of a project; an unknown extra adds none."""
     optional = document["project"]["optional-dependencies"]
     return [each for extra in extras for each in optional.get(extra, ())]
 

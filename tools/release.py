@@ -1,4 +1,4 @@
-"""Sets the version everywhere, and tells what the changelog says of it.
+"""Sets the version everywhere, and prints what the changelog says about it.
 
     python tools/release.py version 0.2.0        before a release is tagged
     python tools/release.py version 0.3.0.dev0   after it
@@ -72,20 +72,20 @@ def set_version(text: str, today: datetime.date) -> None:
 
 
 def present() -> str:
-    """The version of the project."""
+    """Return the version of the project."""
     project = tomllib.loads(PROJECTS[0].read_text(encoding="utf-8"))["project"]
     return str(project["version"])
 
 
 def closed(changelog: str, version: str, today: datetime.date) -> str:
-    """The changelog with what is unreleased under a version."""
+    """Return the changelog with what is unreleased under a version."""
     if not _section(changelog, UNRELEASED).strip():
         raise SystemExit("The changelog has nothing under `## Unreleased`: say what is new, first.")
     return changelog.replace(UNRELEASED, f"## {version} - {today.isoformat()}\n", 1)
 
 
 def opened(changelog: str) -> str:
-    """The changelog with a place for what comes next."""
+    """Return the changelog with a place for what comes next."""
     if UNRELEASED in changelog:
         raise SystemExit("The changelog has a section `## Unreleased`: release that, first.")
     before, heading, after = changelog.partition("\n## ")
@@ -93,7 +93,7 @@ def opened(changelog: str) -> str:
 
 
 def notes(tag: str) -> str:
-    """What is new in the version that a tag names, which must be that of the project."""
+    """Return what is new in the version that a tag names, which must be that of the project."""
     version = present()
     if tag != f"v{version}":
         raise SystemExit(
@@ -111,7 +111,7 @@ def _section(changelog: str, heading: str) -> str:
 
 
 def _git(*arguments: str) -> str:
-    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True)  # noqa: S603, S607
+    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True)  # noqa: S607
     return done.stdout
 
 

@@ -53,7 +53,8 @@ class Connection:
     def open(self, path: str, fields: Iterable[str] = ()) -> int:
         """Begin a call without sending a message; the number of its stream.
 
-        ``fields``: further names and values of headers, in turn.
+        ``fields``: further names and values of headers, in turn. A surrogate stands for a byte that
+        is no UTF-8 (PEP 383).
         """
         stream, self._next = self._next, self._next + 2
         headers = [":method", "POST", ":scheme", "http", ":path", path, ":authority", "node"]
@@ -62,7 +63,7 @@ class Connection:
         for number, text in enumerate(headers):
             if number % 2 == 0:
                 block.append(0)
-            data = text.encode()
+            data = text.encode(errors="surrogateescape")
             # A length of 127 or more goes on in a second byte.
             block += bytes((len(data),)) if len(data) < 127 else bytes((127, len(data) - 127))
             block += data

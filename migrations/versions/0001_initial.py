@@ -1,144 +1,223 @@
-"""Messages, their look-up tables and the commit order.
+"""The initial schema.
 
-Revision ID: 0001
+Revision ID: 0001_initial
+
+The revision of a migration is the name of its file. ``docs/upgrading.md`` has the rules for the
+migrations that follow, and ``docs/database.md`` says what each table is for.
 """
 
-import sqlalchemy as sa
-from alembic import op
-from sqlalchemy.dialects.postgresql import ARRAY
+from typing import Final
 
-revision = "0001"
+from alembic import op
+
+revision = "0001_initial"
 down_revision = None
 
-SCHEMA = "storenode"
-COMMITS_PER_PARTITION = 1 << 20
+# `alter column … set storage external`: payloads are mostly encrypted, and hashes and sums are
+# random, so that trying to compress them costs time and saves nothing.
+_STORE: Final = """
+create table storenode.store (
+    store_id uuid primary key default gen_random_uuid(),
+    created_at timestamptz not null default clock_timestamp(),
+    horizon_ns bigint not null default 0,
+    -- Messages in partitions that were dropped, and messages that dropped rows of commits counted:
+    -- the number of stored messages is folded + sum(commits.messages) - pruned.
+    pruned_messages bigint not null default 0,
+    folded_messages bigint not null default 0,
+    folded_position bigint not null default 0,
+    claimed_position bigint not null default 0,
+    last_online_ns bigint,
+    -- The key under which cursors of `Follow` are encrypted. Two random UUIDs have 244 random bits
+    -- of a cryptographic generator.
+    cursor_key bytea not null
+        default sha256(uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid()))
+);
+create unique index store_one_row_idx on storenode.store ((true));
+insert into storenode.store default values;
+"""
+
+_MESSAGES: Final = """
+create sequence storenode.batch_seq;
+create table storenode.messages (
+    ts bigint not null,
+    hash bytea not null,
+    topic uuid not null,
+    batch bigint not null,
+    content_digest bytea not null,
+    head bytea not null,
+    payload bytea not null,
+    tail bytea not null,
+    primary key (ts, hash)
+) partition by range (ts);
+create index messages_topic_idx on storenode.messages (topic, ts, substr(hash, 1, 7));
+create index messages_batch_idx on storenode.messages (batch);
+alter table storenode.messages alter column payload set storage external;
+
+create table storenode.hashes (
+    key uuid not null,
+    ts bigint not null,
+    topic uuid not null,
+    primary key (key, ts)
+) partition by range (ts);
+
+create table storenode.topics (
+    key uuid not null,
+    ts bigint not null,
+    pubsub_topic text collate "C" not null,
+    content_topic text collate "C" not null,
+    primary key (key, ts)
+) partition by range (ts);
+create index topics_pubsub_idx on storenode.topics (pubsub_topic);
+create index topics_content_idx on storenode.topics (content_topic);
+"""
+
+_SDS: Final = """
+create table storenode.sds (
+    key uuid not null,
+    channel_key uuid not null,
+    ts bigint not null,
+    hash bytea not null,
+    channel bytea not null,
+    message_id bytea not null,
+    sender bytea not null,
+    lamport bigint,
+    parent_keys uuid[] not null,
+    parent_ids bytea[] not null,
+    parent_hints bytea[] not null,
+    proof boolean not null,
+    primary key (key, ts, hash),
+    constraint sds_parents_check check (
+        cardinality(parent_keys) = cardinality(parent_ids)
+        and cardinality(parent_keys) = cardinality(parent_hints))
+) partition by range (ts);
+create index sds_channel_idx on storenode.sds (channel_key, ts, hash);
+create index sds_time_idx on storenode.sds using brin (ts) with (pages_per_range = 32);
+create index sds_proven_idx on storenode.sds (key) where proof;
+
+create table storenode.missing_parents (
+    channel_key uuid not null,
+    ts bigint not null,
+    parent_key uuid not null,
+    primary key (channel_key, ts, parent_key)
+);
+create index missing_parents_idx on storenode.missing_parents (parent_key);
+"""
+
+_COMMITS: Final = """
+create sequence storenode.position_seq;
+create table storenode.commits (
+    position bigint primary key,
+    batch bigint not null,
+    token bigint not null,
+    messages integer not null,
+    min_ts bigint not null,
+    max_ts bigint not null,
+    topics uuid[],
+    source text not null,
+    committed_at timestamptz not null default clock_timestamp(),
+    summary bytea not null,
+    claims bytea not null,
+    constraint commits_summary_check check (octet_length(summary) % 48 = 0),
+    constraint commits_claims_check check (octet_length(claims) % 24 = 0)
+) partition by range (position);
+alter table storenode.commits alter column summary set storage external;
+alter table storenode.commits alter column claims set storage external;
+create table storenode.commits_0 partition of storenode.commits for values from (0) to (1048576);
+create table storenode.commits_1 partition of storenode.commits
+    for values from (1048576) to (2097152);
+"""
+
+_BUCKETS: Final = """
+create table storenode.buckets (
+    level smallint not null,
+    start_ns bigint not null,
+    count bigint not null,
+    x0 bigint not null,
+    x1 bigint not null,
+    x2 bigint not null,
+    x3 bigint not null,
+    lattice bytea,
+    lattice_count bigint,
+    primary key (level, start_ns),
+    constraint buckets_lattice_check check (
+        octet_length(lattice) = 2048 and (lattice is null) = (lattice_count is null))
+);
+alter table storenode.buckets alter column lattice set storage external;
+
+create table storenode.archived (
+    start_ns bigint primary key,
+    count bigint not null,
+    x0 bigint not null,
+    x1 bigint not null,
+    x2 bigint not null,
+    x3 bigint not null,
+    position bigint not null,
+    archive text not null,
+    archived_at timestamptz not null default clock_timestamp()
+);
+"""
+
+_PEERS: Final = """
+create table storenode.unread (
+    hash bytea primary key,
+    ts bigint not null,
+    content_digest bytea not null,
+    needed integer not null,
+    stores text[] not null default '{}',
+    missing bytea[] not null default '{}',
+    began_at timestamptz not null default clock_timestamp(),
+    expired_at timestamptz,
+    constraint unread_state_check check (
+        cardinality(stores) < needed or cardinality(missing) > 0)
+);
+-- Rows come and go by the thousand: what they leave behind is vacuumed early, and most updates find
+-- room on the page of their row.
+alter table storenode.unread set (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02,
+                                  autovacuum_analyze_scale_factor = 0.05);
+
+create table storenode.coverage (
+    store_id text not null,
+    start_ns bigint not null,
+    end_ns bigint not null,
+    compared_ns bigint not null,
+    keyed boolean not null,
+    missing_here bigint not null,
+    missing_there bigint not null,
+    count bigint not null,
+    fingerprint bytea not null,
+    primary key (store_id, start_ns, end_ns),
+    constraint coverage_check check (start_ns < end_ns and octet_length(fingerprint) = 32)
+);
+
+create table storenode.online (
+    start_ns bigint not null,
+    resumed boolean not null,
+    end_ns bigint not null,
+    primary key (start_ns, resumed),
+    constraint online_check check (start_ns <= end_ns)
+);
+"""
+
+_VIEWS: Final = """
+-- `tail` is what follows the payload in the frame: all other fields, and the pubsub topic.
+create view storenode.export_messages as
+    select ts, hash, topic, batch, payload, tail, content_digest from storenode.messages;
+create view storenode.export_sds as
+    select ts, hash, channel, message_id, sender, lamport, parent_ids, parent_hints
+    from storenode.sds;
+create view storenode.export_commits as
+    select position, batch, token, messages, min_ts, max_ts, source, committed_at, summary
+    from storenode.commits;
+create view storenode.export_buckets as
+    select level, start_ns, count, x0, x1, x2, x3 from storenode.buckets;
+create view storenode.export_store as
+    select store_id, horizon_ns, folded_position,
+           (select coalesce(max(position), 0) from storenode.commits) as position
+    from storenode.store;
+"""
 
 
 def upgrade() -> None:
-    create_store()
-    create_messages()
-    create_hashes()
-    create_sds()
-    create_topics()
-    create_commits()
-
-
-def create_store() -> None:
-    op.create_table(
-        "store",
-        sa.Column("store_id", sa.Uuid, primary_key=True, server_default=sa.func.gen_random_uuid()),
-        sa.Column(
-            "created_at",
-            sa.DateTime(timezone=True),
-            nullable=False,
-            server_default=sa.func.clock_timestamp(),
-        ),
-        sa.Column("horizon_ns", sa.BigInteger, nullable=False, server_default="0"),
-        # Messages in partitions that were dropped, and messages that dropped rows of commits
-        # counted: what is held = folded + sum(commits.messages) - pruned.
-        sa.Column("pruned_messages", sa.BigInteger, nullable=False, server_default="0"),
-        sa.Column("folded_messages", sa.BigInteger, nullable=False, server_default="0"),
-        schema=SCHEMA,
-    )
-    op.create_index("store_one_row_idx", "store", [sa.text("(true)")], unique=True, schema=SCHEMA)
-    op.execute(f"INSERT INTO {SCHEMA}.store DEFAULT VALUES")
-
-
-def create_messages() -> None:
-    op.create_table(
-        "messages",
-        sa.Column("ts", sa.BigInteger, primary_key=True, autoincrement=False),
-        sa.Column("hash", sa.LargeBinary, primary_key=True),
-        sa.Column("topic", sa.Uuid, nullable=False),
-        sa.Column("batch", sa.BigInteger, nullable=False),
-        sa.Column("head", sa.LargeBinary, nullable=False),
-        sa.Column("payload", sa.LargeBinary, nullable=False),
-        sa.Column("tail", sa.LargeBinary, nullable=False),
-        schema=SCHEMA,
-        postgresql_partition_by="RANGE (ts)",
-    )
-    op.create_index("messages_topic_idx", "messages", ["topic", "ts", "hash"], schema=SCHEMA)
-    op.create_index("messages_batch_idx", "messages", ["batch"], schema=SCHEMA)
-    # Payloads are mostly encrypted: trying to compress them costs time and saves nothing.
-    op.execute(f"ALTER TABLE {SCHEMA}.messages ALTER COLUMN payload SET STORAGE EXTERNAL")
-    op.execute(f"CREATE SEQUENCE {SCHEMA}.batch_seq")
-
-
-def create_hashes() -> None:
-    op.create_table(
-        "hashes",
-        sa.Column("key", sa.Uuid, primary_key=True),
-        sa.Column("rest", sa.LargeBinary, nullable=False),
-        sa.Column("ts", sa.BigInteger, primary_key=True, autoincrement=False),
-        sa.Column("topic", sa.Uuid, nullable=False),
-        schema=SCHEMA,
-        postgresql_partition_by="RANGE (ts)",
-    )
-
-
-def create_sds() -> None:
-    op.create_table(
-        "sds",
-        sa.Column("key", sa.Uuid, primary_key=True),
-        sa.Column("channel_key", sa.Uuid, nullable=False),
-        sa.Column("ts", sa.BigInteger, primary_key=True, autoincrement=False),
-        sa.Column("hash", sa.LargeBinary, primary_key=True),
-        sa.Column("channel", sa.LargeBinary, nullable=False),
-        sa.Column("message_id", sa.LargeBinary, nullable=False),
-        sa.Column("sender", sa.LargeBinary, nullable=False),
-        sa.Column("lamport", sa.BigInteger),
-        sa.Column("parent_keys", ARRAY(sa.Uuid), nullable=False),
-        sa.Column("parent_ids", ARRAY(sa.LargeBinary), nullable=False),
-        sa.Column("parent_hints", ARRAY(sa.LargeBinary), nullable=False),
-        sa.CheckConstraint(
-            "cardinality(parent_keys) = cardinality(parent_ids)"
-            " AND cardinality(parent_keys) = cardinality(parent_hints)",
-            name="sds_parents_check",
-        ),
-        schema=SCHEMA,
-        postgresql_partition_by="RANGE (ts)",
-    )
-    op.create_index("sds_channel_idx", "sds", ["channel_key", "ts", "hash"], schema=SCHEMA)
-
-
-def create_topics() -> None:
-    op.create_table(
-        "topics",
-        sa.Column("key", sa.Uuid, primary_key=True),
-        sa.Column("ts", sa.BigInteger, primary_key=True, autoincrement=False),
-        sa.Column("pubsub_topic", sa.Text(collation="C"), nullable=False),
-        sa.Column("content_topic", sa.Text(collation="C"), nullable=False),
-        schema=SCHEMA,
-        postgresql_partition_by="RANGE (ts)",
-    )
-    op.create_index("topics_pubsub_idx", "topics", ["pubsub_topic"], schema=SCHEMA)
-    op.create_index("topics_content_idx", "topics", ["content_topic"], schema=SCHEMA)
-
-
-def create_commits() -> None:
-    op.execute(f"CREATE SEQUENCE {SCHEMA}.position_seq")
-    op.create_table(
-        "commits",
-        sa.Column("position", sa.BigInteger, primary_key=True, autoincrement=False),
-        sa.Column("batch", sa.BigInteger, nullable=False),
-        sa.Column("token", sa.BigInteger, nullable=False),
-        sa.Column("messages", sa.Integer, nullable=False),
-        sa.Column("min_ts", sa.BigInteger, nullable=False),
-        sa.Column("max_ts", sa.BigInteger, nullable=False),
-        sa.Column("topics", ARRAY(sa.Uuid)),
-        sa.Column("source", sa.Text, nullable=False),
-        sa.Column(
-            "committed_at",
-            sa.DateTime(timezone=True),
-            nullable=False,
-            server_default=sa.func.clock_timestamp(),
-        ),
-        schema=SCHEMA,
-        postgresql_partition_by="RANGE (position)",
-    )
-    for number in range(2):
-        low = number * COMMITS_PER_PARTITION
-        op.execute(
-            f"CREATE TABLE {SCHEMA}.commits_{number} PARTITION OF {SCHEMA}.commits"
-            f" FOR VALUES FROM ({low}) TO ({low + COMMITS_PER_PARTITION})"
-        )
+    """Create all tables, sequences and views."""
+    for statements in (_STORE, _MESSAGES, _SDS, _COMMITS, _BUCKETS, _PEERS, _VIEWS):
+        op.execute(statements)

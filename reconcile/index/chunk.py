@@ -2,28 +2,40 @@
 
 ``prefix`` has one row more than there are IDs; hash i is ``prefix[i] ^ prefix[i + 1]``, and the
 fingerprint of IDs i to j is ``prefix[i] ^ prefix[j]``. So 40 bytes hold an ID, and hashes need
-no column of their own. What the first row holds does not matter.
+no column of their own. What the first row holds does not matter. A third column has the content
+digests, and makes it 56 bytes. Lattice sums are kept for blocks of the memory that chunks share.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import pairwise
-from typing import Final, TypeVar
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from reconcile import kernel
-from reconcile.ids import HASH_DTYPE, HASH_WORDS, Ints, SyncId, SyncIds, Words
+from reconcile.ids import (
+    ELEMENT_BYTES,
+    HASH_DTYPE,
+    HASH_WORDS,
+    Ints,
+    SyncId,
+    SyncIds,
+    Words,
+)
+from reconcile.lattice import LatticeSum
+from storenode.message.limits import CONTENT_DIGEST_BYTES
 
-BYTES_PER_ID: Final = 8 + 8 * HASH_WORDS
+BYTES_PER_ID: Final = ELEMENT_BYTES
+
+_BLOCK_IDS: Final = 4_096
+"""IDs of which one lattice sum is kept: half a byte per ID."""
 
 _STRETCH_IDS: Final = 16_384
 
 _FEW_INSERTS_IN: Final = 256
 """One insert in so many IDs is cheaper by moving slices than by moving rows."""
-
-Numbers = TypeVar("Numbers", NDArray[np.int64], NDArray[np.uint64])
 
 _NO_HASH: Final = bytes(8 * HASH_WORDS)
 
@@ -46,14 +58,35 @@ class Chunk:
     Attributes:
         timestamps: ``(n,)``.
         prefix: ``(n + 1, 4)``.
+        digests: ``(n, 16)``.
+        blocks: the lattice sums of the memory that it shows.
         last: the greatest timestamp.
     """
 
-    __slots__ = ("_anchors", "_samples", "last", "prefix", "timestamps")
+    __slots__ = (
+        "_anchors",
+        "_samples",
+        "blocks",
+        "digests",
+        "last",
+        "offset",
+        "prefix",
+        "timestamps",
+    )
 
-    def __init__(self, timestamps: NDArray[np.int64], prefix: NDArray[np.uint64]) -> None:
+    def __init__(
+        self,
+        timestamps: NDArray[np.int64],
+        prefix: NDArray[np.uint64],
+        digests: NDArray[np.uint8],
+        blocks: "BlockSums | None" = None,
+        offset: int = 0,
+    ) -> None:
         self.timestamps = timestamps
         self.prefix = prefix
+        self.digests = digests
+        self.blocks = BlockSums() if blocks is None else blocks
+        self.offset = offset
         self.last = int(timestamps[-1])
         self._samples: NDArray[np.int32] | None = None
         self._anchors: Words | None = None
@@ -64,7 +97,7 @@ class Chunk:
     @property
     def content_bytes(self) -> int:
         """The memory of what it shows."""
-        return self.timestamps.nbytes + self.prefix.nbytes
+        return self.timestamps.nbytes + self.prefix.nbytes + self.digests.nbytes
 
     @property
     def owns_all(self) -> bool:
@@ -161,7 +194,59 @@ class Chunk:
 
     def part(self, start: int, end: int) -> "Chunk":
         """From one place to, but without, another, in the same memory."""
-        return Chunk(self.timestamps[start:end], self.prefix[start : end + 1])
+        return Chunk(
+            self.timestamps[start:end],
+            self.prefix[start : end + 1],
+            self.digests[start:end],
+            self.blocks.copy(),
+            self.offset + start,
+        )
+
+    def ids(self, start: int, end: int) -> SyncIds:
+        """Return the IDs from one place to another, with their content digests."""
+        hashes = self.prefix[start:end] ^ self.prefix[start + 1 : end + 1]
+        return SyncIds(self.timestamps[start:end], hashes.view(HASH_DTYPE), self.digests[start:end])
+
+    def unsummed(self, start: int, end: int) -> int:
+        """Return how many IDs `lattice` would have to expand, about."""
+        first, last = self._whole_blocks(start, end)
+        if first >= last:
+            return end - start
+        return _BLOCK_IDS * (self.blocks.missing(first, last) + 1)
+
+    def lattice(self, start: int, end: int) -> LatticeSum:
+        """Return the lattice sum of the IDs from one place to another."""
+        first, last = self._whole_blocks(start, end)
+        if first >= last:
+            return self._edge(start, end, is_last=True)
+        self.blocks.keep_to(*self._whole_blocks(0, len(self)))
+        total = self.blocks.between(first, last, self._block)
+        low, high = (block * _BLOCK_IDS - self.offset for block in (first, last))
+        total += self._edge(start, low, is_last=False)
+        return total + self._edge(high, end, is_last=True)
+
+    def _block(self, block: int) -> LatticeSum:
+        """Return the sum of a whole block."""
+        start = block * _BLOCK_IDS - self.offset
+        return LatticeSum.of(self.ids(start, start + _BLOCK_IDS).elements)
+
+    def _edge(self, start: int, end: int, *, is_last: bool) -> LatticeSum:
+        """Return the sum of a part of a block, made from the last such sum where that is less."""
+        low, high = start + self.offset, end + self.offset
+        known_low, known_high, total = self.blocks.edges.get(is_last, (low, low, LatticeSum()))
+        shown = self.offset <= known_low and known_high <= self.offset + len(self)
+        if not shown or abs(known_low - low) + abs(known_high - high) > end - start:
+            known_low, known_high, total = low, low, LatticeSum()
+        for first, last in ((low, known_low), (known_high, high)):
+            part = self.ids(min(first, last) - self.offset, max(first, last) - self.offset)
+            change = LatticeSum.of(part.elements)
+            total = total + change if first < last else total - change
+        self.blocks.edges[is_last] = low, high, total
+        return total
+
+    def _whole_blocks(self, start: int, end: int) -> tuple[int, int]:
+        """Return the first and the last block, exclusive, that lie between two places."""
+        return -(-(self.offset + start) // _BLOCK_IDS), (self.offset + end) // _BLOCK_IDS
 
     def edges(self, chunk_ids: int) -> list[int]:
         """The places that cut it into pieces of about equal length, none much too long."""
@@ -177,7 +262,63 @@ class Chunk:
 
     def copy(self) -> "Chunk":
         """The same in memory of its own, no more than it needs."""
-        return Chunk(self.timestamps.copy(), self.prefix.copy())
+        return Chunk(self.timestamps.copy(), self.prefix.copy(), self.digests.copy())
+
+
+class BlockSums:
+    """The lattice sums of blocks of memory whose rows are never written again.
+
+    Running sums of consecutive blocks are kept, so a range takes one subtraction. They are made
+    when they are first asked for. Threads that make the same ones do no harm.
+
+    Attributes:
+        edges: places in the memory and the sum between them, of the part of a block that was last
+            asked for at the beginning of a range (False) and at its end (True).
+    """
+
+    __slots__ = ("_running", "edges")
+
+    def __init__(self) -> None:
+        self.edges: dict[bool, tuple[int, int, LatticeSum]] = {}
+        # The first block, and the sums from it up to each later one.
+        self._running: tuple[int, list[LatticeSum]] = (0, [])
+
+    def copy(self) -> "BlockSums":
+        """Return the same sums, to go on with separately."""
+        made = BlockSums()
+        made._running = self._running
+        return made
+
+    def missing(self, first: int, last: int) -> int:
+        """Return how many blocks `between` would have to sum up."""
+        start, running = self._running
+        if not running:
+            return last - first
+        return max(0, start - first) + max(0, last - start - len(running) + 1)
+
+    def keep_to(self, first: int, last: int) -> None:
+        """Forget all if none of it touches the blocks that can be summed up now."""
+        start, running = self._running
+        if start > last or start + len(running) - 1 < first:
+            self._running = (0, [])
+
+    def between(self, first: int, last: int, sum_of: Callable[[int], LatticeSum]) -> LatticeSum:
+        """Return the sum of blocks; ``sum_of``: the sum of one that is not known."""
+        start, running = self._running
+        if not running:
+            start, running = first, [LatticeSum()]
+        if first < start:
+            front = [LatticeSum()]
+            for block in range(first, start):
+                front.append(front[-1] + sum_of(block))
+            running = [*front[:-1], *(front[-1] + each for each in running)]
+            start = first
+        added = running[-1:]
+        for block in range(start + len(running) - 1, last):
+            added.append(added[-1] + sum_of(block))
+        running = [*running, *added[1:]]
+        self._running = start, running
+        return running[last - start] - running[first - start]
 
 
 def _at_a_line(count: int) -> Words:
@@ -198,7 +339,7 @@ def chunk_of(ids: SyncIds) -> Chunk:
         rows[:] = words
         rows[0] ^= prefix[start]
         np.bitwise_xor.accumulate(rows, axis=0, out=rows)
-    return Chunk(ids.timestamps.copy(), prefix)
+    return Chunk(ids.timestamps.copy(), prefix, ids.known_digests.copy())
 
 
 def allocated_bytes(chunks: Iterable[Chunk]) -> int:
@@ -206,12 +347,13 @@ def allocated_bytes(chunks: Iterable[Chunk]) -> int:
     blocks = {
         id(block): block.nbytes
         for chunk in chunks
-        for block in (allocated_by(chunk.timestamps), allocated_by(chunk.prefix))
+        for array in (chunk.timestamps, chunk.prefix, chunk.digests)
+        for block in (allocated_by(array),)
     }
     return sum(blocks.values())
 
 
-def allocated_by(array: Numbers) -> Numbers:
+def allocated_by(array: NDArray[Any]) -> NDArray[Any]:
     """The array whose memory an array shows."""
     while isinstance(array.base, np.ndarray):
         array = array.base
@@ -228,7 +370,10 @@ def merged(chunk: Chunk, places: NDArray[np.int64], new: SyncIds) -> Chunk:
     """
     count = len(chunk) + len(new)
     targets = places + np.arange(len(new))
-    timestamps = np.empty(count, np.int64)
+    timestamps, digests = (
+        np.empty(count, np.int64),
+        np.empty((count, CONTENT_DIGEST_BYTES), HASH_DTYPE),
+    )
     # Row r of the running XOR stands behind a row of the old one and `number` new hashes.
     edges = np.concatenate(([0], places, [len(chunk)]))
     lengths = edges[1:] - edges[:-1] + 1
@@ -239,16 +384,17 @@ def merged(chunk: Chunk, places: NDArray[np.int64], new: SyncIds) -> Chunk:
         listed = edges.tolist()
         for number, (start, end) in enumerate(pairwise(listed)):
             timestamps[start + number : end + number] = chunk.timestamps[start:end]
+            digests[start + number : end + number] = chunk.digests[start:end]
             rows = prefix[start + number : end + number + 1]
             np.bitwise_xor(rows, chunk.prefix[start : end + 1], out=rows)
     else:
         old = np.ones(count, np.bool_)
         old[targets] = False
-        timestamps[old] = chunk.timestamps
+        timestamps[old], digests[old] = chunk.timestamps, chunk.digests
         sources = np.arange(count + 1) - np.repeat(np.arange(len(new) + 1), lengths)
         prefix ^= chunk.prefix.take(sources, axis=0)
-    timestamps[targets] = new.timestamps
-    return Chunk(timestamps, prefix)
+    timestamps[targets], digests[targets] = new.timestamps, new.known_digests
+    return Chunk(timestamps, prefix, digests)
 
 
 def inserted(chunk: Chunk, places: NDArray[np.int64], new: SyncIds, chunk_ids: int) -> list[Chunk]:
@@ -281,15 +427,19 @@ class Tail:
         count: how many IDs it has.
     """
 
-    __slots__ = ("_prefix", "_timestamps", "count")
+    __slots__ = ("_blocks", "_digests", "_offset", "_prefix", "_timestamps", "count")
 
     def __init__(self, chunk: Chunk | None = None) -> None:
         self.count = 0
         self._timestamps = np.empty(0, np.int64)
         self._prefix = np.zeros((1, HASH_WORDS), np.uint64)
+        self._digests = np.empty((0, CONTENT_DIGEST_BYTES), HASH_DTYPE)
+        self._blocks, self._offset = BlockSums(), 0
         if chunk is not None:
             self.count = len(chunk)
             self._timestamps, self._prefix = chunk.timestamps, chunk.prefix
+            self._digests = chunk.digests
+            self._blocks, self._offset = chunk.blocks, chunk.offset
 
     @property
     def room(self) -> int:
@@ -299,20 +449,23 @@ class Tail:
     @property
     def memory_bytes(self) -> int:
         """What it keeps allocated."""
-        return self._timestamps.nbytes + self._prefix.nbytes
+        return self._timestamps.nbytes + self._prefix.nbytes + self._digests.nbytes
 
     def grow(self, capacity: int) -> None:
         """Take room for so many IDs in all."""
         timestamps = np.empty(capacity, np.int64)
         prefix = np.empty((capacity + 1, HASH_WORDS), np.uint64)
+        digests = np.empty((capacity, CONTENT_DIGEST_BYTES), HASH_DTYPE)
         timestamps[: self.count] = self._timestamps[: self.count]
         prefix[: self.count + 1] = self._prefix[: self.count + 1]
-        self._timestamps, self._prefix = timestamps, prefix
+        digests[: self.count] = self._digests[: self.count]
+        self._timestamps, self._prefix, self._digests = timestamps, prefix, digests
 
     def append(self, ids: SyncIds) -> None:
         """Add IDs that are greater than all others and ascend; there must be room."""
         end = self.count + len(ids)
         self._timestamps[self.count : end] = ids.timestamps
+        self._digests[self.count : end] = ids.known_digests
         rows = self._prefix[self.count + 1 : end + 1]
         rows[:] = ids.words
         rows[0] ^= self._prefix[self.count]
@@ -321,4 +474,10 @@ class Tail:
 
     def chunk(self) -> Chunk:
         """What it has now; it must have something."""
-        return Chunk(self._timestamps[: self.count], self._prefix[: self.count + 1])
+        return Chunk(
+            self._timestamps[: self.count],
+            self._prefix[: self.count + 1],
+            self._digests[: self.count],
+            self._blocks,
+            self._offset,
+        )

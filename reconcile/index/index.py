@@ -6,9 +6,10 @@ append writes behind what any view shows, and pruning lets go of chunks: so a vi
 chunks, opening one copies nothing, and one that stays open keeps from being freed only what was
 replaced since.
 
-At most 48 bytes of memory per ID: 40 of content, the rest room to append and rows pruned.
+At most 68 bytes of memory per ID: 56 of content, the rest room to append and rows pruned.
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -30,6 +31,7 @@ from reconcile.index.chunk import BYTES_PER_ID, Chunk, Tail, allocated_bytes, ch
 from reconcile.index.probe import probed
 from reconcile.index.rows import Rows
 from reconcile.index.split import cuts
+from reconcile.lattice import LatticeSum, most_summed
 from reconcile.view import Answer, Items, Measured, Parts, Probed, Read, Spans
 from storenode.message.limits import HASH_BYTES
 
@@ -94,6 +96,23 @@ class IndexView:
     def rank(self, bound: SyncId) -> int:
         """How many IDs are before a bound."""
         return self.rows.rank(bound)
+
+    def lattices(self, spans: Sequence[tuple[int, int]]) -> list[LatticeSum] | None:
+        """Return the lattice sums of half-open ranges of time; None: too much is to be summed up.
+
+        As much as `most_summed` allows is summed up then, and kept for the next call.
+        """
+        found: list[LatticeSum] = []
+        left = most_summed()
+        for low_ns, high_ns in spans:
+            low, high = self.rank((low_ns, LOWEST[1])), self.rank((high_ns, LOWEST[1]))
+            unsummed = self.rows.unsummed(low, high)
+            if unsummed > left:
+                self.rows.lattice(low, min(low + left, high))
+                return None
+            left -= unsummed
+            found.append(self.rows.lattice(low, high))
+        return found
 
     def measure(self, spans: Spans) -> Measured:
         """Counts and fingerprints of spans."""

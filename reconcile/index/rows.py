@@ -13,9 +13,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reconcile import kernel
-from reconcile.ids import HASH_DTYPE, HASH_WORDS, Ints, SyncId, SyncIds, Words, hashes_less
+from reconcile.ids import (
+    HASH_DTYPE,
+    HASH_WORDS,
+    Ints,
+    SyncId,
+    SyncIds,
+    Words,
+    hashes_less,
+)
 from reconcile.index.chunk import Chunk
 from reconcile.kernel import RowsHandle
+from reconcile.lattice import LatticeSum
+from storenode.message.limits import CONTENT_DIGEST_BYTES
 
 _NO_ANCHORS: Final = np.empty(0, np.uint64)
 
@@ -177,14 +187,32 @@ class Rows:
         """The IDs from one place to, but without, another."""
         timestamps = np.empty(end - start, np.int64)
         hashes = np.empty((end - start, HASH_WORDS), np.uint64)
+        digests = np.empty((end - start, CONTENT_DIGEST_BYTES), HASH_DTYPE)
         at = 0
         for chunk, first, last in self.slices(start, end):
             stop = at + last - first
             timestamps[at:stop] = chunk.timestamps[first:last]
+            digests[at:stop] = chunk.digests[first:last]
             prefix = chunk.prefix[first : last + 1]
             np.bitwise_xor(prefix[:-1], prefix[1:], out=hashes[at:stop])
             at = stop
-        return SyncIds(timestamps, hashes.view(HASH_DTYPE))
+        return SyncIds(timestamps, hashes.view(HASH_DTYPE), digests)
+
+    def digests(self, places: Ints) -> NDArray[np.uint8]:
+        """Return the content digests ``(n, 16)`` of the IDs at places, each below the length."""
+        found = np.empty((len(places), CONTENT_DIGEST_BYTES), HASH_DTYPE)
+        for chunk, start, end in self.pieces(places):
+            local = places[start:end] - self.starts[chunk]
+            self.chunks[chunk].digests.take(local, axis=0, out=found[start:end], mode="clip")
+        return found
+
+    def unsummed(self, start: int, end: int) -> int:
+        """Return how many IDs `lattice` would have to expand."""
+        return sum(chunk.unsummed(*part) for chunk, *part in self.slices(start, end))
+
+    def lattice(self, start: int, end: int) -> LatticeSum:
+        """Return the lattice sum of the IDs from one place to, but without, another."""
+        return LatticeSum.total([chunk.lattice(*part) for chunk, *part in self.slices(start, end)])
 
     def slices(self, start: int, end: int) -> Iterator[tuple[Chunk, int, int]]:
         """The chunks that hold the IDs between two places, and from where to where in each."""

@@ -1,6 +1,6 @@
-/* Lattice sums: what `reconcile.lattice` adds for every hash.
+/* Lattice sums: what `reconcile.lattice` adds for every element.
  *
- * A hash is expanded to 2,048 bytes by BLAKE3's extendable output (BLAKE3, section 2.6): 32 blocks
+ * An element is expanded to 2,048 bytes by BLAKE3's extendable output (BLAKE3, section 2.6): 32 blocks
  * that differ only in their counter, so several are computed side by side, one per lane of a
  * vector. The width is chosen by what the processor has. Compilers without GCC's vectors leave
  * all of it to the arrays.
@@ -9,6 +9,7 @@
 #include "kernel.h"
 
 #define STATE_BYTES 2048
+#define ELEMENT_BYTES 56
 
 #if defined(__GNUC__)
 
@@ -22,12 +23,12 @@ static const uint32_t START[8] = {
     0x6A09E667, 0xBB67AE85, 0x3C6EF372, 0xA54FF53A, 0x510E527F, 0x9B05688C, 0x1F83D9AB, 0x5BE0CD19,
 };
 
-static inline void load_message(uint32_t *message, const uint8_t *hash)
+static inline void load_message(uint32_t *message, const uint8_t *from)
 {
-    for (int i = 0; i < BLOCK_WORDS; i++, hash += 4)
-        message[i] = i >= HASH_BYTES / 4 ? 0
-                                         : hash[0] | (uint32_t)hash[1] << 8 |
-                                               (uint32_t)hash[2] << 16 | (uint32_t)hash[3] << 24;
+    for (int i = 0; i < BLOCK_WORDS; i++, from += 4)
+        message[i] = i >= ELEMENT_BYTES / 4 ? 0
+                                            : from[0] | (uint32_t)from[1] << 8 |
+                                                  (uint32_t)from[2] << 16 | (uint32_t)from[3] << 24;
 }
 
 /* Elements are little-endian in the state. */
@@ -94,36 +95,36 @@ static inline void add_element(uint8_t *state, int at, uint32_t value)
 #include "lattice_lanes.h"
 #endif
 
-static bool sum_up(const uint8_t *hashes, Py_ssize_t count, uint8_t *state)
+static bool sum_up(const uint8_t *elements, Py_ssize_t count, uint8_t *state)
 {
 #if defined(__x86_64__)
     if (__builtin_cpu_supports("avx512vl"))
-        sum_by_16(hashes, count, state);
+        sum_by_16(elements, count, state);
     else if (__builtin_cpu_supports("avx2"))
-        sum_by_8(hashes, count, state);
+        sum_by_8(elements, count, state);
     else
 #endif
-        sum_by_4(hashes, count, state);
+        sum_by_4(elements, count, state);
     return true;
 }
 
 #else
 
-static bool sum_up(const uint8_t *hashes, Py_ssize_t count, uint8_t *state)
+static bool sum_up(const uint8_t *elements, Py_ssize_t count, uint8_t *state)
 {
-    (void)hashes, (void)count, (void)state;
+    (void)elements, (void)count, (void)state;
     return false;
 }
 
 #endif
 
-/* lattice(hashes, state): add the expansion of every hash to a state.
+/* lattice(elements, state): add the expansion of every element to a state.
  *
  * False: this compiler had no vectors, and nothing was added.
  */
 PyObject *kernel_lattice(PyObject *module, PyObject *const *arguments, Py_ssize_t given)
 {
-    static const column_kind kinds[] = {READ(HASH_BYTES), WRITTEN(STATE_BYTES)};
+    static const column_kind kinds[] = {READ(ELEMENT_BYTES), WRITTEN(STATE_BYTES)};
     (void)module;
     columns held;
     if (check_arguments("lattice", given, 2) < 0 || hold(&held, arguments, kinds, 2) < 0)

@@ -12,13 +12,13 @@ typedef uint32_t WORD __attribute__((vector_size(4 * LANES)));
 typedef uint16_t HALF __attribute__((vector_size(4 * LANES)));
 
 /* Add each 16-bit element of the outputs, where it stands, and put them in order at the end. */
-TARGET static void SUM(const uint8_t *hashes, Py_ssize_t count, uint8_t *state)
+TARGET static void SUM(const uint8_t *elements, Py_ssize_t count, uint8_t *state)
 {
     HALF sums[BLOCKS / LANES][BLOCK_WORDS];
     memset(sums, 0, sizeof sums);
     for (Py_ssize_t row = 0; row < count; row++) {
         uint32_t message[BLOCK_WORDS];
-        load_message(message, hashes + row * HASH_BYTES);
+        load_message(message, elements + row * ELEMENT_BYTES);
         for (int group = 0; group < BLOCKS / LANES; group++) {
             WORD v[BLOCK_WORDS];
             for (int i = 0; i < 8; i++)
@@ -30,7 +30,7 @@ TARGET static void SUM(const uint8_t *hashes, Py_ssize_t count, uint8_t *state)
                 counters[lane] = (uint32_t)(group * LANES + lane);
             memcpy(&v[12], counters, sizeof counters);
             v[13] = (WORD){0};
-            v[14] = (WORD){0} + HASH_BYTES;
+            v[14] = (WORD){0} + ELEMENT_BYTES;
             v[15] = (WORD){0} + FLAGS;
             ROUNDS(v, message)
             for (int i = 0; i < 8; i++) {

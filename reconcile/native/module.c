@@ -8,7 +8,7 @@
 static PyMethodDef methods[] = {
     METHOD(reply),  METHOD(survey), METHOD(parse), METHOD(encode),  METHOD(places),
     METHOD(fingerprints), METHOD(items), METHOD(split), METHOD(probe), METHOD(match),
-    METHOD(lattice), METHOD(fold), METHOD(balance), METHOD(anchors), METHOD(cut), METHOD(compare),
+    METHOD(lattice), METHOD(balance), METHOD(anchors), METHOD(cut), METHOD(compare),
     METHOD(fill), METHOD(sift), METHOD(shorten), METHOD(insert), METHOD(peel), METHOD(find),
     METHOD(gather), METHOD(tally), METHOD(read_head), METHOD(read_table), METHOD(read_result),
     METHOD(write_table), METHOD(pack), METHOD(divide), METHOD(survey_slices),

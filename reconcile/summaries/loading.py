@@ -40,11 +40,12 @@ class NeedBuckets:
 class NeedIds:
     """Give the IDs in some spans, ascending, at most ``limit`` of them: `SyncIds`.
 
-    Exactly ``limit`` IDs mean that there may be more.
+    Exactly ``limit`` IDs mean that there may be more. ``contents``: give their digests too.
     """
 
     spans: Spans
     limit: int
+    contents: bool = False
 
 
 @dataclass(frozen=True, slots=True)

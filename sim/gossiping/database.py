@@ -20,9 +20,10 @@ from sim.promise import Promise
 from store.domain.commits import CommitRow
 from store.domain.ports import Source, StoreBusy, StoreUnavailable
 from store.domain.unread import Confirmed, UnreadEvent
-from store.gossip.commits import CommittedMessages, OwnBatch
-from store.gossip.events import GraphEvent
+from store.gossip.commits import OwnBatch
+from store.gossip.events import Committed, GraphEvent
 from store.gossip.graph import graph_events
+from store.messages.conflicts import StoreResult
 from store.messages.record import RecordBatch
 from storenode.common.bounded import BoundedDict
 
@@ -53,7 +54,7 @@ class Row:
         """As it is read."""
         age_ns = now_ns - self.began_ns
         stores = tuple(self.stores)
-        return UnreadEvent(digest, self.needed, stores, self.missing, age_ns, self.expired)
+        return UnreadEvent(digest, b"", self.needed, stores, self.missing, age_ns, self.expired)
 
 
 class GossipDatabase(Database):
@@ -155,9 +156,9 @@ class Session:
 
     # Messages
 
-    async def persist(self, batch: RecordBatch, peer: str) -> Sequence[bool]:  # noqa: ARG002
+    async def persist(self, batch: RecordBatch, peer: str) -> StoreResult:  # noqa: ARG002
         """Store what a peer has sent."""
-        return await self.write(batch, Source.GOSSIP, 0)
+        return StoreResult(await self.write(batch, Source.GOSSIP, 0))
 
     async def write(self, batch: RecordBatch, source: Source, asked: int) -> list[bool]:
         """Store a batch durably; per message True if it was new."""
@@ -168,16 +169,17 @@ class Session:
         """Read messages."""
         return await self.look("load", lambda: self.database.read(hashes, max_bytes))
 
-    async def held(self, hashes: Sequence[bytes]) -> Sequence[bool]:
-        """Look messages up."""
-        return await self.look("held", lambda: [each in self.database.held for each in hashes])
+    async def held(self, hashes: Sequence[bytes]) -> Sequence[bytes | None]:
+        """Look messages up; their content digests are not simulated."""
+        known = self.database.held
+        return await self.look("held", lambda: [b"" if each in known else None for each in hashes])
 
-    async def arrived(self, commits: Sequence[CommitRow]) -> CommittedMessages:
+    async def arrived(self, commits: Sequence[CommitRow]) -> Committed:
         """Read what commits have added."""
         added = self.database.ids_of
         return await self._messages("arrived", lambda: [each for _, each in added(commits).pairs()])
 
-    async def newest(self, limit: int) -> CommittedMessages:
+    async def newest(self, limit: int) -> Committed:
         """Read the newest messages."""
         most = min(limit, self._world.gossip.replayed)
         return await self._messages("newest", lambda: self.database.log[-most:])
@@ -185,11 +187,11 @@ class Session:
     def cache(self, batch: RecordBatch, places: Sequence[int], size_bytes: int) -> None:
         """Reading takes no longer here."""
 
-    async def _messages(self, name: str, find: Callable[[], list[bytes]]) -> CommittedMessages:
-        def read() -> CommittedMessages:
+    async def _messages(self, name: str, find: Callable[[], list[bytes]]) -> Committed:
+        def read() -> Committed:
             ids = [digest for digest in find() if digest in self.database.held]
             graph = self.database.graph
-            return CommittedMessages(ids, [graph[each] for each in ids if each in graph])
+            return Committed(ids, [graph[each] for each in ids if each in graph])
 
         return await self.look(name, read)
 

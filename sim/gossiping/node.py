@@ -53,7 +53,6 @@ class GossipNode(Node):
         if self.world.gossip.beside:
             super().begin(process)
             assert self.peering is not None
-            self.peering.exchange.on_found = self.gossip.node.driver.found
 
     async def store(self, process: Process, batch: RecordBatch) -> None:
         """Make durable what a client publishes; who wants confirmations waits for them."""
@@ -145,14 +144,17 @@ class Gossiping:
         write = self._owner.database.write_of(process, batch, Source.CLIENT, asked)
         stored = await write
         if asked and hashes and process.alive:
-            process.begin_task(_CALL, self._confirm(hashes, stored, asked, timeout_s))
+            process.begin_task(_CALL, self._confirm(batch, stored, asked, timeout_s))
 
     async def _confirm(
-        self, hashes: Sequence[bytes], stored: Sequence[bool], asked: int, timeout_s: float
+        self, batch: RecordBatch, stored: Sequence[bool], asked: int, timeout_s: float
     ) -> None:
+        hashes = batch.hashes
         loop = asyncio.get_running_loop()
         began_s = loop.time()
-        found = await self.node.waits.confirmed(hashes, stored, asked, timeout_s)
+        found = await self.node.waits.confirmed(
+            hashes, batch.content_digests, stored, asked, timeout_s
+        )
         late_s = loop.time() - began_s - timeout_s
         self._world.judge.confirmed(self._owner, hashes, found, asked, late_s)
 

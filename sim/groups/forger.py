@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from sim.dice import happens
 from sim.limits import NS_PER_MS, NS_PER_S
 from storenode.sds.aio.transport import Fetched
-from storenode.sds.envelope import SdsMessage, encode_message
+from storenode.sds.codec import SdsMessage, encode_message
 
 if TYPE_CHECKING:
     from sim.groups.world import GroupWorld

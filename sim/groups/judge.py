@@ -51,7 +51,7 @@ from storenode.sds.aio.participant import Participant
 from storenode.sds.aio.transport import FeedPage, Fetched
 from storenode.sds.bloom import FilterShape, Probe, holds
 from storenode.sds.channel import MessageChannel
-from storenode.sds.envelope import Kind, SdsMessage, decode_message
+from storenode.sds.codec import Kind, SdsMessage, decode_message
 from storenode.sds.events import (
     Acknowledged,
     Behind,

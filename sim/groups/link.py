@@ -25,7 +25,7 @@ from storenode.sds.aio.transport import (
     TransportError,
     Verdict,
 )
-from storenode.sds.envelope import Entry
+from storenode.sds.codec import Entry
 
 if TYPE_CHECKING:
     from sim.groups.member import Member

@@ -22,11 +22,11 @@ from sim.limits import NS_PER_MS, NS_PER_S
 from sim.network import Caller
 from sim.timeline import Clock
 from storenode.sds.aio.channel import Channel
-from storenode.sds.aio.cipher import Clear
+from storenode.sds.aio.joining import Joining
 from storenode.sds.aio.participant import LeftError, Participant, participating
 from storenode.sds.aio.transport import Fetched
 from storenode.sds.channel import ChannelFullError, MessageChannel
-from storenode.sds.envelope import SdsMessage
+from storenode.sds.codec import SdsMessage
 from storenode.sds.events import Broadcast, CaughtUp, Event, Packet, Refused, Withdrawn
 
 if TYPE_CHECKING:
@@ -129,16 +129,15 @@ class Member(Caller):
     async def _live(self, life: Life) -> None:
         world = self.world
         nodes = world.order_of_stores() or [None]
-        async with participating(
-            SimState(self, life),
-            None,
-            transports=[GroupTransport(self, life, node) for node in nodes],
+        joining = Joining(
+            state=SimState(self, life),
             route=ROUTE,
             config=self.config,
-            cipher=Clear(),
             clock=self.clock.unix_ns,
             chance=world.dice,
-        ) as participant:
+        )
+        transports = [GroupTransport(self, life, node) for node in nodes]
+        async with participating(joining, None, transports) as participant:
             self.note(f"starts with {len(participant.core.log)} messages")
             with world.judging():
                 world.judge.booted(self.view, participant, self.disk, self.now_ms)

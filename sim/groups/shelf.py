@@ -18,8 +18,7 @@ from store.domain.limits import RequestLimits
 from store.domain.lookup import Lookup
 from store.domain.ports import CausalRequest, HistoryEntry, TopicFilter
 from storenode.sds.aio.transport import Fetched
-from storenode.sds.codec import decode, sds_key
-from storenode.sds.envelope import Entry
+from storenode.sds.codec import Entry, decode, sds_key
 
 _UUID: Final = 2950
 _BYTEA: Final = 17

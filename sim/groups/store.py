@@ -20,7 +20,7 @@ from sim.groups.shelf import Shelf
 from sim.limits import NS_PER_S
 from storenode.message.hashing import message_hash
 from storenode.sds.aio.transport import FeedPage, Fetched, Outbound, Route, Verdict
-from storenode.sds.envelope import Entry
+from storenode.sds.codec import Entry
 
 if TYPE_CHECKING:
     from sim.groups.world import GroupWorld

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 
+from storenode.sds.codec import SdsMessage
 from storenode.sds.config import ChannelConfig
-from storenode.sds.envelope import SdsMessage
 from storenode.sds.limits import UNATTENDED_SWEEPS
 from storenode.sds.pages import Key
 

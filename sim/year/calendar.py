@@ -80,7 +80,6 @@ def scenario_of(dice: Dice) -> Scenario:
         large_share=0.0,
         small_nodes=frozenset(),
         plain_nodes=frozenset(range(STORES)),
-        clear_nodes=frozenset(),
         forged=False,
         interval_ns=8 * HOUR_NS,
         wide_ns=24 * HOUR_NS,

@@ -124,7 +124,7 @@ class YearWorld(World):
         sample(f"partitions of {node.name}", len(node.shelf.fine) + len(node.shelf.coarse))
 
     def _upgrade(self, node: YearNode) -> None:
-        """Stop a node, and start the next version of it, which knows keyed digests."""
+        """Stop a node, and start the next version of it, which knows sums."""
         plain = self.scenario.plain_nodes - {node.number}
         self.scenario = replace(self.scenario, plain_nodes=plain)
         self._stop(node)

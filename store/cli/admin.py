@@ -14,7 +14,7 @@ from storenode.client.errors import ClientOptionError, NodeError
 from storenode.client.node import connect
 
 if TYPE_CHECKING:
-    from store.pipeline.figures.gathered import Peer
+    from store.pipeline.report.gathered import Peer
     from storenode.client.types import NodeStatus
     from storenode.connection.channel import TlsIdentity
 
@@ -49,7 +49,7 @@ async def _status(address: str, token: str | None, tls: TlsIdentity | None) -> N
 
 def peers_of(status: NodeStatus) -> list[Peer]:
     """The peers of a node for a report, those first with whom it has not reconciled for longest."""
-    from store.pipeline.figures.gathered import Peer  # noqa: PLC0415 - only with the extra `pipeline`
+    from store.pipeline.report.gathered import Peer  # noqa: PLC0415 - only with the extra `pipeline`
 
     ordered = sorted(status.peers, key=lambda each: (each.last_sync, each.address))
     return [

@@ -153,21 +153,15 @@ def db() -> None:
 
 
 @db.command(cls=LayeredCommand)
-@option(
-    "--before-restart",
-    is_flag=True,
-    help="Apply only changes that nodes of the previous version tolerate: run it before a rolling"
-    " upgrade, and the command without it afterwards.",
-)
 @on_database
-def upgrade(target: Target, before_restart: bool) -> int:
+def upgrade(target: Target) -> int:
     """Upgrade the schema to the newest revision; create it if there is none.
 
-    Refuses to take away what nodes of an older version need that are connected.
+    Nodes of the previous version work on through it.
     """
     with target.url() as url:
         before = migrate.current(url)
-        after = migrate.upgrade(url, before_restart=before_restart)
+        after = migrate.upgrade(url)
     target.print(
         {"previous": before, "revision": after},
         [
@@ -182,23 +176,13 @@ def upgrade(target: Target, before_restart: bool) -> int:
 @db.command(cls=LayeredCommand)
 @on_database
 def current(target: Target) -> int:
-    """Show the schema's revision, which nodes it serves, and the newest revision known here."""
+    """Show the schema's revision, and the newest revision known here."""
     with target.url() as url:
         revision = migrate.current(url)
-        serves_from = migrate.serves_from(url) if revision else None
     newest = migrate.head()
     target.print(
-        {
-            "revision": revision,
-            "newest": newest,
-            "up_to_date": revision == newest,
-            "serves_from": serves_from,
-        },
-        [
-            f"revision  {revision or 'none'}",
-            f"serves    {f'nodes from {serves_from} on' if serves_from else 'no nodes'}",
-            f"newest    {newest}",
-        ],
+        {"revision": revision, "newest": newest, "up_to_date": revision == newest},
+        [f"revision  {revision or 'none'}", f"newest    {newest}"],
     )
     return OK
 
@@ -394,7 +378,7 @@ def resummarize_command(target: Target, first: int | None, end: int | None) -> i
         return await resummarize(connection, Bounds(low, high), progress=progress)
 
     with target.url() as url:
-        migrate.require_current(url)
+        migrate.require_served(url)
         done = asyncio.run(_with_connection(url, work))
     target.print(
         {"days": done.days, "messages": done.messages},

@@ -1,4 +1,4 @@
-"""What all commands of `storenode pipeline` share: options, Spark, the database, exit codes."""
+"""Common parts of the commands of `storenode pipeline`: options, Spark, database, exit codes."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ from storenode.cli.options.layers import option, with_options
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from store.pipeline.message_sets import MessageSet
     from store.pipeline.reports import Report
-    from store.pipeline.sides import Side
 
 MOST_CONNECTIONS: Final = 64
 FOREVER: Final = 2**63 - 1
 NEW_FILE: Final = click.Path(path_type=Path)
 LIBRARIES: Final = (
+    "adbc_driver_postgresql",
     "deltalake",
     "jinja2",
     "matplotlib",
@@ -38,7 +39,7 @@ LIBRARIES: Final = (
     "pyspark",
     "scipy",
 )
-"""Of the extra; without the ADBC driver, jobs read by psycopg."""
+"""Libraries of the extra."""
 
 
 _JOB_OPTIONS: Final = with_options(
@@ -74,7 +75,7 @@ _RANGE_OPTIONS: Final = with_options(
 
 
 class Runner:
-    """How a command runs its job: on which Spark, on which database, and what it shows."""
+    """The Spark, the database and the output of a command."""
 
     def __init__(
         self,
@@ -90,19 +91,19 @@ class Runner:
         self._master = master
         self._settings = settings
         self._quiet = quiet
-        self.told: dict[str, Any] = {}
+        self.report_json: dict[str, Any] = {}
 
     def require_spark(self) -> None:
-        """Make sure that there is what Spark needs, before anything else is looked at."""
-        from store.pipeline.masters import require_spark  # noqa: PLC0415
+        """Raise unless there is what Spark needs, before anything else is checked."""
+        from store.pipeline.spark import require_spark  # noqa: PLC0415
 
         require_spark(self._master)
 
     @contextmanager
     def session(self) -> Iterator[SparkSession]:
-        """A Spark session for the length of a block."""
-        from store.pipeline.interrupts import interrupt_here  # noqa: PLC0415
-        from store.pipeline.session import spark_session  # noqa: PLC0415
+        """Open a Spark session for the length of a block."""
+        from store.pipeline.signals import interrupt_here  # noqa: PLC0415
+        from store.pipeline.spark import spark_session  # noqa: PLC0415
 
         self.say("Spark starts")
         with spark_session(self._master, self._settings) as session:
@@ -116,7 +117,7 @@ class Runner:
 
     @contextmanager
     def url(self) -> Iterator[str]:
-        """The URL of the database, which serves and has the right schema."""
+        """Return the URL of the database, which serves and has the right schema."""
         from store.pipeline.database import connected  # noqa: PLC0415
 
         with self.target.url() as url:
@@ -125,22 +126,22 @@ class Runner:
             yield url
 
     @contextmanager
-    def place(self, archive: str | None) -> Iterator[Callable[[SparkSession], Side]]:
-        """An archive, which is there; None: the database, which serves."""
-        from store.pipeline.lake import Lake  # noqa: PLC0415
-        from store.pipeline.sides import DatabaseSide, LakeSide  # noqa: PLC0415
+    def messages(self, archive: str | None) -> Iterator[Callable[[SparkSession], MessageSet]]:
+        """Return how to open an archive, which is there, or (None) the database, which serves."""
+        from store.pipeline.delta import DeltaArchive  # noqa: PLC0415
+        from store.pipeline.message_sets import ArchiveMessages, DatabaseMessages  # noqa: PLC0415
 
         if archive is not None:
-            lake = Lake(archive).open()
-            yield lambda session: LakeSide(session, lake)
+            opened = DeltaArchive(archive).open()
+            yield lambda session: ArchiveMessages(session, opened)
             return
         with self.url() as url:
-            yield lambda session: DatabaseSide(session, url, "the database", self.connections)
+            yield lambda session: DatabaseMessages(session, url, "the database", self.connections)
 
     def finish(self, report: Report) -> int:
-        """Print a report; the exit code that it stands for."""
-        self.told = report.as_json()
-        self.target.print(self.told, report.lines())
+        """Print a report, and return the exit code."""
+        self.report_json = report.as_json()
+        self.target.print(self.report_json, report.lines())
         return OK if report.sound else FAILED
 
 
@@ -155,7 +156,7 @@ def job(command: Callable[..., int]) -> Callable[..., int]:
 
 
 def job_that_may_need_spark(command: Callable[..., int]) -> Callable[..., int]:
-    """As `job`, of a command that finds out by itself whether it needs Spark."""
+    """Do the same for a command that decides by itself whether it needs Spark."""
 
     def run(
         target: Target,
@@ -169,7 +170,7 @@ def job_that_may_need_spark(command: Callable[..., int]) -> Callable[..., int]:
     ) -> int:
         _require_libraries()
         from store.pipeline.errors import PipelineError  # noqa: PLC0415
-        from store.pipeline.interrupts import TERMINATED, Terminated, ended_by_signals  # noqa: PLC0415
+        from store.pipeline.signals import TERMINATED, TerminatedError, ended_by_signals  # noqa: PLC0415
 
         settings = dict(_setting(each) for each in spark_conf)
         runner = Runner(target, master, connections, settings, quiet=quiet)
@@ -179,7 +180,7 @@ def job_that_may_need_spark(command: Callable[..., int]) -> Callable[..., int]:
                 return measured.code
         except PipelineError as error:
             raise CliError(error.code, error.sentence) from error
-        except Terminated:
+        except TerminatedError:
             return TERMINATED
 
     return _JOB_OPTIONS(on_database(update_wrapper(run, command)))
@@ -194,7 +195,7 @@ class _Measured:
 def _measured(file: Path | None, job: str, runner: Runner) -> Iterator[_Measured]:
     """Write the metrics of what is done in the block, if there is a file for them."""
     from store.pipeline.errors import PipelineError  # noqa: PLC0415
-    from store.pipeline.measured import Ran, require_metrics_file, write_metrics  # noqa: PLC0415
+    from store.pipeline.metrics import JobRun, require_metrics_file, write_metrics  # noqa: PLC0415
 
     measured, began_s = _Measured(), time.time()
     if file is not None:
@@ -207,8 +208,8 @@ def _measured(file: Path | None, job: str, runner: Runner) -> Iterator[_Measured
     finally:
         if file is not None:
             try:
-                ran = Ran(job, began_s, time.time(), measured.code, runner.told)
-                write_metrics(file, ran)
+                run = JobRun(job, began_s, time.time(), measured.code, runner.report_json)
+                write_metrics(file, run)
             except OSError as error:
                 note(f"The metrics could not be written to {file} ({error.strerror}).")
 

@@ -55,8 +55,7 @@ def pipeline() -> None:
 @option(
     "--new-manifest",
     is_flag=True,
-    help="Begin a new manifest where the old one is damaged or names what is lost for good; it is"
-    " moved aside.",
+    help="Begin a new log and manifest where the old manifest is damaged; they are moved aside.",
 )
 @option("--dry-run", is_flag=True, help="Only print how many messages would be archived.")
 @between
@@ -79,19 +78,19 @@ def archive(
     the database, for --retention-requires-archive; those of a second ARCHIVE only with
     --mark-here.
     """
-    from store.pipeline.jobs.archive import Archiving  # noqa: PLC0415
-    from store.pipeline.jobs.archive import archive as archive_job  # noqa: PLC0415
-    from store.pipeline.lake import Lake  # noqa: PLC0415
+    from store.pipeline.archive import ArchiveJob  # noqa: PLC0415
+    from store.pipeline.archive import archive as archive_job  # noqa: PLC0415
+    from store.pipeline.delta import DeltaArchive  # noqa: PLC0415
 
     if follow and (dry_run or low_ns or high_ns != FOREVER):
         raise CliError(
             USAGE, "--follow takes all that comes: leave --dry-run, --from and --to out."
         )
-    lake = Lake(archive)
+    lake = DeltaArchive(archive)
     lake.require_usable()
     with runner.url() as url, runner.session() as session:
         bounds = low_ns, high_ns
-        work = Archiving(
+        work = ArchiveJob(
             url,
             lake,
             *bounds,
@@ -102,7 +101,7 @@ def archive(
             new_manifest,
         )
         if follow:
-            from store.pipeline.jobs.follow import follow as follow_job  # noqa: PLC0415
+            from store.pipeline.follow import follow as follow_job  # noqa: PLC0415
 
             return runner.finish(follow_job(session, work, interval))
         return runner.finish(archive_job(session, work))
@@ -136,16 +135,16 @@ def verify(
     Its manifest names the files and hours that must be there; a copy of it, or the database, also
     tells when both were removed. Changes nothing. The exit code is 1 if anything was found.
     """
-    from store.pipeline.jobs.verify import Verifying  # noqa: PLC0415
-    from store.pipeline.jobs.verify import verify as verify_job  # noqa: PLC0415
-    from store.pipeline.lake import Lake  # noqa: PLC0415
+    from store.pipeline.delta import DeltaArchive  # noqa: PLC0415
+    from store.pipeline.verify import VerifyJob  # noqa: PLC0415
+    from store.pipeline.verify import verify as verify_job  # noqa: PLC0415
 
-    lake = Lake(archive).open()
+    lake = DeltaArchive(archive).open()
     with (
         runner.url() if with_database else nullcontext() as url,
         runner.session() as session,
     ):
-        work = Verifying(lake, url, low_ns, high_ns, runner.say, manifest)
+        work = VerifyJob(lake, url, low_ns, high_ns, runner.say, manifest)
         return runner.finish(verify_job(session, work))
 
 
@@ -160,19 +159,19 @@ def verify(
 @option("--dry-run", is_flag=True, help="Only check, and print what would be done.")
 @job
 def repair(runner: Runner, *, archive: str, leave_out_lost: bool, dry_run: bool) -> int:
-    """Make the Delta log of ARCHIVE anew from its files and its manifest.
+    """Restore the Delta log of ARCHIVE from its manifest, which has a copy of each commit.
 
     For a log that is missing, damaged, or has lost commits. Every file must be the one that the
-    manifest names, and every hour complete; otherwise nothing is changed, and the exit code is 1.
+    manifest names; otherwise nothing is changed, and the exit code is 1.
     """
-    from store.pipeline.jobs.repair import Repairing, manifest_to_repair_by  # noqa: PLC0415
-    from store.pipeline.jobs.repair import repair as repair_job  # noqa: PLC0415
-    from store.pipeline.lake import Lake  # noqa: PLC0415
+    from store.pipeline.delta import DeltaArchive  # noqa: PLC0415
+    from store.pipeline.repair import RepairJob, require_manifest  # noqa: PLC0415
+    from store.pipeline.repair import repair as repair_job  # noqa: PLC0415
 
-    lake = Lake(archive)
-    manifest_to_repair_by(lake)
+    lake = DeltaArchive(archive)
+    require_manifest(lake)
     with runner.session() as session:
-        work = Repairing(lake, leave_out_lost, dry_run, runner.say)
+        work = RepairJob(lake, leave_out_lost, dry_run, runner.say)
         return runner.finish(repair_job(session, work))
 
 
@@ -192,23 +191,23 @@ def fingerprint(
 ) -> int:
     """Print how many messages ARCHIVE holds, and the XOR of their hashes, slice by slice.
 
-    Without ARCHIVE it is the database that is asked. Spark is started only for minutes of ARCHIVE,
-    and for days of it whose hours are not known.
+    Without ARCHIVE it prints those of the database. Spark is started only for minutes of ARCHIVE,
+    and if its commits do not record its hours.
     """
-    from store.pipeline.jobs.fingerprint import of_database, of_lake, sliced  # noqa: PLC0415
-    from store.pipeline.lake import Lake  # noqa: PLC0415
-    from store.pipeline.sides import LakeSide  # noqa: PLC0415
+    from store.pipeline.delta import DeltaArchive  # noqa: PLC0415
+    from store.pipeline.fingerprint import recorded_by, recorded_in, sliced  # noqa: PLC0415
+    from store.pipeline.message_sets import ArchiveMessages  # noqa: PLC0415
 
     if archive is None:
         with runner.url() as url:
-            asked = of_database(url, level)
+            asked = recorded_by(url, level)
         return runner.finish(sliced("the database", level, asked, low_ns, high_ns))
-    lake = Lake(archive).open()
-    found = of_lake(lake, level)
+    lake = DeltaArchive(archive).open()
+    found = recorded_in(lake, level)
     if found is None:
         runner.require_spark()
         with runner.session() as session:
-            found = LakeSide(session, lake).fingerprints(level, None)
+            found = ArchiveMessages(session, lake).fingerprints(level, None)
     return runner.finish(sliced(lake.path, level, found, low_ns, high_ns))
 
 
@@ -226,14 +225,14 @@ def nightly(runner: Runner, *, archive: str, manifest: str | None) -> int:
     As the three jobs one after the other, with one start of Spark. The exit code is 1 if any of
     them found anything.
     """
-    from store.pipeline.jobs.archive import Archiving  # noqa: PLC0415
-    from store.pipeline.jobs.nightly import nightly as nightly_job  # noqa: PLC0415
-    from store.pipeline.lake import Lake  # noqa: PLC0415
+    from store.pipeline.archive import ArchiveJob  # noqa: PLC0415
+    from store.pipeline.delta import DeltaArchive  # noqa: PLC0415
+    from store.pipeline.nightly import nightly as nightly_job  # noqa: PLC0415
 
-    lake = Lake(archive)
+    lake = DeltaArchive(archive)
     lake.require_usable()
     with runner.url() as url, runner.session() as session:
-        work = Archiving(url, lake, connections=runner.connections, say=runner.say)
+        work = ArchiveJob(url, lake, connections=runner.connections, say=runner.say)
         return runner.finish(nightly_job(session, work, manifest))
 
 
@@ -256,15 +255,15 @@ def diff(
 
     The exit code is 1 if they differ.
     """
-    from store.pipeline.jobs.diff import diff as diff_job  # noqa: PLC0415
-    from store.pipeline.jobs.diff import require_output  # noqa: PLC0415
+    from store.pipeline.diff import diff as diff_job  # noqa: PLC0415
+    from store.pipeline.diff import require_output  # noqa: PLC0415
 
     if output is not None:
         require_output(output)
     bounds = (low_ns, None if high_ns == FOREVER else high_ns)
     with (
-        runner.place(first) as one,
-        runner.place(second) as other,
+        runner.messages(first) as one,
+        runner.messages(second) as other,
         runner.session() as session,
     ):
         sides = (one(session), other(session))
@@ -289,7 +288,7 @@ def diff(
 @option(
     "--full",
     is_flag=True,
-    help="Go through everything, also what has not changed since a recorded audit.",
+    help="Examine everything, also what has not changed since a recorded audit.",
 )
 @option(
     "--against",
@@ -315,25 +314,25 @@ def audit(
     Finds parents that are missing, messages whose past is incomplete at any depth, how far each
     channel is complete, and claims that cannot all be true. Parents outside of --from and --to are
     looked for, too. Of ARCHIVE as a whole, without --output, only channels that have changed since
-    the last recorded audit are gone through, and messages that other stores were once found to hold
+    the last recorded audit are examined, and messages that other stores were once found to hold
     as well must still be there. The exit code is 1 if anything was found.
     """
-    from store.pipeline.causal.written import Outputs  # noqa: PLC0415
-    from store.pipeline.jobs.audit import Auditing  # noqa: PLC0415
-    from store.pipeline.jobs.audit import audit as audit_job  # noqa: PLC0415
-    from store.pipeline.lake import Lake  # noqa: PLC0415
-    from store.pipeline.sides import LakeSide  # noqa: PLC0415
+    from store.pipeline.audit.audit import AuditJob  # noqa: PLC0415
+    from store.pipeline.audit.audit import audit as audit_job  # noqa: PLC0415
+    from store.pipeline.audit.export import AuditOutputs  # noqa: PLC0415
+    from store.pipeline.delta import DeltaArchive  # noqa: PLC0415
+    from store.pipeline.message_sets import ArchiveMessages  # noqa: PLC0415
 
     if (record or against is not None) and (archive is None or low_ns or high_ns != FOREVER):
         name = "--record" if record else "--against"
         raise CliError(USAGE, f"{name} needs ARCHIVE, as a whole: leave --from and --to out.")
-    Outputs(output, missing)  # looks whether they can be written
-    opened = None if against is None else Lake(against).open()
-    with runner.place(archive) as place, runner.session() as session:
+    AuditOutputs(output, missing)  # looks whether they can be written
+    opened = None if against is None else DeltaArchive(against).open()
+    with runner.messages(archive) as place, runner.session() as session:
         side = place(session)
-        lake = Lake(archive) if record and archive is not None else None
-        other = None if opened is None else LakeSide(session, opened)
-        work = Auditing(side, low_ns, high_ns, output, missing, runner.say, lake, full, other)
+        lake = DeltaArchive(archive) if record and archive is not None else None
+        other = None if opened is None else ArchiveMessages(session, opened)
+        work = AuditJob(side, low_ns, high_ns, output, missing, runner.say, lake, full, other)
         return runner.finish(audit_job(session, work))
 
 
@@ -356,15 +355,15 @@ def restore(
 
     Nodes that serve see it at once. Give retention more time before, or it is dropped again.
     """
-    from store.pipeline.jobs.restore import Restoring, require_diff  # noqa: PLC0415
-    from store.pipeline.jobs.restore import restore as restore_job  # noqa: PLC0415
-    from store.pipeline.lake import Lake  # noqa: PLC0415
+    from store.pipeline.delta import DeltaArchive  # noqa: PLC0415
+    from store.pipeline.restore import RestoreJob, require_diff  # noqa: PLC0415
+    from store.pipeline.restore import restore as restore_job  # noqa: PLC0415
 
-    lake = Lake(archive).open()
+    lake = DeltaArchive(archive).open()
     if diff is not None:
         require_diff(diff)
     with runner.url() as url, runner.session() as session:
-        work = Restoring(lake, url, low_ns, high_ns, diff, runner.connections, dry_run, runner.say)
+        work = RestoreJob(lake, url, low_ns, high_ns, diff, runner.connections, dry_run, runner.say)
         return runner.finish(restore_job(session, work))
 
 
@@ -411,23 +410,22 @@ def report(
 ) -> int:
     """Write an HTML report on ARCHIVE: completeness, traffic, gaps, lateness, growth, peers.
 
-    Without ARCHIVE it is about the database. The page needs nothing but itself and a browser; where
-    there are many channels or topics, a folder beside it has further pages of all of them. --json
-    prints the figures behind it.
+    Without ARCHIVE it is about the database. The page needs only a browser. --json prints the
+    figures behind it.
     """
-    from store.pipeline.figures.outlook import Limits  # noqa: PLC0415
-    from store.pipeline.jobs.report import Reporting, require_output  # noqa: PLC0415
-    from store.pipeline.jobs.report import report as report_job  # noqa: PLC0415
-    from store.pipeline.lake import Lake  # noqa: PLC0415
+    from store.pipeline.delta import DeltaArchive  # noqa: PLC0415
+    from store.pipeline.report.outlook import Limits  # noqa: PLC0415
+    from store.pipeline.report.report import ReportJob, require_output  # noqa: PLC0415
+    from store.pipeline.report.report import report as report_job  # noqa: PLC0415
 
     require_output(output)
-    lake = None if archive is None else Lake(archive).open()
+    lake = None if archive is None else DeltaArchive(archive).open()
     peers = () if admin is None else peers_of(ask_status(admin, **credentials))
     with (
         runner.url() if with_database or archive is None else nullcontext() as url,
         runner.session() as session,
     ):
-        work = Reporting(
+        work = ReportJob(
             output,
             lake,
             url,

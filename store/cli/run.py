@@ -15,10 +15,9 @@ from typing import Any
 import click
 
 from store.config.node import ConfigError, NodeConfig
-from store.config.options import options_of
+from store.config.options import RunCommand, options_of
 from store.observe.logging import configure
 from storenode.cli.errors import FAILED, UNREACHABLE, USAGE, CliError
-from storenode.cli.options.layers import LayeredCommand
 
 _COLLECT_AFTER = 10_000
 """New objects between two looks for cycles. A hundred calls at once have so many without one."""
@@ -26,7 +25,7 @@ _COLLECT_AFTER = 10_000
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-@click.command(cls=LayeredCommand)
+@click.command(cls=RunCommand)
 @options_of(NodeConfig)
 def run(**options: Any) -> None:  # noqa: ANN401 - the options, by name
     """Run a node in the foreground until SIGTERM or Ctrl-C.

@@ -10,13 +10,8 @@ from typing import Any, Final
 import click
 
 from store.config import limits as most
-from store.config.options import access, data, limit, listener, messages, peers, request, running
-from store.domain.limits import (
-    DEFAULT_UNSENT_BYTES,
-    RESULT_BYTES,
-    RequestLimits,
-    least_response_bytes,
-)
+from store.config.options import access, data, limit, listener, messages, peers, running
+from store.domain.limits import DEFAULT_UNSENT_BYTES
 from store.domain.quota import DEFAULT_RECEIVED_BYTES_PER_S, ClientLimits
 from storenode.cli.options.types import (
     ADDRESS,
@@ -35,16 +30,13 @@ from storenode.cli.options.types import (
 from storenode.cli.options.units import format_size
 from storenode.message.limits import (
     MAX_MESSAGE_BYTES,
-    MAX_META_BYTES,
     MAX_REQUEST_BYTES,
-    MAX_TOPIC_BYTES,
 )
 
 LISTENERS: Final = ("listen", "peer", "admin", "metrics", "http")
 """Names of the listeners, as `--insecure` and the ready line call them."""
 
 _CLIENT: Final = ClientLimits()
-_REQUEST: Final = RequestLimits()
 _PATH: Final = click.Path(path_type=Path)
 _ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+")
 _HOST: Final = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?")
@@ -166,9 +158,6 @@ class NodeConfig:
         metavar="ID",
         multiple=True,
     )
-    peer_secret_file: Path | None = _file(
-        "Secret that peers without TLS prove to know, the same on all of them; 16 bytes or more."
-    )
     client_token_file: Path | None = _file(
         "Tokens, rights and limits of clients (TOML); without it any client may do everything"
         " but administer."
@@ -189,16 +178,6 @@ class NodeConfig:
         "Size of one encoded message, all fields.",
         size_up_to(most.LARGEST_MESSAGE_BYTES),
         format_size(MAX_MESSAGE_BYTES),
-    )
-    max_meta_size: int = messages(
-        "Size of a message's `meta` field.",
-        size_up_to(MAX_MESSAGE_BYTES),
-        format_size(MAX_META_BYTES),
-    )
-    max_topic_size: int = messages(
-        "Size of a pubsub or content topic, as UTF-8.",
-        size_up_to(most.LARGEST_TOPIC_BYTES),
-        format_size(MAX_TOPIC_BYTES),
     )
     retention: int | None = messages(
         "Age at which messages are dropped, a whole partition (a day) at a time.",
@@ -248,62 +227,6 @@ class NodeConfig:
         "Connections from one host to all of these listeners; of more the newest are closed.",
         click.IntRange(1, most.LARGEST_CONNECTIONS),
         most.DEFAULT_CONNECTIONS_PER_HOST,
-    )
-
-    max_batch_messages: int = request(
-        "Messages in one publishing request.",
-        click.IntRange(1, most.LARGEST_BATCH_MESSAGES),
-        _REQUEST.batch_messages,
-    )
-    max_response_size: int = request(
-        "Size of one response; pages are kept below it. gRPC clients accept 4MiB by default.",
-        size_up_to(most.LARGEST_RESPONSE_BYTES),
-        format_size(_REQUEST.response_bytes),
-    )
-    default_page_limit: int = request(
-        "Messages of a page of Query that asks for no number.",
-        click.IntRange(1, most.LARGEST_PAGE_MESSAGES),
-        _REQUEST.default_page_messages,
-    )
-    max_page_limit: int = request(
-        "Messages of a page of Query, whatever it asks for.",
-        click.IntRange(1, most.LARGEST_PAGE_MESSAGES),
-        _REQUEST.page_messages,
-    )
-    max_query_hashes: int = request(
-        "Message hashes in a Query.",
-        click.IntRange(1, most.LARGEST_QUERY_HASHES),
-        _REQUEST.query_hashes,
-    )
-    max_query_topics: int = request(
-        "Content topics in a Query, and in the filter of any other read.",
-        click.IntRange(1, most.LARGEST_QUERY_TOPICS),
-        _REQUEST.query_topics,
-    )
-    max_sds_entries: int = request(
-        "Entries of a GetSdsMessages.",
-        click.IntRange(1, most.LARGEST_SDS_ENTRIES),
-        _REQUEST.sds_entries,
-    )
-    max_sds_claimants: int = request(
-        "Messages returned for one SDS message ID.",
-        click.IntRange(1, most.LARGEST_SDS_CLAIMANTS),
-        _REQUEST.sds_claimants,
-    )
-    max_causal_heads: int = request(
-        "Heads of a GetCausalHistory.",
-        click.IntRange(1, most.LARGEST_CAUSAL_HEADS),
-        _REQUEST.causal_heads,
-    )
-    max_causal_known_ids: int = request(
-        "Known IDs of a GetCausalHistory.",
-        click.IntRange(1, most.LARGEST_CAUSAL_KNOWN_IDS),
-        _REQUEST.causal_known_ids,
-    )
-    max_causal_messages: int = request(
-        "Messages of a GetCausalHistory, whatever it asks for.",
-        click.IntRange(1, most.LARGEST_CAUSAL_MESSAGES),
-        _REQUEST.causal_messages,
     )
 
     peer: tuple[Peer, ...] = peers("Another node; repeatable.", PEER, multiple=True)
@@ -406,7 +329,6 @@ class NodeConfig:
             self._problem_of_peers(),
             self._problem_of_listeners(),
             self._problem_of_http(),
-            self._problem_of_sizes(),
         ):
             if problem is not None:
                 raise ConfigError(problem)
@@ -435,11 +357,6 @@ class NodeConfig:
         return None
 
     def _problem_of_peers(self) -> str | None:
-        if self.peer_secret_file is not None and self.tls:
-            return (
-                "--peer-secret-file is for peers without TLS, and --tls-cert is given: peers show"
-                " certificates; leave one of the two out."
-            )
         if self.allow_peer and not self.tls and not (self.peer_listen or self.listen).loopback:
             return (
                 "--allow-peer needs --tls-cert, --tls-key and --tls-ca beyond loopback: without"
@@ -497,22 +414,4 @@ class NodeConfig:
                     f"{flag} {name} is no name of a host: give it without scheme and"
                     " port, such as node.example, or *."
                 )
-        return None
-
-    def _problem_of_sizes(self) -> str | None:
-        response_bytes, message_bytes = self.max_response_size, self.max_message_size
-        least_bytes = least_response_bytes(message_bytes)
-        if response_bytes < least_bytes:
-            return (
-                f"--max-response-size {format_size(response_bytes)} is too small for a message of"
-                f" --max-message-size {format_size(message_bytes)}: give at least"
-                f" {format_size(least_bytes)}."
-            )
-        results = response_bytes // RESULT_BYTES
-        if self.max_batch_messages > results:
-            return (
-                f"--max-batch-messages {self.max_batch_messages} is too many for a response of"
-                f" --max-response-size {format_size(response_bytes)}, which holds {results}"
-                " results: give at most as many, or a larger response."
-            )
         return None

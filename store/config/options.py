@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import field, fields
 from functools import partial
 from typing import Any, Final
 
 import click
 
-from storenode.cli.options.layers import option
+from storenode.cli.options.layers import LayeredCommand, option
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 _METADATA: Final = "option"
@@ -38,9 +38,40 @@ listener = partial(_declare, "Listeners")
 access = partial(_declare, "Access")
 messages = partial(_declare, "Messages")
 limit = partial(_declare, "Limits")
-request = partial(_declare, "Requests")
 peers = partial(_declare, "Peers")
 running = partial(_declare, "Running")
+
+REMOVED: Final[Mapping[str, str]] = {
+    "--peer-secret-file": "peers beyond loopback need certificates: give --tls-cert and --tls-ca",
+    **dict.fromkeys(
+        (
+            *("--max-batch-messages", "--max-response-size", "--default-page-limit"),
+            *("--max-page-limit", "--max-query-hashes", "--max-query-topics", "--max-sds-entries"),
+            *("--max-sds-claimants", "--max-causal-heads", "--max-causal-known-ids"),
+            *("--max-causal-messages", "--max-meta-size", "--max-topic-size"),
+        ),
+        "the limits of requests are the same on every node: leave it out",
+    ),
+}
+"""Options that went, and what replaced them."""
+
+
+class RunCommand(LayeredCommand):
+    """A command that says of a removed option what replaced it."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the command line.
+
+        Raises:
+            click.UsageError: An option was removed, or there is none of that name.
+        """
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            if error.option_name not in REMOVED:
+                raise
+            sentence = f"{error.option_name} was removed: {REMOVED[error.option_name]}."
+            raise click.UsageError(sentence, ctx) from None
 
 
 def options_of(config: type, *names: str, **others: str) -> Decorator:

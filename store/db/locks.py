@@ -2,7 +2,7 @@
 
 A transaction takes them in this order: MIGRATION, then FOLDING before anything else, PARTITIONS
 before the tables that it creates or drops, COMMIT_ORDER after the tables' own locks, last of all.
-An upgrade takes the first three, and then its tables (`store.db.schema.upgrade_locks`).
+An upgrade of the schema takes the first three, and then the locks of the tables that it changes.
 The upper half spells "stor", so that other programs in the same database are not met by accident.
 """
 

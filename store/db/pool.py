@@ -16,12 +16,11 @@ from typing import Any, Final, Protocol, TypeVar, TypeVarTuple
 
 import psycopg
 from psycopg import AsyncConnection, conninfo
-from psycopg import errors as pg
 from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout
 
 from store.db.arrays import register
-from store.db.errors import sentence
-from store.db.schema.migrate import application_name
+from store.db.errors import NO_CONNECTION, Failure, find_failure, sentence
+from store.db.schema.migrate import APPLICATION_NAME
 from store.db.turns import Turns
 from store.domain.outlet import Outlet
 from store.domain.ports import StoreUnavailable
@@ -47,25 +46,6 @@ _RETRY_FIRST_S: Final = 0.05
 _RETRY_MOST_S: Final = 1.0
 _RETURN_PATIENCE_S: Final = 0.5
 """How long to wait for a connection to be given back where no other can be made."""
-
-# A server that goes away, comes up, or has become the standby: the same statement may work at
-# the next attempt, perhaps on another host.
-_TRANSIENT: Final = (
-    psycopg.InterfaceError,
-    pg.ConnectionException,
-    pg.AdminShutdown,
-    pg.CrashShutdown,
-    pg.CannotConnectNow,
-    pg.IdleInTransactionSessionTimeout,
-    pg.ReadOnlySqlTransaction,
-    pg.TooManyConnections,
-    pg.DeadlockDetected,
-    pg.SerializationFailure,
-    pg.LockNotAvailable,
-    pg.QueryCanceled,
-    PoolTimeout,
-)
-_EXHAUSTED: Final = (pg.DiskFull, pg.OutOfMemory, pg.InsufficientResources)
 
 
 class HostRefused(psycopg.OperationalError):
@@ -98,39 +78,14 @@ class PoolSettings:
     commit_patience_s: float = 60.0
 
 
-def is_transient(error: BaseException) -> bool:
-    """True when the same statement may succeed at a later attempt."""
-    if isinstance(error, _TRANSIENT):
-        return True
-    # A broken connection comes as a bare OperationalError, without an SQLSTATE.
-    return isinstance(error, psycopg.OperationalError) and error.sqlstate is None
-
-
-DISK_FULL: Final = "the database's disk is full; free space, then publish again"
-
-
-def is_exhausted(error: BaseException) -> bool:
-    """True when the server ran out of disk or memory."""
-    return isinstance(error, _EXHAUSTED)
-
-
-def unavailable(error: BaseException) -> StoreUnavailable:
-    """Say in one sentence why the database does not serve."""
-    if isinstance(error, pg.DiskFull):
-        return StoreUnavailable(DISK_FULL)
-    if is_exhausted(error):
-        return StoreUnavailable("the database is short of memory or connections; retry later")
-    if isinstance(error, PoolTimeout):
-        return StoreUnavailable(
-            "no database connection became free; it is unreachable or busy: retry with backoff"
-        )
-    return StoreUnavailable("the database cannot be reached; retry with backoff")
-
-
 def complete_url(url: str, *, read_only: bool = False) -> str:
-    """Add what a node needs to a connection string: a writable server, and quick detection.
+    """Add what a node needs to a connection string: a primary, and quick detection.
 
-    ``read_only``: any server will do.
+    A primary that takes no writes (`default_transaction_read_only`) still serves queries.
+
+    Args:
+        url: A connection string of libpq.
+        read_only: A standby will do.
 
     Source: PostgreSQL manual, "Connection Strings", "Specifying Multiple Hosts".
 
@@ -143,13 +98,13 @@ def complete_url(url: str, *, read_only: bool = False) -> str:
         raise ValueError(f"the database URL cannot be read: {error}".strip()) from error
     _require_ports(str(given.get("port", "")))
     defaults = {
-        "target_session_attrs": "any" if read_only else "read-write",
+        "target_session_attrs": "any" if read_only else "primary",
         "connect_timeout": "5",
         "keepalives_idle": "10",
         "keepalives_interval": "5",
         "keepalives_count": "3",
         "tcp_user_timeout": "20000",
-        "application_name": application_name(),
+        "application_name": APPLICATION_NAME,
     }
     return conninfo.make_conninfo(url, **{k: v for k, v in defaults.items() if k not in given})
 
@@ -291,6 +246,10 @@ class Database:
         self.store_id = b""
         self.cursor_key = b""
         """What cursors of ``Follow`` are encrypted with."""
+        self.connect_failure: Failure | None = None
+        """Why no connection can be made, as `store.runtime.monitor` found last."""
+        self.write_failure: Failure | None = None
+        """Why the database takes no writes, likewise."""
         self.last_online_ns = 0
         """When the store was last online, as its database said when it was opened; 0: never."""
 
@@ -382,12 +341,11 @@ class Database:
                 async with self.connection(pool or self.read_pool) as connection:
                     return await work(connection, *given)
             except (psycopg.Error, PoolTimeout) as error:
-                if is_exhausted(error):
-                    raise unavailable(error) from error
-                if not is_transient(error):
+                failure = find_failure(error)
+                if failure is None:
                     raise
-                if not await patience.wait():
-                    raise unavailable(error) from error
+                if not failure.is_transient or not await patience.wait():
+                    raise self.unavailable(failure) from error
 
     async def rows(
         self,
@@ -432,6 +390,12 @@ class Database:
         """
         async with self._pages.turn(outlet.caller, outlet.connection):
             return await self.read(work, pool=self.bulk_pool)
+
+    def unavailable(self, failure: Failure) -> StoreUnavailable:
+        """Return the error that callers are given."""
+        if failure is NO_CONNECTION and self.connect_failure is not None:
+            failure = self.connect_failure
+        return StoreUnavailable(failure.sentence)
 
     @asynccontextmanager
     async def connection(self, pool: Pool) -> AsyncIterator[Connection]:

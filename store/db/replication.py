@@ -26,6 +26,12 @@ _WAIT_FOR_STANDBY: Final = (
     " where current_setting('synchronous_standby_names') <> ''"
 )
 
+_PROBE: Final = """
+with granted as (insert into storenode.messages select * from storenode.messages where false)
+select pg_logical_emit_message(true, 'storenode', '')
+"""
+"""Adds no row and needs the right to add one; its record in the log is committed as a row is."""
+
 
 class StandbyNotWaitedFor(psycopg.OperationalError):
     """A commit is on the primary and perhaps not on the standby; to try again is safe."""
@@ -60,3 +66,8 @@ async def cover_what_is_visible(connection: Connection) -> None:
     visible on a server alone is on its disk.
     """
     await connection.execute(_WAIT_FOR_STANDBY)
+
+
+async def commit_probe(connection: Connection) -> None:
+    """Commit a small write as a publish does; its errors are those of a publish."""
+    await connection.execute(_PROBE)

@@ -1,4 +1,8 @@
-"""A node as a process: `storenode run` with a Postgres of its own, started, killed, stopped."""
+"""A node as a process: `storenode run` with a Postgres of its own.
+
+It ends with the demo, however that ends: the program is started by the launcher of the embedded
+Postgres, which has the kernel, or a process that watches a pipe, signal the death of the parent.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +12,19 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Final
 
-from store.demo.limits import LOG_TAIL_LINES, MAX_LOG_TAIL_BYTES, READY_PATIENCE_S, STOP_PATIENCE_S
+from store.demo.limits import LOG_TAIL_LINES, MAX_LOG_TAIL_BYTES, READY_TIMEOUT_S, STOP_TIMEOUT_S
+from store.embedded import launcher
 
 _ANY_PORT: Final = "127.0.0.1:0"
 _LISTENERS: Final = ("--listen", "--peer-listen", "--admin-listen", "--metrics-listen")
 
 
 class NodeFailed(Exception):
-    """A node did not start, or ended when it should not; ``tail`` is the end of its log."""
+    """A node did not start, or ended by itself; ``tail`` is the end of its log."""
 
     def __init__(self, sentence: str, tail: str) -> None:
         super().__init__(sentence)
@@ -44,14 +50,16 @@ class NodeProcess:
 
     @property
     def running(self) -> bool:
-        """Whether the process lives."""
+        """True while the process lives."""
         return self._process is not None and self._process.returncode is None
 
     @property
     def command(self) -> list[str]:
         """The command line."""
         # -P: what lies in the current directory must not stand in for our modules.
-        line = [sys.executable, "-P", "-m", "storenode.cli", "run"]
+        options = {"parent": os.getpid(), "uid": None, "gid": None, "watch_fd": _watch_fd()}
+        line = [sys.executable, "-I", "-S", launcher.__file__, json.dumps(options)]
+        line += [sys.executable, "-P", "-m", "storenode.cli", "run"]
         line += ["--data-dir", str(self._data_dir)]
         for listener in _LISTENERS:
             line += [listener, _ANY_PORT]
@@ -61,7 +69,7 @@ class NodeProcess:
         """Start, and wait until it serves.
 
         Raises:
-            NodeFailed: it ended, or took too long.
+            NodeFailed: It ended, or took too long.
         """
         self._expected_to_end = False
         with self.log_path.open("ab") as log:
@@ -73,13 +81,14 @@ class NodeProcess:
                 env=_environment(),
                 # Ctrl-C at the terminal is for the demo, which stops its nodes in order.
                 start_new_session=True,
+                pass_fds=[fd for fd in [_watch_fd()] if fd is not None],
             )
         assert self._process.stdout is not None
         try:
-            async with asyncio.timeout(READY_PATIENCE_S):
+            async with asyncio.timeout(READY_TIMEOUT_S):
                 line = await self._process.stdout.readline()
         except TimeoutError:
-            raise self._failed(f"did not serve within {READY_PATIENCE_S:.0f} s") from None
+            raise self._failed(f"did not serve within {READY_TIMEOUT_S:.0f} s") from None
         if not line.endswith(b"\n"):
             raise self._failed(f"{_ending(await self._process.wait())} while it started")
         self.ready = json.loads(line)
@@ -88,7 +97,7 @@ class NodeProcess:
         """Wait for the end of the process, which only `kill` and `stop` may bring about.
 
         Raises:
-            NodeFailed: it ended by itself.
+            NodeFailed: It ended by itself.
         """
         assert self._process is not None
         code = await self._process.wait()
@@ -96,22 +105,22 @@ class NodeProcess:
             raise self._failed(_ending(code))
 
     async def kill(self) -> None:
-        """SIGKILL: it has no time to say or write anything."""
+        """End the process by SIGKILL."""
         await self._end(signal.SIGKILL)
 
     def send_kill(self) -> None:
-        """SIGKILL, without waiting for the end."""
+        """Send SIGKILL without waiting for the end."""
         self._expected_to_end = True
         if self.running:
             assert self._process is not None
             self._process.kill()
 
     async def stop(self) -> None:
-        """SIGTERM, and SIGKILL if that takes too long."""
+        """End the process by SIGTERM, or by SIGKILL if that takes too long."""
         if not self.running:
             return
         try:
-            async with asyncio.timeout(STOP_PATIENCE_S):
+            async with asyncio.timeout(STOP_TIMEOUT_S):
                 await self._end(signal.SIGTERM)
         except TimeoutError:
             await self._end(signal.SIGKILL)
@@ -128,18 +137,24 @@ class NodeProcess:
         return NodeFailed(f"The node {self.name} {what}: see {self.log_path}.", self._log_tail())
 
     def _log_tail(self) -> str:
-        """The last lines of the log."""
+        """Return the last lines of the log."""
         with self.log_path.open("rb") as log:
             log.seek(max(0, log.seek(0, os.SEEK_END) - MAX_LOG_TAIL_BYTES))
             text = log.read().decode("utf-8", "replace")
         return "\n".join(text.splitlines()[-LOG_TAIL_LINES:])
 
 
+@cache
+def _watch_fd() -> int | None:
+    """Return the end of a pipe that closes with this process; None where the kernel signals it."""
+    return None if sys.platform == "linux" else os.pipe()[0]
+
+
 def _ending(code: int) -> str:
-    """How a process with an exit code, or the negative number of a signal, has ended."""
+    """Return in words how a process ended, by its exit code or negative signal number."""
     return f"ended with code {code}" if code >= 0 else f"was ended by {signal.Signals(-code).name}"
 
 
 def _environment() -> dict[str, str]:
-    """The environment without settings of a node that somebody happens to run."""
+    """Return the environment without settings of another node."""
     return {name: text for name, text in os.environ.items() if not name.startswith("STORENODE_")}

@@ -1,4 +1,4 @@
-"""The participants: who is in which channel, behind which node and link, and what they say."""
+"""The participants: their channels, nodes and links, and what they say."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from store.demo.ledger import Ledger
 from store.demo.limits import FILTER_ERROR_RATE, FILTER_IDS, LOSS, SAY_EVERY_S
-from store.demo.tap import Passage, Tap, Way
+from store.demo.tap import Passage, Tap
 from store.demo.tasks import Tasks
 from storenode.sds.aio.channel import Channel
 from storenode.sds.aio.events import ChannelEvent, Events, Message
@@ -30,13 +30,16 @@ _LOG_PAGE: Final = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Character:
-    """Who somebody is: the node that they reach first, and whether their link is bad."""
+    """A participant of the cast: the node that it reaches first, and whether its link is bad."""
 
     name: str
     channel_id: str
     home: str
     bad_link: bool = False
 
+
+READER: Final = "bela"
+"""Reads the conversation of which her link loses a line."""
 
 NEIGHBOUR: Final = "lena"
 """Says something behind the node that is cut off."""
@@ -52,7 +55,7 @@ LEAVER: Final = "hugo"
 
 CAST: Final = (
     Character("ada", "atlas", "n1"),
-    Character("bela", "atlas", "n2", bad_link=True),
+    Character(READER, "atlas", "n2", bad_link=True),
     Character("cora", "atlas", "n3"),
     Character("dan", "birch", "n1", bad_link=True),
     Character("elsa", "birch", "n2"),
@@ -64,10 +67,6 @@ CAST: Final = (
     Character(ROAMER, "delta", "n3"),
     Character(NEIGHBOUR, "delta", "n3"),
 )
-
-
-def ignore(event: ChannelEvent) -> None:
-    """Default: ignore."""
 
 
 class Person:
@@ -101,7 +100,7 @@ class Person:
         rng = Random()
         self.loses_next = False
         """Whether its link loses the next message of another."""
-        self.on_event: Callable[[ChannelEvent], None] = ignore
+        self.on_event: Callable[[ChannelEvent], None] | None = None
         self.passage = Passage(who.name, lambda: self._loses_now(rng))
         self._places = [Tap(place, self.passage, ledger) for place in places]
         self._config = ChannelConfig(
@@ -120,7 +119,7 @@ class Person:
         return self._channel is not None
 
     async def join(self, tasks: Tasks) -> None:
-        """Begin, or go on from the state of the last time; ``tasks`` get what reads along."""
+        """Join the channel, with the state of the last time if there is one."""
         stack = AsyncExitStack()
         channel = await stack.enter_async_context(
             Channel.join(
@@ -136,7 +135,7 @@ class Person:
         tasks.start(self._note(channel.events()))
 
     async def leave(self) -> None:
-        """End; what was said is published first, if a node can be reached."""
+        """Leave the channel; what was said is published first, if a node can be reached."""
         async with self._turn:
             stack, self._stack, self._channel = self._stack, None, None
             if stack is not None:
@@ -159,11 +158,11 @@ class Person:
             return ""
 
     def has_met(self, message_ids: Iterable[str]) -> bool:
-        """Whether all of some messages came to it."""
+        """Return True if all of some messages came to it."""
         return all(message_id in self.passage.came for message_id in message_ids)
 
     async def log(self) -> list[Message]:
-        """The whole log in order; empty when away."""
+        """Return the whole log in order; empty when away."""
         found: list[Message] = []
         page = await self._channel.log(_LOG_PAGE) if self._channel else []
         while page and self._channel:
@@ -172,15 +171,9 @@ class Person:
         return found
 
     def look(self) -> Status:
-        """The status now; while away, an empty one."""
+        """Return the status now; an empty one while away."""
         self.status = self._channel.status if self._channel else Status()
         return self.status
-
-    @property
-    def recovered(self) -> dict[str, Way]:
-        """What was lost on the link or found missing, and has come: by which way."""
-        came = self.passage.came
-        return {each: came[each] for each in (self.passage.lost | self.missed) if each in came}
 
     def _loses_now(self, rng: Random) -> bool:
         if self.loses_next:
@@ -195,13 +188,14 @@ class Person:
 
     async def _note(self, events: Events[ChannelEvent]) -> None:
         async for event in events:
-            self.on_event(event)
+            if self.on_event is not None:
+                self.on_event(event)
             if isinstance(event, Missing):
                 self.missed.update(each.message_id for each in event.messages)
 
 
 class People:
-    """All of them, and their conversation."""
+    """All participants, and their talk."""
 
     def __init__(self, tasks: Tasks) -> None:
         self._tasks = tasks
@@ -217,27 +211,23 @@ class People:
         return iter(self.all.values())
 
     def add(self, person: Person) -> None:
-        """One more."""
+        """Add a participant."""
         self.all[person.who.name] = person
 
     async def join(self) -> None:
-        """All begin."""
+        """Have all join."""
         await asyncio.gather(*(person.join(self._tasks) for person in self.all.values()))
 
     async def remember(self) -> None:
-        """All write down their logs as they are: `Person.final`."""
+        """Keep the logs of all as they are now in `Person.final`."""
         for person in self:
             person.final = await person.log()
             person.look()
 
     async def leave(self) -> None:
-        """All end."""
+        """Have all leave."""
         await self.be_silent()
         await asyncio.gather(*(person.leave() for person in self.all.values()))
-
-    async def rejoin(self, name: str) -> None:
-        """One who has left comes back."""
-        await self.all[name].join(self._tasks)
 
     def talk(self) -> None:
         """Have them talk until `be_silent`."""
@@ -245,28 +235,19 @@ class People:
         self._talking = self._tasks.start(self._talk())
 
     async def be_silent(self) -> None:
-        """Have nobody say anything any more; who has begun says it to the end."""
+        """End the talk; a line that was begun is said to its end."""
         self._silent.set()
         if self._talking is not None:
             await self._talking
 
     def bad_links(self, *, lose: bool) -> None:
-        """Have the bad links lose messages, or carry everything."""
+        """Make the bad links lose messages, or carry everything."""
         for person in self.all.values():
             person.loses = lose and person.who.bad_link
 
     def members(self, channel_id: str) -> list[Person]:
-        """Who is in a channel."""
+        """Return the participants of a channel."""
         return [each for each in self.all.values() if each.who.channel_id == channel_id]
-
-    @property
-    def settled(self) -> bool:
-        """Whether all who are here have all of each other's messages, as far as they know."""
-        return all(
-            person.look().synced and not person.status.unpublished
-            for person in self.all.values()
-            if person.here
-        )
 
     async def _talk(self) -> None:
         while not self._silent.is_set():

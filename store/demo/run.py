@@ -1,85 +1,64 @@
-"""One run of the demo, from an empty directory to a verdict, and nothing left behind."""
+"""One run of the demo, from an empty directory to a verdict, with nothing left behind."""
 
 from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Coroutine, Iterator
-from contextlib import AsyncExitStack, contextmanager, suppress
-from typing import Any, Final, TypeVar
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Final
 
-from store.demo.network import Network
-from store.demo.scene import Scene
+from store.demo.report import Report
 from store.demo.story import Plan, Story
-from store.demo.tables import summary
-from store.demo.tasks import Tasks
-from store.demo.verdict import Verdict, judge
-from store.demo.views import View
+from store.demo.verdict import judge
 
-_T = TypeVar("_T")
 _END_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-async def run(plan: Plan, view: View) -> bool:
-    """Tell the story, show it, and print the summary; whether everything was everywhere.
+async def run(plan: Plan, report: Report) -> bool:
+    """Tell the story and print the verdict; return True if everything is everywhere.
 
     Ctrl-C, SIGTERM and SIGHUP end it in order, with ``CancelledError``; a second one kills the
     nodes.
 
     Raises:
-        NodeFailed: a node did not start, or ended by itself.
-        NodeError: a node refused what it should take.
+        NodeFailed: A node did not start, or ended by itself.
+        NodeError: A node refused what it should take.
     """
-    scene = Scene(Tasks(), Network())
-    with _ending_by_signals(scene):
+    story = Story(plan, report)
+    with _ended_by_signals(story):
         try:
-            with view.showing(scene):
-                verdict = await _played(scene, plan, view)
+            verdict = await _unless_failed(story)
         finally:
-            await _clean_up(scene)
-    view.conclude(summary(scene, verdict))
-    return not verdict.differences
+            await story.close()
+    return verdict
 
 
-async def _played(scene: Scene, plan: Plan, view: View) -> Verdict:
-    scene.tasks.start(view.run(scene))
-    await _unless_failed(scene, Story(scene, plan).tell())
-    assert scene.cluster is not None
-    assert scene.people is not None
-    assert scene.watch is not None
-    scene.tell("Every store is read, every hash computed anew", chapter=True)
-    await scene.watch.look()
-    return await _unless_failed(scene, judge(scene.cluster, scene.ledger, scene.people))
-
-
-async def _unless_failed(scene: Scene, work: Coroutine[Any, Any, _T]) -> _T:
-    """Do something to its end, or until a task of the scene fails."""
-    doing = asyncio.create_task(work)
+async def _unless_failed(story: Story) -> bool:
+    """Tell the story to its end, or until a task of it fails."""
+    telling = asyncio.create_task(_tell(story))
     try:
-        failure = scene.tasks.failure
-        await asyncio.wait((doing, failure), return_when=asyncio.FIRST_COMPLETED)
-        if not doing.done():
+        failure = story.tasks.failure
+        await asyncio.wait((telling, failure), return_when=asyncio.FIRST_COMPLETED)
+        if not telling.done():
             failure.result()
-        return await doing
+        return await telling
     finally:
-        doing.cancel()
+        telling.cancel()
         with suppress(asyncio.CancelledError, Exception):
-            await doing
+            await telling
 
 
-async def _clean_up(scene: Scene) -> None:
-    """End everything, the last first; what cannot be ended in order keeps nothing else running."""
-    async with AsyncExitStack() as stack:
-        stack.push_async_callback(scene.network.close)
-        if scene.cluster is not None:
-            stack.push_async_callback(scene.cluster.stop)
-        stack.push_async_callback(scene.tasks.stop)
-        if scene.people is not None:
-            stack.push_async_callback(scene.people.leave)
+async def _tell(story: Story) -> bool:
+    await story.tell()
+    story.report.chapter("Every store is read, and every hash is computed again")
+    verdict = await judge(story.cluster, story.ledger, story.people)
+    story.conclude(verdict)
+    return not verdict.differences and not story.waiter.given_up
 
 
 @contextmanager
-def _ending_by_signals(scene: Scene) -> Iterator[None]:
+def _ended_by_signals(story: Story) -> Iterator[None]:
     """Cancel the current task at the first signal, and kill the nodes at any further one."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
@@ -87,9 +66,9 @@ def _ending_by_signals(scene: Scene) -> Iterator[None]:
 
     def end() -> None:
         nonlocal asked
-        if asked and scene.cluster is not None:
-            scene.cluster.kill()
-        elif not asked:
+        if asked:
+            story.cluster.kill()
+        else:
             asked = True
             task.cancel()
 

@@ -4,55 +4,64 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from store.demo.auditor import Auditor
-from store.demo.cluster import NODES, Cluster
-from store.demo.conversation import LOST, READER, SCRIPT, Conversation
+from store.demo.cluster import NODES, Cluster, short_name
 from store.demo.device import Device
+from store.demo.ledger import Ledger
 from store.demo.limits import (
     BURST_CUT_OFF,
     BURST_OUTAGE,
+    CALL_TIMEOUT_S,
     GAP_S,
     LINE_S,
     OUTAGE_S,
     PARTITION_S,
-    READ_S,
-    ROAM_AFTER,
+    STATUS_EVERY_S,
     TALK_S,
 )
-from store.demo.people import (
-    CAST,
-    LEAVER,
-    LISTENER,
-    NEIGHBOUR,
-    ROAMER,
-    People,
-    Person,
-    ignore,
-)
-from store.demo.recovery import Recovery
-from store.demo.scene import Scene
+from store.demo.network import Network
+from store.demo.people import CAST, LEAVER, LISTENER, NEIGHBOUR, READER, ROAMER, People, Person
+from store.demo.report import Incident, Report
+from store.demo.sources import stored_by_source
 from store.demo.tap import Way
-from store.demo.watch import Watch
-from storenode.connection.channel import TlsIdentity
+from store.demo.tasks import Tasks
+from store.demo.verdict import Verdict
+from store.demo.waiting import Waiter
+from storenode.client.errors import NodeError
+from storenode.client.node import connect
+from storenode.sds.aio.events import ChannelEvent, Message
 from storenode.sds.aio.node import StoreNode
+from storenode.sds.events import Missing
 
 CUT_OFF: Final = "n3"
 KILLED: Final = "n2"
 DEVICE: Final = "n1"
 
+SCRIPT: Final = (
+    ("ada", "Is the ferry running tonight?"),
+    ("cora", "Yes, until ten."),
+    ("ada", "Then bring the crate."),
+    ("cora", "I will. Which dock?"),
+    ("ada", "Dock four."),
+)
+LOST: Final = 2
+"""The line of the script that the link of `READER` loses."""
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is asked of a run.
+    """The options of a run.
 
-    ``pace`` above 1 makes the phases shorter; ``patience_s`` bounds each wait for what was lost,
-    and nothing is waited for beyond ``limit_s`` after the beginning. ``without`` names what is
-    switched off: gossip, reconciliation, repair.
+    ``pace`` above 1 makes the phases shorter. A wait is given up when nothing has changed for
+    ``patience_s``, and all are ``limit_s`` after the beginning. ``without`` names what is switched
+    off: gossip, reconciliation, repair.
     """
 
     directory: Path
@@ -63,21 +72,27 @@ class Plan:
 
 
 class Story:
-    """Tells it once, a method for a chapter."""
+    """One run, with a method for each chapter."""
 
-    def __init__(self, scene: Scene, plan: Plan) -> None:
-        self._scene = scene
+    def __init__(self, plan: Plan, report: Report) -> None:
         self._plan = plan
-        self._cluster = Cluster(plan.directory, scene.network, plan.without)
-        self._fault_s = 0.0
+        self.report = report
+        self.tasks = Tasks()
+        self.ledger = Ledger()
+        self.people = People(self.tasks)
+        self.waiter = Waiter(plan.patience_s, plan.limit_s)
+        self._network = Network()
+        self.cluster = Cluster(plan.directory, self._network, plan.without)
+        self._incidents: list[Incident] = []
 
     async def tell(self) -> None:
-        """From the start of the nodes until all should be equal.
+        """Run all chapters, until everything should be everywhere.
 
         Raises:
-            NodeFailed: a node did not start.
-            NodeError: the device was refused.
+            NodeFailed: A node did not start.
+            NodeError: A node refused the device's messages.
         """
+        self.report.legend()
         await self._begin()
         await self._converse()
         await self._talk()
@@ -87,207 +102,248 @@ class Story:
         await self._bring_back()
         await self._settle()
 
-    async def _begin(self) -> None:
-        scene, cluster = self._scene, self._cluster
-        scene.tell("Three nodes start, each with a Postgres, and speak TLS", chapter=True)
-        scene.cluster = cluster
-        await cluster.start()
-        for node in cluster.nodes.values():
-            scene.tasks.start(node.watch())
-        tls = cluster.tls
-        wires = {name: await scene.network.wire(name) for name in NODES}
-        addresses = {name: wire.address for name, wire in wires.items()}
-        scene.auditor = self._auditor = Auditor(addresses, tls, scene.tasks)
-        scene.watch = self._watch = Watch(cluster, scene.met)
-        scene.tasks.start(self._watch.run())
-        self._device = Device(cluster.addresses[DEVICE], tls, scene.ledger)
-        scene.people = self._people = await self._invite(tls)
+    async def close(self) -> None:
+        """End everything, the last first; a failure of one part keeps no other one running."""
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(self._network.close)
+            stack.push_async_callback(self.cluster.stop)
+            stack.push_async_callback(self.tasks.stop)
+            stack.push_async_callback(self.people.leave)
 
-    async def _invite(self, tls: TlsIdentity) -> People:
-        people = People(self._scene.tasks)
+    def conclude(self, verdict: Verdict) -> None:
+        """Print what was lost, how it came back, and whether everything is everywhere."""
+        self.report.incidents(self._incidents)
+        missed = [person.passage.lost | person.missed for person in self.people]
+        ways = Counter(
+            str(person.passage.came[each])
+            for person, ids in zip(self.people, missed, strict=True)
+            for each in ids
+            if each in person.passage.came
+        )
+        own = sum(len(ids & set(each.said)) for ids, each in zip(missed, self.people, strict=True))
+        self.report.recoveries(ways, sum(map(len, missed)) - ways.total() - own)
+        if verdict.differences or self.waiter.given_up:
+            self.report.failure(verdict.differences, self.waiter.given_up)
+            return
+        held = len(verdict.held[NODES[0]])
+        lines = sum(len(said) for said in self.ledger.said.values())
+        channels = len(self.ledger.said)
+        self.report.success(
+            f"The {len(NODES)} stores are equal: {held:,} messages, by hashes computed anew.",
+            f"The {len(CAST)} logs are equal: all {lines:,} lines of {channels} channels.",
+        )
+
+    async def _begin(self) -> None:
+        self.report.chapter("Three nodes start, each with a Postgres, and speak TLS")
+        await self.cluster.start()
+        for node in self.cluster.nodes.values():
+            self.tasks.start(node.watch())
+        tls = self.cluster.tls
+        addresses = {name: (await self._network.wire(name)).address for name in NODES}
+        self._auditor = Auditor(addresses, tls, self.tasks)
+        self._device = Device(self.cluster.addresses[DEVICE], tls, self.ledger)
         for who in CAST:
             first = NODES.index(who.home)
             # The own node first, then the others in turn.
             wires = [
-                await self._scene.network.person_wire(who.name, node)
+                await self._network.person_wire(who.name, node)
                 for node in NODES[first:] + NODES[:first]
             ]
-            people.add(
-                Person(
-                    who,
-                    [StoreNode(wire.address, tls=tls) for wire in wires],
-                    self._plan.directory / f"{who.name}.db",
-                    self._scene.ledger,
-                    repairs="repair" not in self._plan.without,
-                )
-            )
-        return people
+            nodes = [StoreNode(wire.address, tls=tls) for wire in wires]
+            state = self._plan.directory / f"{who.name}.db"
+            repairs = "repair" not in self._plan.without
+            self.people.add(Person(who, nodes, state, self.ledger, repairs=repairs))
+        self.tasks.start(self._show_state())
+
+    async def _show_state(self) -> None:
+        while True:
+            await asyncio.sleep(STATUS_EVERY_S)
+            here = [person for person in self.people if person.here]
+            if here:
+                held = ", ".join(f"{name} {len(of):,}" for name, of in self._auditor.held.items())
+                synced = sum(person.look().synced for person in here)
+                missing = sum(person.status.missing for person in here)
+                state = f"{synced} of {len(here)} participants in sync, {missing:,} lines missing"
+                self.report.line(f"messages held: {held}; {state}", "dim")
 
     async def _converse(self) -> None:
         """Let a reader watch one gap, from the lost line until it is back."""
-        scene, people = self._scene, self._people
-        scene.tell(
-            f"One conversation: {READER}'s link loses a line, and for a while each copy",
-            chapter=True,
-        )
-        await people.join()
-        reader = people[READER]
-        await self._until(lambda: all(each.look().node for each in people))
-        conversation = scene.conversation = Conversation(reader.passage.came, scene.tell)
-        reader.on_event = conversation.note
+        self.report.chapter(f"One conversation, as {READER} reads it: her link loses a line")
+        await self.people.join()
+        reader = self.people[READER]
+        reader.on_event = self._show_event
+        await self._until("all participants follow a node", self._count_offline)
         # SDS-Repair has its turn later: here a store node brings the line.
         reader.passage.loses_again = tuple(Way)
-        for number in range(len(SCRIPT)):
+        for number, (name, text) in enumerate(SCRIPT):
             reader.loses_next = number == LOST
-            await self._say(number)
+            said = await self.people[name].say(text)
+            members = self.people.members(reader.who.channel_id)
+            others = [each for each in members if each.who.name not in (name, READER)]
+            await self._until("a line arrives", lambda: _count_unmet(others, said))  # noqa: B023
+            await self._for(LINE_S)
             if number == LOST + 1:
-                await self._until(lambda: conversation.gap is not None)
+                await self._until(f"{READER} misses the line", lambda: int(not reader.missed))
                 await self._for(GAP_S)
                 # A round of calls may be under way, by hint first and then by ID: where it has
-                # asked by hint already, the line would come by its ID, which is not the rule.
+                # asked by hint already, the line would come by its ID.
                 reader.passage.loses_again = [way for way in Way if way is not Way.HINT]
-                scene.tell(f"{READER}'s link loses no more answers of store nodes")
-        await self._until(lambda: conversation.whole)
-        await self._for(READ_S)
+                self.report.line(f"{READER}'s link loses no more answers of store nodes")
+        await self._until(f"{READER} has all lines", lambda: len(SCRIPT) - reader.length)
         reader.passage.loses_again = ()
-        reader.on_event = ignore
-        conversation.over = True
+        reader.on_event = None
 
-    async def _say(self, number: int) -> None:
-        """Let a line of the script be said and heard, by all but its reader."""
-        name, text = SCRIPT[number]
-        said = [await self._people[name].say(text)]
-        members = self._people.members(self._people[READER].who.channel_id)
-        heard_by = [each for each in members if each.who.name not in (name, READER)]
-        await self._until(lambda: all(each.has_met(said) for each in heard_by))
-        await self._for(LINE_S)
+    def _show_event(self, event: ChannelEvent) -> None:
+        reader = self.people[READER]
+        if isinstance(event, Missing):
+            for _ in event.messages:
+                self.report.line("?     missing: the next line names it as its parent, and waits")
+        elif isinstance(event, Message):
+            line = f"{event.sender_id:<6}{event.content.decode()}"
+            if event.message_id in reader.missed:
+                way = reader.passage.came.get(event.message_id)
+                whom = "another participant" if way is Way.SDS_REPAIR else "a store node"
+                line += f"  (back from {whom}, by {way})"
+            self.report.line(line)
 
     async def _talk(self) -> None:
-        self._scene.tell("Twelve participants talk; bad links lose a fifth", chapter=True)
-        self._people.bad_links(lose=True)
-        self._people.talk()
-        self._readings = self._scene.tasks.start(self._device.run())
+        self.report.chapter("Twelve participants talk; bad links lose a fifth")
+        self.people.bad_links(lose=True)
+        self.people.talk()
+        self._readings = self.tasks.start(self._device.run())
         await self._for(TALK_S)
 
     async def _cut_off(self) -> None:
-        scene = self._scene
-        scene.tell(f"{CUT_OFF} is cut off with those behind it; both sides go on", chapter=True)
+        self.report.chapter(f"{CUT_OFF} is cut off with its participants; both sides go on")
         self._fault_s = time.monotonic()
-        scene.troubles[CUT_OFF] = "cut off"
-        scene.network.split(CUT_OFF, [who.name for who in CAST if who.home == CUT_OFF])
-        scene.tell(f"a device has {BURST_CUT_OFF:,} readings for {DEVICE}")
-        burst = scene.tasks.start(self._device.burst(BURST_CUT_OFF))
-        await self._for(PARTITION_S * ROAM_AFTER)
+        self._network.split(CUT_OFF, [who.name for who in CAST if who.home == CUT_OFF])
+        self.report.line(f"a device has {BURST_CUT_OFF:,} readings for {DEVICE}")
+        burst = self.tasks.start(self._device.burst(BURST_CUT_OFF))
+        await self._for(PARTITION_S / 2)
         await self._roam()
-        await self._for(PARTITION_S * (1 - ROAM_AFTER))
+        await self._for(PARTITION_S / 2)
         await burst
         await self._seen()
 
     async def _roam(self) -> None:
-        """Somebody goes to the other side, where the messages that they know of are at no node."""
-        scene, people = self._scene, self._people
-        neighbour, roamer, listener = people[NEIGHBOUR], people[ROAMER], people[LISTENER]
-        for _ in range(3):
-            await neighbour.say()
-        told = tuple(neighbour.said)
-        await self._until(lambda: roamer.has_met(told))
-        scene.network.place(ROAMER, CUT_OFF, inside=False)
-        await self._until(lambda: scene.network.node_at(roamer.look().node) not in ("", CUT_OFF))
-        place = scene.network.node_at(roamer.status.node)
-        scene.tell(f"{ROAMER} goes to {place}, where no node has {NEIGHBOUR}'s lines")
+        """Move somebody to the other side, where no node has the messages that they know."""
+        roamer, listener = self.people[ROAMER], self.people[LISTENER]
+        told = [await self.people[NEIGHBOUR].say() for _ in range(3)]
+        await self._until(f"{ROAMER} reads {NEIGHBOUR}", lambda: _count_unmet([roamer], *told))
+        self._network.place(ROAMER, CUT_OFF, inside=False)
+
+        def away() -> int:
+            return int(self._network.node_at(roamer.look().node) in ("", CUT_OFF))
+
+        await self._until(f"{ROAMER} reaches another node", away)
+        place = self._network.node_at(roamer.status.node)
+        self.report.line(f"{ROAMER} goes to {place}, where no node has {NEIGHBOUR}'s lines")
         await roamer.say()
-        await self._until(lambda: listener.has_met(told))
-        answered = sum(listener.passage.came.get(each) is Way.SDS_REPAIR for each in told)
-        scene.tell(f"{LISTENER} asks for them; SDS-Repair brings {answered:,}")
+        await self._until(f"{LISTENER} reads them too", lambda: _count_unmet([listener], *told))
+        repaired = sum(listener.passage.came.get(each) is Way.SDS_REPAIR for each in told)
+        self.report.line(f"{LISTENER} asks for them; SDS-Repair brings {repaired:,}")
 
     async def _heal(self) -> None:
-        scene, away_s = self._scene, time.monotonic() - self._fault_s
-        scene.tell(f"{CUT_OFF} is reached again, and all tell each other", chapter=True)
-        await self._watch.look()
-        recoveries = [self._recovery(CUT_OFF, f"cut off for {away_s:.0f} s")]
-        recoveries += [
-            self._recovery(name, f"{CUT_OFF} not reached") for name in NODES if name != CUT_OFF
-        ]
-        lacking = ", ".join(
-            f"{name} lacks {len(each.lacked):,}"
-            for name, each in zip([CUT_OFF, *NODES], recoveries, strict=False)
-        )
-        scene.tell(lacking)
-        scene.network.heal()
-        del scene.troubles[CUT_OFF]
+        away_s = time.monotonic() - self._fault_s
+        self.report.chapter(f"{CUT_OFF} is reached again")
+        lacked = {name: self._auditor.lacking(name) for name in NODES}
+        self.report.line(", ".join(f"{name} lacks {len(of):,}" for name, of in lacked.items()))
+        recoveries = []
+        for name, of in lacked.items():
+            what = f"cut off for {away_s:.0f} s" if name == CUT_OFF else f"{CUT_OFF} not reached"
+            recovery = self._recover(name, what, of, await self._sources(name))
+            recoveries.append(self.tasks.start(recovery))
+        self._network.heal()
         if "reconciliation" not in self._plan.without:
-            await self._watch.synchronize(CUT_OFF, DEVICE)
-        await self._recover(recoveries)
+            await self._synchronize(CUT_OFF, DEVICE)
+        self._incidents += await asyncio.gather(*recoveries)
+
+    async def _synchronize(self, caller: str, callee: str) -> None:
+        """Have two nodes reconcile everything now, if the caller answers."""
+        address = self.cluster.admin_addresses[caller]
+        with suppress(NodeError):
+            async with connect(address, tls=self.cluster.tls, timeout_s=CALL_TIMEOUT_S) as client:
+                peers = (await client.status()).peers
+                peer = next(each for each in peers if short_name(each.node_id) == callee)
+                report = await client.synchronize(peer.address, time_start=0)
+            found = f"{report.missing_here:,} and {report.missing_there:,} missing"
+            moved = report.messages_received + report.messages_sent
+            self.report.line(f"sync {caller}-{callee}: {found}, {moved:,} moved")
 
     async def _kill(self) -> None:
-        scene = self._scene
-        scene.tell(f"{KILLED} is killed; its participants go elsewhere", chapter=True)
-        await self._people[LEAVER].leave()
-        scene.tell(f"{LEAVER} closes the program")
-        await self._watch.look()
+        self.report.chapter(f"{KILLED} is killed; its participants go elsewhere")
+        await self.people[LEAVER].leave()
+        self.report.line(f"{LEAVER} closes the program")
         self._fault_s = time.monotonic()
-        await self._cluster.nodes[KILLED].kill()
-        scene.troubles[KILLED] = "killed"
-        scene.tell(f"a device has {BURST_OUTAGE:,} readings for {CUT_OFF}")
-        await self._device.burst(BURST_OUTAGE, self._cluster.addresses[CUT_OFF])
+        await self.cluster.nodes[KILLED].kill()
+        self.report.line(f"a device has {BURST_OUTAGE:,} readings for {CUT_OFF}")
+        await self._device.burst(BURST_OUTAGE, self.cluster.addresses[CUT_OFF])
         await self._for(OUTAGE_S)
         await self._seen()
 
     async def _bring_back(self) -> None:
-        scene, down_s = self._scene, time.monotonic() - self._fault_s
-        scene.tell(f"{KILLED} is started again, with what is on its disk", chapter=True)
-        scene.troubles[KILLED] = "starting"
-        self._watch.sources[KILLED].restarted()
-        recovery = self._recovery(KILLED, f"killed, down for {down_s:.0f} s")
-        scene.tell(f"{KILLED} lacks {len(recovery.lacked):,}")
-        await self._cluster.serve(KILLED)
-        scene.tasks.start(self._cluster.nodes[KILLED].watch())
-        del scene.troubles[KILLED]
-        await self._people.rejoin(LEAVER)
-        scene.tell(f"{LEAVER} opens the program again")
-        await self._recover([recovery])
+        down_s = time.monotonic() - self._fault_s
+        self.report.chapter(f"{KILLED} is started again, with what is on its disk")
+        lacked = self._auditor.lacking(KILLED)
+        self.report.line(f"{KILLED} lacks {len(lacked):,}")
+        await self.cluster.serve(KILLED)
+        self.tasks.start(self.cluster.nodes[KILLED].watch())
+        await self.people[LEAVER].join(self.tasks)
+        self.report.line(f"{LEAVER} opens the program again")
+        what = f"killed, down for {down_s:.0f} s"
+        self._incidents.append(await self._recover(KILLED, what, lacked, Counter()))
 
     async def _settle(self) -> None:
-        """Nothing new is said, no link loses anything, and everybody has the time to catch up."""
-        scene = self._scene
-        scene.tell("Nobody says more; whoever lacks something gets it", chapter=True)
+        """Say nothing new, lose nothing, and give everybody the time to catch up."""
+        self.report.chapter("Nobody says more; whoever lacks something gets it")
         self._readings.cancel()
-        await self._people.be_silent()
-        self._people.bad_links(lose=False)
-        await self._until(self._complete)
-        await self._people.remember()
-        await self._people.leave()
-        await self._until(lambda: self._auditor.equal)
+        await self.people.be_silent()
+        self.people.bad_links(lose=False)
+        await self._until("every participant has every line", self._count_lines_due)
+        await self._until("every store has every message", lambda: self._auditor.unequal)
+        await self.people.remember()
+        await self.people.leave()
+        await self._until("every store has every message", lambda: self._auditor.unequal)
 
-    def _complete(self) -> bool:
-        said = self._scene.ledger.said
-        return self._people.settled and all(
-            each.length == len(said[each.who.channel_id]) for each in self._people
-        )
+    def _count_lines_due(self) -> int:
+        """Return the number of lines that participants lack, have not published, or wait for."""
+        due = 0
+        for person in self.people:
+            status = person.look()
+            lines = len(self.ledger.said.get(person.who.channel_id, ()))
+            due += max(lines - person.length, 0) + status.unpublished + int(not status.synced)
+        return due
 
-    def _recovery(self, node: str, what: str) -> Recovery:
-        return Recovery(self._auditor, self._watch, node, what)
+    def _count_offline(self) -> int:
+        return sum(person.look().node is None for person in self.people)
 
-    async def _recover(self, recoveries: Sequence[Recovery]) -> None:
-        ended = (each.ended(self._patience_s) for each in recoveries)
-        self._scene.incidents += await asyncio.gather(*ended)
+    async def _recover(
+        self, node: str, what: str, lacked: set[bytes], before: Counter[str]
+    ) -> Incident:
+        """Wait until a node has what it lacked when a fault ended."""
+        began_s, held = time.monotonic(), self._auditor.held[node]
+        is_whole = await self._until(f"{node} gets what it lacks", lambda: len(lacked - held))
+        seconds = time.monotonic() - began_s
+        ways = await self._sources(node) - before
+        return Incident(node, what, len(lacked), ways, seconds, is_whole)
+
+    async def _sources(self, node: str) -> Counter[str]:
+        return await stored_by_source(self.cluster.nodes[node].ready["metrics"])
 
     async def _seen(self) -> None:
-        """Wait until all that was acknowledged by now was seen in some node's feed."""
-        acknowledged = frozenset(self._scene.ledger.acknowledged)
-        await self._until(lambda: acknowledged <= self._auditor.all)
+        """Wait until everything that was acknowledged by now was seen in some node's feed."""
+        acknowledged = frozenset(self.ledger.acknowledged)
+        await self._until(
+            "nodes show what they acknowledged", lambda: len(acknowledged - self._auditor.all)
+        )
 
-    async def _until(self, condition: Callable[[], bool]) -> None:
-        """Wait for something, but not for ever: the verdict says what it comes to in the end."""
-        await self._auditor.until(condition, self._patience_s)
+    async def _until(self, what: str, count: Callable[[], int]) -> bool:
+        return await self.waiter.until_none(what, count)
 
     async def _for(self, seconds: float) -> None:
-        await asyncio.sleep(min(seconds / self._plan.pace, self._left_s))
+        await asyncio.sleep(min(seconds / self._plan.pace, self.waiter.left_s))
 
-    @property
-    def _patience_s(self) -> float:
-        return min(self._plan.patience_s, self._left_s)
 
-    @property
-    def _left_s(self) -> float:
-        return max(self._plan.limit_s - self._scene.elapsed_s, 0.0)
+def _count_unmet(people: Collection[Person], *message_ids: str) -> int:
+    """Return how many copies of some messages have not come to their readers."""
+    return sum(not person.has_met([each]) for person in people for each in message_ids)

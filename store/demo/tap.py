@@ -1,27 +1,24 @@
-"""A link that loses messages, and sees what comes by which way.
+"""A link that loses messages and records by which call each message came.
 
-It stands between a participant and its node, so what it says is not the participant's own word:
-what was lost on the link, and by which call each message came at last.
+It stands between a participant and its node, so its records do not depend on the participant.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
+from store.demo.ledger import Ledger, hash_of
 from storenode.sds.aio.passing import PassingLink
 from storenode.sds.aio.transport import FeedPage, Fetched, Outbound, Route, Transport, Verdict
-from storenode.sds.envelope import Entry, Kind, MessageError, SdsMessage, decode_message
-
-if TYPE_CHECKING:
-    from store.demo.ledger import Ledger
+from storenode.sds.codec import Entry, Kind, MessageError, SdsMessage, decode_message
 
 
 class Way(StrEnum):
-    """By which call a message came to a participant."""
+    """A call by which messages come to a participant."""
 
     LIVE = "live feed"
     CURSOR = "cursor"
@@ -34,21 +31,19 @@ class Way(StrEnum):
 
 @dataclass(slots=True)
 class Passage:
-    """What passed one participant's link: IDs of content of others."""
+    """The record of one participant's link: IDs of content messages of others."""
 
     name: str
     loses: Callable[[], bool]
     loses_again: Collection[Way] = ()
     """The ways by which what was lost once is lost again."""
-    said: dict[str, bytes] = field(default_factory=dict)
-    """The hashes of its own messages, by ID, as a node holds them."""
     lost: set[str] = field(default_factory=set)
     came: dict[str, Way] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Tap:
-    """Another transport, less what the passage loses of its feed."""
+    """A transport that loses messages of another one's feed."""
 
     inner: Transport
     passage: Passage
@@ -56,7 +51,7 @@ class Tap:
 
     @property
     def name(self) -> str:
-        """That of the other."""
+        """The name of the inner transport."""
         return self.inner.name
 
     def open(self, route: Route) -> TapLink:
@@ -66,7 +61,7 @@ class Tap:
 
 @dataclass(frozen=True, slots=True)
 class TapLink(PassingLink):
-    """One channel of it."""
+    """A link that loses messages of another one's feed."""
 
     route: Route
     passage: Passage
@@ -75,21 +70,28 @@ class TapLink(PassingLink):
     async def publish(
         self, batches: AsyncIterator[Sequence[Outbound]]
     ) -> AsyncGenerator[Sequence[Verdict], None]:
-        """Publish, and enter what is offered and what a node holds."""
+        """Publish, and record what is offered and what a node holds."""
+        sent: deque[Sequence[Outbound]] = deque()
 
         async def entered() -> AsyncIterator[Sequence[Outbound]]:
             async for batch in batches:
+                sent.append(batch)
                 for each in batch:
                     self._offer(each)
                 yield batch
 
         async with aclosing(self.inner.publish(entered())) as answers:
             async for verdicts in answers:
-                self.ledger.acknowledged.update(each.hint for each in verdicts if each.held)
+                # No node keeps what goes out as ephemeral, whatever it answers.
+                self.ledger.acknowledged.update(
+                    verdict.hint
+                    for outbound, verdict in zip(sent.popleft(), verdicts, strict=True)
+                    if verdict.held and not outbound.ephemeral
+                )
                 yield verdicts
 
     async def follow(self, cursor: bytes) -> AsyncGenerator[FeedPage, None]:
-        """The feed, with losses from when it is live on."""
+        """Follow the feed, with losses once it is live."""
         live = not cursor
         async with aclosing(self.inner.follow(cursor)) as pages:
             async for page in pages:
@@ -101,21 +103,21 @@ class TapLink(PassingLink):
                 yield replace(page, messages=kept)
 
     def scan(self, since_ns: int) -> AsyncGenerator[Sequence[Fetched], None]:
-        """All from a time on."""
+        """Read all messages from a time on."""
         return self._seen(self.inner.scan(since_ns), Way.SCAN)
 
     def by_hint(self, hints: Sequence[bytes]) -> AsyncGenerator[Sequence[Fetched], None]:
-        """Some by their hashes."""
+        """Read messages by their hashes."""
         return self._seen(self.inner.by_hint(hints), Way.HINT)
 
     def by_id(self, entries: Sequence[Entry]) -> AsyncGenerator[Sequence[Fetched], None]:
-        """Some by their IDs."""
+        """Read messages by their IDs."""
         return self._seen(self.inner.by_id(entries), Way.ID)
 
     def closure(
         self, heads: Sequence[Entry], known_ids: Sequence[str]
     ) -> AsyncGenerator[Sequence[Fetched], None]:
-        """Some with all that they depend on."""
+        """Read messages with all that they depend on."""
         return self._seen(self.inner.closure(heads, known_ids), Way.HISTORY)
 
     async def _seen(
@@ -128,20 +130,15 @@ class TapLink(PassingLink):
                 yield kept
 
     def _offer(self, outbound: Outbound) -> None:
-        if outbound.ephemeral:
-            return
-        digest = self.ledger.offer(self.route, outbound.payload, outbound.timestamp_ns)
-        message = content_of(outbound.payload)
-        if message is not None and self._answers(message, digest):
+        message, digest = content_of(outbound.payload), self._digest(outbound)
+        if message is not None and message.sender_id != self.passage.name:
             self.ledger.answers.add(digest)
+        if not outbound.ephemeral:
+            self.ledger.offered.add(digest)
 
-    def _answers(self, message: SdsMessage, digest: bytes) -> bool:
-        """Whether this is the answer to a request for repair: a node holds the message already."""
-        said = self.passage.said
-        first = said.get(message.message_id)
-        if first not in self.ledger.acknowledged:
-            said[message.message_id] = digest
-        return message.sender_id != self.passage.name or said[message.message_id] != digest
+    def _digest(self, message: Outbound | Fetched) -> bytes:
+        topics = self.route.pubsub_topic, self.route.content_topic
+        return hash_of(topics[0], message.payload, topics[1], message.timestamp_ns)
 
     def _lose(self, fetched: Fetched) -> bool:
         message = self._from_others(fetched)
@@ -151,7 +148,7 @@ class TapLink(PassingLink):
         return True
 
     def _let(self, page: Sequence[Fetched], way: Way) -> Sequence[Fetched]:
-        """A page without what is lost again."""
+        """Return a page without what is lost again."""
         if way not in self.passage.loses_again:
             return page
         return [each for each in page if not self._was_lost(each)]
@@ -164,7 +161,9 @@ class TapLink(PassingLink):
         for fetched in page:
             message = self._from_others(fetched)
             if message is not None:
-                came = Way.SDS_REPAIR if fetched.hint in self.ledger.answers else way
+                is_feed = way in (Way.LIVE, Way.CURSOR)
+                is_answer = is_feed and self._digest(fetched) in self.ledger.answers
+                came = Way.SDS_REPAIR if is_answer else way
                 self.passage.came.setdefault(message.message_id, came)
 
     def _from_others(self, fetched: Fetched) -> SdsMessage | None:
@@ -173,7 +172,7 @@ class TapLink(PassingLink):
 
 
 def content_of(payload: bytes) -> SdsMessage | None:
-    """A message of a channel that has content; None for sync messages and for anything else."""
+    """Return the content message in a payload; None for sync messages and anything else."""
     try:
         message = decode_message(payload)
     except MessageError:

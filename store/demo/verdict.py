@@ -1,7 +1,6 @@
-"""Is everything everywhere? Judged from what was said and published, and what is held in the end.
+"""The comparison of what is held in the end with what was said and published.
 
-Each node is asked for all that it holds, fields included, and hashes are computed anew (`ledger`);
-what a node or a participant thinks of itself counts for nothing.
+Each node is read whole and hashes are computed again; its own counts and states are not used.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from storenode.sds.aio.events import Message
 
 @dataclass(slots=True)
 class Verdict:
-    """What was looked at, and every difference found, as a sentence."""
+    """The stores that were read, and a sentence for each difference that was found."""
 
     held: dict[str, set[bytes]] = field(default_factory=dict)
     differences: list[str] = field(default_factory=list)
@@ -42,7 +41,7 @@ async def judge(cluster: Cluster, ledger: Ledger, people: People) -> Verdict:
 
 
 async def _scan(cluster: Cluster, name: str) -> tuple[set[bytes], list[str]]:
-    """The hashes of all that a node holds, computed from the fields that it gives."""
+    """Return the hashes of all that a node holds, computed from the fields, and differences."""
     held: set[bytes] = set()
     differences: list[str] = []
     try:
@@ -67,7 +66,7 @@ async def _scan(cluster: Cluster, name: str) -> tuple[set[bytes], list[str]]:
 
 
 def store_differences(held: dict[str, set[bytes]], ledger: Ledger) -> Iterator[str]:
-    """Where stores, by the hashes that they hold, are not equal, or not what was published."""
+    """Yield a sentence for each way in which stores differ from each other or from the ledger."""
     everything = set().union(*held.values())
     for name, own in held.items():
         if lacking := len(everything - own):
@@ -81,7 +80,7 @@ def store_differences(held: dict[str, set[bytes]], ledger: Ledger) -> Iterator[s
 def log_differences(
     channel_id: str, said: Mapping[str, bytes], logs: Mapping[str, Sequence[Message]]
 ) -> Iterator[str]:
-    """Where the logs of a channel, by participant, are not equal, or not what was said, by ID."""
+    """Yield a sentence for each way in which logs differ from each other or from what was said."""
     orders = {tuple(message.message_id for message in log) for log in logs.values()}
     if len(orders) > 1:
         yield f"In {channel_id} the logs of {len(logs)} participants are not the same."

@@ -17,10 +17,10 @@ Only who publishes a message relays it while it is fresh. To another store it is
 message that a store sends as ephemeral is refused by name.
 
 Messages are judged in chunks, so that a large request does not keep others waiting; the result
-does not depend on where it was cut. What is computed here (hash, topic key, frame, SDS metadata)
-goes with the batch to the database, and is not computed again. Messages of the usual form
-(`store.messages.shapes`) are judged as columns, without an object for each of them; the verdict is
-the same.
+does not depend on where it was cut. What is computed here (hash, content digest, topic key, frame,
+SDS metadata) goes with the batch to the database, and is not computed again. Messages of the usual
+form (`store.messages.shapes`) are judged as columns, without an object for each of them; the
+verdict is the same.
 
 Source: 13/WAKU2-STORE, "Message eligibility", and the node's contract.
 """
@@ -36,6 +36,7 @@ from typing import Final, NamedTuple
 
 from store.domain.access import Client
 from store.domain.ports import Ephemeral, Source, TopicRights
+from store.messages.conflicts import StoreResult
 from store.messages.record import (
     RecordBatch,
     begin_frame,
@@ -44,10 +45,19 @@ from store.messages.record import (
     split_frame,
 )
 from store.messages.shapes import LEAD_BYTES, TIME_BYTES, Lead, read_lead, read_names, read_times
-from store.messages.transfer import Decoded, decode_message
-from storenode.message.hashing import message_hashes, pack_timestamp
+from store.messages.transfer import Decoded, MalformedMessage, decode_message
+from storenode.message.hashing import (
+    content_digest,
+    content_digests,
+    framed_after_payload,
+    length_framed,
+    message_hash,
+    message_hashes,
+    pack_length,
+)
 from storenode.message.limits import MAX_CACHED_TOPICS, MAX_SHAPE_BYTES
 from storenode.message.rules import (
+    CONFLICT,
     MISSING_MESSAGE,
     Policy,
     Reason,
@@ -84,6 +94,16 @@ class Admitted:
     ephemerals: list[Ephemeral] = field(default_factory=list)
     refusals: dict[int, Refusal] = field(default_factory=dict)
 
+    def refuse_conflicts(self, stored: StoreResult) -> None:
+        """Reject the messages that the writer has not stored because others have their hashes."""
+        if not stored.conflicts:
+            return
+        for index, position in enumerate(self.positions):
+            if position in stored.conflicts:
+                self.verdicts[index] = Verdict.REJECTED
+                self.positions[index] = -1
+                self.refusals[index] = CONFLICT
+
     def count(self, stored: Sequence[bool]) -> Counts:
         """Count what became of the request; ``stored`` is the writer's answer for the batch."""
         new = sum(stored)
@@ -111,6 +131,9 @@ class _Topic(NamedTuple):
     key: bytes
     suffix: bytes
     names: tuple[str, str]
+    framed_pubsub: bytes
+    framed_content: bytes
+    """The topics as content digests have them; the latter with an empty meta behind it."""
 
 
 _Recognized = tuple[_Topic, bytes, bytes, bytes]
@@ -118,7 +141,7 @@ _Recognized = tuple[_Topic, bytes, bytes, bytes]
 
 _ACCEPTED: Final = Verdict.ACCEPTED
 _NO_TIME: Final = bytes(TIME_BYTES)
-_NO_TOPIC: Final = _Topic(None, b"", b"", b"", b"", ("", ""))
+_NO_TOPIC: Final = _Topic(None, b"", b"", b"", b"", ("", ""), b"", b"")
 _UNRECOGNIZED: Final[_Recognized] = (_NO_TOPIC, b"", b"", b"")
 _EVERY_TOPIC: Final = TopicRights()
 _EPHEMERAL: Final = Refusal(
@@ -155,10 +178,7 @@ class Admission:
     def admit(self, messages: Sequence[bytes]) -> None:
         """Judge the next messages: encoded ``WakuMessageAndTopic`` entries.
 
-        Never raises for what a message holds.
-
-        Raises:
-            MalformedMessage: one of them is none; the request as a whole is to be refused.
+        Never raises for what an entry holds: one that cannot be decoded is refused like any other.
         """
         batch, first = self.admitted.batch, len(self.admitted.batch.hashes)
         # The hot path of the node: columns, not messages, and no object for each that is decoded.
@@ -168,20 +188,25 @@ class Admission:
         usable &= timestamps <= self._times.newest_ns
         stamps = timestamps.astype(">i8").view("V8").tolist()
         at_ns, whole = timestamps.tolist(), usable.tolist()
-        digests = message_hashes(
+        stamped = [
+            (topic, payload, stamp)
+            for (topic, _, payload, _), stamp, is_usable in zip(seen, stamps, whole, strict=True)
+            if is_usable
+        ]
+        hashes = message_hashes(
+            [(topic[1], payload, topic[2], stamp) for topic, payload, stamp in stamped]
+        )
+        digests = content_digests(
             [
-                (topic[1], payload, topic[2], stamp)
-                for (topic, _, payload, _), stamp, is_usable in zip(
-                    seen, stamps, whole, strict=True
-                )
-                if is_usable
+                (topic[6], pack_length(len(payload)), payload, topic[7], stamp)
+                for topic, payload, stamp in stamped
             ]
         )
-        fresh = set(digests)
+        fresh = set(hashes)
         if len(fresh) == len(messages) and (not first or fresh.isdisjoint(batch.hashes)):
-            self._keep_all(seen, at_ns, digests, topics)
+            self._keep_all(seen, at_ns, hashes, digests, topics)
         else:
-            hashed = iter(digests)
+            hashed = zip(hashes, digests, strict=True)
             for message, found, at, is_usable in zip(messages, seen, at_ns, whole, strict=True):
                 if is_usable:
                     self._keep(at, found[0], next(hashed), found[1:])
@@ -228,6 +253,7 @@ class Admission:
         self,
         seen: Sequence[_Recognized],
         timestamps: list[int],
+        hashes: list[bytes],
         digests: list[bytes],
         topics: Sequence[_Topic],
     ) -> None:
@@ -236,9 +262,10 @@ class Admission:
         first = len(batch.hashes)
         result.verdicts += [_ACCEPTED] * len(seen)
         result.positions += range(first, first + len(seen))
-        result.hashes += digests
+        result.hashes += hashes
         batch.timestamps += timestamps
-        batch.hashes += digests
+        batch.hashes += hashes
+        batch.content_digests += digests
         batch.topic_keys += [topic[3] for topic, _, _, _ in seen]
         batch.heads += [head for _, head, _, _ in seen]
         batch.payloads += [payload for _, _, payload, _ in seen]
@@ -253,25 +280,27 @@ class Admission:
 
     def _judge(self, message: bytes) -> None:
         """Judge the next message by all rules, one after the other."""
-        item = decode_message(len(self.admitted.verdicts), message)
+        try:
+            item = decode_message(message)
+        except MalformedMessage as error:
+            self._reject(error.refusal, error.message_hash)
+            return
         topic = _topic((item.pubsub_topic, item.content_topic), self._policy)
-        digest = b""
+        digest = content = b""
         if item.timestamp:
-            stamp = pack_timestamp(item.timestamp)
-            parts = (topic.pubsub, item.payload, topic.content, item.meta, stamp)
-            (digest,) = message_hashes((parts,))
+            fields = (topic.pubsub, item.payload, topic.content, item.meta, item.timestamp)
+            digest, content = message_hash(*fields), content_digest(*fields)
         refusal = self._problem(item, topic)
         if refusal is not None:
-            self.admitted.refusals[len(self.admitted.verdicts)] = refusal
-            self._decide(Verdict.REJECTED, -1, digest)
+            self._reject(refusal, digest)
             return
         head, tail = split_frame(item.body, len(item.payload), topic.suffix)
         if item.ephemeral:
             rest = head + item.payload + tail
-            self._relay(topic, digest, begin_frame(digest, len(rest)) + rest)
+            self._relay(topic, digest, content, begin_frame(digest, len(rest)) + rest)
         else:
             assert item.timestamp is not None, "a message without a timestamp is refused"
-            self._keep(item.timestamp, topic, digest, (head, item.payload, tail))
+            self._keep(item.timestamp, topic, (digest, content), (head, item.payload, tail))
 
     def _problem(self, item: Decoded, topic: _Topic) -> Refusal | None:
         if not item.has_message:
@@ -291,18 +320,32 @@ class Admission:
         return found
 
     def _keep(
-        self, timestamp: int, topic: _Topic, digest: bytes, parts: tuple[bytes, bytes, bytes]
+        self,
+        timestamp: int,
+        topic: _Topic,
+        digests: tuple[bytes, bytes],
+        parts: tuple[bytes, bytes, bytes],
     ) -> None:
+        """Accept a message, unless it is in the batch already, or another one with its hash is.
+
+        ``digests``: its hash and its content digest.
+        """
         batch, positions = self.admitted.batch, self._positions
+        digest, content = digests
         if len(positions) < len(batch.hashes):  # an earlier chunk was kept as a whole
             positions.update((known, place) for place, known in enumerate(batch.hashes))
         position = positions.get(digest)
         if position is not None:
-            self._decide(Verdict.DUPLICATE, position, digest)
+            if batch.content_digests[position] == content:
+                self._decide(Verdict.DUPLICATE, position, digest)
+            else:
+                self.admitted.refusals[len(self.admitted.verdicts)] = CONFLICT
+                self._decide(Verdict.REJECTED, -1, digest)
             return
         positions[digest] = position = len(batch.hashes)
         batch.timestamps.append(timestamp)
         batch.hashes.append(digest)
+        batch.content_digests.append(content)
         batch.topic_keys.append(topic.key)
         head, payload, tail = parts
         batch.heads.append(head)
@@ -311,11 +354,15 @@ class Admission:
         batch.topics[topic.key] = topic.names
         self._decide(_ACCEPTED, position, digest)
 
-    def _relay(self, topic: _Topic, digest: bytes, frame: bytes) -> None:
-        if digest not in self._relayed:
-            self._relayed.add(digest)
+    def _relay(self, topic: _Topic, digest: bytes, content: bytes, frame: bytes) -> None:
+        if content not in self._relayed:
+            self._relayed.add(content)
             self.admitted.ephemerals.append(Ephemeral(topic.key, *topic.names, frame, digest))
         self._decide(Verdict.EPHEMERAL, -1, digest)
+
+    def _reject(self, refusal: Refusal, digest: bytes) -> None:
+        self.admitted.refusals[len(self.admitted.verdicts)] = refusal
+        self._decide(Verdict.REJECTED, -1, digest)
 
     def _decide(self, verdict: Verdict, position: int, digest: bytes) -> None:
         result = self.admitted
@@ -336,7 +383,8 @@ def _derive(
     pubsub, content = names[0].encode(), names[1].encode()
     problem = topic_problem(pubsub, content, max_bytes, cluster, shards)
     key, suffix = topic_key(pubsub, content), pubsub_suffix(pubsub)
-    return _Topic(problem, pubsub, content, key, suffix, names)
+    framed = length_framed(pubsub), framed_after_payload(content)
+    return _Topic(problem, pubsub, content, key, suffix, names, *framed)
 
 
 _derive_once = lru_cache(maxsize=MAX_CACHED_TOPICS)(_derive)

@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Final
 
 from store.messages.unframe import FrameError, Unframed, unframe
-from storenode.message.hashing import message_hash
+from storenode.message.hashing import content_digest, message_hash
 from storenode.message.topics import topic_key
 from storenode.sds.codec import channel_key, decode, sds_key
 
@@ -22,6 +22,7 @@ class Fault(StrEnum):
 
     FRAME = "damaged frame"
     HASH = "wrong hash"
+    CONTENT_DIGEST = "wrong content digest"
     TIMESTAMP = "wrong timestamp"
     TOPIC = "wrong topic"
     NO_HASH_ROW = "message without a row in hashes"
@@ -37,11 +38,15 @@ class Fault(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StoredMessage:
-    """A row of ``messages``: timestamp in ns, 32-byte hash, 16-byte topic key, frame in parts."""
+    """A row of ``messages``: timestamp in ns, 32-byte hash, 16-byte topic key and content digest.
+
+    The other columns are the frame, from behind the hash.
+    """
 
     ts: int
     hash: bytes
     topic: bytes
+    content_digest: bytes
     head: bytes
     payload: bytes
     tail: bytes
@@ -51,7 +56,7 @@ class StoredMessage:
 class SdsRow:
     """A row of ``sds`` beside (ts, hash); ``lamport`` as two's complement.
 
-    ``proof``: whether the ID proves the message; None: not judged yet.
+    ``proof``: the ID proves the message.
     """
 
     key: bytes
@@ -63,7 +68,7 @@ class SdsRow:
     parent_keys: tuple[bytes, ...]
     parent_ids: tuple[bytes, ...]
     parent_hints: tuple[bytes | None, ...]
-    proof: bool | None
+    proof: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +80,7 @@ class Audit:
 
 
 def audit(message: StoredMessage) -> Audit:
-    """Check a row of ``messages`` against itself; the hash is computed anew."""
+    """Check a row of ``messages`` against itself; hash and digest are computed anew."""
     try:
         fields = unframe(message.head, message.payload, message.tail)
     except FrameError:
@@ -89,16 +94,11 @@ def _faults(message: StoredMessage, fields: Unframed) -> Iterator[Fault]:
         yield Fault.TIMESTAMP
     if topic_key(fields.pubsub_topic, fields.content_topic) != message.topic:
         yield Fault.TOPIC
-    if fields.message_hash != message.hash or _computed_hash(fields) != message.hash:
+    named = (fields.pubsub_topic, fields.payload, fields.content_topic, fields.meta)
+    if not fields.timestamp or message_hash(*named, fields.timestamp) != message.hash:
         yield Fault.HASH
-
-
-def _computed_hash(fields: Unframed) -> bytes | None:
-    if not fields.timestamp:
-        return None
-    return message_hash(
-        fields.pubsub_topic, fields.payload, fields.content_topic, fields.meta, fields.timestamp
-    )
+    if content_digest(*named, fields.timestamp or 0) != message.content_digest:
+        yield Fault.CONTENT_DIGEST
 
 
 def sds_row(payload: bytes) -> SdsRow | None:

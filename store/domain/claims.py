@@ -32,12 +32,12 @@ from typing import Any, Final
 from store.domain.ports import SyncId
 from storenode.message.limits import HASH_BYTES, MAX_SDS_CLAIMANTS
 
-Claim = tuple[bytes, int, bytes, bytes, bytes, bytes, bool | None]
+Claim = tuple[bytes, int, bytes, bytes, bytes, bytes, bool]
 """(key of the ID in its channel, timestamp in ns, message hash, message ID, parent keys, hints,
-whether it is proven).
+True if it is proven).
 
 Parents' keys and hints are ``uuid[]`` and ``bytea[]`` in Postgres's binary format, read by
-`references`. What nobody has judged is None, and counts as not proven.
+`references`.
 """
 
 Found = tuple[bytes, int, bytes, bytes]

@@ -12,13 +12,13 @@ import numpy as np
 from reconcile.ids import SyncIds
 from store.domain.hub import Place
 from store.messages.record import RecordBatch
-from storenode.message.limits import HASH_BYTES
+from storenode.message.limits import CONTENT_DIGEST_BYTES, HASH_BYTES
 
 MAX_WRITTEN_IDS: Final = 65_536
 """IDs that wait here; the oldest batches are dropped, and can be read from the database."""
 
-_Offer = tuple[list[int], list[bytes], frozenset[bytes] | None]
-_NOTHING: Final[_Offer] = ([], [], None)
+_Offer = tuple[list[int], list[bytes], list[bytes], frozenset[bytes] | None]
+_NOTHING: Final[_Offer] = ([], [], [], None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,21 +59,23 @@ class WrittenIds:
 
     def offer(self, token: int, batch: RecordBatch, added: frozenset[bytes] | None) -> None:
         """Hold the IDs of a batch: of those with ``added`` hashes, or of all when it is None."""
-        before, _, _ = self._offers.pop(token, _NOTHING)
-        self._offers[token] = batch.timestamps, batch.hashes, added
+        before, *_ = self._offers.pop(token, _NOTHING)
+        columns = batch.timestamps, batch.hashes, batch.content_digests
+        self._offers[token] = (*columns, added)
         self._held += len(batch.hashes) - len(before)
         while self._held > self._most:
-            _, (dropped, _, _) = self._offers.popitem(last=False)
+            _, (dropped, *_) = self._offers.popitem(last=False)
             self._held -= len(dropped)
 
     def take(self, token: int) -> SyncIds | None:
-        """The IDs that a commit has added, in any order; None: they are not here."""
-        timestamps, hashes, added = self._offers.pop(token, _NOTHING)
+        """Return the IDs that a commit has added, in any order; None: they are not here."""
+        timestamps, hashes, contents, added = self._offers.pop(token, _NOTHING)
         if not timestamps:
             return None
         self._held -= len(timestamps)
         joined = np.frombuffer(b"".join(hashes), np.uint8).reshape(-1, HASH_BYTES)
-        ids = SyncIds(np.array(timestamps, np.int64), joined)
+        digests = np.frombuffer(b"".join(contents), np.uint8).reshape(-1, CONTENT_DIGEST_BYTES)
+        ids = SyncIds(np.array(timestamps, np.int64), joined, digests)
         if added is None:
             return ids
         return ids[np.array([digest in added for digest in hashes], np.bool_)]

@@ -14,6 +14,7 @@ from typing import Final, Protocol
 from store.domain.coverage import (
     CoverageReads,
     CoverageState,
+    Run,
     Span,
     Statement,
     StoreCoverage,
@@ -25,6 +26,7 @@ from store.domain.hub import Place
 _LOST: Final = "this store lost commits while the answer was read: ask again"
 _DROPPED: Final = "messages before the horizon of this store may have been dropped"
 _DIFFERS: Final = "this store lacked messages of this time that the named stores held"
+_BY_XOR: Final = "other stores were compared by XOR only, which publishers can forge"
 _UNKNOWN: Final = "no comparison with another store still holds for this time"
 _PARTLY: Final = "no comparison with another store still holds for the rest of this time"
 
@@ -123,13 +125,16 @@ def answered(span: Span, known: Known, horizon_ns: int, *, lost: bool) -> Answer
 
 
 def _confirmed(span: Span, from_ns: int, known: Known) -> AnswerCoverage:
-    runs = {
-        store: run
-        for store, stated in known.stated.items()
-        if (run := longest_run((from_ns, span[1]), stated, known.held[store])) is not None
-    }
+    runs: dict[str, Run] = {}
+    for store, stated in known.stated.items():
+        summed = [each for each in stated if each.keyed]
+        run = longest_run((from_ns, span[1]), summed, known.held[store])
+        if run is not None:
+            runs[store] = run
     if not runs:
-        return AnswerCoverage(span, AnswerState.UNCONFIRMED, _UNKNOWN)
+        by_xor = any(not each.keyed for stated in known.stated.values() for each in stated)
+        reason = _BY_XOR if by_xor else _UNKNOWN
+        return AnswerCoverage(span, AnswerState.UNCONFIRMED, reason)
     longest = max(runs.values(), key=lambda run: (run.end_ns - run.start_ns, run.end_ns))
     agreeing = {
         store: run
@@ -146,5 +151,5 @@ def _confirmed(span: Span, from_ns: int, known: Known) -> AnswerCoverage:
         min(run.compared_ns for run in agreeing.values()),
         longest.start_ns,
         longest.end_ns,
-        all(run.keyed for run in agreeing.values()),
+        keyed=True,
     )

@@ -8,7 +8,7 @@ is held here in the span; it holds only while they are the same, so nothing has 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import pairwise
 from typing import Final, Protocol
@@ -41,7 +41,7 @@ class Statement:
     """What a session found out about ``start_ns`` to ``end_ns``, as of ``compared_ns``.
 
     Equal, if nothing is missing on either side: each message of the span that one of the two stores
-    held then was held by both when the session ended. ``keyed``: compared by keyed digests, else by
+    held then was held by both when the session ended. ``keyed``: compared by lattice sums, else by
     XOR alone. ``count`` and ``fingerprint`` (32 bytes): what is held here in the span, with what
     the session transferred.
     """
@@ -65,8 +65,9 @@ class Statement:
 class Comparison:
     """The differences that a session found, ascending or not, as of ``compared_ns``.
 
-    ``resolved``: both sides hold all of them since. From ``keyed_from_ns`` on, digests under a key
-    were compared; None: nowhere.
+    ``resolved``: both sides hold all of them since. From ``keyed_from_ns`` on, lattice sums were
+    compared; None: nowhere. ``conflicts``, ascending: IDs with different contents, each missing on
+    both sides.
     """
 
     to_send: SyncIds
@@ -74,6 +75,13 @@ class Comparison:
     resolved: bool
     keyed_from_ns: int | None
     compared_ns: int
+    conflicts: SyncIds = field(default_factory=SyncIds.empty)
+
+    @property
+    def differing_days(self) -> set[int]:
+        """The beginnings of the days of all that differs."""
+        every = (self.to_send, self.to_receive, self.conflicts)
+        return set().union(*(_days_of(ids) for ids in every))
 
 
 class CoverageState(StrEnum):
@@ -163,9 +171,7 @@ def eras(start_ns: int, end_ns: int, now_ns: int, found: Comparison) -> list[Spa
     """Long spans of a range without differences, which may be `spans` if they are empty."""
     first = -(-start_ns // _ERA_NS)
     last = min(end_ns, now_ns - _FINE_NS) // _ERA_NS
-    differing = {
-        day // _ERA_NS for ids in (found.to_send, found.to_receive) for day in _days_of(ids)
-    }
+    differing = {day // _ERA_NS for day in found.differing_days}
     return [
         (era * _ERA_NS, (era + 1) * _ERA_NS) for era in range(first, last) if era not in differing
     ]
@@ -181,7 +187,7 @@ def spans(
     """
     ends = dict(empty)
     end_ns = min(end_ns, now_ns) // MINUTE_NS * MINUTE_NS
-    fine = _days_of(found.to_send) | _days_of(found.to_receive)
+    fine = found.differing_days
     if len(fine) > _MAX_FINE_DAYS:
         fine = set(sorted(fine)[-_MAX_FINE_DAYS:])
     made: list[Span] = []
@@ -206,17 +212,28 @@ def stated(where: Sequence[Span], measured: Measured, found: Comparison) -> list
     counts, prints = measured.counts.tolist(), np.ascontiguousarray(measured.fingerprints)
     received, sent = ordered(found.to_receive), ordered(found.to_send)
     made = []
-    places = zip(_places(received, where), _places(sent, where), strict=True)
-    for index, ((first, last), (from_, to)) in enumerate(places):
+    differing = (_places(ids, where) for ids in (received, sent, found.conflicts))
+    for index, ((first, last), (from_, to), (begin, end)) in enumerate(
+        zip(*differing, strict=True)
+    ):
         start_ns, end_ns = where[index]
         fingerprint, count = prints[index], counts[index]
         if found.resolved and first < last:
             fingerprint = fingerprint ^ np.bitwise_xor.reduce(received.words[first:last], axis=0)
             count += last - first
         keyed = found.keyed_from_ns is not None and found.keyed_from_ns <= start_ns
-        left = (0, 0) if found.resolved else (last - first, to - from_)
+        here, there = (0, 0) if found.resolved else (last - first, to - from_)
         made.append(
-            Statement(start_ns, end_ns, found.compared_ns, keyed, *left, count, _bytes(fingerprint))
+            Statement(
+                start_ns,
+                end_ns,
+                found.compared_ns,
+                keyed,
+                here + end - begin,
+                there + end - begin,
+                count,
+                _bytes(fingerprint),
+            )
         )
     return made
 

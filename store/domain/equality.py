@@ -9,8 +9,8 @@ from enum import StrEnum
 class Equality(StrEnum):
     """How a session has compared the two sides.
 
-    XOR: by the fingerprints of WAKU-SYNC, which whoever may publish can forge. KEYED: by digests
-    under a key of the two. PARTLY_KEYED: by these from some time on.
+    XOR: by the fingerprints of WAKU-SYNC, which whoever may publish can forge. KEYED: by lattice
+    sums over contents, which nobody can. PARTLY_KEYED: by these from some time on.
     """
 
     UNKNOWN = ""
@@ -30,3 +30,13 @@ class Hidden:
     first_ns: int
     last_ns: int
     hashes: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ContentConflict:
+    """A message hash under which two stores hold different contents, by content digests."""
+
+    timestamp: int
+    message_hash: bytes
+    own_digest: bytes
+    peer_digest: bytes

@@ -1,4 +1,4 @@
-"""The limits of requests and responses of a node, as its operator has set them.
+"""The limits of requests and responses of a node.
 
 They hold for every caller, on every path and every page. Their defaults are those of the node's
 contract, table "Limits".
@@ -25,12 +25,6 @@ from storenode.message.limits import (
 
 RESPONSE_RESERVE_BYTES: Final = 64 * 1024
 """What a page leaves free of a response, for the fields that are no entries."""
-
-ENTRY_RESERVE_BYTES: Final = 4 * 1024
-"""What an entry has besides its message at most: pubsub topic, hash, SDS message ID, tags."""
-
-RESULT_BYTES: Final = 512
-"""One result of a ``PublishResponse`` at most: a hash, and why the message is refused."""
 
 DEFAULT_UNSENT_BYTES: Final = 128 * 1024 * 1024
 """All answers of a node that their callers have not taken yet, with their copies in memory."""
@@ -63,8 +57,3 @@ class RequestLimits:
     def page_bytes(self) -> int:
         """Entries of one page, in bytes; an entry that is larger has a page of its own."""
         return self.response_bytes - RESPONSE_RESERVE_BYTES
-
-
-def least_response_bytes(message_bytes: int) -> int:
-    """The smallest response into which every message of up to ``message_bytes`` fits."""
-    return message_bytes + ENTRY_RESERVE_BYTES + RESPONSE_RESERVE_BYTES

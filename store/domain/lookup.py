@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from store.domain.claims import Answer, Claim, Claims, Found, HintQuery, Read, usable_hint
+from store.domain.claims import Answer, Claims, Found, HintQuery, Read, usable_hint
 from store.domain.ports import HistoryEntry
 from storenode.message.limits import MAX_SDS_CLAIMANTS
 from storenode.sds.codec import decode, sds_key
@@ -74,16 +74,14 @@ class Lookup:
             self.truncated |= selection.cut
             if not selection.claims:
                 self.missing.append(entry)
-            elif len(entry.message_id) == ID_BYTES and _all_judged_false(selection.claims):
+            elif len(entry.message_id) == ID_BYTES and not any(
+                claim[6] for claim in selection.claims
+            ):
                 self.unproven.append(entry)
             for claim in selection.claims:
                 if (key, claim[2]) not in sent:
                     sent.add((key, claim[2]))
                     self.messages.append(claim[:4])
-
-
-def _all_judged_false(claims: Sequence[Claim]) -> bool:
-    return all(claim[6] is False for claim in claims)
 
 
 class Asked:

@@ -16,8 +16,9 @@ from enum import StrEnum
 from typing import Protocol
 
 from reconcile.ids import SyncIds
-from store.domain.equality import Equality, Hidden
+from store.domain.equality import ContentConflict, Equality, Hidden
 from store.domain.outlet import Outlet
+from store.messages.conflicts import StoreResult
 from store.messages.cursor import FollowCursor, FollowCursors
 from store.messages.record import RecordBatch
 from storenode.message.limits import MAX_SDS_CLAIMANTS, MAX_TIMESTAMP_NS
@@ -230,14 +231,11 @@ class StoreSummary:
 class Writer(Protocol):
     """Writes to the database."""
 
-    async def store(
-        self, batch: RecordBatch, source: Source, min_confirms: int = 0
-    ) -> Sequence[bool]:
-        """Store a batch durably; per record True if it is new, False if it was held already.
+    async def store(self, batch: RecordBatch, source: Source, min_confirms: int = 0) -> StoreResult:
+        """Store a batch durably, and return the outcome of each record.
 
-        Returns only after the commit. Concurrent calls are grouped into shared transactions. So
-        many other stores are to confirm each message; where none are asked for, the node's own
-        rule holds for what is new.
+        Concurrent calls share transactions. ``min_confirms`` other stores are to confirm each
+        message; with 0 the node's own rule holds for what is new.
         """
 
 
@@ -361,8 +359,8 @@ class SyncOutcome:
     that it sent unasked. ``left_over``: a limit was reached, and the next session goes on; then
     ``middle_ns`` is the median of the timestamps of what was found.
     ``own_count`` and ``peer_count``: IDs over the window, None where unknown. ``keyed_from_ns``:
-    from here on keyed digests were compared; None: nowhere. ``compact``: the differences were found
-    in the compact mode.
+    from here on lattice sums were compared; None: nowhere. ``compact``: the differences were found
+    in the compact mode. ``conflicts``: hashes with different contents on the two sides.
     """
 
     in_sync: bool
@@ -390,6 +388,8 @@ class SyncOutcome:
     keyed_from_ns: int | None = None
     hidden: Hidden | None = None
     compact: bool = False
+    conflicts: int = 0
+    shown_conflicts: tuple[ContentConflict, ...] = ()
 
 
 class PeerFailed(Exception):

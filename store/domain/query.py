@@ -11,7 +11,8 @@ Rules, beside those of the standard: a field that is set counts although it is e
 unset; repeated hashes count once; hashes exclude times, while topics select among the messages that
 hashes name; pubsub topic and content topics may be set one without the other, as deployed clients
 do; ``time_start`` at or past ``time_end`` matches nothing. All limits (`store.domain.limits`) are
-the same on every page.
+the same on every page. Clients that move here from nwaku, over libp2p or REST, keep nwaku's rules
+(`QueryInput.nwaku_rules`).
 
 The other reads (`filter_by`, `time_range`, `sds_lookup`, `causal_request`) raise `RequestError`.
 """
@@ -41,6 +42,9 @@ NOT_FOUND: Final = 404
 TOO_MANY_REQUESTS: Final = 429
 UNAVAILABLE: Final = 503
 
+NWAKU_PAGE_MESSAGES: Final = 20
+"""Messages of a page of nwaku where the request does not say how many."""
+
 
 class QueryError(Exception):
     """A refusal inside a ``StoreQueryResponse``: status code and description."""
@@ -61,7 +65,12 @@ class LimitError(RequestError):
 
 @dataclass(frozen=True, slots=True)
 class QueryInput:
-    """The fields of a ``StoreQueryRequest``; ``None`` is "not set"."""
+    """The fields of a ``StoreQueryRequest``; ``None`` is "not set".
+
+    ``nwaku_rules``: ``time_end`` is inclusive, times select among ``message_hashes``, a topic that
+    no message can have matches none, the default limit is `NWAKU_PAGE_MESSAGES`, and an unknown
+    cursor is a bad request.
+    """
 
     include_data: bool = False
     pubsub_topic: str | None = None
@@ -72,6 +81,7 @@ class QueryInput:
     cursor: bytes | None = None
     forward: bool = False
     limit: int | None = None
+    nwaku_rules: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,23 +89,25 @@ class QueryPlan:
     """A request that keeps the rules. ``request`` is complete but for the cursor's position.
 
     ``cursor``: hash whose position the database is to be asked for. ``empty``: nothing can match.
+    ``unknown_cursor``: the status where the database does not know it.
     """
 
     request: PageRequest
     cursor: bytes | None
     empty: bool
+    unknown_cursor: int = NOT_FOUND
 
     def page(self, position: SyncId | None) -> PageRequest:
-        """The page to read; ``position`` is that of the cursor.
+        """Return the page to read; ``position`` is that of the cursor.
 
         Raises:
-            QueryError: 404, there is a cursor and nobody knows it.
+            QueryError: the cursor is not known to this node.
         """
         if self.cursor is None:
             return self.request
         if position is None:
             raise QueryError(
-                NOT_FOUND,
+                self.unknown_cursor,
                 "the cursor is not known to this node: begin again without one",
             )
         return replace(self.request, after=position)
@@ -107,13 +119,42 @@ def plan_query(query: QueryInput, rights: TopicRights, limits: RequestLimits) ->
     Raises:
         QueryError: 400, and what to change.
     """
+    if query.nwaku_rules:
+        return _plan_as_nwaku(query, rights, limits)
+    for name, given in (("time_start", query.time_start), ("time_end", query.time_end)):
+        if query.message_hashes and given is not None:
+            raise QueryError(
+                BAD_REQUEST, f"{name} is set beside message_hashes: ask for one of the two"
+            )
+    return _plan(query, rights, limits)
+
+
+def _plan_as_nwaku(query: QueryInput, rights: TopicRights, limits: RequestLimits) -> QueryPlan:
+    topics = [topic for topic in query.content_topics if _can_exist(topic)]
+    pubsub_topic = query.pubsub_topic
+    if pubsub_topic is not None and not _can_exist(pubsub_topic):
+        pubsub_topic = None
+    end_ns = query.time_end
+    changed = replace(
+        query,
+        pubsub_topic=pubsub_topic,
+        content_topics=topics,
+        time_end=None if end_ns is None else min(end_ns + 1, MAX_TIMESTAMP_NS),
+        limit=query.limit or NWAKU_PAGE_MESSAGES,
+    )
+    plan = _plan(changed, rights, limits)
+    nothing = pubsub_topic != query.pubsub_topic or (bool(query.content_topics) and not topics)
+    return replace(plan, empty=plan.empty or nothing, unknown_cursor=BAD_REQUEST)
+
+
+def _plan(query: QueryInput, rights: TopicRights, limits: RequestLimits) -> QueryPlan:
     if query.cursor is not None:
         _check_hash("pagination_cursor", query.cursor)
     try:
         topics = filter_by(query.pubsub_topic, query.content_topics, rights, limits)
     except RequestError as error:
         raise QueryError(BAD_REQUEST, str(error)) from None
-    hashes = _checked_hashes(query, limits.query_hashes) if query.message_hashes else None
+    hashes = _checked_hashes(query.message_hashes, limits.query_hashes)
     start_ns, end_ns = time_range(query.time_start, query.time_end)
     limit = min(query.limit or limits.default_page_messages, limits.page_messages)
     request = PageRequest(
@@ -216,17 +257,10 @@ def check_count(name: str, count: int, limit: int) -> None:
         raise LimitError(f"{name} holds {count} entries: at most {limit}")
 
 
-def _checked_hashes(query: QueryInput, most: int) -> tuple[bytes, ...]:
-    beside = {
-        "time_start": query.time_start is not None,
-        "time_end": query.time_end is not None,
-    }
-    for name, given in beside.items():
-        if given:
-            raise QueryError(
-                BAD_REQUEST, f"{name} is set beside message_hashes: ask for one of the two"
-            )
-    hashes = tuple(dict.fromkeys(query.message_hashes))
+def _checked_hashes(given: Sequence[bytes], most: int) -> tuple[bytes, ...] | None:
+    if not given:
+        return None
+    hashes = tuple(dict.fromkeys(given))
     if set(map(len, hashes)) != {HASH_BYTES}:
         for digest in hashes:
             _check_hash("message_hashes", digest)
@@ -240,6 +274,10 @@ def _check_hash(name: str, digest: bytes) -> None:
         raise QueryError(
             BAD_REQUEST, f"{name} has {len(digest)} bytes: a message hash has {HASH_BYTES}"
         )
+
+
+def _can_exist(topic: str) -> bool:
+    return bool(topic) and "\0" not in topic
 
 
 def _check_topic(name: str, topic: str) -> None:

@@ -120,11 +120,7 @@ class Bucket:
         return self._due_ns <= now_ns
 
     def check(self) -> None:
-        """Verify the invariants.
-
-        Raises:
-            AssertionError: the bucket is damaged.
-        """
+        """Raise AssertionError if an invariant is broken."""
         assert self.rate is None or self.rate > 0
         assert self._due_ns >= 0
 
@@ -214,11 +210,7 @@ class Quota:
         return account
 
     def check(self) -> None:
-        """Verify the invariants.
-
-        Raises:
-            AssertionError: the counts contradict each other.
-        """
+        """Raise AssertionError if an invariant is broken."""
         assert len(self._strangers) <= self._max_strangers
         for kind, allowed in self.allowed.items():
             assert 0 <= self.running[kind] <= allowed

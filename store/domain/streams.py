@@ -35,10 +35,6 @@ class FrameStream(Protocol):
     Every method raises `PeerFailed` when the call has failed.
     """
 
-    @property
-    def secure(self) -> bool:
-        """Nobody else reads or changes the frames: TLS, and both sides have shown certificates."""
-
     async def read(self) -> bytes | None:
         """The next frame; None after the last."""
 

@@ -17,10 +17,11 @@ class UnreadEvent:
     """
 
     message_hash: bytes
+    content_digest: bytes
     needed: int
-    stores: tuple[str, ...]
-    missing: tuple[bytes, ...]
-    age_ns: int
+    stores: Sequence[str] = ()
+    missing: Sequence[bytes] = ()
+    age_ns: int = 0
     expired: bool = False
 
 
@@ -34,11 +35,20 @@ class Confirmed:
 
 @dataclass(frozen=True, slots=True)
 class UnreadSummary:
-    """How many events are unread, how many wait for parents, the age of the oldest unread one."""
+    """The unread events of a database.
+
+    Attributes:
+        count: Events that are unread.
+        waiting: Events that wait for parents.
+        oldest_ns: The age of the oldest unread event.
+        overdue_ns: The age of the oldest event that fewer stores have confirmed than this node's
+            ``--max-confirms`` asks for, whatever its publisher asked for.
+    """
 
     count: int
     waiting: int
     oldest_ns: int
+    overdue_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +91,7 @@ class Confirmations(Protocol):
     async def confirmed(
         self,
         hashes: Sequence[bytes],
+        content_digests: Sequence[bytes],
         stored: Sequence[bool],
         min_confirms: int,
         timeout_s: float | None,
@@ -91,6 +102,9 @@ class Confirmations(Protocol):
         node's. Never raises for what a peer does; cancelling it costs nothing.
         """
 
+    def stop(self) -> None:
+        """Answer all requests that wait: the node is stopping."""
+
 
 class NoConfirmations:
     """`Confirmations` of a node that exchanges none."""
@@ -98,6 +112,7 @@ class NoConfirmations:
     async def confirmed(
         self,
         hashes: Sequence[bytes],
+        content_digests: Sequence[bytes],  # noqa: ARG002
         stored: Sequence[bool],  # noqa: ARG002 - nothing is waited for
         min_confirms: int,
         timeout_s: float | None,  # noqa: ARG002
@@ -108,3 +123,6 @@ class NoConfirmations:
             "message is stored here"
         )
         return [Confirmation(0, reason)] * len(hashes)
+
+    def stop(self) -> None:
+        """Do nothing: no request waits."""

@@ -10,10 +10,8 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
-from reconcile.folds import Folds
 from reconcile.ids import SyncIds
 from reconcile.index import IndexView
-from reconcile.keyed import Sum
 from reconcile.lattice import LatticeSum
 from reconcile.summaries.loading import Loaded, Needs
 from reconcile.summaries.summary import SummaryView
@@ -48,11 +46,8 @@ class OpenView(Protocol):
     def indexed(self) -> IndexView | None:
         """What is in memory; from `memory_start` on every ID."""
 
-    async def keyed_sum(self, folds: Folds, lower: SyncId, upper: SyncId) -> Sum:
-        """The keyed sum of a range that begins in memory."""
-
     async def lattices(self, spans: Sequence[Times]) -> list[LatticeSum] | None:
-        """The lattice sums of disjoint, ascending ranges of time.
+        """Return the lattice sums of disjoint, ascending ranges of time.
 
         None: not known, or so many messages are in no sum that is known that it would take too
         long.
@@ -61,6 +56,16 @@ class OpenView(Protocol):
             StoreUnavailable: the database does not serve, or the view was open for too long.
             StoreBusy: too many views read from the database already.
         """
+
+    async def listed(self, span: Times, limit: int) -> SyncIds | None:
+        """Return the IDs of a range of time with their content digests; None: more than ``limit``.
+
+        Raises:
+            StoreUnavailable, StoreBusy: as `lattices`.
+        """
+
+    async def contents(self, ids: SyncIds) -> SyncIds:
+        """Return IDs of this view, which ascend, with their content digests; raises as `listed`."""
 
 
 class Reconcilable(Protocol):
@@ -97,7 +102,10 @@ class ColdView(Protocol):
         """
 
     async def lattices(self, spans: Sequence[Times]) -> list[LatticeSum] | None:
-        """As `OpenView.lattices`."""
+        """Return what `OpenView.lattices` does."""
+
+    async def contents(self, ids: SyncIds) -> SyncIds:
+        """Return IDs of this view with their content digests, ascending."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,15 +1,27 @@
-"""The account that Postgres runs under: it refuses to run as root."""
+"""The account that Postgres runs under: it refuses to run as root.
 
+As root, a new cluster gets a user ID that nothing else on the machine uses. Other processes of the
+account could reach the cluster, whatever its modes, through `/proc/PID/fd` of the server.
+"""
+
+import hashlib
 import os
 import pwd
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from store.embedded.errors import EmbeddedPostgresError
 
-_PREFERRED_NAMES = ("storenode", "_postgres", "nobody", "postgres")
-"""In order: an account made for us; accounts that own no files of anybody; and last the account
-of a system's own Postgres, whose clusters our server could then read, and the reverse."""
+NAME: Final = "storenode"
+"""An account of this name is used where there is one: it was made for this."""
+
+UNUSED_IDS: Final[Sequence[int]] = range(60_578, 61_184)
+"""Left free by distributions, by systemd and by subordinate IDs, and mapped in containers.
+
+Source: systemd, "Users, Groups, UIDs and GIDs on systemd Systems".
+"""
 
 
 @dataclass(frozen=True)
@@ -22,7 +34,7 @@ class Account:
 
 
 def account_for(cluster: Path) -> Account | None:
-    """The account to become for this cluster; None to stay what we are.
+    """Return the account to become for this cluster; None to stay what we are.
 
     As root, a cluster that exists decides by its owner, as Postgres demands that it runs as it.
 
@@ -39,13 +51,22 @@ def account_for(cluster: Path) -> Account | None:
             )
         return None
     if owner is None:
-        return _preferred()
+        return _new_account(cluster)
     if owner == 0:
         raise EmbeddedPostgresError(
             f"The database in {cluster} belongs to root, which Postgres refuses to run as: give"
-            f" it away with `chown -R {_preferred().name} {cluster}`."
+            f" it away with `chown -R {_new_account(cluster).name} {cluster}`."
         )
     return _by_uid(owner)
+
+
+def has_name(uid: int) -> bool:
+    """Return True if the system knows a name for a user ID."""
+    try:
+        pwd.getpwuid(uid)
+    except KeyError:
+        return False
+    return True
 
 
 def _owner_of(cluster: Path) -> int | None:
@@ -55,18 +76,36 @@ def _owner_of(cluster: Path) -> int | None:
         return None
 
 
-def _preferred() -> Account:
-    for name in _PREFERRED_NAMES:
-        try:
-            entry = pwd.getpwnam(name)
-        except KeyError:
-            continue
-        if entry.pw_uid != 0:
-            return Account(entry.pw_uid, entry.pw_gid, name)
+def _new_account(cluster: Path) -> Account:
+    try:
+        entry = pwd.getpwnam(NAME)
+    except KeyError:
+        return _by_uid(_unused_id(cluster.parent))
+    return Account(entry.pw_uid, entry.pw_gid, NAME)
+
+
+def _unused_id(data_dir: Path) -> int:
+    """Choose by the path, so that the clusters of one machine have different ones."""
+    digest = hashlib.sha256(os.fsencode(data_dir)).digest()
+    first = int.from_bytes(digest[:8], "big") % len(UNUSED_IDS)
+    running = _ids_of_processes()
+    for uid in (*UNUSED_IDS[first:], *UNUSED_IDS[:first]):
+        if uid not in running and not has_name(uid):
+            return uid
     raise EmbeddedPostgresError(
-        "Postgres refuses to run as root and this machine has no unprivileged account named"
-        f" {', '.join(_PREFERRED_NAMES)}: create the account `storenode`."
+        f"Postgres refuses to run as root, and the user IDs {UNUSED_IDS[0]} to"
+        f" {UNUSED_IDS[-1]} are all in use: create the account `{NAME}`."
     )
+
+
+def _ids_of_processes() -> set[int]:
+    found: set[int] = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            found.add(process.stat().st_uid)
+        except OSError:
+            continue
+    return found
 
 
 def _by_uid(uid: int) -> Account:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Self
 
@@ -19,6 +19,7 @@ from store.embedded.limits import (
     MAX_TAIL_BYTES,
     TOOL_TIMEOUT_S,
 )
+from store.embedded.user_names import named_user
 
 _LAUNCHER = str(Path(__file__).with_name("launcher.py"))
 ON_LINUX = platform.system() == "Linux"
@@ -36,10 +37,11 @@ class ProgramFailedError(Exception):
 
 @dataclass(frozen=True)
 class Launch:
-    """How a program is started: under which account, and with which descriptors kept open."""
+    """How a program is started: its account, descriptors kept open, and further variables."""
 
     account: Account | None = None
     pass_fds: tuple[int, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
 
     def popen(
         self, command: Sequence[str], *, stdin: int, watch_fd: int | None
@@ -62,7 +64,7 @@ class Launch:
             stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env=clean_environment(),
+            env={**clean_environment(), **self.environment},
             pass_fds=self.pass_fds + watched,
             # A group of its own: Ctrl-C in a terminal is for the node, which drains first.
             start_new_session=True,
@@ -76,8 +78,10 @@ class Launch:
         Raises:
             ProgramFailedError: It failed, or took longer than `timeout_s`.
         """
-        with WatchPipe() as watch:
-            child = self.popen(command, stdin=subprocess.PIPE, watch_fd=watch.reading)
+        uid = self.account.uid if self.account else os.geteuid()
+        with WatchPipe() as watch, named_user(uid) as (environment, fds):
+            launch = replace(self, pass_fds=self.pass_fds + fds, environment=environment)
+            child = launch.popen(command, stdin=subprocess.PIPE, watch_fd=watch.reading)
             try:
                 output, _ = child.communicate(stdin.encode(), timeout=timeout_s)
             except subprocess.TimeoutExpired:
@@ -123,6 +127,16 @@ def clean_environment() -> Mapping[str, str]:
     """Our environment without what would change how Postgres starts, speaks or tells time."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("PG", "LC_", "LANG"))}
     return kept | {"LC_ALL": "C", "TZ": "UTC"}
+
+
+def ignore_libpq_variables() -> None:
+    """Remove what would change how libpq connects, in this process and those that it starts.
+
+    An embedded server is reached by its URL alone: variables such as `PGSSLMODE`, `PGSERVICE` or
+    `PGHOSTADDR` are meant for servers that others run.
+    """
+    for name in [each for each in os.environ if each.startswith("PG")]:
+        del os.environ[name]
 
 
 def is_full_disk(reason: str) -> bool:

@@ -12,6 +12,7 @@ server. A server that exits unasked is restarted, on the same port if that is st
 
 import contextlib
 import logging
+import os
 import signal
 import threading
 import time
@@ -30,6 +31,7 @@ from store.embedded.process import (
     KERNEL_SIGNALS_PARENT_DEATH,
     Launch,
     ProgramFailedError,
+    ignore_libpq_variables,
     is_full_disk,
 )
 from store.embedded.server import Plan, Server, choose_port
@@ -38,6 +40,7 @@ from storenode.common.backoff import Backoff
 
 _LOG = logging.getLogger(__name__)
 _STOPPING = "stopping"
+NO_USER_NAME_MARK = "could not look up effective user ID"
 
 OnEvent = Callable[[str, Mapping[str, object]], None]
 
@@ -92,6 +95,7 @@ class EmbeddedPostgres:
             self._gone.clear()
             self._failure = None
             refuse_managed(self._settings.extra)
+            ignore_libpq_variables()
             try:
                 self._data.prepare()
                 self._data.lock()
@@ -293,6 +297,11 @@ class EmbeddedPostgres:
             return EmbeddedPostgresError(
                 f"The disk that holds {path} is full ({reason}): free some space, then start again."
             )
+        if NO_USER_NAME_MARK in reason:
+            return EmbeddedPostgresError(
+                f"Postgres needs a name for user ID {os.geteuid()} ({reason}): add an entry to"
+                " /etc/passwd, or run the node as a user that has one."
+            )
         return EmbeddedPostgresError(
             f"The embedded Postgres in {path} does not start ({reason}): mend that{more}, then"
             " start again."
@@ -314,6 +323,7 @@ def running_url(data_dir: Path) -> str | None:
         EmbeddedPostgresError: This user may not read the directory.
     """
     data = DataDir(data_dir.absolute())
+    ignore_libpq_variables()
     try:
         access, found = data.read_access(), data.pid_file()
         if access is None or found is None or found.port is None or found.status == _STOPPING:

@@ -62,6 +62,10 @@ MAX_FRAME_BYTES: Final = 1024 * 1024
 CHUNK_BYTES: Final = 63 * 1024
 """The data of one frame that is sent: with its header it fits one message of Noise."""
 
+MIN_CHUNK_BYTES: Final = 4 * 1024
+"""The least data of such a frame, but for the last one. Clients grant more when half of a window,
+which begins with 256 KiB, is used."""
+
 READ_BYTES: Final = 64 * 1024
 """Read from a socket at a time."""
 

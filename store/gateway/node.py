@@ -1,4 +1,7 @@
-"""The node behind the gateway: `Store.Query`, whose bytes are neither parsed nor made here."""
+"""The node behind the gateway: `Store.Query`, whose bytes are not parsed here.
+
+A request gets one field more, by which the node reads it as nwaku would.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,14 @@ import grpc
 
 from store.gateway.limits import FORWARD_PLACES, FORWARD_TIMEOUT_S
 from store.gateway.metrics import GatewayMetrics
+from store.gateway.varints import number_field
 from store.observe.logging import get_logger
 from storenode.connection.channel import Metadata
 from storenode.connection.errors import node_error
 
 _METHOD: Final = "/storenode.v1.Store/Query"
+_NWAKU_RULES: Final = number_field(7421, 1)
+"""``StoreQueryRequest.nwaku_rules``; it goes first, so that a request that is cut off stays one."""
 _STATUS_CODES: Final = {
     grpc.StatusCode.INVALID_ARGUMENT: 400,
     grpc.StatusCode.RESOURCE_EXHAUSTED: 429,
@@ -48,7 +54,7 @@ class Node:
         self._call = channel.unary_unary(_METHOD, None, None)
 
     async def query(self, request: bytes, places: asyncio.Semaphore) -> bytes:
-        """The node's answer to an encoded ``StoreQueryRequest``; ``places`` are one client's.
+        """Return the node's answer to a ``StoreQueryRequest``; ``places`` are one client's.
 
         Raises:
             QueryFailed: It gave none.
@@ -56,7 +62,9 @@ class Node:
         try:
             async with asyncio.timeout(FORWARD_TIMEOUT_S), places, self._places:
                 with self._metrics.query_seconds.time():
-                    answer: bytes = await self._call(request, metadata=self._metadata)
+                    answer: bytes = await self._call(
+                        _NWAKU_RULES + request, metadata=self._metadata
+                    )
                     return answer
         except TimeoutError as error:
             raise QueryFailed(_UNAVAILABLE, "the node did not answer in time") from error

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from store.gateway.budget import Budget
 from store.gateway.faults import Ended, Fault
-from store.gateway.limits import CHUNK_BYTES, MAX_STREAM_UNREAD_BYTES
+from store.gateway.limits import CHUNK_BYTES, MAX_STREAM_UNREAD_BYTES, MIN_CHUNK_BYTES
 from store.gateway.multiplexing import Multiplexer
 
 _MAX_WINDOW_BYTES = 2**32 - 1
@@ -110,6 +110,9 @@ class Stream:
     async def send(self, data: bytes) -> None:
         """Send, and wait while the client does not read.
 
+        A window smaller than a usual frame is not used until it has grown: a client that opens it
+        byte by byte would cause a frame for each.
+
         Raises:
             Ended: The client gave the stream up.
         """
@@ -117,7 +120,7 @@ class Stream:
         while at < len(data):
             size = min(CHUNK_BYTES, len(data) - at)
             if self._window_bytes is not None:
-                while not self._window_bytes:
+                while self._window_bytes < min(size, MIN_CHUNK_BYTES):
                     await self._change()
                 size = min(size, self._window_bytes)
                 self._window_bytes -= size

@@ -1,4 +1,4 @@
-"""What a database says of committed messages, as the driver of gossip takes it."""
+"""A batch that this node has written, as the driver of gossip takes it from the writer."""
 
 from __future__ import annotations
 
@@ -6,16 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from store.domain.ports import Source
-from store.gossip.events import GraphEvent
 from store.messages.record import RecordBatch
-
-
-@dataclass(frozen=True, slots=True)
-class CommittedMessages:
-    """Messages that are committed, and those of them that have SDS metadata."""
-
-    ids: Sequence[bytes]
-    events: Sequence[GraphEvent]
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from store.gossip.config import GossipConfig
 from store.gossip.events import (
     Confirm,
+    Conflicting,
     Counted,
     CutOff,
     Effect,
@@ -28,15 +29,20 @@ from store.gossip.stores import Store, Stores
 from store.gossip.unread import UnreadEvents
 from store.gossip.waiting import WaitingEvents
 from store.gossip.wanted import Wanted
+from store.messages.conflicts import Conflict, is_other_content
 from storenode.common.bounded import BoundedDict
 
 
 @dataclass(slots=True)
 class Pending:
-    """A message on its way to be durable: who has it, and who has delivered it."""
+    """A message on its way to be durable: who has it, and who has delivered it.
+
+    ``content``: its content digest.
+    """
 
     depth: int
     holders: int
+    content: bytes = b""
     peers: dict[str, None] = field(default_factory=dict)
 
 
@@ -85,11 +91,11 @@ class Core:
         )
         self.pending: dict[bytes, Pending] = {}
         self.publishing = BoundedDict[bytes, int](MAX_PUBLISHING)
-        self.early = BoundedDict[bytes, int](MAX_PUBLISHING)
         self.requests: dict[int, Request] = {}
         self.failing = False  # the last time that something was to be read
         self.looking = False  # a look-up is under way
         self._tokens = 0
+        self._conflicts = BoundedDict[tuple[bytes, bytes], None](MAX_REFUSED)
         self._refused = BoundedDict[tuple[str, bytes], int](MAX_REFUSED)
         self._confirms: dict[str, tuple[list[bytes], list[int]]] = {}
         self._read: list[bytes] = []
@@ -143,10 +149,11 @@ class Core:
         """An event needs confirmations from now on; those that are known count at once."""
         if not needed:
             return
-        expired = self.unread.add(self.now_ns, digest, needed, age_ns)
+        place = self.seen.place(digest)
+        content = self.seen.content_digests[place]
+        expired = self.unread.add(self.now_ns, digest, needed, age_ns, content)
         if expired:
             self.effects.append(Expire(expired))
-        place = self.seen.place(digest)
         for store in self.stores.of_mask(self.seen.holders[place]):
             self.confirm(digest, store)
         if self.unread.take_read(digest):
@@ -176,6 +183,38 @@ class Core:
                 peer.holds(self.now_ns, digest)
         self.confirm(digest, store)
         return True
+
+    # Conflicts
+
+    def differs(self, peer: str, digest: bytes, own: bytes, theirs: bytes) -> bool:
+        """Return True if a peer has other content under an ID, and note the conflict once."""
+        if not is_other_content(own, theirs):
+            return False
+        if (digest, theirs) not in self._conflicts:
+            self._conflicts[digest, theirs] = None
+            self.count(What.CONFLICTS, 1)
+            self.effects.append(Conflicting(peer, Conflict(digest, own, theirs)))
+        return True
+
+    def differs_here(self, peer: str, digest: bytes, place: int, theirs: bytes) -> bool:
+        """Return True if a peer has other content than this node, and note the conflict once."""
+        return self.differs(peer, digest, self.seen.content_digests[place], theirs)
+
+    def holders_of(self, digest: bytes, content: bytes) -> int:
+        """Take a message out of what is wanted, and return the stores that announced it.
+
+        Only those whose content digest is ``content``.
+        """
+        holders = 0
+        for key, theirs in self.wanted.resolve(digest):
+            if not self.differs(key, digest, content, theirs):
+                holders |= self.peers[key].store.bit
+        return holders
+
+    def content_of(self, digest: bytes) -> bytes | None:
+        """Return the content digest of a message that is held; None: it is forgotten."""
+        place = self.seen.place(digest)
+        return self.unread.content_of(digest) if place < 0 else self.seen.content_digests[place]
 
     # Parents
 
@@ -226,11 +265,7 @@ class Core:
         return self._refused.get((peer, digest), 0) > self.now_ns
 
     def check(self) -> None:
-        """Verify the invariants of all tables.
-
-        Raises:
-            AssertionError: one is broken.
-        """
+        """Raise AssertionError if an invariant or a bound is broken."""
         for table in (
             self.seen,
             self.stores,
@@ -254,8 +289,6 @@ class Core:
         self.seen.forget_store(bit)
         for pending in self.pending.values():
             pending.holders &= ~bit
-        for digest in self.early:
-            self.early[digest] &= ~bit
 
     @property
     def _evicts(self) -> bool:

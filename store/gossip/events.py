@@ -2,35 +2,35 @@
 
 A *peer* is another node with which there is a stream of frames each way, named by whatever names
 it for good (its node ID); a *store* is the database behind nodes. An *ID* is a message hash of 32
-bytes. All times are nanoseconds of a clock that never jumps; ages are differences of such times.
+bytes. It does not determine the content, which the content digest of 16 bytes does: what a peer has
+under an ID with another digest is a conflict. All times are nanoseconds of a clock that never
+jumps; ages are differences of such times.
 
-How a driver goes about it:
+A driver gives the machine:
 
-1. At the start, before the first `PeerJoined`: `Committed` with the newest messages that are held
-   (a few thousand, oldest first, ``fresh`` False), then `Restored` with the unread events; and
-   `Restored` again every now and then, since another node on this database, or a transaction that
-   has outlived its node, may have added to them.
-2. From then on, from the commit feed: `Committed` with what is new in the database, whoever stored
-   it: a client, a transfer, gossip, a restore, another node on the same database. A batch may be
-   told again, and may overtake `Persisted`.
-3. A client publishes: `Publishing` before the batch is stored, so that its bodies are pushed and
-   not only announced. What turns out to be held already, and wants confirmations: `Wanted`, once
-   its unread rows are durable. Read confirmations come out as `Confirm`, with counts.
-4. A peer delivers by transfer or has answered "stored" there: `Holds`, as early as possible.
-5. A frame comes: bodies go to admission (`Source.GOSSIP`) and in as `Bodies`; the other kinds go
-   in as they are. After each step `Gossip.next_wake_ns` says when `Tick` is due.
-6. A `Send` is answered by `Sent` when the stream has taken the frame, a `Load`, `LookUp` or
-   `Persist` by its answer or by `Failed`, in any order. Answers after a `PeerLeft` are fine.
-7. `Confirm`, `Read`, `Expire` and `Waiting` are written to the database in this order; they may
-   be written late, together, and twice. Where that fails, they are tried again.
+1. Before the first `PeerJoined`: `Committed` with the newest messages (oldest first, ``fresh``
+   False), then `Restored` with the unread events; and `Restored` again now and then, since other
+   nodes on the database add to them.
+2. `Committed` for all that is new in the database, whoever stored it. A batch may be given twice.
+3. `Publishing` before a client's batch is stored, so that its bodies are pushed; `Wanted` when a
+   client wants confirmations of messages that were held, once their unread rows are durable.
+4. Frames as they come, with bodies that admission has judged (`Bodies`), and `Tick` when
+   `Gossip.next_wake_ns` is due.
+5. `Sent` when the stream has taken the frame of a `Send`, and for a `Load`, `LookUp` or `Persist`
+   its answer or `Failed`, in any order.
+
+It writes `Confirm`, `Expire` and `Waiting` to the database in this order, late, together or twice
+as it happens, and again where that fails.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 
+from store.domain.unread import UnreadEvent
+from store.messages.conflicts import Conflict
 from store.messages.record import RecordBatch
 
 # Frames
@@ -38,9 +38,13 @@ from store.messages.record import RecordBatch
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """``GossipFrame.inv``: the sender itself holds these durably."""
+    """``GossipFrame.inv``: the sender itself holds these durably.
+
+    ``content_digests``: of each message, empty where it is not known; or none at all.
+    """
 
     ids: Sequence[bytes]
+    content_digests: Sequence[bytes] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +59,13 @@ class SyncLeaves:
     """``GossipFrame.sync_leaves``: the sender's newest leaves, newest first.
 
     ``rest_xor`` (32 bytes) and ``rest_count`` stand for the leaves beyond those listed; a frame
-    without them has ``bytes(32)`` and 0.
+    without them has ``bytes(32)`` and 0. ``content_digests``: as in `Inventory`.
     """
 
     ids: Sequence[bytes]
     rest_xor: bytes = bytes(32)
     rest_count: int = 0
+    content_digests: Sequence[bytes] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +148,7 @@ class GraphEvent:
     id: bytes
     timestamp_ns: int
     parents: tuple[bytes, ...]
+    content_digest: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,12 +156,13 @@ class Committed:
     """Messages are durable. ``events`` describes those of them that have SDS metadata.
 
     ``fresh`` False: they have been for a while (at the start), and are not announced to those who
-    are joined, only to those who join.
+    are joined, only to those who join. ``content_digests``: as in `Inventory`.
     """
 
     ids: Sequence[bytes]
     events: Sequence[GraphEvent] = ()
     fresh: bool = True
+    content_digests: Sequence[bytes] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,38 +171,15 @@ class Wanted:
 
     ids: Sequence[bytes]
     min_confirms: int
-
-
-@dataclass(frozen=True, slots=True)
-class Holds:
-    """A store has these durably, by another way than gossip: as good as its inventory.
-
-    ``peer``: the node of that store that has said so, where it is known.
-    """
-
-    store_id: str
-    ids: Sequence[bytes]
-    peer: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class UnreadEvent:
-    """An unread event as the database has it, or one that waits for parents.
-
-    ``needed`` confirmations, of which those of ``stores`` have come; unread for ``age_ns``. With
-    ``needed`` 0 it is not unread. ``missing``: parents that it waits for.
-    """
-
-    id: bytes
-    needed: int
-    age_ns: int = 0
-    stores: Sequence[str] = ()
-    missing: Sequence[bytes] = ()
+    content_digests: Sequence[bytes] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """Unread events from the database, at the start and later; merged with what is known."""
+    """Unread events of the database, at the start and later; merged with what is known.
+
+    One that needs no confirmations waits for parents only.
+    """
 
     unread: Sequence[UnreadEvent]
 
@@ -209,10 +193,15 @@ class Settled:
 
 @dataclass(frozen=True, slots=True)
 class Persisted:
-    """The batch of the `Persist` with this token is durable; per message True if it was new."""
+    """The batch of the `Persist` with this token is durable; per message True if it was new.
+
+    ``conflicts``: the content digests of stored messages that differ from those of the batch, by
+    place in the batch.
+    """
 
     token: int
     new: Sequence[bool]
+    conflicts: Mapping[int, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,10 +217,14 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """The answer to a `LookUp`: per ID whether it is held."""
+    """The answer to a `LookUp`: True for each ID that is held.
+
+    ``content_digests``: as in `Inventory`.
+    """
 
     token: int
     held: Sequence[bool]
+    content_digests: Sequence[bytes] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +250,6 @@ Input = (
     | Publishing
     | Committed
     | Wanted
-    | Holds
     | Restored
     | Settled
     | Persisted
@@ -366,6 +358,14 @@ class CutOff:
     fault: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class Conflicting:
+    """A peer has another message than this node under one hash."""
+
+    peer: str
+    conflict: Conflict
+
+
 class What(StrEnum):
     """What is counted (label of the metrics)."""
 
@@ -383,6 +383,7 @@ class What(StrEnum):
     REFUSED = "refused"
     SLOWED = "slowed"
     CUT_OFF = "cut_off"
+    CONFLICTS = "conflicts"
 
 
 @dataclass(frozen=True, slots=True)
@@ -395,7 +396,18 @@ class Counted:
 
 
 Effect = (
-    Send | Listen | Persist | Load | LookUp | Confirm | Read | Expire | Waiting | CutOff | Counted
+    Send
+    | Listen
+    | Persist
+    | Load
+    | LookUp
+    | Confirm
+    | Read
+    | Expire
+    | Waiting
+    | CutOff
+    | Conflicting
+    | Counted
 )
 
 

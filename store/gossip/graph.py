@@ -34,7 +34,8 @@ def graph_events(batch: RecordBatch) -> list[GraphEvent]:
         )
         hints.pop(digest, None)
         parents = tuple(islice(hints, MAX_PARENTS))
-        found.append(GraphEvent(digest, batch.timestamps[index], parents))
+        content = batch.content_digests[index]
+        found.append(GraphEvent(digest, batch.timestamps[index], parents, content))
     return found
 
 
@@ -88,7 +89,10 @@ class Graph:
         rest = self._xor
         for digest in listed:
             rest ^= int.from_bytes(digest)
-        return SyncLeaves(listed, rest.to_bytes(HASH_BYTES), len(self._leaves) - len(listed))
+        digests = [self._events[digest].content_digest for digest in listed]
+        count = len(self._leaves) - len(listed)
+        known = digests if any(digests) else ()
+        return SyncLeaves(listed, rest.to_bytes(HASH_BYTES), count, known)
 
     def newer_leaves(self, than: Iterable[bytes], most: int) -> Iterator[bytes]:
         """The newest leaves, down to the oldest of some events that are known here."""
@@ -111,11 +115,7 @@ class Graph:
         return list(found)
 
     def check(self) -> None:
-        """Verify the invariants and bounds.
-
-        Raises:
-            AssertionError: one is broken.
-        """
+        """Raise AssertionError if an invariant or a bound is broken."""
         assert len(self._events) <= self._limit
         assert self._named <= self._events.keys()
         edges = sum(len(event.parents) for event in self._events.values())

@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
+from store.domain.unread import UnreadEvent
 from store.gossip.core import Core, Pending
 from store.gossip.events import (
     Committed,
     GraphEvent,
-    Holds,
     Publishing,
     Restored,
-    UnreadEvent,
     Waiting,
     Wanted,
     What,
 )
+from store.gossip.graph import graph_events
 from store.gossip.limits import MAX_HOLDERS, MAX_PARENT_DEPTH
 from store.gossip.peer import Peer
+from store.messages.conflicts import is_other_content
+from store.messages.record import RecordBatch
 
 _NOBODY: Final = Pending(0, 0)
+
+
+def with_contents(
+    ids: Sequence[bytes], content_digests: Sequence[bytes]
+) -> Iterator[tuple[bytes, bytes]]:
+    """Yield each ID with its content digest, which is empty where none are given."""
+    return zip(ids, content_digests or [b""] * len(ids), strict=True)
 
 
 class Holding:
@@ -37,24 +46,27 @@ class Holding:
     def committed(self, given: Committed) -> None:
         """Something is durable."""
         depths = {}
-        for digest in given.ids:
-            depths[digest] = self.hold(digest, fresh=given.fresh)
+        for digest, content in with_contents(given.ids, given.content_digests):
+            depths[digest] = self.hold(digest, content, fresh=given.fresh)
         self.link(given.events, depths if given.fresh else None)
 
     def persisted(
-        self, ids: Sequence[bytes], new: Sequence[bool], events: list[GraphEvent]
+        self, batch: RecordBatch, new: Sequence[bool], conflicts: Mapping[int, bytes]
     ) -> None:
-        """Something that a peer has delivered is durable."""
+        """Something that a peer has delivered is durable, but for conflicts: others are held."""
         depths = {}
-        for digest, is_new in zip(ids, new, strict=True):
-            depths[digest] = self.hold(digest, fresh=is_new)
+        for place, (digest, is_new) in enumerate(zip(batch.hashes, new, strict=True)):
+            content = conflicts.get(place, batch.content_digests[place])
+            depths[digest] = self.hold(digest, content, fresh=is_new)
+        refused = {batch.hashes[place] for place in conflicts}
+        events = [event for event in graph_events(batch) if event.id not in refused]
         self.link(events, depths)
 
     def wanted(self, given: Wanted) -> None:
         """A publisher wants confirmations of something that is held."""
         core = self._core
-        for digest in given.ids:
-            self.hold(digest, fresh=False)
+        for digest, content in with_contents(given.ids, given.content_digests):
+            self.hold(digest, content, fresh=False)
             core.repeat_confirms(digest)
             core.make_unread(digest, max(given.min_confirms, core.config.max_confirms))
             if digest in core.unread:
@@ -64,39 +76,29 @@ class Holding:
         """Unread events of the database."""
         core = self._core
         for event in given.unread:
-            self.hold(event.id, fresh=False)
-            core.make_unread(event.id, event.needed, event.age_ns)
+            self.hold(event.message_hash, event.content_digest, fresh=False)
+            core.make_unread(event.message_hash, event.needed, event.age_ns)
             for voice in event.stores:
-                core.restore_confirm(event.id, voice)
+                core.restore_confirm(event.message_hash, voice)
             if event.missing:
                 self._restore_waiting(event)
 
-    def holds(self, given: Holds) -> None:
-        """A store holds something, as is known by another way."""
-        core = self._core
-        joined = {peer.store.id for peer in core.peers.values()}
-        store = core.stores.meet(given.store_id, given.peer, joined)
-        for digest in given.ids:
-            place = core.seen.place(digest)
-            if place >= 0:
-                core.mark_holder(digest, place, store)
-            else:
-                core.early[digest] = core.early.get(digest, 0) | store.bit
-
-    def hold(self, digest: bytes, *, fresh: bool) -> int:
+    def hold(self, digest: bytes, content: bytes = b"", *, fresh: bool) -> int:
         """A message is held: how many generations of children led to it.
 
         ``fresh`` False: it has been for a while, so that only those are told who have it too.
+        ``content``: its content digest, empty where it is not known.
         """
         core, seen = self._core, self._core.seen
         place = seen.place(digest)
         if place >= 0:
+            seen.learn_content(place, content)
             if fresh and seen.quiet[place]:
                 self._begin(digest, place)
             core.note_waiting(core.waiting.find(digest))
             return 0
-        depth, holders = self._origin(digest)
-        place = seen.add(digest, quiet=not fresh)
+        depth, holders = self._origin(digest, content)
+        place = seen.add(digest, content, quiet=not fresh)
         seen.holders[place] = holders
         if fresh:
             self._begin(digest, place)
@@ -133,15 +135,15 @@ class Holding:
             if core.unread.lacks(digest, peer.store.voice) and digest not in peer.pushes:
                 self._tell(peer, digest)
 
-    def _origin(self, digest: bytes) -> tuple[int, int]:
+    def _origin(self, digest: bytes, content: bytes) -> tuple[int, int]:
         """The generations of children that led to a message, and the stores that hold it."""
         core = self._core
         depth = core.wanted.depth(digest)
-        holders = core.early.pop(digest, 0)
-        for peer in core.wanted.resolve(digest):
-            holders |= core.peers[peer].store.bit
+        holders = core.holders_of(digest, content)
         pending = core.pending.pop(digest, _NOBODY)
-        return max(depth, pending.depth), holders | pending.holders
+        if not is_other_content(content, pending.content):
+            holders |= pending.holders
+        return max(depth, pending.depth), holders
 
     def _begin(self, digest: bytes, place: int) -> None:
         """An event is new: announce it; how many confirmations does it need?"""
@@ -179,11 +181,11 @@ class Holding:
         core = self._core
         missing = [parent for parent in event.missing if parent not in core.seen]
         if missing:
-            self._doubt(event.id, missing, 1)
+            self._doubt(event.message_hash, missing, 1)
             for parent in missing:
                 core.waiting.lack(parent)
         if len(missing) < len(event.missing):
-            core.note_waiting([event.id])
+            core.note_waiting([event.message_hash])
 
     def _doubt(self, event: bytes, parents: Sequence[bytes], depth: int) -> None:
         """Some parents of an event may be missing: look, and ask those who have the event."""

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from store.gossip import scores
 from store.gossip.core import Core, Pending, Request
 from store.gossip.events import Bodies, FrameIn, GetEvents, Inventory, Persist, SyncLeaves, What
+from store.gossip.holding import with_contents
 from store.gossip.limits import DESCENDANT_IDS, REFUSED_NS, TOO_NEW_NS
 from store.gossip.peer import Peer
+from store.messages.record import RecordBatch
 from storenode.message.limits import HASH_BYTES
 
 _TOO_NEW = "too_new"
@@ -36,7 +38,7 @@ class Incoming:
             core.count(What.IDS_RECEIVED, len(frame.ids))
             match frame:
                 case Inventory():
-                    self._inventory(peer, frame.ids)
+                    self._inventory(peer, frame)
                 case GetEvents():
                     self._get_events(peer, frame.ids)
                 case SyncLeaves():
@@ -55,17 +57,21 @@ class Incoming:
 
     # Inventories
 
-    def _inventory(self, peer: Peer, ids: Sequence[bytes]) -> None:
+    def _inventory(self, peer: Peer, inventory: Inventory) -> None:
         """Take note of what a peer has; who announces something again wants to be told again.
 
         An announcement that is made again expects an answer, which is not answered in turn.
         """
         core, seen = self._core, self._core.seen
         repeated = dropped = 0
-        for digest in ids:
+        for digest, content in with_contents(inventory.ids, inventory.content_digests):
             place = seen.place(digest)
             if place < 0:
-                dropped += not self._announced(peer, digest)
+                dropped += not self._announced(peer, digest, content)
+                continue
+            if core.differs_here(peer.key, digest, place, content):
+                if not seen.told[place] & peer.bit:
+                    peer.answer(digest, core.config.queued_ids)
                 continue
             known = not core.mark_holder(digest, place, peer.store)
             if not seen.told[place] & peer.bit:
@@ -80,16 +86,17 @@ class Incoming:
             core.fault(peer.key, scores.REPEATED_ID_POINTS * repeated, reason)
         self._note_dropped(peer, dropped)
 
-    def _announced(self, peer: Peer, digest: bytes) -> bool:
+    def _announced(self, peer: Peer, digest: bytes, content: bytes) -> bool:
         """A peer has something that is not known to be held; False: too much waits already."""
         core = self._core
         pending = core.pending.get(digest)
         if pending is not None:
-            pending.holders |= peer.store.bit
+            if not core.differs(peer.key, digest, pending.content, content):
+                pending.holders |= peer.store.bit
             return True
         if core.is_refused(peer.key, digest):
             return True
-        return core.wanted.announce(digest, peer.key)
+        return core.wanted.announce(digest, peer.key, content)
 
     def _note_dropped(self, peer: Peer, dropped: int) -> None:
         core = self._core
@@ -131,7 +138,7 @@ class Incoming:
     def _bodies(self, peer: Peer, frame: Bodies) -> None:
         core = self._core
         core.count(What.BODIES_RECEIVED, len(frame.batch) + len(frame.refused))
-        fresh = self._sort(peer, frame.batch.hashes)
+        fresh = self._sort(peer, frame.batch)
         for digest, label in frame.refused:
             core.count(What.REFUSED, 1, label)
             if digest:
@@ -145,24 +152,26 @@ class Incoming:
             persist = Persist(core.token(), peer.key, batch)
             core.request(Request(persist, peer, frame.size_bytes))
 
-    def _sort(self, peer: Peer, ids: Sequence[bytes]) -> list[int]:
-        """Which of these are to be stored?"""
+    def _sort(self, peer: Peer, batch: RecordBatch) -> list[int]:
+        """Return the places of messages that are to be stored."""
         core = self._core
         fresh, repeated, asked = [], 0, False
-        for index, digest in enumerate(ids):
+        for index, digest in enumerate(batch.hashes):
+            content = batch.content_digests[index]
             solicited = core.wanted.is_asked(digest, peer.key)
             asked |= solicited
             place = core.seen.place(digest)
             pending = core.pending.get(digest)
             if place >= 0:
-                repeated += self._held_already(peer, digest, place)
+                repeated += self._held_already(peer, digest, place, content)
             elif pending is not None:
                 repeated += peer.key in pending.peers
-                pending.holders |= peer.store.bit
                 pending.peers[peer.key] = None
+                if not core.differs(peer.key, digest, pending.content, content):
+                    pending.holders |= peer.store.bit
             else:
                 fresh.append(index)
-                self._await(peer, digest)
+                self._await(peer, digest, content)
         if asked:
             core.wanted.delivered(core.now_ns, peer.key)
         if repeated:
@@ -171,9 +180,10 @@ class Incoming:
             core.fault(peer.key, scores.REPEATED_BODY_POINTS * repeated, reason)
         return fresh
 
-    def _held_already(self, peer: Peer, digest: bytes, place: int) -> bool:
+    def _held_already(self, peer: Peer, digest: bytes, place: int, content: bytes) -> bool:
         core, seen = self._core, self._core.seen
-        core.mark_holder(digest, place, peer.store)
+        if not core.differs_here(peer.key, digest, place, content):
+            core.mark_holder(digest, place, peer.store)
         if not seen.told[place] & peer.bit:
             peer.answer(digest, core.config.queued_ids)
         if seen.bodies[place] & peer.bit:
@@ -181,13 +191,12 @@ class Incoming:
         seen.bodies[place] |= peer.bit
         return False
 
-    def _await(self, peer: Peer, digest: bytes) -> None:
+    def _await(self, peer: Peer, digest: bytes, content: bytes) -> None:
         """A body is on its way to the database."""
         core = self._core
-        depth, holders = core.wanted.depth(digest), peer.store.bit
-        for key in core.wanted.resolve(digest):
-            holders |= core.peers[key].store.bit
-        core.pending[digest] = Pending(depth, holders, {peer.key: None})
+        depth = core.wanted.depth(digest)
+        holders = core.holders_of(digest, content) | peer.store.bit
+        core.pending[digest] = Pending(depth, holders, content, {peer.key: None})
 
     def _refuse(self, peer: Peer, digest: bytes, label: str) -> None:
         core = self._core
@@ -206,12 +215,13 @@ class Incoming:
         core = self._core
         self._note_pace(peer)
         dropped = 0
-        for digest in leaves.ids:
+        for digest, content in with_contents(leaves.ids, leaves.content_digests):
             place = core.seen.place(digest)
             if place >= 0:
-                core.mark_holder(digest, place, peer.store)
+                if not core.differs_here(peer.key, digest, place, content):
+                    core.mark_holder(digest, place, peer.store)
             elif digest not in core.graph:
-                dropped += not self._announced(peer, digest)
+                dropped += not self._announced(peer, digest, content)
         self._note_dropped(peer, dropped)
         held = [each for each in leaves.ids if each in core.seen or each in core.graph]
         behind = core.graph.descendants(held, DESCENDANT_IDS)

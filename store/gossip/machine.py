@@ -15,7 +15,9 @@ Rules.
 3. What a peer announces is looked up, and asked for from one peer at a time (`gossip.wanted`).
    What comes is judged on admission before it comes here, stored, announced, and so passed on.
 4. Every announcement of a store counts once as a confirmation of what is unread (`gossip.unread`).
-   With enough of them an event is read; until then it is announced again at an interval.
+   With enough of them an event is read; until then it is announced again at an interval. An
+   announcement carries content digests. With another one than this node's it is a conflict, which
+   is reported and confirms nothing; without one it counts by the hash, as in the base protocol.
 5. Every `leaves_interval_ns`, when the leaves have changed, each peer gets them. Who receives them
    asks for those that it lacks, and announces what follows on them (`store.gossip.graph`).
 6. A parent that is missing is looked up, and asked for from the peers that have its child. The
@@ -51,7 +53,6 @@ from store.gossip.events import (
     Expire,
     Failed,
     GossipStatus,
-    Holds,
     Input,
     Known,
     Load,
@@ -71,8 +72,7 @@ from store.gossip.events import (
     Wanted,
     What,
 )
-from store.gossip.graph import graph_events
-from store.gossip.holding import Holding
+from store.gossip.holding import Holding, with_contents
 from store.gossip.incoming import Incoming
 from store.gossip.limits import MAX_GUESSES, MAX_RETRIES, MAX_TRIES, REBROADCAST_IDS
 from store.gossip.peer import Peer
@@ -106,7 +106,6 @@ class Gossip:
             Publishing: self._holding.publishing,
             Committed: self._holding.committed,
             Wanted: self._holding.wanted,
-            Holds: self._holding.holds,
             Restored: self._holding.restored,
             Settled: self._settled,
             Persisted: self._persisted,
@@ -164,11 +163,7 @@ class Gossip:
         )
 
     def check(self) -> None:
-        """Verify the invariants and bounds of all parts; linear in what is remembered.
-
-        Raises:
-            AssertionError: one is broken.
-        """
+        """Raise AssertionError if an invariant or a bound is broken."""
         core = self._core
         core.check()
         due = [request for _, _, request in self._retries]
@@ -309,7 +304,7 @@ class Gossip:
         assert isinstance(effect, Persist)
         self._release(request)
         batch = effect.batch
-        self._holding.persisted(batch.hashes, given.new, graph_events(batch))
+        self._holding.persisted(batch, given.new, given.conflicts)
         if peer is not None and self._core.peers.get(peer.key) is peer:
             for digest in batch.hashes:
                 place = self._core.seen.place(digest)
@@ -326,9 +321,10 @@ class Gossip:
         assert isinstance(effect, LookUp)
         core = self._core
         core.looking = False
-        for digest, held in zip(effect.ids, given.held, strict=True):
+        contents = with_contents(effect.ids, given.content_digests)
+        for (digest, content), held in zip(contents, given.held, strict=True):
             if held:
-                self._holding.hold(digest, fresh=False)
+                self._holding.hold(digest, content, fresh=False)
             elif digest not in core.seen and digest not in core.pending:
                 core.wanted.missing(digest)
                 core.note_waiting(core.waiting.lack(digest))

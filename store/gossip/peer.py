@@ -150,11 +150,7 @@ class Peer:
         return [digest for digest, _ in batch.ids]
 
     def check(self, config: GossipConfig) -> None:
-        """Verify the bounds.
-
-        Raises:
-            AssertionError: one is passed.
-        """
+        """Raise AssertionError if an invariant or a bound is broken."""
         assert len(self.answers) <= 2 * config.queued_ids
         assert len(self.news) <= config.queued_ids
         assert not self.answers.keys() & self.news.keys()

@@ -120,11 +120,7 @@ class Scores:
         ]
 
     def check(self) -> None:
-        """Verify the invariants.
-
-        Raises:
-            AssertionError: one is broken.
-        """
+        """Raise AssertionError if an invariant or a bound is broken."""
         assert len(self._records) <= MAX_OFFENDERS
         assert all(0 <= record.points < CUT_POINTS for record in self._records.values())
 

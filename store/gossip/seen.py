@@ -6,6 +6,8 @@ peers that were told that this node holds it, those that were told again and sho
 those with which its body was exchanged, in either direction. What concerns a peer is about its
 stream, and forgotten with it; what concerns a store stays.
 
+The content digest of each is remembered too, empty where it is not known.
+
 A message is *quiet* when it was learnt of as one that had been held for a while, and so was not
 announced.
 """
@@ -45,6 +47,7 @@ class Seen:
         self.expecting: list[int] = []
         self.bodies: list[int] = []
         self.quiet: list[bool] = []
+        self.content_digests: list[bytes] = []
 
     def __len__(self) -> int:
         """How many are remembered."""
@@ -58,8 +61,11 @@ class Seen:
         """Where it stands in the lists; -1 if it is not remembered."""
         return self._places.get(digest, -1)
 
-    def add(self, digest: bytes, *, quiet: bool) -> int:
-        """Remember a message, which was not; its place. With too many, the oldest is forgotten."""
+    def add(self, digest: bytes, content: bytes = b"", *, quiet: bool) -> int:
+        """Remember a message, which was not, and return its place.
+
+        With too many, the oldest is forgotten. ``content``: the content digest.
+        """
         assert digest not in self._places
         place = self._next
         self._next = (place + 1) % self._capacity
@@ -73,9 +79,18 @@ class Seen:
             for column in self._masks:
                 column.append(0)
             self.quiet.append(quiet)
+            self.content_digests.append(content)
         self.quiet[place] = quiet
+        self.content_digests[place] = content
         self._places[digest] = place
         return place
+
+    def learn_content(self, place: int, content: bytes) -> None:
+        """Set the content digest of a message; nothing is known of who holds another one."""
+        if content and content != self.content_digests[place]:
+            if self.content_digests[place]:
+                self.holders[place] = 0
+            self.content_digests[place] = content
 
     def newest(self) -> Iterator[tuple[bytes, int]]:
         """All of them with their places, the newest first."""
@@ -99,14 +114,10 @@ class Seen:
         return self.holders, self.told, self.expecting, self.bodies
 
     def check(self) -> None:
-        """Verify the invariants.
-
-        Raises:
-            AssertionError: one is broken.
-        """
+        """Raise AssertionError if an invariant or a bound is broken."""
         count = len(self._ids)
         assert len(self._places) == count <= self._capacity
         assert all(len(column) == count for column in self._masks)
-        assert len(self.quiet) == count
+        assert len(self.quiet) == len(self.content_digests) == count
         assert all(self._ids[place] == digest for digest, place in self._places.items())
         assert self._next == (count if count < self._capacity else self._next)

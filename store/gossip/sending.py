@@ -81,14 +81,19 @@ class Sending:
             leaves, peer.leaves_due = peer.leaves_due, None
             return leaves
         if peer.announces(core.now_ns) and not (peer.announced_last and peer.batch.ready):
-            return self._inventory(peer)
+            inventory = self._inventory(peer)
+            if inventory.ids:
+                return inventory
         if peer.batch.ready:
             return self._events(peer)
         return None
 
     def _inventory(self, peer: Peer) -> Inventory:
+        """Take the next announcements; what is forgotten since has no digest, and is left out."""
         core, seen = self._core, self._core.seen
-        ids = peer.take_announcements(core.now_ns, core.config.frame_ids)
+        taken = peer.take_announcements(core.now_ns, core.config.frame_ids)
+        contents = {digest: core.content_of(digest) for digest in taken}
+        ids = [digest for digest in taken if contents[digest] is not None]
         for digest in ids:
             place = seen.place(digest)
             if place >= 0 and seen.told[place] & peer.bit:
@@ -96,7 +101,8 @@ class Sending:
             elif place >= 0:
                 seen.told[place] |= peer.bit
         core.count(What.IDS_SENT, len(ids))
-        return Inventory(ids)
+        digests = [contents[digest] or b"" for digest in ids]
+        return Inventory(ids, digests if any(digests) else ())
 
     def _events(self, peer: Peer) -> Events:
         core, seen = self._core, self._core.seen

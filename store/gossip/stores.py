@@ -39,16 +39,13 @@ class Stores:
         self._voices = BoundedDict[str, str](MAX_OFFENDERS)
 
     def meet(self, store_id: str, peer: str, joined: set[str]) -> Store:
-        """The store that a peer stands for; of those that are not ``joined``, one may be forgotten.
-
-        ``peer`` is empty where nobody knows which one it was.
-        """
+        """Return the store of a peer; of those that are not ``joined``, one may be forgotten."""
         store = self._stores.get(store_id)
         if store is None:
             self._make_room(joined)
             store = Store(store_id, self._bits.take(), self._voice(peer, store_id))
             self._stores[store_id] = self._by_bit[store.bit] = store
-        elif peer:
+        else:
             self._voice(peer, store_id)
         self._stores.move_to_end(store_id)
         return store
@@ -63,18 +60,12 @@ class Stores:
         return found
 
     def check(self) -> None:
-        """Verify the invariants.
-
-        Raises:
-            AssertionError: one is broken.
-        """
+        """Raise AssertionError if an invariant or a bound is broken."""
         assert len(self._stores) == len(self._by_bit) <= MAX_STORES
         assert len(self._voices) <= MAX_OFFENDERS
         assert all(self._by_bit[store.bit] is store for store in self._stores.values())
 
     def _voice(self, peer: str, store_id: str) -> str:
-        if not peer:
-            return store_id
         return self._voices.setdefault(peer, store_id)
 
     def _make_room(self, joined: set[str]) -> None:

@@ -20,6 +20,7 @@ class Unread:
     needed: int
     began_ns: int
     due_ns: int
+    content: bytes
     stores: dict[str, None] = field(default_factory=dict)
 
 
@@ -48,13 +49,18 @@ class UnreadEvents:
         """All of them, the next due first."""
         return iter(self._events)
 
-    def add(self, now_ns: int, digest: bytes, needed: int, age_ns: int = 0) -> list[bytes]:
-        """Let an event wait for confirmations, or for more; which expire because of that?"""
+    def add(
+        self, now_ns: int, digest: bytes, needed: int, age_ns: int = 0, content: bytes = b""
+    ) -> list[bytes]:
+        """Let an event wait for confirmations, or for more; return those that expire for it.
+
+        ``content``: its content digest.
+        """
         event = self._events.get(digest)
         if event is not None:
             event.needed = max(event.needed, needed)
             return []
-        self._events[digest] = Unread(needed, now_ns - age_ns, now_ns + self._interval_ns)
+        self._events[digest] = Unread(needed, now_ns - age_ns, now_ns + self._interval_ns, content)
         self._coming[digest] = None
         if len(self._events) <= self._limit:
             return []
@@ -88,6 +94,11 @@ class UnreadEvents:
         """True where the confirmation of this store is missing."""
         return store_id not in self._events[digest].stores
 
+    def content_of(self, digest: bytes) -> bytes | None:
+        """Return the content digest of an event; None: it does not wait."""
+        event = self._events.get(digest)
+        return None if event is None else event.content
+
     def voices(self, digest: bytes) -> list[str]:
         """The stores that have confirmed an event; none if it waits for none."""
         event = self._events.get(digest)
@@ -114,11 +125,7 @@ class UnreadEvents:
         return next((event.due_ns for event in self._events.values()), None)
 
     def check(self) -> None:
-        """Verify the invariants.
-
-        Raises:
-            AssertionError: one is broken.
-        """
+        """Raise AssertionError if an invariant or a bound is broken."""
         assert len(self._events) <= self._limit
         assert self._events.keys() == self._coming.keys()
         assert all(len(each.stores) < each.needed for each in self._events.values())

@@ -93,11 +93,7 @@ class WaitingEvents:
         return () if entry is None else tuple(entry.missing)
 
     def check(self) -> None:
-        """Verify the invariants.
-
-        Raises:
-            AssertionError: one is broken.
-        """
+        """Raise AssertionError if an invariant or a bound is broken."""
         assert len(self._events) <= self._limit
         assert self._links <= self._link_limit
         links = {(parent, event) for parent, them in self._awaited.items() for event in them}

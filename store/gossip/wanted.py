@@ -63,11 +63,12 @@ class Round:
 class Source:
     """A peer as somebody who may deliver.
 
-    ``announced``: what it may be asked for. ``open``: of those, what nobody is asked for and what
+    ``announced``: what it may be asked for, with the content digests that it has announced, empty
+    where it has announced none. ``open``: of those, what nobody is asked for and what
     it has announced itself; ``guesses``: what it has not.
     """
 
-    announced: dict[bytes, None] = field(default_factory=dict)
+    announced: dict[bytes, bytes] = field(default_factory=dict)
     open: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
     guesses: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
     rounds: list[Round] = field(default_factory=list)
@@ -130,11 +131,20 @@ class Wanted:
         for digest in source.announced:
             self._forget(digest, peer)
 
-    def announce(self, digest: bytes, peer: str, *, guess: bool = False, depth: int = 0) -> bool:
+    def announce(
+        self,
+        digest: bytes,
+        peer: str,
+        content: bytes = b"",
+        *,
+        guess: bool = False,
+        depth: int = 0,
+    ) -> bool:
         """A peer may deliver a message that is not known to be held; False: it has too many."""
         source = self.sources[peer]
         if digest in source.announced:
             if not guess:
+                source.announced[digest] = content
                 self._have_announced(digest, peer)
             return True
         if len(source.announced) >= self._announced_ids:
@@ -142,7 +152,7 @@ class Wanted:
         want = self._want(digest, depth)
         if len(want.peers) < MAX_HOLDERS:
             want.peers[peer] = guess
-            source.announced[digest] = None
+            source.announced[digest] = content
             if want.state is State.OPEN:
                 self._open(digest, want)
         return True
@@ -175,20 +185,25 @@ class Wanted:
         if not want.peers:
             del self._wants[digest]
 
-    def resolve(self, digest: bytes) -> tuple[str, ...]:
-        """A message has come, or is held; the peers that have announced it."""
+    def resolve(self, digest: bytes) -> list[tuple[str, bytes]]:
+        """Forget a message that has come, or is held.
+
+        Returns:
+            The peers that have announced it, each with the content digest that it announced.
+        """
         want = self._wants.pop(digest, None)
         if want is None:
-            return ()
+            return []
         self._unknown.pop(digest, None)
+        contents: dict[str, bytes] = {}
         for peer in want.peers:
             source = self.sources[peer]
-            source.announced.pop(digest, None)
+            contents[peer] = source.announced.pop(digest, b"")
             source.withdraw(digest)
         for peer in dict.fromkeys((*want.peers, want.asked)):
             if peer:
                 self._close(self.sources[peer], digest)
-        return tuple(peer for peer, guess in want.peers.items() if not guess)
+        return [(peer, contents[peer]) for peer, guess in want.peers.items() if not guess]
 
     def refuse(self, digest: bytes, peer: str) -> None:
         """What a peer may deliver, or has delivered, is refused: it comes from others, or not."""
@@ -262,11 +277,7 @@ class Wanted:
         return min(times, default=None)
 
     def check(self) -> None:
-        """Verify the invariants and bounds.
-
-        Raises:
-            AssertionError: one is broken.
-        """
+        """Raise AssertionError if an invariant or a bound is broken."""
         for digest, want in self._wants.items():
             assert (digest in self._unknown) == (want.state is State.UNKNOWN)
             assert all(digest in self.sources[peer].announced for peer in want.peers)

@@ -69,12 +69,11 @@ RETRY_AFTER_S: Final = 1
 CORS_MAX_AGE_S: Final = 600
 """How long a browser may keep what a preflight request has told it."""
 
-WAKU_PAGE_MESSAGES: Final = 20
 MAX_WAKU_PAGE_MESSAGES: Final = 100
-"""``pageSize`` of ``/store/v3/messages`` where none is given, and at most, as nwaku has them."""
+"""``pageSize`` of ``/store/v3/messages`` at most, as nwaku has it."""
 
-WAKU_TIME_DIGITS: Final = 20
-"""A time parameter with more is no 64-bit number."""
+MAX_WAKU_INTEGER_DIGITS: Final = 40
+"""Digits of a parameter that are read: the 20 of a number of 64 bits, with zeros before them."""
 
 SHARED_FRAMES: Final = 256
 MAX_SHARED_FRAMES_BYTES: Final = 4 * 1024

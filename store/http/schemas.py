@@ -186,7 +186,16 @@ class NewMessage(_Request):
     pubsub_topic: str
     content_topic: str
     payload: Base64
-    timestamp: Nanoseconds
+    timestamp: Annotated[
+        int,
+        Meta(
+            ge=-(2**63),
+            le=MAX_TIMESTAMP_NS,
+            description="Unix time in nanoseconds, as a number or a decimal string; a message whose"
+            " time is not greater than 0 is rejected.",
+            extra_json_schema={"type": ["integer", "string"], "format": "int64"},
+        ),
+    ]
     version: Count | UnsetType = UNSET
     meta: Base64 | UnsetType = UNSET
     rate_limit_proof: Base64 | UnsetType = UNSET

@@ -1,22 +1,23 @@
 """``GET /store/v3/messages``, as nwaku's REST API serves it.
 
-What its clients see is its own: names of the parameters, what is ignored (empty values, times of 0
-and less, parameters that it does not know), pages of 20 to 100, and errors as text.
-``endTime`` is inclusive here.
+What its clients see is nwaku's: names of the parameters, what is ignored (empty values, times of 0
+and less, parameters that it does not know), topics that are encoded twice, pages of 20 to 100,
+errors as text, and its rules of a query (`store.domain.query.QueryInput.nwaku_rules`).
 """
 
 from __future__ import annotations
 
 from typing import Final
+from urllib.parse import unquote
 
 from msgspec import UNSET, Struct, UnsetType
 
 from store.domain.ports import Services
-from store.domain.query import OK, QueryInput, plan_query
+from store.domain.query import NWAKU_PAGE_MESSAGES, OK, QueryInput, plan_query
 from store.http.encode import hex_of
 from store.http.exchange import Exchange
 from store.http.failure import HttpError, bad_request
-from store.http.limits import MAX_WAKU_PAGE_MESSAGES, WAKU_PAGE_MESSAGES, WAKU_TIME_DIGITS
+from store.http.limits import MAX_WAKU_INTEGER_DIGITS, MAX_WAKU_PAGE_MESSAGES
 from store.http.schemas import encode
 from store.serving.call import Call
 from store.serving.reading import read_page
@@ -27,14 +28,16 @@ TEXT: Final = b"text/plain"
 PARAMETERS: Final = {
     "peerAddr": "Not served: this node answers from its own store. Leave it out.",
     "includeData": "`true`: send the messages. `false`, the default: send their hashes only.",
-    "pubsubTopic": "Messages of this pubsub topic. Empty: of any.",
-    "contentTopics": "Messages of any of these content topics, separated by commas.",
+    "pubsubTopic": "Messages of this pubsub topic, which may be encoded twice. Empty: of any.",
+    "contentTopics": "Messages of any of these content topics, separated by commas; they may be"
+    " encoded twice. Empty: of any.",
     "startTime": "From this timestamp on, inclusive, in Unix nanoseconds.",
     "endTime": "To this timestamp, inclusive, in Unix nanoseconds.",
-    "hashes": "Messages with these hashes, 0x and hexadecimal, separated by commas.",
+    "hashes": "Messages with these hashes, in hexadecimal with or without 0x, separated by commas;"
+    " topics and times select among them.",
     "cursor": "`paginationCursor` of the page before.",
     "ascending": "`true`, the default: the oldest page first. Else the newest page first.",
-    "pageSize": f"Messages of the page: {WAKU_PAGE_MESSAGES} unless given, and at most"
+    "pageSize": f"Messages of the page: {NWAKU_PAGE_MESSAGES} unless given, and at most"
     f" {MAX_WAKU_PAGE_MESSAGES}.",
 }
 """Every parameter, and what it means; the OpenAPI description is made of this."""
@@ -107,17 +110,18 @@ def _wanted(exchange: Exchange) -> QueryInput:
         raise bad_request(
             "peerAddr is not served: this node answers from its own store, so leave it out"
         )
-    end = _time(given["endTime"])
+    topics = unquote(given["contentTopics"])
     return QueryInput(
         include_data=_flag(given["includeData"]),
-        pubsub_topic=given["pubsubTopic"] or None,
-        content_topics=[each for each in given["contentTopics"].split(",") if each],
+        pubsub_topic=unquote(given["pubsubTopic"]) or None,
+        content_topics=topics.split(",") if topics else [],
         time_start=_time(given["startTime"]),
-        time_end=None if end is None else min(end + 1, MAX_TIMESTAMP_NS),
+        time_end=_time(given["endTime"]),
         message_hashes=[_hash(each) for each in given["hashes"].split(",") if each],
         cursor=_hash(given["cursor"]) if given["cursor"] else None,
         forward=given["ascending"] in ("", "true"),
         limit=_page_size(given["pageSize"]),
+        nwaku_rules=True,
     )
 
 
@@ -125,23 +129,26 @@ def _time(text: str) -> int | None:
     """Return a time, or None unless it is greater than 0."""
     if not text:
         return None
-    value = _integer(text, "time")
+    value = _integer(text, "time", -(2**63), 2**63 - 1)
     return min(value, MAX_TIMESTAMP_NS) if value > 0 else None
 
 
-def _page_size(text: str) -> int:
-    wanted = _integer(text, "page size") if text else 0
-    if wanted < 0:
-        # As an unsigned number it is a large one.
-        return MAX_WAKU_PAGE_MESSAGES
-    return min(wanted or WAKU_PAGE_MESSAGES, MAX_WAKU_PAGE_MESSAGES)
+def _page_size(text: str) -> int | None:
+    if not text:
+        return None
+    wanted = _integer(text, "page size", -(2**63), 2**64 - 1)
+    # As an unsigned number, a negative one is large.
+    return MAX_WAKU_PAGE_MESSAGES if wanted < 0 else min(wanted, MAX_WAKU_PAGE_MESSAGES)
 
 
-def _integer(text: str, what: str) -> int:
+def _integer(text: str, what: str, least: int, most: int) -> int:
     digits = text.removeprefix("-").removeprefix("+").replace("_", "")
-    if not digits.isascii() or not digits.isdecimal() or len(digits) > WAKU_TIME_DIGITS:
+    if not digits.isascii() or not digits.isdecimal():
         raise bad_request(f"{what} parsing error: invalid integer: {text[:100]}")
-    return -int(digits) if text.startswith("-") else int(digits)
+    sign = -1 if text.startswith("-") else 1
+    if len(digits) > MAX_WAKU_INTEGER_DIGITS or not least <= (value := sign * int(digits)) <= most:
+        raise bad_request(f"{what} parsing error: Parsed integer outside of valid range")
+    return value
 
 
 def _flag(text: str) -> bool:

@@ -15,7 +15,7 @@ one output of it, which is used once for each random nonce.
 import hmac
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Final, Self
 from zlib import crc32
@@ -28,13 +28,11 @@ MAX_POSITION: Final = 2**63 - 1
 
 _MAGIC: Final = b"SN"
 _SCAN_V1: Final = b"s"
-_FOLLOW_V1: Final = b"f"
-_FOLLOW_V2: Final = b"g"
+_FOLLOW_V1: Final = b"g"
 _CHECKSUM: Final = struct.Struct(">I")
 _SCAN: Final = struct.Struct(f">q{HASH_BYTES}s")
-_FOLLOW: Final = struct.Struct(f">{STORE_ID_BYTES}sqQ")
 _SEALED: Final = struct.Struct(f">qQ?q{HASH_BYTES}s")
-_NAMES: Final = {_SCAN_V1: "Scan", _FOLLOW_V1: "Follow", _FOLLOW_V2: "Follow"}
+_NAMES: Final = {_SCAN_V1: "Scan", _FOLLOW_V1: "Follow"}
 
 NONCE_BYTES: Final = 16
 CURSOR_KEY_BYTES: Final = 32
@@ -81,8 +79,7 @@ class FollowCursor:
     ``store_id`` (16 bytes) names the database, ``position`` the commit, and ``token`` (64 bits)
     identifies that commit, so that a database which lost it is recognised. With ``hash``, the
     follower stands inside that commit, right after the message that ``timestamp`` and ``hash``
-    name; without, it stands after the whole commit, and ``timestamp`` is 0. ``sealed``: a node of
-    this store made it; False for one of the version before, which anybody can make up.
+    name; without, it stands after the whole commit, and ``timestamp`` is 0.
     """
 
     store_id: bytes
@@ -90,7 +87,6 @@ class FollowCursor:
     token: int
     timestamp: int = 0
     hash: bytes | None = None
-    sealed: bool = field(default=True, compare=False)
 
     def __post_init__(self) -> None:
         if len(self.store_id) != STORE_ID_BYTES:
@@ -125,26 +121,22 @@ class FollowCursors:
         )
         nonce = self._nonces()
         sealed = cursor.store_id + nonce + self._crypt(nonce, plain)
-        return _seal(_FOLLOW_V2, sealed + self._tag(sealed))
+        return _seal(_FOLLOW_V1, sealed + self._tag(sealed))
 
     def open(self, cursor: bytes) -> FollowCursor:
         """Read a cursor. Of another store only the ``store_id`` is told.
 
-        Those of the version before, in clear, are read too; this goes with the next version.
-
         Raises:
             CursorError: the bytes are damaged, foreign, or a cursor of another call.
         """
-        if cursor.startswith(_MAGIC + _FOLLOW_V1):
-            return _clear(_open(_FOLLOW_V1, cursor))
-        body = _open(_FOLLOW_V2, cursor)
+        body = _open(_FOLLOW_V1, cursor)
         if len(body) != STORE_ID_BYTES + NONCE_BYTES + _SEALED.size + _TAG_BYTES:
-            raise _damaged(_FOLLOW_V2)
+            raise _damaged(_FOLLOW_V1)
         store_id, sealed, tag = body[:STORE_ID_BYTES], body[:-_TAG_BYTES], body[-_TAG_BYTES:]
         if store_id != self._store_id:
             return FollowCursor(store_id, 0, 0)
         if not hmac.compare_digest(tag, self._tag(sealed)):
-            raise _damaged(_FOLLOW_V2)
+            raise _damaged(_FOLLOW_V1)
         nonce, encrypted = sealed[STORE_ID_BYTES:][:NONCE_BYTES], sealed[-_SEALED.size :]
         position, token, inside, timestamp, digest = _SEALED.unpack(self._crypt(nonce, encrypted))
         return FollowCursor(store_id, position, token, timestamp, digest if inside else None)
@@ -155,16 +147,6 @@ class FollowCursors:
 
     def _tag(self, sealed: bytes) -> bytes:
         return blake2b(sealed, digest_size=_TAG_BYTES, key=self._key, person=_FOR_TAG).digest()
-
-
-def _clear(body: bytes) -> FollowCursor:
-    """Read a cursor of the version before."""
-    if len(body) == _FOLLOW.size:
-        return replace(FollowCursor(*_FOLLOW.unpack(body)), sealed=False)
-    if len(body) == _FOLLOW.size + _SCAN.size:
-        message = _SCAN.unpack_from(body, _FOLLOW.size)
-        return replace(FollowCursor(*_FOLLOW.unpack_from(body), *message), sealed=False)
-    raise _damaged(_FOLLOW_V1)
 
 
 def _check_message(timestamp: int, digest: bytes) -> None:

@@ -31,18 +31,25 @@ def presences(digests: Iterable[bytes]) -> bytes:
     return b"".join([_PRESENCE + digest for digest in digests])
 
 
+def end_of_entry(entries: bytes, start: int) -> int:
+    """Return where the entry that begins at ``start`` ends: a tag of one byte, a length, a body."""
+    at, length, shift = start + 1, 0, 0
+    while entries[at] & 0x80:
+        length |= (entries[at] & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+    return at + 1 + (length | entries[at] << shift)
+
+
 def digests(frames: bytes) -> Iterator[bytes]:
-    """The 32-byte hashes of the messages of joined frames, in their order."""
+    """Yield the 32-byte hashes of the messages of joined frames, in their order."""
     at = 0
     while at < len(frames):
-        at, length, shift = at + 1, 0, 0  # behind the tag
-        while frames[at] & 0x80:
-            length |= (frames[at] & 0x7F) << shift
-            at, shift = at + 1, shift + 7
-        length |= frames[at] << shift
-        at += 1
-        yield frames[at + _HASH_AT : at + _HASH_AT + HASH_BYTES]
-        at += length
+        end, hash_at = end_of_entry(frames, at), at + 1
+        while frames[hash_at] & 0x80:
+            hash_at += 1
+        begin = hash_at + 1 + _HASH_AT
+        yield frames[begin : begin + HASH_BYTES]
+        at = end
 
 
 def scan_page(frames: bytes, cursor: bytes) -> bytes:
@@ -64,11 +71,12 @@ def query_response(
 ) -> bytes:
     """Encode a ``StoreQueryResponse`` (13/WAKU2-STORE, "Response") from single frames.
 
-    ``status_code`` and ``status_desc`` are always present; ``cursor``, a message hash, only when
-    a further match exists. For an answer without data pass the frames of `presence`.
+    The request ID and the status are always present, since nwaku requires them; ``cursor``, a
+    message hash, only when a further match exists. For an answer without data pass the frames of
+    `presence`.
     """
     parts = [
-        _unless_empty(_FIELD_1, request_id.encode()),
+        delimited(_FIELD_1, request_id.encode()),
         _FIELD_10_VARINT + varint(status_code),
         delimited(_FIELD_11, status_desc.encode()),
     ]

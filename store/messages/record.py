@@ -7,17 +7,22 @@ A *frame* is what a response carries for one message: field 1 (tag, length, body
     0A len( 0A 20 hash  12 len( 0A len                  ...       content topic ... ) 1A pubsub )
 
 so that the payload can be read on its own, and a response is spliced together from stored bytes.
-Known fields are in ascending order with their presence as published; an empty payload is not
-encoded, and then ``head`` ends where the content topic begins. What a head has up to the end of the
-hash follows from the hash and the length of the rest: a batch has heads without it, of 2 to 8
-bytes, and so have rows of the short form.
+Known fields are in ascending order with their presence as published, but for the payload, which is
+always present: nwaku refuses a message without it. What a head has up to the end of the hash
+follows from the hash and the length of the rest: batches and rows have heads without it, of 4 to 8
+bytes.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from storenode.message.limits import HASH_BYTES, MAX_CACHED_LAYOUTS, TOPIC_KEY_BYTES
+from storenode.message.limits import (
+    CONTENT_DIGEST_BYTES,
+    HASH_BYTES,
+    MAX_CACHED_LAYOUTS,
+    TOPIC_KEY_BYTES,
+)
 from storenode.message.varint import delimited, varint
 from storenode.sds.codec import SdsMetadata, decode
 
@@ -29,7 +34,15 @@ HASH_FIELD_BYTES = 2 + HASH_BYTES
 _MAX_BEGINNING_BYTES = 4 + HASH_FIELD_BYTES
 """Of a frame of less than 2 MiB, up to the end of the hash."""
 
-COLUMNS = ("timestamps", "hashes", "topic_keys", "heads", "payloads", "tails")
+COLUMNS = (
+    "timestamps",
+    "hashes",
+    "topic_keys",
+    "content_digests",
+    "heads",
+    "payloads",
+    "tails",
+)
 """The columns of `RecordBatch` that have an entry for each message."""
 
 
@@ -37,8 +50,9 @@ COLUMNS = ("timestamps", "hashes", "topic_keys", "heads", "payloads", "tails")
 class RecordBatch:
     """Admitted messages as columns; entry *i* of each is about the same message.
 
-    ``timestamps`` in nanoseconds, ``hashes`` 32 bytes, ``topic_keys`` 16 bytes; ``heads`` have what
-    follows the hash, and join with ``payloads`` and ``tails`` to frames. ``topics`` names each key
+    ``timestamps`` in nanoseconds, ``hashes`` 32 bytes, ``topic_keys`` 16 bytes, ``content_digests``
+    16 bytes (`storenode.message.hashing.content_digest`); ``heads`` have what follows the hash, and
+    join with ``payloads`` and ``tails`` to frames. ``topics`` names each key
     of the batch as (pubsub topic, content topic). ``sds[j]`` describes message ``sds_index[j]``;
     messages whose payload is not a readable SDS message are not listed.
     """
@@ -46,6 +60,7 @@ class RecordBatch:
     timestamps: list[int] = field(default_factory=list)
     hashes: list[bytes] = field(default_factory=list)
     topic_keys: list[bytes] = field(default_factory=list)
+    content_digests: list[bytes] = field(default_factory=list)
     heads: list[bytes] = field(default_factory=list)
     payloads: list[bytes] = field(default_factory=list)
     tails: list[bytes] = field(default_factory=list)
@@ -69,14 +84,6 @@ class RecordBatch:
         """Join the frame of message ``index``."""
         rest = self.heads[index] + self.payloads[index] + self.tails[index]
         return begin_frame(self.hashes[index], len(rest)) + rest
-
-    def whole_heads(self) -> list[bytes]:
-        """The heads with all that stands before them in a frame, as rows of the long form have."""
-        rests = zip(self.heads, self.payloads, self.tails, strict=True)
-        return [
-            begin_frame(digest, len(head) + len(payload) + len(tail)) + head
-            for digest, (head, payload, tail) in zip(self.hashes, rests, strict=True)
-        ]
 
     def extend(self, other: "RecordBatch") -> None:
         """Append another batch; a message that is in both is there twice then."""
@@ -107,11 +114,12 @@ class RecordBatch:
         Raises:
             ValueError: the columns contradict each other; the text says which.
         """
-        columns = (self.timestamps, self.topic_keys, self.heads, self.payloads, self.tails)
-        if any(len(column) != len(self.hashes) for column in columns):
+        if any(len(getattr(self, column)) != len(self.hashes) for column in COLUMNS):
             raise ValueError("the columns of the batch differ in length")
         if any(len(digest) != HASH_BYTES for digest in self.hashes):
             raise ValueError(f"a hash of the batch is not {HASH_BYTES} bytes")
+        if any(len(digest) != CONTENT_DIGEST_BYTES for digest in self.content_digests):
+            raise ValueError(f"a content digest of the batch is not {CONTENT_DIGEST_BYTES} bytes")
         if len(set(self.hashes)) != len(self.hashes):
             raise ValueError("a hash occurs twice in the batch")
         if set(self.topic_keys) != set(self.topics):
@@ -166,10 +174,12 @@ def _before_hash(rest_bytes: int) -> bytes:
 
 @lru_cache(maxsize=MAX_CACHED_LAYOUTS)
 def frame_layout(payload_bytes: int, body_bytes: int) -> tuple[bytes, int]:
-    """A head without the hash, and where the tail begins in the encoded WakuMessage.
+    """Return a head without the hash, and where the tail begins in the encoded WakuMessage.
 
-    The sizes are those of the payload and the WakuMessage.
+    The sizes are those of the payload and of the WakuMessage as protobuf encodes it, which is
+    without a payload field where the payload is empty.
     """
-    payload_prefix = b"\x0a" + varint(payload_bytes) if payload_bytes else b""
-    head = _TAG_MESSAGE + varint(body_bytes) + payload_prefix
-    return head, len(payload_prefix) + payload_bytes
+    prefix = b"\x0a" + varint(payload_bytes)
+    if not payload_bytes:
+        return _TAG_MESSAGE + varint(len(prefix) + body_bytes) + prefix, 0
+    return _TAG_MESSAGE + varint(body_bytes) + prefix, len(prefix) + payload_bytes

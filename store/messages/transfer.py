@@ -16,8 +16,11 @@ from typing import Final, NamedTuple
 
 from google.protobuf.message import DecodeError
 
+from storenode.message.hashing import message_hashes, pack_timestamp
 from storenode.message.limits import HASH_BYTES
+from storenode.message.rules import MALFORMED, TOPIC_NOT_UTF8, Refusal
 from storenode.message.varint import delimited, varint
+from storenode.wire.storenode.internal.v1.message_raw_pb2 import RawMessageAndTopic
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 
 _HASH_FIELD_BYTES: Final = 2 + HASH_BYTES
@@ -27,7 +30,15 @@ _DONE: Final = b"\x28\x01"
 
 
 class MalformedMessage(ValueError):
-    """The bytes of an encoded message are no ``WakuMessageAndTopic``."""
+    """The bytes of an encoded message are no ``WakuMessageAndTopic``.
+
+    ``message_hash`` is empty where the bytes have none.
+    """
+
+    def __init__(self, refusal: Refusal, message_hash: bytes = b"") -> None:
+        super().__init__(refusal.sentence)
+        self.refusal = refusal
+        self.message_hash = message_hash
 
 
 class Decoded(NamedTuple):
@@ -64,8 +75,8 @@ def transferred(frame: bytes) -> bytes:
     return b"\x0a%b\x12%b" % (frame[at:end], frame[end + 1 :])
 
 
-def decode_message(index: int, encoded: bytes) -> Decoded:
-    """Decode message ``index`` of a request.
+def decode_message(encoded: bytes) -> Decoded:
+    """Decode one message of a request.
 
     Raises:
         MalformedMessage: it cannot be decoded.
@@ -73,7 +84,7 @@ def decode_message(index: int, encoded: bytes) -> Decoded:
     try:
         item = WakuMessageAndTopic.FromString(encoded)
     except DecodeError:
-        raise MalformedMessage(f"entry {index} is no WakuMessageAndTopic") from None
+        raise _malformed(encoded) from None
     item.DiscardUnknownFields()
     message = item.message
     body, timestamp = message.SerializeToString(), message.timestamp
@@ -88,6 +99,19 @@ def decode_message(index: int, encoded: bytes) -> Decoded:
         message.ephemeral,
         body,
     )
+
+
+def _malformed(encoded: bytes) -> MalformedMessage:
+    try:
+        item = RawMessageAndTopic.FromString(encoded)
+    except DecodeError:
+        return MalformedMessage(MALFORMED)
+    message = item.message
+    if not message.timestamp:
+        return MalformedMessage(TOPIC_NOT_UTF8)
+    stamp = pack_timestamp(message.timestamp)
+    parts = (item.pubsub_topic, message.payload, message.content_topic, message.meta, stamp)
+    return MalformedMessage(TOPIC_NOT_UTF8, *message_hashes((parts,)))
 
 
 def transfer_frame(

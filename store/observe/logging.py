@@ -26,6 +26,8 @@ Logger = FilteringBoundLogger
 _SECRET_FIELDS = frozenset(
     {"authorization", "database_url", "password", "private_key", "token", "url"}
 )
+_GRPC_NO_UTF8 = "Invalid encoding on"
+_NO_UTF8 = "a caller has sent metadata that are no UTF-8"
 _gate = FloodGate()
 _gate_lock = threading.Lock()
 _suppressed_total = 0
@@ -149,10 +151,15 @@ def _configure_libraries(threshold: int, ending: Sequence[Processor], out: _Unbr
 class _LibraryFilter(logging.Filter):
     """Puts records of libraries through the flood gate before they are formatted.
 
-    A processor that drops an event may not run inside a formatter, which must return a text.
+    A processor that drops an event may not run inside a formatter, which must return a text. gRPC
+    reports metadata that are no UTF-8 by an error with a traceback and their text, which a caller
+    has chosen and which may be a token: a warning without it takes its place.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
+        if record.name.startswith("grpc.") and str(record.msg).startswith(_GRPC_NO_UTF8):
+            record.msg, record.args, record.exc_info = _NO_UTF8, (), None
+            record.levelno, record.levelname = logging.WARNING, "WARNING"
         missed = _admitted(f"{record.name}: {record.msg}"[:MAX_LOG_TEXT_CHARS])
         return missed is not None
 

@@ -22,6 +22,8 @@ from prometheus_client.gc_collector import GCCollector
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 
+from storenode.message.rules import Reason
+
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 SOURCES: Final = ("client", "transfer", "gossip", "resume", "restore")
@@ -87,6 +89,11 @@ class Metrics:
         self.messages_duplicate = self._counter(
             "storenode_messages_duplicate_total", "Messages that were held already.", ["source"]
         )
+        self.conflicts = self._counter(
+            "storenode_conflicts_total",
+            "Messages that were not stored, or not confirmed, since another one has their hash.",
+            ["source"],
+        )
         self.messages_ephemeral = self._counter(
             "storenode_messages_ephemeral_total",
             "Messages that were handed to live followers and not stored.",
@@ -125,6 +132,9 @@ class Metrics:
         )
         self.publishes_in_flight = self._gauge(
             "storenode_publishes_in_flight", "Batches that were received and not yet acknowledged."
+        )
+        self.read_only = self._gauge(
+            "storenode_read_only", "1 on a node that takes no messages (--read-only), else 0."
         )
         self.followers = self._gauge("storenode_followers", "Follow calls under way.")
         self.http_requests = self._counter(
@@ -180,7 +190,7 @@ class Metrics:
         )
         self.sync_hidden_differences = self._counter(
             "storenode_sync_hidden_differences_total",
-            "Differences that keyed fingerprints found and those of WAKU-SYNC hid: a publisher"
+            "Differences that lattice sums found and the fingerprints of WAKU-SYNC hid: a publisher"
             " forged them, or something is broken.",
         )
         self.transfer_messages = self._counter(
@@ -217,6 +227,11 @@ class Metrics:
         self.unread_oldest_seconds = self._gauge(
             "storenode_unread_oldest_seconds",
             "For how long the oldest unread event has waited; 0: there is none.",
+        )
+        self.unconfirmed_oldest_seconds = self._gauge(
+            "storenode_unconfirmed_oldest_seconds",
+            "For how long the oldest message lacks confirmations that --max-confirms asks for; 0:"
+            " none does.",
         )
         self.waiting_events = self._gauge(
             "storenode_waiting_events", "Messages held that name a parent which is not."
@@ -341,6 +356,20 @@ class Metrics:
 
     def _make_process(self, version: str) -> None:
         self.ready = self._gauge("storenode_ready", "1 while the node is able to serve, else 0.")
+        self.clock_offset_seconds = self._gauge(
+            "storenode_clock_offset_seconds",
+            "By how much the clock of the database or of a peer is ahead of this node's.",
+            ["other"],
+        )
+        self.clock_limit_seconds = self._gauge(
+            "storenode_clock_limit_seconds",
+            "A clock that differs by more is a problem: half of --max-clock-drift.",
+        )
+        self.clock_refused_publishers = self._gauge(
+            "storenode_clock_refused_publishers_ratio",
+            "Share of the publishers of the last five minutes whose timestamps were refused; 0: of"
+            " fewer than three.",
+        )
         self.log_events_suppressed = self._gauge(
             "storenode_log_events_suppressed",
             "Log events that were held back since the start because there were too many.",
@@ -368,6 +397,8 @@ class Metrics:
             self.messages_duplicate.labels(source).inc(duplicate)
         for label, count in rejected.items():
             self.messages_rejected.labels(source, label).inc(count)
+            if label == Reason.CONFLICT:
+                self.conflicts.labels(source).inc(count)
 
     def render(self) -> bytes:
         """The text format, version 0.0.4."""

@@ -24,9 +24,9 @@ RATES: Final = (
 """Messages, for ``queries`` reads of any kind and for ``failed`` calls that the node failed, in the
 order in which they are shown."""
 
-SERVER_FAULTS: Final = ("UNAVAILABLE", "INTERNAL", "UNKNOWN", "DEADLINE_EXCEEDED")
+SERVER_FAULTS: Final = ("UNAVAILABLE", "INTERNAL", "UNKNOWN")
 HTTP_FAULTS: Final = ("500", "503")
-"""How calls end that the node, and not its caller, has failed."""
+"""How calls end that the node has failed. DEADLINE_EXCEEDED: the request did not come in time."""
 
 
 def samples(metric: MetricWrapperBase) -> Iterator[Sample]:

@@ -1,10 +1,10 @@
-"""What audits of an archive have found, by channel and over time, as a table of its own.
+"""The table of the audits of an archive, by channel and over time.
 
 ::
 
     ARCHIVE/audits/     a Delta table: a row for each audit and channel, and one for all channels
 
-It is written for dashboards; no job reads it.
+It is for dashboards; no job reads it.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from deltalake.exceptions import DeltaError
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
 
-from store.pipeline.beside import AUDITS_TABLE, is_begun, place_of
+from store.pipeline.beside import AUDITS_TABLE, is_begun, location_of
+from store.pipeline.delta import DeltaArchive
 from store.pipeline.errors import of_store
-from store.pipeline.lake import Lake
 
 MAX_CHANNELS: Final = 10_000
-"""Channels of one audit that have a row, the least complete first."""
+"""So many channels of one audit have a row, the least complete ones."""
 
 _COUNTS: Final = ("messages", "missing", "incomplete", "orphans", "violations", "cycles")
 _TIME: Final = pa.timestamp("us", "UTC")
@@ -42,8 +42,8 @@ up to there nothing is missing; null: from nowhere on, or of all channels.
 """
 
 
-def note_audit(lake: Lake, channels: DataFrame, counts: Mapping[str, int]) -> None:
-    """Add what an audit found; ``channels`` as by `causal.audited.channels_of`, ``counts`` of all.
+def note_audit(archive: DeltaArchive, channels: DataFrame, counts: Mapping[str, int]) -> None:
+    """Append the result of an audit: ``channels`` as `CHANNELS`, and the ``counts`` of all.
 
     Raises:
         PipelineError: it cannot be written.
@@ -58,8 +58,8 @@ def note_audit(lake: Lake, channels: DataFrame, counts: Mapping[str, int]) -> No
     micros = pc.divide(found["point_ts"], 1_000).cast(_TIME)
     columns = [pa.repeat(now, len(found)), *(found[name] for name in ("channel", *_COUNTS)), micros]
     table = pa.table(columns, schema=AUDITS)
-    is_begun(lake, AUDITS_TABLE)
-    path, options = place_of(lake, AUDITS_TABLE)
+    is_begun(archive, AUDITS_TABLE)
+    path, options = location_of(archive, AUDITS_TABLE)
     try:
         write_deltalake(
             path, table, mode="append", name="storenode audits", storage_options=options

@@ -1,6 +1,6 @@
-"""Tables beside the messages that no job can make again: claims of the past, and what was audited.
+"""Delta tables beside the messages that no job can compute again: claims and audits.
 
-They are only added to. Where the log of one is lost, a new one over its files would hide them.
+They are only appended to. A new log over the files of a lost one would hide them.
 """
 
 from __future__ import annotations
@@ -10,31 +10,31 @@ from typing import Final
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
+from store.pipeline.delta import DeltaArchive
 from store.pipeline.errors import PipelineError, of_store
-from store.pipeline.lake import Lake
 from store.pipeline.storage import delta_options, listed
 
 AUDITS_TABLE: Final = "audits"
 CLAIMS_TABLE: Final = "claims"
 
 
-def place_of(lake: Lake, name: str) -> tuple[str, dict[str, str] | None]:
-    """Where a table is, and what delta-rs needs besides."""
-    return f"{lake.path}/{name}", delta_options(lake.path)
+def location_of(archive: DeltaArchive, name: str) -> tuple[str, dict[str, str] | None]:
+    """Return the path of a table, and the storage options for delta-rs."""
+    return f"{archive.path}/{name}", delta_options(archive.path)
 
 
-def is_begun(lake: Lake, name: str) -> bool:
-    """Whether there is such a table.
+def is_begun(archive: DeltaArchive, name: str) -> bool:
+    """Return True if there is such a table.
 
     Raises:
         PipelineError: it cannot be looked at, or there are files of one that has lost its log.
     """
-    return bool(_stored(lake, name))
+    return bool(_stored(archive, name))
 
 
-def _stored(lake: Lake, name: str) -> set[str]:
-    """The files of a table and of its log; none where there is no table."""
-    path, _ = place_of(lake, name)
+def _stored(archive: DeltaArchive, name: str) -> set[str]:
+    """Return the files of a table and of its log; none where there is no table."""
+    path, _ = location_of(archive, name)
     try:
         found = {each.path for each in listed(path)}
     except OSError as error:
@@ -49,13 +49,13 @@ def _stored(lake: Lake, name: str) -> set[str]:
     return found
 
 
-def damage(lake: Lake) -> list[str]:
-    """What is wrong with these tables, in a sentence each."""
+def damage(archive: DeltaArchive) -> list[str]:
+    """Return a sentence for each thing that is wrong with these tables."""
     found = []
     for name in (AUDITS_TABLE, CLAIMS_TABLE):
-        path, options = place_of(lake, name)
+        path, options = location_of(archive, name)
         try:
-            here = _stored(lake, name)
+            here = _stored(archive, name)
             named = DeltaTable(path, storage_options=options).file_uris() if here else []
         except PipelineError as error:
             found.append(error.sentence)

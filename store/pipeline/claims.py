@@ -33,11 +33,11 @@ from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import DeltaError
 from numpy.typing import NDArray
 
-from store.pipeline.beside import CLAIMS_TABLE, is_begun, place_of
+from store.pipeline.beside import CLAIMS_TABLE, is_begun, location_of
 from store.pipeline.database import Stated
+from store.pipeline.delta import DeltaArchive
 from store.pipeline.errors import of_store
 from store.pipeline.fingerprints import XOR_WORDS, Fingerprints
-from store.pipeline.lake import Lake
 from store.pipeline.limits import HOUR_NS, MAX_LISTED
 from store.pipeline.reports import time_text
 
@@ -69,7 +69,7 @@ _Numbers = NDArray[np.int64]
 
 
 @dataclass
-class Tried:
+class ClaimResults:
     """How claims fared: how many are ``kept``, how many another archive could try, and what was
     found ``untrue``, of which at most `MAX_LISTED` are ``listed``.
     """
@@ -102,7 +102,7 @@ class Tried:
         ]
 
     def lines(self) -> Iterator[str]:
-        """The same in words."""
+        """Yield the results in words."""
         if self.against is not None:
             yield f"claims that the other archive could try: {self.against:,} of {self.kept:,}"
         if not self.untrue:
@@ -135,12 +135,12 @@ class Sums:
         self._xors = np.concatenate([before[:, 1:], xors])
 
     def of(self, starts: _Numbers, ends: _Numbers) -> tuple[_Numbers, _Numbers]:
-        """Of ranges, the counts, and the XORs as rows of words."""
+        """Return the counts of ranges, and their XORs as rows of words."""
         first, last = np.searchsorted(self._starts, [starts, ends])
         return self._counts[last] - self._counts[first], self._xors[last] ^ self._xors[first]
 
 
-def keep_claims(lake: Lake, stated: Stated, horizon_ns: int, held: Fingerprints) -> int:
+def keep_claims(archive: DeltaArchive, stated: Stated, horizon_ns: int, held: Fingerprints) -> int:
     """Keep what a database states and its archive agrees with, and that it was looked for.
 
     ``stated`` was read before, and ``horizon_ns`` after, the archive took in all that the database
@@ -152,7 +152,7 @@ def keep_claims(lake: Lake, stated: Stated, horizon_ns: int, held: Fingerprints)
     """
     sums = Sums(held)
     claims = _agreed(_claims(stated), sums)
-    kept = read_claims(lake).select(_SAME)
+    kept = read_claims(archive).select(_SAME)
     claims = claims.join(kept, _SAME, join_type="left anti").select(CLAIMS.names)
     end_ns = max(stated.time_ns, horizon_ns)
     counts, _ = sums.of(np.array([horizon_ns]), np.array([end_ns]))
@@ -164,35 +164,37 @@ def keep_claims(lake: Lake, stated: Stated, horizon_ns: int, held: Fingerprints)
         "messages": int(counts[0]),
         "past": stated.past,
     }
-    _append(lake, pa.concat_tables([claims.cast(CLAIMS), pa.Table.from_pylist([about], CLAIMS)]))
+    _append(archive, pa.concat_tables([claims.cast(CLAIMS), pa.Table.from_pylist([about], CLAIMS)]))
     return int(claims.num_rows)
 
 
-def read_claims(lake: Lake) -> pa.Table:
-    """The rows of `CLAIMS`; none where no job has kept any.
+def read_claims(archive: DeltaArchive) -> pa.Table:
+    """Return the rows of `CLAIMS`; none if no job has kept any.
 
     Raises:
         PipelineError: the table cannot be read.
     """
-    if not is_begun(lake, CLAIMS_TABLE):
+    if not is_begun(archive, CLAIMS_TABLE):
         return CLAIMS.empty_table()
-    path, options = place_of(lake, CLAIMS_TABLE)
+    path, options = location_of(archive, CLAIMS_TABLE)
     try:
         return DeltaTable(path, storage_options=options).to_pyarrow_table().cast(CLAIMS)
     except (DeltaError, OSError, ValueError, pa.ArrowException) as error:
         raise of_store(path, error, "table of claims") from error
 
 
-def try_claims(lake: Lake, held: Fingerprints, against: tuple[Lake, Fingerprints] | None) -> Tried:
+def try_claims(
+    archive: DeltaArchive, held: Fingerprints, against: tuple[DeltaArchive, Fingerprints] | None
+) -> ClaimResults:
     """Try the claims of an archive by what it holds by hour, and by another archive.
 
     Raises:
         PipelineError: a table of claims cannot be read.
     """
-    rows = read_claims(lake)
+    rows = read_claims(archive)
     claims = rows.filter(pc.is_valid(rows["other_store_id"]))
-    tried = Tried(claims.num_rows)
-    tried.add(claims, Sums(held), lake.path)
+    tried = ClaimResults(claims.num_rows)
+    tried.add(claims, Sums(held), archive.path)
     if against is not None:
         other, hours = against
         some = claims.filter(pa.array(_answerable(claims, read_claims(other)), pa.bool_()))
@@ -224,7 +226,7 @@ def _agreed(claims: pa.Table, held: Sums) -> pa.Table:
 
 
 def _answerable(claims: pa.Table, others: pa.Table) -> list[bool]:
-    """Which claims an archive with such rows must bear out."""
+    """Return which claims an archive with such rows must bear out."""
     by_store: dict[str, list[_Recorded]] = {}
     about = others.filter(pc.is_null(others["other_store_id"])).sort_by("recorded_ns")
     for row in about.select(["store_id", *_Recorded._fields]).to_pylist():
@@ -263,8 +265,8 @@ def _numbers(table: pa.Table, name: str) -> _Numbers:
     return numbers
 
 
-def _append(lake: Lake, rows: pa.Table) -> None:
-    path, options = place_of(lake, CLAIMS_TABLE)
+def _append(archive: DeltaArchive, rows: pa.Table) -> None:
+    path, options = location_of(archive, CLAIMS_TABLE)
     try:
         write_deltalake(path, rows, mode="append", name="storenode claims", storage_options=options)
     except (DeltaError, OSError, ValueError) as error:

@@ -88,7 +88,7 @@ _SPARK: Final[dict[pa.DataType, DataType]] = {
 
 
 def spark_schema(names: Iterable[str] = NAMES) -> StructType:
-    """The schema of some columns, in the given order.
+    """Return the schema of some columns, in the given order.
 
     Raises:
         KeyError: there is no column of a name.
@@ -105,5 +105,5 @@ def empty(session: SparkSession, schema: pa.Schema) -> DataFrame:
 
 
 def file_columns() -> list[str]:
-    """The columns that are in the lake's files."""
+    """Return the columns that are in the files of an archive."""
     return [name for name in NAMES if name not in PARTITIONS]

@@ -28,7 +28,6 @@ from store.pipeline.paths import spelled, spellings
 Connection = psycopg.Connection[Any]
 
 FOREVER: Final = 2**63 - 1
-_LOST: Final = "The database has lost what it is: its table `store` is empty."
 _BUCKET_LEVELS: Final[Mapping[str, int]] = {"minute": 0, "hour": 1, "day": 2}
 
 _SNAPSHOT: Final[LiteralString] = "set transaction isolation level repeatable read"
@@ -42,6 +41,10 @@ where level = %s and start_ns >= %s and start_ns < %s
 _UNFOLDED: Final[LiteralString] = """
 select summary from storenode.export_commits
 where position > %s and max_ts >= %s and min_ts < %s
+"""
+_LATER: Final[LiteralString] = """
+select summary from storenode.export_commits
+where position > %s and max_ts >= %s and min_ts < %s order by position
 """
 _PARTITIONS: Final[LiteralString] = """
 select pg_get_expr(c.relpartbound, c.oid)
@@ -115,7 +118,7 @@ class State:
 
 @contextmanager
 def connected(url: str, what: str = "The database") -> Iterator[Connection]:
-    """A connection in autocommit mode to a database with a schema that serves this version.
+    """Open a connection in autocommit mode to a database with a schema that serves this version.
 
     Raises:
         PipelineError: it cannot be reached, refuses, or has another schema; also for what the
@@ -137,15 +140,35 @@ def read_state(
     """Read one moment: fingerprints of the slices that begin in a range of time."""
     with connection.transaction():
         connection.execute(_SNAPSHOT)
-        row = connection.execute(_STORE).fetchone()
-        if row is None:
-            raise PipelineError(_LOST)
-        store_id, horizon_ns, folded, position = row
+        store_id, horizon_ns, folded, position = _store(connection)
         buckets = _buckets(connection, level, low_ns, high_ns, folded)
         texts = [text for (text,) in connection.execute(_PARTITIONS)]
     bounds = (None if text is None else parse_bounds(text) for text in texts)
     partitions = tuple(sorted(each for each in bounds if each is not None))
     return State(store_id, horizon_ns, position, of_buckets(buckets), partitions)
+
+
+def read_as_of(
+    connection: Connection, positions: Mapping[str, int], low_ns: int, high_ns: int
+) -> tuple[Fingerprints, list[Fingerprints]]:
+    """Read the hours of a range as of a commit position, and what each later commit adds to them.
+
+    ``positions`` are by store ID; without one of this store it is as of now. Hours that retention
+    has dropped since are left out.
+    """
+    with connection.transaction():
+        connection.execute(_SNAPSHOT)
+        store_id, _, folded, newest = _store(connection)
+        now = of_buckets(_buckets(connection, "hour", low_ns, high_ns, folded))
+        start = positions.get(store_id, newest)
+        rows = connection.execute(_LATER, (start, low_ns, high_ns)).fetchall()
+    deltas = (unpack([bytes(summary)]).coarser(HOUR_NS) for (summary,) in rows)
+    later = [of_buckets(each.within(low_ns, high_ns)) for each in deltas]
+    for commit in later:
+        for hour, each in commit.items():
+            if hour in now:
+                now[hour] = now[hour].without(each)
+    return now, later
 
 
 def _buckets(connection: Connection, level: str, low_ns: int, high_ns: int, folded: int) -> Buckets:
@@ -163,19 +186,19 @@ def _buckets(connection: Connection, level: str, low_ns: int, high_ns: int, fold
 
 
 def read_archived(connection: Connection) -> Fingerprints:
-    """The hours that were marked as archived, as they were then."""
+    """Return the hours that were marked as archived, as they were then."""
     rows = connection.execute(_ARCHIVED).fetchall()
     return {start: Fingerprint(*rest) for start, *rest in rows}
 
 
 def read_marks(connection: Connection, archive: str) -> Fingerprints:
-    """The hours that were marked as archived in one archive, which is named as when it was."""
+    """Return the hours that were marked as archived in one archive, under any of its names."""
     rows = connection.execute(_MARKS, (spellings(archive),)).fetchall()
     return {start: Fingerprint(*rest) for start, *rest in rows}
 
 
 def read_marked_archives(connection: Connection) -> list[str]:
-    """The archives that hours were marked as archived in; the one with the newest hour first."""
+    """Return the archives that hours are marked in; the one with the newest hour first."""
     return [spelled(archive) for (archive,) in connection.execute(_MARKED)]
 
 
@@ -228,7 +251,7 @@ def lock_restoring(connection: Connection) -> None:
 
 
 def restored_since(connection: Connection, position: int) -> int:
-    """Messages that restores have added behind a commit position."""
+    """Return the number of messages that restores have added after a commit position."""
     ((messages,),) = connection.execute(_RESTORED, (position,)).fetchall()
     return int(messages)
 
@@ -252,21 +275,22 @@ class Stated:
 def read_stated(connection: Connection) -> Stated:
     """Read the statements of equality that are kept, whether or not they still hold."""
     now_ns = time.time_ns()
-    store_id, _ = _store(connection)
+    store_id, *_ = _store(connection)
     rows = connection.execute(_STATED, (HOUR_NS, HOUR_NS, MAX_STATED)).fetchall()
     return Stated(store_id, now_ns, _past(connection), rows)
 
 
 def read_horizon(connection: Connection) -> int:
-    """The time before which retention may have dropped messages."""
+    """Return the time before which retention may have dropped messages."""
     return _store(connection)[1]
 
 
-def _store(connection: Connection) -> tuple[str, int]:
-    row = connection.execute(_STORE).fetchone()
+def _store(connection: Connection) -> tuple[str, int, int, int]:
+    """Read the ID, the horizon, the folded and the newest position of the store."""
+    row: tuple[str, int, int, int] | None = connection.execute(_STORE).fetchone()
     if row is None:
-        raise PipelineError(_LOST)
-    return str(row[0]), int(row[1])
+        raise PipelineError("The database has no identity: its table `store` is empty.")
+    return row
 
 
 def _past(connection: Connection) -> str | None:

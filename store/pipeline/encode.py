@@ -22,7 +22,7 @@ COLUMNS: Final = (
 
 
 def encoded(row: Mapping[str, Any]) -> bytes:
-    """The ``WakuMessageAndTopic`` of a row, fields in ascending order (14/WAKU2-MESSAGE).
+    """Encode the ``WakuMessageAndTopic`` of a row, fields in ascending order (14/WAKU2-MESSAGE).
 
     Raises:
         ValueError: a number is negative.

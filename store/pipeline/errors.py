@@ -68,7 +68,7 @@ class StoreError(OSError):
 
 
 def store_cause(said: str) -> str | None:
-    """What the words of an object store, or of delta-rs about one, come to; None: unknown."""
+    """Return the cause of an error of an object store, or of delta-rs on one; None: unknown."""
     return next((cause for words, cause in _STORE_CAUSES if words.search(said)), None)
 
 
@@ -89,7 +89,7 @@ class PipelineError(Exception):
 
 
 def of_database(error: psycopg.Error, what: str) -> PipelineError:
-    """The sentence for an error of Postgres; ``what`` names the database's role in the job."""
+    """Return the error for one of Postgres; ``what`` names the database's role in the job."""
     text = (error.diag.message_primary or str(error).strip() or type(error).__name__).splitlines()[
         0
     ]
@@ -102,7 +102,7 @@ def of_database(error: psycopg.Error, what: str) -> PipelineError:
 
 
 def of_spark(error: Exception) -> PipelineError:
-    """The sentence for an error that came through Spark."""
+    """Return the error for one that came through Spark."""
     text = str(error)
     raised = _RAISED.search(text)
     if raised is not None:
@@ -125,7 +125,7 @@ def of_spark(error: Exception) -> PipelineError:
 
 
 def of_store(path: str, error: Exception, what: str = "archive") -> PipelineError:
-    """The sentence for an error of reading or writing an archive, or something in it."""
+    """Return the error for reading or writing an archive, or something in it."""
     text = " ".join(str(error).split())[:300]
     known = error.cause if isinstance(error, StoreError) else None
     if known is None and "://" in path:
@@ -136,7 +136,7 @@ def of_store(path: str, error: Exception, what: str = "archive") -> PipelineErro
 
 
 def of_file(path: str, error: Exception) -> PipelineError:
-    """The sentence for an error of reading a file of an archive."""
+    """Return the error for reading a file of an archive."""
     if isinstance(error, StoreError):
         return PipelineError(f"{path} could not be read: {error.cause}.")
     return _damaged(path, " ".join(str(error).split()) or type(error).__name__)

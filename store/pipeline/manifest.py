@@ -1,156 +1,202 @@
-"""The manifest of an archive: a chain of entries that says what every publication brought.
+"""The manifest of an archive: a copy of every commit of its Delta log, chained by digest.
 
 ::
 
-    ARCHIVE/manifest/00000000000000000001.json      one entry, one line of JSON
+    ARCHIVE/manifest/00000000000000000007.json      the bytes of commit 7 of the log
 
-An entry names the files that came and went, with their SHA-256, and the hours that grew, with count
-and XOR. It has the SHA-256 of the entry before it, so that an entry that is removed or changed
-breaks the chain. The Delta log says what an archive holds; the manifest, or a copy of its directory
-kept elsewhere, says what it must hold. Entries are never changed or removed.
+The metadata of a commit has the SHA-256 of the commit before it, the SHA-256 of each file that it
+adds, and count and XOR of the hours that it changes, as they are afterwards. So a commit that is
+removed or altered breaks the chain, and a file or an hour that is lost is named by the commits that
+remain. The log may forget commits; copies are never changed or removed.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any, Final, NamedTuple
+from urllib.parse import unquote
+
+import numpy as np
 
 from store.pipeline import storage
 from store.pipeline.errors import PipelineError, of_store
 from store.pipeline.fingerprints import NOTHING, Fingerprint, Fingerprints
 
+FIRST_BEFORE: Final = "0" * 64
+"""What the first commit has in place of the digest of the commit before it."""
+
+_PREFIX: Final = "storenode."
+_BEFORE: Final = f"{_PREFIX}before"
+_FILES: Final = f"{_PREFIX}files"
+_HOURS: Final = f"{_PREFIX}hours"
+_POSITION: Final = f"{_PREFIX}position"
+_STORE: Final = f"{_PREFIX}store"
+_LOST: Final = f"{_PREFIX}lost"
+_REPLACES: Final = f"{_PREFIX}replaces"
 _NAME: Final = re.compile(r"\A[0-9]{20}\.json\Z")
-_FOREVER: Final = 2**63 - 1
-_FIRST_BEFORE: Final = "0" * 64
+_PATH: Final = re.compile(
+    r"\Aday=\d{4}-\d\d-\d\d/shard=-?\d{1,9}/[\w.-]+\.(?:zstd\.)?parquet\Z", re.ASCII
+)
 _FOLDERS: Final = 3
-"""Above an entry: the manifest, the archive, and what that lies in."""
+"""Directories above a copy that are synced: the manifest, the archive, and what that lies in."""
 
 
-class FileNote(NamedTuple):
-    """What an entry says of a file: day since the epoch, rows, SHA-256 in hexadecimal digits."""
+class FileRecord(NamedTuple):
+    """A file of the table: its day since the epoch, and its SHA-256, None if it is not recorded."""
 
     day: int
-    rows: int
-    digest: str
+    digest: str | None
 
 
 @dataclass(frozen=True)
-class Entry:
-    """What one publication changed; ``version`` is that of the Delta table after it.
+class CommitMetadata:
+    """What a commit records besides the actions of Delta Lake.
 
-    Paths are relative to the table. ``hours`` are whole hours as they were afterwards.
-    ``repaired`` says that the log was made anew, so that versions before it no longer count.
-    ``after``: the first of a manifest that stands in place of one with so many entries.
+    ``files`` are the digests of the files that it adds; ``hours`` whole hours as they are after it.
+    ``position`` is the commit of the database of the store ``store_id`` up to which all of its
+    messages are archived. ``lost``: it removes files that are lost, so ``hours`` are no longer what
+    the archive must hold.
+    ``replaces``: it begins a manifest in place of one with so many commits.
     """
 
-    version: int
-    added: Mapping[str, FileNote]
-    removed: Iterable[str]
-    hours: Fingerprints
-    repaired: bool = False
-    after: int = 0
+    files: Mapping[str, str] = field(default_factory=dict)
+    hours: Fingerprints = field(default_factory=dict)
+    store_id: str | None = None
+    position: int | None = None
+    lost: bool = False
+    replaces: int = 0
 
-    def line(self, number: int, before: str) -> bytes:
-        """What is written as entry ``number``; ``before`` is the digest of the one before it."""
-        told = {
-            "number": number,
-            "before": before,
-            "version": self.version,
-            "added": [[path, *note] for path, note in sorted(self.added.items())],
-            "removed": sorted(self.removed),
-            "hours": [[start, *each] for start, each in sorted(self.hours.items())],
+    def encoded(self, before: str) -> dict[str, str]:
+        """Return the metadata of Delta Lake; ``before`` is the digest of the commit before."""
+        rows = [[start, *each] for start, each in sorted(self.hours.items())]
+        found = {
+            _BEFORE: before,
+            _FILES: json.dumps(dict(self.files), separators=(",", ":")),
+            _HOURS: json.dumps(rows, separators=(",", ":")),
         }
-        if self.repaired:
-            told["repaired"] = True
-        if self.after:
-            told["after"] = self.after
-        return json.dumps(told, separators=(",", ":")).encode() + b"\n"
+        if self.store_id is not None and self.position is not None:
+            found |= {_STORE: self.store_id, _POSITION: str(self.position)}
+        if self.lost:
+            found[_LOST] = "true"
+        if self.replaces:
+            found[_REPLACES] = str(self.replaces)
+        return found
+
+
+@dataclass(frozen=True)
+class _Commit:
+    added: list[tuple[str, int]]
+    removed: list[str]
+    before: str | None
+    metadata: CommitMetadata
 
 
 @dataclass
 class Manifest:
-    """All entries of a directory taken together.
+    """All commits of an archive taken together, as their copies in a directory record them.
 
-    ``files`` and ``hours`` are what the archive must hold, ``gone`` are files that it held before,
-    ``version`` is the newest one of its table that an entry knows, and ``digests`` are those of the
-    entries in order. ``broken`` says where the chain is not whole, in a line each. ``after``: it
-    stands in place of one with so many entries.
+    ``files`` are those of the newest state, ``removed`` those of earlier ones. ``required`` are the
+    hours that the archive must hold, and ``held`` those that it holds by its newest commits, except
+    on ``unknown_days``: a program that does not record hours has changed their files.
+    ``digests`` are those of the commits in order. ``broken`` has a line for each place where the
+    chain is broken, ``foreign`` the commits that another program made. ``positions`` are by store
+    those of the newest commit that has one.
     """
 
     path: str
-    files: dict[str, FileNote] = field(default_factory=dict)
-    hours: Fingerprints = field(default_factory=dict)
-    gone: set[str] = field(default_factory=set)
-    version: int = -1
+    files: dict[str, FileRecord] = field(default_factory=dict)
+    required: Fingerprints = field(default_factory=dict)
+    held: Fingerprints = field(default_factory=dict)
+    unknown_days: set[int] = field(default_factory=set)
+    removed: set[str] = field(default_factory=set)
     digests: list[str] = field(default_factory=list)
     broken: list[str] = field(default_factory=list)
-    after: int = 0
-
-    def __bool__(self) -> bool:
-        """Whether there is one at all."""
-        return bool(self.digests)
+    foreign: list[int] = field(default_factory=list)
+    strange: list[str] = field(default_factory=list)
+    positions: dict[str, int] = field(default_factory=dict)
+    replaces: int = 0
 
     @property
-    def entries(self) -> int:
-        """How many there are, with those of the one in whose place it stands."""
-        return self.after + len(self.digests)
+    def version(self) -> int:
+        """The number of the newest commit; -1: there is none."""
+        return len(self.digests) - 1
 
-    def append(self, entry: Entry) -> None:
-        """Write an entry behind the last one, on the disk before this returns.
+    @property
+    def before(self) -> str:
+        """The digest of the newest commit, which the next one records."""
+        return self.digests[-1] if self.digests else FIRST_BEFORE
+
+    def append(self, data: bytes) -> None:
+        """Write the copy of the next commit, on the disk before this returns.
 
         Raises:
-            PipelineError: it cannot be written, or another job has written one.
+            PipelineError: it cannot be written, or another job has written another one.
         """
-        number = len(self.digests) + 1
-        data = entry.line(number, self.digests[-1] if self.digests else _FIRST_BEFORE)
+        name = commit_name(len(self.digests))
         try:
-            storage.create(f"{self.path}/{_name(number)}", data, _FOLDERS)
+            storage.create(f"{self.path}/{name}", data, _FOLDERS)
         except FileExistsError as error:
-            raise PipelineError(
-                f"Another job has written to {self.path} meanwhile: run this one again when the"
-                " other has ended."
-            ) from error
+            if b"".join(storage.chunks(f"{self.path}/{name}")) != data:
+                raise PipelineError(
+                    f"Another job has written to {self.path} meanwhile: run this one again when the"
+                    " other has ended."
+                ) from error
         except OSError as error:
             raise of_store(self.path, error, "manifest") from error
-        self._add(entry, data)
+        self.add(name, data)
 
-    def continues(self, other: Manifest) -> bool:
-        """Whether all entries of another manifest are the first ones here."""
-        return self.digests[: len(other.digests)] == other.digests
-
-    def _add(self, entry: Entry, data: bytes) -> None:
-        self.files.update(entry.added)
-        for path in entry.removed:
-            self.files.pop(path, None)
-        self.gone.difference_update(entry.added)
-        self.gone.update(entry.removed)
-        self.hours.update(entry.hours)
-        self.version = entry.version if entry.repaired else max(self.version, entry.version)
-        self.after = self.after or entry.after
-        self.digests.append(sha256(data).hexdigest())
-
-    def _read(self, name: str, data: bytes) -> None:
-        before = self.digests[-1] if self.digests else _FIRST_BEFORE
+    def add(self, name: str, data: bytes) -> None:
+        """Take in the next commit."""
+        expected = commit_name(len(self.digests))
+        if name != expected and not self.broken:
+            self.broken.append(f"{expected} is missing")
         try:
-            number, named, entry = _parsed(data)
+            commit = _parsed(data)
         except (ValueError, TypeError, KeyError, ArithmeticError, RecursionError):
             self.broken.append(f"{name} cannot be read")
-            self.digests.append(sha256(data).hexdigest())
+        else:
+            if commit.before is None:
+                self.foreign.append(len(self.digests))
+            elif commit.before != self.before and not self.broken:
+                self.broken.append(f"{name} does not follow the commit before it")
+            self._apply(commit)
+        self.digests.append(sha256(data).hexdigest())
+
+    def _apply(self, commit: _Commit) -> None:
+        metadata = commit.metadata
+        days = set()
+        for path in commit.removed:
+            known = self.files.pop(path, None)
+            self.removed.add(path)
+            if known is not None:
+                days.add(known.day)
+        for path, day in commit.added:
+            if not _PATH.match(path):
+                self.strange.append(repr(path))
+            self.removed.discard(path)
+            self.files[path] = FileRecord(day, metadata.files.get(path))
+            days.add(day)
+        if commit.before is None:
+            self.unknown_days |= days
             return
-        if _name(number) != name or named != before:
-            self.broken.append(f"{name} does not follow the entry before it")
-        self._add(entry, data)
+        self.held |= metadata.hours
+        if not metadata.lost:
+            self.required |= {
+                hour: each
+                for hour, each in metadata.hours.items()
+                if each.messages >= self.required.get(hour, NOTHING).messages
+            }
+        if metadata.store_id is not None and metadata.position is not None:
+            self.positions[metadata.store_id] = metadata.position
+        self.replaces = self.replaces or metadata.replaces
 
 
-def read_manifest(path: str, known: Manifest | None = None) -> Manifest:
-    """Read the manifest in a directory; without one, or without the directory, an empty one.
-
-    ``known`` is what was read of the same directory before: only what was written behind that is
-    read, and added to it, if its last entry is there as it was.
+def read_manifest(path: str) -> Manifest:
+    """Read the manifest in a directory; an empty one if there is none.
 
     Raises:
         PipelineError: the directory cannot be read.
@@ -158,37 +204,20 @@ def read_manifest(path: str, known: Manifest | None = None) -> Manifest:
     found = Manifest(path)
     try:
         names = sorted(each.path for each in storage.listed(path) if _NAME.match(each.path))
-        if known is not None and _begins(known, names):
-            found, names = known, names[len(known.digests) :]
         for name in names:
-            if int(name[:20]) != len(found.digests) + 1 and not found.broken:
-                found.broken.append(f"{_name(len(found.digests) + 1)} is missing")
-            found._read(name, b"".join(storage.chunks(f"{path}/{name}")))
+            found.add(name, b"".join(storage.chunks(f"{path}/{name}")))
     except OSError as error:
         raise of_store(path, error, "manifest") from error
     return found
 
 
-def _begins(known: Manifest, names: list[str]) -> bool:
-    """Whether files are those of a manifest that is whole, and perhaps more."""
-    count = len(known.digests)
-    if known.broken or not count or names[count - 1 : count] != [_name(count)]:
-        return False
-    last = b"".join(storage.chunks(f"{known.path}/{_name(count)}"))
-    return sha256(last).hexdigest() == known.digests[-1]
+def commit_name(version: int) -> str:
+    """Return the file name of a commit, in the log and in the manifest."""
+    return f"{version:020}.json"
 
 
-def _name(number: int) -> str:
-    return f"{number:020}.json"
-
-
-def manifest_of(archive: str, known: Manifest | None = None) -> Manifest:
-    """The manifest of an archive at a path that was `checked`; ``known`` as of `read_manifest`."""
-    return read_manifest(f"{archive}/manifest", known)
-
-
-def lacking(wanted: Fingerprints, held: Fingerprints) -> list[int]:
-    """Hours of which something is missing: fewer messages, or as many others; ascending."""
+def short_hours(wanted: Fingerprints, held: Fingerprints) -> list[int]:
+    """Return the hours that lack something: they have fewer messages, or as many others."""
     return sorted(
         hour
         for hour, each in wanted.items()
@@ -196,19 +225,30 @@ def lacking(wanted: Fingerprints, held: Fingerprints) -> list[int]:
     )
 
 
-def _parsed(data: bytes) -> tuple[int, str, Entry]:
-    told: dict[str, Any] = json.loads(data)
-    added = {
-        str(path): FileNote(int(day), int(rows), str(digest))
-        for path, day, rows, digest in told["added"]
-    }
+def _parsed(data: bytes) -> _Commit:
+    actions: Sequence[dict[str, Any]] = [json.loads(line) for line in data.splitlines()]
+    added = [_added(each["add"]) for each in actions if "add" in each]
+    removed = [unquote(each["remove"]["path"]) for each in actions if "remove" in each]
+    infos = (each["commitInfo"] for each in actions if "commitInfo" in each)
+    info: dict[str, Any] = next(infos, {})
+    before = info.get(_BEFORE)
+    files = json.loads(info.get(_FILES, "{}"))
     hours = {
-        int(start): Fingerprint(int(count), int(x0), int(x1), int(x2), int(x3))
-        for start, count, x0, x1, x2, x3 in told["hours"]
+        int(start): Fingerprint(*map(int, rest))
+        for start, *rest in json.loads(info.get(_HOURS, "[]"))
     }
-    if not all(0 <= start <= _FOREVER for start in hours):
-        raise ValueError("an hour is out of range")
-    removed = [str(path) for path in told["removed"]]
-    version, after = int(told["version"]), int(told.get("after", 0))
-    entry = Entry(version, added, removed, hours, told.get("repaired") is True, after)
-    return int(told["number"]), str(told["before"]), entry
+    position = info.get(_POSITION)
+    metadata = CommitMetadata(
+        {str(path): str(digest) for path, digest in files.items()},
+        hours,
+        info.get(_STORE),
+        None if position is None else int(position),
+        info.get(_LOST) == "true",
+        int(info.get(_REPLACES, 0)),
+    )
+    return _Commit(added, removed, before, metadata)
+
+
+def _added(action: Mapping[str, Any]) -> tuple[str, int]:
+    day = np.datetime64(action["partitionValues"]["day"], "D").astype(np.int64)
+    return unquote(action["path"]), int(day)

@@ -74,7 +74,7 @@ class RemoteFile:
     """An object, for random access, as `pyarrow.PythonFile` takes it."""
 
     def __init__(self, path: str) -> None:
-        """Fetch its end.
+        """Open it; nothing is sent yet.
 
         Raises:
             OSError: it is not there, or cannot be read.
@@ -95,7 +95,7 @@ class RemoteFile:
         self._tail_at = self._size - len(self._tail)
 
     def read(self, size: int = -1) -> bytes:
-        """As of a file."""
+        """Read bytes, as of a file."""
         low = self._place
         high = self._size if size < 0 else min(self._size, low + size)
         if low >= high:
@@ -108,17 +108,17 @@ class RemoteFile:
             return bytes(obstore.get_range(store, key, start=low, end=high))
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """As of a file."""
+        """Set the position, as of a file."""
         base = {os.SEEK_SET: 0, os.SEEK_CUR: self._place, os.SEEK_END: self._size}[whence]
         self._place = base + offset
         return self._place
 
     def tell(self) -> int:
-        """As of a file."""
+        """Return the position, as of a file."""
         return self._place
 
     def close(self) -> None:
-        """As of a file."""
+        """Close it, as of a file."""
         self.closed = True
 
 
@@ -126,7 +126,7 @@ class RemoteSink:
     """A new object, which is there once it is closed, as `pyarrow.PythonFile` takes it."""
 
     def __init__(self, path: str) -> None:
-        """Nothing is sent yet.
+        """Open it; nothing is sent yet.
 
         Raises:
             OSError: the store cannot be opened.
@@ -138,7 +138,7 @@ class RemoteSink:
             self._held = obstore.open_writer(store, key, buffer_size=CHUNK_BYTES)
 
     def write(self, data: pa.Buffer) -> int:
-        """As of a file."""
+        """Write bytes, as of a file."""
         with _told(self._path):
             return self._held.write(memoryview(data).cast("B"))
 
@@ -146,7 +146,7 @@ class RemoteSink:
         """Parts are sent when they are full."""
 
     def close(self) -> None:
-        """Send what is left, and let the object appear."""
+        """Close it, as of a file."""
         if not self.closed:
             self.closed = True
             with _told(self._path):
@@ -166,7 +166,7 @@ def create(path: str, data: bytes) -> None:
 
 
 def chunks(path: str) -> Iterator[bytes]:
-    """All of an object in one request, in pieces.
+    """Yield all of an object in one request, in pieces.
 
     Raises:
         OSError: it is not there, or cannot be read.
@@ -178,7 +178,7 @@ def chunks(path: str) -> Iterator[bytes]:
 
 
 def listed(folder: str) -> Iterator[tuple[str, ObjectMeta]]:
-    """The objects below a folder: the path of each within it, and what the store says of it.
+    """Yield the objects below a folder: the path of each within it, and its metadata.
 
     Raises:
         OSError: it cannot be read.
@@ -220,7 +220,7 @@ def move(parent: str, name: str, target: str) -> None:
 
 @lru_cache(_KNOWN_STORES)
 def require_reachable(folder: str) -> None:
-    """Make sure soon that a store answers, and lists what is below a folder.
+    """Raise unless a store answers, and lists what is below a folder.
 
     Raises:
         OSError: it does not; asked once again, not for minutes as while a job is under way.
@@ -234,7 +234,7 @@ def require_reachable(folder: str) -> None:
 
 
 def settings(path: str) -> dict[str, str]:
-    """What a store is opened with besides its environment, as delta-rs takes it, too."""
+    """Return what a store is opened with besides its environment, as delta-rs takes it, too."""
     if not path.startswith(_S3):
         return {}
     found = {
@@ -249,7 +249,7 @@ def settings(path: str) -> dict[str, str]:
 
 
 def delta_options(path: str) -> dict[str, str]:
-    """The same with the patience of this module, for delta-rs."""
+    """Return the same with the timeouts of this module, for delta-rs."""
     given = settings(path)
     clear = {"allow_http": "true"} if _in_clear(path, given) else {}
     patience = {"max_retries": str(_MAX_RETRIES), "retry_timeout": f"{_RETRY_TIMEOUT_S}s"}
@@ -263,7 +263,7 @@ def delta_options(path: str) -> dict[str, str]:
 
 
 def _in_clear(path: str, given: Mapping[str, str]) -> bool:
-    """Whether an endpoint was named for the store of a path that is reached without TLS."""
+    """Return True if an endpoint was named for a path's store that is reached without TLS."""
     if path.startswith(_S3):
         named = [given.get("aws_endpoint_url", "")]
     elif path.startswith(_GOOGLE):
@@ -278,7 +278,7 @@ def _in_clear(path: str, given: Mapping[str, str]) -> bool:
 
 
 def _google_endpoint(file: str) -> str:
-    """The endpoint that a service account's file names, if it does."""
+    """Return the endpoint that a service account's file names, if it does."""
     try:
         told = json.loads(Path(file).read_text(encoding="utf-8"))
         return str(told.get("gcs_base_url", ""))
@@ -305,7 +305,7 @@ def _profile() -> dict[str, str]:
 
 @lru_cache
 def _parsed(file: str, time_ns: int) -> dict[str, dict[str, str]]:  # noqa: ARG001 - the key
-    """What a file says of each profile, as far as it is of use here.
+    """Return the settings of each profile in a file.
 
     Raises:
         OSError: it cannot be read.
@@ -323,13 +323,13 @@ def _parsed(file: str, time_ns: int) -> dict[str, dict[str, str]]:  # noqa: ARG0
 
 
 def _split(path: str) -> tuple[str, str]:
-    """The root of a store, and the rest of a path."""
+    """Return the root of a store, and the rest of a path."""
     parts = urlsplit(path, allow_fragments=False)
     return f"{parts.scheme}://{parts.netloc}", parts.path.strip("/")
 
 
 def _within(key: str) -> str:
-    """What the keys of all objects in a folder begin with."""
+    """Return the prefix of the keys of all objects in a folder."""
     return f"{key}/" if key else ""
 
 

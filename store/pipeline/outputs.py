@@ -1,5 +1,6 @@
-"""Directories of Parquet that a job writes beside an archive: by Spark, and on an object store, for
-which Spark would need Hadoop's libraries, by workers.
+"""Directories of Parquet that a job writes: by Spark, and on an object store by workers.
+
+Spark would need libraries of Hadoop for an object store.
 """
 
 from __future__ import annotations
@@ -10,18 +11,43 @@ from functools import partial
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark import TaskContext
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from store.pipeline.columns import ARROW
-from store.pipeline.errors import of_store
-from store.pipeline.files import batches_of
+from store.pipeline.errors import USAGE, PipelineError, of_store
 from store.pipeline.paths import for_spark, literally, on_store
-from store.pipeline.storage import for_writing, listed
-from store.pipeline.tasks import Batches, spread
+from store.pipeline.scan import Batches, batches_of, spread
+from store.pipeline.storage import for_writing, listed, require_reachable
 
 _WRITTEN = pa.schema([pa.field("path", pa.string())])
+
+
+def require_nothing(session: SparkSession, path: str, what: str) -> None:
+    """Raise if there is something at a path that was `checked`, as Spark sees it.
+
+    Raises:
+        PipelineError: something is there, or nobody can look; ``what`` was to be written.
+    """
+    if on_store(path):
+        try:
+            require_reachable(path)
+            exists = bool(listed(path))
+        except OSError as error:
+            raise of_store(path, error, "output") from error
+    else:
+        found = session.read.format("binaryFile").option("recursiveFileLookup", "true")
+        try:
+            # A session of Spark Connect looks when it is asked for something, and no sooner.
+            exists = bool(found.load(literally(for_spark(path))).columns)
+        except PySparkException as error:
+            exists = error.getCondition() != "PATH_NOT_FOUND"
+    if exists:
+        raise PipelineError(
+            f"{path} exists already: name a directory that does not, for {what}.", USAGE
+        )
 
 
 def write_rows(
@@ -64,7 +90,7 @@ def _written(folder: str, schema: pa.Schema, batches: Batches) -> Batches:
 
 
 def read_rows(session: SparkSession, folder: str, names: Sequence[str]) -> DataFrame:
-    """Columns of `store.pipeline.columns.ARROW`, and maybe others, of what `write_rows` wrote.
+    """Read some columns of `ARROW`, and maybe others, of what `write_rows` wrote.
 
     Raises:
         PipelineError: the store of the folder cannot be read.

@@ -28,7 +28,7 @@ _HADOOP: Final = re.compile(r"\As3[an]://")
 
 
 def checked(path: str, what: str = "An archive") -> str:
-    """A path without its last slash; one of this machine is absolute, and has no scheme.
+    """Return a path without its last slash; a local one is absolute, and has no scheme.
 
     Raises:
         PipelineError: it is empty, a database's URL, of another scheme than `STORES`, or has
@@ -58,23 +58,23 @@ def checked(path: str, what: str = "An archive") -> str:
 
 
 def spelled(path: str) -> str:
-    """A path with the one spelling of its store."""
+    """Return a path with the one spelling of its store."""
     return _HADOOP.sub("s3://", path)
 
 
 def spellings(path: str) -> list[str]:
-    """All the names that a path may have been noted by."""
+    """Return all the names that a path may have been noted by."""
     others = ("s3a", "s3n") if path.startswith("s3://") else ()
     return [path, *(f"{other}{path.removeprefix('s3')}" for other in others)]
 
 
 def on_store(path: str) -> bool:
-    """Whether a path that was `checked` is one of an object store."""
+    """Return True if a path that was `checked` is one of an object store."""
     return path.startswith(STORES)
 
 
 def require_visible(path: str, files: Iterable[str]) -> None:
-    """Make sure that this process sees files that Spark has written below a path.
+    """Raise unless this process sees files that Spark has written below a path.
 
     Raises:
         PipelineError: the path is one of this machine, and what Spark wrote there is elsewhere.
@@ -90,7 +90,7 @@ def require_visible(path: str, files: Iterable[str]) -> None:
 
 
 def require_new(path: Path, what: str, kind: str = "file") -> None:
-    """Make sure that nothing would be written over, and that there is a directory to write to.
+    """Raise if something would be overwritten, or if there is no directory to write to.
 
     ``what`` is to be written, as a ``kind`` of thing: both are for the sentence.
 
@@ -118,7 +118,7 @@ def require_new(path: Path, what: str, kind: str = "file") -> None:
 
 
 def require_new_directory(path: str, what: str) -> str:
-    """As `require_new` for a directory that Spark is to write; returns the path as `checked`.
+    """Return the path of a directory that Spark is to write, checked like `require_new`.
 
     One of an object store is passed over: Spark must be asked.
 
@@ -132,7 +132,7 @@ def require_new_directory(path: str, what: str) -> str:
 
 
 def require_room(path: str, what: str = "an archive") -> None:
-    """Make sure that there is a directory at a path, or can be one; ``path`` was `checked`.
+    """Raise unless there is a directory at a path, or can be one; ``path`` was `checked`.
 
     Raises:
         PipelineError: the path, or one that it lies in, is a file or cannot be written to.
@@ -157,10 +157,10 @@ def _require_writable(directory: Path) -> None:
 
 
 def for_spark(path: str) -> str:
-    """A path that was `checked`, with a scheme."""
+    """Return a path that was `checked`, with a scheme."""
     return LOCAL + path if path.startswith("/") else path
 
 
 def literally(path: str) -> str:
-    """A path for what Spark reads, where it would look for a pattern: it means itself."""
+    """Escape a path for a reader of Spark that would take it for a pattern."""
     return _PATTERN.sub(r"\\\g<0>", path)

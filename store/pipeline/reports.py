@@ -18,12 +18,12 @@ class Report(Protocol):
         """False when the job found a fault, or could not do all that it was asked for."""
 
     def as_json(self) -> dict[str, Any]:
-        """Everything, as JSON has it."""
+        """Return the report for JSON."""
 
     def lines(self) -> list[str]:
-        """The same in words."""
+        """Return the report in words."""
 
 
 def time_text(ns: int) -> str:
-    """A time as RFC 3339 to the second, in UTC; of slices, which begin at whole minutes."""
+    """Return a time in UTC as RFC 3339 to the second."""
     return f"{_EPOCH + timedelta(seconds=ns // NS_PER_S):%Y-%m-%dT%H:%M:%SZ}"

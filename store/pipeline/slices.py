@@ -1,14 +1,14 @@
-"""Which statements read a range of time: slices along the partitions, of about the same size.
+"""Slices of time of about the same size, along the partitions of the database.
 
-Pure: fingerprints and bounds come in, slices come out.
+Pure functions: fingerprints and bounds in, slices out.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from store.domain.partitioning import Bounds
 from store.pipeline.fingerprints import Fingerprints
@@ -20,11 +20,12 @@ from store.pipeline.limits import (
     MIN_STEP_MESSAGES,
     STEP_SHARE,
 )
-from store.pipeline.portions import shared_out
+
+T = TypeVar("T")
 
 
 class Slice(NamedTuple):
-    """Messages from ``low_ns`` up to ``high_ns``, exclusive; about ``rows`` of them."""
+    """About ``rows`` messages from ``low_ns`` to ``high_ns``, which is excluded."""
 
     low_ns: int
     high_ns: int
@@ -38,7 +39,7 @@ def plan_slices(
     slice_rows: int,
     length_ns: int = HOUR_NS,
 ) -> list[Slice]:
-    """Slices, ascending, that together hold the messages of some hours ``within`` a range.
+    """Return ascending slices that together hold the messages of some hours ``within`` a range.
 
     ``held`` may be about minutes as well, which ``length_ns`` says. No slice reaches over the
     bounds of a partition, or over a gap in what is held. An hour that has much more than
@@ -55,31 +56,46 @@ def plan_slices(
 
 
 def good_slice_rows(total: int, tasks: int) -> int:
-    """Messages per slice so that ``tasks`` of them have something to do all the time."""
+    """Return the number of messages per slice that keeps ``tasks`` tasks busy."""
     return min(MAX_SLICE_ROWS, max(MIN_SLICE_ROWS, -(-total // max(1, tasks))))
 
 
 def grouped(slices: Sequence[Slice], groups: int) -> list[list[Slice]]:
-    """Neighbouring slices in at most so many groups of about the same number of messages."""
+    """Group neighbouring slices into at most ``groups`` with about the same number of messages."""
     share = max(1, -(-sum(each.rows for each in slices) // max(1, groups)))
-    return shared_out(slices, lambda each: each.rows, share)
+    return in_shares(slices, lambda each: each.rows, share)
 
 
 def in_steps(held: Fingerprints) -> list[Fingerprints]:
-    """Hours in the order of time, those together that are published in one commit."""
+    """Group hours in the order of time to those that are published in one commit."""
     total = sum(each.messages for each in held.values())
     share = min(MAX_STEP_MESSAGES, max(MIN_STEP_MESSAGES, -(-total // STEP_SHARE)))
-    steps = shared_out(sorted(held), lambda hour: held[hour].messages, share)
+    steps = in_shares(sorted(held), lambda hour: held[hour].messages, share)
     return [{hour: held[hour] for hour in hours} for hours in steps]
 
 
+def in_shares(items: Sequence[T], rows_of: Callable[[T], int], share: int) -> list[list[T]]:
+    """Group neighbouring items, with about ``share`` rows in each group and no group empty.
+
+    An item belongs to the group that its middle falls into, so no group is far from its share
+    unless one of its items is. There are at most as many groups as shares in all.
+    """
+    groups: dict[int, list[T]] = {}
+    before = 0
+    for each in items:
+        rows = rows_of(each)
+        groups.setdefault(max(0, 2 * before + rows - 1) // (2 * share), []).append(each)
+        before += rows
+    return list(groups.values())
+
+
 def to_text(slices: Iterable[Slice]) -> str:
-    """Slices as the option of the data source."""
+    """Return the text of slices for the option of the data source."""
     return json.dumps([list(each) for each in slices])
 
 
 def from_text(text: str) -> list[Slice]:
-    """Read what `to_text` wrote.
+    """Parse slices from the text that `to_text` returns.
 
     Raises:
         ValueError: it is something else.

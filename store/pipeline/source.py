@@ -1,22 +1,22 @@
-"""The Spark data source `storenode`: a store node's database, or an archive, as rows of Spark.
+"""The Spark data source `storenode`: the messages of a store node's database.
 
-Options: ``url`` of the database, or ``path`` of the archive; ``columns``, a list with commas (all
-of `store.pipeline.columns.SOURCE`); ``from`` and ``to`` in nanoseconds, the end exclusive;
-``tasks``, how many there should be. Of a database also ``position``, a commit position up to which
-messages are read (the newest); ``slices``, made by `pipeline.slices.to_text`, instead of a range;
-``connections``, how many tasks may read at a time; and ``reader``, one of
-`store.pipeline.readers.READERS`. Of a stream ``start``, the offset behind which it begins, and
-``maxrows``, how many messages a batch has, as far as commits allow.
+Options of a read: ``url`` of the database; ``columns``, a list with commas (default: all of
+`store.pipeline.columns.SOURCE`); ``from`` and ``to`` in nanoseconds, the end exclusive;
+``position``, the commit up to which messages are read (default: the newest); ``slices``, made by
+`store.pipeline.slices.to_text`, instead of a range; ``connections``, how many tasks may read at a
+time. Options of a stream: ``start``, the offset after which it begins, and ``maxrows``, how many
+messages a batch has, as far as commits allow.
 
-A stream's offset is a commit position: below one that is visible no further commit appears, so no
-message is passed over, and the messages between two offsets are the same whenever they are read.
+The offset of a stream is a commit position. No commit appears below one that is visible, so no
+message is skipped, and the messages between two offsets are the same whenever they are read.
 
-Writing restores: see `store.pipeline.storing`.
+An append restores messages: see `store.pipeline.storing`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import date, datetime
 from typing import Any, Final
 
 import pyarrow as pa
@@ -25,8 +25,13 @@ from pyspark.sql.datasource import (
     DataSourceReader,
     DataSourceStreamReader,
     DataSourceWriter,
+    EqualTo,
     Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
     InputPartition,
+    LessThan,
+    LessThanOrEqual,
 )
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
 from pyspark.sql.types import StructType
@@ -35,35 +40,31 @@ from store.domain.partitioning import Bounds
 from store.pipeline.columns import SOURCE, spark_schema
 from store.pipeline.database import FOREVER, connected, read_state
 from store.pipeline.errors import USAGE, PipelineError
-from store.pipeline.filters import Conditions, Wanted
-from store.pipeline.limits import HOUR_NS, MAX_CONNECTIONS, STREAM_BATCH_ROWS
-from store.pipeline.readers import AUTO, READERS
-from store.pipeline.reading import Cut, read_slices
+from store.pipeline.limits import DAY_NS, HOUR_NS, MAX_CONNECTIONS, STREAM_BATCH_ROWS
+from store.pipeline.reading import EQUAL_COLUMNS, Cut, read_slices
 from store.pipeline.slices import Slice, from_text, good_slice_rows, grouped, plan_slices
-from store.pipeline.stream import Spans, end_of_batch, spans_between
-from store.pipeline.tasks import spare_loaded
+from store.pipeline.storing import StoringWriter
+from store.pipeline.stream import end_of_batch, spans_between
 
 FORMAT: Final = "storenode"
-_OPTIONS: Final = frozenset(
-    {
-        "url",
-        "path",
-        "columns",
-        "from",
-        "to",
-        "position",
-        "slices",
-        "connections",
-        "tasks",
-        "maxrows",
-        "start",
-        "reader",
-    }
+_OPTIONS: Final = (
+    "columns",
+    "connections",
+    "from",
+    "maxrows",
+    "position",
+    "slices",
+    "start",
+    "to",
+    "url",
 )
+_AT_MOST: Final = (EqualTo, LessThan, LessThanOrEqual)
+_AT_LEAST: Final = (EqualTo, GreaterThan, GreaterThanOrEqual)
+_EPOCH: Final = date(1970, 1, 1)
 
 
 class SlicesPartition(InputPartition):
-    """What one task reads."""
+    """The slices that one task reads."""
 
     def __init__(self, slices: list[Slice], cut: Cut) -> None:
         super().__init__(None)
@@ -71,65 +72,67 @@ class SlicesPartition(InputPartition):
         self.cut = cut
 
 
-class Options:
-    """The options of the source, checked.
+class SourceOptions:
+    """The options of a read or a write, checked.
 
     Raises:
-        PipelineError: one is missing, unknown or cannot be read.
+        PipelineError: one is missing, unknown or cannot be parsed.
     """
 
     def __init__(self, given: Mapping[str, str]) -> None:
-        unknown = sorted(set(map(str.lower, given)) - _OPTIONS)
+        unknown = sorted(set(map(str.lower, given)) - {*_OPTIONS})
         if unknown:
             raise PipelineError(
                 f"The data source storenode has no option {unknown[0]!r}: it has"
-                f" {', '.join(sorted(_OPTIONS))}.",
+                f" {', '.join(_OPTIONS)}.",
+                USAGE,
+            )
+        if "url" not in given:
+            raise PipelineError(
+                "The data source storenode needs the option `url` of a database; an archive is read"
+                " as a Delta table.",
                 USAGE,
             )
         self._given = given
-        if ("url" in given) == ("path" in given):
-            raise PipelineError(
-                "The data source storenode needs either the option `url` of a database or the path"
-                " of an archive.",
-                USAGE,
-            )
-        self.url = given.get("url", "")
-        self.path = given.get("path", "")
-        self.names = self._columns()
-        self.schema = pa.schema([SOURCE.field(name) for name in self.names])
+        self.url = given["url"]
+        text = given.get("columns")
+        names = SOURCE.names if text is None else [name.strip() for name in text.split(",")]
+        self.names = known_columns(names)
         self.low_ns = self._number("from", 0)
         self.high_ns = self._number("to", FOREVER)
         self.position = self._number("position", -1)
         self.start = self._number("start", 0)
         self.connections = self._number("connections", MAX_CONNECTIONS)
-        self.tasks = self._number("tasks", self.connections)
         self.max_rows = self._number("maxrows", STREAM_BATCH_ROWS)
-        self.reader = given.get("reader", AUTO)
-        if self.reader not in READERS:
-            raise PipelineError(
-                f"The option `reader` must be one of {', '.join(READERS)}, not {self.reader!r}.",
-                USAGE,
-            )
+        self.equal: dict[str, str] = {}
 
     @property
     def slices(self) -> list[Slice] | None:
-        """The slices that were given."""
+        """The slices that were given, if any."""
         text = self._given.get("slices")
         try:
             return None if text is None else from_text(text)
         except ValueError as error:
             raise PipelineError(f"The option `slices` cannot be read: {error}.", USAGE) from error
 
-    def read(self, partition: SlicesPartition, wanted: Wanted) -> Iterator[pa.RecordBatch]:
-        """The wanted rows of one partition of a database."""
-        spare_loaded()
-        found = read_slices(self.url, partition.slices, partition.cut, wanted.read, self.reader)
-        return map(wanted.of, found)
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Read the rows of one partition."""
+        assert isinstance(partition, SlicesPartition)
+        return read_slices(self.url, partition.slices, partition.cut, self.names, self.equal)
 
-    def _columns(self) -> tuple[str, ...]:
-        text = self._given.get("columns")
-        names = SOURCE.names if text is None else [name.strip() for name in text.split(",")]
-        return known_columns(names)
+    def narrow(self, condition: Filter) -> None:
+        """Reduce what is read by a filter of Spark, which filters the rows again."""
+        path: tuple[str, ...] = getattr(condition, "attribute", ())
+        value = getattr(condition, "value", None)
+        if len(path) != 1 or value is None:
+            return
+        if path[0] in EQUAL_COLUMNS and isinstance(condition, EqualTo) and "\0" not in value:
+            self.equal[path[0]] = value
+        span = _span_ns(path[0], value)
+        if span is not None and isinstance(condition, _AT_LEAST):
+            self.low_ns = max(self.low_ns, span[0])
+        if span is not None and isinstance(condition, _AT_MOST):
+            self.high_ns = min(self.high_ns, span[1])
 
     def _number(self, name: str, default: int) -> int:
         text = self._given.get(name)
@@ -141,11 +144,24 @@ class Options:
             ) from error
 
 
+def _span_ns(name: str, value: object) -> tuple[int, int] | None:
+    """Return the nanoseconds that a value of a time column spans, the end exclusive."""
+    if name == "ts" and isinstance(value, int):
+        return value, min(value + 1, FOREVER)
+    if name == "day" and isinstance(value, date):
+        start = (value - _EPOCH).days * DAY_NS
+        return start, start + DAY_NS
+    if name == "timestamp" and isinstance(value, datetime) and value.tzinfo is not None:
+        start = int(pa.scalar(value, SOURCE.field("timestamp").type).value) * 1_000
+        return start, start + 1_000
+    return None
+
+
 def known_columns(names: Sequence[str]) -> tuple[str, ...]:
-    """Columns of the data source.
+    """Return the names, all of which are columns of the data source.
 
     Raises:
-        PipelineError: there is none of a name.
+        PipelineError: one is not.
     """
     unknown = [name for name in names if name not in SOURCE.names]
     if unknown:
@@ -158,50 +174,27 @@ def known_columns(names: Sequence[str]) -> tuple[str, ...]:
 
 
 class StorenodeSource(DataSource):
-    """The data source."""
-
-    def __init__(self, options: dict[str, str]) -> None:
-        super().__init__(options)
-        spare_loaded()
+    """The data source `storenode`."""
 
     @classmethod
     def name(cls) -> str:
-        """What `spark.read.format` is given."""
+        """Return what `spark.read.format` is given."""
         return FORMAT
 
     def schema(self) -> StructType:
-        """The wanted columns, in the wanted order."""
-        return spark_schema(Options(self.options).names)
+        """Return the wanted columns, in the wanted order."""
+        return spark_schema(SourceOptions(self.options).names)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Reads a range once; ``schema`` may have been given, with some columns only."""
-        options = self._options(schema)
-        if not options.path:
-            return StorenodeReader(options)
-        # Workers that read a database need not load what reads archives.
-        from store.pipeline.archive_source import ArchiveReader  # noqa: PLC0415
-
-        return ArchiveReader(options)
+        """Return a reader of a range of time; ``schema`` may have some of the columns."""
+        return StorenodeReader(self._options(schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
-        """Reads what is committed, as it is."""
-        options = self._options(schema)
-        if not options.path:
-            return StorenodeStreamReader(options)
-        from store.pipeline.archive_source import ArchiveStreamReader  # noqa: PLC0415
-
-        return ArchiveStreamReader(options)
-
-    def _options(self, schema: StructType) -> Options:
-        options = Options(self.options)
-        known_columns(schema.names)
-        options.schema = pa.schema(
-            [SOURCE.field(each.name).with_nullable(each.nullable) for each in schema.fields]
-        )
-        return options
+        """Return a reader of commits."""
+        return StorenodeStreamReader(self._options(schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """Restores messages into the database.
+        """Return a writer that restores messages into the database.
 
         Raises:
             PipelineError: an overwrite was asked for.
@@ -210,36 +203,29 @@ class StorenodeSource(DataSource):
             raise PipelineError(
                 "A store node's database is only added to: use the mode `append`.", USAGE
             )
-        # Workers that read need not load what writes.
-        from store.pipeline.storing import StoringWriter  # noqa: PLC0415
+        return StoringWriter(SourceOptions(self.options).url, schema.names)
 
-        options = Options(self.options)
-        if options.path:
-            raise PipelineError(
-                "An archive is written by `storenode pipeline archive` alone: give the option `url`"
-                " of a database.",
-                USAGE,
-            )
-        return StoringWriter(options.url, schema.names)
+    def _options(self, schema: StructType) -> SourceOptions:
+        options = SourceOptions(self.options)
+        options.names = known_columns(schema.names)
+        return options
 
 
 class StorenodeReader(DataSourceReader):
-    """Plans slices, and reads them."""
+    """A reader of a range of time, which plans slices of it."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: SourceOptions) -> None:
         self._options = options
-        self._wanted = Wanted(options.schema, Conditions())
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
-        """Take over what is judged here; times decide what is read, the rest what is passed on."""
-        return self._wanted.conditions.push(filters)
+        """Read less where filters bound the time, or name a topic or a channel."""
+        for each in filters:
+            self._options.narrow(each)
+            yield each
 
     def partitions(self) -> Sequence[InputPartition]:
-        """At most so many tasks as there may be connections."""
+        """Plan at most as many tasks as there may be connections."""
         options = self._options
-        low_ns, high_ns = self._wanted.conditions.times()
-        options.low_ns = max(options.low_ns, low_ns)
-        options.high_ns = min(options.high_ns, high_ns)
         slices, position = options.slices, options.position
         if slices is None and options.low_ns >= options.high_ns:
             slices = []
@@ -252,7 +238,7 @@ class StorenodeReader(DataSourceReader):
                     state.fingerprints,
                     state.partitions,
                     Bounds(options.low_ns, options.high_ns),
-                    good_slice_rows(state.messages, options.tasks),
+                    good_slice_rows(state.messages, options.connections),
                 )
         cut = Cut(position)
         groups = grouped(slices, options.connections)
@@ -260,53 +246,47 @@ class StorenodeReader(DataSourceReader):
         return [SlicesPartition(group, cut) for group in groups or [[]]]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one partition."""
-        assert isinstance(partition, SlicesPartition)
-        return self._options.read(partition, self._wanted)
+        """Read the rows of one partition."""
+        return self._options.read(partition)
 
 
 class StorenodeStreamReader(DataSourceStreamReader):
-    """Reads commit by commit; an offset is ``{"position": N}``."""
+    """A reader of commits; an offset is ``{"position": N}``."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: SourceOptions) -> None:
         self._options = options
-        self._wanted = Wanted(options.schema, Conditions())
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802 - Spark's name
-        """Behind which the first batch begins."""
+        """Return the offset after which the first batch begins."""
         return {"position": self._options.start}
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """How much a batch holds at most."""
+        """Return how much a batch holds at most."""
         return ReadMaxRows(self._options.max_rows)
 
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
-        """Up to where the next batch goes."""
+        """Return the offset at which the next batch ends."""
         rows = FOREVER if isinstance(limit, ReadAllAvailable) else self._options.max_rows
         with connected(self._options.url) as connection:
             return {"position": end_of_batch(connection, start["position"], rows)}
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
-        """The same for the same offsets, as long as retention has dropped none of it."""
+        """Plan the same tasks for the same offsets, as long as retention has dropped nothing."""
         low, high = start["position"], end["position"]
         if low >= high:
             return []
         with connected(self._options.url) as connection:
-            spans: Spans = spans_between(connection, low, high)
+            spans = spans_between(connection, low, high)
         cut = Cut(high, start=low)
         return [SlicesPartition(group, cut) for group in grouped(spans, self._options.connections)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one partition."""
-        assert isinstance(partition, SlicesPartition)
-        return self._options.read(partition, self._wanted)
+        """Read the rows of one partition."""
+        return self._options.read(partition)
 
 
 def read_options(url: str, **options: Any) -> dict[str, str]:  # noqa: ANN401 - shown as text
-    """Options for `spark.read`; those that are None are left out."""
-    given = {"url": url, **options}
+    """Return options for `spark.read` without those that are None."""
     return {
-        ("from" if name == "low_ns" else "to" if name == "high_ns" else name): str(value)
-        for name, value in given.items()
-        if value is not None
+        name: str(value) for name, value in {"url": url, **options}.items() if value is not None
     }

@@ -7,10 +7,9 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import tempfile
 import uuid
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -29,7 +28,7 @@ class Stored(NamedTuple):
 
 
 def for_reading(path: str) -> pa.NativeFile:
-    """A file at a path with or without the scheme of local ones, for random access.
+    """Open a file for random access; a local path may have a scheme.
 
     Raises:
         OSError: it is not there, or cannot be read.
@@ -43,7 +42,7 @@ def for_reading(path: str) -> pa.NativeFile:
 
 
 def for_writing(path: str) -> pa.NativeFile:
-    """A file that is not there yet, as for `for_reading`; directories are made.
+    """Open a file that is not there yet; directories are made.
 
     Raises:
         OSError: it cannot be written.
@@ -84,7 +83,7 @@ def create(path: str, data: bytes, folders: int = 0) -> None:
 
 
 def chunks(path: str) -> Iterator[bytes]:
-    """All of a file in pieces, from an object store in one request.
+    """Yield all of a file in pieces, from an object store in one request.
 
     Raises:
         OSError: it is not there, or cannot be read.
@@ -99,26 +98,8 @@ def chunks(path: str) -> Iterator[bytes]:
             yield data
 
 
-@contextmanager
-def at_hand(path: str) -> Iterator[str]:
-    """A file that will be read as a whole more than once: from an object store it is fetched once,
-    to a temporary file.
-
-    Raises:
-        OSError: it is not there, or cannot be read.
-    """
-    if not on_store(path):
-        yield path
-        return
-    with tempfile.NamedTemporaryFile(prefix="storenode-") as copy:
-        for data in chunks(path):
-            copy.write(data)
-        copy.flush()
-        yield copy.name
-
-
 def listed(folder: str) -> list[Stored]:
-    """The files below a folder, which may not exist.
+    """Return the files below a folder, which may not exist.
 
     Raises:
         OSError: it cannot be read.
@@ -186,7 +167,7 @@ def move_folder(parent: str, name: str, target: str) -> None:
 
 
 def delta_options(path: str) -> dict[str, str] | None:
-    """What delta-rs needs besides a path."""
+    """Return the storage options of delta-rs for a path."""
     if not on_store(path):
         return None
     from store.pipeline import objects  # noqa: PLC0415
@@ -195,7 +176,7 @@ def delta_options(path: str) -> dict[str, str] | None:
 
 
 def require_reachable(path: str) -> None:
-    """Make sure soon that the store of a path answers, if it is on one.
+    """Raise unless the store of a path answers, if it is on one.
 
     Raises:
         OSError: it does not.

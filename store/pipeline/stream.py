@@ -35,7 +35,7 @@ group by 1, 2 order by 1, 2
 
 
 def end_of_batch(connection: Connection, start: int, rows: int) -> int:
-    """The position at which a batch of about so many messages behind ``start`` ends.
+    """Return the position at which a batch of about so many messages after ``start`` ends.
 
     That of the first commit that fills it, and ``start`` when nothing was committed since.
 

@@ -1,160 +1,201 @@
-"""Messages as files of an archive: Parquet, by day and shard, written in bounded memory.
-
-Rows come in any order, though mostly in that of time. Of each directory there is one file that
-grows, until too many are open. Rows are held until there are enough of them for a row group.
-"""
+"""Messages into an archive: written, read back, committed, all or none."""
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from itertools import pairwise
-from typing import Final
+from collections.abc import Iterable, Mapping
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
 
-from store.pipeline.columns import ARROW, PARTITIONS, file_columns
-from store.pipeline.fingerprints import HASH_WORDS
-from store.pipeline.limits import HELD_BYTES, OPEN_FILES, ROW_GROUP_BYTES
-from store.pipeline.storage import for_writing, settle
-
-WRITTEN: Final = pa.schema([pa.field("path", pa.string()), pa.field("rows", pa.int64())])
-"""A file that was written: its path within the folder, and how many rows went in."""
-
-_FILES: Final = pa.schema([ARROW.field(name) for name in file_columns()])
-_PARENTS: Final = ("parents.list.element.id", "parents.list.element.hint")
-_LEAVES: Final = (*(name for name in _FILES.names if name != "parents"), *_PARENTS)
-_NOISE: Final = frozenset({"hash", *HASH_WORDS})
-"""Columns whose bytes are as good as random: nothing is to be had from compressing them."""
-
-_DISTINCT: Final = _NOISE | {"ts", "payload"}
-"""Columns whose values hardly ever repeat: no dictionary is tried for them first."""
-
-_BOUNDED: Final = ("ts", "pubsub_topic", "content_topic", "channel", "message_id", "lamport")
-"""Columns of whose values the least and the greatest are noted."""
-
-_ZSTD_LEVEL: Final = 1
-"""Payloads are mostly encrypted: a higher level costs half as much again, and saves nothing."""
-
-_FOLDERS: Final = 4
-"""Above a file: its shard, its day, the run, and the folder of all runs."""
-
-Directory = tuple[int, int]
+from store.pipeline.columns import NAMES
+from store.pipeline.database import State
+from store.pipeline.delta import DataFile, DeltaArchive, WrittenFile
+from store.pipeline.errors import SPARK_ERRORS, PipelineError, of_spark
+from store.pipeline.fingerprints import NOTHING, Fingerprints, collected
+from store.pipeline.limits import DAY_NS, HOUR_NS, MIN_PORTION_ROWS
+from store.pipeline.manifest import CommitMetadata
+from store.pipeline.parquet import write_files
+from store.pipeline.paths import require_visible
+from store.pipeline.progress import Say, shown, silent
+from store.pipeline.scan import (
+    KEY,
+    PATH,
+    file_digests,
+    fingerprints_of,
+    read_files,
+    shuffle_partitions,
+    start_of,
+    sums,
+)
 
 
-def write_batches(folder: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Write rows with all columns into files of a folder; what was written, as `WRITTEN`.
+def known_hours(session: SparkSession, archive: DeltaArchive) -> Fingerprints:
+    """Return what an archive holds by hour, as its commits record it.
+
+    Days that another program has changed are read.
+    """
+    manifest = archive.manifest
+    unknown = manifest.unknown_days
+    if manifest.version < archive.version or manifest.broken:
+        unknown = {each.day for each in archive.files()}
+    hours = {
+        hour: each for hour, each in manifest.held.items() if hour // DAY_NS not in unknown
+    } | fingerprints_of(session, archive.files(unknown), HOUR_NS)
+    return {hour: each for hour, each in hours.items() if each != NOTHING}
+
+
+class ArchiveWriter:
+    """Adds messages to an archive that is open for writing.
+
+    ``held`` is what the archive holds by hour; ``messages`` and ``files`` count what was committed.
+    """
+
+    def __init__(self, session: SparkSession, archive: DeltaArchive, say: Say = silent) -> None:
+        self._session = session
+        self._archive = archive
+        self._say = say
+        self.held = known_hours(session, archive)
+        self.messages = 0
+        self.files = 0
+        self._read_back: set[int] = set()
+
+    def append(
+        self,
+        rows: DataFrame,
+        hours: Iterable[int],
+        state: State,
+        *,
+        is_last: bool,
+        messages: int = 0,
+        what: str = "archive",
+    ) -> None:
+        """Commit those messages of some hours that the archive does not hold, all or none.
+
+        ``is_last``: with them, everything up to the position of ``state`` is archived. Progress
+        names ``what``, with about so many ``messages``.
+
+        Raises:
+            PipelineError: they could not be read or written, or somebody else has committed.
+        """
+        partial = [hour for hour in hours if hour in self.held]
+        new = rows if not partial else self._without_held(rows, partial)
+        with shown(self._session, self._say, what, messages):
+            written, added = self._write(new, messages)
+        if not written:
+            return
+        grown = {hour: self.held.get(hour, NOTHING).joined(each) for hour, each in added.items()}
+        digests = {each.path: each.digest for each in written}
+        known = (state.store_id, state.position) if is_last else (None, None)
+        self._archive.commit(written, (), CommitMetadata(digests, grown, *known))
+        self._read_back |= added.keys() - self.held.keys()
+        self.held |= grown
+        self.messages += sum(each.rows for each in written)
+        self.files += len(written)
+
+    def confirmed(self, hours: Iterable[int]) -> Fingerprints:
+        """Return what the files hold of some hours; those that this has not written are read.
+
+        Raises:
+            PipelineError: a file is gone or cannot be read.
+        """
+        wanted = set(hours)
+        days = {hour // DAY_NS for hour in wanted - self._read_back}
+        found = fingerprints_of(self._session, self._archive.files(days), HOUR_NS)
+        return {
+            hour: self.held[hour] if hour in self._read_back else found.get(hour, NOTHING)
+            for hour in wanted
+        }
+
+    def compact(self) -> int:
+        """Compact small files; return how many are gone.
+
+        Raises:
+            PipelineError: files could not be read or written, they do not hold the same, or
+                somebody else has committed.
+        """
+        gone = 0
+        while files := self._archive.crowded():
+            messages = sum(each.rows for each in files)
+            with shown(self._session, self._say, "compact", messages):
+                written, added = self._write(
+                    read_files(self._session, files, NAMES), messages, by_hour=False
+                )
+                before = fingerprints_of(self._session, files, HOUR_NS)
+            if added != before:
+                raise PipelineError(
+                    "Small files that were compacted did not hold the same, so they stay:"
+                    " `storenode pipeline verify` says whether the archive is sound."
+                )
+            digests = {each.path: each.digest for each in written}
+            metadata = CommitMetadata(digests)
+            self._archive.commit(written, files, metadata, is_new=False)
+            gone += len(files)
+        return gone
+
+    def begin_manifest(self) -> None:
+        """Begin the manifest anew from what the files hold."""
+        files = self._archive.files()
+        written, hours = read_back(
+            self._session, self._archive, {self._archive.within(each): each.rows for each in files}
+        )
+        self._archive.begin_manifest(written, hours)
+
+    def _without_held(self, rows: DataFrame, hours: list[int]) -> DataFrame:
+        files = self._archive.files({hour // DAY_NS for hour in hours})
+        held = read_files(self._session, files, KEY, min(hours), max(hours) + HOUR_NS)
+        return rows.join(held, list(KEY), "left_anti")
+
+    def _write(
+        self, rows: DataFrame, messages: int, *, by_hour: bool = True
+    ) -> tuple[list[WrittenFile], Fingerprints]:
+        """Write about so many messages, and read them back; few of them by one task."""
+        wanted = max(1, messages // MIN_PORTION_ROWS)
+        tasks = min(wanted, shuffle_partitions(self._session))
+        try:
+            done = write_files(rows, self._archive.messages, tasks, by_hour=by_hour)
+            return read_back(self._session, self._archive, done)
+        except SPARK_ERRORS as error:
+            raise of_spark(error) from error
+
+
+def read_back(
+    session: SparkSession, archive: DeltaArchive, rows_of: Mapping[str, int]
+) -> tuple[list[WrittenFile], Fingerprints]:
+    """Read files by their paths in the table; return them, and what they hold by hour.
 
     Raises:
-        OSError: something cannot be written.
+        PipelineError: this process does not see one, or it holds another number of rows than
+            ``rows_of`` says.
     """
-    files = _Files(folder)
-    for batch in batches:
-        files.add(batch)
-    written = files.close()
-    if written:
-        paths, rows = zip(*written, strict=True)
-        yield pa.record_batch([pa.array(paths), pa.array(rows)], schema=WRITTEN)
+    if not rows_of:
+        return [], {}
+    require_visible(archive.path, [f"messages/{path}" for path in rows_of])
+    files = {path: _data_file(archive, path, rows) for path, rows in rows_of.items()}
+    digests = file_digests(session, files.values())
+    ends = [F.min("ts").alias("low"), F.max("ts").alias("high")]
+    rows = read_files(session, files.values(), (*KEY, PATH.name))
+    try:
+        found = rows.groupBy(PATH.name, start_of(HOUR_NS)).agg(*sums(), *ends).collect()
+    except SPARK_ERRORS as error:
+        raise of_spark(error) from error
+    by_path: dict[str, list[Row]] = {}
+    for row in found:
+        by_path.setdefault(row["path"], []).append(row)
+    written = []
+    for path, file in sorted(files.items()):
+        parts = by_path.get(file.path, [])
+        if sum(row["count"] for row in parts) != file.rows or file.path not in digests:
+            raise PipelineError(
+                f"{file.path} does not hold what was written to it: nothing was committed."
+            )
+        low, high = min(row["low"] for row in parts), max(row["high"] for row in parts)
+        size, digest = digests[file.path]
+        written.append(WrittenFile(path, file.day, file.shard, size, file.rows, low, high, digest))
+    return written, collected(found)
 
 
-class _File:
-    """A file that grows."""
-
-    def __init__(self, path: str) -> None:
-        self.rows = 0
-        self.held_bytes = 0
-        self._held: list[pa.RecordBatch] = []
-        self._sink = for_writing(path)
-        self._writer = pq.ParquetWriter(
-            self._sink,
-            _FILES,
-            compression={name: "none" if name in _NOISE else "zstd" for name in _LEAVES},
-            compression_level={name: _ZSTD_LEVEL for name in _LEAVES if name not in _NOISE},
-            use_dictionary=[name for name in _LEAVES if name not in _DISTINCT],
-            write_statistics=list(_BOUNDED),
-            store_schema=False,
-        )
-
-    def add(self, rows: pa.RecordBatch) -> None:
-        self._held.append(rows)
-        self.held_bytes += rows.nbytes
-        self.rows += rows.num_rows
-
-    def flush(self) -> None:
-        """Write what is held as one row group."""
-        if self._held:
-            table = pa.Table.from_batches(self._held)
-            self._writer.write_table(table, row_group_size=table.num_rows)
-            self._held, self.held_bytes = [], 0
-
-    def close(self) -> None:
-        self.flush()
-        self._writer.close()
-        self._sink.close()
-
-
-@dataclass
-class _Files:
-    """The files of one task; of each directory the last one is open."""
-
-    folder: str
-    _open: dict[Directory, tuple[str, _File]] = field(default_factory=dict)
-    _written: list[tuple[str, int]] = field(default_factory=list)
-
-    def add(self, batch: pa.RecordBatch) -> None:
-        for directory, rows in _by_directory(batch):
-            file = self._file(directory)
-            file.add(rows)
-            if file.held_bytes >= ROW_GROUP_BYTES:
-                file.flush()
-        while sum(file.held_bytes for _, file in self._open.values()) > HELD_BYTES:
-            max((file for _, file in self._open.values()), key=lambda file: file.held_bytes).flush()
-
-    def close(self) -> list[tuple[str, int]]:
-        """Everything that was written: path in the folder, rows."""
-        for directory in list(self._open):
-            self._close(directory)
-        settle((f"{self.folder}/{name}" for name, _ in self._written), _FOLDERS)
-        return self._written
-
-    def _file(self, directory: Directory) -> _File:
-        """The open file of a directory, which becomes the last one that was used."""
-        found = self._open.pop(directory, None)
-        if found is None:
-            if len(self._open) >= OPEN_FILES:
-                self._close(next(iter(self._open)))
-            day, shard = directory
-            name = f"day={day_text(day)}/shard={shard}/part-{uuid.uuid4().hex}.parquet"
-            found = name, _File(f"{self.folder}/{name}")
-        self._open[directory] = found
-        return found[1]
-
-    def _close(self, directory: Directory) -> None:
-        name, file = self._open.pop(directory)
-        file.close()
-        self._written.append((name, file.rows))
-
-
-def day_text(day: int) -> str:
-    """A day since the epoch as in the name of its directory."""
-    return str(np.datetime64(day, "D"))
-
-
-def _by_directory(batch: pa.RecordBatch) -> Iterator[tuple[Directory, pa.RecordBatch]]:
-    """The rows of each day and shard, as they follow each other."""
-    day, shard = (
-        batch[name].cast(pa.int32()).to_numpy(zero_copy_only=False) for name in PARTITIONS
-    )
-    rows = pa.RecordBatch.from_arrays([batch[name] for name in _FILES.names], schema=_FILES)
-    order = np.lexsort((shard, day))
-    day, shard = day[order], shard[order]
-    edges = np.flatnonzero((np.diff(day) != 0) | (np.diff(shard) != 0)) + 1
-    bounds = [0, *edges.tolist(), len(order)]
-    if len(bounds) > 2:
-        rows = rows.take(pa.array(order))
-    for low, high in pairwise(bounds):
-        if low < high:
-            yield (int(day[low]), int(shard[low])), rows.slice(low, high - low)
+def _data_file(archive: DeltaArchive, path: str, rows: int) -> DataFile:
+    day, shard = (part.split("=", 1)[1] for part in path.split("/")[:2])
+    number = int(np.datetime64(day, "D").astype(np.int64))
+    return DataFile(f"{archive.messages}/{path}", number, int(shard), 0, rows)

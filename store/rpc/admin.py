@@ -21,7 +21,7 @@ from store.domain.query import sds_lookup
 from store.domain.unread import GossipState
 from store.observe.problems import Problem
 from store.rpc.call import Call
-from store.serving.failure import malformed, unready
+from store.serving.failure import CallFailure, Code, malformed, unready
 from store.serving.methods.decode import decode, decode_read, history_entries
 from storenode.message.limits import MAX_TIMESTAMP_NS, NS_PER_S
 from storenode.wire.sds.v1 import message_pb2
@@ -89,6 +89,11 @@ async def fetch_messages(call: Call, request: bytes) -> bytes:
 
 
 def _exchange(call: Call) -> Synchronization:
+    if call.node.read_only:
+        raise CallFailure(
+            Code.FAILED_PRECONDITION,
+            "this node only reads (--read-only) and has no peers: ask a node that takes writes",
+        )
     if call.node.exchange is None:
         raise unready("the node is starting; retry")
     return call.node.exchange
@@ -120,6 +125,9 @@ def report_of(done: SyncDone) -> admin_pb2.SyncReport:
         outcome=done.outcome.ending.value,
         equality=done.outcome.equality.value,
         hidden=0 if done.outcome.hidden is None else done.outcome.hidden.count,
+        shown_conflicts=[
+            _filled(admin_pb2.ContentConflict, each) for each in done.outcome.shown_conflicts
+        ],
     )
 
 

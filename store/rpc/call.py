@@ -17,6 +17,7 @@ from typing import Any, Final, Literal, Protocol, TypeAlias
 import grpc
 
 from store.domain.access import Client
+from store.observe.clocks import parse_time
 from store.observe.logging import get_logger, request_context
 from store.rpc.context import RpcContext
 from store.rpc.failure import translate
@@ -25,12 +26,12 @@ from store.rpc.identity import (
     NODE_ID,
     REQUEST_ID,
     RETRY_AFTER_MS,
+    TIME,
     CallMetadata,
     identify_peer,
     is_believed_peer,
     not_a_peer,
     own_metadata,
-    peer_answer,
     read_metadata,
 )
 from store.rpc.limits import MAX_SERIES
@@ -60,7 +61,8 @@ _COUNTED_FROM_0: Final = ("OK", "UNAVAILABLE", "INTERNAL")
 class Call(serving.Call):
     """One call over gRPC.
 
-    ``reading``: its one request is read, or was. ``received``: it has come.
+    ``reading``: its one request is read, or was. ``received``: it has come, at ``received_ns`` of
+    the monotonic clock.
     """
 
     node: RpcContext
@@ -69,6 +71,7 @@ class Call(serving.Call):
     is_peer: bool
     reading: bool = False
     received: bytes | None = None
+    received_ns: int | None = None
 
     async def next_request(self, context: Context) -> bytes | None:
         """Read the next request of a stream, without charging it; None after the last.
@@ -91,6 +94,7 @@ class Call(serving.Call):
         async with waiting as connection:
             request = await receiving.request(context)
             connection.read_bytes += len(request)
+        self.received_ns = node.monotonic_ns()
         self.charge(len(request), counted=True)
         return request
 
@@ -258,6 +262,8 @@ class Wrapper:
                 del failure
         finally:
             if call is not None:
+                # A caller may take its time to send a request.
+                began_ns = began_ns if call.received_ns is None else call.received_ns
                 call.account.end(method.kind)
                 if call.is_peer:
                     node.callers[metadata.told[NODE_ID]] = node.now_ns() / _NS_PER_S
@@ -285,10 +291,11 @@ class Wrapper:
                 method.peers and is_believed_peer(told, rules, origin)
             )
         if rules is not None and is_peer:
-            client = identify_peer(told, context, rules, node.peer_limits, method.name)
+            client = identify_peer(told, context, rules, node.peer_limits)
             identify = partial(_unchanged, client)
             node.callers[told[NODE_ID]] = node.now_ns() / _NS_PER_S
-            own = peer_answer(told, rules, self._own_metadata)
+            node.clocks.note(told[NODE_ID], parse_time(told.get(TIME)))
+            own = (*self._own_metadata, (TIME, str(node.now_ns())))
             await context.send_initial_metadata(own)
             # Once more: a caller may learn of the end of a call without responses first.
             context.set_trailing_metadata(own)

@@ -12,7 +12,6 @@ from store.observe.problems import Problem
 from store.rpc.health import Health
 from store.rpc.limits import MAX_CALLERS, MAX_UNFINISHED_OPEN_REQUESTS
 from store.rpc.receiving import Receiving
-from store.rpc.secret import PeerSecret
 from store.rpc.unfinished import Unfinished
 from store.serving.context import NodeContext
 from storenode.common.bounded import BoundedDict
@@ -29,21 +28,19 @@ class PeerRules:
 
     ``tls``: the listener demands client certificates, whose first DNS name is the node ID; without
     it the ID in the metadata is believed, from loopback, or from anywhere with ``insecure``.
-    ``allowed``: node IDs that may call; without TLS, empty allows every one. ``secret``: without
-    TLS, what peers prove to know. ``tokens``: clients need tokens, so that metadata alone make
-    nobody a peer.
+    ``allowed``: node IDs that may call; without TLS, empty allows every one. ``tokens``: clients
+    need tokens, so that metadata alone make nobody a peer.
     """
 
     tls: bool = False
     insecure: bool = False
     allowed: frozenset[str] = frozenset()
-    secret: PeerSecret | None = None
     tokens: bool = False
 
     @property
     def trusted(self) -> bool:
         """Who calls has proven who it is, or the operator has named it."""
-        return self.tls or bool(self.allowed) or self.secret is not None
+        return self.tls or bool(self.allowed)
 
     @property
     def names_suffice(self) -> bool:

@@ -17,6 +17,7 @@ call was not answered in time may be dead without anybody having been told: it i
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -27,8 +28,9 @@ import grpc
 
 from store.domain import streams
 from store.domain.ports import PeerAddress
+from store.observe.clocks import ClockComparison, parse_time
 from store.rpc.credentials import channel_credentials
-from store.rpc.identity import NODE_ID, PEER_FIELD, PROOF, STORE_ID, VERSION, own_metadata
+from store.rpc.identity import NODE_ID, PEER_FIELD, STORE_ID, TIME, VERSION, own_metadata
 from store.rpc.limits import (
     MAX_PEER_FRAME_BYTES,
     MAX_PEER_RECONNECT_MS,
@@ -38,7 +40,6 @@ from store.rpc.limits import (
     PEER_KEEPALIVE_MS,
     PEER_KEEPALIVE_TIMEOUT_MS,
 )
-from store.rpc.secret import PeerSecret
 from store.serving.context import NodeIdentity
 from store.serving.tls import Stamp, TlsError, TlsFiles, stamp_of
 from store.sync.errors import shown
@@ -86,13 +87,13 @@ class _Learned(CallFailed, streams.NameLearned):
 class Callee:
     """Who answers a call, as its metadata say (and, with TLS, its certificate).
 
-    ``proof``: that it knows a secret, see `store.rpc.secret`.
+    ``time_ns``: what its clock showed.
     """
 
     node_id: str
     store_id: str
     version: str
-    proof: str = ""
+    time_ns: int | None = None
 
 
 class PeerCall:
@@ -107,11 +108,9 @@ class PeerCall:
         call: Any,  # noqa: ANN401 - grpc.aio's, untyped
         identify: Callable[[], Awaitable[Callee]],
         *,
-        secure: bool = False,
         identified: Callable[[Callee], None] | None = None,
     ) -> None:
         self.peer = peer
-        self.secure = secure
         self._call = call
         self._identify = identify
         self._identified = identified
@@ -192,8 +191,8 @@ class PeerDialer:
     """Calls peers; one per node.
 
     ``tls``: the node's certificate and key, and in ``client_ca`` who signs those of peers; None
-    calls in clear, which is refused beyond loopback unless ``insecure``. ``secret``: in clear, what
-    both sides prove to know; None: they do not.
+    calls in clear, which is refused beyond loopback unless ``insecure``. ``clocks``: those of peers
+    are compared in it.
     """
 
     def __init__(
@@ -202,13 +201,13 @@ class PeerDialer:
         tls: TlsFiles | None = None,
         *,
         insecure: bool = False,
-        secret: PeerSecret | None = None,
+        clocks: ClockComparison | None = None,
     ) -> None:
         self.identity = identity
+        self._clocks = clocks or ClockComparison()
         self._metadata = own_metadata(identity)
         self._tls = tls
         self._insecure = insecure
-        self._secret = secret
         self._lines: dict[PeerAddress, _Line] = {}
         self._answered: dict[PeerAddress, str] = {}
         self._proven: dict[PeerAddress, str] = {}
@@ -286,19 +285,15 @@ class PeerDialer:
         """
         line = await self._take(peer)
         channel: Any = line.channel
-        proof, metadata = "", self._metadata
-        if self._secret is not None:
-            proof = self._secret.prove(method.rpartition("/")[2], [each for _, each in metadata])
-            metadata = (*metadata, (PROOF, proof))
+        metadata = (*self._metadata, (TIME, str(time.time_ns())))
         try:
             if request is None:
                 call = channel.stream_stream(method)(metadata=metadata)
             else:
                 call = channel.unary_stream(method)(request, metadata=metadata)
-            identify = partial(self._identify, peer, call, proof, patience_s)
+            identify = partial(self._identify, peer, call, patience_s)
             try:
-                secure = self._tls is not None
-                yield PeerCall(peer, call, identify, secure=secure, identified=identified)
+                yield PeerCall(peer, call, identify, identified=identified)
             finally:
                 call.cancel()
         except CallFailed as error:
@@ -319,18 +314,12 @@ class PeerDialer:
         self,
         peer: PeerAddress,
         call: Any,  # noqa: ANN401 - grpc.aio's, untyped
-        proof: str,
         patience_s: float | None,
     ) -> Callee:
         """Learn who answers, and refuse whom this node must not call."""
+        began_ns = time.monotonic_ns()
         callee = await _introduced(peer, call, patience_s)
-        names = callee.node_id, callee.store_id, callee.version
-        if self._secret is not None and not self._secret.answers(callee.proof, proof, names):
-            raise CallFailed(
-                grpc.StatusCode.UNAUTHENTICATED,
-                f"what answers at {peer} does not prove that it knows the secret of "
-                "--peer-secret-file: give both nodes the same",
-            )
+        waited_ns = time.monotonic_ns() - began_ns
         own = self.identity
         if callee.node_id == own.node_id or callee.store_id == own.store_id:
             what = "this node itself" if callee.node_id == own.node_id else "a node of this store"
@@ -347,6 +336,7 @@ class PeerDialer:
                 "verified for that name",
             )
         self._answered[peer] = callee.node_id
+        self._clocks.note(callee.node_id, callee.time_ns, waited_ns // 2)
         return callee
 
     async def _take(self, peer: PeerAddress) -> _Line:
@@ -492,7 +482,7 @@ def _told(metadata: Any) -> Callee | None:  # noqa: ANN401 - grpc.aio's are unty
     if not all(map(PEER_FIELD.fullmatch, names)):
         return None
     node_id, store_id, version = names
-    return Callee(node_id, store_id, version, told.get(PROOF, ""))
+    return Callee(node_id, store_id, version, parse_time(told.get(TIME)))
 
 
 def _failed(peer: PeerAddress, code: grpc.StatusCode, details: str | None) -> CallFailed:

@@ -22,11 +22,10 @@ from store.gossip.events import (
     SyncLeaves,
 )
 from store.messages.fields import chunk_messages
-from store.messages.transfer import MalformedMessage
 from store.observe.limits import MAX_FRAME_TRACES
 from store.rpc.limits import MAX_GOSSIP_ENTRIES, MAX_GOSSIP_FRAME_BYTES
 from store.serving.failure import malformed, over_limit
-from storenode.message.limits import HASH_BYTES
+from storenode.message.limits import CONTENT_DIGEST_BYTES, HASH_BYTES
 from storenode.message.varint import delimited, varint
 from storenode.wire.storenode.internal.v1.gossip_raw_pb2 import RawGossipFrame
 from storenode.wire.storenode.v1 import peer_pb2
@@ -42,6 +41,7 @@ _MESSAGE: Final = b"\x0a"
 _ID: Final = b"\x0a" + varint(HASH_BYTES)
 _REST_XOR: Final = b"\x12" + varint(HASH_BYTES)
 _REST_COUNT: Final = b"\x18"
+_CONTENT_DIGEST: Final = b"\x22"
 _NO_REST: Final = bytes(HASH_BYTES)
 _NO_FRAME: Final = "the frame is no GossipFrame: encode it as the schema says"
 
@@ -53,14 +53,15 @@ def encode_gossip(frame: FrameOut, traces: Sequence[FrameTrace] = ()) -> bytes:
             body = b"".join([delimited(_MESSAGE, message) for message in frame.messages])
             return delimited(_EVENTS, body) + _encode_traces(traces)
         case Inventory():
-            return delimited(_INV, _ids(frame.ids))
+            return delimited(_INV, _ids(frame.ids) + _digests(frame.content_digests))
         case GetEvents():
             return delimited(_GET_EVENTS, _ids(frame.ids))
         case SyncLeaves():
             rest = b""
             if frame.rest_count:
                 rest = _REST_XOR + frame.rest_xor + _REST_COUNT + varint(frame.rest_count)
-            return delimited(_SYNC_LEAVES, _ids(frame.ids) + rest)
+            digests = _digests(frame.content_digests)
+            return delimited(_SYNC_LEAVES, _ids(frame.ids) + rest + digests)
 
 
 async def decode_gossip(
@@ -88,7 +89,7 @@ async def decode_gossip(
                 _note_traces(raw.traces, admission.admitted, tracing)
             return bodies
         case "inv":
-            return Inventory(_checked(raw.inv))
+            return Inventory(_checked(raw.inv), _checked_digests(raw.inv))
         case "get_events":
             return GetEvents(_checked(raw.get_events))
         case "sync_leaves":
@@ -123,6 +124,25 @@ def _ids(ids: Sequence[bytes]) -> bytes:
     return _ID + _ID.join(ids) if ids else b""
 
 
+def _digests(digests: Sequence[bytes]) -> bytes:
+    return b"".join([delimited(_CONTENT_DIGEST, digest) for digest in digests])
+
+
+def _checked_digests(inventory: peer_pb2.Inventory) -> Sequence[bytes]:
+    digests = list(inventory.content_digests)
+    if digests and len(digests) != len(inventory.ids):
+        raise malformed(
+            f"the frame has {len(inventory.ids):,} IDs and {len(digests):,} content digests: send"
+            " one for each ID, or none"
+        )
+    if set(map(len, digests)) - {0, CONTENT_DIGEST_BYTES}:
+        raise malformed(
+            f"a content digest of the frame has not {CONTENT_DIGEST_BYTES} bytes: send the first"
+            " ones of the digest, or nothing for a message whose digest is not known"
+        )
+    return digests or ()
+
+
 def _checked(inventory: peer_pb2.Inventory) -> list[bytes]:
     _check_count(len(inventory.ids))
     ids = list(inventory.ids)
@@ -136,7 +156,7 @@ def _leaves(inventory: peer_pb2.Inventory) -> SyncLeaves:
     rest = inventory.rest_xor if inventory.HasField("rest_xor") else _NO_REST
     if len(rest) != HASH_BYTES:
         raise malformed(f"rest_xor has {len(rest)} bytes: send {HASH_BYTES}")
-    return SyncLeaves(ids, rest, inventory.rest_count)
+    return SyncLeaves(ids, rest, inventory.rest_count, _checked_digests(inventory))
 
 
 def _check_count(count: int) -> None:
@@ -151,10 +171,7 @@ async def _bodies(messages: Sequence[bytes], size_bytes: int, admission: Admissi
     for start in range(0, count, step):
         if start:
             await asyncio.sleep(0)
-        try:
-            admission.admit(messages[start : start + step])
-        except MalformedMessage:
-            raise malformed(_NO_FRAME) from None
+        admission.admit(messages[start : start + step])
     published = admission.admitted
     return Bodies(published.batch, _refused(published), size_bytes)
 

@@ -1,8 +1,8 @@
 """Who calls: the metadata, the address and the certificate of a call.
 
 Metadata that is read: ``authorization``, ``x-request-id``, ``traceparent``, ``tracestate``, and of
-peers ``storenode-node-id``, ``storenode-store-id``, ``storenode-version`` and, without TLS,
-``storenode-proof``. Source: the contract, "Clients" and "Peers".
+peers ``storenode-node-id``, ``storenode-store-id``, ``storenode-version`` and ``storenode-time``.
+Source: the contract, "Clients" and "Peers".
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from store.domain.quota import ClientLimits
 from store.rpc.certificate import first_dns_name
 from store.rpc.context import PeerRules
 from store.rpc.limits import MAX_PEER_FIELD_CHARS
-from store.rpc.secret import ProofError
 from store.serving.call import REQUEST_IDS, is_request_id
 from store.serving.context import NodeIdentity
 from store.serving.failure import CallFailure, Code, malformed
@@ -32,18 +31,18 @@ NODE_ID: Final = "storenode-node-id"
 STORE_ID: Final = "storenode-store-id"
 VERSION: Final = "storenode-version"
 
-PROOF: Final = "storenode-proof"
-"""See `store.rpc.secret`."""
+TIME: Final = "storenode-time"
+"""The sender's clock, in Unix nanoseconds; may be missing."""
 
 PEER_RIGHTS: Final = frozenset({Right.READ, Right.FOLLOW})
 
-_WANTED: Final = frozenset({AUTHORIZATION, NODE_ID, STORE_ID, VERSION, PROOF})
+_WANTED: Final = frozenset({AUTHORIZATION, NODE_ID, STORE_ID, VERSION, TIME})
 _TRACE: Final = frozenset({"traceparent", "tracestate"})
 PEER_FIELD: Final = re.compile(rf"[!-~]{{1,{MAX_PEER_FIELD_CHARS}}}")
 
 _NAMES_ALONE: Final = (
     "this node has a token file, and in clear a node's name alone proves nothing: give both nodes "
-    "the same --peer-secret-file, or certificates, or name the node by --allow-peer on loopback"
+    "certificates, or name the node by --allow-peer on loopback"
 )
 
 
@@ -97,7 +96,6 @@ def identify_peer(
     context: grpc.aio.ServicerContext[bytes, bytes],
     rules: PeerRules,
     limits: ClientLimits,
-    method: str,
 ) -> Client:
     """The peer that calls a method, as a client with the rights of one.
 
@@ -120,34 +118,9 @@ def identify_peer(
         raise _forbidden(
             f"node {node_id} may not call this node: its operator allows it by --allow-peer"
         )
-    if not rules.tls:
-        _demand_proof(metadata, rules, method)
-    return Client(f"peer {node_id}", PEER_RIGHTS, limits=limits, named=bool(rules.allowed))
-
-
-def _demand_proof(metadata: dict[str, str], rules: PeerRules, method: str) -> None:
-    if not rules.names_suffice:
+    if not (rules.tls or rules.names_suffice):
         raise _forbidden(_NAMES_ALONE)
-    if rules.secret is None:
-        return
-    try:
-        rules.secret.check(metadata.get(PROOF, ""), method, _names(metadata))
-    except ProofError as error:
-        raise CallFailure(Code.UNAUTHENTICATED, f"node {metadata[NODE_ID]} {error}") from None
-
-
-def peer_answer(
-    metadata: dict[str, str], rules: PeerRules, own: tuple[tuple[str, str], ...]
-) -> tuple[tuple[str, str], ...]:
-    """What this node tells a peer that has called: who it is, and that it knows the secret."""
-    if rules.secret is None or rules.tls:
-        return own
-    answer = rules.secret.answer(metadata.get(PROOF, ""), _names(dict(own)))
-    return (*own, (PROOF, answer))
-
-
-def _names(metadata: dict[str, str]) -> tuple[str, str, str]:
-    return metadata[NODE_ID], metadata[STORE_ID], metadata[VERSION]
+    return Client(f"peer {node_id}", PEER_RIGHTS, limits=limits, named=bool(rules.allowed))
 
 
 def not_a_peer(metadata: dict[str, str], rules: PeerRules | None) -> CallFailure:

@@ -23,13 +23,13 @@ LOOKAHEAD_BYTES: Final = 128 * 1024
 """What a caller may send of a message before it is read. A stream of smaller requests is no faster
 than this in each round trip."""
 
-MAX_STREAMS_PER_CONNECTION: Final = 256
+MAX_STREAMS_PER_CONNECTION: Final = 100
 """Calls under way over one connection, those included that were dropped and not yet cleared away.
 gRPC's clients keep further ones until one has ended."""
 
-MAX_PENDING_CALLS: Final = 16_384
-"""Calls of all connections that the process has not taken up. From half of this on gRPC turns some
-away, with CANCELLED, whoever makes them: it must be far above what one caller can cause."""
+MAX_PENDING_CALLS: Final = 32_768
+"""Calls of one method, of all connections, that the process has not taken up. Beyond this gRPC
+turns calls away with CANCELLED, whoever makes them: 300 full connections do not come so far."""
 
 HANDSHAKE_TIMEOUT_MS: Final = 10_000
 """For TLS and the first frame of HTTP/2, from the connection on."""

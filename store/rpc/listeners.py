@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeAlias
+from typing import Final
 
 import grpc
 
+from store.rpc.accepting import ServiceHandler, make_server
 from store.rpc.credentials import server_credentials
 from store.rpc.limits import (
     HANDSHAKE_TIMEOUT_MS,
@@ -30,9 +31,6 @@ KEEPALIVE_TIMEOUT_MS: Final = 20_000
 
 MIN_PING_INTERVAL_MS: Final = 10_000
 """Clients may ping this often without data; those that ping more are disconnected."""
-
-
-Handler: TypeAlias = "grpc.GenericRpcHandler[Any, Any]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +57,7 @@ class Listener:
 
 def bind(
     where: ListenAddress,
-    handlers: Sequence[Handler],
+    handlers: Sequence[ServiceHandler],
     tls: TlsFiles | None = None,
     *,
     connections: int,
@@ -74,8 +72,7 @@ def bind(
         BindError: The address is in use, not this machine's, or not allowed.
         TlsError: The certificate cannot be used.
     """
-    server = grpc.aio.server(options=_options(connections, peers=peers))
-    server.add_generic_rpc_handlers(tuple(handlers))
+    server = make_server(handlers, _options(connections, peers=peers))
     credentials = None if tls is None else server_credentials(tls)
     try:
         if credentials is None:
@@ -92,7 +89,7 @@ def _options(connections: int, *, peers: bool) -> list[tuple[str, int]]:
         ("grpc.max_receive_message_length", MAX_PEER_FRAME_BYTES if peers else MAX_REQUEST_BYTES),
         ("grpc.max_metadata_size", MAX_METADATA_BYTES),
         ("grpc.max_concurrent_streams", MAX_STREAMS_PER_CONNECTION),
-        ("grpc.server.max_pending_requests", MAX_PENDING_CALLS // 2),
+        ("grpc.server.max_pending_requests", MAX_PENDING_CALLS),
         ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING_CALLS),
         ("grpc.max_allowed_incoming_connections", connections),
         ("grpc.server_handshake_timeout_ms", HANDSHAKE_TIMEOUT_MS),

@@ -24,8 +24,7 @@ _GONE = "the peer is gone"
 class CallerStream:
     """The stream of a call that this node serves."""
 
-    def __init__(self, call: Call, context: Context, *, secure: bool = False) -> None:
-        self.secure = secure
+    def __init__(self, call: Call, context: Context) -> None:
         self._call = call
         self._context = context
 
@@ -57,11 +56,11 @@ class PeerService:
 
     async def reconcile(self, call: Call, context: Context) -> None:
         """Answer ``Reconcile``."""
-        await self._responder.reconcile(calling(call, context), _stream(call, context))
+        await self._responder.reconcile(calling(call, context), CallerStream(call, context))
 
     async def transfer(self, call: Call, context: Context) -> None:
         """Answer ``Transfer``."""
-        await self._responder.transfer(calling(call, context), _stream(call, context))
+        await self._responder.transfer(calling(call, context), CallerStream(call, context))
 
 
 def calling(call: Call, context: Context) -> Caller:
@@ -69,8 +68,3 @@ def calling(call: Call, context: Context) -> Caller:
     told, rules = call.metadata.told, call.node.peers
     trusted = rules is not None and rules.trusted
     return Caller(told[NODE_ID], told[STORE_ID], remote(context.peer()).name, trusted)
-
-
-def _stream(call: Call, context: Context) -> CallerStream:
-    rules = call.node.peers
-    return CallerStream(call, context, secure=rules is not None and rules.tls)

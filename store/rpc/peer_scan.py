@@ -4,7 +4,8 @@ What comes is checked as far as it must be for the scan to end, and to miss noth
 later: pages ascend, inside the range and strictly, and are bounded. Whether the hashes by which
 they ascend are those of the messages is seen on admission, which computes them. A cursor is
 the peer's own: it is handed back as it came, and how far the scan has come is known from the
-messages.
+messages. A message that cannot be decoded has no place in the order: it goes on to admission, which
+refuses it, and the others of its page are taken.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import AsyncGenerator
 from typing import Final
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from store.domain.ports import CursorOutOfRange, PeerAddress, ScannedPage, SyncId
 from store.rpc.dial import CallFailed, PeerDialer
@@ -28,8 +30,10 @@ from store.serving.methods.decode import clip, decode
 from store.sync.errors import ProtocolBroken
 from store.sync.session.reconciling import in_time
 from storenode.message.limits import HASH_BYTES
+from storenode.message.varint import delimited
+from storenode.wire.storenode.internal.v1.message_raw_pb2 import RawScanPage
 from storenode.wire.storenode.v1 import store_pb2
-from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
+from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
 
 SCAN: Final = f"/{store_pb2.DESCRIPTOR.services_by_name['Store'].full_name}/Scan"
 
@@ -37,6 +41,8 @@ _REFUSED: Final = grpc.StatusCode.INVALID_ARGUMENT
 """What a peer says to a cursor that it cannot read: of another version, or none of its own."""
 
 _MESSAGES: Final = store_pb2.ScanPage.DESCRIPTOR.fields_by_name["messages"].number
+_MESSAGE_FIELD: Final = b"\x0a"
+_TOPIC_FIELD: Final = b"\x12"
 
 
 async def scan(
@@ -63,14 +69,15 @@ async def scan(
     ).SerializeToString()
     last: SyncId = (start_ns, b"")
     empty = 0
+    end: SyncId = (end_ns, b"")
     try:
         async with dialer.ask(peer, SCAN, request) as call:
             while (data := await in_time(call.read(), silence_s)) is not None:
-                page = _decoded(data)
-                empty = 0 if page.messages else empty + 1
+                page, before = _decoded(data), last
+                last = _last_of(page, last, end)
+                empty = empty + 1 if last == before else 0
                 if empty > MAX_EMPTY_PAGES:
                     raise ProtocolBroken("the peer sends pages without messages, over and over")
-                last = _last_of(page, last, end_ns)
                 if page.messages:
                     hashes = [entry.message_hash for entry in page.messages]
                     yield ScannedPage(_messages(page), hashes, page.cursor, last[0])
@@ -80,7 +87,7 @@ async def scan(
         raise
 
 
-def _decoded(data: bytes) -> store_pb2.ScanPage:
+def _decoded(data: bytes) -> RawScanPage:
     if len(data) > MAX_PEER_PAGE_BYTES:
         raise ProtocolBroken(
             f"the peer sends a page of {len(data):,} bytes: at most {MAX_PEER_PAGE_BYTES:,} are "
@@ -89,7 +96,7 @@ def _decoded(data: bytes) -> store_pb2.ScanPage:
     if len(data) > COUNTED_REQUEST_BYTES:
         data = _counted(data)
     try:
-        page = decode(store_pb2.ScanPage, data)
+        page = decode(RawScanPage, data)
     except CallFailure:
         raise ProtocolBroken("the peer sends a page that cannot be decoded") from None
     if len(page.messages) > PEER_SCAN_PAGE_MESSAGES:
@@ -113,15 +120,18 @@ def _counted(data: bytes) -> bytes:
         raise ProtocolBroken(f"the peer sends a page that cannot be read: {error}") from None
 
 
-def _last_of(page: store_pb2.ScanPage, last: SyncId, end_ns: int) -> SyncId:
-    """Where a page ends.
+def _last_of(page: RawScanPage, last: SyncId, end: SyncId) -> SyncId:
+    """Return where a page ends.
 
     Raises:
         ProtocolBroken: it does not ascend from where the page before it ended.
     """
     for entry in page.messages:
-        here = (entry.message.timestamp, entry.message_hash)
-        if len(here[1]) != HASH_BYTES or not last < here or here[0] >= end_ns:
+        try:
+            here = (WakuMessage.FromString(entry.message).timestamp, entry.message_hash)
+        except DecodeError:
+            continue
+        if len(here[1]) != HASH_BYTES or not last < here < end:
             raise ProtocolBroken(
                 "the peer sends messages out of order, or outside the range that was asked for"
             )
@@ -129,10 +139,8 @@ def _last_of(page: store_pb2.ScanPage, last: SyncId, end_ns: int) -> SyncId:
     return last
 
 
-def _messages(page: store_pb2.ScanPage) -> list[bytes]:
+def _messages(page: RawScanPage) -> list[bytes]:
     return [
-        WakuMessageAndTopic(
-            message=entry.message, pubsub_topic=entry.pubsub_topic
-        ).SerializeToString()
+        delimited(_MESSAGE_FIELD, entry.message) + delimited(_TOPIC_FIELD, entry.pubsub_topic)
         for entry in page.messages
     ]

@@ -17,6 +17,7 @@ from store.domain.access import Right
 from store.domain.ports import Services
 from store.domain.quota import CallKind
 from store.rpc import health, reflection
+from store.rpc.accepting import ServiceHandler
 from store.rpc.admin import fetch_messages, get_status, synchronize
 from store.rpc.call import ListenerKind, Wrapper
 from store.rpc.context import RpcContext
@@ -40,7 +41,7 @@ _Handlers: TypeAlias = "dict[str, grpc.RpcMethodHandler[Any, Any]]"
 
 def build_handlers(
     listener: ListenerKind, services: Services, context: RpcContext
-) -> list[grpc.GenericRpcHandler[Any, Any]]:
+) -> list[ServiceHandler]:
     """The handlers of one listener.
 
     Requests and responses are bytes, so servers need no serializers. Everything a call needs
@@ -64,10 +65,7 @@ def build_handlers(
     served[reflection.SERVICE] = _reflection(
         wrapper, reflection.ReflectionService(names | {health.SERVICE, reflection.SERVICE})
     )
-    return [
-        grpc.method_handlers_generic_handler(service, handlers)
-        for service, handlers in served.items()
-    ]
+    return [ServiceHandler(service, handlers) for service, handlers in served.items()]
 
 
 def _reads(wrapper: Wrapper, reads: Reads) -> _Handlers:

@@ -14,7 +14,7 @@ from typing import Protocol
 import psycopg
 
 from store.config.node import NodeConfig
-from store.db.errors import SchemaError, reasons, sentence
+from store.db.errors import SchemaError, is_login_refused, sentence
 from store.db.pool import HostRefused, complete_url
 from store.db.primary.guard import GuardEvent, PrimaryGuard
 from store.db.primary.hosts import hosts_of
@@ -31,10 +31,6 @@ from storenode.common.backoff import Backoff
 from storenode.message.limits import NS_PER_S
 
 _LOG = get_logger("store.runtime.database")
-
-_HOPELESS = ("authentication failed", "does not exist", "no pg_hba.conf entry", "not permitted")
-"""Parts of libpq's complaints about a connection that waiting does not mend; libpq gives no
-SQLSTATE for them. Where the server speaks another language, the node waits in vain first."""
 
 HostEvent = Callable[[str, Mapping[str, object]], None]
 """Told, from any thread, what happens to an embedded server: `exited`, `restarted`, ..."""
@@ -89,7 +85,7 @@ class EmbeddedHost:
         """
         try:
             url = await asyncio.to_thread(self._server.start)
-            await asyncio.to_thread(migrate.upgrade, url, alone=True)
+            await asyncio.to_thread(migrate.upgrade, url)
         except EmbeddedPostgresError as error:
             raise NodeError(str(error)) from error
         except (SchemaError, psycopg.Error) as error:
@@ -168,7 +164,7 @@ class ExternalHost:
                 raise NodeError(_sentence(error)) from error
             except psycopg.OperationalError as error:
                 reason = sentence(error)
-                hopeless = all(any(part in each for part in _HOPELESS) for each in reasons(error))
+                hopeless = is_login_refused(error)
                 refused = isinstance(error, HostRefused)
                 if hopeless or time.monotonic() + backoff.pause_s > deadline_s:
                     text = ended(f"The database may not be used: {reason}") if refused else None

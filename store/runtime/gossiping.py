@@ -3,26 +3,35 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from store.config.node import NodeConfig
 from store.db.commits.gossip_reads import GossipReads
 from store.db.writing.tracking import MAX_NEEDED, Tracking
+from store.db.writing.unread import UnreadEvents
 from store.domain.admission import Admission
-from store.domain.ports import Source, Writer
-from store.domain.unread import Confirmations, GossipState, NoConfirmations, UnreadSummary
+from store.domain.ports import Source, StoreBusy, StoreUnavailable, Writer
+from store.domain.unread import (
+    Confirmations,
+    GossipState,
+    NoConfirmations,
+    UnreadSummary,
+)
 from store.gossip.config import GossipConfig
+from store.gossip.driver.confirmations import ConfirmationWaits
 from store.gossip.driver.node import GossipNode
 from store.gossip.driver.ports import Database
 from store.gossip.driver.streams import PeerStreams
 from store.gossip.events import Counted, What
+from store.messages.conflicts import StoreResult
 from store.messages.record import RecordBatch
 from store.observe.metrics import Metrics
 from store.rpc.gossiping import GossipTransport
 from store.runtime.environment import system_environment
+from store.runtime.limits import UNREAD_INTERVAL_S
 from store.runtime.peering import Peering
 from store.runtime.policy import PolicySource
 from store.runtime.services import Wiring
@@ -37,7 +46,7 @@ if TYPE_CHECKING:
 class Gossiping:
     """``node`` and ``transport`` are None where gossip is switched off."""
 
-    wiring: Wiring
+    confirmations: Confirmations
     node: GossipNode | None = None
     transport: GossipTransport | None = None
 
@@ -47,11 +56,6 @@ class Gossiping:
         if self.node is None or self.transport is None:
             return None
         return self.node.streams, self.transport
-
-    @property
-    def confirmations(self) -> Confirmations:
-        """Waits for other stores."""
-        return NoConfirmations() if self.node is None else self.node.waits
 
     def state(self, unread: UnreadSummary) -> GossipState | None:
         """For the node's status."""
@@ -70,8 +74,31 @@ class Gossiping:
 
     def drain(self) -> None:
         """Answer the requests that wait: the node is stopping."""
-        if self.node is not None:
-            self.node.waits.stop()
+        self.confirmations.stop()
+
+
+class SharedConfirmations(ConfirmationWaits):
+    """The confirmations of a node without gossip: other nodes on its database may have peers."""
+
+    def __init__(self, unread: UnreadEvents, tracking: Tracking) -> None:
+        self._unread = unread
+        super().__init__(
+            unread,
+            reach=lambda: None,
+            is_tracked=tracking.is_tracked,
+            # The gossip of the others reads from the table what is asked for.
+            want=lambda *_given: None,
+            most_tracked=MAX_NEEDED,
+        )
+
+    async def _hopeless(
+        self, lacking: set[bytes], held: frozenset[bytes], min_confirms: int
+    ) -> str:
+        if not lacking or await self._is_shared():
+            return await super()._hopeless(lacking, held, min_confirms)
+        with suppress(StoreUnavailable, StoreBusy):
+            await self._unread.expire(sorted(lacking))
+        return "this node exchanges no read confirmations"
 
 
 class _Meter:
@@ -84,6 +111,8 @@ class _Meter:
         if counted.what is What.REFUSED:
             labels = Source.GOSSIP.value, counted.reason
             self._metrics.messages_rejected.labels(*labels).inc(counted.count)
+        elif counted.what is What.CONFLICTS:
+            self._metrics.conflicts.labels(Source.GOSSIP.value).inc(counted.count)
         else:
             self._metrics.gossip_events.labels(counted.what.value).inc(counted.count)
 
@@ -104,7 +133,12 @@ async def open_gossip(
 ) -> Gossiping:
     """Make the parts and begin to connect; `stack` takes them apart."""
     if wiring.tracking is None:
-        return Gossiping(wiring)
+        return Gossiping(NoConfirmations())
+    tasks = BackgroundTasks()
+    if not config.gossip:
+        stack.push_async_callback(tasks.stop)
+        tasks.start_every(UNREAD_INTERVAL_S, "unread events", partial(_sweep, wiring.unread))
+        return Gossiping(SharedConfirmations(wiring.unread, wiring.tracking))
 
     def admission() -> Admission:
         return Admission(policy.current(), time.time_ns(), Source.GOSSIP)
@@ -120,21 +154,24 @@ async def open_gossip(
         meter=_Meter(metrics),
         max_needed=MAX_NEEDED,
     )
-    peering.sessions.on_found = node.driver.found
-    tasks = BackgroundTasks()
     stack.callback(node.driver.stop)
     stack.push_async_callback(tasks.stop)
     stack.callback(node.close)
-    wiring.commits.add(node.driver)
+    wiring.commits.append(node.driver)
     for name, work in node.work():
         tasks.start(name, work)
-    return Gossiping(wiring, node, transport)
+    return Gossiping(node.waits, node, transport)
+
+
+async def _sweep(unread: UnreadEvents) -> None:
+    with suppress(StoreUnavailable, StoreBusy):
+        await unread.sweep()
 
 
 def _database(wiring: Wiring, tracking: Tracking, tracing: Tracing | None) -> Database:
     writer: Writer = wiring.services.writer
 
-    async def persist(batch: RecordBatch, peer: str) -> Sequence[bool]:
+    async def persist(batch: RecordBatch, peer: str) -> StoreResult:
         if tracing is None:
             return await writer.store(batch, Source.GOSSIP)
         with tracing.receiving(batch.hashes, peer):

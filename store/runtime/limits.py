@@ -16,6 +16,9 @@ UNHEALTHY_CHECK_INTERVAL_S: Final = 0.25
 CHECK_TIMEOUT_S: Final = 5.0
 """A database that answers no sooner counts as away."""
 
+COMMIT_TIMEOUT_S: Final = 10.0
+"""A database that commits a small write no sooner counts as taking no writes."""
+
 REASON_REST_S: Final = 2.0
 """The database is away for so long before another reason for it is told."""
 
@@ -35,6 +38,10 @@ HOSTS_END_TIMEOUT_S: Final = 5.0
 HOSTS_AWAY_END_TIMEOUT_S: Final = 1.0
 """How long a node that shuts down waits for the newest commit; the latter where no host served when
 they were last asked."""
+
+ONLINE_END_TIMEOUT_S: Final = 2.0
+"""How long a node that shuts down tries to record until when it was online: the write waits for a
+synchronous standby."""
 
 CONNECT_RETRY_FIRST_S: Final = 0.1
 CONNECT_RETRY_MOST_S: Final = 2.0
@@ -83,6 +90,9 @@ TOKEN_READ_AGAIN_S: Final = 0.02
 
 CONNECTIONS_INTERVAL_S: Final = 1.0
 """How often connections of one host are counted."""
+
+UNREAD_INTERVAL_S: Final = 600.0
+"""How often a node without gossip deletes unread events that nobody waits for."""
 
 DISK_INTERVAL_S: Final = 1.0
 """How often the disk of an embedded database is measured."""

@@ -15,7 +15,6 @@ from store.http.listener import HttpListener
 from store.observe.logging import get_logger
 from store.rpc.context import PeerRules, RpcContext
 from store.rpc.listeners import Listener, bind
-from store.rpc.secret import PeerSecret
 from store.rpc.server import build_handlers
 from store.runtime.limits import RESERVED_DESCRIPTORS
 from store.serving.addresses import ListenAddress, require_free
@@ -84,10 +83,8 @@ def check_addresses(config: NodeConfig) -> None:
         require_free(_where("--http-listen", config.http_listen))
 
 
-def bind_listeners(
-    config: NodeConfig, services: Services, base: RpcContext, secret: PeerSecret | None
-) -> Listeners:
-    """Bind every listener; `base` is what they have in common, `secret` what peers prove to know.
+def bind_listeners(config: NodeConfig, services: Services, base: RpcContext) -> Listeners:
+    """Bind every listener; `base` is what they have in common.
 
     Raises:
         BindError: An address cannot be listened on.
@@ -95,7 +92,7 @@ def bind_listeners(
     """
     _warn_of_locked_out_peers(config)
     _warn_of_few_descriptors(config)
-    rules = _peer_rules(config, secret)
+    rules = _peer_rules(config)
     client = _bind_client(config, services, base, rules)
     peer = client
     if config.separate_peer_listener and config.peer_listen is not None:
@@ -181,12 +178,11 @@ def _warn_of_locked_out_peers(config: NodeConfig) -> None:
     )
 
 
-def _peer_rules(config: NodeConfig, secret: PeerSecret | None) -> PeerRules:
+def _peer_rules(config: NodeConfig) -> PeerRules:
     return PeerRules(
         tls=config.tls,
         insecure="peer" in config.insecure,
         allowed=config.allow_peer,
-        secret=secret,
         tokens=config.client_token_file is not None,
     )
 

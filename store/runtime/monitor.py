@@ -1,8 +1,8 @@
-"""Asks the database whether it answers, on a connection of its own.
+"""Checks every few seconds whether the database answers and commits a small write.
 
-Its own connection, because the pools lend what may be broken, and because a database that is busy
-with everything else should still find a place for this question. Where it can have none, as when
-Postgres has no more to give, it asks on one of the pools: while they work, the node can serve.
+The monitor has a connection of its own, because the pools lend what may be broken, and because a
+busy database should still find a place for this question. Where it can have none, as when Postgres
+has no more to give, it asks on a connection of the pools: while they work, the node can serve.
 """
 
 from __future__ import annotations
@@ -11,15 +11,18 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import psycopg
 from psycopg_pool import PoolTimeout
 
-from store.db.errors import sentence
+from store.db.errors import UNREACHABLE, Failure, find_failure, sentence
 from store.db.pool import Connection, Database
+from store.db.replication import commit_probe
 from store.observe.logging import get_logger
 from store.runtime.limits import (
     CHECK_TIMEOUT_S,
+    COMMIT_TIMEOUT_S,
     HEALTHY_CHECK_INTERVAL_S,
     POOL_ATTEMPTS,
     REASON_REST_S,
@@ -27,53 +30,107 @@ from store.runtime.limits import (
 )
 
 _LOG = get_logger("store.runtime.monitor")
+_ASK = "select pg_is_in_recovery(), (extract(epoch from clock_timestamp()) * 1000000000)::bigint"
+STALLED = (
+    f"the database has not committed a small write within {COMMIT_TIMEOUT_S:g} s: a synchronous"
+    " standby, a lock or its disk keeps it waiting"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class DatabaseHealth:
+    """The result of one check.
+
+    Attributes:
+        away: Why the database does not answer, for the log; None if it does.
+        failure: What that means for callers, or why the database refuses writes.
+        is_stalled: It answers, and does not commit.
+    """
+
+    away: str | None = None
+    failure: Failure | None = None
+    is_stalled: bool = False
+
+    @property
+    def is_up(self) -> bool:
+        """True if the database answers."""
+        return self.away is None
+
+    @property
+    def takes_writes(self) -> bool:
+        """True if the small write was committed, or none is asked for."""
+        return self.is_up and self.failure is None and not self.is_stalled
+
+    @property
+    def reason(self) -> str | None:
+        """A sentence for operators and callers; None if nothing is wrong."""
+        if self.is_stalled:
+            return STALLED
+        if self.failure is not None and self.failure is not UNREACHABLE:
+            return self.failure.sentence
+        return None if self.is_up else "the database does not answer"
 
 
 class DatabaseMonitor:
-    """Tells `on_change` when the database goes away (False) and when it is back (True)."""
+    """A periodic check of the database, which reports changes to `on_change`.
+
+    It keeps `Database.connect_failure` and `Database.write_failure` up to date.
+    """
 
     def __init__(
-        self, database: Database, on_change: Callable[[bool], None], *, read_only: bool = False
+        self,
+        database: Database,
+        on_change: Callable[[DatabaseHealth], None],
+        *,
+        read_only: bool = False,
+        on_time: Callable[[int, int], None] | None = None,
     ) -> None:
-        """``read_only``: a standby will do."""
+        """Make a monitor that is not started.
+
+        Args:
+            database: What is checked.
+            on_change: Gets the health when it has changed.
+            read_only: A standby will do, and nothing is written.
+            on_time: Gets the database's clock, and how long ago it showed it; nanoseconds.
+        """
         self._database = database
         self._read_only = read_only
         self._on_change = on_change
+        self._on_time = on_time
         self._connection: Connection | None = None
         self._hurry = asyncio.Event()
-        self._up = True
-        self._failure: str | None = None
-        """Why it asks on a connection of the pools, while it does."""
+        self._health = DatabaseHealth()
         self._away_since_s = 0.0
-        self._reason: str | None = None
-        """Why it is away, as told last; another reason is told once it is away for so long."""
-        self._tell_from_s = REASON_REST_S
+        self._logged_reason: str | None = None
+        self._log_next_s = REASON_REST_S
+        """Another reason for an outage is logged once the outage lasts so long."""
         self._failed_before = 0
         self._losses = 0
 
     def check_now(self) -> None:
-        """Ask without waiting for the interval: something has happened to the database."""
+        """Check without waiting for the interval: something has happened to the database."""
         self._hurry.set()
 
     def lost(self, reason: str) -> None:
-        """Take note that the database has gone, and ask whether it is back.
+        """Note that the database has gone, and check whether it is back.
 
-        By asking alone a server that is back soon would seem never to have been away.
+        By checks alone a server that is back soon would seem never to have been away.
         """
         self._losses += 1
-        self._tell(reason)
+        self._change(DatabaseHealth(away=reason))
         self.check_now()
 
     async def run(self) -> None:
-        """Ask again and again, until cancelled."""
+        """Check again and again, until cancelled."""
         try:
             while True:
                 losses = self._losses
-                reason = await self._ask()
-                if reason is None and losses != self._losses:
+                health = await self.check()
+                if health.is_up and losses != self._losses:
                     continue  # perhaps the last answer of the server that has gone
-                self._tell(reason)
-                interval_s = HEALTHY_CHECK_INTERVAL_S if self._up else UNHEALTHY_CHECK_INTERVAL_S
+                self._change(health)
+                well = health.takes_writes
+                interval_s = HEALTHY_CHECK_INTERVAL_S if well else UNHEALTHY_CHECK_INTERVAL_S
                 # Not by `wait_for`: before Python 3.12 it may lose the cancellation that ends this.
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(interval_s):
@@ -82,92 +139,120 @@ class DatabaseMonitor:
         finally:
             await self._disconnect()
 
-    async def _ask(self) -> str | None:
-        """None when the database answered and takes the writes of the node, else why not.
+    async def check(self) -> DatabaseHealth:
+        """Return the health of the database.
 
-        A connection that broke since the last time says nothing about now: a server that restarted
-        quickly answers a new one.
+        A connection that broke since the last check says nothing about now: a server that
+        restarted quickly answers a new one.
         """
-        kept = self._connection is not None
-        reason = await self._ask_once()
-        return await self._ask_once() if kept and reason is not None else reason
+        is_old = self._connection is not None
+        health = await self._check_once()
+        return await self._check_once() if is_old and not health.is_up else health
 
-    async def _ask_once(self) -> str | None:
-        failure = None
+    async def _check_once(self) -> DatabaseHealth:
+        connect_error: Exception | None = None
         try:
             async with asyncio.timeout(CHECK_TIMEOUT_S):
-                failure = await self._connect()
-                if self._connection is not None:
-                    answer = await self._serves(self._connection)
-                else:
-                    answer = await self._ask_on_a_pool()
-                if answer:
-                    self._tell_failure(failure)
-                    return None
-                reason = "it is a standby"
+                connect_error = await self._connect()
+            if self._connection is not None:
+                health = await self._ask(self._connection)
+            else:
+                health = await self._ask_on_a_pool()
         except TimeoutError:
-            reason = f"no answer within {CHECK_TIMEOUT_S:g} s"
-        except PoolTimeout as error:
-            reason = failure or str(error)
+            health = DatabaseHealth(f"no answer within {CHECK_TIMEOUT_S:g} s")
         except (psycopg.Error, OSError) as error:
-            reason = sentence(error)
-        await self._disconnect()
-        return reason
+            # What a lent connection broke of is less than why no other can be made.
+            health = _outage(connect_error or error)
+        if not health.takes_writes:
+            await self._disconnect()
+        self._set_connect_failure(connect_error if health.is_up else None)
+        return health
 
-    async def _ask_on_a_pool(self) -> bool:
-        """Ask on a connection that is lent; waits for one while there are any."""
+    async def _ask_on_a_pool(self) -> DatabaseHealth:
+        """Check on a connection that is lent; wait for one while there are any."""
         attempts = POOL_ATTEMPTS
         while True:
             try:
-                async with self._database.connection(self._database.read_pool) as connection:
-                    return await self._serves(connection)
+                async with (
+                    asyncio.timeout(CHECK_TIMEOUT_S + COMMIT_TIMEOUT_S),
+                    self._database.connection(self._database.read_pool) as connection,
+                ):
+                    return await self._ask(connection)
             except PoolTimeout:
                 attempts -= 1
                 if not attempts or not any(each.size for each in self._database.pools):
                     raise
 
-    async def _serves(self, connection: Connection) -> bool:
-        cursor = await connection.execute("select pg_is_in_recovery()")
-        return await cursor.fetchone() == (False,) or self._read_only
+    async def _ask(self, connection: Connection) -> DatabaseHealth:
+        async with asyncio.timeout(CHECK_TIMEOUT_S):
+            asked_ns = time.monotonic_ns()
+            cursor = await connection.execute(_ASK)
+            row = await cursor.fetchone()
+            assert row is not None
+            is_standby, time_ns = row
+        if self._on_time is not None:
+            self._on_time(int(str(time_ns)), (time.monotonic_ns() - asked_ns) // 2)
+        if self._read_only:
+            return DatabaseHealth()
+        if is_standby:
+            return DatabaseHealth("it is a standby")
+        try:
+            async with asyncio.timeout(COMMIT_TIMEOUT_S):
+                await commit_probe(connection)
+        except TimeoutError:
+            return DatabaseHealth(is_stalled=True)
+        except psycopg.Error as error:
+            failure = find_failure(error)
+            if failure is None:
+                failure = Failure((), "", f"the database refuses a small write: {sentence(error)}")
+            if failure.is_transient:
+                raise
+            return DatabaseHealth(failure=failure)
+        return DatabaseHealth()
 
-    async def _connect(self) -> str | None:
-        """Have a connection of its own; why none can be made, else None."""
+    async def _connect(self) -> Exception | None:
+        """Open a connection of its own; return why none can be made, else None."""
         if self._connection is None:
             try:
                 self._connection = await self._database.connect()
             except (psycopg.Error, OSError) as error:
-                return sentence(error)
+                return error
         return None
 
-    def _tell_failure(self, reason: str | None) -> None:
-        """Say once that the node lives on the connections that it has."""
-        if reason is not None and self._failure is None:
-            _LOG.warning("database_connection_failed", reason=reason)
-        self._failure = reason
+    def _set_connect_failure(self, error: Exception | None) -> None:
+        """Note why the node lives on the connections that it has, and log it once."""
+        if error is not None and self._database.connect_failure is None:
+            _LOG.warning("database_connection_failed", reason=sentence(error))
+        self._database.connect_failure = None if error is None else find_failure(error)
 
-    def _tell(self, reason: str | None) -> None:
-        up = reason is None
-        if up == self._up:
-            if reason is not None:
-                self._tell_again(reason)
-            return
-        self._up = up
-        if up:
+    def _change(self, health: DatabaseHealth) -> None:
+        before, self._health = self._health, health
+        self._database.write_failure = health.failure if health.is_up else None
+        if not health.is_up and not before.is_up:
+            self._log_another_reason(health.away)
+        elif not health.is_up:
+            self._away_since_s, self._log_next_s = time.monotonic(), REASON_REST_S
+            self._failed_before = self._database.failed_connections
+            self._logged_reason = health.away
+            _LOG.warning("database_away", reason=health.away)
+        elif not before.is_up:
             failed = self._database.failed_connections - self._failed_before
             away_s = round(time.monotonic() - self._away_since_s, 1)
             _LOG.info("database_back", away_s=away_s, failed_connections=failed)
-        else:
-            self._away_since_s, self._tell_from_s = time.monotonic(), REASON_REST_S
-            self._failed_before, self._reason = self._database.failed_connections, reason
-            _LOG.warning("database_away", reason=reason)
-        self._on_change(up)
+        if health.is_up and health.reason != (before.reason if before.is_up else None):
+            if health.takes_writes:
+                _LOG.info("database_takes_writes")
+            else:
+                _LOG.error("database_takes_no_writes", reason=health.reason)
+        if (health.is_up, health.reason) != (before.is_up, before.reason):
+            self._on_change(health)
 
-    def _tell_again(self, reason: str) -> None:
-        """Say that it is away for another reason, as in a failover; ever less often."""
+    def _log_another_reason(self, reason: str | None) -> None:
+        """Log that it is away for another reason, as in a failover; ever less often."""
         away_s = time.monotonic() - self._away_since_s
-        if reason == self._reason or away_s < self._tell_from_s:
+        if reason == self._logged_reason or away_s < self._log_next_s:
             return
-        self._reason, self._tell_from_s = reason, 2 * away_s
+        self._logged_reason, self._log_next_s = reason, 2 * away_s
         _LOG.warning("database_still_away", reason=reason, away_s=round(away_s, 1))
 
     async def _disconnect(self) -> None:
@@ -175,3 +260,7 @@ class DatabaseMonitor:
         if connection is not None:
             with contextlib.suppress(psycopg.Error, OSError):
                 await connection.close()
+
+
+def _outage(error: Exception) -> DatabaseHealth:
+    return DatabaseHealth(sentence(error), find_failure(error))

@@ -12,8 +12,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
@@ -21,11 +21,13 @@ from store.config.node import NodeConfig
 from store.db.primary.guard import Choice
 from store.domain.ports import StoreUnavailable
 from store.embedded.process import is_full_disk
+from store.observe.clocks import ClockComparison
 from store.observe.http import MetricsListener
 from store.observe.limits import RATE_INTERVAL_S
 from store.observe.logging import get_logger, write_suppressed
 from store.observe.metrics import Metrics
 from store.observe.problems import Problem
+from store.observe.rates import total
 from store.rpc.context import RpcContext
 from store.rpc.health import Health
 from store.rpc.limits import MAX_CALLERS
@@ -43,6 +45,7 @@ from store.runtime.limits import (
     DRAIN_NOTICE_S,
     HOSTS_INTERVAL_S,
     LOG_SUMMARY_INTERVAL_S,
+    ONLINE_END_TIMEOUT_S,
     PROBLEMS_INTERVAL_S,
     SUMMARY_INTERVAL_S,
     TOKEN_CHECK_INTERVAL_S,
@@ -55,10 +58,9 @@ from store.runtime.listening import (
     check_certificates,
 )
 from store.runtime.memory import Trimmer, map_large_blocks
-from store.runtime.monitor import DatabaseMonitor
-from store.runtime.peer_secret import read_peer_secret
+from store.runtime.monitor import DatabaseHealth, DatabaseMonitor
 from store.runtime.peering import Peering, open_peering
-from store.runtime.policy import PolicySource, client_limits, request_limits
+from store.runtime.policy import PolicySource, client_limits
 from store.runtime.readiness import Obstacle, Readiness
 from store.runtime.services import Wiring, open_wiring
 from store.runtime.status import Parts, StatusReport
@@ -83,6 +85,13 @@ _LOG = get_logger("store.runtime.node")
 _T = TypeVar("_T")
 
 
+async def _within(timeout_s: float, work: Callable[[], Awaitable[None]]) -> None:
+    """Do some work, and give it up when its time has passed."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            await work()
+
+
 class Node:
     """One node, made inside the event loop that runs it; `announce` is given the ready line."""
 
@@ -95,6 +104,8 @@ class Node:
         self._telemetry: Telemetry | None = None
         self._health = Health()
         self._drain = Drain()
+        self._unsent = UnsentAnswers(time.monotonic, config.max_unsent_size)
+        self._clocks = ClockComparison(config.max_clock_drift)
         self._readiness = Readiness(self._ready_changed)
         self._status = StatusReport(version, self._metrics, self._readiness)
         self._callers = BoundedDict[str, float](MAX_CALLERS)
@@ -159,7 +170,6 @@ class Node:
     async def _start(self, stack: AsyncExitStack) -> Listeners:
         config = self._config
         self._tokens.load()
-        secret = read_peer_secret(config.peer_secret_file)
         certificate_name = check_certificates(config)
         check_tracing(config)
         metrics_address = await self._open_metrics(stack)
@@ -187,7 +197,7 @@ class Node:
             identity,
             policy=self._policy,
             metrics=self._metrics,
-            secret=secret,
+            clocks=self._clocks,
         )
         gossiping = await open_gossip(
             stack,
@@ -204,7 +214,7 @@ class Node:
             stack, Parts(identity, wiring, peering, gossiping, config.retention, self._callers)
         )
         context = self._rpc_context(identity, wiring, peering, gossiping, tracing)
-        listeners = bind_listeners(config, wiring.services, context, secret)
+        listeners = bind_listeners(config, wiring.services, context)
         stack.push_async_callback(listeners.stop, 0)
         for listener in listeners.all:
             await listener.start()
@@ -223,7 +233,7 @@ class Node:
         environment = system_environment("store.sync.online", self._metrics)
         online = OnlineRecorder(wiring.online, environment)
         online.begin()
-        stack.push_async_callback(online.note)
+        stack.push_async_callback(_within, ONLINE_END_TIMEOUT_S, online.note)
         stack.push_async_callback(self._exchange_tasks.stop)
         self._exchange_tasks.start("online", online.run)
         self._exchange_tasks.start("resume", peering.resumer.run)
@@ -244,13 +254,16 @@ class Node:
         return str(Address(where.host, port))
 
     async def _start_tasks(self, stack: AsyncExitStack, wiring: Wiring) -> None:
-        telemetry = Telemetry(self._metrics, wiring, self._policy)
+        telemetry = Telemetry(self._metrics, wiring, self._policy, self._clocks)
         await telemetry.read_summary()
         self._telemetry = telemetry
         self._metrics.database_up.set(1)
         self._show_options()
         self._monitor = DatabaseMonitor(
-            wiring.database, self._database_changed, read_only=self._config.read_only
+            wiring.database,
+            self._database_changed,
+            read_only=self._config.read_only,
+            on_time=None if self._config.database_url is None else self._clocks.note_database,
         )
         watch = self._host_watch(wiring)
         if watch is not None:
@@ -264,7 +277,7 @@ class Node:
             tasks.start("maintainer", wiring.maintainer.run)
         tasks.start_every(SUMMARY_INTERVAL_S, "summary", telemetry.read_all)
         tasks.start_every(CONDITION_INTERVAL_S, "condition", telemetry.read_condition)
-        tasks.start_every(DISK_INTERVAL_S, "disk space", self._disk.look)
+        tasks.start_every(DISK_INTERVAL_S, "disk space", self._check_disk)
         tasks.start_every(PROBLEMS_INTERVAL_S, "problems", self._look_for_problems)
         tasks.start_every(TOKEN_CHECK_INTERVAL_S, "token file", self._tokens.follow)
         tasks.start_every(LOG_SUMMARY_INTERVAL_S, "log summary", write_suppressed)
@@ -283,6 +296,7 @@ class Node:
     def _show_options(self) -> None:
         """What alerts compare with."""
         config, metrics = self._config, self._metrics
+        metrics.read_only.set(int(config.read_only))
         metrics.retention_seconds.set((config.retention or 0) / NS_PER_S)
         metrics.retention_requires_archive.set(int(config.retention_requires_archive))
         metrics.sync_interval_seconds.set(config.sync_interval / NS_PER_S if config.peer else 0)
@@ -299,10 +313,8 @@ class Node:
         assert telemetry is not None
 
         async def state() -> NodeState:
-            # Where the database is away, it is told as it last was.
-            if self._database_up:
-                await telemetry.read_summary()
-            summary = telemetry.summary
+            is_up = self._database_up
+            summary = await telemetry.read_summary() if is_up else telemetry.summary
             return NodeState(
                 ready=self._readiness.ready,
                 messages=summary.messages,
@@ -311,6 +323,7 @@ class Node:
                 index_entries=wiring.reconcilable.index_entries,
                 index_start_ns=wiring.reconcilable.index_start_ns,
                 gossip=gossiping.state(telemetry.unread),
+                conflicts=int(total(self._metrics.conflicts)),
             )
 
         return RpcContext(
@@ -323,8 +336,7 @@ class Node:
             state=state,
             metrics=self._metrics,
             health=self._health,
-            limits=request_limits(self._config),
-            unsent=UnsentAnswers(time.monotonic, self._config.max_unsent_size),
+            unsent=self._unsent,
             drain=self._drain,
             exchange=peering.synchronizer,
             sessions=None if self._config.read_only else peering.sessions,
@@ -337,6 +349,7 @@ class Node:
             missing_parents=wiring.missing_parents,
             coverage=wiring.coverage,
             read_only=self._config.read_only,
+            clocks=self._clocks,
         )
 
     def _tell_ready(self, listeners: Listeners, metrics_address: str, node_id: str) -> None:
@@ -364,7 +377,11 @@ class Node:
         self._drain.begin()
         if self._gossiping is not None:
             self._gossiping.drain()
-        await listeners.stop(self._config.drain_timeout / NS_PER_S)
+        ending = asyncio.create_task(self._unsent.drain())
+        try:
+            await listeners.stop(self._config.drain_timeout / NS_PER_S)
+        finally:
+            ending.cancel()
 
     # What happens meanwhile
 
@@ -392,12 +409,19 @@ class Node:
         # Else what has just ended would be told until the next look.
         self._status.look()
 
-    def _database_changed(self, up: bool) -> None:
-        self._metrics.database_up.set(int(up))
-        self._metrics.database_events.labels("back" if up else "away").inc()
-        self._database_up = up
+    def _check_disk(self) -> None:
+        self._disk.look()
+        self._readiness.set(Obstacle.SPACE, present=self._disk.full)
+
+    def _database_changed(self, health: DatabaseHealth) -> None:
+        is_up = health.is_up
+        if is_up != self._database_up:
+            self._metrics.database_up.set(int(is_up))
+            self._metrics.database_events.labels("back" if is_up else "away").inc()
+        self._database_up = is_up
         self._show_refusal()
-        self._readiness.set(Obstacle.DATABASE, present=not up)
+        self._readiness.set(Obstacle.DATABASE, not is_up, health.reason)
+        self._readiness.set(Obstacle.WRITES, is_up and not health.takes_writes, health.reason)
 
     def _hosts_seen(self, choice: Choice) -> None:
         self._refusing = bool(choice.refused)

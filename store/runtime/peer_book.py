@@ -107,6 +107,15 @@ class PeerBook:
         if outcome.hidden is not None:
             metrics.sync_hidden_differences.inc(outcome.hidden.count)
             _write_hidden(peer_node_id, outcome.hidden)
+        for each in outcome.shown_conflicts:
+            _LOG.warning(
+                "content_conflict",
+                peer=peer_node_id,
+                timestamp=each.timestamp,
+                hash=each.message_hash.hex(),
+                own_digest=each.own_digest.hex(),
+                peer_digest=each.peer_digest.hex(),
+            )
         for peer, known in self._known.items():
             if not peer_node_id or self._id_of(peer) != peer_node_id:
                 continue
@@ -133,10 +142,14 @@ class PeerBook:
 
 
 def _differences_left(outcome: SyncOutcome) -> int:
-    """Messages that one side still lacks; what policy keeps different does not count."""
+    """Return how many messages one side still lacks, or holds with another content.
+
+    What policy keeps different does not count.
+    """
     if outcome.in_sync:
         return 0
-    return max(0, outcome.differences - outcome.messages_received - outcome.messages_sent)
+    moved = outcome.messages_received + outcome.messages_sent
+    return outcome.conflicts + max(0, outcome.differences - moved)
 
 
 def _write_hidden(peer_node_id: str, hidden: Hidden) -> None:
@@ -167,7 +180,7 @@ def _write(role: SyncRole, peer_node_id: str, outcome: SyncOutcome) -> None:
         "bytes_received": outcome.bytes_received,
         "seconds": round(outcome.seconds, 3),
     }
-    for name in ("refused_by_policy", "undelivered", "unsolicited"):
+    for name in ("refused_by_policy", "undelivered", "unsolicited", "conflicts"):
         if getattr(outcome, name):
             fields[name] = getattr(outcome, name)
     if outcome.notes:

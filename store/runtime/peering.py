@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from store.config.node import NodeConfig
 from store.db.reading.transfer_reads import TransferReader
 from store.domain.ports import PeerAddress
+from store.observe.clocks import ClockComparison
 from store.observe.metrics import Metrics
 from store.rpc.caller import Caller
 from store.rpc.dial import PeerDialer
-from store.rpc.secret import PeerSecret
 from store.runtime.environment import system_environment
 from store.runtime.peer_book import PeerBook
 from store.runtime.policy import PolicySource
@@ -52,9 +52,9 @@ def open_peering(
     *,
     policy: PolicySource,
     metrics: Metrics,
-    secret: PeerSecret | None,
+    clocks: ClockComparison,
 ) -> Peering:
-    """Make the parts; `stack` takes them apart. `secret`: what peers in clear prove to know."""
+    """Make the parts; `stack` takes them apart."""
     peers = tuple(dict.fromkeys(_address(peer) for peer in config.peer))
     book = PeerBook(peers, metrics, time.time_ns)
     work = ExchangeWork(
@@ -77,7 +77,7 @@ def open_peering(
         identity,
         _tls(config),
         insecure="peer" in config.insecure,
-        secret=secret,
+        clocks=clocks,
     )
     caller = Caller(dialer, exchange := Exchange(work))
     stack.push_async_callback(caller.close)

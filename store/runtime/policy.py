@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from store.config.node import NodeConfig
-from store.domain.limits import RequestLimits
 from store.domain.quota import ClientLimits
 from storenode.message.rules import Policy
 
@@ -19,23 +18,6 @@ def client_limits(config: NodeConfig) -> ClientLimits:
         calls=config.max_calls,
         streams=config.max_streams,
         request_bytes=config.max_request_size,
-    )
-
-
-def request_limits(config: NodeConfig) -> RequestLimits:
-    """The limits of requests and responses, whoever calls."""
-    return RequestLimits(
-        batch_messages=config.max_batch_messages,
-        response_bytes=config.max_response_size,
-        default_page_messages=config.default_page_limit,
-        page_messages=config.max_page_limit,
-        query_hashes=config.max_query_hashes,
-        query_topics=config.max_query_topics,
-        sds_entries=config.max_sds_entries,
-        sds_claimants=config.max_sds_claimants,
-        causal_heads=config.max_causal_heads,
-        causal_known_ids=config.max_causal_known_ids,
-        causal_messages=config.max_causal_messages,
     )
 
 
@@ -67,6 +49,4 @@ class PolicySource:
             cluster=config.cluster,
             shards=config.shard,
             max_message_bytes=config.max_message_size,
-            max_meta_bytes=config.max_meta_size,
-            max_topic_bytes=config.max_topic_size,
         )

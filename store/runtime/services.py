@@ -30,6 +30,7 @@ from store.domain.commits import CommitRow, WrittenIds
 from store.domain.hub import Place
 from store.domain.ports import Services, Source
 from store.domain.retention import RetentionPolicy
+from store.messages.conflicts import Conflict
 from store.messages.record import RecordBatch
 from store.observe.logging import get_logger
 from store.observe.metrics import Metrics
@@ -38,7 +39,6 @@ from store.runtime.disk import DiskSpace
 from store.runtime.environment import system_environment
 from store.runtime.heard import HeardTopics
 from store.runtime.limits import MAX_CLOCK_LEAD_NS
-from store.runtime.policy import request_limits
 from store.sync.coverage import Coverage
 from store.sync.index.hot import HotIndex
 from store.sync.index.views import IndexedReconcilable
@@ -72,24 +72,17 @@ class CommitListener(Protocol):
         """Commits were lost."""
 
 
-class CommitListeners:
-    """Passes on what the feed tells; listeners may be added while it does."""
-
-    def __init__(self, listeners: Sequence[CommitListener]) -> None:
-        self._listeners = list(listeners)
-
-    def add(self, listener: CommitListener) -> None:
-        """Tell another one too, from now on."""
-        self._listeners.append(listener)
+class CommitListeners(list[CommitListener]):
+    """The listeners of the feed; more may be appended while it runs."""
 
     def commits(self, commits: Sequence[CommitRow]) -> None:
-        """Tell all of commits."""
-        for listener in self._listeners:
+        """Pass commits to all listeners."""
+        for listener in self:
             listener.commits(commits)
 
     def lost(self) -> None:
-        """Tell all that commits were lost."""
-        for listener in self._listeners:
+        """Report to all listeners that commits were lost."""
+        for listener in self:
             listener.lost()
 
 
@@ -127,17 +120,23 @@ async def open_wiring(
     Raises:
         StoreUnavailable: The database does not serve.
     """
-    database = await Database.open(url, _pool_settings(config), guard)
+    sizes = config.write_connections, config.read_connections, config.bulk_connections
+    database = await Database.open(url, PoolSettings(*sizes), guard)
     stack.push_async_callback(database.close)
-    written_ids, unread = WrittenIds(), UnreadEvents(database)
-    tracking = (
-        Tracking(unread, config.max_confirms) if config.gossip and not config.read_only else None
-    )
+    max_confirms = config.max_confirms if config.gossip else 0
+    written_ids, unread = WrittenIds(), UnreadEvents(database, max_confirms)
+    # Also without gossip: other nodes on the database ask their peers to confirm.
+    tracking = None if config.read_only else Tracking(unread, max_confirms)
     partitions, heard = PartitionMap(time.time_ns, config.retention), HeardTopics()
 
     def stored(batch: RecordBatch, source: Source, new: int) -> None:
         heard.take(batch)
         metrics.count_stored(source, new)
+
+    def conflicting(source: Source, conflict: Conflict) -> None:
+        # A client is answered; what others send has no one else to notice it.
+        if source is not Source.CLIENT:
+            _LOG.warning("message_conflict", source=source.value, **conflict.fields())
 
     writer = DatabaseWriter(
         database,
@@ -147,6 +146,7 @@ async def open_wiring(
         tracing=tracing,
         space=disk,
         on_stored=stored,
+        on_conflict=conflicting,
     )
     if not config.read_only:
         await writer.start()
@@ -158,8 +158,6 @@ async def open_wiring(
         index_window_ns(config.sync_range, config.sync_offset),
         system_environment("store.sync.index", metrics),
     )
-    page_bytes = request_limits(config).page_bytes
-
     commits = CommitListeners([hot])
 
     def lost(reached: Place, left: Place) -> None:
@@ -172,17 +170,14 @@ async def open_wiring(
         on_lost=lost,
         on_failed=_feed_failed,
         on_commits=commits.commits,
-        page_bytes=page_bytes,
         read_only=config.read_only,
     )
     await feed.start()
     stack.push_async_callback(feed.stop)
     hot.start()
     stack.push_async_callback(hot.stop)
-    reader = DatabaseReader(database, lambda: feed.messages_ever, page_bytes)
-    services = Services(
-        writer, reader, feed, DatabaseSdsReader(database, page_bytes), follow_cursors(database)
-    )
+    reader = DatabaseReader(database, lambda: feed.counted)
+    services = Services(writer, reader, feed, DatabaseSdsReader(database), follow_cursors(database))
     maintainer = _maintainer(config, database, metrics)
     reconcilable, statements = IndexedReconcilable(ids, hot), DatabaseStatements(database)
     return Wiring(
@@ -199,14 +194,6 @@ async def open_wiring(
         Coverage(reconcilable, statements, ids),
         DatabaseMissingParents(database),
         heard,
-    )
-
-
-def _pool_settings(config: NodeConfig) -> PoolSettings:
-    return PoolSettings(
-        write_connections=config.write_connections,
-        read_connections=config.read_connections,
-        bulk_connections=config.bulk_connections,
     )
 
 

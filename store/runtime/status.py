@@ -90,7 +90,8 @@ class StatusReport:
 
     def look(self) -> None:
         """Look for what is wrong, every `PROBLEMS_INTERVAL_S`."""
-        self._problems.look(() if self._parts is None else _silent(self._parts))
+        silent = () if self._parts is None else _silent(self._parts)
+        self._problems.look(silent, self._readiness.unready)
 
     def sample(self) -> None:
         """Note how much has happened, every `RATE_INTERVAL_S`."""
@@ -113,10 +114,12 @@ class StatusReport:
             "why_not_ready": self._readiness.unready,
             "problems": [_problem(each) for each in self.problems],
             "disks": self._disks(),
+            "clocks_ahead_s": self._clocks_ahead_s(),
             "publish_ms": self._rates.publish_ms(),
             "rates": {"interval_s": RATE_INTERVAL_S, "per_second": self._rates.series()},
             "followers": total(self._metrics.followers, ""),
             "publishes_in_flight": total(self._metrics.publishes_in_flight, ""),
+            "conflicts": int(total(self._metrics.conflicts)),
             "peers": [],
             "gossip": None,
             "resume": None,
@@ -142,6 +145,10 @@ class StatusReport:
             for each in samples(metrics.disk_free_bytes)
             if (name := each.labels["volume"])
         ]
+
+    def _clocks_ahead_s(self) -> Fields:
+        offsets = samples(self._metrics.clock_offset_seconds)
+        return {_text(each.labels["other"]): round(each.value, 1) for each in offsets}
 
     def _sessions_ended(self) -> Fields:
         ended: Fields = {}
@@ -340,7 +347,9 @@ def _peer(peer: PeerState) -> Fields:
 
 def _session(done: SyncDone) -> Fields:
     outcome = done.outcome
-    return _fields(outcome, "in_sync", "keyed_from", "compact", "missing_here", "missing_there") | {
+    return _fields(
+        outcome, "in_sync", "keyed_from", "compact", "missing_here", "missing_there", "conflicts"
+    ) | {
         "outcome": outcome.ending.value,
         "equality": outcome.equality.value,
         "received": outcome.messages_received,

@@ -11,6 +11,7 @@ from store.db.maintenance.condition import StoreCondition, read_condition
 from store.db.schema.partitions import read_catalog
 from store.domain.ports import StoreBusy, StoreSummary, StoreUnavailable
 from store.domain.unread import UnreadSummary
+from store.observe.clocks import ClockComparison
 from store.observe.logging import suppressed_total
 from store.observe.metrics import Metrics
 from store.runtime.limits import SUMMARY_AGE_S, SUMMARY_INTERVAL_S, SUMMARY_TIMEOUT_S
@@ -25,10 +26,13 @@ class Telemetry:
     ``summary`` and ``unread`` are what the database said when it was last read.
     """
 
-    def __init__(self, metrics: Metrics, wiring: Wiring, policy: PolicySource) -> None:
+    def __init__(
+        self, metrics: Metrics, wiring: Wiring, policy: PolicySource, clocks: ClockComparison
+    ) -> None:
         self._metrics = metrics
         self._wiring = wiring
         self._policy = policy
+        self._clocks = clocks
         self._clock = asyncio.get_running_loop().time
         self._summarised_s = -SUMMARY_INTERVAL_S
         self.summary = StoreSummary(b"", 0, 0, 0, 0)
@@ -47,6 +51,7 @@ class Telemetry:
     def read_process(self) -> None:
         """Read what the process knows by itself."""
         self._read_pools()
+        self._read_clocks()
         self._metrics.feed_position.set(self._wiring.feed.head[0])
         self._metrics.index_entries.set(self._wiring.reconcilable.index_entries)
         self._metrics.log_events_suppressed.set(suppressed_total())
@@ -61,14 +66,14 @@ class Telemetry:
             for table, count in tables.items():
                 self._metrics.partitions.labels(table).set(count)
 
-    async def read_summary(self) -> None:
-        """Read what the database holds; a database that is away leaves all as it was."""
+    async def read_summary(self) -> StoreSummary:
+        """Return what the database holds; from one that is away, what was read last."""
         self._summarised_s = self._clock()
         try:
             summary = await self._wiring.services.reader.summary()
             unread = await self._wiring.unread.summary()
         except (StoreUnavailable, StoreBusy):
-            return
+            return self.summary
         self.summary, self.unread = summary, unread
         self._policy.raise_horizon(summary.horizon_ns)
         self._metrics.messages.set(summary.messages)
@@ -76,7 +81,9 @@ class Telemetry:
         self._metrics.newest_timestamp_seconds.set(summary.newest_timestamp_ns / NS_PER_S)
         self._metrics.unread_events.set(unread.count)
         self._metrics.unread_oldest_seconds.set(unread.oldest_ns / NS_PER_S)
+        self._metrics.unconfirmed_oldest_seconds.set(unread.overdue_ns / NS_PER_S)
         self._metrics.waiting_events.set(unread.waiting)
+        return summary
 
     async def read_condition(self) -> None:
         """Read how the database is; one that is away leaves all as it was."""
@@ -98,6 +105,14 @@ class Telemetry:
         metrics.unarchived_hours.set(archive.unarchived_hours)
         metrics.oldest_unarchived.set(archive.oldest_unarchived_ns / NS_PER_S)
         metrics.archived_until.set(archive.archived_until_ns / NS_PER_S)
+
+    def _read_clocks(self) -> None:
+        metrics, clocks = self._metrics, self._clocks
+        metrics.clock_limit_seconds.set(clocks.limit_ns / NS_PER_S)
+        metrics.clock_refused_publishers.set(clocks.refused_publishers())
+        metrics.clock_offset_seconds.clear()
+        for name, offset_s in clocks.offsets_s().items():
+            metrics.clock_offset_seconds.labels(name).set(offset_s)
 
     def _read_pools(self) -> None:
         connections = self._metrics.pool_connections

@@ -64,8 +64,8 @@ class Call:
         self.access = access
 
     def check_ready(self) -> None:
-        """Raise `CallFailure` when the node cannot serve now."""
-        reason = None if self.always else self.node.readiness.unready
+        """Raise `CallFailure` if the node serves no calls now."""
+        reason = None if self.always else self.node.readiness.halted
         if reason is not None:
             raise unready(reason)
 

@@ -15,6 +15,7 @@ from store.domain.intake import IntakeRecord
 from store.domain.limits import RequestLimits
 from store.domain.quota import Quota
 from store.domain.unread import Confirmations, GossipState, NoConfirmations
+from store.observe.clocks import ClockComparison
 from store.observe.metrics import Metrics
 from store.serving.drain import Drain
 from store.serving.followed import Followed
@@ -52,7 +53,11 @@ class Readiness(Protocol):
 
     @property
     def unready(self) -> str | None:
-        """Why it cannot, in one sentence; None: it can."""
+        """Why the node cannot do what it was started for; None if it can."""
+
+    @property
+    def halted(self) -> str | None:
+        """Why it serves no calls at all; None if it does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +65,8 @@ class NodeState:
     """What ``Admin.GetStatus`` answers, besides the node's identity.
 
     Timestamps in Unix nanoseconds, 0 when nothing is held. ``index_entries``: SyncIDs in memory,
-    which begin at ``index_start_ns``. ``gossip``: None where it is switched off.
+    which begin at ``index_start_ns``. ``gossip``: None where it is switched off. ``conflicts``:
+    messages since the start that share a hash with a stored one and differ from it.
     """
 
     ready: bool
@@ -70,6 +76,7 @@ class NodeState:
     index_entries: int
     index_start_ns: int = 0
     gossip: GossipState | None = None
+    conflicts: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,4 +117,5 @@ class NodeContext:
     intake: IntakeRecord | None = None
     missing_parents: MissingParents | None = None
     read_only: bool = False
+    clocks: ClockComparison = field(default_factory=ClockComparison)
     in_flight: Budget = field(default_factory=lambda: Budget(MAX_IN_FLIGHT_PUBLISH_BYTES))

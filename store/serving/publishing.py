@@ -10,15 +10,18 @@ from typing import Final
 from store.domain.admission import Admission, Admitted
 from store.domain.ports import Services, Source
 from store.domain.unread import Confirmation
+from store.messages.conflicts import StoreResult
 from store.messages.fields import chunk_messages
 from store.messages.record import RecordBatch
 from store.serving.call import Call
 from store.serving.failure import over_limit, unready
+from storenode.message.rules import Reason
 
 READ_ONLY: Final = "this node only reads: publish at a node that takes writes"
 
 _NS_PER_S: Final = 1e9
 _SOURCE: Final = Source.CLIENT.value
+_CLOCKS: Final = frozenset({Reason.TOO_OLD, Reason.TOO_NEW})
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +59,6 @@ class Publishing:
         Raises:
             CallFailure: too many messages in this request, or the node only reads.
             Exceeded: too many messages lately.
-            MalformedMessage: one is not encoded as the schema says.
         """
         node, count = call.node, len(messages)
         began_ns = node.monotonic_ns()
@@ -72,12 +74,17 @@ class Publishing:
             if start:
                 await asyncio.sleep(0)
             admission.admit(messages[start : start + step])
+        in_time = all(each.label not in _CLOCKS for each in admission.admitted.refusals.values())
+        node.clocks.note_publisher(call.client.name, in_time=in_time)
         return Batch(admission.admitted, min_confirms, timeout_s, began_ns)
 
-    async def store(self, call: Call, batch: Batch) -> Sequence[bool]:
-        """Store what was accepted; what of it was new, when all of it is durable."""
+    async def store(self, call: Call, batch: Batch) -> StoreResult:
+        """Store what was accepted, and return the outcome when all of it is durable.
+
+        Conflicts with stored messages are refusals of the batch afterwards.
+        """
         published, metrics = batch.published, call.node.metrics
-        stored: Sequence[bool] = ()
+        stored = StoreResult()
         metrics.publishes_in_flight.inc()
         try:
             if published.batch.hashes:
@@ -89,6 +96,7 @@ class Publishing:
         if published.ephemerals:
             # After the commit: a batch that fails is sent again as a whole.
             self._services.feed.announce_ephemeral(published.ephemerals)
+        published.refuse_conflicts(stored)
         counts = published.count(stored)
         metrics.count_intake(_SOURCE, counts.duplicate, counts.rejected)
         if counts.ephemeral:
@@ -98,17 +106,27 @@ class Publishing:
         return stored
 
     async def confirmed(
-        self, call: Call, batch: Batch, stored: Sequence[bool]
+        self, call: Call, batch: Batch, stored: StoreResult
     ) -> Sequence[Confirmation]:
-        """How many other stores confirmed each record of the batch; empty where none were wanted.
+        """Return how many other stores confirmed each record; empty where none were wanted.
 
-        Waits for them as long as the request says.
+        Waits for them as long as the request says. A conflict is not waited for.
         """
         published, wanted = batch.published, batch.min_confirms
         if not wanted or not published.batch.hashes:
             return ()
-        hashes = published.batch.hashes
+        held, conflicts = published.batch, stored.conflicts
         # Nobody needs the bytes any more, and the wait may be long.
-        published.batch = RecordBatch(hashes=hashes)
+        published.batch = RecordBatch(hashes=held.hashes)
+        places = [place for place in range(len(held)) if place not in conflicts]
+        hashes = [held.hashes[place] for place in places]
+        digests = [held.content_digests[place] for place in places]
+        del held
+        if not hashes:
+            return [Confirmation(0)] * len(stored)
         with call.part("confirm", min_confirms=wanted):
-            return await call.node.confirmations.confirmed(hashes, stored, wanted, batch.timeout_s)
+            found = await call.node.confirmations.confirmed(
+                hashes, digests, [stored[place] for place in places], wanted, batch.timeout_s
+            )
+        by_place = dict(zip(places, found, strict=True))
+        return [by_place.get(place, Confirmation(0)) for place in range(len(stored))]

@@ -11,8 +11,10 @@ read makes the node hold pages for it. Rules:
    `MAX_WAIT_S` is refused.
 3. While a call waits, stalled readers are ended (`STALLED`), the one that has stalled longest
    first: after `STALL_S` if it is heavier than the call that waits, else after `PATIENCE_S`.
-4. What gRPC holds for an ended call stays counted until it is gone. If the caller does not take it
-   within `LINGER_S` and a call still waits, its connection is closed.
+4. While the node shuts down, every reader that has stalled for `DRAIN_STALL_S` is ended: it can go
+   on elsewhere after the last page that it has read.
+5. What gRPC holds for an ended call stays counted until it is gone. If the caller does not take it
+   within `LINGER_S` and a call still waits, or the node shuts down, its connection is closed.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from operator import itemgetter
 from typing import Final
 
 from store.domain.limits import DEFAULT_UNSENT_BYTES
-from store.serving.failure import CallFailure, busy, over_limit
+from store.serving.failure import CallFailure, busy, over_limit, unready
 from store.serving.sockets import hang_up
 
 COPIES: Final = 3
@@ -50,6 +52,7 @@ SLOW_S: Final = 2.0
 
 STALL_S: Final = 1.0
 PATIENCE_S: Final = 10.0
+DRAIN_STALL_S: Final = 2.0
 LINGER_S: Final = 2.0
 MAX_WAIT_S: Final = 30.0
 CONTENDED_S: Final = 0.5
@@ -60,6 +63,10 @@ TICK_S: Final = 0.25
 STALLED: Final = (
     "the answer was not read for {seconds:.0f} s while other calls waited for room among the"
     " {limit:,} bytes of unsent answers of this node: read faster, and go on after the last page"
+)
+DRAINING: Final = (
+    "the node is shutting down, and the answer was not read for {seconds:.0f} s: go on after the"
+    " last page at another node, or here later"
 )
 FULL: Final = (
     "limit of {limit:,} bytes of unsent answers on this node is reached: read what was asked for,"
@@ -235,6 +242,8 @@ class Outlet:
             # The node's or the caller's own cancellation may come at the same moment.
             if self.ended_s is None or task.uncancel():
                 raise
+            if self._all.is_draining:
+                raise unready(DRAINING.format(seconds=self.stalled_s)) from None
             limit = self._all.limit_bytes
             raise over_limit(STALLED.format(seconds=self.stalled_s, limit=limit)) from None
         finally:
@@ -284,6 +293,7 @@ class UnsentAnswers:
         self.ended: set[Outlet] = set()
         self.asked: Counter[str] = Counter()
         self.connections: dict[str, Counter[str]] = {}
+        self.is_draining = False
         self.waiting: list[_Waiting] = []
         self._numbers = count()
         self._growing = 0
@@ -380,6 +390,25 @@ class UnsentAnswers:
         lingering |= self._end_stalled(self.waiting[0], now_s)
         if lingering:
             hang_up(lingering)
+
+    async def drain(self) -> None:
+        """End stalled readers until cancelled: the node shuts down, and waits for its calls."""
+        while True:
+            self.end_stalled_readers()
+            await asyncio.sleep(TICK_S)
+
+    def end_stalled_readers(self) -> None:
+        """End the readers that have stalled, and close the connections of those that linger."""
+        self.is_draining, now_s = True, self.now_s()
+        closing = {each.connection for each in self.ended if each.lingers(now_s)}
+        for outlet in list(self.outlets):
+            since_s = outlet.sending_s
+            if outlet.ended_s is None and since_s is not None and now_s - since_s >= DRAIN_STALL_S:
+                self.ended.add(outlet)
+                if not outlet.end(now_s):
+                    closing.add(outlet.connection)
+        if closing:
+            hang_up(closing)
 
     def _forget_done(self) -> None:
         for each in self.waiting:

@@ -9,10 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Final
 
 from google.protobuf.message import DecodeError
 
+from reconcile.ids import ELEMENT_BYTES
+from reconcile.lattice import DIGEST_BYTES as SUM_BYTES
+from store.domain.view import Times
 from store.messages.fields import (
     ADMISSION_CHUNK_BYTES,
     ADMISSION_CHUNK_MESSAGES,
@@ -25,20 +29,18 @@ from store.messages.fields import (
 from store.messages.transfer import transfer_frame
 from store.sync.errors import FrameTooLarge, MalformedFrame
 from store.sync.limits import (
-    MAX_LATTICE_HOURS,
     MAX_PIECE_ANSWERS,
+    MAX_SEARCH_SPANS,
     MAX_UNCUT_ENTRIES,
     SESSION_ID_CHARS,
 )
 from store.sync.transfer.events import Frame
 from storenode.wire.storenode.internal.v1.transfer_raw_pb2 import RawTransferFrame
 from storenode.wire.storenode.v1.peer_pb2 import (
-    RECONCILE_FEATURE_KEYED,
-    RECONCILE_FEATURE_LATTICE,
     RECONCILE_FEATURE_SLICES,
-    LatticeSteps,
     ReconcileExtension,
     ReconcileFrame,
+    SumSearch,
     TransferFrame,
 )
 
@@ -58,97 +60,100 @@ _FIRST_BYTES: Final = bytes(
 
 
 @dataclass(frozen=True, slots=True)
-class Steps:
-    """A ``LatticeSteps``: hours since 1970, and digests one after the other."""
+class SearchStep:
+    """A ``SumSearch``: spans with their sums, and spans whose messages are listed."""
 
-    hours: tuple[int, ...] = ()
-    digests: bytes = b""
+    spans: tuple[Times, ...] = ()
+    sums: tuple[bytes, ...] = ()
+    listed: tuple[Times, ...] = ()
+    messages: bytes = b""
     more: bool = False
 
-    def message(self) -> LatticeSteps:
-        """As the schema has it."""
-        return LatticeSteps(hours=self.hours, digests=self.digests, more=self.more)
+    def __bool__(self) -> bool:
+        """Return True if something is to be compared."""
+        return bool(self.spans or self.listed)
+
+    def message(self) -> SumSearch:
+        """Return it as the schema has it."""
+        return SumSearch(
+            spans=chain.from_iterable(self.spans),
+            sums=b"".join(self.sums),
+            listed=chain.from_iterable(self.listed),
+            messages=self.messages,
+            more=self.more,
+        )
 
     @classmethod
-    def of(cls, message: LatticeSteps) -> Steps:
-        """What a message has.
+    def of(cls, message: SumSearch) -> SearchStep:
+        """Return what a message has.
 
         Raises:
-            FrameTooLarge: it names too many hours.
+            FrameTooLarge: it names too many spans.
+            MalformedFrame: its parts do not fit each other.
         """
-        if len(message.hours) > MAX_LATTICE_HOURS:
-            raise FrameTooLarge(f"a frame names more than {MAX_LATTICE_HOURS:,} hours: name fewer")
-        return cls(tuple(message.hours), message.digests, message.more)
+        spans, listed, sums = message.spans, message.listed, message.sums
+        if len(spans) + len(listed) > 2 * MAX_SEARCH_SPANS:
+            raise FrameTooLarge(f"a frame names more than {MAX_SEARCH_SPANS:,} spans: name fewer")
+        fits = len(spans) % 2 == len(listed) % 2 == len(message.messages) % ELEMENT_BYTES == 0
+        if not fits or len(sums) != SUM_BYTES * (len(spans) // 2):
+            raise MalformedFrame(
+                "the parts of a SumSearch do not fit: encode it as the schema says"
+            )
+        return cls(
+            tuple(zip(spans[::2], spans[1::2], strict=True)),
+            tuple(sums[at : at + SUM_BYTES] for at in range(0, len(sums), SUM_BYTES)),
+            tuple(zip(listed[::2], listed[1::2], strict=True)),
+            message.messages,
+            message.more,
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Extension:
     """A ``ReconcileExtension``; ``version`` is 0, and bytes are empty, where they are not given.
 
-    ``keyed``: the sender knows keyed digests. ``lattice``: it knows lattice digests. ``slices``: it
-    takes slices of the compact mode as an answer.
+    ``slices``: the sender takes slices of the compact mode as an answer.
     """
 
     version: int = 0
     nonce: bytes = b""
-    keyed: bool = False
-    keyed_from_ns: int | None = None
-    digest: bytes = b""
-    hashes: bytes = b""
     compact_frame: bytes = b""
     compact_ids: bytes = b""
-    lattice: bool = False
     slices: bool = False
-    lattice_from_ns: int | None = None
-    lattice_digest: bytes = b""
-    steps: Steps | None = None
-    remembered: bytes = b""
+    compared_from_ns: int | None = None
+    sum: bytes = b""
+    search: SearchStep | None = None
 
     @property
     def size_bytes(self) -> int:
-        """Of what takes the place of a payload in the compact mode."""
+        """The size of what takes the place of a payload in the compact mode."""
         return len(self.compact_frame) + len(self.compact_ids)
 
     def message(self) -> ReconcileExtension:
-        """As the schema has it."""
-        known = (
-            (RECONCILE_FEATURE_KEYED, self.keyed),
-            (RECONCILE_FEATURE_LATTICE, self.lattice),
-            (RECONCILE_FEATURE_SLICES, self.slices),
-        )
+        """Return it as the schema has it."""
         return ReconcileExtension(
             version=self.version,
             nonce=self.nonce,
-            features=[feature for feature, is_known in known if is_known],
-            keyed_from=self.keyed_from_ns,
-            digest=self.digest,
-            hashes=self.hashes,
+            features=[RECONCILE_FEATURE_SLICES] if self.slices else [],
             compact_frame=self.compact_frame,
             compact_ids=self.compact_ids,
-            lattice_from=self.lattice_from_ns,
-            lattice_digest=self.lattice_digest,
-            lattice_steps=None if self.steps is None else self.steps.message(),
-            remembered=self.remembered,
+            compared_from=self.compared_from_ns,
+            sum=self.sum,
+            search=None if self.search is None else self.search.message(),
         )
 
     @classmethod
     def of(cls, message: ReconcileExtension) -> Extension:
-        """What a message has; features that this node does not know are passed over."""
+        """Return what a message has; features that this node does not know are passed over."""
         return cls(
             message.version,
             message.nonce,
-            RECONCILE_FEATURE_KEYED in message.features,
-            message.keyed_from if message.HasField("keyed_from") else None,
-            message.digest,
-            message.hashes,
             message.compact_frame,
             message.compact_ids,
-            RECONCILE_FEATURE_LATTICE in message.features,
             RECONCILE_FEATURE_SLICES in message.features,
-            message.lattice_from if message.HasField("lattice_from") else None,
-            message.lattice_digest,
-            Steps.of(message.lattice_steps) if message.HasField("lattice_steps") else None,
-            message.remembered,
+            message.compared_from if message.HasField("compared_from") else None,
+            message.sum,
+            SearchStep.of(message.search) if message.HasField("search") else None,
         )
 
 
@@ -183,7 +188,7 @@ class Reconcile:
 
         Raises:
             MalformedFrame: it is none.
-            FrameTooLarge: it names too many hours.
+            FrameTooLarge: it names too many spans.
         """
         try:
             read = ReconcileFrame.FromString(frame)
@@ -246,11 +251,11 @@ def _decode(part: bytes) -> RawTransferFrame:
     try:
         return RawTransferFrame.FromString(part)
     except DecodeError:
-        raise no_frame() from None
+        raise _no_frame() from None
 
 
-def no_frame() -> MalformedFrame:
-    """The bytes are no ``TransferFrame``, or one of its messages is none."""
+def _no_frame() -> MalformedFrame:
+    """Return the error for bytes that are no ``TransferFrame``."""
     return MalformedFrame("the frame is no TransferFrame: encode it as the schema says")
 
 
@@ -276,7 +281,7 @@ def _cuts(frame: bytes) -> Iterator[int]:
         tag, position = read_varint(frame, position)
         position = end_of_value(frame, position, tag & 7)
         if not 0 <= position <= size:
-            raise no_frame()
+            raise _no_frame()
         field = tag >> 3
         messages += field == _MESSAGES
         answers += field in _ANSWERS

@@ -51,9 +51,6 @@ MAX_USEFUL_PEERS: Final = 256
 MAX_EQUAL_PEERS: Final = 64
 """Peers of whose last session is known that it found nothing."""
 
-MAX_REMEMBERED_PEERS: Final = 64
-"""Peers with whom sums of what is in memory are kept: 16 bytes for 4,096 IDs, each."""
-
 MAX_RECONCILE_S: Final = 600.0
 """One ``Reconcile``, however many frames it takes."""
 
@@ -84,22 +81,25 @@ THREADED_ROWS: Final = 4_096
 """The step of a session on an answer of more ranges and IDs runs beside the event loop."""
 
 MAX_SHOWN_HIDDEN: Final = 16
-"""Hashes of messages in the log of a session that found forged fingerprints."""
+"""Hashes of messages in the log of a session that found forged fingerprints, or conflicts."""
 
-MAX_LATTICE_SPAN_NS: Final = 4_096 * 24 * 3600 * NS_PER_S
-"""What lattice digests are about, eleven years: a sum of 2 kB is in memory for each day of it."""
+MAX_SEARCHED_SPANS: Final = 64
+"""Spans whose sums differ that a step of a search looks into; the next session finds more."""
 
-MAX_LATTICE_DAYS: Final = 64
-"""Days whose lattice sums differ that a session looks into, the newest; the next one finds more."""
+MAX_SEARCH_SPANS: Final = 64 * (MAX_SEARCHED_SPANS + 1)
+"""Spans in one step: 64 parts of each of those; a sum of 2 kB is in memory for each."""
 
-MAX_LATTICE_HOURS: Final = 24 * MAX_LATTICE_DAYS
+MAX_SEARCH_ROUNDS: Final = 32
+"""Steps of one side: three for each length of parts."""
 
-MAX_SEARCHED_IDS: Final = 1_000_000
-"""IDs held in the hours that a session searches for hidden messages, but for one hour in any case:
-150 bytes each."""
+FEW_LISTED_IDS: Final = 256
+"""So few IDs of a span that differs are listed, and not divided."""
+
+MAX_LISTED_IDS: Final = 1_024
+"""A longer list of a span is not sent."""
 
 RANDOM_CUTS: Final = 3
-"""Where the first payload divides the window towards a peer that does not know keyed digests."""
+"""Where the first payload divides the window towards a peer that does not know sums."""
 
 MIN_KEPT_STEPS: Final = 64
 MAX_HORIZON_STEP_NS: Final = 2**36
@@ -134,7 +134,7 @@ again."""
 LONGEST_BACKOFF_S: Final = 60.0
 
 THREADED_SUMMED: Final = 16_384
-"""A keyed sum over an index of more IDs runs beside the event loop."""
+"""Lattice sums over an index of more IDs are made beside the event loop."""
 
 THREADED_ANSWERED: Final = 65_536
 """A payload is answered beside the event loop from an index of more IDs: fifty bytes may ask for

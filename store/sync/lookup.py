@@ -30,7 +30,7 @@ from store.domain.ports import (
     TopicFilter,
     Writer,
 )
-from store.messages.transfer import MalformedMessage, decode_message
+from store.messages.transfer import decode_message
 from storenode.message.rules import Policy
 
 _MAX_NOTES: Final = 10
@@ -90,7 +90,7 @@ class Fetcher:
                 async for page in pages:
                     for start in range(0, len(page), _CHUNK):
                         await self._take(page[start : start + _CHUNK], taken)
-        except (PeerFailed, MalformedMessage) as failed:
+        except PeerFailed as failed:
             error = str(failed)
         left, _ = await self._missing(request.channel_id, wanted)
         refused = tuple(entry for entry in left if taken.refuses(entry))
@@ -122,13 +122,14 @@ class Fetcher:
         admission.admit(encoded)
         published = admission.admitted
         new = await self._writer.store(published.batch, Source.TRANSFER)
+        published.refuse_conflicts(new)
         counted = published.count(new)
         self._environment.counts.count_intake(
             Source.TRANSFER.value, counted.duplicate, counted.rejected
         )
         taken.stored += counted.stored
         for place, refusal in published.refusals.items():
-            name = name_of(decode_message(place, encoded[place]).payload, published.hashes[place])
+            name = name_of(decode_message(encoded[place]).payload, published.hashes[place])
             taken.refuse(name, refusal.sentence)
 
 

@@ -20,6 +20,7 @@ from storenode.cli.client.session import Session
 from storenode.cli.client.text import labelled, safe
 from storenode.cli.errors import FAILED, OK, USAGE, CliError
 from storenode.message.limits import HASH_BYTES
+from storenode.message.parsing import parse_hex
 from storenode.sds.limits import MAX_ID_BYTES
 
 if TYPE_CHECKING:
@@ -63,12 +64,12 @@ def _parsed(line: bytes, where: str) -> Line:
     try:
         found = json.loads(line)
         channel, name, hint = found["channel"], found["message_id"], found.get("hint")
-        digest = None if hint is None else bytes.fromhex(hint)
+        digest = None if hint is None else parse_hex(hint)
         usable = all(isinstance(text, str) and text for text in (channel, name))
         if usable and (digest is None or len(digest) == HASH_BYTES):
             (channel + name).encode()
             return channel, (name, digest)
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except (AttributeError, ValueError, TypeError, KeyError, RecursionError):
         pass
     raise CliError(
         USAGE,

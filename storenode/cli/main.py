@@ -8,6 +8,7 @@ import importlib.metadata
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from functools import cache
 from typing import Final, NamedTuple
 
@@ -106,6 +107,18 @@ class LazyGroup(click.Group):
         if not isinstance(command, click.Command):
             raise TypeError(f"{place} is not a command")
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that the arguments name.
+
+        Raises:
+            click.UsageError: There is none of that name; a similar one is suggested.
+        """
+        if args and args[0] not in COMMANDS and (near := get_close_matches(args[0], COMMANDS)):
+            raise click.UsageError(f"No such command {args[0]!r}: did you mean {near[0]!r}?", ctx)
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands without importing them."""

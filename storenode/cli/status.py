@@ -64,6 +64,8 @@ def _rows(answer: NodeStatus) -> Iterator[tuple[str, str]]:
     yield "index", f"{answer.index_entries:,} entries"
     if answer.HasField("resume"):
         yield "resume", _resume(answer.resume)
+    if answer.conflicts:
+        yield "conflicts", f"{answer.conflicts:,} messages with the hash of another one"
     yield from _gossip(answer)
     for peer in answer.peers:
         yield "peer", _peer(peer)

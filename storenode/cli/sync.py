@@ -106,6 +106,9 @@ def rows_of(report: SyncReport) -> Iterator[tuple[str, str]]:
         yield "held", f"{report.own_count:,} here, {report.peer_count:,} there before"
     yield "found", f"{report.missing_here:,} missing here, {report.missing_there:,} missing there"
     yield "moved", f"{report.messages_received:,} received, {report.messages_sent:,} sent"
+    for each in report.shown_conflicts:
+        digests = f"content {each.own_digest.hex()} here, {each.peer_digest.hex()} there"
+        yield "conflict", f"{each.message_hash.hex()}: {digests}"
     for label, count in (("refused", report.refused_by_policy), ("withheld", report.undelivered)):
         if count:
             yield label, f"{count:,} {_WHAT[label]}"
@@ -120,10 +123,10 @@ def rows_of(report: SyncReport) -> Iterator[tuple[str, str]]:
 def _compared(report: SyncReport) -> str:
     """How the two sides were compared."""
     if report.equality == "keyed":
-        return "keyed: by fingerprints that nobody else can forge"
+        return "by sums that nobody can forge"
     if report.HasField("keyed_from"):
         start = format_time(report.keyed_from)
-        return f"keyed from {start} on, before that by XOR, which publishers can forge"
+        return f"by sums that nobody can forge from {start} on, before that by XOR"
     return "by XOR, which publishers can forge"
 
 

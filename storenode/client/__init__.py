@@ -9,6 +9,7 @@ from storenode.client.asynchronous import AsyncAdmin, AsyncClient
 from storenode.client.blocking import Admin, Client, Publisher
 from storenode.client.errors import (
     AccessDenied,
+    ArgumentError,
     CallTimeout,
     ClientClosed,
     ClientOptionError,
@@ -26,6 +27,8 @@ from storenode.client.errors import (
     NotServed,
     PublishError,
     StorenodeError,
+    TlsHandshakeError,
+    WrongProtocolError,
 )
 from storenode.client.message import Message, Outcome, Page, Published, SdsMessage, SdsResult
 from storenode.client.publisher import AsyncPublisher
@@ -35,6 +38,7 @@ from storenode.connection.channel import TlsIdentity
 __all__ = [
     "AccessDenied",
     "Admin",
+    "ArgumentError",
     "AsyncAdmin",
     "AsyncClient",
     "AsyncPublisher",
@@ -64,5 +68,7 @@ __all__ = [
     "SdsMessage",
     "SdsResult",
     "StorenodeError",
+    "TlsHandshakeError",
     "TlsIdentity",
+    "WrongProtocolError",
 ]

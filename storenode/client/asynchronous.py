@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 from typing import Final, Self
@@ -52,6 +53,7 @@ class _Connected:
     """Connections to nodes as a context manager; leaving the block closes them."""
 
     _calls: NodeClient
+    _is_open = False
 
     async def __aenter__(self) -> Self:
         return self
@@ -61,7 +63,15 @@ class _Connected:
 
     async def aclose(self) -> None:
         """End all calls and connections."""
+        self._is_open = False
         await self._calls.close()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(self._calls.nodes.addresses)})"
+
+    def __del__(self) -> None:
+        if self._is_open:
+            warnings.warn(f"{self!r} was not closed", ResourceWarning, source=self, stacklevel=1)
 
 
 class AsyncClient(_Connected):
@@ -71,7 +81,9 @@ class AsyncClient(_Connected):
     serve goes to the next one, and is made again as ``retry`` says. That is safe for every call:
     publishing is idempotent, since a message is named by its hash. ``token`` authenticates the
     client, ``tls`` encrypts; a token is never sent in clear beyond loopback. ``timeout_s`` bounds
-    each call but streams.
+    how long a call waits for its answer and a stream for its next page; a follower that has caught
+    up waits for new messages without end. A node that is silent for a second is given up for the
+    next one.
 
     Examples:
         ```python
@@ -94,8 +106,9 @@ class AsyncClient(_Connected):
         retry: Retry = PATIENT,
         timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> None:
-        self._calls = connect(nodes, token=token, tls=tls, retry=retry)
+        self._calls = connect(nodes, token=token, tls=tls, retry=retry, timeout_s=timeout_s)
         self._timeout_s = timeout_s
+        self._is_open = True
 
     async def publish(
         self,
@@ -238,7 +251,7 @@ class AsyncClient(_Connected):
             limit=limit,
             coverage=coverage,
         )
-        page = await self._calls.query(request, timeout_s=self._timeout_s)
+        page = await self._calls.query(request)
         following = page.pagination_cursor if page.HasField("pagination_cursor") else None
         return Page(
             [Message.decode(item) for item in page.messages], following, coverage=_coverage(page)
@@ -251,7 +264,7 @@ class AsyncClient(_Connected):
         pubsub_topic: str | None = None,
         start: Time | None = None,
         end: Time | None = None,
-        cursor: bytes = b"",
+        cursor: bytes | None = None,
         page_size: int = 0,
         coverage: bool = False,
     ) -> MessageStream:
@@ -271,11 +284,11 @@ class AsyncClient(_Connected):
             filter=content_filter(pubsub_topic, content_topics),
             time_start=nanoseconds(start),
             time_end=nanoseconds(end),
-            cursor=cursor,
+            cursor=cursor or b"",
             page_size=page_size,
             coverage=coverage,
         )
-        return MessageStream(_scanned(pages), cursor)
+        return MessageStream(_scanned(pages), cursor or b"")
 
     async def scan_hashes(
         self,
@@ -337,7 +350,7 @@ class AsyncClient(_Connected):
         content_topics: Topics = (),
         *,
         pubsub_topic: str | None = None,
-        cursor: bytes = b"",
+        cursor: bytes | None = None,
         from_beginning: bool = False,
         overlap_s: float | None = None,
     ) -> MessageStream:
@@ -362,14 +375,13 @@ class AsyncClient(_Connected):
             CursorRefused: By the stream: the cursor is another store's, or the store lost commits
                 since. Scan the time that is in question, and follow without a cursor.
         """
-        wanted = content_filter(pubsub_topic, content_topics)
+        wanted, first = content_filter(pubsub_topic, content_topics), cursor or b""
 
         def feed(after: bytes) -> AsyncGenerator[Page]:
             pages = self._calls.follow(
                 filter=wanted,
                 cursor=after,
-                from_beginning=from_beginning and after == cursor,
-                wait_for_store=overlap_s is None,
+                from_beginning=from_beginning and after == first,
             )
             return _followed(pages)
 
@@ -377,8 +389,8 @@ class AsyncClient(_Connected):
             return _scanned(self._calls.scan(filter=wanted, time_start=since_ns))
 
         if overlap_s is None:
-            return MessageStream(feed(cursor), cursor)
-        return MessageStream(followed_across(feed, held, cursor, overlap_s), cursor)
+            return MessageStream(feed(first), first)
+        return MessageStream(followed_across(feed, held, first, overlap_s), first)
 
     async def get_sds(
         self,
@@ -466,29 +478,24 @@ class AsyncAdmin(_Connected):
         tls: TlsIdentity | None = None,
         timeout_s: float | None = DEFAULT_TIMEOUT_S,
     ) -> None:
-        self._calls = connect(node, token=token, tls=tls)
-        self._timeout_s = timeout_s
+        self._calls = connect(node, token=token, tls=tls, timeout_s=timeout_s)
+        self._is_open = True
 
     async def status(self) -> NodeStatus:
         """What the node holds, whether it serves, and how it stands with its peers."""
-        return await self._calls.status(timeout_s=self._timeout_s)
+        return await self._calls.status()
 
     async def synchronize(
         self, peer: str = "", *, start: Time | None = None, end: Time | None = None
     ) -> SyncReport:
         """Have the node reconcile with a peer now; by default with a random one."""
         return await self._calls.synchronize(
-            peer,
-            time_start=nanoseconds(start),
-            time_end=nanoseconds(end),
-            timeout_s=self._timeout_s,
+            peer, time_start=nanoseconds(start), time_end=nanoseconds(end)
         )
 
     async def fetch_messages(self, peer: str, channel_id: str, ids: Iterable[SdsId]) -> FetchReport:
         """Have the node fetch some SDS messages from a peer."""
-        return await self._calls.fetch_messages(
-            peer, channel_id, map(_entry, ids), timeout_s=self._timeout_s
-        )
+        return await self._calls.fetch_messages(peer, channel_id, map(_entry, ids))
 
 
 def _entry(name: SdsId) -> Entry:

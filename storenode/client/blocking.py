@@ -260,6 +260,9 @@ class _Blocking(_Closing, Generic[_A]):
         """End all calls and connections."""
         _run(self._asynchronous.aclose())
 
+    def __repr__(self) -> str:
+        return repr(self._asynchronous).removeprefix("Async")
+
 
 def _blocking(
     call: Callable[Concatenate[_A, _P], Coroutine[Any, Any, _T]],

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from storenode.connection.errors import (
     AccessDenied,
+    ArgumentError,
     CallTimeout,
     ClientOptionError,
     ConnectionLost,
@@ -23,6 +24,8 @@ from storenode.connection.errors import (
     NotAuthenticated,
     NotServed,
     StorenodeError,
+    TlsHandshakeError,
+    WrongProtocolError,
 )
 
 if TYPE_CHECKING:
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AccessDenied",
+    "ArgumentError",
     "CallTimeout",
     "ClientClosed",
     "ClientOptionError",
@@ -47,6 +51,8 @@ __all__ = [
     "NotServed",
     "PublishError",
     "StorenodeError",
+    "TlsHandshakeError",
+    "WrongProtocolError",
 ]
 
 

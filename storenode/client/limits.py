@@ -13,3 +13,6 @@ MAX_REQUESTS_IN_FLIGHT: Final = 8
 DEFAULT_RETRY_ATTEMPTS: Final = 8
 DEFAULT_RETRY_FIRST_DELAY_S: Final = 0.1
 DEFAULT_RETRY_MAX_DELAY_S: Final = 5.0
+
+HEDGE_DELAY_S: Final = 1.0
+"""The silence of a node after which the next one is called too."""

@@ -9,9 +9,10 @@ from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Final
 
-from storenode.client.errors import MessageRejected, NotConfirmed
+from storenode.client.errors import ArgumentError, MessageRejected, NotConfirmed
 from storenode.client.messages import outcome_name
 from storenode.message.hashing import message_hash
+from storenode.message.parsing import check_nanoseconds
 from storenode.message.topics import DEFAULT_PUBSUB_TOPIC
 from storenode.sds import codec
 from storenode.wire.sds.v1.message_pb2 import HistoryEntry
@@ -24,12 +25,13 @@ from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopi
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
+_SHOWN_DIGITS: Final = 12
 
 Time = datetime | int
 """A time: a ``datetime`` with a zone, or nanoseconds since 1970."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Message:
     """A message, as it is published and as it is received.
 
@@ -52,6 +54,19 @@ class Message:
     version: int | None = None
     ephemeral: bool = False
     rate_limit_proof: bytes | None = None
+
+    def __post_init__(self) -> None:
+        payload: object = self.payload
+        if not isinstance(payload, bytes):
+            hint = ": use .encode()" if isinstance(payload, str) else ""
+            raise ArgumentError(f"The payload is {type(payload).__name__}, not bytes{hint}.")
+
+    def __repr__(self) -> str:
+        digest = f"0x{self.hash.hex()[:_SHOWN_DIGITS]}…" if self.timestamp else "none"
+        return (
+            f"Message({self.content_topic!r}, {len(self.payload):,} bytes, "
+            f"{self.time:%Y-%m-%dT%H:%M:%S.%fZ}, hash {digest})"
+        )
 
     @property
     def hash(self) -> bytes:
@@ -232,15 +247,22 @@ def entries_of(found: Iterable[HistoryEntry]) -> list[tuple[str, bytes | None]]:
 
 
 def nanoseconds(moment: Time | None) -> int | None:
-    """A time as the calls take it.
+    """Return a time in nanoseconds since 1970.
 
     Raises:
-        ValueError: It is a ``datetime`` without a zone.
+        ArgumentError: It has no zone, is no time, or looks like seconds or milliseconds.
     """
+    if moment is None:
+        return None
     if isinstance(moment, datetime):
         if moment.tzinfo is None:
-            raise ValueError(
+            raise ArgumentError(
                 f"The time {moment} has no zone: write one, such as datetime.now(UTC)."
             )
         return (moment - _EPOCH) // _MICROSECOND * 1_000
-    return moment
+    if not isinstance(moment, int):
+        raise ArgumentError(f"The time {moment!r} is no datetime and no number of nanoseconds.")
+    try:
+        return check_nanoseconds(moment)
+    except ValueError as error:
+        raise ArgumentError(f"{error}.") from None

@@ -15,7 +15,7 @@ import grpc
 from storenode.client.messages import new_request, publish_requests
 from storenode.client.nodes import Node, Nodes
 from storenode.client.publishing import PublishPipeline
-from storenode.client.retry import Retry, called, resumed, whole
+from storenode.client.retry import Attempts, Retry, stream
 from storenode.client.tracing import Metadata, client_span, trace_metadata
 from storenode.connection.channel import TlsIdentity
 from storenode.connection.errors import NodeError, query_error
@@ -40,16 +40,18 @@ def connect(
     token: str | None = None,
     tls: TlsIdentity | None = None,
     retry: Retry | None = None,
+    timeout_s: float | None = None,
 ) -> NodeClient:
     """Make a client of the node, or of several, at ``HOST:PORT``; its first call connects.
 
     ``token`` authenticates the client. ``tls`` encrypts; without it the connection is in clear,
-    and a token is then sent over loopback only. ``retry`` bounds how often a call is made again.
+    and a token is then sent over loopback only. ``retry`` bounds how often a call is made again,
+    ``timeout_s`` how long each call waits for its answer, and a stream for its next page.
 
     Raises:
         ClientOptionError: An address, the token or their combination is refused.
     """
-    return NodeClient(Nodes(nodes, token, tls), retry or Retry())
+    return NodeClient(Nodes(nodes, token, tls), retry or Retry(), timeout_s)
 
 
 def content_filter(
@@ -69,9 +71,10 @@ class NodeClient:
     generators: close them (``contextlib.aclosing``) to end the call early.
     """
 
-    def __init__(self, nodes: Nodes, retry: Retry) -> None:
+    def __init__(self, nodes: Nodes, retry: Retry, timeout_s: float | None) -> None:
         self.nodes = nodes
         self.retry = retry
+        self.timeout_s = timeout_s
 
     async def __aenter__(self) -> Self:
         return self
@@ -99,8 +102,17 @@ class NodeClient:
         self, request: store_pb2.PublishRequest, *, timeout_s: float | None = None
     ) -> Sequence[store_pb2.PublishResult]:
         """Store the batch of a request; its results come in its order."""
+        attempts = self._attempts(timeout_s)
+
+        async def call(node: Node) -> store_pb2.PublishResponse:
+            return await node.store.Publish(request, metadata=_metadata(node))
+
         with client_span(_STORE, "Publish"):
-            response = await self._called(lambda node: node.store.Publish, request, timeout_s)
+            if request.min_confirms:
+                # A node without peers must not answer for one that waits for confirmations.
+                response = await attempts.answer_of_one(call)
+            else:
+                _, response = await attempts.answer(call)
         if len(response.results) != len(request.messages):
             raise _miscounted(request, response)
         return response.results
@@ -116,6 +128,7 @@ class NodeClient:
         pipeline = PublishPipeline(
             self.nodes,
             self.retry,
+            self.timeout_s,
             lambda node: node.store.PublishStream(None, metadata=_metadata(node)),
         )
         async with aclosing(pipeline.run(requests)) as answers:
@@ -146,13 +159,13 @@ class NodeClient:
         """One page (13/WAKU2-STORE); a status code that is no success raises `NodeError`."""
 
         async def call(node: Node) -> waku_pb2.StoreQueryResponse:
-            metadata = _metadata(node)
-            response = await node.store.Query(request, metadata=metadata, timeout=timeout_s)
+            response = await node.store.Query(request, metadata=_metadata(node))
             if not 200 <= response.status_code < 300:
                 raise query_error(response.status_code, response.status_desc)
             return response
 
-        return await called(self.nodes, self.retry, call)
+        _, page = await self._attempts(timeout_s).answer(call)
+        return page
 
     async def query_pages(
         self, request: waku_pb2.StoreQueryRequest
@@ -197,7 +210,9 @@ class NodeClient:
             request.cursor = after
             return node.store.Scan(request, metadata=_metadata(node))
 
-        return resumed(self.nodes, self.retry, call, cursor)
+        return stream(
+            self.nodes, self.retry, self.timeout_s, call, cursor=cursor, cursor_of=_cursor_of
+        )
 
     def coverage(
         self,
@@ -226,13 +241,12 @@ class NodeClient:
         cursor: bytes = b"",
         from_beginning: bool = False,
         include_data: bool = True,
-        wait_for_store: bool = True,
     ) -> AsyncGenerator[store_pb2.FollowPage, None]:
         """Every match in commit order, then live, without end.
 
         Goes on from the last page's cursor when the node was away, at a node of the same store;
-        nothing is missed or sent twice then either. Without ``wait_for_store`` the refusal of the
-        cursor by nodes of other stores is raised at once.
+        nothing is missed or sent twice then either. When only nodes of other stores answer, their
+        refusal of the cursor is raised.
         """
         request = store_pb2.FollowRequest(
             filter=filter, from_beginning=from_beginning, include_data=include_data
@@ -244,7 +258,15 @@ class NodeClient:
             request.cursor = after
             return node.store.Follow(request, metadata=_metadata(node))
 
-        return resumed(self.nodes, self.retry, call, cursor, wait_for_store=wait_for_store)
+        return stream(
+            self.nodes,
+            self.retry,
+            self.timeout_s,
+            call,
+            cursor=cursor,
+            cursor_of=_cursor_of,
+            is_endless=True,
+        )
 
     def get_sds(
         self,
@@ -331,20 +353,29 @@ class NodeClient:
         request: _Q,
         timeout_s: float | None,
     ) -> _R:
-        return await called(
-            self.nodes,
-            self.retry,
-            lambda node: method(node)(request, metadata=_metadata(node), timeout=timeout_s),
-        )
+        async def call(node: Node) -> _R:
+            return await method(node)(request, metadata=_metadata(node))
+
+        _, answer = await self._attempts(timeout_s).answer(call)
+        return answer
 
     def _whole(
         self, method: Callable[[Node], grpc.aio.UnaryStreamMultiCallable[_Q, _R]], request: _Q
     ) -> AsyncGenerator[_R, None]:
-        return whole(
+        return stream(
             self.nodes,
             self.retry,
-            lambda node: method(node)(request, metadata=_metadata(node)),
+            self.timeout_s,
+            lambda node, _: method(node)(request, metadata=_metadata(node)),
         )
+
+    def _attempts(self, timeout_s: float | None) -> Attempts:
+        limit_s = self.timeout_s if timeout_s is None else timeout_s
+        return Attempts(self.nodes, self.retry, limit_s)
+
+
+def _cursor_of(page: store_pb2.ScanPage | store_pb2.FollowPage) -> bytes:
+    return page.cursor
 
 
 def _metadata(node: Node) -> Metadata:

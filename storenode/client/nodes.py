@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Final
 
 import grpc
 
-from storenode.connection.channel import Metadata, TlsIdentity, open_channel
+from storenode.connection.channel import Metadata, TlsIdentity, check_connection, open_channel
 from storenode.connection.errors import ClientOptionError
 from storenode.wire.storenode.v1 import admin_pb2_grpc, store_pb2_grpc
+
+_HEALTH: Final = "/grpc.health.v1.Health/Check"
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +24,8 @@ class Node:
     address: str
     channel: grpc.aio.Channel
     metadata: Metadata
+    tls: TlsIdentity | None
+    health: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]
     store: store_pb2_grpc.StoreAsyncStub
     admin: admin_pb2_grpc.AdminAsyncStub
 
@@ -30,20 +36,41 @@ class Nodes:
     def __init__(
         self, addresses: str | Sequence[str], token: str | None, tls: TlsIdentity | None
     ) -> None:
-        """Raises `ClientOptionError` where an address, or the token, cannot be used."""
+        """Check the addresses and the token; the first call opens the channels.
+
+        Raises:
+            ClientOptionError: An address, or the token, cannot be used.
+        """
         listed = [addresses] if isinstance(addresses, str) else list(addresses)
         if not listed:
             raise ClientOptionError("There is no node to call: give the address of at least one.")
-        self._nodes = [_node(address, token, tls) for address in listed]
+        for address in listed:
+            check_connection(address, token, tls)
+        self.addresses = listed
+        self._open = partial(_node, token=token, tls=tls)
         self._at = 0
+        self.is_closed = False
+
+    @cached_property
+    def _nodes(self) -> list[Node]:
+        # Channels belong to the event loop of the first call.
+        return [self._open(address) for address in self.addresses]
 
     def __len__(self) -> int:
-        return len(self._nodes)
+        return len(self.addresses)
 
     @property
     def current(self) -> Node:
         """The node that serves."""
         return self._nodes[self._at]
+
+    def in_order(self) -> list[Node]:
+        """Return all nodes in the order of their turns."""
+        return [*self._nodes[self._at :], *self._nodes[: self._at]]
+
+    def use(self, node: Node) -> None:
+        """Stay with a node that has answered."""
+        self._at = self._nodes.index(node)
 
     def failed(self, node: Node) -> None:
         """Turn to the next node, unless another call has done so already."""
@@ -52,7 +79,9 @@ class Nodes:
 
     async def close(self) -> None:
         """End all calls and connections."""
-        await asyncio.gather(*(node.channel.close(grace=None) for node in self._nodes))
+        self.is_closed = True
+        if "_nodes" in self.__dict__:
+            await asyncio.gather(*(node.channel.close(grace=None) for node in self._nodes))
 
 
 def _node(address: str, token: str | None, tls: TlsIdentity | None) -> Node:
@@ -61,6 +90,8 @@ def _node(address: str, token: str | None, tls: TlsIdentity | None) -> Node:
         address,
         channel,
         metadata,
+        tls,
+        channel.unary_unary(_HEALTH, None, None),
         store_pb2_grpc.StoreStub(channel),
         admin_pb2_grpc.AdminStub(channel),
     )

@@ -1,7 +1,8 @@
 """Protobuf messages as plain values for JSON, and back.
 
 Names are those of the schema, numbers are numbers, bytes are lower-case hex, enumerations are
-names. Fields with presence appear when they are set, all others always.
+names; bytes are read with and without ``0x``. Fields with presence appear when they are set, all
+others always.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
 from storenode.client.messages import hash_of
+from storenode.message.parsing import parse_hex
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 
 Plain = dict[str, Any]
@@ -83,7 +85,7 @@ def _check_hash(item: WakuMessageAndTopic, claimed: object) -> None:
         found = hash_of(item).hex()
     except ValueError as error:
         raise MessageShapeError(str(error)) from error
-    if claimed != found:
+    if str(claimed).removeprefix("0x") != found:
         raise MessageShapeError(
             '"message_hash" is not the hash of the message: leave it out if it changed'
         )
@@ -168,6 +170,6 @@ def _bytes(name: str, value: object) -> bytes:
     if not isinstance(value, str):
         raise MessageShapeError(f"the field {name!r} is not text with hexadecimal digits")
     try:
-        return bytes.fromhex(value)
+        return parse_hex(value)
     except ValueError as error:
         raise MessageShapeError(f"the field {name!r} is not hexadecimal") from error

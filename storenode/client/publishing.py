@@ -1,4 +1,4 @@
-"""The pipelined ``PublishStream``: requests in flight, answers in order, again after a loss.
+"""The pipelined ``PublishStream``: requests in flight, answers in order, sent again after a loss.
 
 Publishing is idempotent, since a message is named by its hash: a request whose answer was lost is
 sent again, and what it stored the first time comes back as DUPLICATE.
@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
 import grpc
 
-from storenode.client.limits import MAX_REQUESTS_IN_FLIGHT
+from storenode.client.limits import HEDGE_DELAY_S, MAX_REQUESTS_IN_FLIGHT
 from storenode.client.nodes import Node, Nodes
 from storenode.client.retry import Attempts, Retry
 from storenode.connection.ending import Ending, cancelled
-from storenode.connection.errors import NodeError, node_error
+from storenode.connection.errors import CallTimeout, NodeError, silent_node
 
 if TYPE_CHECKING:
     from storenode.wire.storenode.v1.store_pb2 import PublishRequest, PublishResponse
@@ -31,14 +31,23 @@ _END: Final = None
 class PublishPipeline:
     """One run through a source of requests, over as many calls as it takes."""
 
-    def __init__(self, nodes: Nodes, retry: Retry, open_call: Callable[[Node], Call]) -> None:
+    def __init__(
+        self,
+        nodes: Nodes,
+        retry: Retry,
+        timeout_s: float | None,
+        open_call: Callable[[Node], Call],
+    ) -> None:
         self._nodes = nodes
         self._retry = retry
+        self._timeout_s = timeout_s
         self._open_call = open_call
         self._ready: asyncio.Queue[PublishRequest | None] = asyncio.Queue(1)
         self._window = asyncio.Semaphore(MAX_REQUESTS_IN_FLIGHT)
         self._sent: deque[PublishRequest] = deque()
         self._unanswered = 0
+        self._active_s = 0.0
+        """When the last request was written or the last answer came."""
         self._exhausted = False
         self._fault: Exception | None = None
 
@@ -52,15 +61,17 @@ class PublishPipeline:
             Exception: What the source raised, after the answers to what came before.
         """
         source = asyncio.create_task(self._fill(requests))
-        attempts = Attempts(self._retry, self._nodes)
+        attempts = Attempts(self._nodes, self._retry, self._timeout_s)
+        patience_s = HEDGE_DELAY_S
         try:
             while True:
-                node = self._nodes.current
+                node = await attempts.connected()
                 call = self._open_call(node)
                 ending = Ending(call)
                 sender = asyncio.create_task(self._send(call))
+                answers = aiter(call)
                 try:
-                    async for response in call:
+                    while (response := await self._next(node, answers, patience_s)) is not None:
                         attempts.progressed()
                         yield self._answered(), response
                     break
@@ -68,13 +79,59 @@ class PublishPipeline:
                     failure = await ending.failure(error)
                     if failure is None:
                         break
-                    await attempts.failed(node, node_error(failure, node.address))
+                    await attempts.failed(node, failure)
+                except CallTimeout as error:
+                    if self._is_patient(patience_s):
+                        await attempts.failed(node, error)
+                    else:
+                        # Busy or hung: the next node gets its turn, and each one more time.
+                        self._nodes.failed(node)
+                        patience_s *= 2
                 finally:
                     call.cancel()
                     await cancelled(sender)
             self._check_finished()
         finally:
             await cancelled(source)
+
+    async def _next(
+        self, node: Node, answers: AsyncIterator[PublishResponse], patience_s: float
+    ) -> PublishResponse | None:
+        """Return the next answer; None at the end of the stream.
+
+        Raises:
+            CallTimeout: The node has not answered in time what was sent to it.
+        """
+        clock = asyncio.get_running_loop().time
+        following = asyncio.ensure_future(anext(answers, None))
+        self._active_s = clock()
+        try:
+            while True:
+                limit_s = self._limit_s(patience_s)
+                silent_s = clock() - self._active_s if self._sent else 0.0
+                left_s = None if limit_s is None else limit_s - silent_s
+                if left_s is not None and left_s <= 0:
+                    raise silent_node(node.address, limit_s)
+                await asyncio.wait({following}, timeout=left_s)
+                if following.done():
+                    return following.result()
+        finally:
+            following.cancel()
+
+    def _limit_s(self, patience_s: float) -> float | None:
+        """Return how long the node may take for its next answer."""
+        if not self._is_patient(patience_s):
+            return patience_s
+        if self._timeout_s is None:
+            return None
+        first = self._sent[0] if self._sent else None
+        return self._timeout_s + (first.confirm_timeout.ToSeconds() if first else 0)
+
+    def _is_patient(self, patience_s: float) -> bool:
+        """Return True if another node need not be tried before the time limit."""
+        is_confirmed = bool(self._sent) and self._sent[0].min_confirms > 0
+        is_late = self._timeout_s is not None and patience_s >= self._timeout_s
+        return len(self._nodes) == 1 or is_confirmed or is_late
 
     async def _fill(self, requests: Requests) -> None:
         # A task of its own: cancelling the sender of a lost call must not end the source.
@@ -103,6 +160,7 @@ class PublishPipeline:
                 # Listed before it is written: a failure in between must not lose it.
                 self._sent.append(request_or_end)
                 await call.write(request_or_end)
+                self._active_s = asyncio.get_running_loop().time()
             # The end stays in the queue for the sender of a next call.
             self._ready.put_nowait(_END)
             await call.done_writing()

@@ -1,18 +1,21 @@
-"""When a call is made again, and where: another node first, then the same ones after a pause."""
+"""Rounds of attempts: every node is tried, the next one after a second of silence, then a pause."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, TypeVar
 
 import grpc
 
+from storenode.client.errors import ClientClosed
 from storenode.client.limits import (
     DEFAULT_RETRY_ATTEMPTS,
     DEFAULT_RETRY_FIRST_DELAY_S,
     DEFAULT_RETRY_MAX_DELAY_S,
+    HEDGE_DELAY_S,
 )
 from storenode.client.nodes import Node, Nodes
 from storenode.connection.errors import (
@@ -21,8 +24,16 @@ from storenode.connection.errors import (
     CursorRefused,
     LimitExceeded,
     NodeError,
+    NodeUnreachable,
+    TlsHandshakeError,
     node_error,
+    silent_node,
 )
+from storenode.connection.probe import speaks_tls
+
+_R = TypeVar("_R")
+_Q = TypeVar("_Q")
+_P = TypeVar("_P")
 
 # Past any maximum of the delay, and far from what a float cannot hold.
 _MAX_DOUBLINGS = 64
@@ -42,6 +53,9 @@ class Retry:
     ``attempts`` rounds in a row without progress are made, or with ``None`` any number of them. A
     call that never made progress is given up after the first round unless ``at_start`` is true, or
     a node ended it unserved, as gRPC does when too many calls wait.
+
+    Errors that another attempt cannot heal are raised at once, whatever other nodes do: a refused
+    request, cursor, token or right, a failed TLS handshake, a port that does not speak gRPC.
     """
 
     attempts: int | None = DEFAULT_RETRY_ATTEMPTS
@@ -50,145 +64,255 @@ class Retry:
     at_start: bool = False
 
     def delay_s(self, rounds: int) -> float:
-        """The pause after the given number of failed rounds in a row, from 1 on."""
+        """Return the pause after this many failed rounds in a row, from 1 on."""
         return min(self.max_delay_s, self.first_delay_s * 2.0 ** min(rounds - 1, _MAX_DOUBLINGS))
 
 
 class Attempts:
-    """The attempts of one call.
+    """The attempts of one call, in rounds over all nodes.
 
-    A node that does not answer in time, or refuses a cursor because it is of another store, is
-    passed over: that alone does not lead to another round. With ``wait_for_store`` a round in which
-    one node refused the cursor and another was away is repeated, since the latter may come back.
+    A round asks the node in use first, and the next one when that fails or is silent for
+    `HEDGE_DELAY_S`; the first answer wins. After a refused cursor the other nodes have that long to
+    accept it. ``timeout_s`` bounds the time without progress, pauses included; with unlimited
+    attempts it bounds each round.
     """
 
-    def __init__(self, retry: Retry, nodes: Nodes, *, wait_for_store: bool = True) -> None:
-        self._retry = retry
+    def __init__(self, nodes: Nodes, retry: Retry, timeout_s: float | None = None) -> None:
         self._nodes = nodes
-        self._wait_for_store = wait_for_store
-        self._failures = 0
+        self._retry = retry
+        self._timeout_s = timeout_s
+        # A short time limit is shared out, so that every node is asked within it.
+        self._hedge_s = min(HEDGE_DELAY_S, (timeout_s or HEDGE_DELAY_S * len(nodes)) / len(nodes))
         self._may_repeat = retry.at_start
+        self._rounds = 0
+        self._errors: list[NodeError] = []
         self._refused: CursorRefused | None = None
-        self._repeatable = False
+        self._deadline_s = self._next_deadline_s()
 
     def progressed(self) -> None:
-        """Note that something came: failures count from here again."""
-        self._failures = 0
+        """Count rounds and time from here again."""
         self._may_repeat = True
-        self._refused, self._repeatable = None, False
+        self._rounds, self._refused = 0, None
+        self._errors.clear()
+        self._deadline_s = self._next_deadline_s()
 
-    async def failed(self, node: Node, error: NodeError) -> None:
-        """Turn to the next node; pause first if all have failed.
+    async def answer(self, call: Callable[[Node], Coroutine[Any, Any, _R]]) -> tuple[Node, _R]:
+        """Return the first answer to a call that may be made at several nodes at once.
+
+        Raises:
+            NodeError: The call failed for good.
+        """
+        self._errors.clear()
+        while (won := await self._race(call, self._errors)) is None:
+            await self._end_round()
+        return won
+
+    async def answer_of_one(self, call: Callable[[Node], Coroutine[Any, Any, _R]]) -> _R:
+        """Return the answer to a call that is made at one node at a time.
+
+        Raises:
+            NodeError: The call failed for good.
+        """
+        while True:
+            node = await self.connected()
+            try:
+                return await self.bounded(node, call(node))
+            except (grpc.aio.AioRpcError, NodeError) as error:
+                await self.failed(node, error)
+
+    async def connected(self) -> Node:
+        """Return the first node that answers at all, or else the node in use."""
+        if len(self._nodes) > 1 and (won := await self._race(_ping, [])) is not None:
+            return won[0]
+        return self._nodes.current
+
+    async def bounded(self, node: Node, answer: Awaitable[_R]) -> _R:
+        """Wait for an answer until the time is up.
+
+        Raises:
+            CallTimeout: The node was silent for too long.
+        """
+        try:
+            async with asyncio.timeout(self._left_s()):
+                return await answer
+        except TimeoutError:
+            raise silent_node(node.address, self._timeout_s) from None
+
+    async def failed(self, node: Node, error: grpc.aio.AioRpcError | NodeError) -> None:
+        """Turn to the next node after a failure; pause first if all nodes have failed.
 
         Raises:
             NodeError: Another attempt cannot help, or the attempts are used up.
         """
+        self._errors.append(self._judge(node, await _translate(node, error)))
+        if len(self._errors) >= len(self._nodes):
+            await self._end_round()
+
+    async def _race(
+        self, call: Callable[[Node], Coroutine[Any, Any, _R]], errors: list[NodeError]
+    ) -> tuple[Node, _R] | None:
+        """Return the first node that answers, and its answer; None when all have failed."""
+        if self._nodes.is_closed:
+            raise ClientClosed("The client is closed: make a new one.")
+        waiting = deque(self._nodes.in_order())
+        running: dict[asyncio.Task[_R], Node] = {}
+        try:
+            while waiting or running:
+                # A refused cursor may be another node's: all others are asked for a moment.
+                for _ in range(len(waiting) if self._refused else min(len(waiting), 1)):
+                    node = waiting.popleft()
+                    running[asyncio.create_task(call(node))] = node
+                limit_s = self._left_s()
+                if waiting or self._refused:
+                    limit_s = self._hedge_s if limit_s is None else min(self._hedge_s, limit_s)
+                done, _ = await asyncio.wait(
+                    running, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED
+                )
+                for task in sorted(done, key=_has_failed):
+                    node = running.pop(task)
+                    try:
+                        result = task.result()
+                    except (grpc.aio.AioRpcError, NodeError) as error:
+                        errors.append(self._judge(node, await _translate(node, error)))
+                    except asyncio.CancelledError:
+                        # Closing a channel cancels its calls.
+                        raise ClientClosed("The client is closed: make a new one.") from None
+                    else:
+                        self._nodes.use(node)
+                        return node, result
+                if not done and (self._refused or self._left_s() == 0):
+                    errors += [
+                        self._judge(node, silent_node(node.address, self._timeout_s))
+                        for node in running.values()
+                    ]
+                    break
+        finally:
+            for task in running:
+                task.cancel()
+            if running:
+                await asyncio.wait(running)
+        return None
+
+    def _judge(self, node: Node, error: NodeError) -> NodeError:
+        """Turn to the next node; raise an error that another attempt cannot heal."""
         if isinstance(error, CursorRefused):
             self._refused = error
         elif not isinstance(error, CallTimeout) and not error.retryable:
             raise error
-        self._repeatable = self._repeatable or error.retryable
-        self._may_repeat = self._may_repeat or error.code == _UNSERVED
-        self._failures += 1
         self._nodes.failed(node)
-        rounds, rest = divmod(self._failures, len(self._nodes))
-        if rest:
-            return
-        attempts = self._retry.attempts
-        used_up = attempts is not None and rounds > attempts
-        if self._refused is not None and not self._wait_for_store:
+        return error
+
+    async def _end_round(self) -> None:
+        """Pause before another round, or raise what the call has failed with."""
+        if self._refused is not None:
             raise self._refused
-        if not (self._repeatable and self._may_repeat) or used_up:
-            raise self._refused or error
-        self._refused, self._repeatable = None, False
-        await asyncio.sleep(self._retry.delay_s(rounds))
+        errors, attempts = self._errors, self._retry.attempts
+        self._rounds += 1
+        self._may_repeat = self._may_repeat or any(each.code == _UNSERVED for each in errors)
+        is_repeatable = self._may_repeat and any(each.retryable for each in errors)
+        pause_s, left_s = self._retry.delay_s(self._rounds), self._left_s()
+        if attempts is None:
+            is_last = False
+        else:
+            is_last = self._rounds > attempts or (left_s is not None and left_s <= pause_s)
+        if is_last or not is_repeatable:
+            raise errors[-1]
+        self._errors = []
+        await asyncio.sleep(pause_s)
+        if attempts is None:
+            self._deadline_s = self._next_deadline_s()
+
+    def _left_s(self) -> float | None:
+        if self._deadline_s is None:
+            return None
+        return max(0.0, self._deadline_s - asyncio.get_running_loop().time())
+
+    def _next_deadline_s(self) -> float | None:
+        if self._timeout_s is None:
+            return None
+        return asyncio.get_running_loop().time() + self._timeout_s
 
 
-_R = TypeVar("_R")
-
-
-async def called(nodes: Nodes, retry: Retry, call: Callable[[Node], Awaitable[_R]]) -> _R:
-    """Make a call that may safely be made twice, at whichever node serves it.
-
-    Raises:
-        NodeError: The call failed for good.
-    """
-    attempts = Attempts(retry, nodes)
-    while True:
-        node = nodes.current
-        try:
-            return await call(node)
-        except grpc.aio.AioRpcError as error:
-            await attempts.failed(node, node_error(error, node.address))
-        except NodeError as error:
-            await attempts.failed(node, error)
-
-
-class _Page(Protocol):
-    @property
-    def cursor(self) -> bytes: ...
-
-
-_P = TypeVar("_P", bound=_Page)
-_Q = TypeVar("_Q")
-
-
-async def resumed(
+async def stream(
     nodes: Nodes,
     retry: Retry,
+    timeout_s: float | None,
     open_call: Callable[[Node, bytes], grpc.aio.UnaryStreamCall[_Q, _P]],
-    cursor: bytes,
     *,
-    wait_for_store: bool = True,
+    cursor: bytes = b"",
+    cursor_of: Callable[[_P], bytes] | None = None,
+    is_endless: bool = False,
 ) -> AsyncGenerator[_P, None]:
     """Stream pages, and go on after the last one received when the node was away.
 
+    ``timeout_s`` bounds the wait for each page. Without ``cursor_of`` the answer has no cursor:
+    once part of it has come, it is not asked for again. An ``is_endless`` stream may be silent for
+    any time after its first page.
+
     Raises:
-        NodeError: The call failed for good.
+        NodeError: The call failed for good, or one without cursors broke in the middle.
     """
-    attempts = Attempts(retry, nodes, wait_for_store=wait_for_store)
-    while True:
-        node = nodes.current
-        call, begun = open_call(node, cursor), False
+
+    async def begin(node: Node) -> tuple[grpc.aio.UnaryStreamCall[_Q, _P], Any, _P | None]:
+        call = open_call(node, cursor)
+        pages = aiter(call)
         try:
-            async for page in call:
+            return call, pages, await anext(pages, None)
+        except BaseException:
+            call.cancel()
+            raise
+
+    attempts = Attempts(nodes, retry, timeout_s)
+    while True:
+        node, (call, pages, page) = await attempts.answer(begin)
+        try:
+            while page is not None:
+                if cursor_of is not None:
+                    cursor = cursor_of(page) or cursor
+                yield page
                 attempts.progressed()
-                cursor, begun = page.cursor or cursor, True
-                yield page
-        except grpc.aio.AioRpcError as error:
-            failure = node_error(error, node.address)
-            if begun and isinstance(failure, LimitExceeded):
-                # The node needed the memory of pages that were not taken for long.
-                failure = ConnectionLost(failure.code, failure.sentence)
-            await attempts.failed(node, failure)
-        else:
-            return
+                following = anext(pages, None)
+                try:
+                    page = await (following if is_endless else attempts.bounded(node, following))
+                except (grpc.aio.AioRpcError, CallTimeout) as error:
+                    failure = await _translate(node, error)
+                    attempts.progressed()
+                    break
+            else:
+                return
         finally:
             call.cancel()
+        if cursor_of is None:
+            raise failure
+        if isinstance(failure, LimitExceeded):
+            # The node needed the memory of pages that were not taken for long.
+            failure = ConnectionLost(failure.code, failure.sentence)
+        await attempts.failed(node, failure)
 
 
-async def whole(
-    nodes: Nodes, retry: Retry, open_call: Callable[[Node], grpc.aio.UnaryStreamCall[_R, _Q]]
-) -> AsyncGenerator[_Q, None]:
-    """Stream an answer that has no cursor: once part of it has come, it is not asked for again.
+async def _ping(node: Node) -> None:
+    """Wait until the node answers a call, which may be any that changes nothing.
 
     Raises:
-        NodeError: The call failed for good, or broke in the middle.
+        grpc.aio.AioRpcError: It cannot be reached.
     """
-    attempts = Attempts(retry, nodes)
-    while True:
-        node, begun = nodes.current, False
-        call = open_call(node)
-        try:
-            async for page in call:
-                begun = True
-                yield page
-        except grpc.aio.AioRpcError as error:
-            failure = node_error(error, node.address)
-            if begun:
-                raise failure from error
-            await attempts.failed(node, failure)
-        else:
-            return
-        finally:
-            call.cancel()
+    try:
+        await node.health(b"")
+    except grpc.aio.AioRpcError as error:
+        if error.code() is grpc.StatusCode.UNAVAILABLE:
+            raise
+
+
+async def _translate(node: Node, error: grpc.aio.AioRpcError | NodeError) -> NodeError:
+    failure = node_error(error, node.address) if isinstance(error, grpc.RpcError) else error
+    is_closed = isinstance(failure, NodeUnreachable) and failure.is_closed
+    if is_closed and node.tls is None and await speaks_tls(node.address):
+        return TlsHandshakeError(
+            failure.code,
+            f"The node at {node.address} demands TLS: give its certificate authority.",
+        )
+    return failure
+
+
+def _has_failed(task: asyncio.Task[Any]) -> bool:
+    return task.cancelled() or task.exception() is not None

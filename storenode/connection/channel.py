@@ -85,18 +85,28 @@ def open_channel(
         ClientOptionError: The address is none, the token is no header value, or it would travel
             in clear beyond loopback.
     """
-    host, _ = parse_address(address)
-    metadata = _authorization(token)
+    host, metadata = check_connection(address, token, tls)
     bound = [("grpc.max_receive_message_length", max_response_bytes)]
     if tls is not None:
         credentials = grpc.ssl_channel_credentials(tls.ca, tls.key, tls.cert)
         return grpc.aio.secure_channel(address, credentials, options=[*_OPTIONS, *bound]), metadata
-    if token is not None and not is_loopback(host):
+    return grpc.aio.insecure_channel(address, options=[*_clear_options(host), *bound]), metadata
+
+
+def check_connection(
+    address: str, token: str | None, tls: TlsIdentity | None
+) -> tuple[str, Metadata]:
+    """Return the host of an address and the metadata of its calls; raise as `open_channel`."""
+    host, _ = parse_address(address)
+    metadata = _authorization(token)
+    if tls is not None and not isinstance(tls, TlsIdentity):
+        raise ClientOptionError(f"tls is {tls!r}: give a TlsIdentity with PEM texts.")
+    if token is not None and tls is None and not is_loopback(host):
         raise ClientOptionError(
             f"The token is not sent to {address}, since it would travel in clear: give the node's "
             "certificate authority, or connect over loopback."
         )
-    return grpc.aio.insecure_channel(address, options=[*_clear_options(host), *bound]), metadata
+    return host, metadata
 
 
 def _clear_options(host: str) -> Sequence[tuple[str, Any]]:

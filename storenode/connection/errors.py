@@ -29,12 +29,21 @@ _BROKEN: Final = (
 """How gRPC's own sentences on a connection that broke begin; a node's sentences do not."""
 
 
+_TLS_FAILURES: Final = ("ls handshake failed", "sl handshake failed", "verification check failed")
+_FOREIGN_PROTOCOLS: Final = ("Failed parsing HTTP/2", "http1.x server")
+"""Parts of gRPC's own sentences on connections that another attempt does not make."""
+
+
 class StorenodeError(Exception):
     """The base of all errors that the library raises."""
 
 
 class ClientOptionError(StorenodeError, ValueError):
     """The address, the token or the TLS files are wrong or may not go together."""
+
+
+class ArgumentError(StorenodeError, ValueError, TypeError):
+    """An argument has a wrong type or value; the sentence says what to pass."""
 
 
 class NodeError(StorenodeError):
@@ -65,6 +74,21 @@ class NodeUnavailable(NodeError):
 
 class NodeUnreachable(NodeUnavailable):
     """No connection to the node could be made."""
+
+    is_closed = False
+    """True when the listener closed the connection without a reason."""
+
+
+class TlsHandshakeError(NodeUnreachable):
+    """The TLS options do not fit the node; another attempt cannot help."""
+
+    retryable = False
+
+
+class WrongProtocolError(NodeUnreachable):
+    """The listener at this address does not speak gRPC; another attempt cannot help."""
+
+    retryable = False
 
 
 class ConnectionLost(NodeUnavailable):
@@ -158,11 +182,14 @@ def _unavailable(details: str, address: str) -> NodeUnavailable:
             cause = cause.rpartition(before)[2]
         # Of a name that is not known there is left "ADDRESS: Domain name not found]".
         cause = cause.removeprefix(f"{address}: ").rstrip("]")
-        return NodeUnreachable(
-            code,
-            f"No node could be reached at {address} ({cause}): check the address, that the node "
-            "runs, and the TLS options.",
-        )
+        sentence = f"No node could be reached at {address} ({cause}): check the address, "
+        if any(each in details for each in _TLS_FAILURES):
+            return TlsHandshakeError(code, sentence + "the certificates and the TLS options.")
+        if any(each in details for each in _FOREIGN_PROTOCOLS):
+            return WrongProtocolError(code, sentence + "since what listens there is no node.")
+        failure = NodeUnreachable(code, sentence + "that the node runs, and the TLS options.")
+        failure.is_closed = "Socket closed" in details
+        return failure
     if details.startswith(DRAINING):
         return NodeDraining(code, details)
     if details and not details.lower().startswith(_BROKEN):
@@ -170,6 +197,15 @@ def _unavailable(details: str, address: str) -> NodeUnavailable:
     cause = f" ({details})" if details else ""
     return ConnectionLost(
         code, f"The connection to the node at {address} broke{cause}: make the call again."
+    )
+
+
+def silent_node(address: str, limit_s: float | None) -> CallTimeout:
+    """Return the error of a call that the node has not answered in time."""
+    return CallTimeout(
+        "DEADLINE_EXCEEDED",
+        f"The node at {address} did not answer within {limit_s or 0:g} s: check that it runs, or "
+        "allow more time.",
     )
 
 

@@ -16,3 +16,6 @@ KEEPALIVE_TIMEOUT_MS: Final = 20_000
 
 STATUS_TIMEOUT_S: Final = 1.0
 """For the reason why a call has ended, where it comes after what follows from it."""
+
+PROBE_TIMEOUT_S: Final = 1.0
+"""For the reason why a listener closes a connection at once."""

@@ -9,6 +9,9 @@ from typing import Final
 HASH_BYTES: Final = 32
 """Size of a message hash (14/WAKU2-MESSAGE, "Deterministic message hashing")."""
 
+CONTENT_DIGEST_BYTES: Final = 16
+"""Size of the digest that determines a message's content (`storenode.message.hashing`)."""
+
 TOPIC_KEY_BYTES: Final = 16
 """Size of the index key of a (pubsub topic, content topic) pair."""
 

@@ -2,7 +2,7 @@
 
 In the order in which a refusal names them:
 
-1. There is a message, with a pubsub and a content topic that are not empty, hold no NUL and are
+1. There is a message that protobuf can read, topics in UTF-8, with a pubsub and a content topic that are not empty, hold no NUL and are
    not too long; with shards configured, the pubsub topic names one of them.
 2. Its timestamp is set, greater than 0, not behind the retention horizon, not too far in the
    past (publishers only), and not too far ahead of the node's clock.
@@ -34,6 +34,7 @@ _MAX_LISTED_SHARDS: Final = 8
 class Reason(StrEnum):
     """Why a message is refused: stable names, fit for a metric label."""
 
+    MALFORMED = "malformed"
     MISSING_MESSAGE = "missing_message"
     MISSING_TOPIC = "missing_topic"
     TOPIC_NUL = "topic_nul"
@@ -50,6 +51,8 @@ class Reason(StrEnum):
     """From a source that may bring no ephemeral messages."""
     OUTSIDE_TOPICS = "outside_topics"
     """On topics that the client may not publish to."""
+    CONFLICT = "conflict"
+    """A message with other content has the same hash."""
 
 
 class Refusal(NamedTuple):
@@ -59,9 +62,16 @@ class Refusal(NamedTuple):
     sentence: str
 
 
+MALFORMED: Final = Refusal(
+    Reason.MALFORMED, "the entry is no WakuMessageAndTopic: encode it as the schema says"
+)
+TOPIC_NOT_UTF8: Final = Refusal(
+    Reason.MALFORMED, "a topic of the message is not UTF-8: name topics in UTF-8"
+)
 MISSING_MESSAGE: Final = Refusal(
     Reason.MISSING_MESSAGE, "the entry holds no message: set the field `message`"
 )
+CONFLICT: Final = Refusal(Reason.CONFLICT, "another message has this hash; change its timestamp")
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,30 +30,31 @@ from heapq import heappop, heappush
 from math import ceil, inf
 from typing import assert_never
 
-from storenode.sds.answering import answer, recalled
 from storenode.sds.behind import Lacks
 from storenode.sds.bloom import RollingFilter
-from storenode.sds.broadcasts import broadcast_of
-from storenode.sds.census import Census
 from storenode.sds.chance import Chance
 from storenode.sds.claims import Claims, Proof, Verdict, proof_of, said_by
 from storenode.sds.clock import Clock
-from storenode.sds.config import ChannelConfig
-from storenode.sds.envelope import (
+from storenode.sds.codec import (
     Entry,
     Kind,
     MessageError,
     SdsMessage,
     check_id,
     decode_message,
+    encode_message,
+    encode_older,
 )
+from storenode.sds.config import ChannelConfig
 from storenode.sds.events import (
+    Acknowledged,
     Broadcast,
     ClockCapped,
     Counts,
     Delivered,
     EphemeralReceived,
     Event,
+    Forged,
     Input,
     Lost,
     Missing,
@@ -62,29 +63,34 @@ from storenode.sds.events import (
     Pruned,
     Published,
     Reason,
+    Recall,
     Receive,
     Received,
     Refusal,
     Refused,
+    RepairAnswered,
     RepairRequested,
     Send,
     SendEphemeral,
     SendSync,
     Sent,
     Tick,
+    Withdrawn,
 )
 from storenode.sds.filters import Filters
-from storenode.sds.forgeries import frees, reject, withdraw
 from storenode.sds.gaps import Gaps
 from storenode.sds.history import Heads, history_of
 from storenode.sds.ids import draw_salt
 from storenode.sds.incoming import IncomingBuffer, Waiting
-from storenode.sds.learning import learn
 from storenode.sds.limits import (
     ASK_EVERY_MS,
+    ASKS_IN_VAIN,
+    MAX_ASK_EVERY_MS,
     MAX_HINT_BYTES,
     MAX_LOST_IDS,
     MAX_OWED_NAMED,
+    MAX_REPAIR_ANSWERED,
+    MAX_SDS_MESSAGE_BYTES,
     UNATTENDED_SWEEPS,
 )
 from storenode.sds.log import Log
@@ -92,7 +98,7 @@ from storenode.sds.naming import content_id, ephemeral_id, sync_id
 from storenode.sds.outgoing import Outgoing, OutgoingBuffer
 from storenode.sds.pace import Pace
 from storenode.sds.pages import LogEntry
-from storenode.sds.repair import Answers, Requests
+from storenode.sds.repair import Answers, Requests, may_answer
 from storenode.sds.showing import Showing
 
 Sealing = Callable[[int, tuple[Entry, ...]], bytes]
@@ -128,8 +134,8 @@ class MessageChannel:
         self.gaps = Gaps(config)
         self.requests = None if repair is None else Requests(repair, config.sender_id)
         self.answers = None if repair is None else Answers(repair, config.sender_id)
-        self.census = None if repair is None else Census(repair, config.sender_id, now_ms)
         self.told_ms = now_ms
+        self.asks_in_vain = 0
         self.sends = 0
 
     @property
@@ -138,7 +144,7 @@ class MessageChannel:
         return self.filters.own
 
     def step(self, now_ms: int, given: Input, chance: Chance) -> list[Event]:
-        """Take one input; answer what follows from it, in order.
+        """Take one input; return what follows from it, in order.
 
         Raises:
             ValueError: content is empty or too large, or an ID is unfit or was used before.
@@ -161,7 +167,7 @@ class MessageChannel:
                 assert_never(given)
 
     def missing(self) -> tuple[MissingMessage, ...]:
-        """What is missing now, longest first."""
+        """Return what is missing now, longest first."""
         return self.incoming.missing()
 
     def send(
@@ -190,7 +196,7 @@ class MessageChannel:
         message = self._message(message_id, lamport, history, now_ms, content)
         self.sends += 1
         shown = self.showing.content(self.sends, now_ms)
-        events: list[Event] = [self.broadcast(message, Reason.CONTENT, shown=shown)]
+        events: list[Event] = [self._broadcast(message, Reason.CONTENT, shown=shown)]
         self._add_own(message, now_ms)
         self.pace.spoke(now_ms, None if shown else history, news=True)
         self._tell_requests(message, events)
@@ -219,7 +225,7 @@ class MessageChannel:
             return []
         always = config.filter_every == 1 or not config.name_heads
         shown = self.showing.sync(now_ms, wanted=shows or always)
-        sync = self.broadcast(message, Reason.SYNC, shown=shown)
+        sync = self._broadcast(message, Reason.SYNC, shown=shown)
         repeats = self.pace.repeats() and not shown and not message.repair_request
         events: list[Event] = [replace(sync, passes=repeats)]
         self.pace.spoke(now_ms, None if shown else history, news=False)
@@ -241,10 +247,10 @@ class MessageChannel:
         )
         check_id("message_id", name)
         message = SdsMessage(config.channel_id, name, config.sender_id, content=content)
-        return [self.broadcast(message, Reason.EPHEMERAL, shown=False)]
+        return [self._broadcast(message, Reason.EPHEMERAL, shown=False)]
 
     def published(self, message_id: str, hint: bytes | None) -> list[Event]:
-        """The transport took an own message; later histories carry the new hint.
+        """Note that the transport took an own message; later histories carry the new hint.
 
         Raises:
             ValueError: the hint is too long.
@@ -272,7 +278,7 @@ class MessageChannel:
         tell = now_ms - self.told_ms >= self.config.missing_every_ms
         self._sweep_incoming(now_ms, events, tell=tell)
         self._sweep_outgoing(now_ms, events)
-        answer(self, now_ms, events)
+        self._answer(now_ms, events)
         self.filters.build(self.log)
         missing, lost = self.incoming.wants, self.lost
         found, asks = self.lacks.sweep(missing, lost, self.clock, now_ms)
@@ -290,17 +296,26 @@ class MessageChannel:
         return events
 
     def recalled(self, messages: Iterable[SdsMessage]) -> list[Event]:
-        """Answer repair requests with what the application has of the messages of a `Recall`."""
-        return recalled(self, messages)
+        """Answer repair requests with what the application has of the messages of a `Recall`.
+
+        What is in the log no longer is left out, and what others are to answer.
+        """
+        events: list[Event] = []
+        repair, own_id = self.config.repair, self.config.sender_id
+        for message in messages:
+            chosen = repair and may_answer(repair, own_id, message.sender_id, message.message_id)
+            if chosen and message.message_id in self.log:
+                self._send_again(message, events)
+        return events
 
     def sweep_incoming(self, now_ms: int) -> list[Event]:
-        """The sweep of the incoming buffer alone; always tells what is missing."""
+        """Sweep the incoming buffer alone, and always report what is missing."""
         events: list[Event] = []
         self._sweep_incoming(self._running(now_ms), events, tell=True)
         return events
 
     def next_due_ms(self, chance: Chance) -> int:
-        """When the next `Tick` is needed; ticks before that do nothing."""
+        """Return when the next `Tick` is needed; ticks before that do nothing."""
         times: list[float] = [self.pace.due_ms(chance)]
         if self.incoming.waiting:
             times.append(self.told_ms + self.config.missing_every_ms)
@@ -350,9 +365,30 @@ class MessageChannel:
             config.channel_id, message_id, config.sender_id, lamport, history, None, asked, content
         )
 
-    def broadcast(self, message: SdsMessage, reason: Reason, *, shown: bool) -> Broadcast:
-        """A message as it leaves; ``shown``: with the filter."""
-        return broadcast_of(self.config, message, reason, self.filter if shown else None)
+    def _broadcast(self, message: SdsMessage, reason: Reason, *, shown: bool) -> Broadcast:
+        """Encode a message, with the filter if ``shown``.
+
+        The filter is left out where it need not go along and is too much.
+
+        Raises:
+            ValueError: the message is too large.
+        """
+        config, older = self.config, self.config.older_revision
+        sent = replace(
+            message,
+            bloom_filter=self.filter.encode() if shown else None,
+            repair_request=() if older else message.repair_request,
+        )
+        payload = encode_older(sent) if older else encode_message(sent)
+        if len(payload) <= MAX_SDS_MESSAGE_BYTES:
+            passes = reason in (Reason.RESEND, Reason.EPHEMERAL)
+            return Broadcast(payload, message.message_id, reason, passes)
+        if shown and (reason is Reason.RESEND or config.filter_every > 1):
+            return self._broadcast(message, reason, shown=False)
+        raise ValueError(
+            f"the message has {len(payload)} bytes with its filter and history: "
+            f"{MAX_SDS_MESSAGE_BYTES} fit"
+        )
 
     def _add_own(self, message: SdsMessage, now_ms: int) -> None:
         message_id, lamport = message.message_id, message.lamport or 0
@@ -368,12 +404,20 @@ class MessageChannel:
         self._settle(message)
 
     def _ask_due_ms(self) -> float:
-        """When a sync message is needed to carry a repair request."""
+        """Return when a sync message is needed to carry a repair request.
+
+        After `ASKS_IN_VAIN` of them without anything that was asked for, they become rarer.
+        """
         asks = self.requests.next_due_ms() if self.requests is not None else None
-        return inf if asks is None else max(asks, self.pace.spoke_ms + ASK_EVERY_MS)
+        if asks is None:
+            return inf
+        doublings = max(self.asks_in_vain - ASKS_IN_VAIN, 0) // 4
+        pause_ms = min(ASK_EVERY_MS << min(doublings, 16), MAX_ASK_EVERY_MS)
+        return max(asks, self.pace.spoke_ms + pause_ms)
 
     def _tell_requests(self, message: SdsMessage, events: list[Event]) -> None:
         if message.repair_request:
+            self.asks_in_vain += not message.content
             ids = tuple(entry.message_id for entry in message.repair_request)
             events.append(RepairRequested(ids, message.message_id))
 
@@ -383,9 +427,9 @@ class MessageChannel:
         self.counts.received += 1
         try:
             message = decode_message(packet.payload)
-        except MessageError:
+        except MessageError as error:
             self.counts.malformed += 1
-            events.append(Refused(Refusal.MALFORMED))
+            events.append(Refused(Refusal.MALFORMED, error.message_id or None, str(error)))
             return
         if message.channel_id != self.config.channel_id:
             self.counts.foreign += 1
@@ -401,10 +445,10 @@ class MessageChannel:
             events.append(EphemeralReceived(message.message_id, message.sender_id, message.content))
         elif kind is Kind.CONTENT and self._is_known(message.message_id):
             verdict = self.claims.judge(message)
-            if verdict is Verdict.GENUINE or (verdict is Verdict.SAME and frees(self, message)):
+            if verdict is Verdict.GENUINE or (verdict is Verdict.SAME and self._frees(message)):
                 self._take(now_ms, message, hint, events, own=own)
             elif verdict is Verdict.FORGED:
-                reject(self, message, hint, events)
+                self._reject(message, hint, events)
             else:
                 self._again(now_ms, message.message_id, hint, own=own)
         else:
@@ -434,7 +478,7 @@ class MessageChannel:
     ) -> None:
         content, message_id = message.content, message.message_id
         config = self.config
-        unmet = self.unmet(message)
+        unmet = self._unmet(message)
         proof = proof_of(message) if content else Proof.NONE
         taken = Waiting(message, hint, now_ms, unmet, proof)
         bounds = config.max_waiting, config.max_waiting_bytes, config.max_missing
@@ -443,27 +487,32 @@ class MessageChannel:
             if self.answers is not None:
                 # A forged one with its ID may be here, which is not to be the answer after this.
                 self.answers.seen(message_id)
-            events.append(Refused(Refusal.BUFFER_FULL, message_id))
+            if content:
+                events.append(Refused(Refusal.BUFFER_FULL, message_id))
             return
         if content and self._is_known(message_id):
-            withdraw(self, message_id, events)
+            self._withdraw(message_id, events)
         events.append(Received(message_id, message.kind, message.sender_id))
         if not own:
-            learn(self, now_ms, message, events)
+            self._learn(now_ms, message, events)
         if content:
+            if message_id in self.incoming.wants:
+                self.asks_in_vain = 0
             self.filters.add(message_id)
             if not proof:
                 self.claims.add(message_id, said_by(message))
         if unmet:
             taken.message = message.bare()
             self._wait(now_ms, taken, events)
+            surplus = self._surplus(message.sender_id)
+            self._lose(surplus, now_ms, events, early=True)
         elif content:
             self._deliver(now_ms, taken, events)
             if self.incoming.ready and not self.config.release_at_sweep:
                 self._release(now_ms, events)
 
-    def unmet(self, message: SdsMessage) -> set[str]:
-        """The causes that a message would wait for."""
+    def _unmet(self, message: SdsMessage) -> set[str]:
+        """Return the causes that a message would wait for."""
         named = {entry.message_id for entry in message.history}
         if message.content:
             named.discard(message.message_id)
@@ -471,10 +520,10 @@ class MessageChannel:
 
     def _wait(self, now_ms: int, waiting: Waiting, events: list[Event]) -> None:
         if waiting.message.content:
-            self.stop_asking(waiting.message.message_id)
+            self._stop_asking(waiting.message.message_id)
         missing = self.incoming.add(waiting, now_ms)
         for message_id in self.incoming.take_forgotten():
-            self.stop_asking(message_id)
+            self._stop_asking(message_id)
         if self.requests is not None and missing:
             chosen = set(missing)
             for entry in waiting.message.history:
@@ -511,16 +560,16 @@ class MessageChannel:
         self._settle(message)
 
     def _settle(self, message: SdsMessage) -> None:
-        """A message is in the log: nothing waits for it any longer."""
+        """Stop waiting for a message that is in the log."""
         message_id = message.message_id
         named = message_id in self.lost
         self.lost.pop(message_id, None)
         if not self.heads.add(message_id, message.history, named=named):
             self.showing.due = True
         self.incoming.met(message_id)
-        self.stop_asking(message_id)
+        self._stop_asking(message_id)
 
-    def stop_asking(self, message_id: str) -> None:
+    def _stop_asking(self, message_id: str) -> None:
         """No longer ask others for a message."""
         if self.requests is not None:
             self.requests.discard(message_id)
@@ -539,10 +588,136 @@ class MessageChannel:
                 _, _, waiting = heappop(ready)
                 self._deliver(now_ms, waiting, events)
 
+    # --- learning from others
+
+    def _learn(self, now_ms: int, message: SdsMessage, events: list[Event]) -> None:
+        """Review our messages by another's message (SDS, "Review ACK status"), and repair."""
+        named = {entry.message_id for entry in message.history}
+        news = message.kind is Kind.CONTENT or not self.heads.ids.keys() <= named
+        self.pace.heard(now_ms, news=news)
+        for entry in message.history:
+            if self.outgoing.remove(entry.message_id):
+                events.append(Acknowledged(entry.message_id, 0.0, message.sender_id))
+            # A sender that names its own message has not heard that anybody has it.
+            known = self.log.recent(entry.message_id)
+            if known is not None and known.sender_id != message.sender_id:
+                self.pace.acknowledged(entry.message_id)
+            self.gaps.named(entry.message_id)
+        if message.bloom_filter is not None:
+            self._review(now_ms, message, message.bloom_filter, events)
+        if self.answers is not None and self.requests is not None:
+            for entry in message.repair_request[:MAX_REPAIR_ANSWERED]:
+                self.requests.put_off(entry.message_id, now_ms)
+            ignored = self.answers.asked(
+                message.repair_request, self.log, now_ms, message.sender_id
+            )
+            self.counts.repair_requests_ignored += ignored
+
+    def _review(
+        self, now_ms: int, message: SdsMessage, bloom_filter: bytes, events: list[Event]
+    ) -> None:
+        config, sender_id, lamport = self.config, message.sender_id, message.lamport or 0
+        filters = self.filters
+        if filters.is_time(sender_id, now_ms):
+            in_use, waiting = self.lacks.shapes(), self.incoming.ids
+            filters.look(sender_id, bloom_filter, self.log, now_ms, waiting=waiting, in_use=in_use)
+        shape = filters.shape_of(sender_id, bloom_filter)
+        self.lacks.look(sender_id, bloom_filter, shape, lamport, now_ms)
+        if shape is None:
+            self.counts.filters_unreadable += 1
+            return
+        self.showing.heard(now_ms)
+        if self.outgoing.by_id:
+            events += self.outgoing.witness(
+                bloom_filter,
+                shape,
+                message,
+                needed=config.possible_acks,
+                max_error=config.max_ack_error,
+                resend_ms=config.resend_possible_ms - config.resend_ms,
+            )
+        if config.gap_entries and self.gaps.is_time(now_ms):
+            unix_ms = self.clock.unix_ms(now_ms)
+            entries = self.gaps.entries(self.log, shape, lamport, unix_ms)
+            for key in self.gaps.look(bloom_filter, shape, sender_id, entries, now_ms):
+                if self.answers is not None:
+                    self.answers.offer(Entry(key), self.log, now_ms, sender_id)
+
+    # --- forged messages
+    #
+    # Where an ID proves the content alone, copies with that content may name different senders,
+    # clocks and histories, and nobody can tell which is genuine. The first that can be delivered
+    # counts: otherwise a copy with invented causes would hold up the content for as long as they
+    # are waited for.
+
+    def _reject(self, message: SdsMessage, hint: bytes | None, events: list[Event]) -> None:
+        """Report a forged message, once."""
+        if self.claims.is_news(message):
+            message_id, sender, lamport = message.message_id, message.sender_id, message.lamport
+            certain = self.claims.is_certain(message_id)
+            content = message.content or b""
+            self.counts.forged += 1
+            events.append(Forged(message_id, sender, lamport or 0, content, hint, certain))
+
+    def _frees(self, message: SdsMessage) -> bool:
+        """Return True if a message waits of which this copy with its proven content need not."""
+        serial = self.incoming.ids.get(message.message_id)
+        if serial is None:
+            return False
+        waiting = self.incoming.waiting[serial]
+        if not waiting.unmet or waiting.message.content != message.content:
+            return False
+        return proof_of(message) is Proof.CONTENT and not self._unmet(message)
+
+    def _withdraw(self, message_id: str, events: list[Event]) -> None:
+        """Let a message go whose place another one takes: its ID proves nothing, or it waits."""
+        copy = self.claims.is_certain(message_id)
+        lamport = 0 if copy else self.claims.withdraw(message_id)
+        self.counts.forged += not copy
+        if self.incoming.withdraw(message_id):
+            for forgotten in self.incoming.take_forgotten():
+                self._stop_asking(forgotten)
+            return
+        self.log.remove((lamport, message_id))
+        self.heads.ids.pop(message_id, None)
+        # It may have passed for naming messages that nothing else names.
+        self.showing.due = True
+        if self.answers is not None:
+            self.answers.drop(message_id)
+        events.append(Withdrawn(message_id, lamport))
+
+    # --- answering repair requests
+
+    def _answer(self, now_ms: int, events: list[Event]) -> None:
+        """Send again what others asked for and is due, and recall what is not in memory."""
+        if self.answers is None:
+            return
+        for message in self.answers.take(now_ms):
+            self._send_again(message, events)
+        ids = self.answers.take_recalls(now_ms)
+        if ids:
+            events.append(Recall(ids))
+
+    def _send_again(self, message: SdsMessage, events: list[Event]) -> None:
+        assert self.answers is not None
+        requester = self.answers.requester_of(message.message_id)
+        try:
+            sent = replace(
+                self._broadcast(message, Reason.REPAIR, shown=False), requester=requester
+            )
+        except ValueError:
+            # In the older revision, as it came, its history takes less room.
+            self.counts.repair_requests_ignored += 1
+            return
+        if self.answers.budget.spend(self.clock.latest_ms, requester, len(sent.payload)):
+            events += [sent, RepairAnswered(message.message_id)]
+        else:
+            self.counts.repair_requests_ignored += 1
+
     # --- sweeps
 
     def _running(self, now_ms: int) -> int:
-        """The running time; what is missing is looked for again after a rest."""
+        """Return the running time; after a rest, prolong the search for what is missing."""
         config, before_ms = self.config, self.clock.latest_ms
         running_ms = self.clock.running_ms(now_ms)
         unattended_ms = running_ms - before_ms
@@ -554,6 +729,7 @@ class MessageChannel:
         self._release(now_ms, events)
         if not self.incoming.waiting:
             return
+        self._lose(self._surplus(""), now_ms, events, early=True)
         if self.config.lost_after_ms is not None:
             expired = self.incoming.expired(now_ms - self.config.lost_after_ms)
             self._lose(expired, now_ms, events)
@@ -567,16 +743,22 @@ class MessageChannel:
             if missing:
                 events.append(Missing(missing))
 
-    def _lose(self, message_ids: list[str], now_ms: int, events: list[Event]) -> None:
+    def _surplus(self, sender_id: str) -> list[str]:
+        config = self.config
+        return self.incoming.surplus(config.max_missing, config.max_missing_of_sender, sender_id)
+
+    def _lose(
+        self, message_ids: list[str], now_ms: int, events: list[Event], *, early: bool = False
+    ) -> None:
         """Mark dependencies as irretrievably lost (SDS, "Periodic incoming buffer sweep")."""
         if not message_ids:
             return
         self.counts.lost += len(message_ids)
         self.showing.due = True
-        events.append(Lost(tuple(message_ids)))
+        events.append(Lost(tuple(message_ids), early))
         for message_id in message_ids:
             self.lost[message_id] = None
-            self.stop_asking(message_id)
+            self._stop_asking(message_id)
             self.incoming.met(message_id)
         while len(self.lost) > MAX_LOST_IDS:
             del self.lost[next(iter(self.lost))]
@@ -588,7 +770,7 @@ class MessageChannel:
             now_ms, config.resend_ms, config.resend_possible_ms, config.max_sends
         )
         shown = config.filter_every == 1
-        events += [self.broadcast(each, Reason.RESEND, shown=shown) for each in again]
+        events += [self._broadcast(each, Reason.RESEND, shown=shown) for each in again]
         events += gave_up
         if again:
             self.pace.active(now_ms)

@@ -23,7 +23,7 @@ from hashlib import blake2b
 from typing import Final
 
 from storenode.common.bounded import BoundedDict
-from storenode.sds.envelope import SdsMessage
+from storenode.sds.codec import SdsMessage
 from storenode.sds.ids import IdSet
 from storenode.sds.limits import MAX_FORGERIES_TOLD, MAX_UNPROVEN
 from storenode.sds.naming import content_id
@@ -41,7 +41,7 @@ class Proof(Enum):
     CONTENT = "content"
     """It is the SHA-256 of the content, as `@waku/sds` makes it: the content is genuine, while
     sender, clock and history are anybody's claim. Those of the first copy that can be delivered
-    count (`storenode.sds.forgeries`)."""
+    count (`storenode.sds.channel`)."""
 
     MESSAGE = "message"
     """It covers channel, sender, clock, history and content (`storenode.sds.naming`)."""
@@ -49,11 +49,8 @@ class Proof(Enum):
     OWN = "own"
     """It cannot be recomputed, and this participant sent it."""
 
-    UNKNOWN = "unknown"
-    """It was stored by a version that did not look."""
-
     def __bool__(self) -> bool:
-        return self not in (Proof.NONE, Proof.UNKNOWN)
+        return self is not Proof.NONE
 
 
 class Verdict(Enum):

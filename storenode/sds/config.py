@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from storenode.sds.bloom import FilterShape
-from storenode.sds.envelope import check_id
+from storenode.sds.codec import check_id
 from storenode.sds.limits import (
     MAX_GAP_IDS,
     MAX_HISTORY_ENTRIES,
@@ -14,7 +14,7 @@ from storenode.sds.limits import (
 
 _AT_LEAST_ONE: Final = (
     *("history_entries", "possible_acks", "max_sends", "filter_every", "filter_every_ms"),
-    *("max_waiting", "max_waiting_bytes", "max_missing", "max_outgoing"),
+    *("max_waiting", "max_waiting_bytes", "max_missing", "max_missing_of_sender", "max_outgoing"),
 )
 
 
@@ -84,7 +84,9 @@ class ChannelConfig:
       (`storenode.sds.showing`).
     - ``name_heads``: histories also name what no other message names, and what nobody has
       acknowledged. Without it the filter goes with each sync message.
-    - ``max_waiting``, ``max_waiting_bytes``, ``max_missing``: bounds of the incoming buffer.
+    - ``max_waiting``, ``max_waiting_bytes``: bounds of the incoming buffer; what is past them is
+      refused. ``max_missing`` dependencies are waited for, ``max_missing_of_sender`` of them
+      because of one sender's messages; what is past them is given up.
     - ``max_outgoing``: unacknowledged messages; sending more is refused.
     - ``keep_entries``: entries of the log that stay at least, as do the newest 2,048 in any
       case; None: all.
@@ -117,7 +119,8 @@ class ChannelConfig:
     name_heads: bool = True
     max_waiting: int = 10_000
     max_waiting_bytes: int = 64 * 1024 * 1024
-    max_missing: int = 65_536
+    max_missing: int = 8_192
+    max_missing_of_sender: int = 2_048
     max_outgoing: int = 10_000
     keep_entries: int | None = None
     release_at_sweep: bool = False

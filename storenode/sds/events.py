@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from storenode.sds.claims import Proof
-from storenode.sds.envelope import Entry, Kind
+from storenode.sds.codec import Entry, Kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,13 +89,16 @@ class Broadcast:
     """Send these bytes to the channel. ``Published`` may come back, and need not.
 
     ``passes``: a store need not keep it. It is an ephemeral message, one that it holds, or a sync
-    message that only says again what a former one has said.
+    message that only says again what a former one has said. An answer to a repair request of
+    ``requester`` need not be sent if a store holds the message, since it can be fetched there: then
+    give its bytes back by `AnswerBudget.refund`.
     """
 
     payload: bytes
     message_id: str
     reason: Reason
     passes: bool = False
+    requester: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,9 +220,13 @@ class Missing:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Dependencies that were given up; what waited for them is delivered."""
+    """Dependencies that were given up; what waited for them is delivered.
+
+    ``early``: for want of room, before anybody can have answered. A search may still find them.
+    """
 
     message_ids: tuple[str, ...]
+    early: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +260,7 @@ class RepairRequested:
 
 @dataclass(frozen=True, slots=True)
 class RepairAnswered:
-    """A message that others asked for is broadcast again."""
+    """A message that others asked for is broadcast again, unless a store holds it."""
 
     message_id: str
 
@@ -268,19 +275,6 @@ class Recall:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupsUnfit:
-    """The configured response groups do not fit the participants that were heard.
-
-    Of about ``participants``, ``groups`` groups are so large that many answer at once, or so small
-    that often nobody does; ``fitting`` groups are recommended, for all participants alike.
-    """
-
-    groups: int
-    participants: int
-    fitting: int
-
-
-@dataclass(frozen=True, slots=True)
 class ClockCapped:
     """A received clock was further ahead than allowed; ours followed only to the bound."""
 
@@ -290,10 +284,11 @@ class ClockCapped:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A packet was not taken; it may come again."""
+    """A packet that was not taken and may come again; ``sentence`` says what is malformed."""
 
     reason: Refusal
     message_id: str | None = None
+    sentence: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,7 +316,6 @@ Event = (
     | RepairRequested
     | RepairAnswered
     | Recall
-    | GroupsUnfit
     | ClockCapped
     | Refused
     | Pruned

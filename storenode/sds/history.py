@@ -9,8 +9,8 @@ one message and fetches what it lacks has everything that its sender had, withou
 from collections.abc import Iterable
 from typing import Final
 
+from storenode.sds.codec import Entry, size_of
 from storenode.sds.config import ChannelConfig
-from storenode.sds.envelope import Entry, size_of
 from storenode.sds.limits import MAX_HEADS, MAX_HISTORY_BYTES
 from storenode.sds.log import Log
 

@@ -10,6 +10,7 @@ a dependency is met, just the messages that wait for it are looked at.
 | ... that was missing      | it is missing no longer, and still unmet                            |
 | a dependency is met       | who waited for it waits for one less; nothing left: ready           |
 | one is missing too long   | it is lost, which unblocks like meeting it                          |
+| too many are missing      | the oldest of the sender that names most of them are lost           |
 | messages wait in a circle | the first of them in log order is made ready                        |
 
 Source: SDS, "Receive message", "Periodic incoming buffer sweep".
@@ -17,15 +18,12 @@ Source: SDS, "Receive message", "Periodic incoming buffer sweep".
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Final
+from heapq import heapify, heapreplace
 
 from storenode.sds.claims import Proof
-from storenode.sds.envelope import Entry, SdsMessage
+from storenode.sds.codec import Entry, SdsMessage
 from storenode.sds.events import MissingMessage
-from storenode.sds.limits import MAX_HINTS_PER_MISSING, MAX_WAITING_SYNCS
-
-ENTRY_BYTES: Final = 256
-"""About what an entry of a history takes while it is waited for."""
+from storenode.sds.limits import ENTRY_BYTES, MAX_HINTS_PER_MISSING, MAX_WAITING_SYNCS
 
 
 @dataclass(slots=True)
@@ -43,18 +41,19 @@ class Waiting:
 
     @property
     def size_bytes(self) -> int:
-        """What is charged against the bound of the buffer."""
+        """The bytes that are charged against the bound of the buffer."""
         entries = len(self.message.history) * ENTRY_BYTES
         return len(self.message.content or b"") + entries + ENTRY_BYTES
 
 
 @dataclass(slots=True)
 class Want:
-    """A missing message: since when, and how it may be found."""
+    """A missing message: since when, how to find it, and whose message named it first."""
 
     since_ms: int
     hints: list[bytes] = field(default_factory=list)
     sender_id: str | None = None
+    named_by: str = ""
 
 
 class IncomingBuffer:
@@ -65,6 +64,7 @@ class IncomingBuffer:
         "_next",
         "_syncs",
         "_waiters",
+        "_wants_of",
         "forgotten",
         "ids",
         "ready",
@@ -76,6 +76,7 @@ class IncomingBuffer:
         self.waiting: dict[int, Waiting] = {}
         self.ids: dict[str, int] = {}
         self.wants: dict[str, Want] = {}
+        self._wants_of: dict[str, dict[str, None]] = {}
         self.ready: dict[int, None] = {}
         self._waiters: dict[str, dict[int, None]] = {}
         self._syncs: dict[int, None] = {}
@@ -87,49 +88,78 @@ class IncomingBuffer:
         return len(self.waiting)
 
     def fits(self, waiting: Waiting, messages: int, size_bytes: int, missing: int) -> bool:
-        """Whether a message can be added within these bounds, or a sync message within half.
+        """Return True if a message can be added within these bounds, a sync message within half.
 
-        Sync messages bring nothing but wishes; content must not wait for them.
+        Sync messages bring nothing but wishes; content must not wait for them. For content the
+        bound of what is missing is kept by `surplus`.
         """
-        if not waiting.message.content:
-            messages, size_bytes, missing = messages // 2, size_bytes // 2, missing // 2
-        if len(self.waiting) >= messages or self._bytes + waiting.size_bytes > size_bytes:
-            return False
+        if waiting.message.content:
+            return self._has_room(waiting, messages, size_bytes)
         new = sum(key not in self.wants and key not in self.ids for key in waiting.unmet)
-        return len(self.wants) + new <= missing
+        return (
+            self._has_room(waiting, messages // 2, size_bytes // 2)
+            and len(self.wants) + new <= missing // 2
+        )
+
+    def _has_room(self, waiting: Waiting, messages: int, size_bytes: int) -> bool:
+        return len(self.waiting) < messages and self._bytes + waiting.size_bytes <= size_bytes
+
+    def surplus(self, most: int, most_of_sender: int, sender_id: str) -> list[str]:
+        """Return the missing messages to give up so that these bounds hold again.
+
+        They are the oldest of the sender whose messages were just added, then of those senders
+        that name most.
+        """
+        of_sender = list(self._wants_of.get(sender_id, ()))
+        found = of_sender[: max(len(of_sender) - most_of_sender, 0)]
+        excess = len(self.wants) - len(found) - most
+        if excess <= 0:
+            return found
+        left = {sender: iter(names) for sender, names in self._wants_of.items()}
+        left[sender_id] = iter(of_sender[len(found) :])
+        sizes = [(-len(names), sender) for sender, names in self._wants_of.items()]
+        heapify(sizes)
+        for _ in range(excess):
+            size, sender = sizes[0]
+            found.append(next(left[sender]))
+            heapreplace(sizes, (size + 1, sender))
+        return found
 
     def add(self, waiting: Waiting, now_ms: int) -> list[str]:
-        """Add a message; answer which of its dependencies are missing, in its order."""
+        """Add a message; return which of its dependencies are missing, in its order."""
         serial = self._next
         self._next += 1
         self._put(serial, waiting)
         missing = []
         for entry in waiting.message.history:
             if entry.message_id in waiting.unmet and entry.message_id not in self.ids:
-                self.want(entry, now_ms)
+                self.want(entry, now_ms, waiting.message.sender_id)
                 missing.append(entry.message_id)
         if waiting.message.content:
-            self.wants.pop(waiting.message.message_id, None)
+            self._drop_want(waiting.message.message_id)
         if len(self._syncs) > MAX_WAITING_SYNCS:
             self._forget(next(iter(self._syncs)))
         return list(dict.fromkeys(missing))
 
     def take_forgotten(self) -> list[str]:
-        """What is missing no longer, since only a forgotten sync message named it."""
+        """Return what is missing no longer, since only a forgotten sync message named it."""
         forgotten, self.forgotten = self.forgotten, []
         return forgotten
 
-    def want(self, entry: Entry, now_ms: int) -> None:
+    def want(self, entry: Entry, now_ms: int, named_by: str) -> None:
         """Remember that a message is missing, and one more way to find it."""
-        want = self.wants.setdefault(entry.message_id, Want(now_ms))
+        want = self.wants.get(entry.message_id)
+        if want is None:
+            want = self.wants[entry.message_id] = Want(now_ms, named_by=named_by)
+            self._wants_of.setdefault(named_by, {})[entry.message_id] = None
         hint = entry.hint
         if hint and hint not in want.hints and len(want.hints) < MAX_HINTS_PER_MISSING:
             want.hints.append(hint)
         want.sender_id = want.sender_id or entry.sender_id
 
     def met(self, message_id: str) -> None:
-        """A dependency is in the log, or given up: whoever waits for nothing else is ready."""
-        self.wants.pop(message_id, None)
+        """Note that a dependency is met or given up; what waits for nothing else is ready."""
+        self._drop_want(message_id)
         for serial in self._waiters.pop(message_id, ()):
             waiting = self.waiting[serial]
             waiting.unmet.discard(message_id)
@@ -151,7 +181,7 @@ class IncomingBuffer:
         return True
 
     def expired(self, before_ms: int) -> list[str]:
-        """IDs that have been missing since before a time, longest first."""
+        """Return the IDs that have been missing since before a time, longest first."""
         found = []
         for message_id, want in self.wants.items():
             if want.since_ms >= before_ms:
@@ -160,14 +190,14 @@ class IncomingBuffer:
         return found
 
     def prolong(self, since_ms: int) -> None:
-        """What has been missing for longer counts as missing since then."""
+        """Count what has been missing for longer as missing since a time."""
         for want in self.wants.values():
             if want.since_ms >= since_ms:
                 break
             want.since_ms = since_ms
 
     def missing(self, message_ids: Iterable[str] | None = None) -> tuple[MissingMessage, ...]:
-        """What is missing, or of the given IDs, as it is told to the application."""
+        """Return what is missing, or what of the given IDs is, as the application sees it."""
         chosen = self.wants if message_ids is None else message_ids
         return tuple(
             MissingMessage(key, tuple(want.hints), want.sender_id)
@@ -176,11 +206,11 @@ class IncomingBuffer:
         )
 
     def waiters(self, message_id: str) -> list[Waiting]:
-        """The messages that wait for a dependency."""
+        """Return the messages that wait for a dependency."""
         return [self.waiting[serial] for serial in self._waiters.get(message_id, ())]
 
     def circles(self) -> list[int]:
-        """Messages that wait for nothing missing, so for themselves in the end, in log order."""
+        """Return the messages that wait for each other only, in log order."""
         waits_for_missing: set[int] = set()
         ids = list(self.wants)
         while ids:
@@ -198,7 +228,7 @@ class IncomingBuffer:
         return [serial for _, _, serial in sorted(stuck)]
 
     def force(self, serial: int) -> bool:
-        """Make a message of a circle ready; False when it was already."""
+        """Make a message of a circle ready; return False when it was already."""
         waiting = self.waiting.get(serial)
         if waiting is None or not waiting.unmet:
             return False
@@ -214,7 +244,9 @@ class IncomingBuffer:
             if not value.unmet:
                 self.ready[serial] = None
         self._next = len(waiting)
-        self.wants.update(wants)
+        for message_id, want in wants:
+            self.wants[message_id] = want
+            self._wants_of.setdefault(want.named_by, {})[message_id] = None
 
     def check(self) -> None:
         """Verify the invariants: who waits is found by what it waits for, and the reverse."""
@@ -228,6 +260,9 @@ class IncomingBuffer:
             assert all(key in self.waiting[serial].unmet for serial in serials)
         unmet = {key for waiting in self.waiting.values() for key in waiting.unmet}
         assert self.wants.keys() == unmet - self.ids.keys()
+        named = {key: sender for sender, keys in self._wants_of.items() for key in keys}
+        assert named == {key: want.named_by for key, want in self.wants.items()}
+        assert all(self._wants_of.values())
         assert self._bytes == sum(waiting.size_bytes for waiting in self.waiting.values())
 
     def _put(self, serial: int, waiting: Waiting) -> None:
@@ -260,5 +295,15 @@ class IncomingBuffer:
             del waiters[serial]
             if not waiters:
                 del self._waiters[message_id]
-                if self.wants.pop(message_id, None) is not None:
+                if self._drop_want(message_id):
                     self.forgotten.append(message_id)
+
+    def _drop_want(self, message_id: str) -> bool:
+        want = self.wants.pop(message_id, None)
+        if want is None:
+            return False
+        names = self._wants_of[want.named_by]
+        del names[message_id]
+        if not names:
+            del self._wants_of[want.named_by]
+        return True

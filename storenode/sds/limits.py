@@ -9,7 +9,7 @@ MAX_ID_BYTES: Final = 256
 """A channel ID, message ID or sender ID, as UTF-8."""
 
 MAX_HISTORY_ENTRIES: Final = 256
-"""Causal history entries of one message."""
+"""Causal history entries of a message that a store node indexes, and of an own one."""
 
 SDS_KEY_BYTES: Final = 16
 """Size of the index key of a (channel, message ID) pair."""
@@ -34,7 +34,7 @@ MAX_CLOCK: Final = 2**64 - 1
 """Largest Lamport timestamp that the wire can carry."""
 
 MAX_REPAIR_ENTRIES: Final = 256
-"""Repair requests of one message that is accepted at all."""
+"""Repair requests that are read of one message; more are left out."""
 
 MAX_REPAIR_ANSWERED: Final = 32
 """Repair requests of one message that are looked at; the rest will be asked again."""
@@ -45,8 +45,17 @@ MAX_PENDING_ANSWERS: Final = 1_024
 MAX_ANSWERS_AT_ONCE: Final = 32
 """Repair answers of one step; what is left is due at the next."""
 
+ANSWER_EPOCH_MS: Final = 600_000
+MAX_ANSWER_BYTES: Final = 4 * 1024 * 1024
+MAX_ANSWER_BYTES_PER_REQUESTER: Final = 1024 * 1024
+"""What is sent again in an epoch because others ask for it, in all and for each of them. What a
+store holds is not sent, and does not count."""
+
 ASK_EVERY_MS: Final = 1_000
-"""Time between sync messages that are sent only to carry repair requests."""
+ASKS_IN_VAIN: Final = 32
+MAX_ASK_EVERY_MS: Final = 60_000
+"""Time between sync messages that are sent only to carry repair requests. After so many without an
+answer it doubles with each four, up to a bound."""
 
 MAX_REMEMBERED_ANSWERS: Final = 4_096
 """IDs answered lately, which are not answered again so soon."""
@@ -57,14 +66,11 @@ RECALL_EVERY_MS: Final = 1_000
 """Messages that others ask for and that are not in memory: how many may wait to be read, how many
 are read together, and how often."""
 
-MAX_COUNTED: Final = 512
-"""Participants that are counted one by one; more are estimated."""
-
-CENSUS_MS: Final = 86_400_000
-"""How long participants are counted before it begins anew."""
-
 MAX_REPAIR_REQUESTS: Final = 65_536
 """Own repair requests that wait for their time: one per missing message at most."""
+
+ENTRY_BYTES: Final = 256
+"""About what an entry of a causal history takes in memory."""
 
 MAX_WAITING_SYNCS: Final = 256
 """Sync messages in the incoming buffer; the oldest makes room."""
@@ -76,7 +82,7 @@ UNATTENDED_SWEEPS: Final = 4
 """Periods of telling what is missing after which nobody has looked for it, as far as we know: the
 participant was off, or asleep."""
 
-MAX_LOST_IDS: Final = 65_536
+MAX_LOST_IDS: Final = 16_384
 """Given-up dependencies that are remembered; past it the oldest is forgotten, and would be
 waited for once more if a new message named it."""
 
@@ -143,11 +149,16 @@ MAX_SETS_PER_SENDER: Final = 64
 MAX_PLACES: Final = 16_384
 """Contents that are not complete, and their segments, of which only the places are kept."""
 
-MAX_CLAIMS: Final = 3
-"""Different segments that are remembered for one place in a content."""
+MAX_CANDIDATES: Final = 16
+"""Different segments that are remembered for one index of a content."""
 
+MAX_NAMED_BY_SEGMENT: Final = 8
+"""Causes of a segment that are remembered, the last ones: the segment before is one of them."""
+
+MAX_LINKED_ATTEMPTS: Final = 64
 MAX_ATTEMPTS: Final = 16
-"""How often one content is put together and does not have its hash, before it is given up."""
+"""How often one content is put together and does not have its hash: of segments that name each
+other, and of others."""
 
 MAX_LOADED_MESSAGES: Final = 4_096
 """Messages at the end of the log in which parts of contents are looked for after a restart."""

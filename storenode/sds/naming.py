@@ -8,7 +8,7 @@ are the same message.
 from collections.abc import Iterable
 from hashlib import sha256
 
-from storenode.sds.envelope import Entry
+from storenode.sds.codec import Entry
 from storenode.sds.proofs import joined, message_digest
 
 _SIGNED = b"sds.v1.signed"

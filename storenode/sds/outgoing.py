@@ -22,7 +22,7 @@ from heapq import heappop, heappush
 from itertools import islice
 
 from storenode.sds.bloom import FilterShape, Probe, Shape, holds
-from storenode.sds.envelope import SdsMessage
+from storenode.sds.codec import SdsMessage
 from storenode.sds.events import Acknowledged, Event, GaveUp, PossiblyAcknowledged
 from storenode.sds.limits import MAX_FOREIGN_HITS
 

@@ -15,8 +15,8 @@ from collections.abc import Iterable
 from typing import Final
 
 from storenode.sds.chance import Chance
+from storenode.sds.codec import Entry
 from storenode.sds.config import ChannelConfig
-from storenode.sds.envelope import Entry
 from storenode.sds.limits import MAX_OWED_IDS
 
 _RARER: Final = 16

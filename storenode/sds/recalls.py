@@ -25,7 +25,7 @@ class Recalls:
         return True
 
     def take(self, now_ms: int) -> tuple[str, ...]:
-        """What is to be recalled now, the longest due first."""
+        """Return what is to be recalled now, the longest due first."""
         if not self.due or now_ms < self._next_ms:
             return ()
         due = sorted((at, key) for key, at in self.due.items() if at <= now_ms)
@@ -37,5 +37,5 @@ class Recalls:
         return taken
 
     def next_due_ms(self) -> int | None:
-        """When something is to be recalled next."""
+        """Return when something is to be recalled next."""
         return max(min(self.due.values()), self._next_ms) if self.due else None

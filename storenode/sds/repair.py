@@ -4,21 +4,26 @@ A request waits for a time that depends on who asks for what, so that few ask at
 carried by the next own message after that, and again in the same rhythm until the message came
 or was given up. Seeing another's request for the same message puts ours off. An answer waits
 too, the sender's own being first; seeing the message meanwhile cancels it, and a message that was
-answered lately is not answered again.
+answered lately is not answered again. How many bytes are sent again in an epoch is bounded, for
+each participant that asks and in all.
 
 Source: the newest revision's extension SDS-R, and the published implementation for its times.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from functools import lru_cache
 from hashlib import sha256
 from heapq import heappop, heappush
 
 from storenode.common.bounded import BoundedDict
+from storenode.sds.codec import Entry, SdsMessage
 from storenode.sds.config import RepairConfig
-from storenode.sds.envelope import Entry, SdsMessage
 from storenode.sds.limits import (
+    ANSWER_EPOCH_MS,
+    ENTRY_BYTES,
+    MAX_ANSWER_BYTES,
+    MAX_ANSWER_BYTES_PER_REQUESTER,
     MAX_ANSWERS_AT_ONCE,
     MAX_PENDING_ANSWERS,
     MAX_REMEMBERED_ANSWERS,
@@ -31,24 +36,24 @@ from storenode.sds.recalls import Recalls
 
 @lru_cache(maxsize=1024)
 def number_of(text: str) -> int:
-    """The first 64 bits of SHA-256 over UTF-8."""
+    """Return the first 64 bits of SHA-256 over UTF-8."""
     return int.from_bytes(sha256(text.encode()).digest()[:8])
 
 
 def request_delay_ms(config: RepairConfig, own_id: str, message_id: str) -> int:
-    """How long a participant waits before it asks for a message."""
+    """Return how long a participant waits before it asks for a message."""
     span = config.request_max_ms - config.request_min_ms
     return number_of(own_id + message_id) % span + config.request_min_ms
 
 
 def answer_delay_ms(config: RepairConfig, own_id: str, sender_id: str, message_id: str) -> int:
-    """How long a participant waits before it answers; nothing if it sent the message."""
+    """Return how long a participant waits before it answers; 0 if it sent the message."""
     distance = number_of(own_id) ^ number_of(sender_id)
     return distance * number_of(message_id) % config.request_max_ms
 
 
 def may_answer(config: RepairConfig, own_id: str, sender_id: str, message_id: str) -> bool:
-    """Whether a participant is of the response group that answers for a sender's message."""
+    """Return True if a participant is of the group that answers for a sender's message."""
     if config.groups == 1 or own_id == sender_id:
         return True
     own, sender = number_of(own_id + message_id), number_of(sender_id + message_id)
@@ -79,7 +84,7 @@ class Requests:
             self._queue = sorted((due_ms, key) for key, (due_ms, _) in self.due.items())
 
     def discard(self, message_id: str) -> None:
-        """The message came, or was given up."""
+        """Stop asking for a message that came or was given up."""
         self.due.pop(message_id, None)
 
     def put_off(self, message_id: str, now_ms: int) -> None:
@@ -88,7 +93,7 @@ class Requests:
             self.put(self.due[message_id][1], now_ms + self._delay_ms(message_id))
 
     def take(self, now_ms: int) -> list[Entry]:
-        """What the message that is sent now asks for; each will be due again."""
+        """Return what the message that is sent now asks for; each will be due again."""
         taken: list[Entry] = []
         while len(taken) < self._config.requests_per_message and self._is_due(now_ms):
             _, message_id = heappop(self._queue)
@@ -98,7 +103,7 @@ class Requests:
         return taken
 
     def next_due_ms(self) -> int | None:
-        """When the next request is due."""
+        """Return when the next request is due."""
         while self._queue:
             due_ms, message_id = self._queue[0]
             if self.due.get(message_id, (None,))[0] == due_ms:
@@ -114,10 +119,45 @@ class Requests:
         return request_delay_ms(self._config, self._own_id, message_id)
 
 
+class AnswerBudget:
+    """The bytes that may still be sent again in this epoch, by who asked. Names are claims."""
+
+    __slots__ = ("epoch", "spent")
+
+    def __init__(self) -> None:
+        self.epoch = 0
+        self.spent: Counter[str] = Counter()
+
+    @property
+    def spent_bytes(self) -> int:
+        """The bytes that were sent in the epoch."""
+        return self.spent.total()
+
+    def spend(self, now_ms: int, requester: str, size_bytes: int) -> bool:
+        """Take bytes from the budget; return False where they are not left."""
+        if now_ms // ANSWER_EPOCH_MS != self.epoch:
+            self.epoch = now_ms // ANSWER_EPOCH_MS
+            self.spent.clear()
+        if (
+            self.spent[requester] + size_bytes > MAX_ANSWER_BYTES_PER_REQUESTER
+            or self.spent_bytes + size_bytes > MAX_ANSWER_BYTES
+        ):
+            return False
+        self.spent[requester] += size_bytes
+        return True
+
+    def refund(self, requester: str, size_bytes: int) -> None:
+        """Give back what need not be sent."""
+        self.spent[requester] = max(self.spent[requester] - size_bytes, 0)
+
+
 class Answers:
     """Messages that can be sent again, those that will be, and those that were lately."""
 
-    __slots__ = ("_bytes", "_config", "_own_id", "answered", "kept", "pending", "recalls")
+    __slots__ = (
+        *("_bytes", "_config", "_own_id"),
+        *("answered", "budget", "kept", "pending", "recalls", "requesters"),
+    )
 
     def __init__(self, config: RepairConfig, own_id: str) -> None:
         self._config = config
@@ -126,6 +166,8 @@ class Answers:
         self.pending: dict[str, int] = {}
         self.answered = BoundedDict[str, int](MAX_REMEMBERED_ANSWERS)
         self.recalls = Recalls()
+        self.budget = AnswerBudget()
+        self.requesters = BoundedDict[str, str](MAX_REMEMBERED_ANSWERS)
         self._bytes = 0
 
     def keep(self, message: SdsMessage) -> None:
@@ -142,23 +184,23 @@ class Answers:
             self.pending.pop(oldest.message_id, None)
 
     def drop(self, message_id: str) -> None:
-        """A message turned out not to be the genuine one: nobody is given it."""
+        """Forget a message that turned out not to be the genuine one."""
         self.recalls.due.pop(message_id, None)
         message = self.kept.pop(message_id, None)
         if message is not None:
             self._bytes -= _size(message)
             self.pending.pop(message_id, None)
 
-    def asked(self, entries: Sequence[Entry], log: Log, now_ms: int) -> int:
-        """Another participant asked for messages; of how many of these nothing comes.
+    def asked(self, entries: Sequence[Entry], log: Log, now_ms: int, requester: str) -> int:
+        """Note what another participant asked for; return of how many of these nothing comes.
 
         Most messages of the ``log`` are not in memory.
         """
         looked_at = entries[:MAX_REPAIR_ANSWERED]
-        return len(entries) - sum(self.offer(each, log, now_ms) for each in looked_at)
+        return len(entries) - sum(self.offer(each, log, now_ms, requester) for each in looked_at)
 
-    def offer(self, entry: Entry, log: Log, now_ms: int) -> bool:
-        """A participant asked for a message, or lacks it; False when nothing comes of that."""
+    def offer(self, entry: Entry, log: Log, now_ms: int, requester: str) -> bool:
+        """Note that a participant wants a message; return False if nothing comes of it."""
         message_id = entry.message_id
         message = self.kept.get(message_id)
         if (message is None and message_id not in log) or self._is_under_way(message_id, now_ms):
@@ -170,19 +212,26 @@ class Answers:
             return False
         due_ms = now_ms + answer_delay_ms(self._config, self._own_id, sender_id or "", message_id)
         if message is None:
-            return self.recalls.add(message_id, due_ms)
-        if len(self.pending) >= MAX_PENDING_ANSWERS:
+            if not self.recalls.add(message_id, due_ms):
+                return False
+        elif len(self.pending) >= MAX_PENDING_ANSWERS:
             return False
-        self.pending[message_id] = due_ms
+        else:
+            self.pending[message_id] = due_ms
+        self.requesters[message_id] = requester
         return True
 
+    def requester_of(self, message_id: str) -> str:
+        """Return who was the last to ask for a message; "" if that is forgotten."""
+        return self.requesters.get(message_id, "")
+
     def seen(self, message_id: str) -> None:
-        """The message came again: somebody else has answered."""
+        """Cancel the answer with a message that came again: somebody else has answered."""
         self.pending.pop(message_id, None)
         self.recalls.due.pop(message_id, None)
 
     def take(self, now_ms: int) -> list[SdsMessage]:
-        """Messages whose answer is due, the longest due first."""
+        """Return the messages whose answer is due, the longest due first."""
         due = sorted((at, key) for key, at in self.pending.items() if at <= now_ms)
         due = due[:MAX_ANSWERS_AT_ONCE]
         for _, message_id in due:
@@ -191,20 +240,20 @@ class Answers:
         return [self.kept[message_id] for _, message_id in due]
 
     def take_recalls(self, now_ms: int) -> tuple[str, ...]:
-        """IDs of messages that are to be recalled now; they count as answered."""
+        """Return the IDs of messages to recall now; they count as answered."""
         taken = self.recalls.take(now_ms)
         for message_id in taken:
             self.answered[message_id] = now_ms
         return taken
 
     def next_due_ms(self) -> int | None:
-        """When the next answer is due."""
+        """Return when the next answer is due."""
         recall_ms = self.recalls.next_due_ms()
         times = self.pending.values() if recall_ms is None else (*self.pending.values(), recall_ms)
         return min(times, default=None)
 
     def _is_under_way(self, message_id: str, now_ms: int) -> bool:
-        """Whether it will be answered, or was lately."""
+        """Return True if a message will be answered, or was lately."""
         if message_id in self.pending or message_id in self.recalls.due:
             return True
         at = self.answered.get(message_id)
@@ -212,4 +261,4 @@ class Answers:
 
 
 def _size(message: SdsMessage) -> int:
-    return len(message.content or b"") + 64 * len(message.history) + 256
+    return len(message.content or b"") + ENTRY_BYTES * (len(message.history) + 1)

@@ -124,7 +124,7 @@ def read_segment(data: bytes) -> Segment:
 
 
 def join(whole: SegmentSet, parts: Sequence[bytes]) -> bytes | None:
-    """The content of all parts in order; None where they are not those of the hash."""
+    """Return the content of all parts in order; None where it does not have the hash."""
     content = b"".join(parts)
     if whole.length is not None:
         content = content[: whole.length]

@@ -7,6 +7,7 @@ damage; a snapshot is the participant's own file, and is not meant to be taken f
 """
 
 import struct
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import astuple, fields
 from functools import partial
@@ -16,8 +17,8 @@ from typing import Any, Final, NamedTuple
 from storenode.sds.bloom import RollingFilter
 from storenode.sds.channel import MessageChannel
 from storenode.sds.claims import Claims, Unproven
+from storenode.sds.codec import Entry, decode_message, encode_message
 from storenode.sds.config import ChannelConfig
-from storenode.sds.envelope import Entry, decode_message, encode_message
 from storenode.sds.events import Counts
 from storenode.sds.ids import IdSet
 from storenode.sds.incoming import Waiting, Want
@@ -25,9 +26,7 @@ from storenode.sds.log import Log
 from storenode.sds.outgoing import Outgoing
 
 MAGIC: Final = b"SDSC"
-VERSION: Final = 3
-"""Version 1 knows neither heads nor when the filter goes along, and none before 3 whose ID proves
-anything; they are still read."""
+VERSION: Final = 4
 
 CHECKSUM_BYTES: Final = 16
 _FLOAT: Final = struct.Struct(">d")
@@ -59,10 +58,10 @@ def restore(config: ChannelConfig, data: bytes) -> MessageChannel:
     if len(body) <= len(MAGIC) or _checksum(body) != data[-CHECKSUM_BYTES:]:
         raise SnapshotError("the snapshot is damaged: restore an older one, or start anew")
     version = body[len(MAGIC)]
-    if not 1 <= version <= VERSION:
-        raise SnapshotError(f"the snapshot has version {version}: this one reads up to {VERSION}")
+    if version != VERSION:
+        raise SnapshotError(f"the snapshot has version {version}: only {VERSION} can be read")
     try:
-        return _restore(config, _Source(body, len(MAGIC) + 1), version)
+        return _restore(config, _Source(body, len(MAGIC) + 1))
     except SnapshotError:
         raise
     except (ValueError, IndexError, struct.error) as error:
@@ -77,7 +76,7 @@ class _Source:
         self.at = start
 
     def take(self, size: int) -> bytes:
-        """The next bytes."""
+        """Return the next bytes."""
         value = self.data[self.at : self.at + size]
         if len(value) != size:
             raise SnapshotError("the snapshot is cut short")
@@ -117,7 +116,7 @@ def _write_bytes(written: bytearray, value: bytes) -> None:
 
 
 def _made_of(form: _Form, taken: Callable[[Any], Any], made: Callable[[Any], Any]) -> _Form:
-    """What another form writes, after a change, and another one back."""
+    """Return a form that writes changed values by another form, and reads them back."""
     return _Form(
         lambda written, value: form.write(written, taken(value)),
         lambda source: made(form.read(source)),
@@ -172,14 +171,15 @@ _TIMES: Final = _made_of(_list_of(_row(_TEXT, _NUMBER)), lambda times: times.ite
 _MESSAGE: Final = _made_of(_BYTES, encode_message, partial(decode_message, stored=True))
 _MESSAGES: Final = _list_of(_MESSAGE)
 _OUTGOING: Final = _list_of(_row(_MESSAGE, _NUMBER, _NUMBER, _NUMBERS, _REAL))
-_WAITING: Final = (_MESSAGE, _maybe(_BYTES), _NUMBER, _TEXTS)
-_WANTS: Final = _list_of(_row(_TEXT, _NUMBER, _PAGES, _MAYBE_TEXT))
+_WAITING: Final = _list_of(_row(_MESSAGE, _maybe(_BYTES), _NUMBER, _TEXTS))
+_WANTS: Final = _list_of(_row(_TEXT, _NUMBER, _PAGES, _MAYBE_TEXT, _TEXT))
+_REQUESTERS: Final = _made_of(_list_of(_row(_TEXT, _TEXT)), lambda names: names.items(), dict)
 _REQUESTS: Final = _list_of(_row(_TEXT, _NUMBER, _maybe(_BYTES), _MAYBE_TEXT))
 _UNPROVEN: Final = _list_of(_row(_TEXT, _NUMBER, _BYTES, _FLAG))
 
 
 def _parts(channel: MessageChannel) -> Iterator[tuple[_Form, object]]:
-    """What is written, in order; `_restore` reads the same."""
+    """Yield the parts in the order of writing; `_restore` reads the same."""
     config, log, clock, incoming = channel.config, channel.log, channel.clock, channel.incoming
     yield _row(_TEXT, _TEXT), (config.channel_id, config.sender_id)
     yield _row(_NUMBER, _NUMBER), (config.filter.bits, config.filter.hashes)
@@ -199,7 +199,7 @@ def _parts(channel: MessageChannel) -> Iterator[tuple[_Form, object]]:
         ],
     )
     yield (
-        _list_of(_row(*_WAITING)),
+        _WAITING,
         [
             (each.message, each.hint, each.arrived_ms, sorted(each.unmet))
             for each in incoming.waiting.values()
@@ -207,7 +207,10 @@ def _parts(channel: MessageChannel) -> Iterator[tuple[_Form, object]]:
     )
     yield (
         _WANTS,
-        [(key, each.since_ms, each.hints, each.sender_id) for key, each in incoming.wants.items()],
+        [
+            (key, each.since_ms, each.hints, each.sender_id, each.named_by)
+            for key, each in incoming.wants.items()
+        ],
     )
     pace, gaps = channel.pace, channel.gaps
     yield _row(_NUMBER, _NUMBER, _TIMES), (pace.active_ms, pace.spoke_ms, pace.owed)
@@ -221,6 +224,10 @@ def _parts(channel: MessageChannel) -> Iterator[tuple[_Form, object]]:
     )
     yield _MESSAGES, () if answers is None else answers.kept.values()
     yield _row(_TIMES, _TIMES), ({}, {}) if answers is None else (answers.pending, answers.answered)
+    budget = None if answers is None else answers.budget
+    yield _REQUESTERS, {} if answers is None else answers.requesters
+    yield _row(_NUMBER, _TIMES), (0, {}) if budget is None else (budget.epoch, budget.spent)
+    yield _NUMBER, channel.asks_in_vain
     showing = channel.showing
     yield _row(_TEXTS, _FLAG), (channel.heads.ids, showing.due)
     yield _row(_NUMBER, _REAL), (showing.last_ms, pace.rarer)
@@ -234,11 +241,11 @@ def _parts(channel: MessageChannel) -> Iterator[tuple[_Form, object]]:
 
 class _NoChance:
     def uniform(self, a: float, b: float) -> float:
-        """Stands in where what is drawn is replaced at once."""
+        """Return a value that is replaced at once."""
         return min(a, b)
 
 
-def _restore(config: ChannelConfig, source: _Source, version: int) -> MessageChannel:
+def _restore(config: ChannelConfig, source: _Source) -> MessageChannel:
     _check_identity(source, config)
     channel = MessageChannel(config, 0, _NoChance())
     _read_log(source, channel)
@@ -253,22 +260,21 @@ def _restore(config: ChannelConfig, source: _Source, version: int) -> MessageCha
     channel.lost = dict.fromkeys(_TEXTS.read(source))
     for message, *rest in _OUTGOING.read(source):
         channel.outgoing.add(Outgoing(message, config.filter.probe(message.message_id), *rest))
-    _read_incoming(source, channel, version)
+    channel.incoming.restore(
+        [
+            Waiting(message, hint, arrived_ms, set(unmet))
+            for message, hint, arrived_ms, unmet in _WAITING.read(source)
+        ],
+        [(key, Want(*rest)) for key, *rest in _WANTS.read(source)],
+    )
     _read_pace(source, channel)
     _read_repair(source, channel)
-    if version > 1:
-        channel.heads.ids = dict.fromkeys(_TEXTS.read(source))
-        channel.showing.due, channel.showing.last_ms = _FLAG.read(source), _read_number(source)
-        channel.pace.rarer = _REAL.read(source)
-    else:
-        channel.showing.due = True
-    if version > 2:
-        claims = channel.claims
-        claims.unproven.update((key, Unproven(*rest)) for key, *rest in _UNPROVEN.read(source))
-        claims.older = IdSet.from_digests(claims.older.salt, _BYTES.read(source))
-    else:
-        channel.claims.add_older(entry.message_id for entry in channel.log.entries())
-        channel.claims.add_older(channel.incoming.ids)
+    channel.heads.ids = dict.fromkeys(_TEXTS.read(source))
+    channel.showing.due, channel.showing.last_ms = _FLAG.read(source), _read_number(source)
+    channel.pace.rarer = _REAL.read(source)
+    claims = channel.claims
+    claims.unproven.update((key, Unproven(*rest)) for key, *rest in _UNPROVEN.read(source))
+    claims.older = IdSet.from_digests(claims.older.salt, _BYTES.read(source))
     if source.at != len(source.data):
         raise SnapshotError("the snapshot goes on after its end")
     known = len(channel.log) + channel.log.pruned + len(channel.incoming.waiting)
@@ -291,17 +297,6 @@ def _read_log(source: _Source, channel: MessageChannel) -> None:
     channel.log.pruned = _read_number(source)
 
 
-def _read_incoming(source: _Source, channel: MessageChannel, version: int) -> None:
-    # Before version 3 with what it waited for in vain; that is found in its history.
-    form = _row(*_WAITING) if version > 2 else _row(*_WAITING, _TEXTS)
-    waiting = [
-        Waiting(message, hint, arrived_ms, set(unmet))
-        for message, hint, arrived_ms, unmet, *_ in _list_of(form).read(source)
-    ]
-    wants = [(key, Want(*rest)) for key, *rest in _WANTS.read(source)]
-    channel.incoming.restore(waiting, wants)
-
-
 def _read_pace(source: _Source, channel: MessageChannel) -> None:
     pace, gaps = channel.pace, channel.gaps
     pace.active_ms, pace.spoke_ms = _read_number(source), _read_number(source)
@@ -314,6 +309,8 @@ def _read_pace(source: _Source, channel: MessageChannel) -> None:
 def _read_repair(source: _Source, channel: MessageChannel) -> None:
     requests, kept = _REQUESTS.read(source), _MESSAGES.read(source)
     pending, answered = _TIMES.read(source), _TIMES.read(source)
+    requesters, epoch, spent = _REQUESTERS.read(source), _read_number(source), _TIMES.read(source)
+    channel.asks_in_vain = _read_number(source)
     if channel.requests is None or channel.answers is None:
         return
     for message_id, due_ms, hint, sender_id in requests:
@@ -324,6 +321,8 @@ def _read_repair(source: _Source, channel: MessageChannel) -> None:
         key: at for key, at in pending.items() if key in channel.answers.kept
     }
     channel.answers.answered.update(answered)
+    channel.answers.requesters.update(requesters)
+    channel.answers.budget.epoch, channel.answers.budget.spent = epoch, Counter(spent)
 
 
 def _checksum(body: bytes | bytearray) -> bytes:

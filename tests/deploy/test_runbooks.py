@@ -27,7 +27,7 @@ CASES: Final[Mapping[Callable[[World], None], tuple[str, ...]]] = {
     ),
     maintenance: (
         *("retention-failing", "maintenance-failing", "partitions-missing", "dead-tuples"),
-        "clock-wrong",
+        *("clock-wrong", "clock-differs"),
     ),
     peers: (
         *("peer-unreachable", "sync-refused", "peer-silent"),

@@ -2,7 +2,6 @@
 
 import json
 import os
-import pwd
 import queue
 import select
 import shutil
@@ -22,6 +21,8 @@ from tests.support.ports import HeldPort
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 90.0
 AS_ROOT = os.geteuid() == 0
+NAMELESS = 54_321
+"""A user ID that no system has an entry for, as with `docker run --user 54321`."""
 
 
 class Events:
@@ -121,7 +122,7 @@ def unprivileged() -> dict[str, object]:
     """
     if not AS_ROOT:
         return {}
-    uid = pwd.getpwnam("nobody").pw_uid
+    uid = NAMELESS
     candidates = [sys.executable, shutil.which("python3", path="/usr/local/bin:/usr/bin:/bin")]
     for python in filter(None, candidates):
         with suppress(OSError):

@@ -4,6 +4,7 @@ import os
 import shutil
 from pathlib import Path
 
+import psutil
 import pytest
 
 from store.embedded import (
@@ -12,6 +13,8 @@ from store.embedded import (
     EmbeddedSettings,
     account,
     binaries,
+    running_url,
+    user_names,
 )
 from store.embedded.process import Launch
 from tests.embedded.helpers import AS_ROOT, insert, node, open_directory, unprivileged, values
@@ -74,7 +77,7 @@ def test_programs_are_copied_only_where_root_alone_can_write(
             assert found == hidden
 
 
-def test_a_node_without_privileges_has_its_own_database() -> None:
+def test_a_node_whose_user_has_no_passwd_entry_has_its_own_database() -> None:
     options = unprivileged()
     with open_directory() as base:
         uid = options.get("uid", os.geteuid())
@@ -116,6 +119,64 @@ def test_a_cluster_of_roots_is_refused_with_the_remedy(
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     with pytest.raises(EmbeddedPostgresError, match="chown -R"):
         account.account_for(Path("/usr"))
-    monkeypatch.setattr(account, "_PREFERRED_NAMES", ("no-such-account",))
-    with pytest.raises(EmbeddedPostgresError, match="create the account `storenode`"):
+
+
+def test_root_gives_each_new_cluster_a_user_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(account, "NAME", "no-such-account")
+    first, second = (
+        account.account_for(Path(each)) for each in ("/nonexistent/a/postgres", "/gone/b/postgres")
+    )
+    assert first is not None
+    assert second is not None
+    assert first.uid != second.uid
+    assert {first.uid, second.uid} <= set(account.UNUSED_IDS)
+    assert not account.has_name(first.uid)
+    monkeypatch.setattr(account, "has_name", lambda uid: uid == first.uid)
+    assert account.account_for(Path("/nonexistent/a/postgres")) != first
+    monkeypatch.setattr(account, "_ids_of_processes", lambda: set(account.UNUSED_IDS))
+    with pytest.raises(EmbeddedPostgresError, match="create the account `no-such-account`"):
         account.account_for(Path("/nonexistent"))
+
+
+def test_no_other_process_has_the_user_of_a_server_that_root_starts(data_dir: Path) -> None:
+    with EmbeddedPostgres(EmbeddedSettings(data_dir)) as server:
+        assert server.pid is not None
+        uid = psutil.Process(server.pid).uids().effective
+        if AS_ROOT:
+            others = [each for each in psutil.process_iter() if each.uids().effective == uid]
+            assert uid in account.UNUSED_IDS
+            assert {each.pid for each in others} <= {server.pid, *_descendants(server.pid)}
+        else:
+            assert uid == os.geteuid()
+
+
+def _descendants(pid: int) -> set[int]:
+    return {each.pid for each in psutil.Process(pid).children(recursive=True)}
+
+
+def test_the_variables_of_libpq_do_not_reach_the_embedded_server(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (
+        ("PGSSLMODE", "require"),
+        ("PGHOSTADDR", "203.0.113.7"),
+        ("PGSERVICE", "no-such-service"),
+        ("PGOPTIONS", "-c no_such_setting=1"),
+        ("PGREQUIREAUTH", "none"),
+    ):
+        monkeypatch.setenv(name, value)
+    with EmbeddedPostgres(EmbeddedSettings(data_dir)) as server:
+        insert(server.url, 1)
+        monkeypatch.setenv("PGSSLMODE", "require")
+        found = running_url(data_dir)
+        assert found is not None
+        assert values(found)[-1] == 1
+
+
+@pytest.mark.parametrize("architecture", ["x86_64", "aarch64"])
+def test_the_library_that_names_a_user_is_one_for_its_machine(architecture: str) -> None:
+    library = user_names.passwd_library(architecture)
+    assert library[:4] == b"\x7fELF"
+    machine = {"x86_64": 62, "aarch64": 183}[architecture]
+    assert int.from_bytes(library[18:20], "little") == machine

@@ -9,19 +9,18 @@ from tests.integration.run.helpers import get
 from tests.support.acknowledged import Ledger, Publisher, attempted, check_node, publishing
 from tests.support.cluster import ClusterServer
 from tests.support.node import NodeProcess
-from tests.support.postgres import WRITING
+from tests.support.postgres import MONITORING, WRITING
 
 NONE_TO_GIVE = "alter role storenode connection limit 1"
 ENOUGH = "alter role storenode connection limit -1"
 LOST = f"""
 select count(pg_terminate_backend(pid)) from pg_stat_activity
-where usename = 'storenode' and (query = 'select pg_is_in_recovery()' or {WRITING})
+where usename = 'storenode' and ({MONITORING} or {WRITING})
 """
 """Those that ask whether the database is up, that write, and that maintain."""
 
-MONITORED = """
-select count(*) from pg_stat_activity
-where usename = 'storenode' and query = 'select pg_is_in_recovery()'
+MONITORED = f"""
+select count(*) from pg_stat_activity where usename = 'storenode' and {MONITORING}
 """
 
 

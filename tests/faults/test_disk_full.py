@@ -14,6 +14,7 @@ import psycopg
 import pytest
 
 from store.embedded.supervisor import running_url
+from store.runtime.readiness import Obstacle
 from storenode.client.errors import NodeError
 from tests.faults.processes import Readiness, logged
 from tests.integration.run.helpers import get
@@ -178,7 +179,7 @@ async def test_publishing_stops_before_the_log_has_no_space_and_goes_on_by_itsel
         assert error.code == "UNAVAILABLE"
         assert "disk is full; free space" in error.sentence
         assert await check_node(node.listen, ledger)
-        assert get(node.metrics, "/readyz")[0] == 200
+        assert get(node.metrics, "/readyz") == (503, f"not ready: {Obstacle.SPACE.value}\n")
         assert "storenode_disk_full 1.0" in get(node.metrics, "/metrics")[1]
         problems = await asyncio.to_thread(eventually, lambda: Command.of(node)(*CHECK).lines)
         assert problems[0].startswith("CRITICAL disk-full: ")

@@ -15,11 +15,12 @@ import psutil
 import pytest
 
 from bench.hostile.attacks.unfinished import unfinished_requests
-from bench.hostile.http2 import connected
+from bench.hostile.http2 import MESSAGE_HEAD, connected
 from bench.hostile.target import Target
 from storenode.wire.storenode.v1.store_pb2_grpc import StoreStub
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest
 from tests.support.node import NodeProcess, running_node
+from tests.support.polling import PAUSE_S
 
 TOKEN = "of-a-client"
 PER_HOST = 40
@@ -104,3 +105,31 @@ async def test_connections_of_one_host_leave_room_for_others(guarded: NodeProces
             await late.lost.wait()
         assert not other.lost.is_set()
     assert seen.failures == []
+
+
+async def test_names_that_are_no_utf8_end_their_own_call(guarded: NodeProcess) -> None:
+    """To gRPC for Python such a path was the end of the listener."""
+    path, stray = "/storenode.v1.Store/Query", "\udcff" * 100
+    calls: list[tuple[str, tuple[str, ...]]] = [
+        (path + stray, ()),
+        (stray, ()),
+        (path, ("x-anything", stray)),
+        (path, ("authorization", stray)),
+        ("/storenode.v1.Store/NoSuchMethod", ()),
+    ]
+    before = guarded.log()
+    async with connected(guarded.listen) as connection:
+        for each, fields in calls:
+            connection.send(connection.open(each, fields), MESSAGE_HEAD.pack(False, 0), last=True)
+        async with asyncio.timeout(60):
+            while connection.ended < len(calls):  # noqa: ASYNC110 - tells nobody
+                await asyncio.sleep(PAUSE_S)
+    honest = Honest()
+    async with grpc.aio.insecure_channel(guarded.listen) as channel:
+        await honest.call(StoreStub(channel))
+    assert honest.failures == []
+    log = guarded.log().removeprefix(before)
+    assert "a caller has sent metadata that are no UTF-8" in log
+    assert [
+        word for word in ("Traceback", '"error"', "xff", "Invalid encoding") if word in log
+    ] == []

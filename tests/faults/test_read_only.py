@@ -1,4 +1,4 @@
-"""A node that only reads, on a standby: what it shows, what it refuses, and how far it may see."""
+"""Nodes that only read, on a standby, and a node whose database has become read-only."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from pathlib import Path
 
 import pytest
 
+from store.db.errors import READ_ONLY
 from storenode.client.errors import NodeError
 from storenode.client.messages import new_message
 from storenode.client.node import NodeClient, connect, content_filter
 from storenode.client.retry import Retry
 from storenode.client.types import PublishResult
 from tests.faults.processes import until
+from tests.integration.run.helpers import get
 from tests.support.acknowledged import PUBSUB, TOPICS
-from tests.support.cluster import Pair
+from tests.support.cluster import ClusterServer, Pair
 from tests.support.command import Command
 from tests.support.forged import claiming, genuine, genuine_id
 from tests.support.node import COMMAND, NodeProcess
@@ -80,14 +82,11 @@ async def test_forged_messages_hide_nothing_on_a_standby(
     ]
     async with connect(writing.listen) as here, connect(reading.listen) as there:
         await here.publish(messages)
-        # As rows are that a node of the version before has written.
-        for forget in ("select", "update storenode.sds set proof = null"):
-            pair.first.ask(forget)
-            await replayed(pair)
-            pages = [page async for page in there.get_sds("room", [(name, None)])]
-            found = [each.stored.message.payload for page in pages for each in page.messages]
-            assert found[0] == genuine("room", b"genuine")
-            assert len(found) == 16
+        await replayed(pair)
+        pages = [page async for page in there.get_sds("room", [(name, None)])]
+        found = [each.stored.message.payload for page in pages for each in page.messages]
+        assert found[0] == genuine("room", b"genuine")
+        assert len(found) == 16
 
 
 async def test_reads_come_from_the_standby_and_writes_go_elsewhere(
@@ -134,6 +133,30 @@ async def test_reads_come_from_the_standby_and_writes_go_elsewhere(
     # As many as there are files for, on two listeners, and the operator hears of it.
     (warning,) = [each for each in reading.log().splitlines() if "connections_reduced" in each]
     assert json.loads(warning)["to"] == (2000 - 256) // 2
+
+
+async def test_a_node_whose_database_turns_read_only_says_so_and_recovers(
+    server: ClusterServer, node: NodeProcess
+) -> None:
+    node.database_url = server.url
+    node.start()
+    async with connect(node.listen, retry=ONCE) as client:
+        assert await publish(client, b"one") == PublishResult.STORED
+        server.set(default_transaction_read_only="on")
+        server.ask("select pg_reload_conf()")
+        reason = f"not ready: {READ_ONLY.sentence}\n"
+        await until(lambda: get(node.metrics, "/readyz") == (503, reason))
+        with pytest.raises(NodeError, match="the database is read-only") as refusal:
+            await publish(client, b"two")
+        assert (refusal.value.code, refusal.value.retryable) == ("UNAVAILABLE", True)
+        assert await scanned(client) == [b"one"]
+        (problem,) = Command.of(node)("status", "--check").lines
+        assert problem.startswith("CRITICAL node-not-ready: ")
+        assert READ_ONLY.sentence in problem
+        server.set(default_transaction_read_only="off")
+        server.ask("select pg_reload_conf()")
+        await until(lambda: get(node.metrics, "/readyz")[0] == 200)
+        assert await publish(client, b"two") == PublishResult.STORED
 
 
 def test_what_contradicts_reading_is_refused(tmp_path: Path) -> None:

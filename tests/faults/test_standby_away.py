@@ -16,12 +16,16 @@ from store.db.writing.writer import DatabaseWriter
 from store.domain.admission import Admission
 from store.domain.ports import Source, StoreUnavailable
 from store.messages.record import RecordBatch
+from storenode.client.errors import NodeError
 from storenode.client.messages import new_message
+from storenode.client.node import connect
+from storenode.client.retry import Retry
 from storenode.message.rules import Policy
 from tests.faults.processes import until
 from tests.support.acknowledged import PATIENCE_S, PUBSUB, TOPICS
 from tests.support.admission import encoded
 from tests.support.cluster import ClusterServer
+from tests.support.node import NodeProcess
 from tests.support.postgres import COMMITTING
 
 COMMIT_PATIENCE_S = 2.0
@@ -85,3 +89,21 @@ async def test_an_answer_comes_in_time_and_nothing_is_cut_short(server: ClusterS
         wait_for(server, "")
         await writer.stop()
         await database.close()
+
+
+async def test_a_node_ends_while_commits_wait_for_the_standby(
+    server: ClusterServer, node: NodeProcess
+) -> None:
+    node.database_url, node.args = server.url, ("--drain-timeout", "1s")
+    node.start()
+    wait_for(server, "nobody")
+    try:
+        async with connect(node.listen, retry=Retry(attempts=1)) as client:
+            message = new_message(b"late", TOPICS[0], PUBSUB, time.time_ns())
+            publishing = asyncio.create_task(client.publish([message]))
+            await until(lambda: server.ask(COMMITTING) or publishing.done())
+            assert await asyncio.to_thread(node.terminate) == 0
+            with pytest.raises(NodeError):
+                await publishing
+    finally:
+        wait_for(server, "")

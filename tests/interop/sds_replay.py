@@ -16,8 +16,8 @@ from typing import Any
 
 from storenode.sds.bloom import FilterShape, filter_of
 from storenode.sds.channel import MessageChannel
+from storenode.sds.codec import Entry, Kind, SdsMessage, encode_message
 from storenode.sds.config import ChannelConfig
-from storenode.sds.envelope import Entry, Kind, SdsMessage, encode_message
 from storenode.sds.events import (
     Acknowledged,
     Broadcast,

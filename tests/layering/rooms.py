@@ -13,7 +13,7 @@ EDGES_SHARE = frozenset(
 
 MAY_IMPORT: dict[str, frozenset[str]] = {
     # the library: what an application installs, and what knows nothing of the node
-    "storenode": frozenset(),
+    "storenode": frozenset({"storenode.client", "storenode.sds.aio"}),
     COMMON: frozenset(),
     "storenode.wire": frozenset(),
     "storenode.message": frozenset(),
@@ -81,7 +81,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     # nodes seen from outside, as processes, and participants of theirs
     "store.demo": frozenset(
         {"storenode.client", "storenode.connection", "storenode.message"}
-        | {"storenode.sds", "storenode.sds.aio"}
+        | {"storenode.sds", "storenode.sds.aio", "store.embedded"}
     ),
     # jobs beside the nodes; restoring writes as a node does
     "store.pipeline": frozenset(
@@ -130,4 +130,4 @@ IMPURE_CALLS = frozenset(
     | {".now", ".today", ".utcnow", ".uuid1", ".uuid4"}
 )
 
-MAX_FILE_LINES = 600
+MAX_FILE_LINES = 1_000

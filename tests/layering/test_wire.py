@@ -7,6 +7,7 @@ from storenode.wire.sds.v1 import message_pb2 as sds_pb2
 from storenode.wire.storenode.coverage.v1 import coverage_pb2
 from storenode.wire.storenode.internal.v1 import (
     gossip_raw_pb2,
+    message_raw_pb2,
     publish_raw_pb2,
     sds_raw_pb2,
     transfer_raw_pb2,
@@ -22,6 +23,7 @@ MODULES = [
     admin_pb2,
     coverage_pb2,
     gossip_raw_pb2,
+    message_raw_pb2,
     peer_pb2,
     publish_raw_pb2,
     query_pb2,
@@ -80,3 +82,20 @@ def test_the_raw_gossip_frame_differs_in_its_messages_only() -> None:
     (published,) = peer_pb2.Events.DESCRIPTOR.fields
     assert (messages.number, messages.name) == (published.number, published.name)
     assert (messages.type, messages.is_repeated) == (messages.TYPE_BYTES, published.is_repeated)
+
+
+@pytest.mark.parametrize(
+    ("raw", "public"),
+    [
+        (message_raw_pb2.RawMessage, waku_pb2.WakuMessage),
+        (message_raw_pb2.RawMessageAndTopic, transfer_pb2.WakuMessageAndTopic),
+        (message_raw_pb2.RawEntry, query_pb2.WakuMessageKeyValue),
+        (message_raw_pb2.RawScanPage, store_pb2.ScanPage),
+    ],
+)
+def test_a_raw_message_has_the_names_and_numbers_of_the_public_one(
+    raw: type[Message], public: type[Message]
+) -> None:
+    named = {field.number: field.name for field in public.DESCRIPTOR.fields}
+    for field in raw.DESCRIPTOR.fields:
+        assert named[field.number] == field.name

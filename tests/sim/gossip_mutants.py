@@ -248,7 +248,7 @@ DRIVER_MUTANTS = {
         edit(
             CommitReader,
             "_inputs_of",
-            "yield Committed(ids, events)",
+            "yield Committed(ids, events, content_digests=digests)",
             "if own.source is not Source.CLIENT:\n        yield Committed(ids, events)",
         ),
         UNEQUAL,

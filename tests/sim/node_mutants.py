@@ -20,12 +20,11 @@ from store.sync.schedule.core import Schedule
 from store.sync.schedule.driver import Synchronizer
 from store.sync.session import exchange, reconciling, responder
 from store.sync.session.agreement import Agreement
-from store.sync.session.checking import Checking
 from store.sync.session.exchange import Exchange
 from store.sync.session.initiator import Initiator
-from store.sync.session.locating import Below
 from store.sync.session.registry import Sessions
 from store.sync.session.responder import Responder
+from store.sync.session.sum_search import Search
 from store.sync.transfer.core import Transfer
 from store.sync.transfer.driver import _Driver
 from store.sync.transfer.events import Effect, Input, Persist, Persisted
@@ -34,7 +33,6 @@ from tests.sim.planting import Asyncio, Mutant, edit, replace_with, sleep_not, t
 
 in_transfer = partial(edit, _Driver)
 in_exchange = partial(edit, Exchange)
-in_lattice = partial(edit, Below)
 in_agreement = partial(edit, Agreement)
 in_statements = partial(edit, exchange)
 in_coverage = partial(edit, coverage)
@@ -215,25 +213,17 @@ SESSIONS = {
         ),
         UNEQUAL,
     ),
-    "takes every digest for its own": Mutant(
-        edit(Checking, "compute", "Digests(keyed,", "Digests(bytes(len(keyed)),"), "are missing", 64
+    "takes every sum for its own": Mutant(
+        edit(Search, "sum", ".digest()", ".digest() and bytes(32)"), "are missing", 64
     ),
-    "takes every lattice digest for its own": Mutant(
-        in_lattice(
-            "digest",
-            'b"" if sums is None else lattice_digest_of(self._key, sums[0], self.span)',
-            "bytes(16)",
-        ),
-        "are missing",
+    "counts in its sums what its peer lacks": Mutant(
+        edit(Search, "_common", "if first < end", "if first > end"), "accuses an honest peer"
     ),
-    "leaves out of its lattice sums what it expects": Mutant(
-        in_lattice("_sums", "return sums", "return held"), "accuses an honest peer"
+    "takes what both list for its own alone": Mutant(
+        edit(Search, "_settle", "only_own[both] = False", "only_own[both] = True"), "are none", 60
     ),
-    "leaves out of its digest what it expects": Mutant(
-        in_agreement("digest", "own + expected", "own"), "accuses an honest peer"
-    ),
-    "compares digests that begin at its own time": Mutant(
-        in_agreement("cut", "max(self._keyed_from_ns(), theirs)", "self._keyed_from_ns()"),
+    "compares sums that begin at its own time": Mutant(
+        in_agreement("start", "max(self._lower_ns, theirs)", "self._lower_ns"),
         "from other times|accuses",
         11,
     ),

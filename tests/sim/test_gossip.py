@@ -45,7 +45,8 @@ def test_the_runs_have_come_by_what_they_are_for(seen: Counter[str]) -> None:
         assert seen["answers"] > GROUPS * GROUP
         assert seen[Mark.COMMIT_CRASH]
         assert seen[Mark.UNREPORTED]
-        rare = {What.REFUSED, What.IDS_UNANNOUNCED}
+        # Messages with one hash are not simulated.
+        rare = {What.REFUSED, What.IDS_UNANNOUNCED, What.CONFLICTS}
         assert {what for what in What if not seen[what]} <= rare
 
 

@@ -6,7 +6,7 @@ from sim.groups.shelf import Shelf
 from sim.limits import START_NS
 from store.domain.limits import RequestLimits
 from storenode.sds.aio.transport import Fetched
-from storenode.sds.envelope import Entry, SdsMessage, decode_message, encode_message
+from storenode.sds.codec import Entry, SdsMessage, decode_message, encode_message
 
 LIMITS = RequestLimits(causal_messages=3, sds_claimants=2)
 

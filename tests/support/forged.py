@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from storenode.sds.envelope import SdsMessage, encode_message
+from storenode.sds.codec import SdsMessage, encode_message
 from storenode.sds.naming import content_id
 
 SENDER = "alice"

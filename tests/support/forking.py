@@ -2,12 +2,16 @@
 
 It imports what the installed command runs, once. Each request comes with the four descriptors of
 standard input, output and error and of a pipe, which gets the new process's ID and, when that has
-ended, its status as `os.wait` gives it. It ends with whoever asks.
+ended, its status as `os.wait` gives it. It ends with the process that asks, and what it has forked
+ends with it.
+
+With the ID of the parent and a command line, it becomes that command, which ends with the parent.
 """
 
 from __future__ import annotations
 
 import atexit
+import ctypes
 import gc
 import importlib
 import json
@@ -40,6 +44,20 @@ _LATE: Final = (
 """What a node imports while it starts."""
 
 
+_PR_SET_PDEATHSIG: Final = 1
+
+
+def tie(parent: int) -> None:
+    """Have the kernel interrupt this process when its parent ends, or end if that has happened.
+
+    Elsewhere than on Linux there is no such signal (prctl(2), PR_SET_PDEATHSIG).
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGINT), 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
 def serve(connection: socket.socket) -> None:
     """Fork for every request; returns in the new process only."""
     _import()
@@ -49,6 +67,7 @@ def serve(connection: socket.socket) -> None:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake.fileno())
     pipes: dict[int, int] = {}
+    parent = os.getpid()
     with selectors.DefaultSelector() as selector:
         for each in (connection, seen):
             selector.register(each, selectors.EVENT_READ)
@@ -64,7 +83,7 @@ def serve(connection: socket.socket) -> None:
                     selector.close()
                     for own in (connection, seen, wake):
                         own.close()
-                    _become(asked, standard, [*pipes.values(), pipe])
+                    _become(asked, standard, [*pipes.values(), pipe], parent)
                     return
                 for number in standard:
                     os.close(number)
@@ -107,11 +126,14 @@ def _receive(connection: socket.socket) -> tuple[dict[str, Any], Sequence[int]]:
     return json.loads(body), descriptors
 
 
-def _become(asked: dict[str, Any], standard: Sequence[int], foreign: Sequence[int]) -> None:
-    """Be what a process is that the command's file was executed in."""
+def _become(
+    asked: dict[str, Any], standard: Sequence[int], foreign: Sequence[int], parent: int
+) -> None:
+    """Set this process up as one that executes the command's file and ends with its parent."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
+    tie(parent)
     for number, given in enumerate(standard):
         os.dup2(given, number)
     for number in (*standard, *foreign):
@@ -143,5 +165,8 @@ def _run() -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) > 2:
+        tie(int(sys.argv[1]))
+        os.execvp(sys.argv[2], sys.argv[2:])
     serve(socket.socket(fileno=int(sys.argv[1])))
     _run()

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 
+from tests.support import warm
 from tests.support.node import COMMAND, clean_environment
 
 STOP_TIMEOUT_S = 60.0
@@ -93,7 +94,7 @@ def running_gateway(directory: Path, node: str, *options: str) -> Iterator[Gatew
     with (
         log.open("ab") as errors,
         subprocess.Popen(
-            line,
+            warm.tied(line),
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,

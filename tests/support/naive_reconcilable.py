@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
+import numpy as np
 import psycopg
 
-from reconcile.folds import Folds
 from reconcile.ids import LOWEST, SyncId, SyncIds
 from reconcile.index import IndexView
-from reconcile.keyed import Sum
 from reconcile.lattice import LatticeSum
 from reconcile.view import Answer, Read
 from store.domain.hub import START, Place
@@ -43,14 +42,19 @@ class NaiveView:
         """All of it is in memory."""
         return LOWEST
 
-    async def keyed_sum(self, folds: Folds, lower: SyncId, upper: SyncId) -> Sum:
-        """The keyed sum of a range."""
-        return folds.sum_of(self._view, lower, upper)
-
     async def lattices(self, spans: Sequence[Times]) -> list[LatticeSum] | None:
-        """None are known; all of it is in memory."""
-        del spans
-        return None
+        """Return the lattice sums of ranges of time."""
+        return self._view.lattices(spans)
+
+    async def listed(self, span: Times, limit: int) -> SyncIds | None:
+        """Return the IDs of a range of time; None: more than ``limit``."""
+        low, high = (self._view.rank((time_ns, LOWEST[1])) for time_ns in span)
+        return self._view.rows.between(low, high) if high - low <= limit else None
+
+    async def contents(self, ids: SyncIds) -> SyncIds:
+        """Return IDs with their content digests."""
+        rows = self._view.rows
+        return SyncIds(ids.timestamps, ids.hashes, rows.digests(rows.ranks(ids)))
 
 
 class NaiveReconcilable:
@@ -66,11 +70,14 @@ class NaiveReconcilable:
         """All IDs in a half-open range."""
         async with await psycopg.AsyncConnection.connect(self._url) as connection:
             cursor = await connection.execute(
-                "select ts, hash from storenode.messages"
+                "select ts, hash, content_digest from storenode.messages"
                 " where (ts, hash) >= (%s, %s) and (ts, hash) < (%s, %s) order by ts, hash",
                 (*lower, *upper),
             )
-            return SyncIds.of([(ts, bytes(digest)) for ts, digest in await cursor.fetchall()])
+            rows = await cursor.fetchall()
+        ids = SyncIds.of([(ts, bytes(message_hash)) for ts, message_hash, _ in rows])
+        joined = b"".join(bytes(digest) for *_, digest in rows)
+        return SyncIds(ids.timestamps, ids.hashes, np.frombuffer(joined, np.uint8).reshape(-1, 16))
 
     @asynccontextmanager
     async def open_view(self, lower: SyncId, upper: SyncId) -> AsyncIterator[NaiveView]:

@@ -33,6 +33,7 @@ class Terminal:
     ) -> None:
         self._master, slave = pty.openpty()
         self._width = self._columns = columns
+        self._shown = b""
         self._resize()
         self.process = subprocess.Popen(
             command,
@@ -48,24 +49,26 @@ class Terminal:
         """Press keys."""
         os.write(self._master, text.encode())
 
-    def wait(self, found: Callable[[str], bool], timeout_s: float = 90.0) -> str:
-        """Have the program draw all of its screen until it is as wanted; its text."""
+    def wait(self, found: Callable[[str], bool], timeout_s: float = 60.0) -> str:
+        """Wait until what was shown since the start is as wanted, and return it.
+
+        The program is made to draw its prompt and what is below it again and again.
+        """
         deadline = time.monotonic() + timeout_s
         while not found(text := self._screen()):
             assert time.monotonic() < deadline, f"the terminal shows\n{text}"
         return text
 
     def _screen(self) -> str:
-        # Programs draw what has changed, but all of it when the window has another width.
+        # The program draws what has changed, but all of it when the window has another width.
         self._columns = self._width + (self._columns == self._width)
         self._resize()
         os.killpg(self.process.pid, signal.SIGWINCH)
-        shown = b""
         while data := self._read():
-            shown += data
-        return _CONTROL.sub(b"", shown).decode("utf-8", "replace")
+            self._shown += data
+        return _CONTROL.sub(b"", self._shown).decode("utf-8", "replace")
 
-    def left(self, timeout_s: float = 90.0) -> tuple[int, bytes, bool]:
+    def left(self, timeout_s: float = 60.0) -> tuple[int, bytes, bool]:
         """Wait until it has ended: its code, what it wrote last, whether keys are echoed again."""
         code = self.process.wait(timeout_s)
         shown = b""

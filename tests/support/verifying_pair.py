@@ -1,17 +1,17 @@
-"""Two reconciliations with keyed digests, joined in memory."""
+"""Two reconciliations that are concluded by sums, joined in memory."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, cast
 
-from reconcile.folds import Folds
+import numpy as np
+
 from reconcile.ids import END, LOWEST, SyncId, SyncIds
 from reconcile.index import IndexView
-from reconcile.keyed import Sum
 from reconcile.lattice import LatticeSum
 from reconcile.limits import DEFAULT_SESSION_LIMITS, SessionLimits
 from reconcile.session import Result, Role, SessionConfig
@@ -20,11 +20,10 @@ from store.domain.hub import START
 from store.domain.ports import PeerFailed, SyncObserver
 from store.domain.view import Times
 from store.sync.frames import Reconcile
-from store.sync.session.agreement import Agreement, Pairs, new_pairs
-from store.sync.session.reconciling import Driving, Frames
+from store.sync.session.agreement import Agreement
+from store.sync.session.reconciling import Driving, Frames, asked_range
 from store.sync.session.verifying import Verifying
 
-NAMES = ("i", "store-i", "r", "store-r")
 TIMEOUT_S = 60.0
 
 Tamper = Callable[[Reconcile], Reconcile]
@@ -44,32 +43,29 @@ class MemoryView:
     def __init__(self, side: Side) -> None:
         self.memory_start = side.memory_start
         self._side = side
-        self._view = side.view or IndexView.of(SyncIds.of(sorted(side.ids)))
+        self._view = side.view or IndexView.of(side.held())
 
     async def answer(self, read: Read) -> Answer:
         """Answer from memory."""
         return self._view.answer(read)
 
-    async def keyed_sum(self, folds: Folds, lower: SyncId, upper: SyncId) -> Sum:
-        """The keyed sum of a range."""
-        assert self.memory_start is not None
-        assert lower >= self.memory_start
-        total = folds.sum_of(self._view, lower, upper)
-        return replace(total, count=total.count + self._side.miscounted)
-
     async def lattices(self, spans: Sequence[Times]) -> list[LatticeSum] | None:
-        """The lattice sums of ranges of time."""
+        """Return the lattice sums of ranges of time."""
         if not self._side.sums:
             return None
-        no_hash = LOWEST[1]
-        found = [self._between((low, no_hash), (high, no_hash)) for low, high in spans]
-        return [
-            LatticeSum(total.count + self._side.missummed, total.state)
-            for total in (LatticeSum.of(ids.hashes.tobytes()) for ids in found)
-        ]
+        found = self._view.lattices(spans)
+        assert found is not None
+        return [LatticeSum(each.count + self._side.missummed, each.state) for each in found]
 
-    def _between(self, lower: SyncId, upper: SyncId) -> SyncIds:
-        return self._view.rows.between(self._view.rank(lower), self._view.rank(upper))
+    async def listed(self, span: Times, limit: int) -> SyncIds | None:
+        """Return the IDs of a range of time; None: more than ``limit``."""
+        low, high = (self._view.rank((time_ns, LOWEST[1])) for time_ns in span)
+        return self._view.rows.between(low, high) if high - low <= limit else None
+
+    async def contents(self, ids: SyncIds) -> SyncIds:
+        """Return IDs with their content digests."""
+        rows = self._view.rows
+        return SyncIds(ids.timestamps, ids.hashes, rows.digests(rows.ranks(ids)))
 
     @property
     def indexed(self) -> IndexView | None:
@@ -81,6 +77,7 @@ class MemoryView:
 class Side:
     """One side: what it holds, as a set or as a view, what it knows, and how it lies.
 
+    ``contents``: content digests that are others than usual. ``agrees``: it knows the extension.
     ``sums``: it knows its lattice sums.
 
     ``compact_from`` and ``offers``: as `Verifying` has them.
@@ -88,27 +85,31 @@ class Side:
 
     ids: set[SyncId] = field(default_factory=set)
     view: IndexView | None = None
-    keyed: bool = True
+    contents: dict[SyncId, bytes] = field(default_factory=dict)
+    agrees: bool = True
     compact_from: int | None = None
     offers: bool = True
     cluster: int = 1
     memory_start: SyncId | None = LOWEST
     horizon: SyncId = LOWEST
     tamper: Tamper = unchanged
-    miscounted: int = 0
     missummed: int = 0
-    pairs: Pairs = field(default_factory=new_pairs)
     sums: bool = True
+    nonce: bytes = b""
     limits: SessionLimits = DEFAULT_SESSION_LIMITS
     sent: list[Reconcile] = field(default_factory=list)
     work: Verifying | None = None
     result: Result | None = None
     error: BaseException | None = None
 
+    def held(self) -> SyncIds:
+        """Return the IDs with their content digests."""
+        ids = SyncIds.of(sorted(self.ids))
+        digests = b"".join(self.contents.get(each, each[1][:16]) for each in ids)
+        return SyncIds(ids.timestamps, ids.hashes, np.frombuffer(digests, np.uint8).reshape(-1, 16))
+
 
 class _Stream:
-    secure = True
-
     def __init__(self, side: Side, inbox: asyncio.Queue[Any], outbox: asyncio.Queue[Any]) -> None:
         self._side = side
         self._inbox = inbox
@@ -139,11 +140,13 @@ async def reconcile(initiator: Side, responder: Side, window: tuple[SyncId, Sync
     there: asyncio.Queue[Any] = asyncio.Queue()
     back: asyncio.Queue[Any] = asyncio.Queue()
     one = _verifying(initiator, Role.INITIATOR, _Stream(initiator, back, there), window)
-    other = _verifying(responder, Role.RESPONDER, _Stream(responder, there, back), window)
 
     async def answer() -> Result:
-        first = await there.get()
-        return await other.answer(Reconcile.parse(first))
+        first = Reconcile.parse(await there.get())
+        asked = await asked_range(first.payload, responder.limits.payload)
+        stream = _Stream(responder, there, back)
+        work = _verifying(responder, Role.RESPONDER, stream, window, has_view=asked is not None)
+        return await work.answer(first)
 
     async with asyncio.timeout(TIMEOUT_S):
         await asyncio.gather(_run(initiator, one.begin(), there), _run(responder, answer(), back))
@@ -158,7 +161,14 @@ async def _run(side: Side, work: Any, outbox: asyncio.Queue[Any]) -> None:  # no
         await outbox.put(None)
 
 
-def _verifying(side: Side, role: Role, stream: _Stream, window: tuple[SyncId, SyncId]) -> Verifying:
+def _verifying(
+    side: Side,
+    role: Role,
+    stream: _Stream,
+    window: tuple[SyncId, SyncId],
+    *,
+    has_view: bool = True,
+) -> Verifying:
     config = SessionConfig(
         cluster=side.cluster,
         shards=(),
@@ -167,23 +177,16 @@ def _verifying(side: Side, role: Role, stream: _Stream, window: tuple[SyncId, Sy
         limits=side.limits,
     )
     agreement = None
-    if side.keyed:
-        nonce = bytes([role is Role.INITIATOR]) * 16
+    if side.agrees and has_view:
+        nonce = side.nonce or bytes([role is Role.INITIATOR]) * 16
         lower = max(side.horizon, window[0])
-        agreement = Agreement(
-            lambda: NAMES,
-            role,
-            nonce,
-            lower=lower,
-            memory_start=side.memory_start,
-            pairs=side.pairs,
-        )
+        agreement = Agreement(role, nonce, lower=lower, memory_start=side.memory_start)
     observer = cast("SyncObserver", _Observer())
     frames = Frames(stream, observer, role is Role.RESPONDER, 5.0, "0" * 32)
     side.work = Verifying(
         role,
         config,
-        MemoryView(side),
+        MemoryView(side) if has_view else None,
         Driving(frames, lambda: 0, _no_turn, agreement),
         compact_from=side.compact_from,
         offers=side.offers,

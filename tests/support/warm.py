@@ -59,7 +59,7 @@ class _Forker:
         return pid, told
 
     def close(self) -> None:
-        """End it; what it has forked runs on."""
+        """End it, and with it what it has forked."""
         if self._connection is not None and self._process is not None:
             self._connection.close()
             self._process.wait()
@@ -148,7 +148,18 @@ def popen(
     env: Mapping[str, str],
     **options: Any,  # noqa: ANN401 - as of Popen
 ) -> subprocess.Popen[Any]:
-    """As `subprocess.Popen`; a process of the installed command is forked, if that is the same."""
-    forked = _used and command[0] == COMMAND and _forker.suits(env)
-    kind = _Forked if forked else subprocess.Popen
-    return kind(command, env=env, **options)
+    """Start a process that ends with this one; the installed command is forked where possible."""
+    if _used and command[0] == COMMAND and _forker.suits(env):
+        return _Forked(command, env=env, **options)
+    return subprocess.Popen(tied(command), env=env, **options)
+
+
+def tied(command: Sequence[str]) -> list[str]:
+    """Return a command line that becomes the given one, and ends with this process.
+
+    In another thread than the main one it is the given one: the kernel would end it with that
+    thread.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return list(command)
+    return [sys.executable, "-I", "-S", _SERVER, str(os.getpid()), *command]

@@ -13,7 +13,7 @@ WIDTH: Final = 90
 
 
 def reference() -> str:
-    """Every command with its subcommands, in Markdown."""
+    """Describe every command with its subcommands, in Markdown."""
     return "\n\n".join(_sections(cli, click.Context(cli, info_name="storenode"), 2))
 
 

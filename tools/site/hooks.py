@@ -1,4 +1,4 @@
-"""What the documentation's site gets at build time, as hooks of MkDocs.
+"""Hooks of MkDocs that complete the documentation's site at build time.
 
 The home page is README.md. A line with a marker, such as ``<!-- made of: schemas -->``, becomes the
 reference that is made of the sources. Links that leave docs/ lead to the repository.

@@ -32,7 +32,7 @@ def relocated(markdown: str, source: str, place: str, repository: str) -> str:
 
 
 def destination(path: str, place: str, repository: str) -> str:
-    """Where a file or folder of the repository is found from a page of the site."""
+    """Return the link to a file or folder of the repository from a page of the site."""
     if (ROOT / path).is_dir() and path.startswith(DOCS):
         path += "/README.md"
     if path.startswith(DOCS):

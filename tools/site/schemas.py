@@ -38,7 +38,7 @@ Row = tuple[tuple[str, ...], Position]
 
 
 def reference(proto: Path) -> str:
-    """Every public schema of a folder with its services, messages and enumerations, in Markdown."""
+    """Describe the public schemas of a folder in Markdown."""
     files = sorted(_described(proto), key=lambda file: (file.name != _FIRST, file.name))
     schemas = [Schema(file) for file in files]
     known = {name for schema in schemas for name in schema.names()}
@@ -46,7 +46,7 @@ def reference(proto: Path) -> str:
 
 
 def _described(proto: Path) -> Sequence[FileDescriptorProto]:
-    """The schemas with their comments; those that only the node itself reads are left out."""
+    """Return the schemas with their comments, without those that only the node itself reads."""
     public = [
         str(path.relative_to(proto))
         for path in sorted(proto.rglob("*.proto"))
@@ -68,7 +68,7 @@ def _described(proto: Path) -> Sequence[FileDescriptorProto]:
 
 @dataclass
 class Schema:
-    """One file of schemas."""
+    """A file of schemas."""
 
     file: FileDescriptorProto
 
@@ -79,14 +79,14 @@ class Schema:
         }
 
     def names(self) -> Iterator[str]:
-        """The full names of its types."""
+        """Return the full names of its types."""
         for message, _, name in self._messages():
             yield name
             yield from (f"{name}.{enum.name}" for enum in message.enum_type)
         yield from (f"{self.file.package}.{enum.name}" for enum in self.file.enum_type)
 
     def sections(self, known: set[str]) -> Iterator[str]:
-        """The file in Markdown; types that are ``known`` are links."""
+        """Return the file in Markdown; types that are ``known`` are links."""
         yield f"## `{self.file.name}`"
         yield f"Package `{self.file.package}`. {self._comments.get(_SYNTAX, '')}".rstrip()
         for n, service in enumerate(self.file.service):
@@ -159,7 +159,7 @@ def _signature(method: MethodDescriptorProto, known: set[str]) -> str:
 
 
 def _type(field: FieldDescriptorProto, known: set[str]) -> str:
-    """A field's type as the schema writes it, with ``optional`` or ``repeated``."""
+    """Return a field's type as the schema writes it, with ``optional`` or ``repeated``."""
     if field.type_name:
         kind = _named(field.type_name, known)
     else:
@@ -176,5 +176,5 @@ def _named(type_name: str, known: set[str]) -> str:
 
 
 def _paragraphs(comment: str) -> str:
-    """A comment as Markdown: the lines without the space that begins each."""
+    """Return a comment as Markdown: the lines without the space that begins each."""
     return "\n".join(line.removeprefix(" ") for line in comment.splitlines()).strip()

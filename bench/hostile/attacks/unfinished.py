@@ -17,6 +17,7 @@ STORE: Final = "/storenode.v1.Store/"
 _MESSAGE_BYTES: Final = 16 * 1024 * 1024
 _CONNECTIONS: Final = 4
 _PER_CONNECTION: Final = 3_000
+_CROWD: Final = 200
 _AT_ONCE: Final = 200
 _DEADLINE_S: Final = 60.0
 _PATHS: Final = ("Publish", "Query", "Scan", "Follow", "PublishStream")
@@ -61,6 +62,24 @@ async def silent_calls(target: Target, _rng: random.Random, count: int) -> str:
                 connection.open(STORE + _PATHS[number % len(_PATHS)])
             await connection.drain()
             connections.append(connection)
+        await asyncio.sleep(20.0)
+        return f"the node ended {sum(each.ended for each in connections)} of {count} calls"
+
+
+@attack(count=40_000, short=4_000)
+async def crowded_calls(target: Target, _rng: random.Random, count: int) -> str:
+    """Queries over 200 connections at once, more than a node takes up in seconds; it serves them in
+    turn, and turns nobody away.
+    """
+    async with AsyncExitStack() as stack:
+        opening = (stack.enter_async_context(connected(target.address)) for _ in range(_CROWD))
+        connections = [await each for each in opening]
+        for number in range(count):
+            connection = connections[number % _CROWD]
+            stream = connection.open(STORE + "Query")
+            connection.send(stream, MESSAGE_HEAD.pack(False, 0), last=True)
+            if number % _AT_ONCE == 0:
+                await asyncio.gather(*(each.drain() for each in connections))
         await asyncio.sleep(20.0)
         return f"the node ended {sum(each.ended for each in connections)} of {count} calls"
 

@@ -25,7 +25,7 @@ from store.db.checks.findings import Finding, Findings
 from store.db.checks.missing import check_missing
 from store.db.checks.rows import Held, Progress, RowCheck
 from store.db.checks.summaries import check_summaries
-from store.db.schema.migrate import connect, require_current
+from store.db.schema.migrate import connect, require_served
 from store.db.schema.names import BUCKETS_TABLE, FINE_TABLE, UNREAD_TABLE
 from store.domain.partitioning import Bounds, Cover, parse_bounds
 
@@ -56,7 +56,8 @@ _FETCH_ROWS: Final = 1_000
 # One statement sees one snapshot: a message and its unread event come and go together.
 _UNREAD_FAULTS: Final[LiteralString] = """
 select u.ts, encode(u.hash, 'hex'), m.hash is null
-from storenode.unread u left join storenode.messages m on m.ts = u.ts and m.hash = u.hash
+from storenode.unread u left join storenode.messages m
+  on m.ts = u.ts and m.hash = u.hash and m.content_digest = u.content_digest
 where m.hash is null
    or cardinality(u.stores) > (select count(distinct store) from unnest(u.stores) as s(store))
 order by u.hash
@@ -89,7 +90,7 @@ def check(
     # It brings Alembic along, which no other command of `storenode db` needs.
     from store.db.checks.drift import differences  # noqa: PLC0415
 
-    require_current(url)
+    require_served(url)
     findings = Findings()
     for difference in differences(url):
         findings.add("wrong schema", "storenode", difference)

@@ -7,7 +7,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
 from store.db.schema.apply import connect
-from store.db.schema.names import SCHEMA, SEQUENCES, TOPIC_INDEX, VIEWS, WIDE_TOPIC_INDEX
+from store.db.schema.names import SCHEMA, SEQUENCES, VIEWS
 from store.db.schema.tables import metadata
 
 _Change = tuple[Any, ...] | list[Any]
@@ -37,7 +37,6 @@ select attrelid::regclass::text, attname from pg_attribute
 where attrelid in (to_regclass('storenode.messages'), to_regclass('storenode.commits'))
   and attnum > 0 and not attisdropped and attstorage = 'e'
 """
-_WIDE_INDEX: Final = f"select to_regclass('{SCHEMA}.{WIDE_TOPIC_INDEX}') is not null"
 _WANTED_EXTERNAL: Final = {
     ("storenode.messages", "payload"),
     ("storenode.commits", "summary"),
@@ -65,14 +64,7 @@ def differences(url: str) -> list[str]:
             },
         )
         changes = compare_metadata(context, metadata)
-        wide = connection.scalar(sa.text(_WIDE_INDEX))
-        found = [_described(change) for change in changes if not (wide and _is_narrow(change))]
-        return found + _catalog_differences(connection)
-
-
-def _is_narrow(change: _Change) -> bool:
-    """True for the index by topic, which maintenance builds while the wide one is there."""
-    return not isinstance(change, list) and getattr(change[1], "name", None) == TOPIC_INDEX
+        return [_described(change) for change in changes] + _catalog_differences(connection)
 
 
 def _is_ours(name: str | None, kind: str, parents: object) -> bool:
@@ -80,8 +72,6 @@ def _is_ours(name: str | None, kind: str, parents: object) -> bool:
         return name == SCHEMA
     if kind == "table":
         return f"{SCHEMA}.{name}" in metadata.tables
-    if kind == "index" and name == WIDE_TOPIC_INDEX:
-        return False
     return bool(parents)
 
 

@@ -28,6 +28,7 @@ _RECOUNT: Final = (
 ADVICE: Final[dict[str, str]] = {
     Fault.FRAME: _RESTORE,
     Fault.HASH: _RESTORE,
+    Fault.CONTENT_DIGEST: _RESTORE,
     Fault.TIMESTAMP: _RESTORE,
     Fault.TOPIC: _RESTORE,
     Fault.NO_HASH_ROW: _REINDEX,

@@ -14,7 +14,7 @@ from psycopg import sql
 from reconcile.lattice import LatticeSum
 from store.db.schema.names import SCHEMA
 from store.db.summaries.deltas import DAY_NS, HOUR_NS, MINUTE_NS
-from store.db.summaries.lattices import ADDED
+from store.db.summaries.lattices import ADDED, ELEMENT
 from store.domain.partitioning import UNBOUNDED_HIGH, Bounds
 
 Connection = PsycopgConnection[Any]
@@ -26,8 +26,8 @@ select start_ns, count, lattice from storenode.buckets
 where level = 1 and start_ns >= %s and start_ns <= %s and lattice_count = count order by start_ns
 """
 _FOLDED: Final[LiteralString] = "select folded_position from storenode.store"
-_HASHES: Final[LiteralString] = f"""
-select string_agg(hash, ''::bytea) from {{table}} where ts >= {{low}} and ts <= {{last}}
+_ELEMENTS: Final[LiteralString] = f"""
+select string_agg({ELEMENT}, ''::bytea) from {{table}} m where ts >= {{low}} and ts <= {{last}}
 group by ts / {MINUTE_NS}
 """
 _KNOWN_DAYS: Final[LiteralString] = "select start_ns from storenode.buckets where level = 2"
@@ -62,15 +62,15 @@ def wrong_hours(connection: Connection, table: str, bounds: Bounds) -> list[int]
 
 
 def _held(connection: Connection, table: str, start_ns: int) -> LatticeSum:
-    statement = sql.SQL(_HASHES).format(
+    statement = sql.SQL(_ELEMENTS).format(
         table=sql.Identifier(SCHEMA, table),
         low=sql.Literal(start_ns),
         last=sql.Literal(start_ns + HOUR_NS - 1),
     )
     total = LatticeSum()
     with connection.cursor(name="storenode_lattices", binary=True) as cursor:
-        for (hashes,) in cursor.execute(statement):
-            total += LatticeSum.of(bytes(hashes))
+        for (elements,) in cursor.execute(statement):
+            total += LatticeSum.of(bytes(elements))
     return total
 
 
@@ -79,7 +79,7 @@ def _unfolded(connection: Connection, hours: list[int]) -> dict[int, LatticeSum]
     ((folded,),) = cursor.execute(_FOLDED).fetchall()
     given = {"after": folded, "until": UNBOUNDED_HIGH - 1, "hours": hours}
     rows = cursor.execute(ADDED, given).fetchall()
-    return {hour: LatticeSum.of(bytes(hashes)) for hour, hashes in rows}
+    return {hour: LatticeSum.of(bytes(elements)) for hour, elements in rows}
 
 
 def wrong_days(connection: Connection) -> list[int]:

@@ -7,7 +7,7 @@ from typing import Any, Final, LiteralString
 from psycopg import Connection as PsycopgConnection
 
 from store.db.checks.findings import Findings
-from store.db.sds.missing import CLAIM_BYTES, HELD
+from store.db.sds.missing import CLAIM_BYTES, HELD, MORE
 
 Connection = PsycopgConnection[Any]
 
@@ -16,8 +16,7 @@ NOT_COUNTED: Final = "parent that is missing and is not counted"
 
 _TABLE: Final = "missing_parents"
 
-# One statement sees one snapshot. What is not followed yet says nothing about the table; commits of
-# nodes of the version before do not say which messages these are.
+# One statement sees one snapshot. What is not followed yet says nothing about the table.
 _PENDING: Final = f"""
 with store as (select horizon_ns, claimed_position from storenode.store),
 pending as (
@@ -25,31 +24,30 @@ pending as (
     from storenode.commits c cross join store
     cross join generate_series(0, octet_length(c.claims) / {CLAIM_BYTES} - 1) as n
     where c.position > store.claimed_position
-), unsaid as (
-    select exists (select from storenode.commits c cross join store
-                   where c.position > store.claimed_position and c.claims is null) as some
 )
 """
 _NOT_MISSING: Final = f"""{_PENDING}
 select named.channel_key::text, named.ts, named.key::text
-from (select channel_key, ts, parent_key as key from storenode.missing_parents) as named
-cross join store cross join unsaid
-where named.ts >= store.horizon_ns and not unsaid.some
+from (select channel_key, ts, parent_key as key from storenode.missing_parents
+      where parent_key <> {MORE}) as named
+cross join store
+where named.ts >= store.horizon_ns
   and named.key not in (select key from pending)
   and ({HELD} or not exists (
       select from storenode.sds s where s.channel_key = named.channel_key and s.ts = named.ts
       and named.key = any(s.parent_keys)))
 """
-# Where retention has dropped something, it may have been such a parent.
+# Where retention has dropped something, it may have been such a parent. Not every parent that a
+# message lacks has a row, but one of them has.
 _NOT_COUNTED: Final = f"""{_PENDING}
 select named.channel_key::text, named.ts, named.key::text
 from (select s.key as child, s.channel_key, s.ts, p.key
       from storenode.sds s cross join unnest(s.parent_keys) as p(key)) as named
-cross join store cross join unsaid
-where store.horizon_ns = 0 and not unsaid.some
+cross join store
+where store.horizon_ns = 0
   and named.child not in (select key from pending)
-  and not exists (select from storenode.missing_parents m where m.channel_key = named.channel_key
-                  and m.ts = named.ts and m.parent_key = named.key)
+  and not exists (select from storenode.missing_parents m
+                  where m.channel_key = named.channel_key and m.ts = named.ts)
   and not {HELD}
 """
 _COUNT: Final[LiteralString] = "select count(*) from storenode.missing_parents"

@@ -5,14 +5,13 @@ needs little memory, sees no transaction by halves, and neither writers nor rete
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final, LiteralString
 
 from psycopg import Connection as PsycopgConnection
 from psycopg import sql
 
 from store.db.checks.findings import Findings
-from store.db.reading.select import HEAD
 from store.db.schema.names import FINE_TABLE, SCHEMA
 from store.domain.audit import Fault, SdsRow, StoredMessage, audit, sds_row
 from store.domain.partitioning import UNBOUNDED_LOW, Bounds, Cover
@@ -39,21 +38,19 @@ _CASTS: Final = {"ts": "bigint", "hash": "bytea", "key": "uuid"}
 
 # What is compared with one row of each table, given its key columns as `k`.
 _LOOKUPS: Final[dict[str, LiteralString]] = {
-    "messages": f"""
-        select k.ts, k.hash, m.topic, {HEAD}, m.payload, m.tail, h.topic
+    "messages": """
+        select k.ts, k.hash, m.topic, m.content_digest, m.head, m.payload, m.tail, h.topic
         from k join storenode.messages m on m.ts = k.ts and m.hash = k.hash
         left join storenode.hashes h on h.key = encode(substr(k.hash, 1, 16), 'hex')::uuid
                                      and h.ts = k.ts
-                                     and coalesce(h.rest = substr(k.hash, 17), true)
         order by k.ts, k.hash
     """,
     "hashes": """
-        select k.key, k.ts, coalesce(h.rest, ''), exists (
+        select k.key, k.ts, exists (
             select from storenode.messages m where m.ts = k.ts
-            and m.hash >= uuid_send(k.key) || coalesce(h.rest, '')
-            and m.hash <= uuid_send(k.key) || coalesce(h.rest, decode(repeat('ff', 16), 'hex')))
-        from k join storenode.hashes h on h.key = k.key and h.ts = k.ts
-        order by k.key, k.ts
+            and m.hash >= uuid_send(k.key)
+            and m.hash <= uuid_send(k.key) || decode(repeat('ff', 16), 'hex'))
+        from k order by k.key, k.ts
     """,
     "sds": """
         select k.key, k.ts, k.hash, m.payload
@@ -166,9 +163,10 @@ class RowCheck:
     def _messages(self, rows: Sequence[tuple[Any, ...]]) -> None:
         indexed: dict[tuple[int, bytes], SdsRow] = {}
         topics: dict[tuple[bytes, int], tuple[tuple[str, str], str]] = {}
-        for ts, digest, topic, head, payload, tail, hash_topic in rows:
+        for ts, digest, topic, content_digest, head, payload, tail, hash_topic in rows:
             name = _name(ts, digest)
-            found = audit(StoredMessage(ts, digest, topic.bytes, head, payload, tail))
+            row_of = StoredMessage(ts, digest, topic.bytes, content_digest, head, payload, tail)
+            found = audit(row_of)
             for fault in found.faults:
                 self._findings.add(fault, FINE_TABLE, name)
             if hash_topic is None:
@@ -218,11 +216,11 @@ class RowCheck:
         for key, row in wanted.items():
             if key not in held:
                 self._findings.add(Fault.NO_SDS_ROW, "sds", _name(*key))
-            elif held[key] not in (row, replace(row, proof=None)):
+            elif held[key] != row:
                 self._findings.add(Fault.WRONG_SDS_ROW, "sds", _name(*key))
 
     def _hashes(self, rows: Sequence[tuple[Any, ...]]) -> None:
-        lost = [(ts, key.bytes + rest) for key, ts, rest, has_message in rows if not has_message]
+        lost = [(ts, key.bytes) for key, ts, has_message in rows if not has_message]
         self._report_lost(Fault.LOST_MESSAGE, "hashes", lost)
 
     def _sds(self, rows: Sequence[tuple[Any, ...]]) -> None:

@@ -20,12 +20,10 @@ from store.db.commits.pages import (
     BEHIND,
     FOREIGN,
     LOST,
-    NOT_HELD,
     FeedPage,
     FeedPosition,
     PageSize,
     commits_between,
-    is_held,
     is_served,
     messages_ever,
     newest,
@@ -117,9 +115,9 @@ class DatabaseFeed:
         self._tail: asyncio.Task[None] | None = None
 
     @property
-    def messages_ever(self) -> int:
-        """Messages stored in all commits up to the head, those pruned since included."""
-        return self._messages_ever
+    def counted(self) -> tuple[int, int]:
+        """The position of the head, and the messages ever stored in all commits up to it."""
+        return self._hub.head[0], self._messages_ever
 
     @property
     def followers(self) -> int:
@@ -305,8 +303,6 @@ class DatabaseFeed:
                 raise CursorOutOfRange(FOREIGN)
             # Looked at first: what a standby replays meanwhile is found after it, and not lost.
             is_ahead = self._read_only and place[0] > (await newest(connection))[0]
-            if not cursor.sealed and not await is_held(connection, place):
-                raise StoreUnavailable(BEHIND) if is_ahead else CursorOutOfRange(NOT_HELD)
             if not await is_served(connection, place):
                 raise StoreUnavailable(BEHIND) if is_ahead else CursorOutOfRange(LOST)
             return FeedPosition(

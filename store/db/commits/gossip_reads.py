@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, Final
 from reconcile.ids import SyncIds
 from store.db.commits.ids import ids_of
 from store.db.pool import Database
-from store.db.reading.hashes import locate
+from store.db.reading.hashes import content_digests_at, locate
 from store.db.reading.transfer_reads import TransferReader
 from store.domain.admission import Admission
 from store.domain.commits import CommitRow
 from store.domain.ports import Source, SyncId
-from store.gossip.commits import CommittedMessages
-from store.gossip.events import GraphEvent
+from store.gossip.events import Committed, GraphEvent
 from store.gossip.graph import graph_events
 from store.messages.record import RecordBatch
 from store.messages.transfer import transferred
@@ -45,7 +44,7 @@ _ANY: Final = Policy(max_drift_ns=None, max_message_bytes=2**31)
 """What is held was admitted once; the rules may have changed since."""
 
 _NEWEST: Final = """
-select ts, hash from storenode.messages where ts <= %b::bigint
+select ts, hash, content_digest from storenode.messages where ts <= %b::bigint
 order by ts desc, hash desc limit %b::bigint
 """
 
@@ -125,29 +124,33 @@ class GossipReads:
             self._tracing.bodies(hashes, answer)
         return answer
 
-    async def held(self, hashes: Sequence[bytes]) -> list[bool]:
-        """For each message whether it is held."""
+    async def held(self, hashes: Sequence[bytes]) -> list[bytes | None]:
+        """Return the content digest of each message; None: it is not held."""
         ids = await self._locate(hashes)
-        if not ids:
-            return [False] * len(hashes)
-        there = await self._reader.held(SyncIds.of(ids))
-        found = {digest for (_, digest), is_held in zip(ids, there, strict=True) if is_held}
-        return [digest in found for digest in hashes]
+        pool = self._database.bulk_pool
+        found = await self._database.read(content_digests_at, ids, pool=pool) if ids else {}
+        return [found.get(digest) for digest in hashes]
 
-    async def arrived(self, commits: Sequence[CommitRow]) -> CommittedMessages:
+    async def arrived(self, commits: Sequence[CommitRow]) -> Committed:
         """What some commits have added, as far as it is held."""
         ids = await self._database.read(ids_of, commits, pool=self._database.bulk_pool)
-        return await self._described(sorted(ids.pairs()), None)
+        return await self._described(sorted(ids.pairs()), {}, None)
 
-    async def newest(self, limit: int) -> CommittedMessages:
+    async def newest(self, limit: int) -> Committed:
         """The newest messages, oldest first; metadata for as many as `MAX_READ_BYTES` hold."""
         given = MAX_TIMESTAMP_NS, limit
         rows = await self._database.rows(_NEWEST, given, self._database.bulk_pool)
-        ids = sorted((ts, bytes(digest)) for ts, digest in rows)
-        return await self._described(ids, MAX_READ_BYTES)
+        ids = sorted((ts, bytes(digest)) for ts, digest, _ in rows)
+        digests = {bytes(digest): bytes(content) for _, digest, content in rows}
+        return await self._described(ids, digests, MAX_READ_BYTES)
 
-    async def _described(self, ids: Sequence[SyncId], most_bytes: int | None) -> CommittedMessages:
-        """Look into messages, which ascend; of too many, into the newest."""
+    async def _described(
+        self, ids: Sequence[SyncId], digests: dict[bytes, bytes], most_bytes: int | None
+    ) -> Committed:
+        """Look into messages, which ascend; of too many, into the newest.
+
+        ``digests``: the content digests that are known already, by hash.
+        """
         events: list[GraphEvent] = []
         hashes = [digest for _, digest in ids]
         if most_bytes is not None:
@@ -157,10 +160,13 @@ class GossipReads:
             portion = SyncIds.of(ids[start : start + MAX_LOADED_IDS])
             bodies = await self._reader.load(portion, MAX_READ_BYTES)
             start += len(bodies)
-            events += _events_of([body for body in bodies if body is not None])
+            batch = _admitted([body for body in bodies if body is not None])
+            digests |= dict(zip(batch.hashes, batch.content_digests, strict=True))
+            events += graph_events(batch)
             if most_bytes is not None:
                 break
-        return CommittedMessages(hashes, events)
+        contents = [digests.get(digest, b"") for digest in hashes]
+        return Committed(hashes, events, content_digests=contents)
 
     async def _read_into(
         self, found: dict[bytes, bytes | None], hashes: Sequence[bytes], max_bytes: int
@@ -196,7 +202,7 @@ def _prefix(
     return answer
 
 
-def _events_of(bodies: Sequence[bytes]) -> list[GraphEvent]:
+def _admitted(bodies: Sequence[bytes]) -> RecordBatch:
     admission = Admission(_ANY, MAX_TIMESTAMP_NS, Source.RESTORE)
     admission.admit(bodies)
-    return graph_events(admission.admitted.batch)
+    return admission.admitted.batch

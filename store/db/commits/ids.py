@@ -17,20 +17,22 @@ from reconcile.view import Spans
 from store.db.arrays import bigint_column, bigints, hash_column
 from store.db.pool import Connection
 from store.domain.commits import CommitRow
-from storenode.message.limits import HASH_BYTES
+from storenode.message.limits import CONTENT_DIGEST_BYTES, HASH_BYTES
 
 _COLUMNS: Final = "string_agg(int8send(m.ts), ''::bytea), string_agg(m.hash, ''::bytea)"
+_CONTENT: Final = "string_agg(m.content_digest, ''::bytea)"
 
 # A probe of the index for each span, whatever a plan was made for (see `MESSAGE_AT`): so rows come
 # in the order of the spans, and the limit ends the reading.
+# The index alone has the IDs; content digests take the rows.
 _IN_SPANS: Final = f"""
-select {_COLUMNS} from (
-    select m.ts, m.hash
+select {_COLUMNS}{{content}} from (
+    select m.*
     from unnest(%(low_ts)b::bigint[], %(low_hash)b::bytea[],
                 %(high_ts)b::bigint[], %(high_hash)b::bytea[])
         as k(low_ts, low_hash, high_ts, high_hash)
     cross join lateral (
-        select n.ts, n.hash from storenode.messages n
+        select n.ts, n.hash{{column}} from storenode.messages n
         where n.ts >= k.low_ts and n.ts <= k.high_ts
           and (n.ts, n.hash) >= (k.low_ts, k.low_hash)
           and (n.ts, n.hash) < (k.high_ts, k.high_hash)
@@ -53,18 +55,33 @@ cross join lateral (
 ) m
 """
 
+_IDS_IN_SPANS: Final = _IN_SPANS.format(content="", column="")
+_CONTENTS_IN_SPANS: Final = _IN_SPANS.format(content=f", {_CONTENT}", column=", n.content_digest")
+
 _OF_BATCHES: Final = f"""
-select {_COLUMNS}
+select {_COLUMNS}, {_CONTENT}
 from unnest(%(batches)b::bigint[], %(lows)b::bigint[], %(highs)b::bigint[]) as k(batch, low, high)
 cross join lateral (
-    select n.ts, n.hash from storenode.messages n
+    select n.ts, n.hash, n.content_digest from storenode.messages n
     where n.batch = k.batch and n.ts >= k.low and n.ts <= k.high offset 0
 ) m
 """
 
 
-async def ids_in(connection: Connection, spans: Spans, limit: int) -> SyncIds:
-    """The first IDs, at most ``limit``, that are held in some spans; ascending."""
+_CONTENTS: Final = """
+select string_agg(n.content_digest, ''::bytea order by w.place)
+from unnest(%(ts)b::bigint[], %(hash)b::bytea[]) with ordinality as w(ts, hash, place)
+cross join lateral (
+    select m.content_digest from storenode.messages m where m.ts = w.ts and m.hash = w.hash offset 0
+) n
+"""
+_CONTENTS_AT_ONCE: Final = 65_536
+
+
+async def ids_in(
+    connection: Connection, spans: Spans, limit: int, *, contents: bool = False
+) -> SyncIds:
+    """Return the first IDs, at most ``limit``, in some spans; ascending, or with their digests."""
     parameters = {
         "low_ts": bigint_column(spans.lower.timestamps),
         "low_hash": hash_column(spans.lower.hashes),
@@ -72,7 +89,22 @@ async def ids_in(connection: Connection, spans: Spans, limit: int) -> SyncIds:
         "high_hash": hash_column(spans.upper.hashes),
         "limit": limit,
     }
-    return await _fetch(connection, _IN_SPANS, parameters)
+    statement = _CONTENTS_IN_SPANS if contents else _IDS_IN_SPANS
+    return await _fetch(connection, statement, parameters)
+
+
+async def with_contents(connection: Connection, ids: SyncIds) -> SyncIds:
+    """Return IDs, all of which are stored, with their content digests."""
+    found: list[bytes] = []
+    for start in range(0, len(ids), _CONTENTS_AT_ONCE):
+        some = ids[start : start + _CONTENTS_AT_ONCE]
+        given = {"ts": bigint_column(some.timestamps), "hash": hash_column(some.hashes)}
+        cursor = await connection.execute(_CONTENTS, given, binary=True)
+        row = await cursor.fetchone()
+        assert row is not None
+        found.append(row[0] or b"")  # type: ignore[arg-type]
+    digests = np.frombuffer(b"".join(found), np.uint8).reshape(len(ids), CONTENT_DIGEST_BYTES)
+    return SyncIds(ids.timestamps, ids.hashes, digests)
 
 
 async def ids_with(connection: Connection, hashes: NDArray[np.uint8]) -> SyncIds:
@@ -82,7 +114,7 @@ async def ids_with(connection: Connection, hashes: NDArray[np.uint8]) -> SyncIds
 
 
 async def ids_of(connection: Connection, commits: Sequence[CommitRow]) -> SyncIds:
-    """The IDs that some commits have added, as far as they are held; in any order."""
+    """Return the IDs that some commits have added and that are stored, with their digests."""
     parameters = {
         "batches": bigints([commit.batch for commit in commits]),
         "lows": bigints([commit.min_ts for commit in commits]),
@@ -97,10 +129,15 @@ async def _fetch(
     cursor = await connection.execute(statement, parameters, binary=True)
     row = await cursor.fetchone()
     assert row is not None
-    timestamps, hashes = row
+    timestamps, hashes, *contents = row
     if timestamps is None:
         return SyncIds.empty()
+    digests = None
+    if contents:
+        digests = np.frombuffer(contents[0], np.uint8)  # type: ignore[call-overload]
+        digests = digests.reshape(-1, CONTENT_DIGEST_BYTES)
     return SyncIds(
         np.frombuffer(timestamps, ">i8").astype(np.int64),  # type: ignore[call-overload]
         np.frombuffer(hashes, np.uint8).reshape(-1, HASH_BYTES),  # type: ignore[call-overload]
+        digests,
     )

@@ -37,10 +37,6 @@ LOST: Final = (
     "the database has lost the commit that the cursor names; scan what may be missing, then follow"
     " with an empty cursor"
 )
-NOT_HELD: Final = (
-    "the cursor is one of the version before, and the commit that it names is not held; scan what"
-    " may be missing, then follow with an empty cursor"
-)
 BEHIND: Final = (
     "this node reads a standby, which has not come to the commit that the cursor names: retry, or"
     " ask a node that takes writes"

@@ -13,8 +13,7 @@ from typing import Any, Final
 
 from psycopg import AsyncConnection, errors, sql
 
-from store.db.maintenance import lacking, narrowing
-from store.db.schema.names import PROVEN_INDEX, SCHEMA, TOPIC_INDEX
+from store.db.schema.names import SCHEMA
 from store.db.schema.partitions import read_catalog
 from storenode.message.limits import NS_PER_S
 
@@ -32,10 +31,6 @@ its default, with a tenth of each page free, takes 1.15 times as much."""
 
 LOCK_TIMEOUT_MS: Final = 10_000
 """How long older transactions are waited for, each time that all of them have to end."""
-
-BUILD_AGAIN_NS: Final = 600 * NS_PER_S
-"""How long after a try to build what partitions lack the next one is: a transaction that lasts for
-hours would have each build an index in vain."""
 
 ENTRY_BYTES: Final = {
     "messages_topic_idx": 44,
@@ -83,55 +78,31 @@ class Rebuilder:
 
     def __init__(self) -> None:
         self._tried: set[str] = set()
-        self._build_from_ns = 0
 
     async def is_due(self, connection: Connection, now_ns: int) -> bool:
-        """Whether `rebuild` would do anything."""
-        if await _leftovers(connection) or await self._to_build(connection, now_ns):
+        """Return True if `rebuild` would do anything."""
+        if await _leftovers(connection):
             return True
         return await self._most_wasteful(connection, now_ns) is not None
 
     async def rebuild(self, connection: Connection, now_ns: int) -> Rebuilt | None:
         """Rebuild the index that wastes the most; None: there is none, or it is in use too long.
 
-        First partitions of before an upgrade get what they lack (`lacking`), and the index by topic
-        of before schema 0012 is replaced (`narrowing`).
-
         ``connection`` is in autocommit mode and has no lock timeout of its own.
 
         Raises:
-            psycopg.Error: the database did not serve, or what partitions lack waits for a
-                transaction that lasts (`LockNotAvailable`); the old index is as it was.
+            psycopg.Error: the database did not serve; the old index is as it was.
         """
         await connection.execute(_SET_TIMEOUT, (f"{LOCK_TIMEOUT_MS}ms",))
-        builds = None
         try:
             await _drop_leftovers(connection)
-            builds = await self._to_build(connection, now_ns)
-            if builds is not None:
-                self._build_from_ns = now_ns + BUILD_AGAIN_NS
-                return await _build(connection, builds)
             return await self._rebuild(connection, now_ns)
-        except errors.LockNotAvailable:
-            # A transaction that lasts: another index is next. But nothing stands in for an index
-            # that partitions lack, so somebody should know why it waits.
-            if builds is not None:
-                raise
-            return None
-        except (errors.UndefinedTable, errors.UndefinedObject):
-            # Retention was quicker.
+        except (errors.LockNotAvailable, errors.UndefinedTable, errors.UndefinedObject):
+            # A transaction that lasts, so that another index is next; or retention was quicker.
             return None
         finally:
             if not connection.closed:
                 await connection.execute(_SET_TIMEOUT, ("0",))
-
-    async def _to_build(self, connection: Connection, now_ns: int) -> str | None:
-        """An index that partitions of before an upgrade lack."""
-        if connection.info.server_version in CORRUPTING or now_ns < self._build_from_ns:
-            return None
-        if await lacking.is_lacking(connection, lacking.PROVEN):
-            return PROVEN_INDEX
-        return TOPIC_INDEX if await narrowing.is_pending(connection) else None
 
     async def _rebuild(self, connection: Connection, now_ns: int) -> Rebuilt | None:
         wasteful = await self._most_wasteful(connection, now_ns)
@@ -163,13 +134,6 @@ class Rebuilder:
             if size >= WASTE * needed and size - needed > worst:
                 worst, found = size - needed, (name, size)
         return found
-
-
-async def _build(connection: Connection, index: str) -> Rebuilt:
-    if index == PROVEN_INDEX:
-        before_bytes = await lacking.size(connection, PROVEN_INDEX)
-        return Rebuilt(PROVEN_INDEX, before_bytes, await lacking.build(connection, lacking.PROVEN))
-    return Rebuilt(TOPIC_INDEX, *await narrowing.narrow(connection))
 
 
 async def _leftovers(connection: Connection) -> list[str]:

@@ -98,6 +98,10 @@ async def probed(url: str) -> AsyncIterator[dict[str, Probe]]:
     """The hosts of a URL that take writes and hold a store, by label; connected in the block."""
     found: dict[str, Probe] = {}
 
+    # A primary that was made read-only, as before a switchover, is none that takes writes.
+    if conninfo.conninfo_to_dict(url).get("target_session_attrs") == "primary":
+        url = conninfo.make_conninfo(url, target_session_attrs="read-write")
+
     async def ask(host: dict[str, str]) -> None:
         probe = await _probe(with_hosts(url, [host]))
         if probe is not None:

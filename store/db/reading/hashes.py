@@ -83,6 +83,21 @@ cross join {{message}} where true{{topics}}
 """
 
 
+_CONTENT_DIGESTS: Final = f"""
+select k.hash, m.content_digest from unnest(%(ts)b::bigint[], %(hash)b::bytea[]) as k(ts, hash)
+cross join {MESSAGE_AT}
+"""
+
+
+async def content_digests_at(
+    connection: Connection, positions: Sequence[SyncId]
+) -> dict[bytes, bytes]:
+    """Read the content digests of messages by their positions, of those that are stored."""
+    parameters = position_parameters(positions)
+    cursor = await connection.execute(_CONTENT_DIGESTS, parameters, binary=True)
+    return dict(await cursor.fetchall())  # type: ignore[arg-type]
+
+
 async def locate(connection: Connection, hashes: Sequence[bytes]) -> list[SyncId]:
     """Where hashes are, those of pruned messages included, in no order.
 
@@ -144,7 +159,10 @@ def _page_statement(entry: Entry, *, filtered: bool, forward: bool) -> str:
 
 async def page_by_hashes(connection: Connection, request: PageRequest, shape: Shape) -> Joined:
     """Read one page of the messages with given hashes."""
-    positions = await locate(connection, request.hashes or ())
+    low_ns, high_ns = request.time_start_ns, request.time_end_ns
+    positions = [
+        at for at in await locate(connection, request.hashes or ()) if low_ns <= at[0] < high_ns
+    ]
     if request.after is not None:
         after = request.after
         positions = [at for at in positions if (at > after if request.forward else at < after)]
@@ -321,8 +339,10 @@ def _split(joined: bytes) -> list[_Row]:
 
 
 def _pick(request: PageRequest, found: Mapping[bytes, _Row], page_bytes: int) -> QueryPage:
-    """The page of one look-up out of what a statement found, by hash."""
-    held = sorted([found[digest] for digest in request.hashes or () if digest in found])
+    """Return the page of one look-up out of what a statement found, by hash."""
+    low_ns, high_ns = request.time_start_ns, request.time_end_ns
+    rows = [found[digest] for digest in request.hashes or () if digest in found]
+    held = sorted([row for row in rows if low_ns <= row[0] < high_ns])
     after = request.after
     if after is not None:
         held = [row for row in held if (row[:2] > after if request.forward else row[:2] < after)]

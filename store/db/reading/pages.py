@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cache
+from struct import Struct
 from typing import Final
 
 from store.db.pool import Connection
@@ -15,10 +17,12 @@ from store.db.reading.select import (
     topics_clause,
     topics_parameters,
 )
-from store.domain.ports import SyncId
-from storenode.message.limits import MAX_TIMESTAMP_NS
+from store.domain.ports import FramesPage, SyncId
+from store.messages.frames import end_of_entry
+from storenode.message.limits import HASH_BYTES, MAX_TIMESTAMP_NS
 
 _FEWEST_PER_TOPIC: Final = 16
+_POSITION: Final = Struct(f">q{HASH_BYTES}s")
 
 BEFORE_ALL: Final[SyncId] = (0, b"")
 AFTER_ALL: Final[SyncId] = (MAX_TIMESTAMP_NS, b"\xff" * 33)
@@ -107,6 +111,18 @@ select string_agg(case when {entry_bytes} <= %(most)b::bigint then {entry} end, 
 from ({rows}) m
 """
 
+# With the position of each message, so that the page can be cut into smaller ones.
+_APART: Final = """
+select string_agg({entry}, ''::bytea), count(*), count(*), max(ts),
+       substr(string_agg(hash, ''::bytea), (32 * count(*) - 31)::int),
+       string_agg(int8send(ts) || hash, ''::bytea)
+from (
+    select m.*, sum({entry_bytes}) over (order by ts, hash rows unbounded preceding) as bytes
+    from ({rows}) m
+) m
+where bytes <= %(max_bytes)b::bigint or bytes = {entry_bytes}
+"""
+
 
 class _Rows(Enum):
     """Where the rows of a page come from: the three statements above."""
@@ -124,11 +140,12 @@ class _Rows(Enum):
 
 
 class Form(Enum):
-    """How a page is cut to its size: the three statements above, from the dearest on."""
+    """How a page is cut to its size: the four statements above."""
 
     COUNTED = "counted"
     STREAMED = "streamed"
     SMALL = "small"
+    APART = "apart"
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +164,7 @@ class Shape:
 
     ``show`` messages at most, and ``max_bytes`` unless one alone has more; ``each`` rows are read
     per topic where topics are merged. ``streamed`` pages are read forward and do not tell
-    whether more was seen than shown.
+    whether more was seen than shown; ``apart``, they have the position of each message.
     """
 
     entry: Entry
@@ -156,19 +173,32 @@ class Shape:
     each: int
     max_bytes: int
     streamed: bool = False
+    apart: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Joined:
     """Ascending entries, joined; ``last`` is the last in reading direction.
 
-    ``seen`` rows were read, of which ``count`` are shown.
+    ``seen`` rows were read, of which ``count`` are shown. ``positions`` are those of the messages,
+    packed, where the shape asks for them.
     """
 
     entries: bytes
     count: int
     seen: int
     last: SyncId
+    positions: bytes = b""
+
+    def parts(self, most: int) -> Iterator[FramesPage]:
+        """Cut a page that is read apart into pages of ``most`` messages."""
+        begin = end = 0
+        for number, position in enumerate(_POSITION.iter_unpack(self.positions), 1):
+            end = end_of_entry(self.entries, end)
+            if number % most == 0 or number == self.count:
+                count = (number - 1) % most + 1
+                yield FramesPage(self.entries[begin:end], count, position)
+                begin = end
 
 
 NOTHING: Final = Joined(b"", 0, 0, BEFORE_ALL)
@@ -185,7 +215,7 @@ def _statement(entry: Entry, form: Form, source: _Rows, *, filtered: bool, forwa
     )
     if form is Form.COUNTED:
         return joined_statement(entry, rows, forward=forward)
-    template = _SMALL if form is Form.SMALL else _STREAMED
+    template = {Form.SMALL: _SMALL, Form.STREAMED: _STREAMED, Form.APART: _APART}[form]
     return template.format(entry=entry.expression, entry_bytes=entry.size, rows=rows)
 
 
@@ -216,6 +246,8 @@ async def read_page(connection: Connection, topics: Topics, window: Window, shap
             if page.seen == shape.read:
                 return page
         return joined(await _read(connection, topics, window, shape, Form.COUNTED))
+    if shape.apart:
+        return joined(await _read(connection, topics, window, shape, Form.APART))
     row = await _read(connection, topics, window, shape, Form.SMALL)
     if row is not None and row[2]:
         row = await _read(connection, topics, window, shape, Form.STREAMED)
@@ -263,5 +295,5 @@ def joined(row: tuple[object, ...] | None) -> Joined:
     """Read the one row of a statement of this shape."""
     if row is None or not row[1]:
         return NOTHING
-    entries, count, seen, last_ts, last_hash = row
-    return Joined(entries, count, seen, (last_ts, last_hash))  # type: ignore[arg-type]
+    entries, count, seen, last_ts, last_hash, *positions = row
+    return Joined(entries, count, seen, (last_ts, last_hash), *positions)  # type: ignore[arg-type]

@@ -50,6 +50,8 @@ from storenode.message.limits import HASH_BYTES
 DEFAULT_SCAN_PAGE: Final = 4_000
 MAX_SCAN_PAGE: Final = 10_000
 _FEWEST_ROWS: Final = 256
+_FEWEST_READ: Final = 1_000
+"""Messages that are read at a time behind the first page, however few are sent in one."""
 
 
 class DatabaseReader:
@@ -58,15 +60,12 @@ class DatabaseReader:
     def __init__(
         self,
         database: Database,
-        held: Callable[[], int],
+        counted: Callable[[], tuple[int, int]],
         page_bytes: int = DEFAULT_PAGE_BYTES,
     ) -> None:
-        """``held`` gives the number of messages ever stored, as the feed has counted them.
-
-        Entries of one page have ``page_bytes`` at most.
-        """
+        """``counted``: `DatabaseFeed.counted`. Entries of a page have ``page_bytes`` at most."""
         self._database = database
-        self._held = held
+        self._counted = counted
         self._page_bytes = page_bytes
         self._lookups = HashLookups(database, page_bytes)
 
@@ -76,17 +75,16 @@ class DatabaseReader:
             return None
         wanted = TopicFilter(rights=rights)
         statement = (
-            "select m.ts, m.rest from storenode.hashes m where m.key = %(key)b::uuid"
-            " and coalesce(m.rest = %(rest)b::bytea, true)"
+            "select m.ts from storenode.hashes m where m.key = %(key)b::uuid"
             f"{filter_clause(filtered=not wanted.everything)} limit 1"
         )
-        key, rest = message_hash[:HASH_KEY_BYTES], message_hash[HASH_KEY_BYTES:]
-        parameters = {"key": UUID(bytes=key), "rest": rest} | filter_parameters(wanted)
+        key = UUID(bytes=message_hash[:HASH_KEY_BYTES])
+        parameters = {"key": key} | filter_parameters(wanted)
 
         async def look(connection: Connection) -> SyncId | None:
             cursor = await connection.execute(statement, parameters, binary=True)
-            row: tuple[int, bytes | None] | None = await cursor.fetchone()  # type: ignore[assignment]
-            if row is None or (row[1] is None and await _is_another(connection, row[0], key, rest)):
+            row: tuple[int] | None = await cursor.fetchone()  # type: ignore[assignment]
+            if row is None or await _is_another(connection, row[0], message_hash):
                 return None
             return row[0], message_hash
 
@@ -115,7 +113,10 @@ class DatabaseReader:
         return await self._database.read(read)
 
     async def scan(self, request: ScanRequest, outlet: Outlet) -> AsyncGenerator[FramesPage, None]:
-        """Every match in ascending order, a page at a time."""
+        """Yield every match in ascending order, a page at a time.
+
+        Small pages are cut from larger ones: to read each of them costs far more than to send it.
+        """
 
         async def choose(connection: Connection) -> Topics:
             return await resolve(connection, request.filter)
@@ -124,20 +125,28 @@ class DatabaseReader:
         most, after = self._page_bytes, request.after or BEFORE_ALL
         room: Room | None = await outlet.room(most)
         ahead: asyncio.Task[Joined] | None = None
+        asked = min(request.page_size or DEFAULT_SCAN_PAGE, MAX_SCAN_PAGE)
+        size = asked
         try:
             while True:
                 if room is None:
                     room = await outlet.room(most)
                 if ahead is None:
-                    ahead = self._begin_page(request, topics, after, outlet, room)
+                    ahead = self._begin_page(request, topics, after, outlet, room, size=size)
                 page, taken = await ahead, room
                 if not page.count:
                     return
                 taken.fit(len(page.entries))
                 after, ahead, room = page.last, None, outlet.spare_room(most)
+                size = max(asked, _FEWEST_READ)
                 if room is not None:
-                    ahead = self._begin_page(request, topics, after, outlet, room)
-                yield FramesPage(page.entries, page.count, page.last)
+                    ahead = self._begin_page(request, topics, after, outlet, room, size=size)
+                if page.positions:
+                    for part in page.parts(asked):
+                        yield part
+                    del part
+                else:
+                    yield FramesPage(page.entries, page.count, page.last)
                 # Not to be held while the next one waits for room.
                 del page
                 taken.close()
@@ -147,10 +156,17 @@ class DatabaseReader:
                 await asyncio.gather(ahead, return_exceptions=True)
 
     def _begin_page(
-        self, request: ScanRequest, topics: Topics, after: SyncId, outlet: Outlet, room: Room
+        self,
+        request: ScanRequest,
+        topics: Topics,
+        after: SyncId,
+        outlet: Outlet,
+        room: Room,
+        *,
+        size: int,
     ) -> asyncio.Task[Joined]:
         return asyncio.ensure_future(
-            self._scan_page(request, topics, after, outlet, room.size_bytes)
+            self._scan_page(request, topics, after, outlet, room.size_bytes, size=size)
         )
 
     async def _scan_page(
@@ -160,11 +176,12 @@ class DatabaseReader:
         after: SyncId,
         outlet: Outlet,
         max_bytes: int,
+        *,
+        size: int,
     ) -> Joined:
         window = Window(
             max(request.time_start_ns, after[0], 0), request.time_end_ns - 1, after, forward=True
         )
-        size = min(request.page_size or DEFAULT_SCAN_PAGE, MAX_SCAN_PAGE)
         # A small page is read by few rows, not cut from many.
         size = max(size * max_bytes // self._page_bytes, min(size, _FEWEST_ROWS))
         shape = Shape(
@@ -174,6 +191,7 @@ class DatabaseReader:
             each=rows_of_each(topics, size),
             max_bytes=max_bytes,
             streamed=True,
+            apart=0 < request.page_size < size,
         )
 
         async def read(connection: Connection) -> Joined:
@@ -182,12 +200,13 @@ class DatabaseReader:
         return await self._database.read_page(read, outlet)
 
     async def summary(self) -> StoreSummary:
-        """What is held."""
-        held = self._held()
-        ((pruned, horizon, oldest, newest),) = await self._database.rows(_SUMMARY)
+        """Return what is held, in one snapshot that has all that was acknowledged before."""
+        position, counted = self._counted()
+        rows = await self._database.rows(_SUMMARY, {"position": position})
+        ((newer, pruned, horizon, oldest, newest),) = rows
         return StoreSummary(
             store_id=self._database.store_id,
-            messages=max(0, held - pruned),
+            messages=max(0, counted + newer - pruned),
             oldest_timestamp_ns=oldest or 0,
             newest_timestamp_ns=newest or 0,
             horizon_ns=horizon,
@@ -195,7 +214,9 @@ class DatabaseReader:
 
 
 _SUMMARY: Final = """
-select pruned_messages, horizon_ns,
+select (select coalesce(sum(messages), 0)::bigint from storenode.commits
+        where position > %(position)b::bigint),
+       pruned_messages, horizon_ns,
        (select ts from storenode.messages order by ts, hash limit 1),
        (select ts from storenode.messages order by ts desc, hash desc limit 1)
 from storenode.store
@@ -213,9 +234,10 @@ def query_window(request: PageRequest) -> Window:
     return Window(low, high, start, request.forward)
 
 
-async def _is_another(connection: Connection, timestamp: int, key: bytes, rest: bytes) -> bool:
-    """Whether the message with the first half of a hash has another second half."""
-    end = b"\xff" * len(rest)
+async def _is_another(connection: Connection, timestamp: int, message_hash: bytes) -> bool:
+    """Return True if a stored message shares only the first half of a hash."""
+    key = message_hash[:HASH_KEY_BYTES]
+    end = b"\xff" * (HASH_BYTES - HASH_KEY_BYTES)
     cursor = await connection.execute(
         "select hash from storenode.messages"
         " where ts = %b::bigint and hash between %b::bytea and %b::bytea",
@@ -223,4 +245,4 @@ async def _is_another(connection: Connection, timestamp: int, key: bytes, rest: 
         binary=True,
     )
     held = [bytes(digest) for (digest,) in await cursor.fetchall()]  # type: ignore[call-overload]
-    return bool(held) and key + rest not in held
+    return bool(held) and message_hash not in held

@@ -14,7 +14,6 @@ from store.db.arrays import uuids
 from store.db.pool import Connection
 from store.domain.ports import TopicFilter
 from store.messages.record import HASH_FIELD_BYTES
-from storenode.message.limits import HASH_BYTES
 from storenode.message.topics import topic_key
 
 MAX_MERGED_TOPICS: Final = 200
@@ -40,8 +39,6 @@ class Entry:
 
 _STORED_BYTES: Final = "(octet_length(m.head) + octet_length(m.payload) + octet_length(m.tail))"
 _BODY_BYTES: Final = f"({_STORED_BYTES} + {HASH_FIELD_BYTES})"
-_SHORT: Final = f"octet_length(m.head) < {HASH_BYTES}"
-"""True of the head of a row in the short form, which begins behind the hash."""
 
 # The tag and the length as a varint of 1, 2 or 3 bytes, and the tag and length of the hash, as the
 # last bytes of one number: few operations, since they are done for each row.
@@ -53,21 +50,20 @@ _BEGINNING: Final = f"""case
         + ((({_BODY_BYTES} >> 7) & 127) << 8) + ({_BODY_BYTES} >> 14)) * 65536::bigint + 2592), 3)
 end"""
 
-HEAD: Final = f"case when {_SHORT} then {_BEGINNING} || m.hash || m.head else m.head end"
-"""What comes before the payload, of a message that is stored in either form."""
+_HEAD: Final = f"{_BEGINNING} || m.hash || m.head"
+"""The part of a frame before the payload."""
 
-_DATA_BYTES: Final = f"""(case when not {_SHORT} then {_STORED_BYTES}
-    when {_BODY_BYTES} < 128 then {_BODY_BYTES} + 2
+_DATA_BYTES: Final = f"""(case when {_BODY_BYTES} < 128 then {_BODY_BYTES} + 2
     when {_BODY_BYTES} < 16384 then {_BODY_BYTES} + 3 else {_BODY_BYTES} + 4 end)"""
 
-FRAME: Final = Entry(f"({HEAD}) || m.payload || m.tail", _DATA_BYTES)
+FRAME: Final = Entry(f"{_HEAD} || m.payload || m.tail", _DATA_BYTES)
 """Field 1 with data."""
 
 PRESENCE: Final = Entry(r"'\x0a220a20'::bytea || m.hash", "36")
 """Field 1 without data: the hash alone."""
 
 QUERY_FRAME: Final = Entry(
-    rf"'\xa201'::bytea || substr({HEAD}, 2) || m.payload || m.tail", f"({_DATA_BYTES} + 1)"
+    rf"'\xa201'::bytea || substr({_HEAD}, 2) || m.payload || m.tail", f"({_DATA_BYTES} + 1)"
 )
 """Field 20 with data (13/WAKU2-STORE, ``StoreQueryResponse.messages``)."""
 

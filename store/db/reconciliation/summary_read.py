@@ -20,14 +20,16 @@ import psycopg
 from psycopg import errors as pg
 from psycopg_pool import PoolTimeout
 
+from reconcile.ids import SyncIds
 from reconcile.lattice import LatticeSum
 from reconcile.summaries.buckets import Buckets
 from reconcile.summaries.loading import Loaded, NeedBuckets, NeedHashes, NeedIds, Needs
 from reconcile.summaries.summary import SummaryView
 from store.db.arrays import bigint_column
-from store.db.commits.ids import ids_in, ids_with
+from store.db.commits.ids import ids_in, ids_with, with_contents
 from store.db.commits.pages import newest
-from store.db.pool import Connection, Database, is_exhausted, is_transient, unavailable
+from store.db.errors import find_failure
+from store.db.pool import Connection, Database
 from store.db.reconciliation.lattice_read import LatticeReader
 from store.db.summaries.deltas import HASH_WORDS, LEVELS_NS, unpack
 from store.db.summaries.fold import MAX_FOLD_COMMITS, fold_until
@@ -136,9 +138,13 @@ class ColdView:
         return await self._in_time(partial(self._load, needs))
 
     async def lattices(self, spans: Sequence[Times]) -> list[LatticeSum] | None:
-        """As `store.domain.view.OpenView.lattices`."""
+        """Return what `OpenView.lattices` does."""
         reader = LatticeReader(self._connection, self._folded, self._minutes)
         return await self._in_time(partial(reader.read, spans))
+
+    async def contents(self, ids: SyncIds) -> SyncIds:
+        """Return IDs of this view with their content digests; raises as `load`."""
+        return await self._in_time(partial(with_contents, self._connection, ids))
 
     async def _in_time(self, work: Callable[[], Awaitable[_Result]]) -> _Result:
         if asyncio.get_running_loop().time() >= self._deadline_s:
@@ -155,7 +161,9 @@ class ColdView:
             case NeedBuckets():
                 return await self._buckets(needs)
             case NeedIds():
-                return await ids_in(self._connection, needs.spans, needs.limit)
+                return await ids_in(
+                    self._connection, needs.spans, needs.limit, contents=needs.contents
+                )
             case NeedHashes():
                 return await ids_with(self._connection, needs.hashes)
 
@@ -204,9 +212,10 @@ def told() -> Iterator[None]:
     try:
         yield
     except (psycopg.Error, PoolTimeout) as error:
-        if is_transient(error) or is_exhausted(error):
-            raise unavailable(error) from error
-        raise
+        failure = find_failure(error)
+        if failure is None:
+            raise
+        raise StoreUnavailable(failure.sentence) from error
 
 
 @contextmanager

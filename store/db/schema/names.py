@@ -21,19 +21,8 @@ VIEWS: Final = (
 )
 """What the data pipeline reads: its contract with the database."""
 
-TOPIC_INDEX: Final = "messages_topic_idx"
-WIDE_TOPIC_INDEX: Final = "messages_topic_hash_idx"
-"""The one of before schema 0012, until maintenance has built the other for every partition."""
-
-PROVEN_INDEX: Final = "sds_proven_idx"
-"""Of partitions of before schema 0011 maintenance builds it."""
-
 HASH_KEY_BYTES: Final = 16
-"""Of a message's hash, in ``hashes.key``; the other bytes are in ``hashes.rest``, or not kept."""
-
-SHORT_FORM: Final = "0012"
-"""The oldest revision whose nodes read heads without the hash, and rows of ``hashes`` without the
-second half of it."""
+"""Size of ``hashes.key``: the first half of a message's hash. The message has the other half."""
 
 OLDEST_POSTGRES: Final = 140_000
 """``server_version_num`` of the oldest supported release."""

@@ -17,7 +17,7 @@ from typing import Any, Final, LiteralString
 from psycopg import AsyncConnection, errors, sql
 
 from store.db.locks import PARTITIONS, lock_exclusively, set_lock_timeout
-from store.db.schema.names import COARSE_TABLES, COMMITS_TABLE, FINE_TABLE, SCHEMA, SHORT_FORM
+from store.db.schema.names import COARSE_TABLES, COMMITS_TABLE, FINE_TABLE, SCHEMA
 from store.domain import partitioning as rules
 from store.domain.partitioning import Bounds, Cover, Extension
 
@@ -38,7 +38,6 @@ where p.relnamespace = 'storenode'::regnamespace and p.relkind = 'p' and not i.i
   and c.relkind = 'r'
 """
 _NEXT_POSITION: Final = "select last_value from storenode.position_seq"
-_SERVES_FROM: Final = "select serves_from from storenode.store"
 _LOCK: Final = "select pg_advisory_xact_lock(%s)"
 
 # What has a fixed size comes first, widest alignment before narrower: in any other order bytes
@@ -66,7 +65,7 @@ _UNIQUE: Final[LiteralString] = (
 )
 _UNIQUE_COLUMNS: Final = {"messages": ("hash",), "hashes": ("key",), "sds": ("key", "hash")}
 _UNCOMPARED_COLUMNS: Final = {
-    "messages": ("head", "payload", "tail"),
+    "messages": ("content_digest", "head", "payload", "tail"),
     "sds": ("channel", "message_id", "sender", "parent_keys", "parent_ids", "parent_hints"),
 }
 
@@ -106,8 +105,6 @@ class PartitionMap:
     ``now_ns`` is a clock in nanoseconds since the epoch; ``retention_ns``, None for endless,
     decides how wide new partitions of the look-up tables are. `generation` changes whenever a
     refresh finds other partitions than before, also when one was dropped and made again.
-    `takes_short_form` says whether all nodes of the database read the short form of rows (see
-    ``docs/database.md``); a database that does once, always does.
     """
 
     def __init__(self, now_ns: Callable[[], int], retention_ns: int | None = None) -> None:
@@ -118,7 +115,6 @@ class PartitionMap:
         self._fine = Cover(())
         self._coarse = [Cover(())]
         self._commits_are_short = True
-        self.takes_short_form = False
 
     def covers(self, first_ns: int, last_ns: int) -> bool:
         """True when every timestamp from ``first_ns`` to ``last_ns`` has all its partitions."""
@@ -144,8 +140,6 @@ class PartitionMap:
     async def refresh(self, connection: Connection) -> None:
         """Read the catalog."""
         catalog = await read_catalog(connection)
-        row = await (await connection.execute(_SERVES_FROM)).fetchone()
-        self.takes_short_form = row is not None and row[0] >= SHORT_FORM
         self._commits_are_short = bool(
             rules.plan_commits(catalog.bounds(COMMITS_TABLE), catalog.position)
         )

@@ -10,7 +10,7 @@ from typing import Final
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY
 
-from store.db.schema.names import PROVEN_INDEX, SCHEMA, TOPIC_INDEX
+from store.db.schema.names import SCHEMA
 
 metadata: Final = sa.MetaData(schema=SCHEMA)
 
@@ -36,7 +36,6 @@ sa.Table(
     sa.Column("folded_messages", sa.BigInteger, nullable=False, server_default="0"),
     sa.Column("folded_position", sa.BigInteger, nullable=False, server_default="0"),
     sa.Column("last_online_ns", sa.BigInteger),
-    sa.Column("serves_from", sa.Text, nullable=False, server_default="0005"),
     sa.Column("cursor_key", sa.LargeBinary, nullable=False, server_default=_RANDOM_KEY),
     sa.Column("claimed_position", sa.BigInteger, nullable=False, server_default="0"),
     sa.Index("store_one_row_idx", sa.text("(true)"), unique=True),
@@ -49,10 +48,11 @@ sa.Table(
     sa.Column("hash", sa.LargeBinary, primary_key=True),
     sa.Column("topic", sa.Uuid, nullable=False),
     sa.Column("batch", sa.BigInteger, nullable=False),
+    sa.Column("content_digest", sa.LargeBinary, nullable=False),
     sa.Column("head", sa.LargeBinary, nullable=False),
     sa.Column("payload", sa.LargeBinary, nullable=False),
     sa.Column("tail", sa.LargeBinary, nullable=False),
-    sa.Index(TOPIC_INDEX, "topic", "ts", sa.text("substr(hash, 1, 7)")),
+    sa.Index("messages_topic_idx", "topic", "ts", sa.text("substr(hash, 1, 7)")),
     sa.Index("messages_batch_idx", "batch"),
     postgresql_partition_by="RANGE (ts)",
 )
@@ -61,7 +61,6 @@ sa.Table(
     "hashes",
     metadata,
     sa.Column("key", sa.Uuid, primary_key=True),
-    sa.Column("rest", sa.LargeBinary),
     _timestamp(),
     sa.Column("topic", sa.Uuid, nullable=False),
     postgresql_partition_by="RANGE (ts)",
@@ -81,7 +80,7 @@ sa.Table(
     sa.Column("parent_keys", ARRAY(sa.Uuid), nullable=False),
     sa.Column("parent_ids", ARRAY(sa.LargeBinary), nullable=False),
     sa.Column("parent_hints", ARRAY(sa.LargeBinary), nullable=False),
-    sa.Column("proof", sa.Boolean),
+    sa.Column("proof", sa.Boolean, nullable=False),
     sa.CheckConstraint(
         "cardinality(parent_keys) = cardinality(parent_ids)"
         " AND cardinality(parent_keys) = cardinality(parent_hints)",
@@ -89,7 +88,7 @@ sa.Table(
     ),
     sa.Index("sds_channel_idx", "channel_key", "ts", "hash"),
     sa.Index("sds_time_idx", "ts", postgresql_using="brin"),
-    sa.Index(PROVEN_INDEX, "key", postgresql_where=sa.text("proof")),
+    sa.Index("sds_proven_idx", "key", postgresql_where=sa.text("proof")),
     postgresql_partition_by="RANGE (ts)",
 )
 
@@ -118,7 +117,7 @@ sa.Table(
     sa.Column("source", sa.Text, nullable=False),
     sa.Column("committed_at", sa.DateTime(timezone=True), nullable=False, server_default=_NOW),
     sa.Column("summary", sa.LargeBinary, nullable=False),
-    sa.Column("claims", sa.LargeBinary),
+    sa.Column("claims", sa.LargeBinary, nullable=False),
     sa.CheckConstraint("octet_length(summary) % 48 = 0", name="commits_summary_check"),
     sa.CheckConstraint("octet_length(claims) % 24 = 0", name="commits_claims_check"),
     postgresql_partition_by="RANGE (position)",
@@ -155,6 +154,7 @@ sa.Table(
     metadata,
     sa.Column("hash", sa.LargeBinary, primary_key=True),
     sa.Column("ts", sa.BigInteger, nullable=False),
+    sa.Column("content_digest", sa.LargeBinary, nullable=False),
     sa.Column("needed", sa.Integer, nullable=False),
     sa.Column("stores", ARRAY(sa.Text), nullable=False, server_default="{}"),
     sa.Column("missing", ARRAY(sa.LargeBinary), nullable=False, server_default="{}"),

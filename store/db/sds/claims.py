@@ -7,17 +7,15 @@ come as ``bytea``, which the driver hands over without a call per value.
 What is pruned claims nothing, although its row is kept a while longer; so rows below the horizon
 are compared with the messages, and so are all rows when a filter applies.
 
-Where proven claimants are preferred, rows say which are (`proof`). Those of before schema 0011 do
-not; where several claim one ID that could be a proof, the first of them are judged here.
+Where proven claimants are preferred, rows say which are (``proof``).
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from itertools import islice
 from typing import Final
 from uuid import UUID
 
@@ -38,8 +36,7 @@ from store.domain.claims import (
 )
 from store.domain.ports import HistoryEntry, SyncId, TopicFilter
 from storenode.message.limits import HASH_BYTES
-from storenode.sds.codec import SdsMetadata, channel_key, decode
-from storenode.sds.proofs import ID_BYTES
+from storenode.sds.codec import channel_key, decode
 
 MAX_SEEN_CLAIMANTS: Final = 4_096
 """Claimants of one key that are looked through for those that a filter lets through."""
@@ -56,9 +53,6 @@ _CONTESTED_KEYS: Final = 16_384
 
 _PAYLOADS: Final = 48
 """Payloads of one statement: about 7 MiB if all messages have the largest size."""
-
-MAX_JUDGED: Final = 240
-"""Claimants of which rows do not say whether they are proven that a call judges."""
 
 _HASH_ARRAY: Final = f"20 + {4 + HASH_BYTES} * cardinality(s.parent_hints)"
 _HINTS: Final = f"""
@@ -100,9 +94,8 @@ select uuid_send(k.key), count(*) from (
 ) k group by k.key having count(*) > 1
 """
 
-_CROWD: Final = f"""
-select s.ts, s.hash, s.proof is null and octet_length(s.message_id) = {ID_BYTES}
-from storenode.sds s
+_CROWD: Final = """
+select s.ts, s.hash from storenode.sds s
 where s.key = %(key)b::uuid and s.channel = %(channel)b::bytea
 order by s.ts, s.hash limit %(limit)b::bigint
 """
@@ -175,7 +168,6 @@ class ClaimReader:
         self._columns = _WITH_PARENTS if parents else _WITHOUT_PARENTS
         self._columns += _PROOF[prefer_proven]
         self._prefers = prefer_proven
-        self._verdicts: dict[bytes, bool] = {}
         self._allowed: frozenset[bytes] | None = None
         self._horizon_ns = 0
         self._ahead: asyncio.Task[_Windowed] | None = None
@@ -271,7 +263,7 @@ class ClaimReader:
         limit = len(keys) + _FURTHER_CLAIMANTS
         rows = await self._rows(connection, _BY_KEYS, {"keys": uuids(sorted(keys)), "limit": limit})
         if len(rows) < limit:
-            return await self._first(connection, await self._held(connection, rows))
+            return self._first(await self._held(connection, rows))
         if len(keys) == 1:
             return await self._crowded(connection, keys[0])
         middle = len(keys) // 2
@@ -287,16 +279,9 @@ class ClaimReader:
             chosen = await self._let_through(connection, sorted(rows))
         if len(chosen) < self._crowd:
             cursor = await connection.execute(_CROWD, given, binary=True)
-            crowd: list[tuple[int, bytes, bool]]
-            crowd = await cursor.fetchall()  # type: ignore[assignment]
-            others = await self._let_through(connection, [(ts, digest) for ts, digest, _ in crowd])
-            if self._prefers:
-                unjudged = {digest for _, digest, is_unjudged in crowd if is_unjudged}
-                await self._judge(connection, (at for at in others if at[1] in unjudged))
-                chosen += [at for at in others if self._verdicts.get(at[1])]
-            chosen = [*dict.fromkeys((*chosen, *others))]
-        claims = await self._at(connection, [(key, *at) for at in chosen[: self._crowd]])
-        return list(self._judged(claims))
+            crowd: list[SyncId] = await cursor.fetchall()  # type: ignore[assignment]
+            chosen = [*dict.fromkeys((*chosen, *await self._let_through(connection, crowd)))]
+        return await self._at(connection, [(key, *at) for at in chosen[: self._crowd]])
 
     async def _let_through(
         self, connection: Connection, positions: Sequence[SyncId]
@@ -304,37 +289,18 @@ class ClaimReader:
         seen = await self._allowed_of(connection, positions)
         return [position for position in positions if position[1] in seen]
 
-    async def _first(self, connection: Connection, claims: list[Claim]) -> list[Claim]:
+    def _first(self, claims: list[Claim]) -> list[Claim]:
         """The first claims of each key, a crowd at most, of which all that are there are given."""
         counts = Counter(claim[0] for claim in claims)
         if len(counts) == len(claims):
             return claims
-        if self._prefers:
-            contested = (claim for claim in claims if counts[claim[0]] > 1 and _is_unjudged(claim))
-            unjudged = sorted((claim[1], claim[2]) for claim in contested)
-            await self._judge(connection, unjudged)
         places: Counter[bytes] = Counter()
         first: list[Claim] = []
-        for claim in sorted(self._judged(claims), key=rank):
+        for claim in sorted(claims, key=rank):
             places[claim[0]] += 1
             if places[claim[0]] <= self._crowd:
                 first.append(claim)
         return first
-
-    async def _judge(self, connection: Connection, positions: Iterable[SyncId]) -> None:
-        """Find out of some claims whether they are proven, as far as the limit allows."""
-        new = (at for at in positions if at[1] not in self._verdicts)
-        wanted = list(islice(new, MAX_JUDGED - len(self._verdicts)))
-        if not wanted:
-            return
-        async for digest, metadata in _decoded(connection, wanted):
-            self._verdicts[digest] = metadata is not None and metadata.proven
-
-    def _judged(self, claims: Iterable[Claim]) -> Iterator[Claim]:
-        """Claims with what was found out of them."""
-        for claim in claims:
-            verdict = self._verdicts.get(claim[2]) if claim[6] is None else None
-            yield claim if verdict is None else (*claim[:6], verdict)
 
     async def _at(self, connection: Connection, claims: Sequence[Child]) -> list[Claim]:
         if not claims:
@@ -435,7 +401,7 @@ class ClaimReader:
         opaque = await _opaque(connection, {query.hash: times[query.hash] for query in doubtful})
         ids = await self._ids(connection, [query for query in doubtful if query.hash in opaque])
         for (key, digest), message_id in ids.items():
-            claim = (key, times[digest], digest, message_id, b"", b"", None)
+            claim = (key, times[digest], digest, message_id, b"", b"", False)
             found[key, digest] = Hinted(claim, readable=False)
         return found
 
@@ -475,22 +441,15 @@ async def _parents(connection: Connection, places: Sequence[ParentPlace]) -> Par
 
 
 async def _opaque(connection: Connection, times: dict[bytes, int]) -> set[bytes]:
-    """Those hashes whose payloads cannot be read as SDS messages."""
+    """Return the hashes whose payloads cannot be read as SDS messages."""
     positions = [(timestamp, digest) for digest, timestamp in times.items()]
-    decoded = _decoded(connection, positions)
-    return {digest async for digest, metadata in decoded if metadata is None}
-
-
-async def _decoded(
-    connection: Connection, positions: Sequence[SyncId]
-) -> AsyncIterator[tuple[bytes, SdsMetadata | None]]:
-    """Hashes of messages and what their payloads are as SDS messages."""
+    opaque: set[bytes] = set()
     for start in range(0, len(positions), _PAYLOADS):
         parameters = position_parameters(positions[start : start + _PAYLOADS])
         cursor = await connection.execute(_PAYLOAD, parameters, binary=True)
         rows: list[tuple[bytes, bytes]] = await cursor.fetchall()  # type: ignore[assignment]
-        for digest, payload in rows:
-            yield digest, decode(payload)
+        opaque |= {digest for digest, payload in rows if decode(payload) is None}
+    return opaque
 
 
 def _claim_parameters(claims: Sequence[Child]) -> dict[str, object]:
@@ -502,7 +461,3 @@ def _claim_parameters(claims: Sequence[Child]) -> dict[str, object]:
         "low": min(timestamps),
         "high": max(timestamps),
     }
-
-
-def _is_unjudged(claim: Claim) -> bool:
-    return claim[6] is None and len(claim[3]) == ID_BYTES

@@ -5,6 +5,11 @@ node follows the commits in their order, as with summaries: a new message adds t
 that are not held, and removes itself as a parent of others. So what the table says is true up to
 ``claimed_position``, whatever order messages come in.
 
+A publisher can name many parents that never come. So of a message, by its channel and timestamp, at
+most `MAX_MISSING_OF_MESSAGE` have rows, and one where its channel has `MAX_MISSING_OF_DAY` on that
+day already. The row `MORE` stands for all others: when it alone is left, the parents of the message
+are looked at again. So counts are exact below these bounds, and never 0 by them.
+
 What retention drops was held: it is not missing to the messages that named it before. What names
 it later cannot know, and counts it. Of a message older than the horizon nothing is counted.
 """
@@ -22,12 +27,18 @@ from store.db import arrays
 from store.db.locks import CLAIMING
 from store.db.pool import Database
 from store.domain.coverage import Span
-from store.domain.partitioning import UNBOUNDED_HIGH, Bounds
+from store.domain.partitioning import DAY_NS, UNBOUNDED_HIGH, Bounds
 from storenode.sds.codec import channel_key
 from storenode.sds.limits import SDS_KEY_BYTES
 
 MAX_COUNTED: Final = 100_000
 """Missing references of one step that are looked at."""
+
+MAX_MISSING_OF_MESSAGE: Final = 16
+MAX_MISSING_OF_DAY: Final = 10_000
+"""Rows of a message, and of the messages of a channel with timestamps of one day; see above."""
+
+MORE: Final = "'00000000-0000-0000-0000-000000000000'::uuid"
 
 MAX_CLAIMED_COMMITS: Final = 4_096
 MAX_CLAIMED_KEYS: Final = 16_384
@@ -50,22 +61,15 @@ select (select coalesce(max(position), 0) from storenode.commits), claimed_posit
 from storenode.store
 """
 _NEXT: Final[LiteralString] = """
-select position, batch, min_ts, max_ts, claims from (
-    select position, batch, min_ts, max_ts, claims,
+select position, claims from (
+    select position, claims,
            sum(octet_length(claims)) over (order by position) - octet_length(claims) as before
     from (
-        select position, batch, min_ts, max_ts, claims from storenode.commits where position > %s
+        select position, claims from storenode.commits where position > %s
         order by position limit %s
     ) as following
 ) as measured
-where before is null or before < %s order by position
-"""
-# Of nodes of the version before, which say nothing of what they claim.
-_UNSAID: Final[LiteralString] = """
-select uuid_send(s.key) || int8send(s.ts) from storenode.messages m
-join storenode.sds s on s.ts = m.ts and s.hash = m.hash
-where m.batch = %(batch)s and m.ts between %(low)s and %(last)s
-  and s.ts between %(low)s and %(last)s
+where before < %s order by position
 """
 HELD: Final[LiteralString] = """
 exists (select from storenode.sds h where h.key = named.key and (
@@ -74,30 +78,76 @@ exists (select from storenode.sds h where h.key = named.key and (
 """
 """Whether the parent ``named.key`` is held; rows outlive what is pruned for a while."""
 
-_NAMED: Final[LiteralString] = """
-select s.channel_key, s.ts, p.key
-from {claims} storenode.sds s {on} cross join unnest(s.parent_keys) as p(key)
-where s.ts >= greatest(%(low)b::bigint, (select horizon_ns from storenode.store))
+_SINCE: Final = """
+s.ts >= greatest(%(low)b::bigint, (select horizon_ns from storenode.store))
   and s.ts <= %(last)b::bigint
 """
+_CLAIMED: Final = f"""
+unnest(%(keys)b::uuid[], %(ts)b::bigint[]) as c(key, ts)
+join storenode.sds s on s.key = c.key and s.ts = c.ts and {_SINCE}
+"""
+_ALL: Final = f"(select * from storenode.sds s where {_SINCE}) s"
+_AGAIN: Final = """
+unnest(%(channels)b::uuid[], %(ts)b::bigint[]) as c(channel_key, ts)
+join storenode.sds s on s.channel_key = c.channel_key and s.ts = c.ts
+    and s.ts >= (select horizon_ns from storenode.store)
+"""
+
 # Most parents came shortly before: a hash table finds these, without a search in every partition.
 _ELSEWHERE: Final = """
-not exists (select from unnest(%(keys)b::uuid[]) as c(key) where c.key = named.key) and
+where not exists (select from unnest(%(keys)b::uuid[]) as c(key) where c.key = p.key)
 """
 _ADD: Final[LiteralString] = f"""
+with lacking as materialized (
+    select given.channel_key, given.ts, given.ts / {DAY_NS} as day, parent.key as parent_key,
+           row_number() over (partition by given.channel_key, given.ts) as place
+    from (
+        select s.channel_key, s.ts, array_agg(distinct p.key) as keys
+        from {{messages}} cross join unnest(s.parent_keys) as p(key) {{elsewhere}}
+        group by s.channel_key, s.ts
+    ) as given cross join lateral (
+        select named.key from unnest(given.keys) as named(key)
+        where not {HELD} limit {MAX_MISSING_OF_MESSAGE + 1}
+    ) as parent
+), days as materialized (
+    select channel_key, day, (
+        select count(*) from storenode.missing_parents m
+        where m.channel_key = lacking.channel_key
+          and m.ts >= lacking.day * {DAY_NS} and m.ts < (lacking.day + 1) * {DAY_NS}
+    ) as used from lacking group by channel_key, day
+)
 insert into storenode.missing_parents (channel_key, ts, parent_key)
-select named.channel_key, named.ts, named.key from ({_NAMED}) as named
-where {{elsewhere}} not {HELD}
+select channel_key, ts, case
+    when place = 1 then parent_key
+    when place <= {MAX_MISSING_OF_MESSAGE} and used + rank <= {MAX_MISSING_OF_DAY} then parent_key
+    else {MORE} end
+from (
+    select lacking.*, row_number() over (partition by channel_key, day order by place, ts) as rank
+    from lacking
+) as ranked join days using (channel_key, day)
 on conflict do nothing
 """
-_ADD_CLAIMED: Final = _ADD.format(
-    claims="unnest(%(keys)b::uuid[], %(ts)b::bigint[]) as c(key, ts) join",
-    on="on s.key = c.key and s.ts = c.ts",
-    elsewhere=_ELSEWHERE,
-)
-_ADD_ALL: Final = _ADD.format(claims="", on="", elsewhere="")
+_ADD_CLAIMED: Final = _ADD.format(messages=_CLAIMED, elsewhere=_ELSEWHERE)
+_ADD_ALL: Final = _ADD.format(messages=_ALL, elsewhere="")
+_ADD_AGAIN: Final = _ADD.format(messages=_AGAIN, elsewhere="")
 _CAME: Final = """
-delete from storenode.missing_parents where parent_key = any(%b::uuid[])
+with came as (
+    delete from storenode.missing_parents where parent_key = any(%b::uuid[])
+    returning channel_key, ts
+)
+select uuid_send(channel_key), ts from came group by channel_key, ts
+"""
+_ONLY_MORE: Final = f"""
+with lone as (
+    delete from storenode.missing_parents m
+    using unnest(%(channels)b::uuid[], %(ts)b::bigint[]) as c(channel_key, ts)
+    where m.channel_key = c.channel_key and m.ts = c.ts and m.parent_key = {MORE}
+      and not exists (select from storenode.missing_parents o
+                      where o.channel_key = c.channel_key and o.ts = c.ts
+                        and o.parent_key <> {MORE})
+    returning m.channel_key, m.ts
+)
+select uuid_send(channel_key), ts from lone
 """
 _MOVE: Final = "update storenode.store set claimed_position = %s"
 _FORGET: Final = """
@@ -186,20 +236,24 @@ async def _follow_next(connection: AsyncConnection[Any]) -> int:
     commits = await cursor.fetchall()
     if not commits:
         return UNBOUNDED_HIGH
-    claimed: list[bytes] = []
-    for _, batch, low, last, claims in commits:
-        if claims is None:
-            await cursor.execute(_UNSAID, {"batch": batch, "low": low, "last": last})
-            claimed += [bytes(claim) for (claim,) in await cursor.fetchall()]
-        else:
-            claimed.append(bytes(claims))
-    if joined := b"".join(claimed):
+    if joined := b"".join([bytes(claims) for _, claims in commits]):
         claims = np.unique(np.frombuffer(joined, _CLAIM))
         keys = arrays.uuids(claims["key"].tolist())
         ts = claims["ts"].astype(np.int64)
         span = {"low": int(ts.min()), "last": int(ts.max())}
         await cursor.execute(_ADD_CLAIMED, {"keys": keys, "ts": arrays.bigint_column(ts), **span})
         await cursor.execute(_CAME, (keys,))
+        came = await cursor.fetchall()
+        await cursor.execute(_ONLY_MORE, _positions(came))
+        if again := await cursor.fetchall():
+            await cursor.execute(_ADD_AGAIN, _positions(again))
     position: int = commits[-1][0]
     await connection.execute(_MOVE, (position,))
     return position
+
+
+def _positions(rows: Sequence[tuple[Any, ...]]) -> dict[str, object]:
+    return {
+        "channels": arrays.uuids([bytes(channel) for channel, _ in rows]),
+        "ts": arrays.bigints([timestamp for _, timestamp in rows]),
+    }

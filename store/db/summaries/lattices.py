@@ -19,28 +19,32 @@ from typing import Any, Final, LiteralString
 import numpy as np
 from psycopg import AsyncConnection
 
+from reconcile.ids import ELEMENT_BYTES
 from reconcile.lattice import STATE_BYTES, LatticeSum
 from store.db.summaries.deltas import DAY_NS, HOUR_NS, Buckets
 from store.domain.partitioning import UNBOUNDED_HIGH, Bounds
-from storenode.message.limits import HASH_BYTES
+from storenode.message.limits import CONTENT_DIGEST_BYTES
 
 Connection = AsyncConnection[Any]
 
 MAX_LATE_MESSAGES: Final = 100_000
 """Messages that are added to known sums at a time; where there are more, the sum is made anew."""
 
-THREADED_HASHES: Final = 4_096
-"""From so many on, expanding them takes longer than a millisecond, and is left to a thread."""
+THREADED_ELEMENTS: Final = 4_096
+"""From so many on, expanding them takes more than a millisecond, and is left to a thread."""
 
-PAGE_HASHES: Final = 65_536
+PAGE_MESSAGES: Final = 65_536
 
 HOURS, DAYS = 1, 2
 
+ELEMENT: Final[LiteralString] = "int8send(m.ts) || m.hash || m.content_digest"
+"""What sums add for a message: `reconcile.ids.SyncIds.elements`."""
+
 ADDED: Final[LiteralString] = f"""
-select given.hour_ns, string_agg(added.hash, ''::bytea)
+select given.hour_ns, string_agg(added.element, ''::bytea)
 from unnest(%(hours)s::bigint[]) as given(hour_ns)
 cross join lateral (
-    select m.hash from storenode.messages m
+    select {ELEMENT} as element from storenode.messages m
     where m.ts >= given.hour_ns and m.ts < given.hour_ns + {HOUR_NS}
       and m.batch in (select batch from storenode.commits
                       where position > %(after)s::bigint and position <= %(until)s::bigint)
@@ -48,16 +52,16 @@ cross join lateral (
 ) as added
 group by 1
 """
-"""The hashes that commits have added to some hours, by hour."""
+"""The elements that commits have added to some hours, by hour."""
 
-# The index alone has all of it; nothing is as cheap as one long value.
-_PAGE: Final[LiteralString] = """
-select max(ts), string_agg(hash, ''::bytea) from (
-    select ts, hash from storenode.messages
+# Nothing is as cheap as one long value.
+_PAGE: Final[LiteralString] = f"""
+select max(m.ts), string_agg({ELEMENT}, ''::bytea) from (
+    select ts, hash, content_digest from storenode.messages
     where ts >= %(ts)s::bigint and ts < %(high)s::bigint
       and (ts, hash) > (%(ts)s::bigint, %(hash)s::bytea)
     order by ts, hash limit %(limit)s::bigint
-) as page
+) as m
 """
 _KNOWN: Final[LiteralString] = """
 select level, start_ns, count, lattice from storenode.buckets
@@ -101,11 +105,11 @@ class BucketSum:
     total: LatticeSum
 
 
-async def sum_of(hashes: bytes) -> LatticeSum:
-    """The sum of hashes, each of which is there once."""
-    if len(hashes) < THREADED_HASHES * HASH_BYTES:
-        return LatticeSum.of(hashes)
-    return await asyncio.to_thread(LatticeSum.of, hashes)
+async def sum_of(elements: bytes) -> LatticeSum:
+    """Return the sum of elements, each of which is there once."""
+    if len(elements) < THREADED_ELEMENTS * ELEMENT_BYTES:
+        return LatticeSum.of(elements)
+    return await asyncio.to_thread(LatticeSum.of, elements)
 
 
 def sum_of_states(count: int, states: Sequence[bytes]) -> LatticeSum:
@@ -123,7 +127,7 @@ async def added(
     given = {"after": after, "until": until, "hours": list(hours)}
     cursor = connection.cursor(binary=True)
     await cursor.execute(ADDED, given)
-    return {hour: await sum_of(bytes(hashes)) for hour, hashes in await cursor.fetchall()}
+    return {hour: await sum_of(bytes(each)) for hour, each in await cursor.fetchall()}
 
 
 async def late_sums(
@@ -170,21 +174,22 @@ async def write_sums(connection: Connection, sums: Sequence[BucketSum]) -> None:
 async def sum_of_time(
     connection: Connection, low_ns: int, high_ns: int, most: int | None = None
 ) -> LatticeSum:
-    """The sum of what is held in a range of time, in one snapshot; it ends after ``most`` hashes.
+    """Return the sum of a range of time, in one snapshot; it ends after ``most`` messages.
 
-    A sum of more than ``most`` hashes is not that of the whole range.
+    A sum of more than ``most`` messages is not that of the whole range.
     """
     total, last_ns, last = LatticeSum(), low_ns, b""
     cursor = connection.cursor(binary=True)
     while True:
-        given = {"ts": last_ns, "hash": last, "high": high_ns, "limit": PAGE_HASHES}
+        given = {"ts": last_ns, "hash": last, "high": high_ns, "limit": PAGE_MESSAGES}
         await cursor.execute(_PAGE, given)
         ((last_ns, joined),) = await cursor.fetchall()
-        hashes = bytes(joined or b"")
-        total += await sum_of(hashes)
-        if len(hashes) < PAGE_HASHES * HASH_BYTES or (most is not None and total.count > most):
+        elements = bytes(joined or b"")
+        total += await sum_of(elements)
+        is_last = len(elements) < PAGE_MESSAGES * ELEMENT_BYTES
+        if is_last or (most is not None and total.count > most):
             return total
-        last = hashes[-HASH_BYTES:]
+        last = elements[8 - ELEMENT_BYTES : -CONTENT_DIGEST_BYTES]
 
 
 async def unknown_hours(connection: Connection, bounds: Bounds) -> list[tuple[int, int]]:

@@ -51,10 +51,8 @@ async def write_at_once(
     batch: RecordBatch,
     commit: tuple[int, Inserted, Source],
     wanted: Sequence[Wanted],
-    *,
-    short: bool,
 ) -> None:
-    """Write a batch and commit it; the caller has no transaction open (``short``: see `insert`).
+    """Write a batch and commit it; the caller has no transaction open.
 
     ``commit`` is its token, what it adds if all of it is new, and where it comes from; ``wanted``
     are the unread events that go with it.
@@ -64,7 +62,7 @@ async def write_at_once(
         psycopg.errors.NotNullViolation: some messages are there already, and nothing was written.
     """
     token, added, source = commit
-    parameters = await lay_out(batch, short=short) | {
+    parameters = await lay_out(batch) | {
         "commit_order": COMMIT_ORDER,
         "token": token,
         "min_ts": added.min_ts,

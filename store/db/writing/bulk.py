@@ -21,7 +21,7 @@ from store.db.pool import Connection
 from store.db.schema.names import HASH_KEY_BYTES
 from store.db.writing.bulk_sds import COPY_SDS, sds_block
 from store.messages.record import COLUMNS, RecordBatch
-from storenode.message.limits import HASH_BYTES, TOPIC_KEY_BYTES
+from storenode.message.limits import CONTENT_DIGEST_BYTES, HASH_BYTES, TOPIC_KEY_BYTES
 
 MAX_INLINE_PARENTS: Final = 4_096
 """Parents of a batch that are laid out on the event loop, in 10 ms; more are left to a thread."""
@@ -33,11 +33,10 @@ HEADER: Final = b"PGCOPY\n\xff\r\n\x00" + bytes(8)
 TRAILER: Final = b"\xff\xff"
 
 COPY_MESSAGES: Final = (
-    "copy storenode.messages (ts, hash, topic, batch, head, payload, tail)"
+    "copy storenode.messages (ts, hash, topic, batch, content_digest, head, payload, tail)"
     " from stdin (format binary)"
 )
-COPY_HASHES: Final = "copy storenode.hashes (key, rest, ts, topic) from stdin (format binary)"
-COPY_KEYS: Final = "copy storenode.hashes (key, ts, topic) from stdin (format binary)"
+COPY_HASHES: Final = "copy storenode.hashes (key, ts, topic) from stdin (format binary)"
 
 _BLOCK_ROWS: Final = 500
 _LENGTH: Final = ">i4"
@@ -61,6 +60,7 @@ _MESSAGE: Final = np.dtype(
                 ("hash", f"V{HASH_BYTES}"),
                 ("topic", f"V{TOPIC_KEY_BYTES}"),
                 ("batch", _BIGINT),
+                ("content_digest", f"V{CONTENT_DIGEST_BYTES}"),
             ),
         ),
         ("head_bytes", _LENGTH),
@@ -69,19 +69,17 @@ _MESSAGE: Final = np.dtype(
 """A row of ``messages`` up to the head; its length is the last."""
 
 _KEY: Final = ("key", f"V{HASH_KEY_BYTES}")
-_REST: Final = ("rest", f"V{HASH_BYTES - HASH_KEY_BYTES}")
-_WHERE: Final = (("ts", _BIGINT), ("topic", f"V{TOPIC_KEY_BYTES}"))
-_HASH: Final = _row(_KEY, _REST, *_WHERE)
-_SHORT_HASH: Final = _row(_KEY, *_WHERE)
+_HASH: Final = _row(_KEY, ("ts", _BIGINT), ("topic", f"V{TOPIC_KEY_BYTES}"))
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Messages in the order of their keys: what `message_blocks` and `hash_blocks` lay out."""
+    """Messages in the order of their keys: what `message_blocks` and `hash_block` lay out."""
 
     timestamps: NDArray[np.int64]
     hashes: Sequence[bytes]
     topic_keys: Sequence[bytes]
+    content_digests: Sequence[bytes]
     heads: Sequence[bytes]
     payloads: Sequence[bytes]
     tails: Sequence[bytes]
@@ -90,12 +88,10 @@ class Rows:
         return len(self.hashes)
 
 
-def in_order(batch: RecordBatch, *, short: bool) -> Rows:
-    """The messages of a batch, ascending by timestamp and hash, in the short or the long form."""
+def in_order(batch: RecordBatch) -> Rows:
+    """Return the messages of a batch, ascending by timestamp and hash."""
     timestamps = np.array(batch.timestamps, np.int64)
     columns = [getattr(batch, name) for name in COLUMNS[1:]]
-    if not short:
-        columns[COLUMNS.index("heads") - 1] = batch.whole_heads()
     if not bool((timestamps[1:] > timestamps[:-1]).all()):
         keys = list(zip(batch.timestamps, batch.hashes, strict=True))
         order = sorted(range(len(keys)), key=keys.__getitem__)
@@ -111,38 +107,26 @@ def message_blocks(rows: Rows, batch_id: int) -> Iterator[bytes]:
         heads, payloads, tails = rows.heads[part], rows.payloads[part], rows.tails[part]
         begins = np.empty(len(heads), _MESSAGE)
         fixed = begins["fixed"]
-        _fill(fixed, 7)
+        _fill(fixed, 8)
         fixed["ts"], fixed["batch"] = rows.timestamps[part], batch_id
         fixed["hash"] = _joined(rows.hashes[part], HASH_BYTES)
         fixed["topic"] = _joined(rows.topic_keys[part], TOPIC_KEY_BYTES)
+        fixed["content_digest"] = _joined(rows.content_digests[part], CONTENT_DIGEST_BYTES)
         begins["head_bytes"] = list(map(len, heads))
         columns = (_cells(begins), heads, _lengths(payloads), payloads, _lengths(tails), tails)
         yield b"".join(chain.from_iterable(zip(*columns, strict=True)))
 
 
-def hash_blocks(rows: Rows) -> Iterator[bytes]:
-    """Rows of ``hashes``, without header and trailer, ascending by the key.
+def hash_block(rows: Rows) -> bytes:
+    """Lay out rows of ``hashes``, without header and trailer, ascending by the key.
 
     In any other order the index is entered at random: that costs Postgres an eighth more of all.
     """
-    yield _hash_rows(rows, _HASH)
-
-
-def key_blocks(rows: Rows) -> Iterator[bytes]:
-    """The same without the second half of each hash, for `COPY_KEYS`."""
-    yield _hash_rows(rows, _SHORT_HASH)
-
-
-def _hash_rows(rows: Rows, layout: np.dtype[np.void]) -> bytes:
-    laid_out = np.empty(len(rows), layout)
-    names = layout.names
-    assert names is not None
-    _fill(laid_out, len(names) // 2)
+    laid_out = np.empty(len(rows), _HASH)
+    _fill(laid_out, 3)
     joined = b"".join(rows.hashes)
-    halves = np.frombuffer(joined, [_KEY, _REST])
+    halves = np.frombuffer(joined, [_KEY, ("rest", f"V{HASH_BYTES - HASH_KEY_BYTES}")])
     laid_out["key"] = halves["key"]
-    if "rest" in names:
-        laid_out["rest"] = halves["rest"]
     laid_out["ts"] = rows.timestamps
     laid_out["topic"] = _joined(rows.topic_keys, TOPIC_KEY_BYTES)
     first_words = np.frombuffer(joined, ">u8").reshape(-1, HASH_BYTES // 8)[:, 0]
@@ -171,20 +155,15 @@ def _cells(values: NDArray[np.generic]) -> list[bytes]:
     return values.view(f"V{values.itemsize}").tolist()  # type: ignore[no-any-return]
 
 
-async def copy_new(
-    connection: Connection, batch: RecordBatch, batch_id: int, *, short: bool
-) -> None:
+async def copy_new(connection: Connection, batch: RecordBatch, batch_id: int) -> None:
     """Copy a batch, of whose messages none may be there; the caller's transaction is open.
-
-    ``short``: see `store.db.writing.insert.insert`.
 
     Raises:
         psycopg.errors.UniqueViolation: one is, or was and was pruned.
     """
-    rows = in_order(batch, short=short)
+    rows = in_order(batch)
     await _copy(connection, COPY_MESSAGES, message_blocks(rows, batch_id))
-    copy_hashes, blocks = (COPY_KEYS, key_blocks) if short else (COPY_HASHES, hash_blocks)
-    await _copy(connection, copy_hashes, blocks(rows))
+    await _copy(connection, COPY_HASHES, (hash_block(rows),))
     if batch.sds:
         await _copy(connection, COPY_SDS, (await _laid_out(batch),))
 

@@ -17,12 +17,14 @@ from typing import Final
 from store.db import arrays
 from store.db.locks import COMMIT_ORDER
 from store.db.pool import Connection
+from store.db.reading.hashes import position_parameters
+from store.db.reading.select import MESSAGE_AT
 from store.db.summaries import deltas
 from store.db.writing.bulk import MAX_INLINE_PARENTS, copy_new
 from store.db.writing.bulk_sds import signed
 from store.domain.ports import Source
 from store.messages.record import RecordBatch
-from storenode.message.limits import HASH_BYTES
+from storenode.message.limits import CONTENT_DIGEST_BYTES, HASH_BYTES
 from storenode.sds.codec import SdsMetadata, channel_key, sds_key
 
 MAX_LISTED_TOPICS: Final = 64
@@ -35,19 +37,20 @@ the server ends its transaction after this time. Its next attempt stores the bat
 MESSAGES: Final = """
 with given as (
     select * from unnest(%(ts)b::bigint[], %(hash)b::bytea[], %(topic)b::uuid[],
-                         %(head)b::bytea[], %(payload)b::bytea[], %(tail)b::bytea[])
-        as given(ts, hash, topic, head, payload, tail)
+                         %(content_digest)b::bytea[], %(head)b::bytea[], %(payload)b::bytea[],
+                         %(tail)b::bytea[])
+        as given(ts, hash, topic, content_digest, head, payload, tail)
 ), numbered as materialized (
     select nextval('storenode.batch_seq') as batch
 ), stored as (
-    insert into storenode.messages (ts, hash, topic, batch, head, payload, tail)
-    select ts, hash, topic, batch, head, payload, tail from given, numbered order by ts, hash
+    insert into storenode.messages (ts, hash, topic, batch, content_digest, head, payload, tail)
+    select ts, hash, topic, batch, content_digest, head, payload, tail
+    from given, numbered order by ts, hash
     on conflict do nothing
     returning ts, hash, topic
 ), located as (
-    insert into storenode.hashes (key, rest, ts, topic)
-    select encode(substr(hash, 1, 16), 'hex')::uuid,
-           case when not %(short)b::bool then substr(hash, 17) end, ts, topic from stored
+    insert into storenode.hashes (key, ts, topic)
+    select encode(substr(hash, 1, 16), 'hex')::uuid, ts, topic from stored
     on conflict do nothing
     returning 1
 )"""
@@ -80,6 +83,13 @@ from stored
 
 _INSERT: Final = MESSAGES + _RESULT
 _INSERT_WITH_SDS: Final = MESSAGES + DESCRIBED + _RESULT
+
+_CONFLICTS: Final = f"""
+select k.hash, m.content_digest
+from unnest(%(ts)b::bigint[], %(hash)b::bytea[], %(content_digest)b::bytea[])
+    as k(ts, hash, content_digest)
+cross join {MESSAGE_AT} where m.content_digest <> k.content_digest
+"""
 
 _NEXT_BATCH: Final = "select nextval('storenode.batch_seq')"
 _TAKE_PLACE: Final = """
@@ -170,13 +180,10 @@ def _array_literal(elements: Iterable[str]) -> str:
     return "{" + ",".join(elements) + "}"
 
 
-async def insert(connection: Connection, batch: RecordBatch, *, short: bool) -> Inserted:
-    """Insert what is new of a batch; the caller's transaction is open.
-
-    ``short``: in the form that nodes read from schema `store.db.schema.names.SHORT_FORM` on.
-    """
+async def insert(connection: Connection, batch: RecordBatch) -> Inserted:
+    """Insert what is new of a batch; the caller's transaction is open."""
     statement = _INSERT_WITH_SDS if batch.sds else _INSERT
-    cursor = await connection.execute(statement, await lay_out(batch, short=short), binary=True)
+    cursor = await connection.execute(statement, await lay_out(batch), binary=True)
     row = await cursor.fetchone()
     assert row is not None
     batch_id, count, low, high, joined, topics = row
@@ -193,8 +200,31 @@ async def insert(connection: Connection, batch: RecordBatch, *, short: bool) -> 
     )
 
 
-async def copy(connection: Connection, batch: RecordBatch, *, short: bool) -> Inserted:
-    """Insert a batch all of which is new; the caller's transaction is open (see `insert`).
+async def find_conflicts(
+    connection: Connection, batch: RecordBatch, places: Sequence[int]
+) -> dict[bytes, bytes]:
+    """Find the messages of a batch whose hash is stored with other content.
+
+    Runs after the insert of the same transaction, which has waited for concurrent ones with these
+    hashes: so this statement sees what they have committed.
+
+    Returns:
+        The content digest of the stored message, by hash.
+    """
+    if not places:
+        return {}
+    digests = [batch.content_digests[place] for place in places]
+    positions = [(batch.timestamps[place], batch.hashes[place]) for place in places]
+    parameters = position_parameters(positions) | {
+        "content_digest": arrays.fixed_bytes(digests, CONTENT_DIGEST_BYTES)
+    }
+    cursor = await connection.execute(_CONFLICTS, parameters, binary=True)
+    rows: list[tuple[bytes, bytes]] = await cursor.fetchall()  # type: ignore[assignment]
+    return dict(rows)
+
+
+async def copy(connection: Connection, batch: RecordBatch) -> Inserted:
+    """Insert a batch all of which is new; the caller's transaction is open.
 
     Raises:
         psycopg.errors.UniqueViolation: a message is there already, or was and was pruned.
@@ -203,7 +233,7 @@ async def copy(connection: Connection, batch: RecordBatch, *, short: bool) -> In
     row = await cursor.fetchone()
     assert row is not None
     batch_id: int = row[0]  # type: ignore[assignment]
-    await copy_new(connection, batch, batch_id, short=short)
+    await copy_new(connection, batch, batch_id)
     return as_if_new(batch, batch_id)
 
 
@@ -215,17 +245,17 @@ def as_if_new(batch: RecordBatch, batch_id: int) -> Inserted:
     return Inserted(batch_id, len(batch.hashes), first, last, None, topics, summary, claims)
 
 
-async def lay_out(batch: RecordBatch, *, short: bool) -> dict[str, object]:
+async def lay_out(batch: RecordBatch) -> dict[str, object]:
     """Lay a batch out as the parameters of `MESSAGES`, and of `DESCRIBED` where it has SDS rows."""
     given: dict[str, object] = {
         "ts": arrays.bigints(batch.timestamps),
         "hash": arrays.fixed_bytes(batch.hashes, HASH_BYTES),
         "topic": arrays.uuids(batch.topic_keys),
-        "head": arrays.varied_bytes(batch.heads if short else batch.whole_heads()),
+        "content_digest": arrays.fixed_bytes(batch.content_digests, CONTENT_DIGEST_BYTES),
+        "head": arrays.varied_bytes(batch.heads),
         "payload": arrays.varied_bytes(batch.payloads),
         "tail": arrays.varied_bytes(batch.tails),
         "given": len(batch.hashes),
-        "short": short,
     }
     return given | await _lay_out_sds(batch) if batch.sds else given
 

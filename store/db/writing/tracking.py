@@ -99,7 +99,7 @@ class Tracking:
         As `write`, and undone where the block fails.
         """
         wanted = self._planned(shares, written)
-        fresh = [digest for digest, _, _ in wanted if digest not in self._tracked]
+        fresh = [row[0] for row in wanted if row[0] not in self._tracked]
         self._note(written, wanted)
         try:
             yield wanted
@@ -115,9 +115,9 @@ class Tracking:
 
     def _note(self, written: Written, wanted: Sequence[Wanted]) -> None:
         self._unread.count += len(wanted)
-        self.remember([digest for digest, _, _ in wanted])
+        self.remember([row[0] for row in wanted])
         if self._keeps and written.added.count:
-            self._keep(written, {digest: needed for digest, _, needed in wanted})
+            self._keep(written, {row[0]: row[2] for row in wanted})
 
     def is_tracked(self, digest: bytes) -> bool:
         """True for a message that became unread for certain: that it is no more means something."""
@@ -154,14 +154,14 @@ class Tracking:
         usual = self._max_confirms
         if not usual and not any(asked for _, asked in shares):
             return
-        needed: dict[bytes, tuple[int, int]] = {}
+        needed: dict[bytes, Wanted] = {}
         for batch, asked in shares:
-            for ts, digest in zip(batch.timestamps, batch.hashes, strict=True):
+            columns = zip(batch.timestamps, batch.hashes, batch.content_digests, strict=True)
+            for ts, digest, content in columns:
                 most = min(max(asked, usual if written.is_new(digest) else 0), MAX_NEEDED)
-                if most > needed.get(digest, (0, 0))[1]:
-                    needed[digest] = ts, most
-        for digest, (ts, most) in needed.items():
-            yield digest, ts, most
+                if most > (needed[digest][2] if digest in needed else 0):
+                    needed[digest] = digest, ts, most, content
+        yield from needed.values()
 
     def _keep(self, written: Written, needed: Mapping[bytes, int]) -> None:
         batch = written.batch

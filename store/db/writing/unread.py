@@ -17,7 +17,7 @@ from store.db.locks import NODES
 from store.db.pool import Connection, Database
 from store.domain.partitioning import Bounds
 from store.domain.unread import Confirmed, UnreadEvent, UnreadSummary
-from storenode.message.limits import HASH_BYTES
+from storenode.message.limits import CONTENT_DIGEST_BYTES, HASH_BYTES
 
 MAX_UNREAD_EVENTS: Final = 100_000
 """Unread events of one database, 20 MB at most; what comes beyond is stored and not waited for."""
@@ -25,12 +25,15 @@ MAX_UNREAD_EVENTS: Final = 100_000
 EXPIRED_KEPT_S: Final = 3_600.0
 """How long an event that expired is known to have done so: longer than anybody waits for it."""
 
+LAPSED_S: Final = 2 * 24 * 3_600.0
+"""Age at which events go that no gossiping node has let expire: nobody waits for them any more."""
+
 _EVENTS_AT_ONCE: Final = 4_096
 
 _T = TypeVar("_T")
 
-Wanted = tuple[bytes, int, int]
-"""Hash, timestamp, and how many stores must confirm."""
+Wanted = tuple[bytes, int, int, bytes]
+"""Hash, timestamp, how many stores must confirm, and the content digest."""
 
 _GIVEN: Final = "unnest(%(hash)b::bytea[])"
 _AGE: Final = (
@@ -38,10 +41,10 @@ _AGE: Final = (
 )
 
 TRACK: Final = """
-insert into storenode.unread as held (hash, ts, needed)
-select hash, ts, needed::int
-from unnest(%(u_hash)b::bytea[], %(u_ts)b::bigint[], %(u_needed)b::bigint[])
-    as given(hash, ts, needed){stored}
+insert into storenode.unread as held (hash, ts, content_digest, needed)
+select hash, ts, content_digest, needed::int
+from unnest(%(u_hash)b::bytea[], %(u_ts)b::bigint[], %(u_content_digest)b::bytea[],
+            %(u_needed)b::bigint[]) as given(hash, ts, content_digest, needed){stored}
 order by hash
 on conflict (hash) do update
     set needed = greatest(held.needed, excluded.needed), began_at = excluded.began_at,
@@ -80,10 +83,10 @@ from (select n.hash from storenode.unread n join {_GIVEN} as given(hash) on give
 where u.hash = k.hash
 """
 _AWAIT: Final = """
-insert into storenode.unread as held (hash, ts, needed, missing)
-select %(hash)b::bytea, h.ts, 0, %(missing)b::bytea[] from storenode.hashes h
+insert into storenode.unread as held (hash, ts, content_digest, needed, missing)
+select m.hash, m.ts, m.content_digest, 0, %(missing)b::bytea[]
+from storenode.hashes h join storenode.messages m on m.ts = h.ts and m.hash = %(hash)b::bytea
 where h.key = encode(substr(%(hash)b::bytea, 1, 16), 'hex')::uuid
-  and coalesce(h.rest = substr(%(hash)b::bytea, 17), true)
 limit 1
 on conflict (hash) do update set missing = excluded.missing
 """
@@ -97,7 +100,9 @@ with held as materialized (
 update storenode.unread u set missing = '{}' from held
 where u.hash = held.hash and cardinality(held.stores) < held.needed
 """
-_COLUMNS: Final = f"u.hash, u.needed, u.stores, u.missing, {_AGE}, u.expired_at is not null"
+_COLUMNS: Final = (
+    f"u.hash, u.content_digest, u.needed, u.stores, u.missing, {_AGE}, u.expired_at is not null"
+)
 _OF: Final = f"""
 select {_COLUMNS} from {_GIVEN} as given(hash)
 cross join lateral (select n.* from storenode.unread n where n.hash = given.hash offset 0) u
@@ -109,12 +114,16 @@ order by u.began_at desc, u.hash limit %(limit)b::bigint
 _SWEEP: Final = """
 delete from storenode.unread
 where expired_at < clock_timestamp() - make_interval(secs => %(kept_s)s::double precision)
+   or missing = '{}'
+      and began_at < clock_timestamp() - make_interval(secs => %(lapsed_s)s::double precision)
 """
 _DROP: Final = "delete from storenode.unread where ts >= %s::bigint and ts < %s::bigint"
 _SUMMARY: Final = f"""
 select count(*) filter (where cardinality(u.stores) < u.needed),
        count(*) filter (where u.missing <> '{{}}'),
-       coalesce(max({_AGE}) filter (where cardinality(u.stores) < u.needed), 0)::bigint
+       coalesce(max({_AGE}) filter (where cardinality(u.stores) < u.needed), 0)::bigint,
+       coalesce(max({_AGE}) filter (where cardinality(u.stores)
+           < least(u.needed, %(usual)s::bigint)), 0)::bigint
 from storenode.unread u where u.expired_at is null
 """
 
@@ -131,9 +140,10 @@ def track_parameters(wanted: Iterable[Wanted]) -> dict[str, object]:
     """The parameters of `TRACK`."""
     rows = sorted(wanted)
     return {
-        "u_hash": fixed_bytes([digest for digest, _, _ in rows], HASH_BYTES),
-        "u_ts": bigints([ts for _, ts, _ in rows]),
-        "u_needed": bigints([needed for _, _, needed in rows]),
+        "u_hash": fixed_bytes([row[0] for row in rows], HASH_BYTES),
+        "u_ts": bigints([row[1] for row in rows]),
+        "u_content_digest": fixed_bytes([row[3] for row in rows], CONTENT_DIGEST_BYTES),
+        "u_needed": bigints([row[2] for row in rows]),
     }
 
 
@@ -150,8 +160,10 @@ class UnreadEvents:
     done does no harm.
     """
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, max_confirms: int = 0) -> None:
+        """``max_confirms``: how many stores this node wants to confirm every message."""
         self._database = database
+        self._max_confirms = max_confirms
         self.count = 0
 
     async def newest(self, limit: int = MAX_UNREAD_EVENTS) -> list[UnreadEvent]:
@@ -197,12 +209,12 @@ class UnreadEvents:
                 await self._change(_MET, {"hash": digest})
 
     async def sweep(self) -> int:
-        """Let go of what expired long ago; how many that were."""
-        return await self._change(_SWEEP, {"kept_s": EXPIRED_KEPT_S})
+        """Delete events that expired long ago; return how many."""
+        return await self._change(_SWEEP, {"kept_s": EXPIRED_KEPT_S, "lapsed_s": LAPSED_S})
 
     async def summary(self) -> UnreadSummary:
-        """How many there are, and for how long the oldest has waited."""
-        (row,) = await self._database.rows(_SUMMARY)
+        """Return how many there are, and for how long the oldest has waited."""
+        (row,) = await self._database.rows(_SUMMARY, {"usual": self._max_confirms})
         found = UnreadSummary(*row)
         self.count = found.count
         return found
@@ -219,9 +231,15 @@ class UnreadEvents:
 def _events(rows: Iterable[Any]) -> list[UnreadEvent]:
     return [
         UnreadEvent(
-            bytes(digest), needed, tuple(stores), tuple(map(bytes, missing)), age_ns, expired
+            bytes(digest),
+            bytes(content),
+            needed,
+            tuple(stores),
+            tuple(map(bytes, missing)),
+            age_ns,
+            expired,
         )
-        for digest, needed, stores, missing, age_ns, expired in rows
+        for digest, content, needed, stores, missing, age_ns, expired in rows
     ]
 
 

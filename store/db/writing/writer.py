@@ -6,14 +6,19 @@ the disk, another inserts. A caller is answered only after the commit.
 
 A connection that breaks leaves open whether the commit happened. Each batch has a random token
 in its row of ``storenode.commits``; an attempt that finds nothing new to insert looks for it there.
+
+A hash does not determine the content of a message. Where a hash is stored already, the content
+digests are compared, and a message that differs is a conflict: it is not stored, and nothing waits
+for its confirmation. Two that differ never share a transaction.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol
@@ -23,16 +28,8 @@ from psycopg import errors as pg
 from psycopg_pool import PoolTimeout
 
 from store.db.commits.pages import TOKEN_SPAN
-from store.db.errors import is_missing_partition
-from store.db.pool import (
-    DISK_FULL,
-    Connection,
-    Database,
-    Patience,
-    is_exhausted,
-    is_transient,
-    unavailable,
-)
+from store.db.errors import DISK_FULL, find_failure, is_missing_partition, is_transient
+from store.db.pool import Connection, Database, Patience
 from store.db.replication import cover_what_is_visible, waiting_for_standby
 from store.db.schema.partitions import PartitionMap
 from store.db.writing.at_once import NotNew, write_at_once
@@ -42,6 +39,7 @@ from store.db.writing.insert import (
     as_if_new,
     assign_commit_position,
     copy,
+    find_conflicts,
     insert,
     insert_topics,
     new_token,
@@ -51,6 +49,7 @@ from store.db.writing.tracking import Share, Tracking, Written
 from store.db.writing.unread import Wanted
 from store.domain.commits import WrittenIds
 from store.domain.ports import Source, StoreBusy, StoreUnavailable
+from store.messages.conflicts import Conflict, StoreResult
 from store.messages.record import RecordBatch
 
 if TYPE_CHECKING:
@@ -63,6 +62,7 @@ MAX_GROUP_BYTES: Final = 16 * 1024 * 1024
 MAX_QUEUED_BYTES: Final = 128 * 1024 * 1024
 MAX_QUEUED_BATCHES: Final = 10_000
 
+_LOG: Final = logging.getLogger(__name__)
 _FIRST_PAUSE_GROUPS: Final = 4
 _MOST_PAUSE_GROUPS: Final = 64
 _STOPPING: Final = "the node is stopping; retry elsewhere"
@@ -74,7 +74,7 @@ class _Waiting:
     source: Source
     size_bytes: int
     min_confirms: int
-    answer: asyncio.Future[list[bool]]
+    answer: asyncio.Future[StoreResult]
     trace: Wait | None = None
 
 
@@ -90,8 +90,8 @@ class _Group:
     """An earlier attempt may have committed."""
     careful: bool = False
     """An earlier attempt failed, perhaps because some of the messages are there already."""
-    short: bool = False
-    """The last attempt wrote the short form of rows."""
+    conflicts: Mapping[bytes, bytes] = field(default_factory=dict)
+    """The content digests of stored messages that differ from this batch's, by hash."""
 
 
 def _join(members: Sequence[_Waiting]) -> RecordBatch:
@@ -102,7 +102,17 @@ def _join(members: Sequence[_Waiting]) -> RecordBatch:
 
 
 def _shares(group: _Group) -> list[Share]:
-    return [(member.batch, member.min_confirms) for member in group.members]
+    """Return the messages of each member that may be confirmed: all but conflicts."""
+    shares = [(member.batch, member.min_confirms) for member in group.members]
+    if not group.conflicts:
+        return shares
+    return [(_without(batch, group.conflicts), confirms) for batch, confirms in shares]
+
+
+def _without(batch: RecordBatch, conflicts: Mapping[bytes, bytes]) -> RecordBatch:
+    """Return the messages of a batch whose hashes are no conflicts."""
+    kept = [place for place, digest in enumerate(batch.hashes) if digest not in conflicts]
+    return batch.select(kept)
 
 
 def _answer(group: _Group, added: Inserted) -> None:
@@ -110,13 +120,23 @@ def _answer(group: _Group, added: Inserted) -> None:
     everything = added.count == len(group.batch.hashes)
     new = set() if added.hashes is None else set(added.hashes)
     for member in group.members:
+        hashes = member.batch.hashes
         if everything:
-            verdicts = [True] * len(member.batch.hashes)
+            result = StoreResult([True] * len(hashes))
         else:
-            verdicts = [digest in new for digest in member.batch.hashes]
-            new.difference_update(member.batch.hashes)
+            conflicts = {
+                place: group.conflicts[digest]
+                for place, digest in enumerate(hashes)
+                if digest in group.conflicts
+            }
+            result = StoreResult([digest in new for digest in hashes], conflicts)
+            new.difference_update(hashes)
         if not member.answer.done():
-            member.answer.set_result(verdicts)
+            member.answer.set_result(result)
+
+
+def _warn_of_conflict(source: Source, conflict: Conflict) -> None:
+    _LOG.warning("another message has this hash: %s from %s", conflict.fields(), source.value)
 
 
 class _Guesses:
@@ -167,15 +187,19 @@ class DatabaseWriter:
         tracing: Tracing | None = None,
         space: Space | None = None,
         on_stored: Callable[[RecordBatch, Source, int], None] = lambda _batch, _source, _new: None,
+        on_conflict: Callable[[Source, Conflict], None] = _warn_of_conflict,
     ) -> None:
         """``space``: of the database's disk, where that is known.
 
         ``on_stored`` is given each batch that is durable, with what was held before, where it came
         from, and how many of its messages are new: also of a batch whose caller has gone away.
+        ``on_conflict`` is given each message that is not stored because another one has its hash;
+        a job that gives none writes them to its log.
         """
         self._database = database
         self._space = space
         self._on_stored = on_stored
+        self._on_conflict = on_conflict
         self._tracing = tracing
         self._written_ids = written_ids
         self._tracking = tracking
@@ -215,10 +239,8 @@ class DatabaseWriter:
         """Bytes of messages that wait for a transaction."""
         return self._queued_bytes
 
-    async def store(
-        self, batch: RecordBatch, source: Source, min_confirms: int = 0
-    ) -> Sequence[bool]:
-        """Store a batch durably; True per new message (see `store.domain.ports.Writer`).
+    async def store(self, batch: RecordBatch, source: Source, min_confirms: int = 0) -> StoreResult:
+        """Store a batch durably (see `store.domain.ports.Writer`).
 
         Raises:
             StoreBusy: too much waits already, or the node is stopping.
@@ -226,11 +248,12 @@ class DatabaseWriter:
                 then unknown, and publishing again is safe.
         """
         if not batch.hashes:
-            return []
+            return StoreResult()
         if self._stopped:
             raise StoreBusy(_STOPPING)
         if self._space is not None and self._space.full:
-            raise StoreUnavailable(DISK_FULL)
+            raise StoreUnavailable(DISK_FULL.sentence)
+        self._require_writable()
         size = batch.frame_bytes
         if self._queue and (
             self._queued_bytes + size > MAX_QUEUED_BYTES or len(self._queue) >= MAX_QUEUED_BATCHES
@@ -238,7 +261,7 @@ class DatabaseWriter:
             raise StoreBusy(
                 f"more than {MAX_QUEUED_BYTES // 2**20} MiB wait to be stored; retry with backoff"
             )
-        answer: asyncio.Future[list[bool]] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[StoreResult] = asyncio.get_running_loop().create_future()
         trace = None if self._tracing is None else self._tracing.waiting()
         self._queue.append(_Waiting(batch, source, size, min_confirms, answer, trace))
         self._queued_bytes += size
@@ -264,6 +287,7 @@ class DatabaseWriter:
 
     def _take(self) -> _Group | None:
         members: list[_Waiting] = []
+        digests: dict[bytes, bytes] = {}
         messages = size = 0
         while self._queue:
             first = self._queue[0]
@@ -272,6 +296,11 @@ class DatabaseWriter:
             full = messages > MAX_GROUP_MESSAGES or size > MAX_GROUP_BYTES
             if members and (full or first.source is not members[0].source):
                 break
+            if len(self._queue) > 1 or members:
+                own = dict(zip(first.batch.hashes, first.batch.content_digests, strict=True))
+                if any(digests[each] != own[each] for each in digests.keys() & own.keys()):
+                    break
+                digests |= own
             self._queue.popleft()
             self._queued_bytes -= first.size_bytes
             if not first.answer.done():  # else its caller has gone away
@@ -294,7 +323,17 @@ class DatabaseWriter:
             await self._isolate(group, error)
         else:
             self._on_stored(group.batch, group.source, added.count)
+            self._report_conflicts(group)
             _answer(group, added)
+
+    def _report_conflicts(self, group: _Group) -> None:
+        if not group.conflicts:
+            return
+        columns = zip(group.batch.hashes, group.batch.content_digests, strict=True)
+        for digest, received in columns:
+            if digest in group.conflicts:
+                conflict = Conflict(digest, group.conflicts[digest], received)
+                self._on_conflict(group.source, conflict)
 
     def _traced(self, group: _Group) -> AbstractContextManager[None]:
         """The transaction of a group, for those of its members that are traced."""
@@ -315,7 +354,8 @@ class DatabaseWriter:
 
     async def _isolate(self, group: _Group, error: Exception) -> None:
         """Keep what one member did from failing the others that shared its transaction."""
-        if len(group.members) == 1 or is_transient(error) or is_exhausted(error):
+        known = isinstance(error, StoreUnavailable) or find_failure(error) is not None
+        if known or len(group.members) == 1:
             self._fail(group, error)
             return
         try:
@@ -325,12 +365,18 @@ class DatabaseWriter:
             # When the node stops in between, some were not served at all.
             self._fail(group, StoreBusy(_STOPPING))
 
-    @staticmethod
-    def _fail(group: _Group, error: Exception) -> None:
-        known = is_transient(error) or is_exhausted(error)
+    def _fail(self, group: _Group, error: Exception) -> None:
+        failure = find_failure(error)
         for member in group.members:
             if not member.answer.done():
-                member.answer.set_exception(unavailable(error) if known else error)
+                known = None if failure is None else self._database.unavailable(failure)
+                member.answer.set_exception(known or error)
+
+    def _require_writable(self) -> None:
+        """Raise `StoreUnavailable` if the database is known to take no writes."""
+        failure = self._database.write_failure
+        if failure is not None:
+            raise StoreUnavailable(failure.sentence)
 
     async def _write_until_known(self, group: _Group) -> Inserted:
         patience = Patience(self._database.settings.write_patience_s)
@@ -340,8 +386,8 @@ class DatabaseWriter:
                     return await self._attempt(connection, group)
             except NotNew:
                 group.careful = True
-            except (pg.UniqueViolation, pg.NotNullViolation) as error:
-                if group.careful and not await self._has_lost_short_form(group, error):
+            except (pg.UniqueViolation, pg.NotNullViolation):
+                if group.careful:
                     raise
                 group.careful = True
                 self._guesses.failed()
@@ -351,17 +397,10 @@ class DatabaseWriter:
                     raise
                 await self._refresh_partitions(error)
             except (psycopg.Error, PoolTimeout) as error:
+                self._require_writable()
                 if not is_transient(error) or not await patience.wait():
                     raise
                 group.careful = group.uncertain = True
-
-    async def _has_lost_short_form(self, group: _Group, error: Exception) -> bool:
-        """A server that took over may have lost the upgrade that allows the short form of rows."""
-        if not group.short or not isinstance(error, pg.NotNullViolation):
-            return False
-        if self._partitions.takes_short_form:  # else another worker has found it out meanwhile
-            await self._refresh_partitions(error)
-        return not self._partitions.takes_short_form
 
     async def _refresh_partitions(self, error: Exception) -> None:
         with contextlib.suppress(psycopg.Error, PoolTimeout):
@@ -379,7 +418,6 @@ class DatabaseWriter:
         if unnamed:
             await insert_topics(connection, unnamed)
             self._topics.remember(unnamed, era)
-        short = group.short = self._partitions.takes_short_form
         may_be_new = not group.careful and len(set(batch.hashes)) == count
         may_be_new = may_be_new and (count == 1 or self._guesses.allow())
         with waiting_for_standby(connection):
@@ -387,11 +425,22 @@ class DatabaseWriter:
                 return await self._write_at_once(connection, group)
             async with connection.transaction():
                 if may_be_new:
-                    added = await copy(connection, batch, short=short)
+                    added = await copy(connection, batch)
                     self._guesses.succeeded()
                 else:
-                    added = await insert(connection, batch, short=short)
+                    added = await insert(connection, batch)
+                    group.conflicts = await self._find_conflicts(connection, batch, added)
                 return await self._finish(connection, group, added)
+
+    @staticmethod
+    async def _find_conflicts(
+        connection: Connection, batch: RecordBatch, added: Inserted
+    ) -> dict[bytes, bytes]:
+        if added.count == len(batch):
+            return {}
+        new = added.hashes or frozenset()
+        places = [place for place, digest in enumerate(batch.hashes) if digest not in new]
+        return await find_conflicts(connection, batch, places)
 
     async def _write_at_once(self, connection: Connection, group: _Group) -> Inserted:
         token = group.token % TOKEN_SPAN
@@ -406,13 +455,7 @@ class DatabaseWriter:
             if self._written_ids is not None:
                 self._written_ids.offer(token, group.batch, None)
             commit = group.token, added, group.source
-            await write_at_once(
-                connection,
-                group.batch,
-                commit,
-                wanted,
-                short=group.short,
-            )
+            await write_at_once(connection, group.batch, commit, wanted)
         if len(group.batch.hashes) > 1:
             self._guesses.succeeded()
         return added

@@ -10,12 +10,10 @@ from typing import Final
 from store.domain.commits import CommitRow, at_most
 from store.domain.environment import Log
 from store.domain.ports import Source
-from store.domain.unread import UnreadEvent
 from store.gossip.commits import OwnBatch
 from store.gossip.driver.ports import Database
 from store.gossip.driver.requests import DATABASE_AWAY
 from store.gossip.events import Committed, Input, Publishing, Restored
-from store.gossip.events import UnreadEvent as GossipUnread
 from store.gossip.graph import graph_events
 
 MAX_UNREAD_COMMITS: Final = 4_096
@@ -85,6 +83,7 @@ class CommitReader:
         batch = own.batch
         self._database.messages.cache(batch, own.new, own.size_bytes)
         ids = [batch.hashes[place] for place in own.new]
+        digests = [batch.content_digests[place] for place in own.new]
         if own.source is Source.CLIENT:
             by_needed: dict[int, list[bytes]] = {}
             for digest in ids:
@@ -95,23 +94,18 @@ class CommitReader:
         if events and len(ids) < len(batch):
             new = set(ids)
             events = [event for event in events if event.id in new]
-        yield Committed(ids, events)
+        yield Committed(ids, events, content_digests=digests)
 
     async def _read_foreign(self) -> None:
         while self._foreign:
             some = at_most(self._foreign, MESSAGES_AT_ONCE)
             arrived = await self._database.messages.arrived(some)
             unread = await self._database.unread.of(arrived.ids)
-            self._take(Committed(arrived.ids, arrived.events))
+            self._take(arrived)
             if unread:
                 self._database.tracking.remember(event.message_hash for event in unread)
-                self._take(Restored([restored(event) for event in unread]))
+                self._take(Restored(unread))
             for commit in some:
                 if self._foreign and self._foreign[0] is commit:
                     self._foreign.popleft()
         self._arrived.clear()
-
-
-def restored(event: UnreadEvent) -> GossipUnread:
-    """An unread event of the database, as the machine takes it."""
-    return GossipUnread(event.message_hash, event.needed, event.age_ns, event.stores, event.missing)

@@ -64,7 +64,7 @@ class ConfirmationWaits:
         *,
         reach: Callable[[], int | None],
         is_tracked: Callable[[bytes], bool],
-        want: Callable[[Sequence[bytes], int], None],
+        want: Callable[[Sequence[bytes], Sequence[bytes], int], None],
         most_tracked: int,
     ) -> None:
         self._table = table
@@ -99,6 +99,7 @@ class ConfirmationWaits:
     async def confirmed(
         self,
         hashes: Sequence[bytes],
+        content_digests: Sequence[bytes],
         stored: Sequence[bool],
         min_confirms: int,
         timeout_s: float | None,
@@ -107,9 +108,11 @@ class ConfirmationWaits:
         given_s = DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
         limit_s = min(max(given_s, 0.0), MAX_TIMEOUT_S)
         counts = self._counts
-        held = [digest for digest, new in zip(hashes, stored, strict=True) if not new]
+        columns = zip(hashes, content_digests, stored, strict=True)
+        again = {digest: content for digest, content, is_new in columns if not is_new}
+        held = list(again)
         if held:
-            self._want(held, min_confirms)
+            self._want(held, list(again.values()), min_confirms)
 
         def lacking() -> set[bytes]:
             return {digest for digest in hashes if counts.get(digest, 0) < min_confirms}

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import Final
 
@@ -21,7 +22,7 @@ from store.domain.commits import CommitRow
 from store.domain.environment import Environment
 from store.domain.unread import GossipPeerState, UnreadEvent
 from store.gossip.config import GossipConfig
-from store.gossip.driver.commits import CommitReader, restored
+from store.gossip.driver.commits import CommitReader
 from store.gossip.driver.errors import DriverFailed, TurnedAway
 from store.gossip.driver.ports import Database, Meter
 from store.gossip.driver.requests import DATABASE_AWAY, Request, WriteBehind, answer
@@ -30,13 +31,13 @@ from store.gossip.events import (
     Bodies,
     Committed,
     Confirm,
+    Conflicting,
     Counted,
     CutOff,
     Effect,
     Events,
     Expire,
     FrameIn,
-    Holds,
     Input,
     Inventory,
     Listen,
@@ -161,7 +162,7 @@ class GossipDriver:
                 self._rest()
                 continue
             self._is_awake = True
-            self._take(Committed(newest.ids, newest.events, fresh=False))
+            self._take(replace(newest, fresh=False))
             self._restore(unread)
             self._log.info("gossip_loaded", messages=len(newest.ids), unread=len(unread))
             waiting, self._joining = list(self._joining.values()), {}
@@ -196,13 +197,11 @@ class GossipDriver:
 
     # From the rest of the node
 
-    def want(self, hashes: Sequence[bytes], min_confirms: int) -> None:
+    def want(
+        self, hashes: Sequence[bytes], content_digests: Sequence[bytes], min_confirms: int
+    ) -> None:
         """A publisher wants confirmations of what was held before it came."""
-        self._take(Wanted(hashes, min_confirms))
-
-    def found(self, peer: str, store_id: str, hashes: Sequence[bytes]) -> None:
-        """Reconciliation has found that a peer holds these, and this store does not."""
-        self._take(Holds(store_id, hashes, peer))
+        self._take(Wanted(hashes, min_confirms, content_digests))
 
     def reach(self) -> int | None:
         """How many other stores may confirm: those that are joined, were lately, or may be soon.
@@ -241,7 +240,7 @@ class GossipDriver:
             newest = await self._database.messages.newest(GREETING_IDS)
         except DATABASE_AWAY:
             return Inventory(())
-        return Inventory(newest.ids)
+        return Inventory(newest.ids, newest.content_digests)
 
     def joined(self, stream: PeerStream) -> None:
         """There is a stream with a peer."""
@@ -358,6 +357,9 @@ class GossipDriver:
                 self._writes.add(effect)
             case CutOff():
                 self._cut_off(effect)
+            case Conflicting():
+                fields = effect.conflict.fields()
+                self._log.warning("message_conflict", source="gossip", peer=effect.peer, **fields)
             case Counted():
                 self._meter.count(effect)
 
@@ -416,7 +418,7 @@ class GossipDriver:
             case Publishing() | Wanted() if given.min_confirms:
                 ids = given.ids
             case Restored():
-                ids = [event.id for event in given.unread]
+                ids = [event.message_hash for event in given.unread]
         self._unread.update(dict.fromkeys(ids))
 
     def _forget(self, ids: Sequence[bytes]) -> None:
@@ -436,7 +438,7 @@ class GossipDriver:
         for digest in left:
             self._unread.move_to_end(digest)
         if left:
-            self._take(Restored([restored(rows[digest]) for digest in left]))
+            self._take(Restored([rows[digest] for digest in left]))
 
     def _adopt(self, newest: Sequence[UnreadEvent]) -> None:
         """Take rows that this node does not know: the write that added them was never answered."""
@@ -446,7 +448,7 @@ class GossipDriver:
 
     def _restore(self, newest: Sequence[UnreadEvent]) -> None:
         self._database.tracking.remember(event.message_hash for event in newest)
-        self._take(Restored([restored(event) for event in reversed(newest)]))
+        self._take(Restored(list(reversed(newest))))
 
 
 def _ignore(ids: Sequence[bytes], counts: Sequence[int]) -> None:

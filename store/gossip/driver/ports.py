@@ -14,8 +14,9 @@ from typing import Protocol
 from store.domain.commits import CommitRow
 from store.domain.ports import PeerAddress
 from store.domain.unread import Confirmed, UnreadEvent
-from store.gossip.commits import CommittedMessages, OwnBatch
-from store.gossip.events import Counted, FrameIn, FrameOut
+from store.gossip.commits import OwnBatch
+from store.gossip.events import Committed, Counted, FrameIn, FrameOut
+from store.messages.conflicts import StoreResult
 from store.messages.record import RecordBatch
 
 # Transport
@@ -77,13 +78,13 @@ class Messages(Protocol):
         None stands for a message that is not held.
         """
 
-    async def held(self, hashes: Sequence[bytes]) -> Sequence[bool]:
-        """For each message whether it is held."""
+    async def held(self, hashes: Sequence[bytes]) -> Sequence[bytes | None]:
+        """Return the content digest of each message; None: it is not held."""
 
-    async def arrived(self, commits: Sequence[CommitRow]) -> CommittedMessages:
+    async def arrived(self, commits: Sequence[CommitRow]) -> Committed:
         """What some commits have added, as far as it is held."""
 
-    async def newest(self, limit: int) -> CommittedMessages:
+    async def newest(self, limit: int) -> Committed:
         """The newest messages, oldest first."""
 
     def cache(self, batch: RecordBatch, places: Sequence[int], size_bytes: int) -> None:
@@ -139,12 +140,12 @@ class UnreadTable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Database:
-    """``persist`` stores a batch that a peer (its node ID) has sent; per message True if new."""
+    """``persist`` stores a batch that a peer (its node ID) has sent."""
 
     messages: Messages
     tracking: Tracking
     unread: UnreadTable
-    persist: Callable[[RecordBatch, str], Awaitable[Sequence[bool]]]
+    persist: Callable[[RecordBatch, str], Awaitable[StoreResult]]
 
 
 # Metrics

@@ -24,6 +24,7 @@ from store.gossip.events import (
     Persisted,
     Waiting,
 )
+from storenode.message.rules import Reason
 
 WRITE_RETRY_S: Final = 1.0
 """Pause before a write is tried again that the database did not take."""
@@ -47,13 +48,18 @@ async def answer(database: Database, environment: Environment, request: Request)
         match request:
             case Persist():
                 new = await database.persist(request.batch, request.peer)
-                environment.counts.count_intake(Source.GOSSIP.value, new.count(False), {})
-                return Persisted(request.token, new)
+                conflicts = len(new.conflicts)
+                rejected = {str(Reason.CONFLICT): conflicts} if conflicts else {}
+                duplicate = new.count(False) - conflicts
+                environment.counts.count_intake(Source.GOSSIP.value, duplicate, rejected)
+                return Persisted(request.token, new, new.conflicts)
             case Load():
                 found = await database.messages.load(request.ids, request.max_bytes)
                 return Loaded(request.token, found)
             case LookUp():
-                return Known(request.token, await database.messages.held(request.ids))
+                digests = await database.messages.held(request.ids)
+                is_stored = [digest is not None for digest in digests]
+                return Known(request.token, is_stored, [digest or b"" for digest in digests])
     except DATABASE_AWAY:
         return Failed(request.token)
     except Exception as error:

@@ -571,8 +571,8 @@ function calling(peer) {
 }
 
 function comparedBy(last) {
-  if (last.equality === "keyed") return "Compared by keyed fingerprints.";
-  if (last.keyed_from) return `Compared by keyed fingerprints from ${moment(last.keyed_from)} on, before that by XOR.`;
+  if (last.equality === "keyed") return "Compared by sums that nobody can forge.";
+  if (last.keyed_from) return `Compared by sums that nobody can forge from ${moment(last.keyed_from)} on, before that by XOR.`;
   return "Compared by XOR, which publishers can forge.";
 }
 

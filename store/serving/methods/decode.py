@@ -145,7 +145,7 @@ def _field(data: bytes, position: int) -> tuple[int, int]:
 
 
 def query_input(request: waku_store_pb2.StoreQueryRequest) -> QueryInput:
-    """The fields of a ``StoreQueryRequest`` that the rules are about."""
+    """Return the fields of a ``StoreQueryRequest`` that the rules are about."""
     has = request.HasField
     return QueryInput(
         include_data=request.include_data,
@@ -157,6 +157,7 @@ def query_input(request: waku_store_pb2.StoreQueryRequest) -> QueryInput:
         cursor=request.pagination_cursor if has("pagination_cursor") else None,
         forward=request.pagination_forward,
         limit=request.pagination_limit if has("pagination_limit") else None,
+        nwaku_rules=request.nwaku_rules,
     )
 
 

@@ -55,7 +55,7 @@ def publish_response(
             duplicate = _SHORT + digest + _DUPLICATE
             again.append(duplicate)
             held.append(_SHORT + digest + _STORED if new else duplicate)
-    if len(held) == len(published.verdicts):
+    if len(held) == len(published.verdicts) and not published.refusals:
         return b"".join(held)
     return b"".join(_results(published, held, again))
 
@@ -99,7 +99,7 @@ def _result(
 
 def query_page(request_id: str, page: QueryPage, known: AnswerCoverage | None = None) -> bytes:
     """Encode a ``StoreQueryResponse`` that succeeded, around the spliced entries."""
-    echo = delimited(_FIELD_1, request_id.encode()) if request_id else b""
+    echo = delimited(_FIELD_1, request_id.encode())
     cursor = delimited(_FIELD_51, page.next_cursor) if page.next_cursor is not None else b""
     message = None if known is None else coverage_message(known)
     said = b"" if message is None else delimited(_FIELD_7420, message.SerializeToString())

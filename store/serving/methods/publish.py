@@ -6,7 +6,6 @@ from typing import Final
 
 from google.protobuf.message import DecodeError
 
-from store.messages.transfer import MalformedMessage
 from store.serving.call import Call
 from store.serving.failure import malformed
 from store.serving.limits import COUNTED_REQUEST_BYTES
@@ -46,13 +45,6 @@ class Publisher(Publishing):
         if decoded.HasField("confirm_timeout"):
             given = decoded.confirm_timeout
             timeout_s = float(given.seconds) + given.nanos / _NS_PER_S
-        try:
-            return await self.judge(
-                call,
-                decoded.messages,
-                size,
-                min_confirms=decoded.min_confirms,
-                timeout_s=timeout_s,
-            )
-        except MalformedMessage:
-            raise malformed(_NO_REQUEST) from None
+        return await self.judge(
+            call, decoded.messages, size, min_confirms=decoded.min_confirms, timeout_s=timeout_s
+        )

@@ -14,16 +14,16 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
+import numpy as np
+
 from reconcile.algorithm.direct import Direct
 from reconcile.errors import SummaryMismatch
-from reconcile.folds import Folds
-from reconcile.ids import SyncId
+from reconcile.ids import SyncId, SyncIds
 from reconcile.index import IndexView
-from reconcile.keyed import Sum
-from reconcile.lattice import LatticeSum, most_summed
+from reconcile.lattice import LatticeSum
 from reconcile.summaries.layered import LayeredView, reads_below
-from reconcile.summaries.loading import LoadingView
-from reconcile.view import Answer, Read
+from reconcile.summaries.loading import LoadingView, NeedIds
+from reconcile.view import Answer, Read, Spans
 from store.domain.hub import Place
 from store.domain.ports import StoreBusy, StoreUnavailable
 from store.domain.view import ColdView, StoredIds, Times
@@ -146,18 +146,9 @@ class StoredView:
         """What is in memory."""
         return None if self._hot is None else self._hot.view
 
-    async def keyed_sum(self, folds: Folds, lower: SyncId, upper: SyncId) -> Sum:
-        """The keyed sum of a range that begins in memory."""
-        assert self._hot is not None, "the range is not in memory"
-        assert lower >= self._hot.floor, "the range is not in memory"
-        view = self._hot.view
-        large = len(view) >= THREADED_SUMMED
-        return await in_thread_if(large, folds.sum_of, view, lower, upper)
-
     async def lattices(self, spans: Sequence[Times]) -> list[LatticeSum] | None:
-        """As `store.domain.view.OpenView.lattices`: above the floor from what is in memory."""
-        hot = self._hot
-        floor_ns = MAX_TIMESTAMP_NS if hot is None else hot.floor[0]
+        """Return what `OpenView.lattices` does: above the floor from what is in memory."""
+        hot, floor_ns = self._hot, self._floor_ns
         below = [(low, min(high, floor_ns)) for low, high in spans if low < floor_ns]
         above = [(max(low, floor_ns), high) for low, high in spans if high > floor_ns]
         sums = [LatticeSum() for _ in spans]
@@ -169,12 +160,45 @@ class StoredView:
             sums[: len(below)] = found
         if above:
             assert hot is not None
-            held = await asyncio.to_thread(_summed, hot.view, above)
+            large = len(hot.view) >= THREADED_SUMMED
+            held = await in_thread_if(large, hot.view.lattices, above)
             if held is None:
                 return None
             for place, total in enumerate(held, len(spans) - len(above)):
                 sums[place] += total
         return sums
+
+    async def listed(self, span: Times, limit: int) -> SyncIds | None:
+        """Return the IDs of a range of time with their content digests; None: more than limit."""
+        low, high = span
+        parts: list[SyncIds] = []
+        if low < self._floor_ns:
+            cold = await self._opened_cold()
+            spans = Spans.of([(at(low), at(min(high, self._floor_ns)))])
+            loaded = await cold.load(NeedIds(spans, limit + 1, contents=True))
+            assert isinstance(loaded, SyncIds)
+            parts.append(loaded)
+        if self._hot is not None and high > self._floor_ns:
+            rows = self._hot.view.rows
+            first, end = rows.rank(at(max(low, self._floor_ns))), rows.rank(at(high))
+            parts.append(rows.between(first, min(end, first + limit + 1)))
+        found = SyncIds.join(parts)
+        return None if len(found) > limit else found
+
+    async def contents(self, ids: SyncIds) -> SyncIds:
+        """Return IDs of this view, which ascend, with their content digests."""
+        first = int(np.searchsorted(ids.timestamps, self._floor_ns))
+        parts = [await (await self._opened_cold()).contents(ids[:first])] if first else []
+        if first < len(ids) and self._hot is not None:
+            rows = self._hot.view.rows
+            above = ids[first:]
+            parts.append(SyncIds(above.timestamps, above.hashes, rows.digests(rows.ranks(above))))
+        return SyncIds.join(parts)
+
+    @property
+    def _floor_ns(self) -> int:
+        """From here on every ID is in memory."""
+        return MAX_TIMESTAMP_NS if self._hot is None else self._hot.floor[0]
 
     async def answer(self, read: Read) -> Answer:
         """Answer a batch of questions.
@@ -214,18 +238,3 @@ class StoredView:
             if at(cold.horizon_ns) != self.horizon:
                 raise StoreUnavailable("messages were dropped since the view was opened; try again")
         return self._cold
-
-
-def _summed(view: IndexView, spans: Sequence[Times]) -> list[LatticeSum] | None:
-    """Lattice sums of what is in memory; None: there is too much of it."""
-    ranks = [(view.rank(at(low)), view.rank(at(high))) for low, high in spans]
-    if sum(high - low for low, high in ranks) > most_summed():
-        return None
-    sums = []
-    for low, high in ranks:
-        total = LatticeSum()
-        for start in range(low, high, THREADED_SUMMED):
-            ids = view.rows.between(start, min(start + THREADED_SUMMED, high))
-            total += LatticeSum.of(ids.hashes.tobytes())
-        sums.append(total)
-    return sums

@@ -50,7 +50,8 @@ async def warm_up(stored: StoredIds, floor_ns: int, limits: IndexLimits) -> Warm
         index = Index(min_chunk_ids=limits.chunk_ids)
         lower = at(floor_ns)
         while True:
-            ids = await cold.load(NeedIds(Spans.of([(lower, END)]), limits.warm_up_ids))
+            needs = NeedIds(Spans.of([(lower, END)]), limits.warm_up_ids, contents=True)
+            ids = await cold.load(needs)
             assert isinstance(ids, SyncIds)
             if len(ids) < limits.warm_up_ids:
                 await asyncio.to_thread(index.insert, ids)

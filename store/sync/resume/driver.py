@@ -26,7 +26,6 @@ from store.domain.ports import (
     StoreUnavailable,
     Writer,
 )
-from store.messages.transfer import MalformedMessage
 from store.sync.errors import PeerSilent, ProtocolBroken
 from store.sync.resume.core import (
     LONGEST_FETCH_NS,
@@ -170,7 +169,7 @@ class Resumer:
                     await self._take(fetch.peer, page)
         except CursorOutOfRange as error:
             return self._broken(fetch.peer, error, lost_place=True)
-        except (PeerFailed, MalformedMessage, StoreBusy, StoreUnavailable) as error:
+        except (PeerFailed, StoreBusy, StoreUnavailable) as error:
             return self._broken(fetch.peer, error)
         except Exception as error:  # noqa: BLE001 - a fault of ours; reconciliation must begin
             self._log.error("resume_failed", peer=str(fetch.peer), exc_info=error)
@@ -195,9 +194,12 @@ class Resumer:
         for start in range(0, len(messages), _CHUNK):
             admission.admit(messages[start : start + _CHUNK])
             await asyncio.sleep(0)
-        if admission.admitted.hashes != scanned.hashes:
+        # A message that cannot be decoded may have none; it is refused.
+        named = zip(admission.admitted.hashes, scanned.hashes, strict=True)
+        if any(found and found != given for found, given in named):
             raise ProtocolBroken("the peer sends messages that do not have the hashes it gives")
         stored = await self._writer.store(admission.admitted.batch, Source.RESUME)
+        admission.admitted.refuse_conflicts(stored)
         counted = admission.admitted.count(stored)
         self._environment.counts.count_intake(
             Source.RESUME.value, counted.duplicate, counted.rejected

@@ -6,8 +6,8 @@
         └──────────► base session ◄────────────┘
 
 The mode finds what the other side lacks by short IDs. The side with the last compact frame sends
-its own IDs with it; the other one answers with its IDs and its keyed digest, as at the end of a
-base session. So equality is concluded from digests, and a set that hides from XORs is searched for.
+its own IDs with it; the other one answers with its IDs and its sum, as at the end of a base
+session. So equality is concluded from sums, and a set that hides from XORs is searched for.
 Source: docs/compact.md.
 """
 
@@ -151,7 +151,7 @@ def initiating(
     agreement: Agreement, view: OpenView, window: Bounds, least: int
 ) -> tuple[Initiator, Bounds] | None:
     """An initiator's side; None: less than all is in memory, or less than the mode is for."""
-    index, (lower, upper) = view.indexed, (agreement.cut, window[1])
+    index, (lower, upper) = view.indexed, (agreement.start, window[1])
     if index is None or not agreement.whole or not lower < upper:
         return None
     side = Initiator(index, (lower, upper), agreement.own_nonce)
@@ -166,7 +166,7 @@ def responding(
     Where the initiator offers nothing and takes slices, a side that does not differ is none.
     """
     index, offered = view.indexed, agreement.heard.compact_frame
-    if agreement.key is None or index is None or not (offered or agreement.peer_takes_slices):
+    if not agreement.peer_knows or index is None or not (offered or agreement.peer_takes_slices):
         return None
     if first.count is None or len(first.payload) > MAX_OFFER_PAYLOAD_BYTES or not agreement.whole:
         return None
@@ -175,7 +175,7 @@ def responding(
         return None  # A base session refuses it.
     ranges = payload.ranges
     asked = asked_about(ranges)
-    if asked is None or asked[0] != agreement.cut:
+    if asked is None or asked[0] != agreement.start:
         return None
     if len(ranges.fingerprints) != 1 or len(ranges.item_counts):
         return None

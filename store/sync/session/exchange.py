@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from reconcile.algorithm.plan import Tuning
+from reconcile.compact.keys import NONCE_BYTES
 from reconcile.ids import LOWEST, SyncId, SyncIds
-from reconcile.keyed import NONCE_BYTES
 from reconcile.limits import DEFAULT_SESSION_LIMITS, SessionLimits
 from reconcile.session import Bounds, Result, Role, SessionConfig
 from store.domain.coverage import Statements
@@ -43,7 +43,7 @@ from store.sync.limits import (
     THREADED_ROWS,
     TransferLimits,
 )
-from store.sync.session.agreement import Agreement, new_pairs
+from store.sync.session.agreement import Agreement
 from store.sync.session.outcome import Account
 from store.sync.session.reconciling import Driving, Frames
 from store.sync.session.registry import Refusal, Session, Sessions, State
@@ -64,8 +64,8 @@ class ExchangeWork:
     """What sessions work on.
 
     ``node_id`` and ``store_id`` are this node's; ``cluster`` and ``shards`` must be the peer's.
-    The silence of ``transfer_limits`` holds for every frame of a session. ``keyed``: conclude
-    equality from keyed digests where the peer can. ``compact_from``: offer the compact mode for so
+    The silence of ``transfer_limits`` holds for every frame of a session. ``sums``: conclude
+    equality from lattice sums where the peer can. ``compact_from``: offer the compact mode for so
     many IDs or more; None: not at all.
     ``statements``: where what sessions find out is kept for ``GetCoverage``; None: nowhere.
     """
@@ -80,7 +80,7 @@ class ExchangeWork:
     transfer_limits: TransferLimits = DEFAULT_LIMITS
     tuning: Tuning = field(default_factory=Tuning)
     max_sessions: int = MAX_SESSIONS
-    keyed: bool = True
+    sums: bool = True
     compact_from: int | None = COMPACT_FROM_IDS
     statements: Statements | None = None
 
@@ -125,13 +125,12 @@ class Exchange:
         self.on_found: FoundListener | None = None
         """Told of the node and the store of a peer that was found to hold what this store lacks."""
         self._plain: set[str] = set()
-        """Peers that did not know keyed digests when they were last asked."""
+        """Peers that did not know sums when they were last asked."""
         self._equal: set[str] = set()
         """Peers with whom the last session found nothing."""
         self._not_compact: set[str] = set()
         """Peers with whom the compact mode could not be used in the last session."""
         self._large_turn = asyncio.Semaphore()
-        self._pairs = new_pairs()
         self._tasks: dict[Session, asyncio.Task[Any]] = {}
         self._gave_way: set[Session] = set()
         self._waiting: dict[Session, tuple[Account, asyncio.TimerHandle]] = {}
@@ -157,14 +156,14 @@ class Exchange:
         compared.
         """
         work = self.work
-        agreement = self._agreement(role, stream, view, account)
+        agreement = self._agreement(role, view, account)
         uses_compact = role is Role.RESPONDER or account.node_id not in self._not_compact
         config = SessionConfig(
             cluster=work.cluster,
             shards=work.shards,
             window=window,
             horizon=account.horizon or LOWEST,
-            cuts=self._cuts(window, account, secure=agreement is not None),
+            cuts=self._cuts(window, account),
             limits=work.limits,
             tuning=work.tuning,
         )
@@ -182,7 +181,7 @@ class Exchange:
         )
 
     def concluded(self, account: Account, work: Verifying, result: Result) -> None:
-        """Note what a reconciliation came to, and whether the peer knows keyed digests."""
+        """Note what a reconciliation came to, and whether the peer knows sums."""
         noted: list[tuple[set[str], bool]] = []
         account.result, account.proof = result, work.proof
         if work.compact is not None and not work.proof.compact:
@@ -211,7 +210,9 @@ class Exchange:
         statements, compared = self.work.statements, account.compared
         if statements is None or compared is None:
             return
-        made = await statements_of(compared, account.report, equal=outcome.in_sync)
+        made = await statements_of(
+            compared, account.report, equal=account.is_resolved and not outcome.error
+        )
         try:
             await statements.note(account.store_id, made, self.environment.now_ns())
         except (StoreUnavailable, StoreBusy) as error:
@@ -219,31 +220,21 @@ class Exchange:
                 "coverage_not_kept", peer_store_id=account.store_id, reason=str(error)
             )
 
-    def _agreement(
-        self, role: Role, stream: FrameStream, view: OpenView | None, account: Account
-    ) -> Agreement | None:
-        """What both sides may agree on; None in clear text, where a key would be no secret."""
-        work = self.work
-        if not (work.keyed and stream.secure and view is not None):
+    def _agreement(self, role: Role, view: OpenView | None, account: Account) -> Agreement | None:
+        """Return what both sides may agree on; None where nothing is asked."""
+        if view is None or not self.work.sums:
             return None
-
-        def names() -> tuple[str, str, str, str]:
-            own, peer = (work.node_id, work.store_id), (account.node_id, account.store_id)
-            return (*own, *peer) if role is Role.INITIATOR else (*peer, *own)
-
         asked, horizon = account.asked_from or LOWEST, account.horizon or LOWEST
         return Agreement(
-            names,
             role,
             self.environment.random.getrandbits(8 * NONCE_BYTES).to_bytes(NONCE_BYTES, "big"),
             lower=max(asked, horizon),
             memory_start=view.memory_start,
-            pairs=self._pairs,
         )
 
-    def _cuts(self, window: Bounds | None, account: Account, *, secure: bool) -> tuple[SyncId, ...]:
+    def _cuts(self, window: Bounds | None, account: Account) -> tuple[SyncId, ...]:
         """Where a session that will be concluded by XOR divides its window: at random."""
-        if window is None or (secure and account.node_id not in self._plain):
+        if window is None or (self.work.sums and account.node_id not in self._plain):
             return ()
         start_ns, end_ns = max(window[0], account.horizon or LOWEST)[0], window[1][0]
         uniform = self.environment.random.uniform

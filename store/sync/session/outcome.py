@@ -11,7 +11,7 @@ import numpy as np
 
 from reconcile.ids import SyncId, SyncIds
 from reconcile.session import Result
-from store.domain.equality import Equality, Hidden
+from store.domain.equality import ContentConflict, Equality, Hidden
 from store.domain.ports import SyncEnding, SyncOutcome, SyncRole
 from store.sync.errors import shown
 from store.sync.limits import MAX_SHOWN_HIDDEN
@@ -62,6 +62,19 @@ class Account:
     opened_ns: int = 0
     compared: Compared | None = None
 
+    @property
+    def conflicts(self) -> tuple[ContentConflict, ...]:
+        """The conflicts of the comparison and of the transfer, as far as they are kept."""
+        return (*self.proof.conflicts, *self.report.conflicts)
+
+    @property
+    def is_resolved(self) -> bool:
+        """True: both sides hold all that one of them lacked, unless the session has failed."""
+        result, report = self.result, self.report
+        if result is None or result.truncated:
+            return False
+        return report.equal or not (len(result.to_receive) or len(result.to_send))
+
     def outcome(
         self, now_ns: int, error: str = "", ending: SyncEnding | None = None
     ) -> SyncOutcome:
@@ -72,14 +85,14 @@ class Account:
             return unsuccessful(ending or SyncEnding.FAILED, error, seconds, self.node_id)
         error = error or report.error
         missing_here, missing_there = len(result.to_receive), len(result.to_send)
-        open_ends = bool(missing_here or missing_there) and not report.equal
+        resolved = not error and self.is_resolved
         hidden = _hidden(proof.hidden) if len(proof.hidden) else None
         equality = Equality.XOR
-        if proof.keyed_from_ns is not None:
-            whole = proof.keyed_from_ns <= result.window[0][0]
+        if proof.summed_from_ns is not None:
+            whole = proof.summed_from_ns <= result.window[0][0]
             equality = Equality.KEYED if whole else Equality.PARTLY_KEYED
         return SyncOutcome(
-            in_sync=not (error or open_ends or result.truncated),
+            in_sync=resolved and not self.conflicts,
             round_trips=result.rounds,
             bytes_sent=result.bytes_sent,
             bytes_received=result.bytes_received,
@@ -101,9 +114,11 @@ class Account:
             own_count=result.own_count,
             peer_count=result.peer_count,
             equality=equality,
-            keyed_from_ns=proof.keyed_from_ns,
+            keyed_from_ns=proof.summed_from_ns,
             hidden=hidden,
             compact=proof.compact,
+            conflicts=len(proof.conflicts) + report.in_conflict,
+            shown_conflicts=self.conflicts[:MAX_SHOWN_HIDDEN],
         )
 
 
@@ -144,9 +159,17 @@ def _notes(account: Account, result: Result, hidden: Hidden | None) -> Iterator[
         yield f"sent by the peer although nobody asked for them: {strays:,}"
     if hidden is not None:
         yield (
-            f"found by keyed fingerprints and hidden from those of WAKU-SYNC: {hidden.count:,}, "
-            f"from {_time(hidden.first_ns)} to {_time(hidden.last_ns)}: a publisher forged them, "
-            "or something is broken; see the runbook StorenodeForgedFingerprint"
+            "found by sums that nobody can forge and hidden from the fingerprints of WAKU-SYNC: "
+            f"{hidden.count:,}, from {_time(hidden.first_ns)} to {_time(hidden.last_ns)}: a "
+            "publisher forged them, or something is broken; see the runbook "
+            "StorenodeForgedFingerprint"
+        )
+    if account.conflicts:
+        first = account.conflicts[0]
+        yield (
+            f"held with different contents under one hash: {len(account.conflicts):,}, such "
+            f"as {first.message_hash.hex()}, content {first.own_digest.hex()} here and "
+            f"{first.peer_digest.hex()} there; they are not transferred"
         )
     yield from _count_notes(result)
     if account.compact_failed:
@@ -155,7 +178,7 @@ def _notes(account: Account, result: Result, hidden: Hidden | None) -> Iterator[
 
 
 def _count_notes(result: Result) -> Iterator[str]:
-    """Do the counts of the two sides contradict what was found?
+    """Yield notes where the counts of the two sides contradict what was found.
 
     They do where a fingerprint was forged, and also where the horizons of the two differ.
     """

@@ -318,7 +318,9 @@ class Sessions:
         standings = [self._standing(now_ns, each) for each in holders]
         place = self._places.choose(self._standing(now_ns, session), standings)
         if place is None:
-            sentence = f"busy: {self._limit} sessions are under way, retry later"
+            others = "1 session is" if len(holders) == 1 else f"{len(holders)} sessions are"
+            kept = "" if len(holders) >= self._limit else ", and the others are for trusted peers"
+            sentence = f"busy: {others} under way of {self._limit}{kept}; retry later"
             return Refusal(Refused.BUSY, sentence)
         if place != FREE:
             holders[place].displaced = True

@@ -234,7 +234,6 @@ class _Resumed:
     def __init__(self, stream: FrameStream, first: bytes) -> None:
         self._first: bytes | None = first
         self._stream = stream
-        self.secure = stream.secure
         self.write = stream.write
         self.half_close = stream.half_close
 
@@ -254,7 +253,6 @@ class _Watched:
         self._session = session
         self._exchange = exchange
         self._waits = 0
-        self.secure = stream.secure
         self.half_close = stream.half_close
 
     async def read(self) -> bytes | None:

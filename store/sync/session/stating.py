@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from reconcile.ids import SyncIds
+from reconcile.ids import SyncIds, ordered
 from reconcile.session import Result
 from reconcile.view import Measured, Read, Spans
 from store.domain.coverage import (
@@ -54,8 +54,15 @@ async def compare(
     if own - len(result.to_send) != peer - len(result.to_receive):
         return None  # the peer does not keep as much of the window
     (start_ns, _), (end_ns, _) = result.window
-    keyed_from_ns = proof.keyed_from_ns
-    found = Comparison(result.to_send, result.to_receive, False, keyed_from_ns, opened_ns)
+    conflicts = SyncIds.of([(each.timestamp, each.message_hash) for each in proof.conflicts])
+    found = Comparison(
+        result.to_send,
+        result.to_receive,
+        False,
+        proof.summed_from_ns,
+        opened_ns,
+        conflicts=ordered(conflicts),
+    )
     long = eras(start_ns, end_ns, now_ns, found)
     counts = (await _measured(view, long)).counts.tolist() if long else []
     empty = [era for era, count in zip(long, counts, strict=True) if not count]

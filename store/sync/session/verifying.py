@@ -1,7 +1,7 @@
-"""A reconciliation whose end is checked by digests, where both sides can (`session.checking`).
+"""A reconciliation whose end is checked by sums, where both sides can (`session.checking`).
 
     compact mode, if agreed ─┐
-    base session ────────────┴─► digests of both sides
+    base session ────────────┴─► sums of both sides
 
 What the fingerprints of WAKU-SYNC say stays a means to find differences; without an agreement it is
 also what equality is concluded from.
@@ -17,7 +17,7 @@ from reconcile.session import Begin, Bounds, Input, Result, Role, Send, Session,
 from store.domain.view import OpenView
 from store.sync.frames import Extension, Reconcile
 from store.sync.session.agreement import BY_XOR, NOTHING_HEARD, Agreement, Phase, Proof
-from store.sync.session.checking import Checking, Digests
+from store.sync.session.checking import Checking
 from store.sync.session.compacting import FAILED, Compacting, encoded, initiating, responding
 from store.sync.session.reconciling import Answerer, Driving, Frames, received
 
@@ -163,13 +163,13 @@ class Verifying:
         return await self._fall_back(compact, first)
 
     async def _accept(self, compact: Compacting, found: Found, sent: Extension) -> Result:
-        """The peer has said the last of the mode: tell it the own IDs, and the digest."""
+        """Send this side's IDs and sum, after the peer's last frame of the mode."""
         assert self.agreement is not None
         assert self._checking is not None
         result = compact.result(found, self._heard.compact_ids, self._peer_count)
-        digests = await self._checking.compute(result)
+        own_sum = await self._checking.compute(result)
         self.agreement.expect(Phase.ANSWER)
-        await self._tell(digests.added_to(sent))
+        await self._tell(replace(sent, sum=own_sum))
         return await self._compared(result, by_peer=False)
 
     async def _compared(self, result: Result, *, by_peer: bool) -> Result:
@@ -202,7 +202,13 @@ class Verifying:
         assert self.agreement is not None
         if not self._offered:
             self._offered, offer = True, self.agreement.offer()
-            told = replace(offer, compact_frame=told.compact_frame, compact_ids=told.compact_ids)
+            told = replace(
+                told,
+                version=offer.version,
+                nonce=offer.nonce,
+                slices=offer.slices,
+                compared_from_ns=offer.compared_from_ns,
+            )
         count = None if self.compact is None else self.compact.own_count
         await self.frames.send(Send(b"", count), told)
 
@@ -215,18 +221,18 @@ class Verifying:
         return self._last
 
     async def _extending(self, result: Result | None) -> Extension | None:
-        """The offer in the own first frame, the digest in the last one."""
+        """Return the offer for this side's first frame, its sum for the last one."""
         if self.agreement is None or self._checking is None:
             return None
-        digests = Digests()
+        own_sum = b""
         if result is not None:
-            digests = await self._checking.compute(result)
+            own_sum = await self._checking.compute(result)
             self.agreement.expect(Phase.ANSWER)
         opening, self._opening = self._opening, None
         told = opening or NOTHING_HEARD
         if not self._offered and (self.role is Role.INITIATOR or self.agreement.peer_knows):
             self._offered = True
             told = replace(self.agreement.offer(), compact_frame=told.compact_frame)
-        elif not digests and opening is None:
+        elif not own_sum and opening is None:
             return None
-        return digests.added_to(told)
+        return replace(told, sum=own_sum)

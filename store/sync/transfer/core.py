@@ -14,6 +14,8 @@ Rules.
    refused as "not received" where it is not held.
 3. Every ID to send is answered once by the peer. An answer to anything else, or a second one, is a
    fault of the peer.
+   A message that is not stored since another one has its hash is refused as a conflict, and the two
+   sides are not equal then.
 4. What policy refuses is remembered on both sides (`PolicyMemory`): it is answered at once in later
    sessions, and not sent.
 5. At most `TransferLimits.unsent_bytes` are read ahead of the stream, and at most one frame is
@@ -198,7 +200,7 @@ class Transfer:
             case Loaded():
                 effects += self._sending.loaded(given)
             case Persisted():
-                effects += self._receiving.persisted(given.token, given.new)
+                effects += self._receiving.persisted(given)
             case Found():
                 effects += self._receiving.found(given.held)
             case SendReady():

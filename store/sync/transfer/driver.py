@@ -17,6 +17,7 @@ from typing import Final, TypeVar
 
 from store.domain.admission import Admission
 from store.domain.environment import Environment
+from store.domain.equality import ContentConflict
 from store.domain.ports import (
     PeerFailed,
     Source,
@@ -27,9 +28,8 @@ from store.domain.ports import (
     Writer,
 )
 from store.domain.streams import FrameStream
-from store.messages.transfer import MalformedMessage
 from store.sync.errors import FrameTooLarge, ProtocolBroken
-from store.sync.frames import Piece, encode_transfer, no_frame, pieces
+from store.sync.frames import Piece, encode_transfer, pieces
 from store.sync.limits import (
     BUSY_PATIENCE_S,
     FIRST_BUSY_PAUSE_S,
@@ -241,11 +241,8 @@ class _Driver:
 
     def _judged(self, piece: Piece) -> Received:
         admission = Admission(self._work.policy(), self._work.environment.now_ns(), Source.TRANSFER)
-        try:
-            if piece.messages:
-                admission.admit(piece.messages)
-        except MalformedMessage:
-            raise no_frame() from None
+        if piece.messages:
+            admission.admit(piece.messages)
         return Received(
             piece.session_id,
             admission.admitted,
@@ -277,7 +274,15 @@ class _Driver:
 
     async def _persist(self, effect: Persist) -> Input:
         store = partial(self._work.writer.store, effect.batch, Source.TRANSFER)
-        return Persisted(effect.token, await patiently(store))
+        result = await patiently(store)
+        batch = effect.batch
+        conflicts = {
+            at: ContentConflict(
+                batch.timestamps[at], batch.hashes[at], stored, batch.content_digests[at]
+            )
+            for at, stored in result.conflicts.items()
+        }
+        return Persisted(effect.token, result, conflicts)
 
     async def _load(self, effect: Load) -> Input:
         load = partial(self._work.reads.load, effect.ids, effect.max_bytes)

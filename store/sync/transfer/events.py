@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Final
 
 from reconcile.ids import SyncIds
 from store.domain.admission import Admitted
+from store.domain.equality import ContentConflict
 from store.messages.record import RecordBatch
+from storenode.message.rules import Reason
+
+MAX_KEPT_CONFLICTS: Final = 100
+"""Conflicts of one transfer that are kept with their digests; more are only counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +57,15 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class Persisted:
-    """The batch of the `Persist` with this token is durable; per message True if it was new."""
+    """The batch of the `Persist` with this token is durable; per message True if it was new.
+
+    ``conflicts``: the messages of it that are not stored, since others have their hashes; by place
+    in the batch.
+    """
 
     token: int
     new: Sequence[bool]
+    conflicts: Mapping[int, ContentConflict] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +149,7 @@ class Outcome(StrEnum):
     STORED: durable, and new there or (sent) so said the peer. DUPLICATE: it came, but was held
     already. REFUSED: by policy. UNSOLICITED: not part of this session, or sent twice.
     UNDELIVERED: promised, and it never came. PRUNED: dropped here before it could be sent.
+    CONFLICT: it came, and another message here has its hash.
     """
 
     STORED = "stored"
@@ -146,6 +158,7 @@ class Outcome(StrEnum):
     UNSOLICITED = "unsolicited"
     UNDELIVERED = "undelivered"
     PRUNED = "pruned"
+    CONFLICT = "conflict"
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +201,9 @@ class Report:
     came although the peer said that it was done; ``outstanding`` are open.
 
     ``unsolicited`` messages came without being asked for, ``repeated`` ones twice.
+
+    ``conflict_count`` messages came that are not stored, since others here have their hashes;
+    ``conflicts`` has the first `MAX_KEPT_CONFLICTS` of them.
     """
 
     sent: int = 0
@@ -204,6 +220,8 @@ class Report:
     outstanding: int = 0
     unsolicited: int = 0
     repeated: int = 0
+    conflict_count: int = 0
+    conflicts: list[ContentConflict] = field(default_factory=list)
     fault: Fault = Fault.NONE
     error: str = ""
     reasons_of_peer: tuple[str, ...] = ()
@@ -214,10 +232,22 @@ class Report:
         return self.refused.total() + self.refused_by_peer.total()
 
     @property
+    def in_conflict(self) -> int:
+        """Messages for which the two sides hold different ones of the same hash."""
+        label = str(Reason.CONFLICT)
+        return self.conflict_count + self.refused[label] + self.refused_by_peer[label]
+
+    def note_conflict(self, conflict: ContentConflict) -> None:
+        """Count a conflict, and keep it if there is room."""
+        self.conflict_count += 1
+        if len(self.conflicts) < MAX_KEPT_CONFLICTS:
+            self.conflicts.append(conflict)
+
+    @property
     def equal(self) -> bool:
         """Both sides hold all of it now, but for what policy refuses or retention dropped."""
         open_ends = self.missed_by_peer + self.unanswered + self.undelivered + self.outstanding
-        return not self.error and not open_ends
+        return not self.error and not open_ends and not self.in_conflict
 
 
 @dataclass(frozen=True, slots=True)

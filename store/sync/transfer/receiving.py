@@ -35,12 +35,14 @@ from store.sync.transfer.events import (
     Find,
     Outcome,
     Persist,
+    Persisted,
     Report,
 )
 from store.sync.transfer.id_lookup import IdLookup, hash_column
 from store.sync.transfer.policy_memory import Book
 from store.sync.transfer.sending import NOT_RECEIVED, REPEATED, UNSOLICITED, PeerFault, shorten
 from storenode.message.limits import HASH_BYTES
+from storenode.message.rules import CONFLICT
 
 _EXPECTED: Final = 0
 _PENDING: Final = 1
@@ -51,6 +53,8 @@ _REFUSED: Final = 4
 _NAMELESS: Final = bytes(HASH_BYTES)
 _UNSOLICITED: Final = f"{UNSOLICITED}: this session has not found that message missing here"
 _REPEATED: Final = f"{REPEATED}: this session has had that message before"
+_CONFLICT: Final = f"{CONFLICT.label}: {CONFLICT.sentence}"
+_REASONS: Final = {Outcome.CONFLICT: str(CONFLICT.label)}
 _BY_POLICY: Final = "the rules of this node refuse such a message: keep it out of its reach"
 
 _Places = NDArray[np.int64]
@@ -183,17 +187,29 @@ class Receiving:
         """True when a batch of ``count`` messages with this token is on its way."""
         return token in self._pending and len(self._pending[token][0]) == count
 
-    def persisted(self, token: int, new: Sequence[bool]) -> list[Counted]:
-        """A batch is durable: its messages can be answered."""
-        places, size_bytes = self._pending.pop(token)
+    def persisted(self, given: Persisted) -> list[Counted]:
+        """Answer the messages of a batch that is durable, and refuse its conflicts."""
+        places, size_bytes = self._pending.pop(given.token)
         self._pending_bytes -= size_bytes
-        added = sum(new)
-        self._store(places)
+        added, conflicts = sum(given.new), given.conflicts
+        for at, conflict in conflicts.items():
+            self._states[places[at]] = _REFUSED
+            self.outstanding -= 1
+            self.answers.refuse_by_name(conflict.message_hash, _CONFLICT)
+            self._report.note_conflict(conflict)
+        self._store(np.delete(places, list(conflicts)))
+        duplicates = len(places) - added - len(conflicts)
         self._report.stored += added
-        self._report.duplicates += len(places) - added
-        counts = {Outcome.STORED: added, Outcome.DUPLICATE: len(places) - added}
+        self._report.duplicates += duplicates
+        counts = {
+            Outcome.STORED: added,
+            Outcome.DUPLICATE: duplicates,
+            Outcome.CONFLICT: len(conflicts),
+        }
         return [
-            Counted(Direction.RECEIVED, which, count) for which, count in counts.items() if count
+            Counted(Direction.RECEIVED, which, count, _REASONS.get(which, ""))
+            for which, count in counts.items()
+            if count
         ]
 
     def find(self) -> Find | None:

@@ -31,7 +31,7 @@ from storenode.sds.bloom import FilterShape
 from storenode.sds.config import DEFAULT_CHANNEL_ID, ChannelConfig
 
 _CHAT = "Chat"
-_SCREENLESS: Final = ("", "dumb", "unknown")
+_CURSORLESS: Final = ("", "dumb", "unknown")
 
 
 @click.command(cls=LayeredCommand)
@@ -87,7 +87,8 @@ def chat(
 
     In front of an own line: … not sent yet, · stored by a node, ? probably received, ✓ received
     by a participant, ✗ refused or given up. /help lists commands and keys, /quit or Ctrl-C
-    leaves. The line at the bottom says whether anything is missing; /missing says what.
+    leaves. Above the prompt is whether anything is missing, and how far your last lines have come;
+    /missing says more.
 
     "(not verified)" is below a line whose ID is not the hash of what it says. Lines that came
     under the ID of another one are shown as FORGED; /forged lists them.
@@ -133,8 +134,8 @@ async def _talk(
         state=state,
         config=ChannelConfig(channel_id, name, filter=shape),
     ) as channel:
-        if _has_screen():
-            await _on_screen(channel, name, channel_id)
+        if _has_terminal():
+            await _on_terminal(channel, name, channel_id, keeps=keeps)
         else:
             await PlainChat(channel, name, keeps=keeps).run()
     # Leaving has waited for what is on its way.
@@ -142,17 +143,17 @@ async def _talk(
         raise not_sent(channel.status, keeps=keeps)
 
 
-def _has_screen() -> bool:
-    """Whether there is a terminal, and one whose cursor can be moved."""
+def _has_terminal() -> bool:
+    """Return True if there is a terminal, and one whose cursor can be moved."""
     terminal = os.environ.get("TERM", "")
-    return sys.stdin.isatty() and sys.stdout.isatty() and terminal not in _SCREENLESS
+    return sys.stdin.isatty() and sys.stdout.isatty() and terminal not in _CURSORLESS
 
 
-async def _on_screen(channel: Channel, name: str, channel_id: str) -> None:
+async def _on_terminal(channel: Channel, name: str, channel_id: str, *, keeps: bool) -> None:
     try:
-        from storenode.cli.chat.screen import ScreenChat  # noqa: PLC0415 - an extra may lack it
+        from storenode.cli.chat.terminal import TerminalChat  # noqa: PLC0415 - an extra may lack it
     except ModuleNotFoundError as error:
         raise CliError(
             USAGE, "The chat needs prompt-toolkit: install storenode with its extra `chat`."
         ) from error
-    await ScreenChat(channel, name, channel_id).run()
+    await TerminalChat(channel, name, channel_id, keeps=keeps).run()

@@ -22,8 +22,7 @@ _SHORT_ID_CHARS = 16
 KEYS: Final = (
     (
         "Keys: Enter sends, Alt-Enter begins a new row, Tab completes names and commands, Up and "
-        "Down recall what was written, Page Up and Page Down scroll, Ctrl-End goes to the newest "
-        "line, Ctrl-C discards what is being written, or leaves."
+        "Down recall what was written, Ctrl-C discards what is being written, or leaves."
     ),
     (
         "Marks of your own lines: … not sent yet, · stored by a node, ? probably received, ✓ "

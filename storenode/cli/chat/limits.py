@@ -18,12 +18,8 @@ MAX_PEOPLE: Final = 500
 MAX_LISTED: Final = 20
 """Names or messages that one command lists; how many more there are is said."""
 
-MAX_ENTRY_ROWS: Final = 8
-"""Rows of the screen for what is being written; what is longer scrolls."""
-
-NAMES_COLUMNS: Final = 18
-MIN_COLUMNS_WITH_NAMES: Final = 100
-"""The list of names, and the width of a terminal from which on it is shown."""
+MAX_MARKED_LINES: Final = 3
+"""Own lines whose marks are above the prompt."""
 
 MAX_FORGED: Final = 100
 """Forged messages that /forged can list; the oldest makes room."""

@@ -65,11 +65,6 @@ def clock_of(when_ms: int) -> str:
     return time.strftime("%H:%M", time.localtime(when_ms / _MS_PER_S))
 
 
-def day_of(when_ms: int) -> str:
-    """A day in the calendar of the user."""
-    return time.strftime("%A, %d %B %Y", time.localtime(when_ms / _MS_PER_S))
-
-
 def standing(name: str, person: Person, lacks: int = 0) -> str:
     """One of the others, in words; ``lacks`` is how many messages of ours are not there."""
     heard = f"last heard at {clock_of(person.heard_ms)}" if person.heard_ms else "not heard yet"

@@ -60,15 +60,14 @@ class Kind(Enum):
     MESSAGE = "message"
     REMARK = "remark"
     WARNING = "warning"
-    UNREAD = "unread"
 
 
 @dataclass(slots=True, eq=False)
 class Line:
     """A message or remark, in rows of text that may be printed.
 
-    ``turn`` orders what has the place of one message: the marker of what is unread, the message,
-    remarks after it. ``when_ms`` is Unix time, of a message as its sender claims.
+    ``turn`` orders what has the place of one message: the message, and remarks after it.
+    ``when_ms`` is Unix time, of a message as its sender claims.
     """
 
     key: Key
@@ -104,7 +103,6 @@ class Transcript:
     def __init__(self, own: str, since_ms: int) -> None:
         self.lines: list[Line] = []
         self.people = People(own)
-        self.unread: Line | None = None
         self.forged: deque[str] = deque(maxlen=MAX_FORGED)
         """What was said of forged messages, with the time of it."""
         self._since_ms = since_ms
@@ -153,17 +151,6 @@ class Transcript:
         self._turn += 1
         kind = Kind.WARNING if warning else Kind.REMARK
         return self._insert(Line(last, self._turn, kind, now_ms(), list(rows)))
-
-    def mark_unread(self, line: Line) -> None:
-        """Have the marker of what is unread before a line, and there only."""
-        self.mark_read()
-        self.unread = self._insert(Line(line.key, -1, Kind.UNREAD, line.when_ms, ["unread"]))
-
-    def mark_read(self) -> None:
-        """Take the marker of what is unread away."""
-        if self.unread in self.lines:
-            self.lines.remove(self.unread)
-        self.unread = None
 
     def _came(self, message: Message, *, live: bool) -> list[Line]:
         # Own messages that this participant sent come unpublished, and then once more as an echo

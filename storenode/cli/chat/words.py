@@ -14,7 +14,7 @@ from storenode.sds.aio.events import (
 )
 from storenode.sds.aio.status import Status
 from storenode.sds.behind import MAX_SEARCHES
-from storenode.sds.events import Behind, CaughtUp, GaveUp, GroupsUnfit, Lost
+from storenode.sds.events import Behind, CaughtUp, GaveUp, Lost
 
 _JOINED: Final = {
     "offline": "offline:",
@@ -110,11 +110,8 @@ def remark_of(event: ChannelEvent) -> str | None:
         case Lost():
             lost = counted(len(event.message_ids), "message")
             said = f"{lost} could not be had from anybody: lost for good"
-        case GroupsUnfit():
-            said = (
-                f"about {event.participants:,} people speak here: set all up for "
-                f"{counted(event.fitting, 'response group')} instead of {event.groups}"
-            )
+            if event.early:
+                said = f"{lost} were too many to wait for: searching the node for them"
     return said
 
 

@@ -7,7 +7,7 @@ import click
 from storenode.cli.client.completeness import coverage_option
 from storenode.cli.client.session import ENTRY, Session, connected, topic_options
 from storenode.cli.client.walks import print_pages
-from storenode.cli.errors import OK
+from storenode.cli.errors import FAILED, OK
 from storenode.cli.options.layers import LayeredCommand, option
 from storenode.client.node import Entry, content_filter
 
@@ -58,7 +58,8 @@ async def causal_history(
 ) -> int:
     """Fetch everything that some SDS messages depend on, parents before children.
 
-    What the history names and the node does not hold is listed as missing.
+    What the history names and the node does not hold is listed as missing. The exit code is 1 when
+    a head is.
     """
     pages = session.client.causal_history(
         channel,
@@ -70,5 +71,7 @@ async def causal_history(
         coverage=with_coverage,
     )
     truncated = "A limit ended the walk: ask again with the missing parents of what came as heads."
-    await print_pages(session.out, pages, truncated, data=not no_data, with_coverage=with_coverage)
-    return OK
+    missing = await print_pages(
+        session.out, pages, truncated, data=not no_data, with_coverage=with_coverage
+    )
+    return FAILED if missing & {name for name, _ in heads} else OK

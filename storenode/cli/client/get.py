@@ -7,7 +7,7 @@ import click
 from storenode.cli.client.completeness import coverage_option
 from storenode.cli.client.session import ENTRY, HEX, Session, connected, topic_options
 from storenode.cli.client.walks import print_pages
-from storenode.cli.errors import OK
+from storenode.cli.errors import FAILED, OK
 from storenode.cli.options.layers import LayeredCommand, option
 from storenode.client.node import Entry, content_filter
 
@@ -29,7 +29,10 @@ async def get(
     content_topics: tuple[str, ...],
     with_coverage: bool,
 ) -> int:
-    """Fetch SDS messages by their IDs, and list those that the node does not hold."""
+    """Fetch SDS messages by their IDs, and list those that the node does not hold.
+
+    The exit code is 1 when one of them is missing.
+    """
     pages = session.client.get_sds(
         channel,
         _hinted(entries, hint),
@@ -37,8 +40,8 @@ async def get(
         coverage=with_coverage,
     )
     truncated = "An ID has more messages than are returned: give their hashes as hints."
-    await print_pages(session.out, pages, truncated, with_coverage=with_coverage)
-    return OK
+    missing = await print_pages(session.out, pages, truncated, with_coverage=with_coverage)
+    return FAILED if missing else OK
 
 
 def _hinted(entries: tuple[Entry, ...], hint: bytes | None) -> tuple[Entry, ...]:

@@ -15,7 +15,7 @@ from storenode.cli.client.output import Output
 from storenode.cli.client.session import ENTRY, HEX, Session, connected, drop_output
 from storenode.cli.client.source import lines, open_input, whole
 from storenode.cli.client.text import TIME, counted, safe
-from storenode.cli.errors import FAILED, OK, CliError
+from storenode.cli.errors import FAILED, OK, USAGE, CliError
 from storenode.cli.options.layers import LayeredCommand, option
 from storenode.cli.options.types import POSITIVE_DURATION
 from storenode.client.messages import outcome_name, publish_requests
@@ -43,22 +43,19 @@ _FIELDS_OF_A_MESSAGE: Final = (
 
 @dataclass(frozen=True, slots=True)
 class _Input:
-    """Where payloads come from, and what becomes of them."""
+    """A payload, or else the lines of an input, and the function that makes messages of them."""
 
-    payload: str | None
+    payload: bytes | None
     fd: int
-    by_line: bool
     read: _Read
 
     async def messages(self) -> AsyncGenerator[list[WakuMessageAndTopic], None]:
-        """Messages, as many together as arrived together."""
+        """Yield messages, as many together as arrived together."""
         if self.payload is not None:
-            yield self._read([self.payload.encode("utf-8", "surrogateescape")])
-        elif self.by_line:
+            yield self._read([self.payload])
+        else:
             async for chunk in lines(self.fd):
                 yield self._read(chunk)
-        else:
-            yield self._read([await whole(self.fd)])
 
     def _read(self, payloads: list[bytes]) -> list[WakuMessageAndTopic]:
         made = (self.read(payload) for payload in payloads)
@@ -92,6 +89,7 @@ class _Input:
     help="Where the message is published.",
 )
 @option(
+    "-t",
     "--content-topic",
     metavar="TOPIC",
     section=_MESSAGE,
@@ -164,7 +162,16 @@ async def publish(
         envelope = Envelope(pubsub_topic, content_topic or "", timestamp, meta, ephemeral)
         sds = None if channel is None else SdsDraft(channel, sender, parents, message_id)
         read = MessageMaker(envelope, sds).make
-    source = _Input(payload, open_input(file), by_line or json_input, read)
+    fd = open_input(file)
+    if payload is not None:
+        content: bytes | None = payload.encode("utf-8", "surrogateescape")
+    elif by_line or json_input:
+        content = None
+    elif not (content := await whole(fd)):
+        raise CliError(
+            USAGE, "The input is empty: to publish an empty message, give '' as the payload."
+        )
+    source = _Input(content, fd, read)
     requests = _requests(
         source, min_confirms, None if confirm_timeout is None else confirm_timeout / NS_PER_S
     )

@@ -10,7 +10,7 @@ import click
 from storenode.cli.client.completeness import coverage_option, tell
 from storenode.cli.client.output import note
 from storenode.cli.client.session import HEX, Session, connected, time_options, topic_options
-from storenode.cli.errors import OK
+from storenode.cli.errors import FAILED, OK
 from storenode.cli.options.layers import LayeredCommand, option
 from storenode.client.messages import query_request
 
@@ -77,7 +77,8 @@ async def query(
 ) -> int:
     """Fetch stored messages by topic and time, or by hash.
 
-    The messages of a page come in ascending order of time, in either direction.
+    The messages of a page come in ascending order of time, in either direction. The exit code is 1
+    when the node does not hold a message that is named by its hash.
     """
     request = query_request(
         pubsub_topic=pubsub_topic,
@@ -92,18 +93,23 @@ async def query(
         coverage=with_coverage,
     )
     said: list[AnswerCoverage] = []
+    missing = dict.fromkeys(hashes)
     async with aclosing(session.client.query_pages(request)) as pages:
         async for page in pages:
             session.out.stored(page.messages)
+            for item in page.messages:
+                missing.pop(item.message_hash, None)
             if page.HasField("coverage"):
                 said.append(page.coverage)
             more = page.HasField("pagination_cursor")
             if more and cursors:
                 session.out.cursor("pagination_cursor", page.pagination_cursor)
-            if not every_page:
+            if not every_page and not hashes:
                 if more and not cursors and not session.out.as_json:
                     note(f"More match: add --cursor {page.pagination_cursor.hex()} or --all.")
                 break
     if with_coverage:
         tell(session.out, said)
-    return OK
+    if missing:
+        note(f"Not held: {', '.join(digest.hex() for digest in missing)}.")
+    return FAILED if missing else OK

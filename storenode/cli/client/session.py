@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
+import re
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
@@ -15,18 +16,21 @@ import click
 
 from storenode.cli.client.limits import MAX_PEM_FILE_BYTES, MAX_TOKEN_FILE_BYTES
 from storenode.cli.client.output import Output
-from storenode.cli.client.text import TIME, parse_hex, safe
+from storenode.cli.client.text import TIME, safe
 from storenode.cli.errors import FAILED, OK, UNREACHABLE, USAGE, CliError
 from storenode.cli.options.layers import option, with_options
 from storenode.cli.options.types import Parsed
 from storenode.client.errors import ClientOptionError, NodeError
 from storenode.client.node import NodeClient, connect
 from storenode.connection.channel import TlsIdentity
+from storenode.message.limits import HASH_BYTES
+from storenode.message.parsing import parse_hex
 
 DEFAULT_NODE = "127.0.0.1:7420"
 DEFAULT_ADMIN = "127.0.0.1:7421"
 
 HEX = Parsed("hex", "HEX", parse_hex)
+_HINTED = re.compile(rf"(.+)@((?:0x)?[0-9a-fA-F]{{{2 * HASH_BYTES}}})", re.DOTALL)
 
 _CONNECTION = "Connection"
 _FILTER = "Filter"
@@ -172,6 +176,7 @@ topic_options = with_options(
         help="Only messages on this pubsub topic.",
     ),
     option(
+        "-t",
         "--content-topic",
         "content_topics",
         multiple=True,
@@ -213,16 +218,8 @@ def time_options(function: Command) -> Command:
 
 def entry(text: str) -> tuple[str, bytes | None]:
     """Read `ID[@HINT]`; only 64 hexadecimal digits after the last @ are a hint."""
-    name, at, hint = text.rpartition("@")
-    digits = 64
-    if (
-        at
-        and name
-        and len(hint) == digits
-        and all(each in "0123456789abcdefABCDEF" for each in hint)
-    ):
-        return name, bytes.fromhex(hint)
-    return text, None
+    match = _HINTED.fullmatch(text)
+    return (text, None) if match is None else (match[1], parse_hex(match[2]))
 
 
 ENTRY = Parsed("entry", "ID[@HINT]", entry)

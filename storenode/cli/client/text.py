@@ -11,6 +11,7 @@ from typing import Final
 from storenode.cli.client.limits import PREVIEW_CHARS, SHORT_HASH_CHARS
 from storenode.cli.options.types import Parsed
 from storenode.message.limits import MAX_TIMESTAMP_NS, NS_PER_S
+from storenode.message.parsing import check_nanoseconds
 from storenode.message.printing import printable
 
 safe: Final = printable
@@ -25,15 +26,16 @@ _RFC_3339: Final = re.compile(
 
 
 def parse_time_ns(text: str) -> int:
-    """Unix nanoseconds from an RFC 3339 time (`2026-11-20T09:30:00Z`) or from a number of them.
+    """Return Unix nanoseconds from an RFC 3339 time (`2026-11-20T09:30:00Z`) or a number of them.
 
     Raises:
-        ValueError: It is neither, or beyond what a timestamp can carry.
+        ValueError: It is neither, looks like seconds or milliseconds, or is beyond what a timestamp
+            can carry.
     """
     text = text.strip()
     match = _RFC_3339.fullmatch(text)
     if _NUMBER.fullmatch(text):
-        time_ns = int(text)
+        time_ns = check_nanoseconds(int(text))
     elif match is not None:
         time_ns = _from_rfc_3339(text, *match.groups())
     else:
@@ -60,20 +62,6 @@ def format_time(time_ns: int) -> str:
 def _second(seconds: int) -> str:
     # Messages in the order of time have many in a second.
     return (_EPOCH + timedelta(seconds=seconds)).isoformat()[:19]
-
-
-def parse_hex(text: str) -> bytes:
-    """Bytes from hexadecimal digits.
-
-    Raises:
-        ValueError: It holds something else.
-    """
-    try:
-        return bytes.fromhex(text.strip())
-    except ValueError:
-        raise ValueError(
-            f"{safe(text)!r} is not hexadecimal: write two digits for a byte"
-        ) from None
 
 
 def counted(count: int, noun: str) -> str:

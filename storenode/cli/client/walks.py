@@ -27,27 +27,29 @@ async def print_pages(
     *,
     data: bool = True,
     with_coverage: bool,
-) -> None:
-    """Print messages and what is missing; on standard error what there is to know of them.
+) -> set[str]:
+    """Print messages and return the IDs of those that the node lacks; remarks go to standard error.
 
     ``truncated_note`` says what to do where the node has left messages out.
     """
-    missing, truncated = 0, False
+    missing: list[str] = []
+    truncated = False
     said: list[AnswerCoverage] = []
     async with aclosing(pages):
         async for page in pages:
             _print_page(out, page, data=data)
-            missing += len(page.missing)
+            missing += [entry.message_id for entry in page.missing]
             truncated |= page.truncated
             if page.HasField("coverage"):
                 said.append(page.coverage)
     if truncated:
         note(truncated_note)
     if missing:
-        noun = "message is" if missing == 1 else "messages are"
-        note(f"{missing} {noun} missing: this node does not hold what is listed as missing.")
+        noun = "message is" if len(missing) == 1 else "messages are"
+        note(f"{len(missing)} {noun} missing: this node does not hold what is listed as missing.")
     if with_coverage:
         tell(out, said)
+    return set(missing)
 
 
 def _print_page(out: Output, page: SdsMessagesPage | CausalHistoryPage, *, data: bool) -> None:

@@ -8,30 +8,21 @@ async for message in channel.messages():
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass
-from pathlib import Path
-from random import SystemRandom
-from typing import Self
+from typing import Self, Unpack
 
-from storenode.message.topics import DEFAULT_PUBSUB_TOPIC
-from storenode.sds.aio.cipher import Cipher, Clear
 from storenode.sds.aio.covered import InStep, NodeCoverage, by_completeness, in_step
 from storenode.sds.aio.events import ChannelEvent, Events, Message
+from storenode.sds.aio.joining import Joining, JoinOptions
 from storenode.sds.aio.limits import MAX_LOG_PAGE, MAX_TRANSPORTS
 from storenode.sds.aio.node import StoreNode
 from storenode.sds.aio.participant import Participant, participating
-from storenode.sds.aio.signing import Signer
-from storenode.sds.aio.state import Identity, State, StatePlace
 from storenode.sds.aio.status import Status
-from storenode.sds.aio.transport import Route, Transport
-from storenode.sds.chance import Chance
+from storenode.sds.aio.transport import Transport
 from storenode.sds.config import DEFAULT_CHANNEL_ID, ChannelConfig
-from storenode.sds.epochs import RateLimit
 from storenode.sds.events import Counts, MissingMessage, Withdrawn
 from storenode.sds.pages import Key
 
@@ -54,16 +45,7 @@ class Channel:
         places: Place | Sequence[Place],
         channel_id: str = DEFAULT_CHANNEL_ID,
         sender_id: str = "",
-        *,
-        pubsub_topic: str = DEFAULT_PUBSUB_TOPIC,
-        content_topic: str | None = None,
-        state: str | Path | None = None,
-        config: ChannelConfig | None = None,
-        cipher: Cipher | None = None,
-        signer: Signer | None = None,
-        rate_limit: RateLimit | None = None,
-        clock: Callable[[], int] = time.time_ns,
-        chance: Chance | None = None,
+        **options: Unpack[JoinOptions],
     ) -> AsyncIterator[Self]:
         """Take part in a channel for the length of an ``async with`` block.
 
@@ -71,14 +53,7 @@ class Channel:
           `StoreNode` has a token and TLS.
         - ``channel_id``: a group without channels leaves it out.
         - ``sender_id``: must be given, and is unique in the channel.
-        - ``content_topic``: the same for all participants; ``/sds/1/CHANNEL/proto`` if not given.
-        - ``state``: path of a file, or the URL of a database; the participant goes on from it. Each
-          participant has its own. None: nothing outlives the block.
-        - ``config``: with the same IDs; filters of one size are compared best.
-        - ``cipher``, ``signer``: see `storenode.sds.aio.cipher` and `storenode.sds.aio.signing`.
-        - ``rate_limit``: messages that leave in an epoch, of any kind. What is left of the epoch
-          in which a participant goes on from a state counts as used.
-        - ``clock`` (Unix time in nanoseconds) and ``chance`` are for tests.
+        - ``options``: topics, state, configuration, encryption and others: `JoinOptions`.
 
         It returns at once, connected or not: `status` says how it is. Leaving waits up to 10
         seconds for what is not published yet.
@@ -88,58 +63,40 @@ class Channel:
             StateError: the state cannot be used: in use, of another version, or damaged.
         """
         transports = transports_of(places)
-        joining = Joining.of(
-            channel_id,
-            sender_id,
-            pubsub_topic=pubsub_topic,
-            content_topic=content_topic,
-            state=state,
-            config=config,
-        )
+        joining = Joining.of(channel_id, sender_id, options)
         thread = ThreadPoolExecutor(1, thread_name_prefix="sds-state")
         try:
-            async with participating(
-                joining.state,
-                thread,
-                transports=transports,
-                route=joining.route,
-                config=joining.config,
-                cipher=cipher or Clear(),
-                clock=clock,
-                chance=chance or SystemRandom(),
-                rate_limit=rate_limit,
-                signer=signer,
-            ) as participant:
+            async with participating(joining, thread, transports) as participant:
                 yield cls(participant)
         finally:
             thread.shutdown(wait=False)
 
     @property
     def status(self) -> Status:
-        """How the participant is now."""
+        """The status of the participant now."""
         return self._participant.status
 
     @property
     def config(self) -> ChannelConfig:
-        """Which channel it is, who takes part, and with which options."""
+        """The configuration: channel, sender and options."""
         return self._participant.core.config
 
     @property
     def counts(self) -> Counts:
-        """What happened since the participant was first made, for metrics."""
+        """The counts of what happened since the participant was first made, for metrics."""
         return self._participant.core.counts
 
     @property
     def calls(self) -> Counter[str]:
-        """Calls to nodes since the channel was joined, by kind."""
+        """The calls to nodes since the channel was joined, by kind."""
         return self._participant.calls
 
     def missing(self) -> tuple[MissingMessage, ...]:
-        """What is missing now, longest first."""
+        """Return what is missing now, longest first."""
         return self._participant.core.missing()
 
     def lacking(self) -> dict[str, int]:
-        """Participants whose filters lack messages that are here, and how many, up to 64 of each.
+        """Return whose filters lack messages that are here, and how many, up to 64 of each.
 
         These are named, and later sent again.
         """
@@ -155,7 +112,7 @@ class Channel:
         return await in_step(self._participant, since_ns)
 
     async def nodes_by_completeness(self) -> list[NodeCoverage]:
-        """How complete each of the nodes says that it is, the one to prefer first."""
+        """Return how complete each of the nodes says that it is, the one to prefer first."""
         found = await by_completeness(self._participant.links)
         return [told for _, told in found]
 
@@ -214,8 +171,9 @@ class Channel:
         self._participant.send_ephemeral(content)
 
     def events(self) -> Events[ChannelEvent]:
-        """Everything that happens from now on. Read it: a reader that does not read holds the
-        channel up after 10,000 events.
+        """Return a reader of everything that happens from now on.
+
+        A reader that does not read holds the channel up after 10,000 events.
         """
         return self._participant.hub.reader(self._participant.ledger.commits)
 
@@ -223,7 +181,7 @@ class Channel:
         return self.events()
 
     async def messages(self, *, backlog: int | None = None) -> AsyncGenerator[Message, None]:
-        """The log in order, then each message as it is delivered, without gap.
+        """Yield the log in order, then each message as it is delivered, without gap.
 
         ``backlog``: begin with so many of the log's last messages (1,000 at most), None with all.
         A message whose ``entries_after`` is not 0 belongs further up. An ID comes twice only if
@@ -237,7 +195,7 @@ class Channel:
     async def changes(
         self, *, backlog: int | None = None
     ) -> AsyncGenerator[Message | Withdrawn, None]:
-        """As `messages`, and which of them leave the log again since they were forged.
+        """Yield as `messages`, and which of them leave the log again since they were forged.
 
         What is withdrawn may not have been shown.
         """
@@ -264,7 +222,7 @@ class Channel:
         before: Key | None = None,
         until: Events[ChannelEvent] | None = None,
     ) -> list[Message]:
-        """The last messages of the log in order, 1,000 at most; or those before a place.
+        """Return the last messages of the log in order, 1,000 at most; or those before a place.
 
         The place of a message is its ``key``. With ``until``, those that came before what these
         events tell.
@@ -274,7 +232,7 @@ class Channel:
         return await self._page(commit, min(limit, MAX_LOG_PAGE), before=before)
 
     async def at(self, key: Key) -> Message | None:
-        """The message at a place of the log; None where there is none any longer."""
+        """Return the message at a place of the log; None where there is none any longer."""
         lamport, message_id = key
         found = await self.log(1, before=(lamport, message_id + "\0"))
         return found[0] if found and found[0].key == key else None
@@ -287,36 +245,8 @@ class Channel:
         return [participant.message_of(row) for row in rows]
 
 
-@dataclass(frozen=True, slots=True)
-class Joining:
-    """Who joins which channel, where it is published, and with which state."""
-
-    route: Route
-    config: ChannelConfig
-    state: State
-
-    @classmethod
-    def of(
-        cls,
-        channel_id: str,
-        sender_id: str,
-        *,
-        pubsub_topic: str,
-        content_topic: str | None,
-        state: str | Path | None,
-        config: ChannelConfig | None,
-    ) -> Self:
-        """Read the arguments of `Channel.join`; raises as that."""
-        chosen = config or ChannelConfig(channel_id, sender_id)
-        if (chosen.channel_id, chosen.sender_id) != (channel_id, sender_id):
-            raise ValueError("config is of another channel or sender than the one to join as")
-        topic = f"/sds/1/{channel_id}/proto" if content_topic is None else content_topic
-        kept = State(StatePlace.of(state), Identity(channel_id, sender_id))
-        return cls(Route(channel_id, pubsub_topic, topic), chosen, kept)
-
-
 def transports_of(places: Place | Sequence[Place]) -> list[Transport]:
-    """Where a channel can be reached, each as a transport.
+    """Return the places where a channel can be reached as transports.
 
     Raises:
         ValueError: there is none, or there are too many.

@@ -20,7 +20,6 @@ from storenode.sds.events import (
     EphemeralReceived,
     Forged,
     GaveUp,
-    GroupsUnfit,
     Lost,
     Missing,
     PossiblyAcknowledged,
@@ -44,7 +43,8 @@ class Message:
     ``acknowledged_by`` is who was the first known to have an own message, as of when the log was
     read; None: nobody, or it is another's. The name may be empty. ``proof`` is of the ID; a message
     that is not proven leaves the log when the genuine one comes (`Withdrawn`). ``signature`` is the
-    application's, and ``signed`` whether it is valid (`storenode.sds.aio.signing`).
+    application's, and ``signed`` whether it is valid (`storenode.sds.aio.signing`). ``causes`` are
+    the IDs of its causal history.
     """
 
     message_id: str
@@ -58,9 +58,10 @@ class Message:
     published: bool = True
     readable: bool = True
     acknowledged_by: str | None = None
-    proof: Proof = Proof.UNKNOWN
+    proof: Proof = Proof.NONE
     signature: bytes | None = None
     signed: Signed = Signed.NO
+    causes: tuple[str, ...] = ()
 
     @property
     def key(self) -> Key:
@@ -120,7 +121,6 @@ ChannelEvent = (
     | ClockCapped
     | RepairRequested
     | RepairAnswered
-    | GroupsUnfit
     | Connected
     | Disconnected
     | NotStored

@@ -26,7 +26,7 @@ from storenode.sds.aio.schema import (
 from storenode.sds.chance import Chance
 from storenode.sds.channel import MessageChannel, Sealing
 from storenode.sds.claims import Proof
-from storenode.sds.envelope import Entry, Kind, SdsMessage, encode_history, encode_message
+from storenode.sds.codec import Entry, Kind, SdsMessage, encode_history, encode_message
 from storenode.sds.events import (
     Acknowledged,
     Broadcast,

@@ -56,6 +56,9 @@ MAX_LOG_PAGE: Final = 1_000
 MAX_VOLATILE_ITEMS: Final = 1_024
 """Resends, syncs and answers that wait for a node; the oldest makes room."""
 
+MAX_KNOWN_TIMES: Final = 4_096
+"""Messages whose time of publication is remembered, so that they can be published as they were."""
+
 MAX_PUBLISH_MESSAGES: Final = 500
 MAX_PUBLISH_BYTES: Final = 1_000_000
 """One publish request."""
@@ -87,6 +90,9 @@ REPAIR_MAX_DELAY_MS: Final = 60_000
 CATCH_UP_OVERLAP_NS: Final = 600 * 10**9
 """How far before the last moment online a scan begins: clocks differ, and nodes reconcile every
 few minutes."""
+
+SEARCH_LOST_EVERY_NS: Final = 60 * 10**9
+"""Time between scans for causes that were given up for want of room."""
 
 LEAVE_TIMEOUT_S: Final = 10.0
 """How long leaving a channel waits for what is not yet published."""

@@ -38,12 +38,16 @@ from storenode.sds.aio.transport import (
     TransportError,
     Verdict,
 )
-from storenode.sds.envelope import Entry
+from storenode.sds.codec import Entry
 from storenode.wire.sds.v1.message_pb2 import HistoryEntry
 from storenode.wire.storenode.coverage.v1.coverage_pb2 import AnswerCoverage
 from storenode.wire.storenode.v1 import store_pb2, store_pb2_grpc
 from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
-from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest, WakuMessageKeyValue
+from storenode.wire.waku.store.v3.store_pb2 import (
+    StoreQueryRequest,
+    StoreQueryResponse,
+    WakuMessageKeyValue,
+)
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 
 if TYPE_CHECKING:
@@ -216,9 +220,7 @@ class NodeLink:
                 response = await self._store.Query(
                     request, metadata=self._metadata, timeout=CALL_TIMEOUT_S
                 )
-            if not 200 <= response.status_code < 300:
-                reason = response.status_desc[:MAX_REASON_CHARS]
-                raise TransportError(reason or f"The node at {self._name} gave no reason.")
+            self._check_status(response)
             found = [each for each in self.fetched(response.messages) if each.hint in wanted]
             wanted.difference_update(each.hint for each in found)
             if found:
@@ -226,6 +228,19 @@ class NodeLink:
             if not found or not response.HasField("pagination_cursor"):
                 return
             request.pagination_cursor = response.pagination_cursor
+
+    async def holds(self, hints: Sequence[bytes]) -> set[bytes]:
+        """Return the hints of messages that the node holds, by ``Query`` without data."""
+        wanted = {hint for hint in hints if len(hint) == 32}
+        if not wanted:
+            return set()
+        request = StoreQueryRequest(message_hashes=sorted(wanted), pagination_limit=_PAGE_FULL)
+        with self._translated():
+            response = await self._store.Query(
+                request, metadata=self._metadata, timeout=CALL_TIMEOUT_S
+            )
+        self._check_status(response)
+        return wanted & {each.message_hash for each in response.messages}
 
     async def by_id(self, entries: Sequence[Entry]) -> AsyncGenerator[Sequence[Fetched], None]:
         """By ``GetSdsMessages``."""
@@ -327,6 +342,11 @@ class NodeLink:
             ephemeral=item.ephemeral or None,
         )
         return WakuMessageAndTopic(message=message, pubsub_topic=route.pubsub_topic)
+
+    def _check_status(self, response: StoreQueryResponse) -> None:
+        if not 200 <= response.status_code < 300:
+            reason = response.status_desc[:MAX_REASON_CHARS]
+            raise TransportError(reason or f"The node at {self._name} gave no reason.")
 
     def _hash(self, message: WakuMessage) -> bytes:
         meta = message.meta if message.HasField("meta") else None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
@@ -18,34 +18,39 @@ from functools import partial
 from typing import Any, Final
 
 from storenode.message.hashing import message_hash
-from storenode.sds.aio.cipher import Cipher, CipherError
+from storenode.sds.aio.answering import Answering
+from storenode.sds.aio.cipher import CipherError
 from storenode.sds.aio.events import ChannelEvent, Hub, Message, Repaired
 from storenode.sds.aio.feed import Feed
+from storenode.sds.aio.joining import Joining
 from storenode.sds.aio.ledger import Ledger, Row
-from storenode.sds.aio.limits import LEAVE_TIMEOUT_S, MAX_TICK_S, PACKETS_AT_ONCE
+from storenode.sds.aio.limits import (
+    CATCH_UP_OVERLAP_NS,
+    LEAVE_TIMEOUT_S,
+    MAX_TICK_S,
+    PACKETS_AT_ONCE,
+    SEARCH_LOST_EVERY_NS,
+)
 from storenode.sds.aio.publisher import Publisher, Ready
-from storenode.sds.aio.recalling import Recalling
 from storenode.sds.aio.repair import Repair
 from storenode.sds.aio.revive import revive
 from storenode.sds.aio.rotation import Rotation
 from storenode.sds.aio.saver import Saver
 from storenode.sds.aio.schema import LAMPORT_OFFSET
-from storenode.sds.aio.signing import HistoryOf, Opened, Signer, Signing, unframe
-from storenode.sds.aio.state import DurableState
+from storenode.sds.aio.signing import Opened, Signing, unframe
 from storenode.sds.aio.status import Status
-from storenode.sds.aio.transport import Fetched, Link, Route, Transport
-from storenode.sds.chance import Chance
+from storenode.sds.aio.transport import Fetched, Link, Transport
 from storenode.sds.channel import ChannelFullError
 from storenode.sds.claims import Proof
-from storenode.sds.config import ChannelConfig
-from storenode.sds.envelope import Entry, decode_history
-from storenode.sds.epochs import Epochs, RateLimit
+from storenode.sds.codec import Entry, decode_history
+from storenode.sds.epochs import Epochs
 from storenode.sds.events import (
     Behind,
     Broadcast,
     Delivered,
     EphemeralReceived,
     Forged,
+    Lost,
     Missing,
     Packet,
     Pruned,
@@ -70,47 +75,47 @@ class Participant:
     def __init__(
         self,
         ledger: Ledger,
-        state: DurableState,
+        joining: Joining,
         thread: Executor | None,
-        *,
         links: Sequence[Link],
-        route: Route,
-        cipher: Cipher,
-        clock: Callable[[], int],
-        chance: Chance,
-        rate_limit: RateLimit | None = None,
-        signer: Signer | None = None,
     ) -> None:
+        clock, cipher, config = joining.clock, joining.cipher, joining.config
         self.ledger = ledger
         self.core = ledger.core
         self.hub: Hub[ChannelEvent] = Hub()
         self.status = Status()
         self.links = links
-        self._route = route
-        self._forgets = state.in_memory
+        self._route = joining.route
+        self._forgets = joining.state.in_memory
         self._cipher = cipher
-        config = self.core.config
-        self._signing = Signing(signer, config.channel_id, config.sender_id)
+        self._signing = Signing(joining.signer, config.channel_id, config.sender_id)
         self._clock = clock
-        self._chance = chance
+        self._chance = joining.chance
+        self._searched_ns = -SEARCH_LOST_EVERY_NS
         self._troubles: dict[str, str] = {}
         self._tasks: list[asyncio.Task[None]] = []
-        self.saver = Saver(ledger, state, thread, self._release, partial(self._trouble, "state"))
-        self.recalling = Recalling(
-            config.channel_id,
-            self.saver.messages,
-            lambda found: self.tell(ledger.recalled(found)),
+        self.saver = Saver(
+            ledger, joining.state, thread, self._release, partial(self._trouble, "state")
         )
         rotation = Rotation(links)
+        self.answering = Answering(
+            self.core,
+            rotation,
+            read=self.saver.messages,
+            found=lambda found: self.tell(ledger.recalled(found)),
+            publish=self._publish_answer,
+            readable=not cipher.whole,
+        )
         epochs = None
-        if rate_limit is not None:
-            epochs = Epochs(rate_limit, clock(), used_up=ledger.commits > 0)
+        if joining.rate_limit is not None:
+            epochs = Epochs(joining.rate_limit, clock(), used_up=ledger.commits > 0)
         self.publisher = Publisher(
             ledger,
             Rotation(links),
             clock,
             self.tell,
             partial(self._trouble, "publishing"),
+            answered=self.answering.copied,
             epochs=epochs,
         )
         self.repair = Repair(
@@ -134,7 +139,7 @@ class Participant:
 
     @property
     def calls(self) -> Counter[str]:
-        """Calls to nodes so far, by kind; publishing goes by streams and is not counted."""
+        """The calls to nodes so far, by kind; publishing by streams is not counted."""
         return self.feed.calls + self.repair.calls
 
     def start(self) -> None:
@@ -147,7 +152,7 @@ class Participant:
             self.feed.searches(),
             self.publisher.run(),
             self.repair.run(self.feed.quiet),
-            self.recalling.run(),
+            self.answering.run(),
             self._tick(),
         ):
             task = asyncio.create_task(work)
@@ -186,9 +191,7 @@ class Participant:
             self._clock(), content, message_id, self._seal, self._hint, sealed=sealed
         )
         message, lamport = sent.message, sent.message.lamport or 0
-        opened = self._open(
-            message.content or b"", message.sender_id, lamport, lambda: message.history
-        )
+        opened = self._open(message.content or b"", message.sender_id, lamport, message.history)
         shown = Message(
             message.message_id,
             message.sender_id,
@@ -201,6 +204,7 @@ class Participant:
             proof=sent.proof,
             signature=opened.signature,
             signed=opened.signed,
+            causes=_ids(message.history),
         )
         self.tell([shown, *sent.events, Ready(sent.number)])
         return message.message_id
@@ -227,8 +231,10 @@ class Participant:
         for thing in things:
             if isinstance(thing, Behind):
                 self.feed.search(thing.since_ms * _NS_PER_MS)
+            elif isinstance(thing, Lost) and thing.early:
+                self._search_lost()
             elif isinstance(thing, Recall):
-                self.recalling.want(thing.message_ids)
+                self.answering.want(thing.message_ids)
         self.saver.add(things)
         self.refresh()
 
@@ -239,6 +245,7 @@ class Participant:
             await self.hub.room()
             await self.saver.room()
             some = messages[start : start + PACKETS_AT_ONCE]
+            self.answering.note(some)
             events = self.ledger.receive(self._now_ms(), self._packets(some))
             self.tell(events)
             if refused_ns is None and any(_no_room(event) for event in events):
@@ -247,16 +254,11 @@ class Participant:
         return refused_ns
 
     def message_of(self, row: Row) -> Message:
-        """A row of the log as the application sees it."""
+        """Return a row of the log as the application sees it."""
         message_id, sender_id = row["message_id"].decode(), row["sender_id"].decode()
         lamport, by = row["lamport"] + LAMPORT_OFFSET, row["acknowledged_by"]
-        encoded = row["history"]
-        opened = self._open(
-            row["content"],
-            sender_id,
-            lamport,
-            lambda: None if encoded is None else decode_history(encoded),
-        )
+        history = decode_history(row["history"])
+        opened = self._open(row["content"], sender_id, lamport, history)
         return Message(
             message_id,
             sender_id,
@@ -271,6 +273,7 @@ class Participant:
             proof=Proof(row["proof"]),
             signature=opened.signature,
             signed=opened.signed,
+            causes=_ids(history),
         )
 
     def refresh(self) -> None:
@@ -282,6 +285,7 @@ class Participant:
             missing=len(incoming.wants),
             waiting=len(incoming.waiting),
             lost=len(self.core.lost),
+            unreadable=self.core.counts.malformed,
             behind=self.core.lacks.at_least(),
             incomparable=len(self.core.lacks.incomparable),
             unpublished=len(self.ledger.outbox),
@@ -292,11 +296,27 @@ class Participant:
             self.status = status
             self.hub.stir()
 
+    def _publish_answer(
+        self, answer: Broadcast, hint: bytes | None, timestamp_ns: int | None
+    ) -> None:
+        sealed = self._seal(answer.payload)
+        is_same = timestamp_ns is not None and self._hint(sealed, timestamp_ns) == hint
+        self.publisher.offer_volatile(answer, sealed, timestamp_ns if is_same else None)
+
+    def _search_lost(self) -> None:
+        """Scan for what was given up for want of room, at most once a minute."""
+        now_ns = self._clock()
+        if now_ns - self._searched_ns >= SEARCH_LOST_EVERY_NS:
+            self._searched_ns = now_ns
+            self.feed.search(max(now_ns - CATCH_UP_OVERLAP_NS, 0))
+
     def _release(self, commit: int, things: list[Any]) -> None:
         shown: list[ChannelEvent] = []
         for thing in things:
             if isinstance(thing, Ready):
                 self.publisher.offer(thing.number)
+            elif isinstance(thing, Broadcast) and thing.reason is Reason.REPAIR:
+                self.answering.offer(thing)
             elif isinstance(thing, Broadcast):
                 if thing.reason is not Reason.EPHEMERAL or self.feed.node is not None:
                     self.publisher.offer_volatile(thing, self._seal(thing.payload))
@@ -308,9 +328,7 @@ class Participant:
     def _shown(self, event: Any) -> ChannelEvent:  # noqa: ANN401 - any event of the core
         match event:
             case Delivered():
-                opened = self._open(
-                    event.content, event.sender_id, event.lamport, lambda: event.history
-                )
+                opened = self._open(event.content, event.sender_id, event.lamport, event.history)
                 return Message(
                     event.message_id,
                     event.sender_id,
@@ -324,6 +342,7 @@ class Participant:
                     proof=event.proof,
                     signature=opened.signature,
                     signed=opened.signed,
+                    causes=_ids(event.history),
                 )
             case Forged():
                 return replace(event, content=unframe(self._open_content(event.content)[0])[0])
@@ -345,11 +364,13 @@ class Participant:
                 self.core.counts.malformed += 1
         return packets
 
-    def _open(self, content: bytes, sender_id: str, lamport: int, history_of: HistoryOf) -> Opened:
+    def _open(
+        self, content: bytes, sender_id: str, lamport: int, history: Sequence[Entry]
+    ) -> Opened:
         clear, readable = self._open_content(content)
         if not readable:
             return Opened(clear, readable=False)
-        return self._signing.read(clear, sender_id, lamport, history_of)
+        return self._signing.read(clear, sender_id, lamport, history)
 
     def _open_content(self, content: bytes) -> tuple[bytes, bool]:
         if self._cipher.whole:
@@ -417,17 +438,7 @@ class Participant:
 
 @asynccontextmanager
 async def participating(
-    state: DurableState,
-    thread: Executor | None,
-    *,
-    transports: Sequence[Transport],
-    route: Route,
-    config: ChannelConfig,
-    cipher: Cipher,
-    clock: Callable[[], int],
-    chance: Chance,
-    rate_limit: RateLimit | None = None,
-    signer: Signer | None = None,
+    joining: Joining, thread: Executor | None, transports: Sequence[Transport]
 ) -> AsyncIterator[Participant]:
     """Run the participant of a state, which is opened for that in ``thread`` and closed after it.
 
@@ -436,27 +447,22 @@ async def participating(
     """
     loop = asyncio.get_running_loop()
     participant: Participant | None = None
+    state, config, chance = joining.state, joining.config, joining.chance
     try:
-        now_ms = clock() // _NS_PER_MS
+        now_ms = joining.clock() // _NS_PER_MS
         ledger = await loop.run_in_executor(thread, revive, state, config, now_ms, chance)
-        participant = Participant(
-            ledger,
-            state,
-            thread,
-            links=[transport.open(route) for transport in transports],
-            route=route,
-            cipher=cipher,
-            clock=clock,
-            chance=chance,
-            rate_limit=rate_limit,
-            signer=signer,
-        )
+        links = [transport.open(joining.route) for transport in transports]
+        participant = Participant(ledger, joining, thread, links)
         participant.start()
         yield participant
     finally:
         if participant is not None:
             await participant.leave()
         await loop.run_in_executor(thread, state.close)
+
+
+def _ids(history: Iterable[Entry]) -> tuple[str, ...]:
+    return tuple([entry.message_id for entry in history])
 
 
 def _no_room(event: object) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass
 
 from storenode.sds.aio.transport import FeedPage, Fetched, Link, Outbound, Verdict
-from storenode.sds.envelope import Entry
+from storenode.sds.codec import Entry
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from bisect import insort
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from storenode.sds.aio.events import NotStored
@@ -54,10 +54,14 @@ class _Item:
     message_id: str
     reason: Reason
     outbound: Outbound
+    has_own_time: bool = False
+    """It is published as it was before, and with a new time only if a node refuses that."""
 
 
 class Publisher:
-    """Takes from a ledger's outbox. ``tell`` gets what follows, to be saved and handed out."""
+    """A publisher of a ledger's outbox. ``tell`` gets what follows, to be saved and handed out;
+    ``answered`` the hint under which a node holds an answer to a repair request.
+    """
 
     def __init__(
         self,
@@ -67,6 +71,7 @@ class Publisher:
         tell: Callable[[Sequence[Any]], None],
         troubled: Callable[[str], None],
         *,
+        answered: Callable[[str, bytes], None],
         epochs: Epochs | None = None,
     ) -> None:
         self._ledger = ledger
@@ -76,6 +81,7 @@ class Publisher:
         self._clock = clock
         self._tell = tell
         self._troubled = troubled
+        self._answered = answered
         self._ready: deque[int] = deque()
         self._volatile: deque[_Item] = deque(maxlen=MAX_VOLATILE_ITEMS)
         self._news = asyncio.Event()
@@ -87,24 +93,28 @@ class Publisher:
         self._window = asyncio.Semaphore(MAX_REQUESTS_IN_FLIGHT)
 
     def offer(self, number: int) -> None:
-        """A message of the outbox may leave."""
+        """Let a message of the outbox leave."""
         self._restamped.discard(number)
         insort(self._ready, number)
         self._news.set()
 
-    def offer_volatile(self, broadcast: Broadcast, sealed: bytes) -> None:
-        """Something that is dropped when no node takes it."""
+    def offer_volatile(
+        self, broadcast: Broadcast, sealed: bytes, timestamp_ns: int | None = None
+    ) -> None:
+        """Publish something that is dropped when no node takes it; None: with a new time."""
         if broadcast.message_id in self._ledger.unpublished:
             return
         if broadcast.reason is Reason.SYNC:
             kept = [item for item in self._volatile if item.reason is not Reason.SYNC]
             self._volatile = deque(kept, MAX_VOLATILE_ITEMS)
-        outbound = Outbound(sealed, self._clock(), self._passes(broadcast))
-        self._volatile.append(_Item(None, broadcast.message_id, broadcast.reason, outbound))
+        time_ns = self._clock() if timestamp_ns is None else timestamp_ns
+        outbound = Outbound(sealed, time_ns, self._passes(broadcast))
+        own = timestamp_ns is not None
+        self._volatile.append(_Item(None, broadcast.message_id, broadcast.reason, outbound, own))
         self._news.set()
 
     def _passes(self, broadcast: Broadcast) -> bool:
-        """Whether nodes need not store it: one holds what is sent again, unless all refused it."""
+        """Return True if no node need store it: one holds what is sent again."""
         refused = broadcast.reason is Reason.RESEND and broadcast.message_id in self._refusals
         return broadcast.passes and not refused
 
@@ -144,7 +154,7 @@ class Publisher:
     async def _answer(
         self, answers: AsyncGenerator[Sequence[Verdict], None]
     ) -> Sequence[Verdict] | None:
-        """The next answer. Nothing need come while nothing is asked."""
+        """Return the next answer. Nothing need come while nothing is asked."""
         waiting = asyncio.ensure_future(anext(answers, None))
         try:
             while True:
@@ -176,7 +186,7 @@ class Publisher:
             yield [item.outbound for item in items]
 
     async def _allowed(self) -> int:
-        """How many messages may leave now: one at least, when the epoch has come for it."""
+        """Wait until a message may leave, and return how many may."""
         if self._epochs is None:
             return MAX_PUBLISH_MESSAGES
         while True:
@@ -200,7 +210,11 @@ class Publisher:
             self._ledger.restamp(number, self._clock())
         self._restamped.update(again)
         self._tell([Ready(number) for number in again])
-        fresh = [each for each in self._volatile if each.outbound.timestamp_ns >= stale_ns]
+        fresh = [
+            each
+            for each in self._volatile
+            if each.has_own_time or each.outbound.timestamp_ns >= stale_ns
+        ]
         self._volatile = deque(fresh, MAX_VOLATILE_ITEMS)
 
     def _stamp(self, number: int) -> int:
@@ -229,7 +243,7 @@ class Publisher:
         return self._volatile.popleft() if self._waits() else None
 
     def _waits(self) -> bool:
-        """Whether something may leave: nothing overtakes what is saved with its new time."""
+        """Return True if something may leave: nothing overtakes what gets a new time."""
         return not self._restamped and bool(self._ready or self._volatile)
 
     def _take_back(self) -> None:
@@ -245,6 +259,10 @@ class Publisher:
                 told += self._held(item, verdict.hint)
             elif item.number is not None:
                 told += self._refused(item.number, item.message_id, verdict.reason)
+            elif item.has_own_time:
+                outbound = replace(item.outbound, timestamp_ns=self._clock())
+                self._volatile.append(_Item(None, item.message_id, item.reason, outbound))
+                self._news.set()
             else:
                 self._troubled(verdict.reason)
         self._tell(told)
@@ -257,6 +275,8 @@ class Publisher:
             self._refusals.discard(item.message_id)
             self._lately.append(_Item(None, item.message_id, Reason.REPAIR, item.outbound))
             return self._ledger.published(item.message_id, hint)
+        if item.reason is Reason.REPAIR:
+            self._answered(item.message_id, hint)
         return ()
 
     def _refused(self, number: int, message_id: str, reason: str) -> Sequence[Any]:

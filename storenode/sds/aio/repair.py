@@ -34,7 +34,7 @@ from storenode.sds.aio.limits import (
     REPAIR_MAX_DELAY_MS,
 )
 from storenode.sds.aio.transport import Fetched, TransportError
-from storenode.sds.envelope import Entry
+from storenode.sds.codec import Entry
 from storenode.sds.events import MissingMessage
 
 if TYPE_CHECKING:

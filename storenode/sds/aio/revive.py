@@ -16,8 +16,8 @@ from storenode.sds.bloom import FilterShape
 from storenode.sds.chance import Chance
 from storenode.sds.channel import MessageChannel
 from storenode.sds.claims import Proof, proof_of, said, said_by
+from storenode.sds.codec import Entry, MessageError, decode_message
 from storenode.sds.config import ChannelConfig
-from storenode.sds.envelope import Entry, MessageError, decode_message
 from storenode.sds.events import Counts
 from storenode.sds.incoming import Waiting
 from storenode.sds.limits import MAX_LOST_IDS, MAX_UNPROVEN
@@ -111,7 +111,7 @@ def _fill_waiting(ledger: Ledger, rows: list[Row]) -> None:
         for entry in waiting.message.history:
             if entry.message_id in waiting.unmet and entry.message_id not in core.incoming.ids:
                 since_ms = _missing_since_ms(core, waiting)
-                core.incoming.want(entry, since_ms)
+                core.incoming.want(entry, since_ms, waiting.message.sender_id)
                 _ask(core, entry, since_ms)
 
 

@@ -1,4 +1,4 @@
-"""The tables of a participant's state, in SQL that SQLite and Postgres both read.
+"""The tables of a participant's state, in SQLite.
 
 One state belongs to one participant of one channel. Rows are added and removed; only the one row
 of `sds_participant` is updated in place. Lamport timestamps are unsigned 64-bit numbers, which
@@ -34,12 +34,12 @@ class Table:
         return tuple(name for name, _ in self.columns)
 
     def create(self) -> str:
-        """The statement that makes it, with the types of SQLite."""
+        """Return the statement that creates the table."""
         columns = ", ".join(f"{name} {kind}" for name, kind in self.columns)
         return f"create table {self.name} ({columns}, primary key ({self.key}))"
 
     def insert(self) -> str:
-        """The statement that adds a row given as a sequence in the order of `names`."""
+        """Return the statement that adds a row given in the order of `names`."""
         marks = ", ".join("?" for _ in self.columns)
         return f"insert into {self.name} ({', '.join(self.names)}) values ({marks})"  # noqa: S608
 
@@ -81,22 +81,15 @@ LOG: Final = Table(
         ("hint", "blob"),
         ("unmet", _TEXT),
         ("committed", _INTEGER),
-        ("proof", "text not null default 'unknown'"),
-        ("history", "blob"),
+        ("proof", _TEXT),
+        ("history", _BYTES),
     ),
 )
 """``serial`` is the message's place in the filter, ``committed`` the transaction that added it,
-``proof`` a `storenode.sds.claims.Proof`, ``history`` as `storenode.sds.envelope.encode_history`
-writes it, null where the program before wrote the row."""
+``proof`` a `storenode.sds.claims.Proof`, ``history`` as `storenode.sds.codec.encode_history`
+writes it."""
 
-LOG_ADDED: Final = tuple(
-    (name, f"alter table sds_log add column {name} {kind}")
-    for name, kind in LOG.columns
-    if name in ("proof", "history")
-)
-"""For a table of a program before, which can still read and write it."""
-
-LOG_ID: Final = "create index if not exists sds_log_id on sds_log (message_id)"
+LOG_ID: Final = "create index sds_log_id on sds_log (message_id)"
 
 LOG_ORDER: Final = "create unique index sds_log_order on sds_log (lamport, message_id)"
 

@@ -11,20 +11,16 @@ Participants without a signer take it off too. Other implementations have it at 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from enum import Enum
 from typing import Final, NamedTuple, Protocol
 
-from storenode.sds.envelope import Entry
+from storenode.sds.codec import Entry
 from storenode.sds.limits import MAX_SIGNATURE_BYTES
 from storenode.sds.naming import canonical
 
 _MARK: Final = b"\x00sds-sig"
 _LENGTH_BYTES: Final = 2
-
-
-HistoryOf = Callable[[], Sequence[Entry] | None]
-"""A message's causal history, which is only read where it is needed; None: it is not known."""
 
 
 class Signer(Protocol):
@@ -34,7 +30,7 @@ class Signer(Protocol):
         """Sign: 1 to 8,192 bytes; none leave this message unsigned."""
 
     def verify(self, canonical: bytes, signature: bytes, sender_id: str, /) -> bool:
-        """Whether the signature is this sender's. Whatever it raises counts as False."""
+        """Return True if the signature is this sender's. An exception counts as False."""
 
 
 class Signed(Enum):
@@ -42,7 +38,7 @@ class Signed(Enum):
 
     NO = "not signed"
     UNCHECKED = "unchecked"
-    """There is no signer here, or a version stored the message that did not keep its history."""
+    """There is no signer here."""
 
     VALID = "valid"
     INVALID = "invalid"
@@ -69,7 +65,7 @@ class Signing:
         self._sender_id = sender_id
 
     def frame(self, content: bytes, lamport: int, history: Sequence[Entry]) -> bytes:
-        """An own content with its signature.
+        """Return an own content with its signature.
 
         Raises:
             ValueError: the signature is too long.
@@ -87,13 +83,12 @@ class Signing:
             return content
         return content + signature + len(signature).to_bytes(_LENGTH_BYTES) + _MARK
 
-    def read(self, framed: bytes, sender_id: str, lamport: int, history_of: HistoryOf) -> Opened:
-        """A content without its signature."""
+    def read(self, framed: bytes, sender_id: str, lamport: int, history: Sequence[Entry]) -> Opened:
+        """Return a content without its signature."""
         content, signature = unframe(framed)
         if not signature:
             return Opened(content)
-        history = None if self._signer is None else history_of()
-        if self._signer is None or history is None:
+        if self._signer is None:
             return Opened(content, signature=signature, signed=Signed.UNCHECKED)
         signed = canonical(self._channel_id, sender_id, lamport, history, content)
         valid = _verifies(self._signer, signed, signature, sender_id)
@@ -103,7 +98,7 @@ class Signing:
 
 
 def unframe(framed: bytes) -> tuple[bytes, bytes]:
-    """The content, and its signature, which is empty where there is none."""
+    """Return the content, and its signature, which is empty where there is none."""
     end = len(framed) - len(_MARK) - _LENGTH_BYTES
     if end <= 0 or not framed.endswith(_MARK):
         return framed, b""

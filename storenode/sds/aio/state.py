@@ -1,8 +1,8 @@
-"""A participant's state in SQLite or Postgres: opened by one process at a time, written atomically.
+"""A participant's state in SQLite: opened by one process at a time, written atomically.
 
 Everything here blocks and is called from one thread. The database's own lock keeps a second process
 out, and so does the owner's name in the participant's row: a process that finds another name there
-has lost the state. Postgres needs psycopg, which the extra `postgres` installs.
+has lost the state.
 """
 
 from __future__ import annotations
@@ -18,11 +18,9 @@ from urllib.parse import unquote, urlsplit
 
 from storenode.sds.aio.ledger import TABLES, Batch, Row
 from storenode.sds.aio.schema import (
-    ACKNOWLEDGED,
     ALL,
     LAMPORT_OFFSET,
     LOG,
-    LOG_ADDED,
     LOG_ID,
     LOG_ORDER,
     PARTICIPANT,
@@ -32,9 +30,8 @@ from storenode.sds.aio.schema import (
 from storenode.sds.pages import Key
 
 _LOCK_WAIT_S: Final = 1
-_POSTGRES_LOCK: Final = 0x5D5A10
-_POSTGRES: Final = ("postgresql", "postgres", "postgresql+psycopg")
 _HIDDEN: Final = "***"
+_EXISTS: Final = "select 1 from sqlite_master where name = ?"
 _CLAIM: Final = "update sds_participant set owner = ?"
 _COMMITS: Final = "select commits from sds_participant where id = 1 and owner = ?"
 _HINT: Final = "update sds_log set hint = ? where message_id = ?"
@@ -43,7 +40,6 @@ _ACKNOWLEDGED: Final = "select sender_id from sds_acknowledged where message_id 
 _UNKNOWN: Final = (
     "delete from sds_acknowledged where message_id not in (select message_id from sds_log)"
 )
-_COMPLETE: Final = "where message_id = ? and history is not null"
 _ALL: Final = 2**63 - 1
 _LATER: Final = "(lamport > ? or (lamport = ? and message_id > ?))"
 _EARLIER: Final = "(lamport < ? or (lamport = ? and message_id < ?))"
@@ -67,43 +63,33 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class StatePlace:
-    """Where a state is: a SQLite file, SQLite in memory (``target`` is empty), or Postgres.
+    """The place of a state: a SQLite file, or memory, whose ``target`` is empty."""
 
-    ``shown`` is the same without a password, for messages.
-    """
-
-    postgres: bool
     target: str
     shown: str
 
     @property
     def in_memory(self) -> bool:
-        """Whether the state ends with the process."""
-        return not self.postgres and not self.target
+        """A flag: the state ends with the process."""
+        return not self.target
 
     @classmethod
     def of(cls, state: str | Path | None) -> StatePlace:
-        """Read what an application names: a path, ``sqlite:///PATH``, a Postgres URL, or nothing.
+        """Read what an application names: a path, ``sqlite:///PATH``, or nothing.
 
         Raises:
             StateError: It is a URL of another kind.
         """
         if state is None:
-            return cls(postgres=False, target="", shown="in memory")
+            return cls(target="", shown="in memory")
         text = str(state)
         if isinstance(state, Path) or "://" not in text:
-            return cls(postgres=False, target=text, shown=text)
+            return cls(target=text, shown=text)
         parts = urlsplit(text)
         if parts.scheme == "sqlite" and not parts.netloc:
-            return cls(postgres=False, target=unquote(parts.path[1:]), shown=text)
+            return cls(target=unquote(parts.path[1:]), shown=text)
         shown = text.replace(parts.password, _HIDDEN) if parts.password else text
-        if parts.scheme in _POSTGRES:
-            target = f"postgresql{text[len(parts.scheme) :]}"
-            return cls(postgres=True, target=target, shown=shown)
-        raise StateError(
-            f"The state {shown!r} is neither a path nor a URL of SQLite or Postgres: name a file, "
-            "or write postgresql://USER@HOST/DATABASE."
-        )
+        raise StateError(f"The state {shown!r} is neither a path nor sqlite:///PATH: name a file.")
 
 
 class DurableState(Protocol):
@@ -114,11 +100,11 @@ class DurableState(Protocol):
 
     @property
     def in_memory(self) -> bool:
-        """Whether it ends with the process: then a failed transaction is not tried again."""
+        """A flag: it ends with the process, so a failed transaction is not tried again."""
 
     @property
     def shown(self) -> str:
-        """Where it is, for messages."""
+        """The place, for messages."""
 
     def open(self) -> Row:
         """Make it ready, and return the participant's row."""
@@ -130,19 +116,19 @@ class DurableState(Protocol):
         """Write a batch whole or not at all; nothing happens when it was written before."""
 
     def rows(self, name: str) -> list[Row]:
-        """All rows of a small table, in the order of their keys."""
+        """Return all rows of a small table, in the order of their keys."""
 
     def log_length(self) -> int:
-        """Messages of the log."""
+        """Return the number of messages of the log."""
 
     def log_ids(self, limit: int) -> Iterator[str]:
-        """The IDs of the oldest messages of the log."""
+        """Yield the IDs of the oldest messages of the log."""
 
     def log_entries(self, skip: int) -> Iterator[tuple[int, str, str, bytes | None]]:
-        """Lamport timestamp, ID, sender and hint of the log in order, without the oldest."""
+        """Yield Lamport timestamp, ID, sender and hint of the log in order, but the oldest."""
 
     def newest_ids(self, count: int) -> list[tuple[int, str]]:
-        """The delivered messages that came last, with their serial numbers."""
+        """Return the delivered messages that came last, with their serial numbers."""
 
     def unproven(self, limit: int) -> Iterator[tuple[str, int, str, bytes, str]]:
         """ID, Lamport timestamp, sender, content and proof of the messages of the log that cannot
@@ -150,7 +136,7 @@ class DurableState(Protocol):
         """
 
     def unproven_ids(self) -> Iterator[str]:
-        """The IDs of all messages of the log of which nothing is proven, or known."""
+        """Yield the IDs of all messages of the log of which nothing is proven."""
 
     def page(
         self, limit: int, *, after: Key | None, before: Key | None, committed: int
@@ -162,144 +148,31 @@ class DurableState(Protocol):
         """
 
     def messages(self, message_ids: Sequence[str]) -> list[Row]:
-        """Messages of the log by their IDs, those whose history is not known left out."""
-
-
-class _Cursor(Protocol):
-    """What is used of a DB-API cursor."""
-
-    @property
-    def rowcount(self) -> int: ...
-    def execute(self, sql: str, values: Sequence[Any] = (), /) -> object: ...
-    def executemany(self, sql: str, rows: Iterable[Sequence[Any]], /) -> object: ...
-    def fetchone(self) -> Sequence[Any] | None: ...
-    def fetchall(self) -> list[Any]: ...
-    def __iter__(self) -> Iterator[Any]: ...
-
-
-class _Sqlite:
-    """A connection to SQLite, whose lock is the kernel's and ends with the process."""
-
-    faults: tuple[type[Exception], ...] = (sqlite3.Error,)
-    exists = "select 1 from sqlite_master where name = ?"
-    has_column = "select 1 from pragma_table_info('sds_log') where name = ?"
-
-    def __init__(self, place: StatePlace) -> None:
-        self._connection = sqlite3.connect(
-            place.target or ":memory:",
-            timeout=_LOCK_WAIT_S,
-            check_same_thread=False,
-            isolation_level=None,
-        )
-        for pragma in ("locking_mode = exclusive", "journal_mode = wal", "synchronous = full"):
-            self._connection.execute(f"pragma {pragma}")
-
-    def begin(self) -> _Cursor:
-        """Start a transaction that nobody else can come before."""
-        cursor = self._connection.cursor()
-        cursor.execute("begin immediate")
-        return cursor
-
-    def commit(self) -> None:
-        self._connection.execute("commit")
-
-    def rollback(self) -> None:
-        self._connection.rollback()
-
-    def close(self) -> None:
-        self._connection.close()
-
-    def sql(self, text: str) -> str:
-        """A statement as this database reads it."""
-        return text
-
-    def lock(self) -> bool:
-        """Whether this process has the state; the first transaction finds out."""
-        return True
-
-
-class _Postgres:
-    """A connection to Postgres, which holds an advisory lock for as long as it lasts."""
-
-    exists = "select 1 from pg_class where oid = to_regclass(?)"
-    has_column = (
-        "select 1 from pg_attribute where attrelid = to_regclass('sds_log') and attname = ?"
-    )
-
-    def __init__(self, place: StatePlace) -> None:
-        try:
-            import psycopg  # noqa: PLC0415 - only with the extra `postgres`
-        except ModuleNotFoundError as error:
-            raise StateError(
-                f"The state {place.shown} needs psycopg: install it with "
-                "`pip install 'storenode[postgres]'`, or name a file."
-            ) from error
-        self.faults: tuple[type[Exception], ...] = (psycopg.Error,)
-        try:
-            self._connection: Any = psycopg.connect(place.target)
-        except psycopg.Error as error:
-            raise StateError(
-                f"The state {place.shown} cannot be used ({_cause(error)})."
-            ) from error
-
-    def begin(self) -> _Cursor:
-        """Start a transaction."""
-        cursor: _Cursor = self._connection.cursor()
-        return cursor
-
-    def commit(self) -> None:
-        self._connection.commit()
-
-    def rollback(self) -> None:
-        self._connection.rollback()
-
-    def close(self) -> None:
-        # The server notices later that a connection was closed, and keeps its lock until then.
-        with suppress(*self.faults):
-            self._connection.rollback()
-            self._connection.execute("select pg_advisory_unlock_all()")
-        self._connection.close()
-
-    def sql(self, text: str) -> str:
-        """A statement as this database reads it."""
-        return text.replace(" blob", " bytea").replace("?", "%s")
-
-    def lock(self) -> bool:
-        """Take the lock of the current schema; False when another connection has it."""
-        cursor = self.begin()
-        cursor.execute(
-            "select pg_try_advisory_lock(%s, hashtext(current_schema()))", (_POSTGRES_LOCK,)
-        )
-        locked = cursor.fetchone() == (True,)
-        self.rollback()
-        return locked
+        """Return messages of the log by their IDs."""
 
 
 class _Transaction:
-    """Statements of one transaction, written with `?` for their values."""
+    """The statements of one transaction."""
 
-    def __init__(self, database: _Sqlite | _Postgres) -> None:
-        self._sql = database.sql
-        self._cursor = database.begin()
+    def __init__(self, cursor: sqlite3.Cursor) -> None:
+        self._cursor = cursor
 
-    def run(self, text: str, *values: Any) -> _Cursor:  # noqa: ANN401 - of any column
-        self._cursor.execute(self._sql(text), values)
-        return self._cursor
+    def run(self, text: str, *values: Any) -> sqlite3.Cursor:  # noqa: ANN401 - of any column
+        return self._cursor.execute(text, values)
 
     def many(self, text: str, rows: Sequence[Sequence[Any]]) -> None:
-        if rows:
-            self._cursor.executemany(self._sql(text), rows)
+        self._cursor.executemany(text, rows)
 
     def insert(self, table: Table, rows: Iterable[Row]) -> None:
         self.many(table.insert(), [[row[name] for name in table.names] for row in rows])
 
     def one(self, text: str, *values: Any) -> Any:  # noqa: ANN401 - of any column
-        """The only column of the only row; None where there is no row."""
+        """Return the only column of the only row; None where there is no row."""
         found = self.run(text, *values).fetchone()
         return None if found is None else found[0]
 
     def rows(self, table: Table, rest: str, *values: Any) -> list[Row]:  # noqa: ANN401 - as above
-        """Whole rows of a table."""
+        """Return whole rows of a table."""
         found = self.run(f"select {', '.join(table.names)} from {table.name} {rest}", *values)  # noqa: S608
         return [dict(zip(table.names, row, strict=True)) for row in found.fetchall()]
 
@@ -311,17 +184,16 @@ class State:
         self.place = place
         self._identity = identity
         self._owner = uuid.uuid4().hex
-        self._database: _Sqlite | _Postgres | None = None
-        self._claimed = False
+        self._connection: sqlite3.Connection | None = None
 
     @property
     def in_memory(self) -> bool:
-        """Whether it ends with the process."""
+        """A flag: it ends with the process."""
         return self.place.in_memory
 
     @property
     def shown(self) -> str:
-        """The place, without a password."""
+        """The place, for messages."""
         return self.place.shown
 
     def open(self) -> Row:
@@ -331,15 +203,13 @@ class State:
             StateTaken: Another process has it.
         """
         with self._transaction() as transaction:
-            row = self._claim(transaction)
-        self._claimed = True
-        return row
+            return self._claim(transaction)
 
     def close(self) -> None:
         """Close the database and give up its lock."""
-        if self._database is not None:
-            self._database.close()
-            self._database = None
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
 
     def commit(self, batch: Batch) -> None:
         """Write a batch; nothing happens when it was written before.
@@ -359,25 +229,25 @@ class State:
             raise
 
     def rows(self, name: str) -> list[Row]:
-        """All rows of a small table, in the order of their keys."""
+        """Return all rows of a small table, in the order of their keys."""
         table = TABLES[name]
         with self._transaction() as transaction:
             return transaction.rows(table, f"order by {table.key}")
 
     def log_length(self) -> int:
-        """Messages of the log."""
+        """Return the number of messages of the log."""
         with self._transaction() as transaction:
             return int(transaction.one("select count(*) from sds_log"))
 
     def log_ids(self, limit: int) -> Iterator[str]:
-        """The IDs of the oldest messages of the log."""
+        """Yield the IDs of the oldest messages of the log."""
         chosen = "select message_id from sds_log order by lamport, message_id limit ?"
         with self._transaction() as transaction:
             for (message_id,) in transaction.run(chosen, limit):
                 yield message_id.decode()
 
     def log_entries(self, skip: int) -> Iterator[tuple[int, str, str, bytes | None]]:
-        """Lamport timestamp, ID, sender and hint of the log, without the oldest."""
+        """Yield Lamport timestamp, ID, sender and hint of the log, without the oldest."""
         chosen = (
             "select lamport, message_id, sender_id, hint from sds_log "
             "order by lamport, message_id limit ? offset ?"
@@ -387,13 +257,13 @@ class State:
                 yield lamport + LAMPORT_OFFSET, message_id.decode(), sender_id.decode(), hint
 
     def newest_ids(self, count: int) -> list[tuple[int, str]]:
-        """The delivered messages that came last, with their serial numbers."""
+        """Return the delivered messages that came last, with their serial numbers."""
         chosen = "select serial, message_id from sds_log order by serial desc limit ?"
         with self._transaction() as transaction:
             return [(serial, name.decode()) for serial, name in transaction.run(chosen, count)]
 
     def unproven(self, limit: int) -> Iterator[tuple[str, int, str, bytes, str]]:
-        """As `DurableState.unproven`."""
+        """Yield as `DurableState.unproven`."""
         chosen = (
             "select message_id, lamport, sender_id, content, proof from sds_log "
             "where proof in ('', 'own') order by serial desc limit ?"
@@ -403,8 +273,8 @@ class State:
                 yield name.decode(), lamport + LAMPORT_OFFSET, sender_id.decode(), content, proof
 
     def unproven_ids(self) -> Iterator[str]:
-        """The IDs of all messages of the log of which nothing is proven, or known."""
-        chosen = "select message_id from sds_log where proof in ('', 'own', 'unknown')"
+        """Yield the IDs of all messages of the log of which nothing is proven."""
+        chosen = "select message_id from sds_log where proof in ('', 'own')"
         with self._transaction() as transaction:
             for (message_id,) in transaction.run(chosen):
                 yield message_id.decode()
@@ -412,7 +282,7 @@ class State:
     def page(
         self, limit: int, *, after: Key | None, before: Key | None, committed: int
     ) -> list[Row]:
-        """As `DurableState.page`."""
+        """Return as `DurableState.page`."""
         where, order = "committed <= ?", "lamport desc, message_id desc"
         bounds: tuple[object, ...] = ()
         if after is not None:
@@ -436,34 +306,37 @@ class State:
         found: list[Row] = []
         with self._transaction() as transaction:
             for name in message_ids:
-                found += transaction.rows(LOG, _COMPLETE, name.encode())
+                found += transaction.rows(LOG, "where message_id = ?", name.encode())
         return found
 
     @contextmanager
     def _transaction(self) -> Iterator[_Transaction]:
-        database = self._connected()
         try:
+            connection = self._connected()
             try:
-                yield _Transaction(database)
-                database.commit()
+                # Nobody else can come before this transaction.
+                connection.execute("begin immediate")
+                yield _Transaction(connection.cursor())
+                connection.execute("commit")
             except BaseException:
-                with suppress(*database.faults):
-                    database.rollback()
+                with suppress(sqlite3.Error):
+                    connection.rollback()
                 raise
-        except database.faults as error:
+        except sqlite3.Error as error:
             raise self._fault(error) from error
 
-    def _connected(self) -> _Sqlite | _Postgres:
-        if self._database is None:
-            try:
-                database = (_Postgres if self.place.postgres else _Sqlite)(self.place)
-            except sqlite3.Error as error:
-                raise self._fault(error) from error
-            if not database.lock():
-                database.close()
-                raise self._locked()
-            self._database = database
-        return self._database
+    def _connected(self) -> sqlite3.Connection:
+        if self._connection is None:
+            connection = sqlite3.connect(
+                self.place.target or ":memory:",
+                timeout=_LOCK_WAIT_S,
+                check_same_thread=False,
+                isolation_level=None,
+            )
+            self._connection = connection
+            for pragma in ("locking_mode = exclusive", "journal_mode = wal", "synchronous = full"):
+                connection.execute(f"pragma {pragma}")
+        return self._connection
 
     def _drop_connection(self) -> None:
         # A database in memory is its connection.
@@ -471,10 +344,8 @@ class State:
             self.close()
 
     def _claim(self, transaction: _Transaction) -> Row:
-        database = _Postgres if self.place.postgres else _Sqlite
-        exists = database.exists
         found = []
-        if transaction.one(exists, PARTICIPANT.name):
+        if transaction.one(_EXISTS, PARTICIPANT.name):
             found = transaction.rows(PARTICIPANT, "")
         if not found:
             for table in ALL:
@@ -484,13 +355,6 @@ class State:
             transaction.insert(PARTICIPANT, [self._first_row()])
             return self._first_row()
         self._check(found[0])
-        if not transaction.one(exists, ACKNOWLEDGED.name):
-            # A state of the program before, which can still read it.
-            transaction.run(ACKNOWLEDGED.create())
-        for name, statement in LOG_ADDED:
-            if not transaction.one(database.has_column, name):
-                transaction.run(statement)
-        transaction.run(LOG_ID)
         transaction.run(_CLAIM, self._owner)
         return found[0]
 
@@ -540,12 +404,6 @@ class State:
             "this one a state of its own."
         )
 
-    def _locked(self) -> StateError:
-        if self._claimed:
-            # Most likely our own connection that broke, and that the server still keeps.
-            return StateError(f"The state {self.place.shown} is still locked: trying again.")
-        return self._taken()
-
     def _fault(self, error: Exception) -> StateError:
         cause = _cause(error)
         if "database is locked" in cause:
@@ -558,7 +416,7 @@ def _cause(error: Exception) -> str:
 
 
 def _values(key: Key) -> tuple[int, int, bytes]:
-    """The values of `_LATER` and `_EARLIER`."""
+    """Return the values of `_LATER` and `_EARLIER`."""
     lamport = key[0] - LAMPORT_OFFSET
     return lamport, lamport, key[1].encode()
 
@@ -575,6 +433,6 @@ def _write(transaction: _Transaction, batch: Batch) -> None:
 
 
 def _forget(transaction: _Transaction, last: Key) -> None:
-    """What left memory stays in a file, and is gone where there is none."""
+    """Delete what left memory from a state in memory; a file keeps it."""
     transaction.run(f"delete from sds_log where {_EARLIER}", *_values((last[0], last[1] + "\0")))  # noqa: S608
     transaction.run(_UNKNOWN)

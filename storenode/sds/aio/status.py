@@ -13,6 +13,8 @@ class Status:
     - ``live``: the feed's backlog, and the scan of what was missed, are through.
     - ``missing``: causes that are known by name only; ``waiting``: messages that wait for them.
     - ``lost``: causes that were given up.
+    - ``unreadable``: packets, ever, that could not be decoded, so that what they hold was not
+      delivered; one that comes again counts again. `Refused` events say what is wrong with them.
     - ``behind``: messages, at least so many, that a peer's filter proves and nobody has named.
     - ``incomparable``: peers whose newest filter cannot show that we lack something.
     - ``unpublished``: own messages that no node holds; ``unacknowledged``: by no participant.
@@ -24,6 +26,7 @@ class Status:
     missing: int = 0
     waiting: int = 0
     lost: int = 0
+    unreadable: int = 0
     behind: int = 0
     incomparable: int = 0
     unpublished: int = 0
@@ -34,7 +37,8 @@ class Status:
     def synced(self) -> bool:
         """Everything that the feed's node holds, and all that it depends on, was delivered.
 
-        What others have beyond that is counted by ``behind``.
+        What others have beyond that is counted by ``behind``, and what could not be decoded by
+        ``unreadable``.
         """
         return self.node is not None and self.live and not self.missing and not self.waiting
 
@@ -46,6 +50,8 @@ class Status:
             parts.append(f"{self.incomparable:,} with filters that cannot be compared")
         if self.lost:
             parts.append(f"{self.lost:,} lost")
+        if self.unreadable:
+            parts.append(f"{self.unreadable:,} unreadable")
         if self.unpublished:
             parts.append(f"{self.unpublished:,} not sent")
         return ", ".join(parts)

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
-from storenode.sds.envelope import Entry
+from storenode.sds.codec import Entry
 
 
 class TransportError(Exception):
@@ -112,6 +112,18 @@ class Link(Protocol):
 
     async def close(self) -> None:
         """End all calls."""
+
+
+@runtime_checkable
+class HoldingLink(Protocol):
+    """A link that can be asked what it holds without fetching it."""
+
+    async def holds(self, hints: Sequence[bytes]) -> set[bytes]:
+        """Return the hints of messages that are held, of 1,000 at most.
+
+        Raises:
+            TransportError: the link cannot serve.
+        """
 
 
 class Transport(Protocol):

@@ -220,8 +220,8 @@ def _dead_rows(world: World, node: NodeProcess) -> None:
     execute(admin, "alter table storenode.unread set (autovacuum_enabled = false)")
     with psycopg.connect(admin) as updating:
         updating.execute(
-            "insert into storenode.unread (hash, ts, needed)"
-            " select int8send(n), n, 1 from generate_series(1, 110000) as n"
+            "insert into storenode.unread (hash, ts, content_digest, needed)"
+            " select int8send(n), n, '', 1 from generate_series(1, 110000) as n"
         )
         updating.rollback()
         updating.execute("select pg_stat_force_next_flush()")
@@ -238,12 +238,16 @@ def _dead_rows(world: World, node: NodeProcess) -> None:
 def _wrong_clock(world: World, node: NodeProcess) -> None:
     """The database's clock goes two hours after the node's."""
     admin, name = superuser(node), database_url(node).rpartition("/")[2]
-    wrong = world.incident("clock-wrong", node.metrics, admin_url=admin, env=environment(node))
+    wrong, differs = (
+        world.incident(page, node.metrics, admin_url=admin, env=environment(node))
+        for page in ("clock-wrong", "clock-differs")
+    )
     wrong.left = {
         "storenode db prune --trust-clock": "the page warns of it",
         "storenode pipeline restore": "nothing was dropped",
     }
     wrong.well()
+    differs.well()
     clock = "create function slow.clock_timestamp() returns timestamptz language sql as"
     path = f"alter role storenode in database {name} "
     ended = "select pg_terminate_backend(pid) from pg_stat_activity where usename = 'storenode'"
@@ -259,8 +263,14 @@ def _wrong_clock(world: World, node: NodeProcess) -> None:
     event = {"event": "clock_ahead"}
     eventually(lambda: metric(node, "storenode_maintenance_events_total", **event))
     wrong.fires()
-    wrong.do("SELECT now()")
-    wrong.do("date -u")
+    eventually(lambda: metric(node, "storenode_clock_offset_seconds", other="database") < -7_000)
+    differs.fires()
+    assert "the clock of database is 7,2" in differs.do("storenode status").out
+    for incident in (wrong, differs):
+        incident.do("SELECT now()")
+        incident.do("date -u")
     execute(admin, f"{path} reset search_path", "drop schema slow cascade", end)
     eventually(lambda: metric(node, "storenode_maintenance_in_charge"))
+    eventually(lambda: abs(metric(node, "storenode_clock_offset_seconds", other="database")) < 10)
     wrong.resolved()
+    differs.resolved()

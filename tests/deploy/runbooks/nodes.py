@@ -60,7 +60,7 @@ def _not_monitored(world: World, node: NodeProcess) -> None:
 
 def _draining(world: World, node: NodeProcess) -> None:
     """A call that does not end keeps the node from ending."""
-    stuck = world.incident("node-not-ready", node.metrics)
+    stuck = world.incident("node-not-ready", node.metrics, admin_url=superuser(node))
     stuck.values = {"NODE:7422": node.metrics}
     stuck.well()
     with psycopg.connect(superuser(node)) as holder:
@@ -70,6 +70,8 @@ def _draining(world: World, node: NodeProcess) -> None:
         node.signal(signal.SIGTERM)
         eventually(lambda: get(node.metrics, "/readyz")[0] == 503)
         stuck.fires()
+        stuck.do("select pg_reload_conf")
+        assert "into storenode" in stuck.do("select * from pg_stat_activity").out
         assert stuck.do("curl").out == "not ready: the node is shutting down\n"
     assert call.wait() == 0, "what was under way ends well"
     node.wait()

@@ -33,7 +33,7 @@ def peers(world: World) -> None:
     )
     try:
         there.start()
-        here.args = (*OPTIONS, "--gossip", "on", "--peer", there.peer)
+        here.args = (*OPTIONS, "--max-confirms", "1", "--peer", there.peer)
         here.start()
         _unreachable(world, here, there)
         _refused(world, here, there)
@@ -98,20 +98,17 @@ def _unconfirmed(world: World, here: NodeProcess, there: NodeProcess) -> None:
     there.terminate()
     message = new_message(b"wanted", CONTENT, PUBSUB, time.time_ns())
     with grpc.insecure_channel(here.listen) as channel:
-        request = new_request([message])
-        request.min_confirms = 1
-        call = StoreStub(channel).Publish.future(request)
+        StoreStub(channel).Publish(new_request([message]))
         eventually(lambda: metric(here, "storenode_unread_events"))
         execute(
             superuser(here),
             "update storenode.unread set began_at = began_at - interval '6 minutes'",
         )
-        eventually(lambda: metric(here, "storenode_unread_oldest_seconds") > 300)
+        eventually(lambda: metric(here, "storenode_unconfirmed_oldest_seconds") > 300)
         waiting.fires()
         waiting.do("storenode status")
         there.start()
-        call.result()
-    eventually(lambda: not metric(here, "storenode_unread_oldest_seconds"))
+    eventually(lambda: not metric(here, "storenode_unconfirmed_oldest_seconds"))
     waiting.resolved()
 
 
@@ -161,7 +158,7 @@ def _forged(
 ) -> None:
     forged = world.incident("forged-fingerprint", nodes[1].metrics, env=env)
     forged.well()
-    messages = asyncio.run(forged_at(*nodes, 600.0, tls))
+    messages = asyncio.run(forged_at(*nodes, 600.0, tls=tls))
     assert forged.do("storenode sync").code == 0
     forged.fires()
     (said,) = events(nodes[1], "fingerprint_forged")

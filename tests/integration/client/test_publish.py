@@ -52,7 +52,7 @@ def test_a_payload_of_any_bytes_comes_from_a_file_or_standard_input(
     publish = ("publish", "--content-topic", topic)
     command.ok(*publish, "--file", str(path))
     command.ok(*publish, "--file", "-", stdin=b"from\nstdin\n")
-    command.ok(*publish, stdin=b"")
+    command.ok(*publish, "")
     payloads = [each["message"]["payload"] for each in scanned(command, topic)]
     assert payloads == ["00ff0a0a", b"from\nstdin\n".hex(), ""]
 

@@ -79,9 +79,11 @@ def test_query_fetches_every_page(
 
 
 def test_query_by_hash_and_presence(command: Command, hashes: list[str]) -> None:
-    flags = ("--hash", hashes[3], "--hash", hashes[1], "--hash", "00" * 32)
+    flags = ("--hash", hashes[3], "--hash", "0x" + hashes[1])
     assert hashes_in(command.ok("query", *flags, "--json").objects) == [hashes[1], hashes[3]]
-    assert command.ok("query", *flags, "--no-data").lines == [hashes[1], hashes[3]]
+    ended = command("query", *flags, "--hash", "00" * 32, "--no-data")
+    assert (ended.code, ended.lines) == (1, [hashes[1], hashes[3]])
+    assert ended.err == f"Not held: {'00' * 32}.\n"
 
 
 def test_query_by_time(command: Command, topic: str, hashes: list[str]) -> None:
@@ -152,7 +154,7 @@ def test_nothing_that_was_published_reaches_the_terminal_as_a_control_character(
     printed = [
         command.ok("scan").out,
         command.ok("scan", "--json").out,
-        command.ok("get", "--channel", topic, f"id{evil}", evil).out,
+        command("get", "--channel", topic, f"id{evil}", evil).out,
         command.ok("causal-history", "--channel", topic, f"id{evil}").out,
         command.ok("causal-history", "--channel", topic, f"id{evil}", "--json").out,
         command("publish", "--content-topic", "/a", "--pubsub-topic", "\x01", "x").out,
@@ -261,15 +263,16 @@ def test_get_prints_what_is_held_and_lists_what_is_missing(command: Command, top
     sds = ("--content-topic", topic, "--channel", topic, "--sender", "alice")
     digest = command.ok("publish", *sds, "--message-id", "m1", "hello").out.split()[1]
     other = "cd" * 32
-    ended = command.ok("get", "--channel", topic, "m1", f"m2@{other}")
+    ended = command("get", "--channel", topic, "m1", f"m2@0x{other}")
+    assert ended.code == 1
     shown, missing = ended.lines
     assert shown.split("  ")[1:] == [digest[:12], "m1", "alice: hello", "(not verified)"]
     assert missing == f"missing: m2  {other}"
     assert ended.err == "1 message is missing: this node does not hold what is listed as missing.\n"
-    objects = command.ok("get", "--channel", topic, "m1", f"m2@{other}", "--json").objects
+    objects = command("get", "--channel", topic, "m1", f"m2@{other}", "--json").objects
     assert objects[0]["stored"]["message_hash"] == digest
     assert objects[1:] == [{"missing": {"message_id": "m2", "retrieval_hint": other}}]
-    (by_hint,) = command.ok("get", "--channel", topic, "m1", "--hint", digest, "--json").objects
+    (by_hint,) = command.ok("get", "--channel", topic, "m1", f"--hint=0x{digest}", "--json").objects
     assert by_hint == objects[0]
 
 
@@ -360,7 +363,8 @@ def test_an_sds_filter_leaves_out_what_is_published_elsewhere(command: Command, 
     command.ok("publish", *sds, "hello")
     for walk in ("get", "causal-history"):
         elsewhere = ("--channel", topic, "m1", "--content-topic", topic + "x", "--json")
-        assert command.ok(walk, *elsewhere).objects == [{"missing": {"message_id": "m1"}}]
+        ended = command(walk, *elsewhere)
+        assert (ended.code, ended.objects) == (1, [{"missing": {"message_id": "m1"}}])
 
 
 def test_status_shows_what_the_node_says(

@@ -1,5 +1,6 @@
 """What the commands print is safe for a terminal, and what they read of times is exact."""
 
+import re
 import unicodedata
 
 import pytest
@@ -8,8 +9,10 @@ from hypothesis import strategies as st
 
 from storenode.cli.client.limits import PREVIEW_CHARS
 from storenode.cli.client.session import entry
-from storenode.cli.client.text import format_time, parse_hex, parse_time_ns, preview, safe
+from storenode.cli.client.text import format_time, parse_time_ns, preview, safe
+from storenode.client.message import nanoseconds
 from storenode.message.limits import MAX_TIMESTAMP_NS
+from storenode.message.parsing import parse_hex
 
 UNSAFE_CATEGORIES = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
 
@@ -90,9 +93,26 @@ def test_a_printed_time_is_the_time_without_its_microseconds(time_ns: int) -> No
 
 
 def test_hexadecimal_is_read_in_either_case() -> None:
-    assert parse_hex(" 0aFF ") == b"\x0a\xff"
+    assert parse_hex(" 0aFF ") == parse_hex("0x0aff") == b"\x0a\xff"
     with pytest.raises(ValueError, match="is not hexadecimal"):
-        parse_hex("0x0a")
+        parse_hex("0x0x0a")
+
+
+@pytest.mark.parametrize(
+    ("number", "sentence"),
+    [
+        (1_764_300_000, "looks like seconds since 1970; write 1764300000000000000, "),
+        (1_764_300_000_123, "looks like milliseconds since 1970; write 1764300000123000000, "),
+        (1_764_300_000_123_456, "microseconds since 1970; write 1764300000123456000, "),
+    ],
+)
+def test_a_time_in_a_coarser_unit_is_refused_with_its_nanoseconds(
+    number: int, sentence: str
+) -> None:
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        parse_time_ns(str(number))
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        nanoseconds(number)
 
 
 def test_an_entry_has_a_hint_only_after_the_last_at_sign() -> None:
@@ -101,3 +121,4 @@ def test_an_entry_has_a_hint_only_after_the_last_at_sign() -> None:
     assert entry("alice@home") == ("alice@home", None)
     assert entry(f"alice@{hint[:-1]}") == (f"alice@{hint[:-1]}", None)
     assert entry(f"@{hint}") == (f"@{hint}", None)
+    assert entry(f"alice@0x{hint}") == ("alice", bytes.fromhex(hint))

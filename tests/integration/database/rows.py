@@ -26,17 +26,17 @@ _STATISTICS_IN_MEMORY = 150_000
 
 _MESSAGE = """
 insert into storenode.messages
-values (%(ts)s, %(hash)s, gen_random_uuid(), %(batch)s, '', %(data)s, '')
+values (%(ts)s, %(hash)s, gen_random_uuid(), %(batch)s, '', '', %(data)s, '')
 """
 _HASH = """
 insert into storenode.hashes
-select encode(substr(hash, 1, 16), 'hex')::uuid, substr(hash, 17), %(ts)s, gen_random_uuid()
+select encode(substr(hash, 1, 16), 'hex')::uuid, %(ts)s, gen_random_uuid()
 from (values (%(hash)s::bytea)) as given(hash)
 """
 _TOPIC = "insert into storenode.topics values (gen_random_uuid(), %(ts)s, 'p', 'c')"
 _SDS = """
 insert into storenode.sds values (gen_random_uuid(), gen_random_uuid(), %(ts)s, %(hash)s, 'c', 'm',
-                                  '', 1, '{}', '{}', '{}')
+                                  '', 1, '{}', '{}', '{}', false)
 """
 
 
@@ -55,8 +55,8 @@ async def commit(connection: Connection, position: int, max_ts: int, batch: int 
     """A row of commits."""
     await connection.execute(
         "insert into storenode.commits"
-        " (position, batch, token, messages, min_ts, max_ts, source, summary)"
-        " values (%s, %s, 1, 1, 1, %s, 'client', '')",
+        " (position, batch, token, messages, min_ts, max_ts, source, summary, claims)"
+        " values (%s, %s, 1, 1, 1, %s, 'client', '', '')",
         (position, batch, max_ts),
     )
 

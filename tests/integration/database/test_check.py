@@ -131,6 +131,10 @@ CUT_PAYLOAD = f"update storenode.messages set payload = '\\xff' where ts = {FIRS
 CHANGED_BYTE = f"""
 update storenode.messages set payload = set_byte(payload, 0, 64) where ts = {A_PLAIN_ONE}
 """
+OTHER_DIGEST = f"""
+update storenode.messages set content_digest = set_byte(content_digest, 0, 64)
+where ts = {A_PLAIN_ONE}
+"""
 MOVED = f"update storenode.messages set ts = ts + 1 where ts = {FIRST}"
 OTHER_TOPIC = f"update storenode.messages set topic = gen_random_uuid() where ts = {FIRST}"
 NO_HASH = f"delete from storenode.hashes where ts = {FIRST}"
@@ -148,11 +152,11 @@ where cardinality(parent_ids) = 2
 """
 PLAIN_AS_SDS = """
 insert into storenode.sds select gen_random_uuid(), gen_random_uuid(), ts, hash, 'c', 'm', '', 1,
-  '{}', '{}', '{}' from storenode.messages where payload like 'message %'
+  '{}', '{}', '{}', false from storenode.messages where payload like 'message %'
 """
 SDS_TWICE = """
 insert into storenode.sds select key, channel_key, ts, sha256(hash), channel, message_id, sender,
-  lamport, parent_keys, parent_ids, parent_hints from storenode.sds
+  lamport, parent_keys, parent_ids, parent_hints, proof from storenode.sds
 """
 NO_COMMITS = "delete from storenode.commits"
 FEWER_COMMITTED = "update storenode.commits set messages = messages - 1"
@@ -172,7 +176,8 @@ COLUMN = "alter table storenode.messages add column colour text"
     ("change", "kind", "where", "count"),
     [
         (CUT_PAYLOAD, {Fault.FRAME}, {"messages"}, 1),
-        (CHANGED_BYTE, {Fault.HASH}, {"messages"}, 1),
+        (CHANGED_BYTE, {Fault.HASH, Fault.CONTENT_DIGEST}, {"messages"}, 1),
+        (OTHER_DIGEST, {Fault.CONTENT_DIGEST}, {"messages"}, 1),
         (
             MOVED,
             {Fault.TIMESTAMP, Fault.NO_HASH_ROW, Fault.LOST_MESSAGE},

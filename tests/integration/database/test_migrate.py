@@ -10,8 +10,7 @@ from alembic.config import Config
 from alembic.script import ScriptDirectory
 
 from store.db.errors import SchemaError
-from store.db.schema import apply, migrate
-from store.db.schema.names import COARSE_TABLES
+from store.db.schema import migrate
 from tests.support.postgres import SUPERUSER, PostgresServer
 
 
@@ -24,57 +23,7 @@ def execute(url: str, statement: str) -> list[tuple[object, ...]]:
 def test_an_empty_database_has_no_revision_and_is_refused(empty_database_url: str) -> None:
     assert migrate.current(empty_database_url) is None
     with pytest.raises(SchemaError, match="create it with `storenode db upgrade`"):
-        migrate.require_current(empty_database_url)
-
-
-def test_what_is_read_of_the_migrations_is_what_alembic_runs() -> None:
-    config = Config()
-    config.set_main_option("script_location", migrate.LOCATION)
-    scripts = ScriptDirectory.from_config(config)
-    assert migrate.head() == scripts.get_current_head()
-    read = [
-        (each.revision, each.phase, each.serves_from, each.locks) for each in migrate.revisions()
-    ]
-    assert read[::-1] == [
-        (
-            script.revision,
-            getattr(script.module, "phase", "before"),
-            getattr(script.module, "serves_from", ""),
-            getattr(script.module, "locks", ""),
-        )
-        for script in scripts.walk_revisions()
-    ]
-
-
-PARTITION = "CREATE TABLE storenode.{0}_old PARTITION OF storenode.{0} FOR VALUES FROM (1) TO (9)"
-LOCKED = """
-SELECT coalesce(p.relname, c.relname) FROM pg_locks l JOIN pg_class c ON c.oid = l.relation
-LEFT JOIN pg_inherits i ON i.inhrelid = c.oid LEFT JOIN pg_class p ON p.oid = i.inhparent
-WHERE l.pid = pg_backend_pid() AND c.relkind IN ('r', 'p') AND c.oid = ANY (%s)
-  AND l.mode IN ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
-"""
-TABLES = """
-SELECT coalesce(array_agg(oid), '{}') FROM pg_class
-WHERE relnamespace = 'storenode'::regnamespace AND relname NOT IN ('store', 'alembic_version')
-"""
-
-
-def test_a_revision_locks_no_table_but_those_that_it_names(empty_database_url: str) -> None:
-    """What it does not name it would wait for while it has others: see `upgrade_locks`."""
-    first, *later = migrate.revisions()
-    with apply.connect(empty_database_url) as connection:
-        raw = apply.driver_connection(connection)
-        with connection.begin():
-            raw.execute("CREATE SCHEMA storenode")
-            apply.upgrade(connection, migrate.LOCATION, first.revision)
-            for table in ("messages", *COARSE_TABLES):
-                raw.execute(PARTITION.format(table))
-        for each in later:
-            with connection.begin():
-                ((tables,),) = raw.execute(TABLES).fetchall()
-                apply.upgrade(connection, migrate.LOCATION, each.revision)
-                locked = {name for (name,) in raw.execute(LOCKED, (tables,))}
-            assert locked <= set(each.locks.split()), each
+        migrate.require_served(empty_database_url)
 
 
 def test_upgrade_makes_the_newest_schema_once(empty_database_url: str) -> None:
@@ -82,7 +31,7 @@ def test_upgrade_makes_the_newest_schema_once(empty_database_url: str) -> None:
     first = execute(empty_database_url, "SELECT store_id, horizon_ns FROM storenode.store")
     assert migrate.upgrade(empty_database_url) == migrate.head()
     assert migrate.current(empty_database_url) == migrate.head()
-    migrate.require_current(empty_database_url)
+    migrate.require_served(empty_database_url)
     assert execute(empty_database_url, "SELECT store_id, horizon_ns FROM storenode.store") == first
     assert first[0][1] == 0
 
@@ -94,17 +43,28 @@ def test_nodes_that_upgrade_at_once_wait_for_each_other(empty_database_url: str)
     assert execute(empty_database_url, "SELECT count(*) FROM storenode.store") == [(1,)]
 
 
-def test_a_schema_from_the_future_is_refused(database_url: str) -> None:
-    execute(database_url, "UPDATE storenode.alembic_version SET version_num = '9999'")
-    for refused in (migrate.require_current, migrate.upgrade):
-        with pytest.raises(SchemaError, match=r"revision 9999.*upgrade storenode"):
+def test_revisions_are_those_of_alembic_and_sort_by_age() -> None:
+    config = Config()
+    config.set_main_option("script_location", migrate.LOCATION)
+    walked = [script.revision for script in ScriptDirectory.from_config(config).walk_revisions()]
+    assert migrate.revisions() == walked[::-1]
+
+
+@pytest.mark.parametrize("revision", ["0001", "0012", "9999_later"])
+def test_a_revision_that_is_not_known_is_refused_with_the_ways_to_move(
+    database_url: str, revision: str
+) -> None:
+    execute(database_url, f"UPDATE storenode.alembic_version SET version_num = '{revision}'")
+    ways = "upgrade storenode.*pipeline archive.*pipeline restore.*storenode scan"
+    for refused in (migrate.require_served, migrate.upgrade):
+        with pytest.raises(SchemaError, match=rf"revision {revision}, which.* not know.*{ways}"):
             refused(database_url)
 
 
 def test_a_schema_without_a_revision_is_refused(database_url: str) -> None:
     execute(database_url, "DELETE FROM storenode.alembic_version")
     with pytest.raises(SchemaError, match="storenode db upgrade"):
-        migrate.require_current(database_url)
+        migrate.require_served(database_url)
 
 
 def test_an_encoding_that_cannot_hold_topics_is_refused(postgres: PostgresServer) -> None:
@@ -136,7 +96,7 @@ def test_a_role_that_may_not_look_is_told_so(postgres: PostgresServer, database_
     execute(postgres.admin_url, "CREATE ROLE passer_by LOGIN")
     try:
         url = postgres.url(database_url.rsplit("/", 1)[1], "passer_by")
-        for refused in (migrate.current, migrate.require_current, migrate.upgrade):
+        for refused in (migrate.current, migrate.require_served, migrate.upgrade):
             with pytest.raises(SchemaError, match="connect as the role that owns it"):
                 refused(url)
     finally:
@@ -145,7 +105,7 @@ def test_a_role_that_may_not_look_is_told_so(postgres: PostgresServer, database_
 
 def test_an_old_server_is_refused(empty_database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(migrate, "OLDEST_POSTGRES", 990_000)
-    for refused in (migrate.require_current, migrate.upgrade):
+    for refused in (migrate.require_served, migrate.upgrade):
         with pytest.raises(SchemaError, match="needs 99 or newer: upgrade Postgres"):
             refused(empty_database_url)
 

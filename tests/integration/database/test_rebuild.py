@@ -25,10 +25,11 @@ with given as (
     select n, %(first)s + n * %(step)s as ts, sha256(int8send(n)) as hash,
            md5((n %% 50)::text)::uuid as topic, md5(n::text)::uuid as key
     from generate_series(1::bigint, %(rows)s::bigint) n
-), m as (insert into storenode.messages select ts, hash, topic, n / 1000, '', '', '' from given),
-h as (insert into storenode.hashes select key, substr(hash, 17), ts, topic from given)
+), m as (insert into storenode.messages
+    select ts, hash, topic, n / 1000, '', '', '', '' from given),
+h as (insert into storenode.hashes select key, ts, topic from given)
 insert into storenode.sds
-select key, topic, ts, hash, '', '', '', 1, '{}', '{}', '{}' from given
+select key, topic, ts, hash, '', '', '', 1, '{}', '{}', '{}', false from given
 """
 _INDEXES = """
 select root.relname::text, x.relname::text, pg_relation_size(x.oid)

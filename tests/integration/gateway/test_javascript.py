@@ -53,7 +53,7 @@ def test_random_queries_of_js_waku_find_what_the_model_finds(
 def test_js_waku_is_told_why_a_query_is_refused(js_waku: JavaScriptClient) -> None:
     unknown = {"topics": TOPICS, "start": None, "end": None, "hashes": None, "most": 1}
     answer = js_waku.ask({**unknown, "forward": True, "limit": 1, "cursor": "00" * 32})
-    assert answer["error"].startswith("Store query failed with status code: 404, description: ")
+    assert answer["error"].startswith("Store query failed with status code: 400, description: ")
 
 
 def test_js_libp2p_reads_pages_over_tcp_with_yamux(

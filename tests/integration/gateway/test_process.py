@@ -8,15 +8,16 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from store.gateway.varints import delimited, number_field
+from store.gateway.varints import delimited, fields, number_field
 from storenode.client.message import Message
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest
-from tests.integration.gateway.messages import CLUSTER, NODE_PAGE, SHARD
+from tests.integration.gateway.messages import CLUSTER, NODE_PAGE, SHARD, TOPICS
 from tests.support.gateway import GatewayProcess, gateway_command, running_gateway
 from tests.support.node import NodeProcess, clean_environment
 from tests.support.polling import PAUSE_S, eventually
@@ -178,17 +179,79 @@ async def test_it_stops_with_streams_open_and_keeps_its_peer_id(
     assert (tmp_path / "gateway.key").stat().st_mode & 0o077 == 0
 
 
-async def test_pages_and_metadata_are_those_of_the_node(
+async def test_metadata_and_the_largest_page_are_those_of_the_node(
     gateway: GatewayProcess, messages: list[Message]
 ) -> None:
     async with WakuClient.connected(gateway.address("tcp"), YAMUX) as client:
-        unasked = await client.query(StoreQueryRequest(pagination_forward=True))
         most = await client.query(StoreQueryRequest(pagination_limit=5_000))
         told = await client.ask(METADATA, b"\x00")
-    assert (len(unasked.messages), unasked.HasField("pagination_cursor")) == (NODE_PAGE, True)
     # The node's own limit, 1,000 messages and 4 MiB, not that of other stores.
     assert (len(most.messages), most.HasField("pagination_cursor")) == (len(messages), False)
     assert told == delimited(number_field(1, CLUSTER) + number_field(2, SHARD))
+
+
+async def test_queries_are_answered_as_nwaku_answers_them(
+    gateway: GatewayProcess, messages: list[Message]
+) -> None:
+    held = sorted((each.timestamp, each.hash) for each in messages)
+    at_ns, digest = held[350]
+    at_once = [each for time_ns, each in held if time_ns == at_ns]
+    topic = [
+        each
+        for time_ns, each in sorted(
+            (each.timestamp, each.hash) for each in messages if each.content_topic == TOPICS[0]
+        )
+    ]
+    other = held[0][1]
+    asked: list[tuple[dict[str, Any], list[bytes]]] = [
+        ({}, [each for _, each in held[:NODE_PAGE]]),
+        ({"pagination_limit": 0}, [each for _, each in held[:NODE_PAGE]]),
+        ({"time_start": at_ns, "time_end": at_ns}, at_once[:NODE_PAGE]),
+        ({"time_end": held[0][0] - 1}, []),
+        ({"time_end": 2**63 - 1}, [each for _, each in held[:NODE_PAGE]]),
+        ({"content_topics": [TOPICS[0], ""]}, topic[:NODE_PAGE]),
+        ({"content_topics": [""]}, []),
+        ({"content_topics": ["a\0b"]}, []),
+        ({"pubsub_topic": ""}, []),
+        ({"message_hashes": [digest, other], "time_start": at_ns}, [digest]),
+        ({"message_hashes": [digest, other], "time_end": at_ns - 1}, [other]),
+        ({"message_hashes": [digest], "time_start": at_ns, "time_end": at_ns}, [digest]),
+        ({"message_hashes": [digest], "time_start": 2, "time_end": 1}, []),
+    ]
+    async with WakuClient.connected(gateway.address("tcp")) as client:
+        for fields_of, expected in asked:
+            answer = await client.query(StoreQueryRequest(pagination_forward=True, **fields_of))
+            found = [each.message_hash for each in answer.messages]
+            assert (answer.status_code, found) == (200, expected), fields_of
+        many = [other, digest, *(b"%032d" % number for number in range(200))]
+        query = StoreQueryRequest(message_hashes=many, time_start=at_ns)
+        assert [each.message_hash for each in (await client.query(query)).messages] == [digest]
+        unknown = await client.query(StoreQueryRequest(pagination_cursor=bytes(32)))
+    assert (unknown.status_code, "begin again without one" in unknown.status_desc) == (400, True)
+
+
+def parts(message: bytes) -> dict[int, Any]:
+    """Return the fields of an encoded message by number, those that are present."""
+    return dict(fields(message))
+
+
+async def test_an_answer_has_every_field_that_nwaku_requires(
+    gateway: GatewayProcess, messages: list[Message]
+) -> None:
+    asked = StoreQueryRequest(include_data=True, pagination_limit=1_000, pagination_forward=True)
+    empty = 0
+    async with WakuClient.connected(gateway.address("tcp")) as client:
+        for _ in range(2):
+            answer = await client.ask(STORE_QUERY, delimited(asked.SerializeToString()))
+            found: list[tuple[int, Any]] = list(fields(answer[len(varint(len(answer))) :]))
+            assert {1, 10, 11} <= {number for number, _ in found}
+            for entry in (parts(value) for number, value in found if number == 20):
+                assert entry.keys() == {1, 2, 3}
+                message = parts(entry[2])
+                assert {1, 2} <= message.keys()
+                empty += message[1] == b""
+            asked.pagination_cursor = dict(found).get(51, b"")
+    assert empty == sum(not each.payload for each in messages) > 0
 
 
 async def test_metrics_count_what_was_done(tmp_path: Path, node: NodeProcess) -> None:

@@ -1,20 +1,24 @@
-"""``GET /store/v3/messages`` against a naive model of what nwaku serves, and its documentation."""
+"""``GET /store/v3/messages`` against a naive model and recorded answers of nwaku."""
 
 from __future__ import annotations
 
 import base64
+import gzip
+import json
 import shlex
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from random import Random
 from typing import Any, Final
 
 import pytest
 
 from tests.integration.http.api import Api, message
-from tests.support.node import NodeProcess
+from tests.support.node import NodeProcess, running_node
 
+RECORDED: Final = Path("tests/vectors/nwaku/rest.json.gz")
 QUERIES: Final = 150
 PUBSUBS: Final = ("/waku/2/rs/7/1", "/waku/2/rs/7/2")
 ORIGIN_NS: Final = 1_700_000_000_000_000_000
@@ -92,7 +96,7 @@ def drawn(rng: Random, held: list[Held], topics: Sequence[str]) -> dict[str, str
         asked["pubsubTopic"] = rng.choice([*PUBSUBS, ""])
     if rng.random() < 0.3:
         asked["hashes"] = ",".join(each.digest for each in rng.sample(held, 9))
-    elif rng.random() < 0.6:
+    if rng.random() < 0.6:
         for name in ("startTime", "endTime"):
             asked[name] = str(rng.choice([ORIGIN_NS + rng.randrange(-2, 42), ""]))
     if rng.random() < 0.3:
@@ -168,7 +172,10 @@ WRONG: Final = [
     ({"cursor": "0xzz"}, "Exception converting hex string to bytes: "),
     ({"peerAddr": "/ip4/127.0.0.1/tcp/1/p2p/16U"}, "peerAddr is not served"),
     ({"contentTopics": ",".join(["t"] * 101)}, "at most 100"),
-    ({"hashes": "0x" + "00" * 32, "startTime": "5"}, "ask for one of the two"),
+    ({"pageSize": str(2**64)}, "page size parsing error: Parsed integer outside of valid range"),
+    ({"endTime": str(2**63)}, "time parsing error: Parsed integer outside of valid range"),
+    ({"startTime": "-" + "9" * 5_000}, "time parsing error: Parsed integer outside of valid range"),
+    ({"cursor": "0x" + "11" * 32}, "the cursor is not known to this node: begin again"),
 ]
 
 
@@ -179,9 +186,64 @@ def test_errors_are_text(api: Api, asked: dict[str, str], sentence: str) -> None
     assert sentence in response.text
 
 
-def test_a_cursor_that_is_not_known(api: Api) -> None:
-    response = api.get("/store/v3/messages", cursor="0x" + "11" * 32)
-    assert (response.status_code, "begin again" in response.text) == (404, True)
+def test_topics_that_are_encoded_twice_are_found(api: Api, topic: str) -> None:
+    name = f"{topic}+a%b"
+    (result,) = api.publish(message(name, b"1", pubsubTopic=PUBSUBS[0]))
+    once = name.replace("%", "%25").replace("/", "%2F").replace("+", "%2B")
+    found = api.get(
+        "/store/v3/messages", contentTopics=once, pubsubTopic="%2Fwaku%2F2%2Frs%2F7%2F1"
+    )
+    assert [each["messageHash"] for each in found.json()["messages"]] == [result["messageHash"]]
+
+
+def test_recorded_answers_of_nwaku_are_given(tmp_path: Path, new_store: Callable[[], str]) -> None:
+    recorded = json.loads(gzip.decompress(RECORDED.read_bytes()))
+    history = recorded["history"]
+    options = ("--http-listen", "127.0.0.1:0", "--max-clock-drift", "off", "--retention", "off")
+    with running_node(tmp_path / "node", *options, database_url=new_store()) as node:
+        api = Api.of(node)
+        results = api.publish(*map(as_published, history))
+        assert [each["messageHash"] for each in results] == [
+            "0x" + each["hash"] for each in history
+        ]
+        for answer in recorded["answers"]:
+            response = api.client.get(answer["path"])
+            if answer["status"] == 500 or answer["path"].count("%2C") >= 100:
+                # An unknown cursor is the caller's mistake, and 101 content topics are too many.
+                assert response.status_code == 400, answer
+            elif answer["status"] == 400:
+                known, said = (text.partition(": ")[0] for text in (answer["text"], response.text))
+                assert (response.status_code, said) == (400, known), answer
+            else:
+                assert (response.status_code, response.json()) == (200, whole(answer, history))
+        api.client.close()
+
+
+def as_published(recorded: dict[str, Any]) -> dict[str, Any]:
+    """Return a message of the recorded history as the API takes it."""
+    found = message(recorded["content"], timestamp=recorded["t"], pubsubTopic=recorded["pubsub"])
+    for name in ("payload", "meta"):
+        found[name] = base64.b64encode(bytes.fromhex(recorded[name])).decode()
+    return found
+
+
+def whole(answer: dict[str, Any], history: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the body that nwaku sent, from a recorded answer that names messages by number."""
+    entries = []
+    for each in map(history.__getitem__, answer["messages"]):
+        held = Held(
+            "0x" + each["hash"],
+            each["pubsub"],
+            each["content"],
+            each["t"],
+            bytes.fromhex(each["payload"]),
+        )
+        found = entry(held, with_data=answer["data"])
+        if answer["data"] and each["meta"]:
+            found["message"]["meta"] = base64.b64encode(bytes.fromhex(each["meta"])).decode()
+        entries.append(found)
+    cursor = {"paginationCursor": answer["cursor"]} if "cursor" in answer else {}
+    return {"requestId": "", "statusCode": 200, "statusDesc": "OK", "messages": entries} | cursor
 
 
 TOPIC: Final = "/waku/2/rs/7/1"

@@ -19,8 +19,8 @@ from random import Random
 from typing import Any, Final
 
 from storenode.sds.channel import MessageChannel
+from storenode.sds.codec import decode_message
 from storenode.sds.config import ChannelConfig
-from storenode.sds.envelope import decode_message
 from storenode.sds.events import Behind, Broadcast, Event, Missing, Packet, Reason
 from tests.support.node import clean_environment
 

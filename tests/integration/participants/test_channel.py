@@ -8,15 +8,15 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
-import psycopg
 import pytest
 
 from storenode.client.messages import new_message
 from storenode.client.node import connect
+from storenode.message.hashing import message_hash
 from storenode.sds.aio.channel import Channel
 from storenode.sds.aio.events import Message
+from storenode.sds.aio.many.shared import SharedNode
 from storenode.sds.aio.node import StoreNode
-from storenode.sds.aio.recalling import message_of
 from storenode.sds.aio.state import StateTaken
 from storenode.sds.aio.transport import Outbound, Route
 from storenode.sds.config import ChannelConfig
@@ -97,6 +97,21 @@ async def test_two_participants_have_one_log_and_acknowledge_each_other(
         assert await contents(alice) == await contents(bob) == [b"who is there?", b"it is me"]
         assert alice.status.unpublished == alice.status.unacknowledged == 0
         assert str(alice.status) == "synced"
+
+
+async def test_a_node_tells_which_messages_it_holds_without_sending_them(
+    node: NodeProcess, room: str
+) -> None:
+    route = Route(room, PUBSUB, topic(room))
+    said = await past(node, room, 40)
+    hints = [message_hash(PUBSUB, m.payload, topic(room), None, m.timestamp_ns) for m in said]
+    for transport in (StoreNode(node.listen), SharedNode(StoreNode(node.listen))):
+        link = transport.open(route)
+        assert await link.holds([*hints, bytes(32), b"no hash"]) == set(hints)
+        assert await link.holds([b"no hash"]) == set()
+        await link.close()
+        if isinstance(transport, SharedNode):
+            await transport.close()
 
 
 async def test_ephemeral_content_reaches_whoever_listens_and_stays_nowhere(
@@ -202,29 +217,6 @@ async def test_a_state_in_use_is_refused(node: NodeProcess, room: str, tmp_path:
                 pass
 
 
-async def test_a_state_in_postgres_works_and_is_locked(
-    node: NodeProcess, room: str, empty_database_url: str
-) -> None:
-    url = empty_database_url.replace("postgresql://", "postgresql+psycopg://")
-    async with Channel.join(node.listen, room, "alice", state=url) as alice:
-        first = await alice.send(b"kept in Postgres")
-        with pytest.raises(StateTaken, match="in use by another process"):
-            async with Channel.join(node.listen, room, "alice", state=url):
-                pass
-    # A state of the version before, which kept no causal histories.
-    with psycopg.connect(empty_database_url) as connection:
-        connection.execute("drop index sds_log_id")
-        connection.execute("alter table sds_log drop column history")
-    async with Channel.join(node.listen, room, "alice", state=url) as alice:
-        assert await contents(alice) == [b"kept in Postgres"]
-        await synced(alice)
-        second = await alice.send(b"with its history")
-        (row,) = await alice._participant.saver.messages([first, second])
-        answer = message_of(room, row)
-        assert answer.content == b"with its history"
-        assert [entry.message_id for entry in answer.history] == [first]
-
-
 @pytest.mark.parametrize("kind", [ZeroDivisionError, asyncio.InvalidStateError])
 async def test_what_goes_wrong_where_messages_come_from_ends_the_publishing(
     node: NodeProcess, room: str, kind: type[Exception]
@@ -306,40 +298,3 @@ async def test_a_history_that_does_not_fit_the_buffer_is_taken_in_parts(
         async with asyncio.timeout(PATIENCE_S):
             await until(late, len(said) - 2)
         assert late.status.lost == 2
-
-
-async def test_a_channel_ends_when_another_takes_its_state(
-    node: NodeProcess, room: str, empty_database_url: str
-) -> None:
-    """As where a database has no lock that ends with its holder."""
-    url = empty_database_url.replace("postgresql://", "postgresql+psycopg://")
-    async with Channel.join(node.listen, room, "alice", state=url) as alice:
-        await alice.send(b"mine")
-        async with asyncio.timeout(PATIENCE_S):
-            await alice.wait_for(lambda status: not status.unpublished)
-        with psycopg.connect(empty_database_url) as connection:
-            connection.execute("update sds_participant set owner = 'somebody else'")
-        async with asyncio.timeout(PATIENCE_S):
-            with pytest.raises(StateTaken, match="in use by another process"):
-                await alice.send(b"not mine any longer")
-            with pytest.raises(StateTaken, match="in use by another process"):
-                await alice.wait_for(lambda status: status.lost > 0)
-    async with Channel.join(node.listen, room, "bob") as bob:
-        await synced(bob)
-        assert await contents(bob) == [b"mine"]
-
-
-async def test_a_broken_connection_to_the_state_is_made_again(
-    node: NodeProcess, room: str, empty_database_url: str
-) -> None:
-    url = empty_database_url.replace("postgresql://", "postgresql+psycopg://")
-    async with Channel.join(node.listen, room, "alice", state=url) as alice:
-        await alice.send(b"before")
-        with psycopg.connect(empty_database_url) as connection:
-            connection.execute(
-                "select pg_terminate_backend(pid) from pg_stat_activity"
-                " where datname = current_database() and pid <> pg_backend_pid()"
-            )
-        async with asyncio.timeout(PATIENCE_S):
-            await alice.send(b"after")
-        assert await contents(alice) == [b"before", b"after"]

@@ -4,6 +4,7 @@ name that it begins with.
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -52,17 +53,23 @@ def printed(program: subprocess.Popen[str]) -> str:
 
 
 def test_the_page_has_these_programs() -> None:
-    names = ["chat.py", "heal.py", "many.py", "signed.py", "bus.py", "protocol.py", "album.py"]
+    names = ["chat.py", "heal.py", "many.py", "signed.py", "protocol.py", "album.py"]
     assert list(FILES) == names
 
 
-def test_participants_see_the_same_log_and_keep_it(own_node: NodeProcess, tmp_path: Path) -> None:
-    """One after the other, so that none has left before the next one speaks."""
-    log: list[str] = []
-    for name, line in (("alice", "the kettle is on"), ("bob", "on my way"), ("alice", "again")):
-        log.append(f"{name}: {line}")
-        shown = printed(start(own_node, tmp_path, "chat.py", name, line))
-        assert shown.splitlines() == log
+def test_participants_that_talk_at_once_print_the_same_log_and_keep_it(
+    own_node: NodeProcess, tmp_path: Path
+) -> None:
+    (both,) = [body for body in blocks(PAGE, "sh") if "chat.py alice" in body]
+    said = re.findall(r"python chat\.py (\w+) '(.+?)'", both)
+    assert len(said) == 2
+    programs = [start(own_node, tmp_path, "chat.py", *each) for each in said]
+    one, other = map(printed, programs)
+    assert one == other
+    lines = [f"{name}: {line}" for name, line in said]
+    assert sorted(one.splitlines()) == sorted(lines)
+    shown = printed(start(own_node, tmp_path, "chat.py", "alice", "again"))
+    assert shown == f"{one}alice: again\n"
     assert {path.name for path in tmp_path.glob("*.db")} == {"alice.db", "bob.db"}
 
 
@@ -93,7 +100,5 @@ def test_a_large_content_and_its_events(own_node: NodeProcess, tmp_path: Path) -
     assert matches(step.output, output), output
 
 
-def test_a_bus_and_the_protocol_alone(own_node: NodeProcess, tmp_path: Path) -> None:
-    both = "alice: hello\nalice: did you hear me?\n"
-    assert printed(start(own_node, tmp_path, "bus.py")) == both
+def test_the_protocol_alone(own_node: NodeProcess, tmp_path: Path) -> None:
     assert printed(start(own_node, tmp_path, "protocol.py")) == "[b'hello']\n"

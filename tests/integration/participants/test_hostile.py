@@ -17,13 +17,13 @@ import grpc
 import pytest
 
 from storenode.message.topics import DEFAULT_PUBSUB_TOPIC
-from storenode.sds.aio.bus import Bus, BusTransport
 from storenode.sds.aio.channel import Channel
 from storenode.sds.aio.transport import Fetched, Route
 from storenode.wire.sds.v1.message_pb2 import HistoryEntry
 from storenode.wire.storenode.v1 import store_pb2, store_pb2_grpc
 from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryResponse, WakuMessageKeyValue
+from tests.support.bus import Bus, BusTransport
 from tests.support.conversation import Said, conversation
 from tests.support.participant import SHAPE, config_of, until
 

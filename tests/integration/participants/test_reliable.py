@@ -19,19 +19,15 @@ from storenode.sds.aio.node import StoreNode
 from storenode.sds.aio.reliable.channel import ReliableChannel, SegmentationConfig
 from storenode.sds.aio.reliable.events import (
     Content,
-    ContentDropped,
     MessageDelivered,
     MessageDeliveryError,
     MessageReceived,
     MessageSendError,
     MessageSent,
     ReliableEvent,
-    SegmentRefused,
 )
 from storenode.sds.config import ChannelConfig
-from storenode.sds.limits import MAX_SETS_PER_SENDER
 from storenode.sds.segments import Revision, split
-from storenode.wire.waku.segmentation.v1.segment_pb2 import SegmentMessageProto
 from tests.support.lossy import Lossy
 from tests.support.node import NodeProcess, clean_environment
 from tests.support.pages import ROOT
@@ -183,39 +179,6 @@ async def test_a_receiver_that_restarts_between_segments_has_the_content_once(
             assert (await received(heard)).content == b"0123456789" * 100
             await alice.send_all(split(b"next", 256, Revision.PUBLISHED))
             assert (await received(heard)).content == b"next"
-
-
-async def test_hostile_segments_are_told_bounded_and_keep_no_content_away(
-    node: NodeProcess, room: str
-) -> None:
-    content = random.Random(3).randbytes(3_000)
-    genuine = split(content, 1_024, Revision.PUBLISHED)
-    forged = [SegmentMessageProto.FromString(each) for each in genuine]
-    forged[0].payload = b"another beginning"
-    forged[1].data_segment_count = 200
-    forged[2].data_segment_index = 7
-    async with pair(node, room) as (alice, bob):
-        heard = bob.events()
-        # The name is a claim: who attacks says it is alice, and comes first.
-        async with Channel.join(node.listen, room, "alice") as mallory:
-            await mallory.send(b"no segment")
-            await mallory.send_all([each.SerializeToString() for each in forged])
-            endless = [
-                SegmentMessageProto(
-                    entire_message_hash=number.to_bytes(32), data_segment_count=255, payload=b"x"
-                ).SerializeToString()
-                for number in range(MAX_SETS_PER_SENDER + 6)
-            ]
-            await mallory.wait_for(lambda status: not status.unpublished)
-            refused = [await next_of(heard, SegmentRefused) for _ in range(2)]
-            assert [type(each) for each in refused] == [SegmentRefused] * 2
-            assert all(isinstance(e, SegmentRefused) and e.sender_id == "alice" for e in refused)
-            await alice.send(content)
-            assert (await received(heard)).content == content
-            await mallory.send_all(endless)
-            dropped = await next_of(heard, ContentDropped)
-            assert isinstance(dropped, ContentDropped)
-            assert (dropped.sender_id, dropped.held) == ("alice", 1)
 
 
 class Xor:

@@ -145,8 +145,9 @@ async def peer_node(
     tls: TlsFiles | None = None,
     limits: SessionLimits = DEFAULT_SESSION_LIMITS,
     transfer_limits: TransferLimits = DEFAULT_LIMITS,
+    ahead_ns: int = 0,
 ) -> AsyncIterator[PeerNode]:
-    """Open a database and serve it to peers until the block ends."""
+    """Open a database and serve it to peers until the block ends; its clock is ``ahead_ns``."""
     async with AsyncExitStack() as stack:
         metrics = Metrics("1.0")
         database, services = await opened(stack, database_url, metrics)
@@ -177,6 +178,7 @@ async def peer_node(
         )
         coverage = Coverage(naive, statements, DatabaseIds(database))
         context = replace(context, sessions=exchange, peers=peers or PeerRules(), coverage=coverage)
+        context = replace(context, now_ns=lambda: time.time_ns() + ahead_ns)
         kind: Literal["client", "peer"] = "client" if tls is None else "peer"
         listener = bind(
             ListenAddress("--peer-listen", "127.0.0.1", port),
@@ -187,7 +189,7 @@ async def peer_node(
         )
         await listener.start()
         stack.push_async_callback(listener.stop, 0)
-        caller = Caller(PeerDialer(identity, tls), exchange)
+        caller = Caller(PeerDialer(identity, tls, clocks=context.clocks), exchange)
         stack.push_async_callback(caller.close)
         yield PeerNode(
             name,

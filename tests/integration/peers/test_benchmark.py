@@ -23,7 +23,7 @@ def test_lines_with_what_each_process_used() -> None:
         30,
     )
     assert (transfer["benchmark"], transfer["missing_on_one_side"]) == ("transfer", 2_000)
-    assert (sync["equality"], sync["compact"]) == ("xor", False)
+    assert (sync["equality"], sync["compact"]) == ("keyed", False)
     assert (secured["equality"], secured["compact"]) == ("keyed", True)
     assert secured["payload_bytes"] < sync["payload_bytes"]
     for line in (sync, transfer, secured):

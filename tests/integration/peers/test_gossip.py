@@ -153,9 +153,11 @@ def test_the_peers_of_any_node_on_the_database_confirm(fleet: Fleet) -> None:
     nobody = HeldPort()
     asked = fleet.start(*ON, "--peer", nobody.address)
     connected = fleet.start(*ON, peers=others, database_url=asked.database_url)
+    quiet = fleet.start("--gossip", "off", database_url=asked.database_url)
     exchanging(connected, 2)
-    ended, result = publish(asked, "beside it", "--min-confirms", "2", *LONG)
-    assert (ended.code, result["outcome"], result["confirms"]) == (0, "STORED", 2)
+    for node in (asked, quiet):
+        ended, result = publish(node, f"at {node.listen}", "--min-confirms", "2", *LONG)
+        assert (ended.code, result["outcome"], result["confirms"]) == (0, "STORED", 2)
 
 
 def test_a_node_that_calls_nobody_waits_for_who_calls_it(fleet: Fleet) -> None:

@@ -10,13 +10,13 @@ import psycopg
 
 from storenode.message.topics import DEFAULT_PUBSUB_TOPIC
 from storenode.sds import codec
-from storenode.sds.aio.bus import Bus
 from storenode.sds.aio.channel import Channel
 from storenode.sds.aio.many.channels import Channels
 from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 from tests.integration.peers.harness import PeerNode
 from tests.integration.rpc.harness import within
+from tests.support.bus import Bus
 
 HOUR_NS: Final = 3_600_000_000_000
 HOUR: Final = (time.time_ns() // HOUR_NS - 5) * HOUR_NS

@@ -64,6 +64,18 @@ async def test_two_nodes_become_equal_in_one_session(first: PeerNode, second: Pe
     assert second.idle()
 
 
+async def test_a_session_compares_the_clocks_of_its_nodes(
+    first: PeerNode, new_database: Callable[[], str]
+) -> None:
+    async with peer_node("slow", new_database(), ahead_ns=-7_200 * 10**9) as slow:
+        await first.synchronize(slow)
+        ((name, ahead_s),) = first.context.clocks.offsets_s().items()
+        assert (name, round(ahead_s, -3)) == ("slow", -7_000)
+        # The clock that the caller sent, by a comparison that goes by the machine's.
+        ((name, ahead_s),) = slow.context.clocks.offsets_s().items()
+        assert (name, round(ahead_s, -3)) == (first.name, 0)
+
+
 async def test_equal_nodes_find_that_out_in_one_round_trip(
     first: PeerNode, second: PeerNode
 ) -> None:

@@ -12,9 +12,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from store.db.schema.migrate import upgrade
-from store.pipeline.jobs.archive import Archiving, archive
-from store.pipeline.lake import Lake
-from store.pipeline.session import spark_session
+from store.pipeline.archive import ArchiveJob, archive
+from store.pipeline.delta import DeltaArchive
+from store.pipeline.spark import spark_session
 from tests.integration.database.filling import admitted, write
 from tests.integration.pipeline.world import batches
 from tests.support.ports import HeldPort
@@ -111,7 +111,7 @@ def archived(
     """An archive of these messages, to be copied or only read."""
     path = tmp_path_factory.mktemp("archive") / "lake"
     name = postgres.create_database(filled_database)
-    archive(spark, Archiving(postgres.url(name), Lake(str(path))))
+    archive(spark, ArchiveJob(postgres.url(name), DeltaArchive(str(path))))
     postgres.drop_database(name)
     return path
 

@@ -10,20 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from deltalake import DeltaTable
-from pyarrow.dataset import field
 from pyspark.sql import SparkSession
 
-from store.pipeline.jobs.archive import Archiving, archive
-from store.pipeline.jobs.verify import Verifying, verify
-from store.pipeline.lake import Lake
+from store.pipeline.archive import ArchiveJob, archive
+from store.pipeline.delta import DeltaArchive
 from storenode.sds import codec
 from tests.integration.pipeline.world import TODAY, admitted, messages, write
 from tests.support.pages import ROOT, files
 from tests.support.postgres import PostgresServer
 from tests.unit.builders import entry
 
-STATISTICS = "delta.dataSkippingStatsColumns"
 PROGRAMS = files((ROOT / "docs" / "pipeline-analysis.md").read_text(encoding="utf-8"))
 
 
@@ -50,7 +46,7 @@ def lake(
     ]
     made = [entry(each, timestamp=TODAY + place) for place, each in enumerate(told)]
     asyncio.run(write(url, [admitted([*messages(), *made])]))
-    archive(spark, Archiving(url, Lake(str(path))))
+    archive(spark, ArchiveJob(url, DeltaArchive(str(path))))
     return path
 
 
@@ -99,7 +95,6 @@ def test_ten_questions_have_the_same_answers_by_duckdb_and_polars(lake: Path) ->
     [
         ("with_duckdb.py", "alice"),
         ("with_polars.py", "alice"),
-        ("with_spark.py", "PushedFilters: [IsNotNull(channel), EqualTo(channel,notes)"),
         ("with_files.py", "ReadSchema: struct<channel:string,sender:string>"),
     ],
 )
@@ -115,19 +110,3 @@ def test_a_program_of_the_page_runs(
     monkeypatch.setattr(sys, "argv", [program, str(lake)])
     runpy.run_path(str(tmp_path / program), run_name="__main__")
     assert told in capsys.readouterr().out
-
-
-def test_an_archive_of_an_earlier_version_learns_which_statistics_it_has(
-    spark: SparkSession, url: str, lake_path: Path
-) -> None:
-    table = DeltaTable(lake_path / "messages")
-    assert table.metadata().configuration[STATISTICS] == "ts"
-    log = lake_path / "messages" / "_delta_log" / f"{0:020}.json"
-    log.write_text(log.read_text().replace(f'"{STATISTICS}":"ts"', '"earlier":"version"'))
-    table = DeltaTable(lake_path / "messages")
-    assert STATISTICS not in table.metadata().configuration
-    archive(spark, Archiving(url, Lake(str(lake_path))))
-    found = DeltaTable(lake_path / "messages").to_pyarrow_dataset()
-    channels = found.to_table(columns=["channel"], filter=field("channel").is_valid())["channel"]
-    assert (len(channels), channels.null_count) == (121, 0)
-    assert verify(spark, Verifying(Lake(str(lake_path)), url)).sound

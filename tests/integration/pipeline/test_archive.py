@@ -1,4 +1,4 @@
-"""Archiving: everything once, whatever is killed, whatever arrives late, whoever else archives."""
+"""ArchiveJob: everything once, whatever is killed, whatever arrives late, whoever else archives."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -15,17 +16,18 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from store.pipeline import appending, listing
+import store.pipeline.archive as archive_module
+from store.pipeline import delta, listing, manifest, writing
+from store.pipeline.archive import ArchiveJob, ArchiveReport, archive
 from store.pipeline.database import connected, lock_archiving
+from store.pipeline.delta import DeltaArchive
+from store.pipeline.diff import diff
 from store.pipeline.errors import PipelineError
-from store.pipeline.jobs import archive as archive_module
-from store.pipeline.jobs.archive import Archived, Archiving, archive
-from store.pipeline.jobs.diff import diff
-from store.pipeline.jobs.restore import Restoring, restore
-from store.pipeline.jobs.verify import Verifying, verify
-from store.pipeline.lake import Lake
 from store.pipeline.limits import VACUUM_AFTER_HOURS
-from store.pipeline.sides import LakeSide
+from store.pipeline.manifest import read_manifest
+from store.pipeline.message_sets import ArchiveMessages
+from store.pipeline.restore import RestoreJob, restore
+from store.pipeline.verify import VerifyJob, verify
 from tests.integration.pipeline.world import (
     DAY,
     HOUR,
@@ -51,8 +53,8 @@ class Killed(BaseException):
     """A death in the middle: nothing of the job's own runs afterwards."""
 
 
-def run(spark: SparkSession, url: str, lake: Path, **options: object) -> Archived:
-    return archive(spark, Archiving(url, Lake(str(lake)), **options))  # type: ignore[arg-type]
+def run(spark: SparkSession, url: str, lake: Path, **options: object) -> ArchiveReport:
+    return archive(spark, ArchiveJob(url, DeltaArchive(str(lake)), **options))  # type: ignore[arg-type]
 
 
 def assert_complete(url: str, lake: Path) -> None:
@@ -77,6 +79,37 @@ def test_an_archive_holds_every_message_once(url: str, archived: Path) -> None:
         (7, "/waku/2/rs/1/7"),
         (63, "/waku/2/rs/65535/65535"),
         (-1, "named"),
+    }
+
+
+def test_an_archive_recomputed_row_by_row_by_duckdb_is_what_its_commits_record(
+    archived: Path,
+) -> None:
+    """Hashes, hours, directories and files are those of an engine that shares no code."""
+    found = asked(
+        archived,
+        """
+        select sha256(encode(pubsub_topic) || payload || encode(content_topic)
+                   || coalesce(meta, ''::blob) || unhex(lpad(hex(ts), 16, '0'))), hash,
+               epoch_ns(day::timestamp) = ts // 86_400_000_000_000 * 86_400_000_000_000,
+               ts // 3_600_000_000_000 * 3_600_000_000_000, h0, h1, h2, h3
+        from lake
+        """,
+    )
+    assert len(found) == len(messages())
+    for computed, digest, is_placed, _, *words in found:
+        assert (computed, is_placed) == (digest.hex(), True)
+        assert digest == b"".join(word.to_bytes(8, "little", signed=True) for word in words)
+    hours: dict[int, list[int]] = {}
+    for _, _, _, hour, *words in found:
+        sums = hours.setdefault(hour, [0, 0, 0, 0, 0])
+        hours[hour] = [sums[0] + 1, *(x ^ h for x, h in zip(sums[1:], words, strict=True))]
+    recorded = read_manifest(str(archived / "manifest"))
+    assert {hour: list(each) for hour, each in recorded.required.items()} == hours
+    files = {str(Path(each).relative_to(archived / "messages")): Path(each) for each in
+             published(archived)}  # fmt: skip
+    assert {path: each.digest for path, each in recorded.files.items()} == {
+        path: sha256(file.read_bytes()).hexdigest() for path, file in files.items()
     }
 
 
@@ -124,44 +157,36 @@ def test_a_range_of_time_is_all_that_is_archived(
     assert result.sound
 
 
-def test_what_is_read_back_does_not_grow_with_files_times_hours(
-    spark: SparkSession, archived: Path
-) -> None:
-    lake = Lake(str(archived)).open()
-    rows_of = {lake.within(each): each.rows for each in lake.files()}
-    rows = appending.looked_at(spark, lake, rows_of)
-    # All of it is one task.
-    assert {row["path"]: row["count"] for row in rows if row["path"] is not None} == rows_of
-    assert len(rows) == len(rows_of) + len(hours_of(in_lake(archived)))
-    written, _ = appending.read_back(spark, lake, rows_of)
-    spans = [each.max_ts // HOUR - each.min_ts // HOUR for each in written]
-    assert sum(span + 1 for span in spans) > 2 * len(hours_of(in_lake(archived)))
-
-
 @pytest.mark.parametrize(
-    "place", ["write_files", "read_back", "publish", "note_hours", "mark_archived"]
+    "step",
+    [
+        (writing, "write_files"),
+        (writing, "read_back"),
+        (DeltaArchive, "commit"),
+        (manifest.Manifest, "append"),
+        (archive_module, "mark_archived"),
+    ],
+    ids=lambda step: step[1],
 )
 def test_a_job_that_is_killed_leaves_the_last_good_state(
     spark: SparkSession,
     url: str,
     lake_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    place: str,
+    step: tuple[object, str],
 ) -> None:
+    owner, place = step
     before = in_lake(lake_path)
     more(url, *(plain(90_000 + number, TODAY - DAY + number) for number in range(20)))
 
-    def die(*_: object) -> None:
+    def die(*_: object, **__: object) -> None:
         raise Killed
 
-    owner: object = {"publish": Lake, "note_hours": Lake, "mark_archived": archive_module}.get(
-        place, appending
-    )
     with monkeypatch.context() as patch:
         patch.setattr(owner, place, die)
         with pytest.raises(Killed):
             run(spark, url, lake_path)
-    published_already = place in {"note_hours", "mark_archived"}
+    published_already = place in {"append", "mark_archived"}
     assert in_lake(lake_path) == (sorted(held(url)) if published_already else before)
     assert marks(url) == {}
     result = run(spark, url, lake_path)
@@ -174,41 +199,42 @@ def test_a_job_that_is_killed_leaves_the_last_good_state(
 DYING = """
 import os, signal, sys
 from store.pipeline import slices
-from store.pipeline.jobs.archive import Archiving, archive
-from store.pipeline.lake import Lake
-from store.pipeline.session import spark_session
+from store.pipeline.archive import ArchiveJob, archive
+from store.pipeline.delta import DeltaArchive
+from store.pipeline.spark import spark_session
 from tests.integration.pipeline.conftest import QUICK_START
 
 slices.MIN_STEP_MESSAGES = 100
-publish, published = Lake.publish, []
+commit, committed = DeltaArchive.commit, []
 
-def publish_or_die(lake, written, note):
-    if sum(published) >= int(sys.argv[3]):
+def commit_or_die(archive, added, *rest, **more):
+    if sum(committed) >= int(sys.argv[3]):
         os.kill(os.getpid(), signal.SIGKILL)
-    publish(lake, written, note)
-    published.extend(each.rows for each in written)
+    commit(archive, added, *rest, **more)
+    committed.extend(each.rows for each in added)
 
-Lake.publish = publish_or_die
+DeltaArchive.commit = commit_or_die
 with spark_session("local[2]", QUICK_START) as session:
-    archive(session, Archiving(sys.argv[1], Lake(sys.argv[2])))
+    archive(session, ArchiveJob(sys.argv[1], DeltaArchive(sys.argv[2])))
 """
 
 
-def test_a_first_archive_that_is_killed_late_repeats_a_tenth_at_most(
-    url: str, tmp_path: Path, spark: SparkSession
+@pytest.mark.parametrize("share", [10, 50, 90])
+def test_a_first_archive_that_is_killed_repeats_only_what_was_not_committed(
+    url: str, tmp_path: Path, spark: SparkSession, share: int
 ) -> None:
     lake = tmp_path / "lake"
-    ninth = str(len(messages()) * 9 // 10)
-    process = subprocess.run([sys.executable, "-c", DYING, url, str(lake), ninth], check=False)
+    late = str(len(messages()) * share // 100)
+    process = subprocess.run([sys.executable, "-c", DYING, url, str(lake), late], check=False)
     assert process.returncode == -signal.SIGKILL
     wait_for(lambda: not locked(url))
     stayed = in_lake(lake)
     assert marks(url) == {}
     result = run(spark, url, lake)
     assert len(stayed) + result.published == len(messages())
-    assert 0 < result.published <= len(messages()) // 10
+    assert 0 < result.published <= len(messages()) * (100 - share) // 100
     assert_complete(url, lake)
-    assert verify(spark, Verifying(Lake(str(lake)), url)).sound
+    assert verify(spark, VerifyJob(DeltaArchive(str(lake)), url)).sound
 
 
 def locked(url: str) -> bool:
@@ -240,14 +266,14 @@ def test_a_job_for_another_database_does_not_publish_over_this_one(
 ) -> None:
     """Two databases may have one archive; what they have in common must not be there twice."""
     more(url, plain(90_001, NOW - 7))
-    read_back = appending.read_back
+    read_back = writing.read_back
 
     def meanwhile(*given: object) -> object:
         monkeypatch.undo()
         run(spark, url, lake_path)
         return read_back(*given)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(appending, "read_back", meanwhile)
+    monkeypatch.setattr(writing, "read_back", meanwhile)
     monkeypatch.setattr(archive_module, "lock_archiving", lambda _connection: None)
     with pytest.raises(PipelineError, match="Another job has written to the archive"):
         run(spark, url, lake_path)
@@ -323,25 +349,26 @@ def test_small_files_are_made_one(
     assert (run(spark, url, lake_path).published, len(marks(url))) == (0, len(hours_of(held(url))))
 
 
-def test_only_what_a_killed_job_left_is_removed_after_a_week(
-    spark: SparkSession, url: str, lake_path: Path
+def test_only_files_that_a_commit_removed_are_deleted_and_only_after_a_week(
+    spark: SparkSession, url: str, lake_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Files that no job has marked as its own may be those of a log that has lost its commits."""
-    lake = Lake(str(lake_path))
-    old, young = (f"{lake.begin_run()}/part.parquet" for _ in range(2))
-    unknown = f"run-{'0' * 32}/part.parquet"
+    """Files that no commit names may be those of a log that has lost its commits."""
+    monkeypatch.setattr(listing, "COMPACT_AT_FILES", 2)
+    before = set(published(lake_path))
+    more(url, plain(90_000, TODAY - DAY + 1))
+    assert run(spark, url, lake_path).compacted >= 2
+    gone = [Path(each) for each in before - set(published(lake_path))]
+    unknown = lake_path / "messages" / "day=2020-01-01" / "shard=0" / "part-unknown.parquet"
+    unknown.parent.mkdir(parents=True)
+    unknown.write_bytes(b"half a file")
     week_ago_s = time.time() - (VACUUM_AFTER_HOURS + 1) * 3_600
-    for name in (old, young, unknown):
-        path = lake_path / "messages" / name
-        path.parent.mkdir()
-        path.write_bytes(b"half a file")
-        os.utime(path, (week_ago_s, week_ago_s))
-    marker = lake_path / "unpublished" / old.split("/")[0]
-    os.utime(marker, (week_ago_s, week_ago_s))
-    assert run(spark, url, lake_path).removed == 1
-    left = [(lake_path / "messages" / name).exists() for name in (old, young, unknown)]
-    assert left == [False, True, True]
-    assert [each.name for each in marker.parent.iterdir()] == [young.split("/")[0]]
+    os.utime(unknown, (week_ago_s, week_ago_s))
+    assert (run(spark, url, lake_path).removed, all(each.exists() for each in gone)) == (0, True)
+    monkeypatch.setattr(delta, "VACUUM_AFTER_HOURS", 0)
+    assert run(spark, url, lake_path).removed == len(gone)
+    assert (unknown.exists(), any(each.exists() for each in gone)) == (True, False)
+    notes = verify(spark, VerifyJob(DeltaArchive(str(lake_path)))).notes
+    assert any(note.startswith("1 files below ") for note in notes)
     assert in_lake(lake_path) == sorted(held(url))
 
 
@@ -378,13 +405,13 @@ def test_a_path_may_look_like_a_pattern(spark: SparkSession, url: str, tmp_path:
     more(url, *(plain(90_000 + number, TODAY - DAY + number) for number in range(9)))
     assert run(spark, url, other).published == len(held(url))
     output = tmp_path / "o{u}t*"
-    sides = [LakeSide(spark, Lake(str(each))) for each in (lake, other)]
+    sides = [ArchiveMessages(spark, DeltaArchive(str(each))) for each in (lake, other)]
     assert diff(spark, *sides, output=str(output)).lacking == {"first": 9, "second": 0}
     with pytest.raises(PipelineError, match="exists already"):
         diff(spark, *sides, output=str(output))
-    assert restore(spark, Restoring(Lake(str(other)), url, diff=str(output))).given == 9
+    assert restore(spark, RestoreJob(DeltaArchive(str(other)), url, diff=str(output))).given == 9
     assert run(spark, url, lake).published == 9
-    result = verify(spark, Verifying(Lake(str(lake)), url))
+    result = verify(spark, VerifyJob(DeltaArchive(str(lake)), url))
     assert (result.sound, result.messages) == (True, len(held(url)))
 
 
@@ -396,7 +423,7 @@ def test_what_is_no_archive_is_refused(
         run(spark, url, tmp_path / "file")
     foreign = tmp_path / "foreign"
     foreign.mkdir()
-    foreign.joinpath("messages").symlink_to(archived / "hours")
+    foreign.joinpath("messages").symlink_to(archived / "claims")
     with pytest.raises(PipelineError, match="a Delta table that is no archive of storenode"):
         run(spark, url, foreign)
 

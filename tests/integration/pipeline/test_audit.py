@@ -1,9 +1,10 @@
-"""Auditing: every gap is found and nothing else, however a history is cut into blocks."""
+"""Auditing: every gap is found and nothing else, in an archive and in a database."""
 
 from __future__ import annotations
 
 import json
 import random
+import re
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -13,17 +14,16 @@ import duckdb
 import pytest
 from pyspark.sql import SparkSession
 
-from store.pipeline.causal import blocks, cycles, passes
-from store.pipeline.causal.claims import Claims
-from store.pipeline.causal.reported import Audited as Report
-from store.pipeline.causal.rows import CLAIMS
-from store.pipeline.database import FOREVER
+from store.pipeline.archive import ArchiveJob, archive
+from store.pipeline.audit import tables
+from store.pipeline.audit.audit import AuditJob, audit
+from store.pipeline.audit.summary import AuditReport as Report
+from store.pipeline.delta import DeltaArchive
 from store.pipeline.errors import PipelineError
-from store.pipeline.jobs.archive import Archiving, archive
-from store.pipeline.jobs.audit import Auditing, audit
-from store.pipeline.lake import Lake
-from store.pipeline.sides import DatabaseSide, LakeSide
+from store.pipeline.message_sets import ArchiveMessages, DatabaseMessages
+from storenode.message.printing import printable
 from storenode.sds import codec
+from storenode.sds.limits import MAX_ID_BYTES
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 from tests.integration.pipeline.world import (
     HOUR,
@@ -147,17 +147,9 @@ def filled(new_database: Callable[[], str], strange: list[Claim]) -> str:
     return url
 
 
-@pytest.fixture
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every channel is large."""
-    for module, entries in ((blocks, 100), (passes, 100), (cycles, 10_000)):
-        monkeypatch.setattr(module, "MAX_BLOCK_ENTRIES", entries)
-    monkeypatch.setattr(passes, "EXAMINED_ENTRIES", 40)
-
-
-def in_archive(spark: SparkSession, url: str, path: Path) -> LakeSide:
-    archive(spark, Archiving(url, Lake(str(path))))
-    return LakeSide(spark, Lake(str(path)).open())
+def in_archive(spark: SparkSession, url: str, path: Path) -> ArchiveMessages:
+    archive(spark, ArchiveJob(url, DeltaArchive(str(path))))
+    return ArchiveMessages(spark, DeltaArchive(str(path)).open())
 
 
 def test_an_archive_is_audited_as_a_plain_audit_does(
@@ -165,36 +157,45 @@ def test_an_archive_is_audited_as_a_plain_audit_does(
 ) -> None:
     side = in_archive(spark, filled, tmp_path / "lake")
     output = tmp_path / "found"
-    result = audit(spark, Auditing(side, output=str(output)))
+    result = audit(spark, AuditJob(side, output=str(output)))
     check(output, result, strange)
     assert not result.sound
 
 
-@pytest.mark.usefixtures("small_blocks")
-def test_large_channels_in_blocks_give_the_same(
+def test_a_database_is_audited_as_its_archive_is(
     spark: SparkSession, filled: str, strange: list[Claim], tmp_path: Path
 ) -> None:
-    side = DatabaseSide(spark, filled, "the database")
-    output, said = tmp_path / "found", list[str]()
-    result = audit(spark, Auditing(side, output=str(output), say=said.append))
-    check(output, result, strange)
-    told = "\n".join(said)
-    assert "3 channels are large" in told
-    assert "round 1:" in told
+    output = tmp_path / "found"
+    messages = DatabaseMessages(spark, filled, "the database")
+    check(output, audit(spark, AuditJob(messages, output=str(output))), strange)
 
 
-def test_a_channel_is_large_by_itself_and_not_by_its_bucket(
+def test_a_channel_that_is_too_large_is_refused_by_name(
     spark: SparkSession, filled: str, strange: list[Claim], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    side = DatabaseSide(spark, filled, "the database")
-    rows = side.messages(CLAIMS, 0, FOREVER).where("channel is not null")
     entries = Counter[str]()
     for channel, *_, parents in strange:
-        entries[channel] += 1 + len(set(parents))
-    monkeypatch.setattr(blocks, "_WEIGHED", 1)
-    for most, large in ((max(entries.values()), 0), (min(entries.values()), 3)):
-        monkeypatch.setattr(blocks, "MAX_BLOCK_ENTRIES", most)
-        assert blocks.sizes(Claims(rows)) == (sum(entries.values()), large)
+        entries[channel] += 1 + len(parents)
+    (largest, most), *_ = entries.most_common()
+    job = AuditJob(DatabaseMessages(spark, filled, "the database"))
+    monkeypatch.setattr(tables, "MAX_CHANNEL_ENTRIES", most)
+    assert audit(spark, job).counts["channels"] == len(entries)
+    monkeypatch.setattr(tables, "MAX_CHANNEL_ENTRIES", most - 1)
+    with pytest.raises(
+        PipelineError, match=rf"{re.escape(printable(largest))} has {most:,} IDs.*--from"
+    ):
+        audit(spark, job)
+
+
+def test_a_name_that_is_too_long_takes_no_memory_and_is_still_missing(
+    spark: SparkSession, new_database: Callable[[], str]
+) -> None:
+    url, long = new_database(), "ж" * 40_000
+    more(url, message("one", "x", 1, FIRST, ["y", long]), message("one", "y", 0, FIRST, []))
+    found = audit(spark, AuditJob(DatabaseMessages(spark, url, "the database")))
+    (missing,) = found.missing
+    assert MAX_ID_BYTES < len(missing["message_id"].encode()) < 4 * MAX_ID_BYTES
+    assert missing["message_id"].startswith("ж" * MAX_ID_BYTES)
 
 
 def test_hints_ranges_and_payloads_decide_what_is_held(
@@ -220,9 +221,9 @@ def test_hints_ranges_and_payloads_decide_what_is_held(
         ),
         message("room", "tip\x1b[2J", 8, FIRST + HOUR + 6, ["\x1bnever"]),
     )
-    side = DatabaseSide(spark, url, "the database")
+    side = DatabaseMessages(spark, url, "the database")
     file = tmp_path / "missing.jsonl"
-    result = audit(spark, Auditing(side, missing=str(file)))
+    result = audit(spark, AuditJob(side, missing=str(file)))
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     assert lines == [
         {"channel": "room", "message_id": "\x1bnever"},
@@ -246,20 +247,20 @@ def test_hints_ranges_and_payloads_decide_what_is_held(
     assert all(line.isprintable() for line in result.lines())
     assert json.loads(json.dumps(result.as_json()))["missing"] == 4
 
-    within = audit(spark, Auditing(side, FIRST + HOUR, FIRST + HOUR + 3))
+    within = audit(spark, AuditJob(side, FIRST + HOUR, FIRST + HOUR + 3))
     assert within.sound, within.lines()
     assert within.counts["messages"] == 2
     assert within.lines()[-1] == "Every past is complete."
 
 
 def test_nothing_is_written_over(spark: SparkSession, archived: Path, tmp_path: Path) -> None:
-    side = LakeSide(spark, Lake(str(archived)).open())
+    side = ArchiveMessages(spark, DeltaArchive(str(archived)).open())
     taken = tmp_path / "taken"
     taken.mkdir()
     for job, sentence in (
-        (Auditing(side, output=str(taken)), "exists already"),
-        (Auditing(side, missing=str(taken)), "exists already"),
-        (Auditing(side, missing=str(taken / "none" / "file")), "There is no directory"),
+        (AuditJob(side, output=str(taken)), "exists already"),
+        (AuditJob(side, missing=str(taken)), "exists already"),
+        (AuditJob(side, missing=str(taken / "none" / "file")), "There is no directory"),
     ):
         with pytest.raises(PipelineError, match=sentence) as caught:
             audit(spark, job)

@@ -18,17 +18,18 @@ from pyspark.sql import SparkSession
 from store.db.pool import Database
 from store.db.summaries.statements import DatabaseStatements
 from store.domain.coverage import Statement
-from store.pipeline.causal.reported import Audited
+from store.pipeline.archive import ArchiveJob, ArchiveReport, archive
+from store.pipeline.audit.audit import AuditJob, audit
+from store.pipeline.audit.summary import AuditReport
 from store.pipeline.claims import CLOCKS_NS, read_claims, try_claims
-from store.pipeline.contents import known_hours
-from store.pipeline.figures.findings import findings_of
-from store.pipeline.figures.gathered import Gathered
-from store.pipeline.fingerprints import Fingerprints
-from store.pipeline.jobs.archive import Archived, Archiving, archive
-from store.pipeline.jobs.audit import Auditing, audit
-from store.pipeline.jobs.report import completeness_of
-from store.pipeline.lake import Lake
-from store.pipeline.sides import LakeSide
+from store.pipeline.delta import DeltaArchive
+from store.pipeline.fingerprints import NOTHING, Fingerprints
+from store.pipeline.manifest import CommitMetadata
+from store.pipeline.message_sets import ArchiveMessages
+from store.pipeline.report.findings import findings_of
+from store.pipeline.report.gathered import Gathered
+from store.pipeline.report.report import completeness_of
+from store.pipeline.writing import known_hours
 from tests.integration.pipeline.world import DAY, HOUR, TODAY, held, in_lake, more, plain, rows
 
 SPAN = TODAY - DAY, TODAY - DAY + 3 * HOUR
@@ -56,28 +57,35 @@ def state(url: str, *spans: tuple[int, int], compared_ns: int, lost: int = 0) ->
     asyncio.run(note())
 
 
-def archived(spark: SparkSession, url: str, path: Path) -> Archived:
-    return archive(spark, Archiving(url, Lake(str(path)), mark_here=True))
+def archived(spark: SparkSession, url: str, path: Path) -> ArchiveReport:
+    return archive(spark, ArchiveJob(url, DeltaArchive(str(path)), mark_here=True))
 
 
-def audited(spark: SparkSession, path: Path, against: Path | None = None) -> Audited:
-    other = None if against is None else LakeSide(spark, Lake(str(against)))
-    return audit(spark, Auditing(LakeSide(spark, Lake(str(path))), against=other))
+def audited(spark: SparkSession, path: Path, against: Path | None = None) -> AuditReport:
+    other = None if against is None else ArchiveMessages(spark, DeltaArchive(str(against)))
+    return audit(spark, AuditJob(ArchiveMessages(spark, DeltaArchive(str(path))), against=other))
 
 
 def tried(spark: SparkSession, path: Path, against: Path) -> tuple[int | None, int]:
     """How many claims the archive of another store could try, and how many are untrue."""
 
-    def hours(of: Path) -> tuple[Lake, Fingerprints]:
-        lake = Lake(str(of)).open()
-        return lake, known_hours(spark, lake, keep=False)
+    def hours(of: Path) -> tuple[DeltaArchive, Fingerprints]:
+        lake = DeltaArchive(str(of)).open()
+        return lake, known_hours(spark, lake)
 
     found = try_claims(*hours(path), hours(against))
     return found.against, found.untrue
 
 
+def lose_a_day(archive: DeltaArchive) -> None:
+    """Remove the files of the day of the claims, with what they hold."""
+    day = SPAN[0] // DAY
+    hours = {hour: NOTHING for hour in archive.manifest.held if hour // DAY == day}
+    archive.commit([], archive.files({day}), CommitMetadata(hours=hours, lost=True))
+
+
 def kept(path: Path) -> list[dict[str, Any]]:
-    table = read_claims(Lake(str(path)))
+    table = read_claims(DeltaArchive(str(path)))
     found: list[dict[str, Any]] = table.filter(pc.is_valid(table["other_store_id"])).to_pylist()
     return found
 
@@ -103,8 +111,7 @@ def test_claims_are_kept_once_and_what_the_archive_loses_is_named(
     assert archived(spark, url, lake_path).claims == 0
     assert tried(spark, lake_path, lake_path) == (0, 0)
 
-    lake = Lake(str(lake_path)).open()
-    lake.replace(lake.files({SPAN[0] // DAY}), [])
+    lose_a_day(DeltaArchive(str(lake_path)).open_for_writing())
     found = audited(spark, lake_path)
     assert not found.sound
     (untrue,) = found.claims.listed
@@ -131,7 +138,7 @@ def others(
 
 def note(path: Path, **changes: object) -> None:
     """That the archive of the other store was brought up to date, at a time of the test's own."""
-    table = read_claims(Lake(str(path)))
+    table = read_claims(DeltaArchive(str(path)))
     row = table.filter(pc.is_null(table["other_store_id"])).slice(0, 1).to_pylist()[0] | changes
     write_deltalake(path / "claims", pa.Table.from_pylist([row], table.schema), mode="append")
 
@@ -150,8 +157,7 @@ def test_the_archive_of_the_other_store_is_believed_only_where_it_must_hold_the_
     note(theirs, recorded_ns=after)
     assert tried(spark, ours, theirs) == (1, 0)
 
-    lake = Lake(str(theirs)).open()
-    lake.replace(lake.files({SPAN[0] // DAY}), [])
+    lose_a_day(DeltaArchive(str(theirs)).open_for_writing())
     found = audited(spark, ours, theirs)
     (untrue,) = found.claims.listed
     assert (untrue["archive"], untrue["held"]) == (str(theirs), 0)

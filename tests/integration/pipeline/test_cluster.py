@@ -20,11 +20,11 @@ import pytest
 from pyspark.sql import SparkSession
 
 from bench.pipeline_show import run as run_show
-from store.pipeline.jobs.diff import diff
-from store.pipeline.jobs.fingerprint import fingerprint
-from store.pipeline.jobs.verify import Verifying, verify
-from store.pipeline.lake import Lake
-from store.pipeline.sides import DatabaseSide, LakeSide
+from store.pipeline.delta import DeltaArchive
+from store.pipeline.diff import diff
+from store.pipeline.fingerprint import fingerprint
+from store.pipeline.message_sets import ArchiveMessages, DatabaseMessages
+from store.pipeline.verify import VerifyJob, verify
 from tests.integration.pipeline.conftest import QUICK_JVM, QUICK_START
 from tests.integration.pipeline.test_diff import lacking
 from tests.integration.pipeline.world import DAY, TODAY, held, in_lake, marks, more, plain, rows
@@ -88,16 +88,16 @@ def test_jobs_come_to_the_same_through_a_connect_server(
     assert f"archive: begins, {len(held(url)):,} messages" in done.err
     assert in_lake(lake) == sorted(held(url))
     assert len(marks(url)) == done.objects[0]["hours_marked"] > 0
-    here = LakeSide(spark, Lake(str(lake)))
+    here = ArchiveMessages(spark, DeltaArchive(str(lake)))
     found = answer(url, server, "fingerprint", str(lake), "--level", "minute")
     assert found == fingerprint(here, "minute").as_json()
     more(other, *(plain(90_000 + number, TODAY - DAY + number) for number in range(9)))
     told = answer(other, server, "verify", str(lake), "--with-database")
-    assert told == verify(spark, Verifying(Lake(str(lake)), other)).as_json()
+    assert told == verify(spark, VerifyJob(DeltaArchive(str(lake)), other)).as_json()
     assert not told["sound"]
     there, near = tmp_path / "there", tmp_path / "near"
     differ = answer(other, server, "diff", str(lake), "--output", str(there))
-    local = diff(spark, here, DatabaseSide(spark, other, "the database"), output=str(near))
+    local = diff(spark, here, DatabaseMessages(spark, other, "the database"), output=str(near))
     assert {**differ, "output": None} == {**local.as_json(), "output": None}
     assert (differ["first_lacks"], differ["second_lacks"]) == (9, len(held(url)))
     for side in ("first", "second"):
@@ -116,8 +116,9 @@ def test_a_notebook_reads_an_archive_through_a_connect_server(server: str, archi
         check=False,
     )
     assert ended.returncode == 0, ended.stderr
-    assert f"{len(in_lake(archived)):,} messages came" in ended.stdout
-    assert "PushedFilters: [EqualTo(day," in ended.stdout
+    assert " messages of channels on " in ended.stdout
+    assert "PartitionFilters: [" in ended.stdout
+    assert "PushedFilters: [IsNotNull(channel)]" in ended.stdout
 
 
 def test_a_history_goes_the_whole_way(server: str, tmp_path: Path) -> None:
@@ -136,7 +137,7 @@ def test_what_is_published_is_followed_through_a_connect_server(
 
     def archived() -> bool:
         assert process.poll() is None, process.communicate()
-        return Lake(str(lake)).exists and set(in_lake(lake)) == held(url)
+        return DeltaArchive(str(lake)).exists and set(in_lake(lake)) == held(url)
 
     try:
         wait_for(lambda: bool(list(lake.glob("stream-*/commits/*"))), "the stream begins")
@@ -175,7 +176,7 @@ def test_a_job_survives_a_worker_that_dies(
     assert job.returncode == 0, err.decode()
     assert json.loads(out)["messages"] == len(held(url))
     assert in_lake(lake) == sorted(held(url))
-    assert verify(spark, Verifying(Lake(str(lake)), url)).sound
+    assert verify(spark, VerifyJob(DeltaArchive(str(lake)), url)).sound
 
 
 def executors(cluster: Cluster) -> list[list[str]]:

@@ -124,7 +124,7 @@ def test_fingerprints_that_are_known_need_no_spark(
     capsys: pytest.CaptureFixture[str],
     place: list[str],
 ) -> None:
-    monkeypatch.delattr("store.pipeline.session.spark_session")
+    monkeypatch.delattr("store.pipeline.spark.spark_session")
     monkeypatch.setenv("JAVA_HOME", places["tmp"])
     given = [each.format(**places) for each in place]
     with pytest.raises(SystemExit) as ended:
@@ -198,7 +198,7 @@ def refused(
 
     def run_here(arguments: list[str], env: dict[str, str]) -> tuple[int, str]:
         monkeypatch.setenv("STORENODE_DATA_DIR", str(tmp_path / "data"))
-        monkeypatch.delattr("store.pipeline.session.spark_session")
+        monkeypatch.delattr("store.pipeline.spark.spark_session")
         for name, value in env.items():
             monkeypatch.setenv(name, value.format(**places))
         with pytest.raises(SystemExit) as ended:

@@ -10,12 +10,12 @@ import duckdb
 import pytest
 from pyspark.sql import SparkSession
 
+from store.pipeline.archive import ArchiveJob, archive
+from store.pipeline.delta import DeltaArchive
+from store.pipeline.diff import diff
 from store.pipeline.errors import PipelineError
-from store.pipeline.jobs.archive import Archiving, archive
-from store.pipeline.jobs.diff import diff
-from store.pipeline.jobs.fingerprint import fingerprint, of_database, of_lake
-from store.pipeline.lake import Lake
-from store.pipeline.sides import DatabaseSide, LakeSide
+from store.pipeline.fingerprint import fingerprint, recorded_by, recorded_in
+from store.pipeline.message_sets import ArchiveMessages, DatabaseMessages
 from tests.integration.pipeline.world import (
     DAY,
     HOUR,
@@ -45,7 +45,11 @@ def lacking(output: Path, side: str) -> Ids:
 def test_the_same_is_found_the_same_without_reading_it(
     spark: SparkSession, url: str, archived: Path
 ) -> None:
-    result = diff(spark, LakeSide(spark, Lake(str(archived))), DatabaseSide(spark, url, "it"))
+    result = diff(
+        spark,
+        ArchiveMessages(spark, DeltaArchive(str(archived))),
+        DatabaseMessages(spark, url, "it"),
+    )
     assert result.sound
     assert result.slices == {"day": 0}
 
@@ -57,7 +61,7 @@ def test_the_result_is_that_of_two_nodes_that_reconcile(
     # The archive takes in what the database is then found to lack.
     new = [plain(90_000 + number, TODAY - DAY + number * HOUR // 7) for number in range(30)]
     more(url, *new[:10])
-    archive(spark, Archiving(url, Lake(str(lake_path))))
+    archive(spark, ArchiveJob(url, DeltaArchive(str(lake_path))))
     ours = in_lake(lake_path)
     other = sorted(set(held(url)) - set(in_lake(lake_path)))
     assert other == []
@@ -66,8 +70,8 @@ def test_the_result_is_that_of_two_nodes_that_reconcile(
     output = tmp_path / "out"
     result = diff(
         spark,
-        LakeSide(spark, Lake(str(lake_path))),
-        DatabaseSide(spark, url, "it"),
+        ArchiveMessages(spark, DeltaArchive(str(lake_path))),
+        DatabaseMessages(spark, url, "it"),
         output=str(output),
     )
     online, _ = reconcile(ours, theirs)
@@ -89,12 +93,15 @@ def test_two_archives_that_both_lack_something(
     other = tmp_path / "other"
     shutil.copytree(lake_path, other)
     more(url, *(plain(90_000 + number, TODAY - DAY + number) for number in range(5)))
-    archive(spark, Archiving(url, Lake(str(lake_path))))
+    archive(spark, ArchiveJob(url, DeltaArchive(str(lake_path))))
     second = new_database()
     more(second, *(plain(91_000 + number, TODAY - DAY + number * HOUR) for number in range(7)))
-    archive(spark, Archiving(second, Lake(str(other))))
+    archive(spark, ArchiveJob(second, DeltaArchive(str(other))))
     output = tmp_path / "out"
-    sides = (LakeSide(spark, Lake(str(lake_path))), LakeSide(spark, Lake(str(other))))
+    sides = (
+        ArchiveMessages(spark, DeltaArchive(str(lake_path))),
+        ArchiveMessages(spark, DeltaArchive(str(other))),
+    )
     result = diff(spark, *sides, output=str(output))
     online, _ = reconcile(in_lake(lake_path), in_lake(other))
     assert lacking(output, "first") == online.to_receive.pairs()
@@ -110,18 +117,18 @@ def test_two_archives_that_both_lack_something(
 def test_both_kinds_of_places_have_the_same_fingerprints(
     spark: SparkSession, url: str, archived: Path, level: str
 ) -> None:
-    lake = fingerprint(LakeSide(spark, Lake(str(archived))), level)
-    database = fingerprint(DatabaseSide(spark, url, "it"), level)
+    lake = fingerprint(ArchiveMessages(spark, DeltaArchive(str(archived))), level)
+    database = fingerprint(DatabaseMessages(spark, url, "it"), level)
     assert lake.slices == database.slices
     assert lake.total.messages == len(held(url))
     wanted = 0
     for _, digest in held(url):
         wanted ^= int.from_bytes(digest, "big")
     assert lake.total.hex == f"{wanted:064x}"
-    assert of_database(url, level) == lake.slices
-    assert of_lake(Lake(str(archived)).open(), level) == (
+    assert recorded_by(url, level) == lake.slices
+    assert recorded_in(DeltaArchive(str(archived)).open(), level) == (
         None if level == "minute" else lake.slices
     )
-    part = fingerprint(LakeSide(spark, Lake(str(archived))), level, TODAY - DAY, NOW)
+    part = fingerprint(ArchiveMessages(spark, DeltaArchive(str(archived))), level, TODAY - DAY, NOW)
     assert 0 < part.total.messages < lake.total.messages
     assert part.lines()[-1].endswith(part.total.hex)

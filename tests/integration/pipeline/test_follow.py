@@ -10,10 +10,10 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
+from store.pipeline.archive import ArchiveJob
 from store.pipeline.database import connected, lock_archiving
-from store.pipeline.jobs.archive import Archiving
-from store.pipeline.jobs.follow import Following
-from store.pipeline.lake import Lake
+from store.pipeline.delta import DeltaArchive
+from store.pipeline.follow import Following
 from store.pipeline.stream import end_of_batch, spans_between
 from tests.integration.pipeline.world import DAY, TODAY, held, in_lake, more, plain, rows
 from tests.integration.storage.following import LongTransaction
@@ -35,7 +35,7 @@ def wait_for(following: Following, reached: Callable[[], bool]) -> None:
 def test_what_is_published_is_archived_as_it_comes(
     spark: SparkSession, url: str, lake_path: Path
 ) -> None:
-    job = Archiving(url, Lake(str(lake_path)))
+    job = ArchiveJob(url, DeltaArchive(str(lake_path)))
     with connected(url) as connection:
         lock_archiving(connection)
         following = Following(spark, job, connection, 1)

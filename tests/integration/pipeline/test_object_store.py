@@ -14,21 +14,19 @@ from pyspark.sql import SparkSession
 
 from store.db.schema.migrate import upgrade
 from store.pipeline import listing, storage
-from store.pipeline.contents import KEY
+from store.pipeline.archive import ArchiveJob, ArchiveReport, archive
+from store.pipeline.audit.audit import AuditJob, audit
 from store.pipeline.database import connected, lock_archiving
+from store.pipeline.delta import DeltaArchive
+from store.pipeline.diff import diff
 from store.pipeline.errors import PipelineError
-from store.pipeline.files import batches_of
-from store.pipeline.jobs.archive import Archived, Archiving, archive
-from store.pipeline.jobs.audit import Auditing, audit
-from store.pipeline.jobs.diff import diff
-from store.pipeline.jobs.follow import Following
-from store.pipeline.jobs.repair import Repairing, repair
-from store.pipeline.jobs.restore import Restoring, restore
-from store.pipeline.jobs.verify import Verifying, verify
-from store.pipeline.lake import Lake
+from store.pipeline.follow import Following
+from store.pipeline.message_sets import ArchiveMessages, DatabaseMessages
 from store.pipeline.outputs import read_rows
-from store.pipeline.sides import DatabaseSide, LakeSide
-from store.pipeline.source import FORMAT
+from store.pipeline.repair import RepairJob, repair
+from store.pipeline.restore import RestoreJob, restore
+from store.pipeline.scan import KEY, batches_of
+from store.pipeline.verify import VerifyJob, verify
 from tests.integration.pipeline.test_follow import wait_for
 from tests.integration.pipeline.test_restore import pruned
 from tests.integration.pipeline.world import held, marks, messages, more, plain, when
@@ -47,8 +45,8 @@ def store(tmp_path_factory: pytest.TempPathFactory, profile: Path) -> Iterator[O
         profile.unlink()
 
 
-def archived(spark: SparkSession, url: str, path: str) -> Archived:
-    return archive(spark, Archiving(url, Lake(path)))
+def archived(spark: SparkSession, url: str, path: str) -> ArchiveReport:
+    return archive(spark, ArchiveJob(url, DeltaArchive(path)))
 
 
 def test_an_archive_on_s3_from_the_first_message_to_an_empty_database(
@@ -69,15 +67,17 @@ def test_an_archive_on_s3_from_the_first_message_to_an_empty_database(
     second = archived(spark, url, path)
     assert (second.published, second.compacted, second.elsewhere) == (3, 4, None)
 
-    sound = verify(spark, Verifying(Lake(path), url))
+    sound = verify(spark, VerifyJob(DeltaArchive(path), url))
     assert (sound.faults, sound.messages) == ([], len(messages()) + 3)
-    assert diff(spark, LakeSide(spark, Lake(path)), DatabaseSide(spark, url, "it")).sound
+    assert diff(
+        spark, ArchiveMessages(spark, DeltaArchive(path)), DatabaseMessages(spark, url, "it")
+    ).sound
 
     storage.move_folder(path, "messages/_delta_log", "gone")
     with pytest.raises(PipelineError, match="log that names them"):
         archived(spark, url, path)
-    assert repair(spark, Repairing(Lake(path))).anew
-    assert verify(spark, Verifying(Lake(path), url)).sound
+    assert repair(spark, RepairJob(DeltaArchive(path))).restored > 0
+    assert verify(spark, VerifyJob(DeltaArchive(path), url)).sound
 
     everything = held(url)
     assert asyncio.run(pruned(url, 1)), "retention drops what the archive on the store holds"
@@ -86,12 +86,17 @@ def test_an_archive_on_s3_from_the_first_message_to_an_empty_database(
     upgrade(empty)
     lacking = f"{store.url}/lacking"
     found = diff(
-        spark, LakeSide(spark, Lake(path)), DatabaseSide(spark, empty, "it"), output=lacking
+        spark,
+        ArchiveMessages(spark, DeltaArchive(path)),
+        DatabaseMessages(spark, empty, "it"),
+        output=lacking,
     )
     assert found.lacking == {"first": 0, "second": len(everything)}
-    assert restore(spark, Restoring(Lake(path), empty, diff=lacking)).new == len(everything)
+    assert restore(spark, RestoreJob(DeltaArchive(path), empty, diff=lacking)).new == len(
+        everything
+    )
     assert held(empty) == everything
-    assert restore(spark, Restoring(Lake(path), url)).given == len(everything)
+    assert restore(spark, RestoreJob(DeltaArchive(path), url)).given == len(everything)
     assert held(url) == everything
 
 
@@ -99,7 +104,7 @@ def test_what_is_published_goes_to_the_store_and_is_read_from_it(
     spark: SparkSession, url: str, store: ObjectStore
 ) -> None:
     path = f"{store.url}/followed"
-    job = Archiving(url, Lake(path))
+    job = ArchiveJob(url, DeltaArchive(path))
     with connected(url) as connection:
         lock_archiving(connection)
         following = Following(spark, job, connection, 1)
@@ -107,14 +112,14 @@ def test_what_is_published_goes_to_the_store_and_is_read_from_it(
         wait_for(following, lambda: following.so_far().published == len(messages()) + 1)
         following.stop()
         following.wait()
-    source = spark.read.format(FORMAT).load(path)
-    assert source.where(f"ts = {when(5)}").count() == 2
+    followed = ArchiveMessages(spark, DeltaArchive(path)).messages(("ts",), when(5), when(5) + 1)
+    assert followed.count() == 2
     output = f"{store.url}/found"
-    found = audit(spark, Auditing(LakeSide(spark, Lake(path)), output=output))
+    found = audit(spark, AuditJob(ArchiveMessages(spark, DeltaArchive(path)), output=output))
     read = read_rows(spark, f"{output}/missing", ("channel",))
     assert read.count() == found.counts["missing"] > 0
     with pytest.raises(PipelineError, match="exists already"):
-        audit(spark, Auditing(LakeSide(spark, Lake(path)), output=output))
+        audit(spark, AuditJob(ArchiveMessages(spark, DeltaArchive(path)), output=output))
 
 
 def test_of_two_writers_one_is_refused_by_the_store(
@@ -135,8 +140,10 @@ def test_requests_are_few(spark: SparkSession, url: str, store: ObjectStore) -> 
         work()
         return store.requests() - before
 
-    logs_and_manifest = 36
-    assert asked(lambda: verify(spark, Verifying(Lake(path)))) <= files + logs_and_manifest
+    log_and_manifest = 40
+    each_file_as_bytes_and_as_rows = 2 * files
+    requests = asked(lambda: verify(spark, VerifyJob(DeltaArchive(path))))
+    assert requests <= each_file_as_bytes_and_as_rows + log_and_manifest
 
 
 def test_a_large_file_is_read_in_parts_and_as_a_whole(store: ObjectStore) -> None:
@@ -151,10 +158,9 @@ def test_a_large_file_is_read_in_parts_and_as_a_whole(store: ObjectStore) -> Non
     path = f"{store.url}/large.parquet"
     with storage.for_writing(path) as sink:
         pq.write_table(table, sink, row_group_size=rows // groups)
-    with storage.at_hand(path) as here:
-        assert pq.read_table(here).equals(table)
-        assert b"".join(storage.chunks(path)) == Path(here).read_bytes()
-        assert Path(here).stat().st_size > 16 * 1024 * 1024, "it was written in several parts"
+    whole = b"".join(storage.chunks(path))
+    assert len(whole) > 16 * 1024 * 1024, "it was written in several parts"
+    assert pq.read_table(pa.BufferReader(whole)).equals(table)
     before = store.requests()
     found = pa.Table.from_batches(batches_of(path, KEY))
     assert store.requests() - before <= 1 + groups
@@ -179,7 +185,7 @@ def test_what_is_wrong_with_a_store_is_one_sentence(
     profile.write_text(store.profile(**changed))
     try:
         with pytest.raises(PipelineError, match=told) as caught:
-            Lake(path).require_usable()
+            DeltaArchive(path).require_usable()
     finally:
         profile.write_text(store.profile())
     assert "\n" not in caught.value.sentence

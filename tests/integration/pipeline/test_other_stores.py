@@ -17,14 +17,14 @@ from pyspark.sql import SparkSession
 
 from store.db.schema.migrate import upgrade
 from store.pipeline import listing, storage
+from store.pipeline.archive import ArchiveJob, archive
+from store.pipeline.audit.audit import AuditJob, audit
+from store.pipeline.delta import DeltaArchive
 from store.pipeline.errors import PipelineError
-from store.pipeline.jobs.archive import Archiving, archive
-from store.pipeline.jobs.audit import Auditing, audit
-from store.pipeline.jobs.repair import Repairing, repair
-from store.pipeline.jobs.restore import Restoring, restore
-from store.pipeline.jobs.verify import Verifying, verify
-from store.pipeline.lake import Lake
-from store.pipeline.sides import LakeSide
+from store.pipeline.message_sets import ArchiveMessages
+from store.pipeline.repair import RepairJob, repair
+from store.pipeline.restore import RestoreJob, restore
+from store.pipeline.verify import VerifyJob, verify
 from tests.integration.pipeline.world import held, messages, more, plain, when
 from tests.integration.pipeline.writers import refuse_one_of_two_writers
 from tests.support import azurite
@@ -69,22 +69,22 @@ def test_an_archive_from_the_first_message_to_an_empty_database(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     path = f"{root}/history/one"
-    assert archive(spark, Archiving(url, Lake(path))).published == len(messages())
+    assert archive(spark, ArchiveJob(url, DeltaArchive(path))).published == len(messages())
     monkeypatch.setattr(listing, "COMPACT_AT_FILES", 2)
     more(url, plain(10_000, when(0) + 1))
-    second = archive(spark, Archiving(url, Lake(path)))
+    second = archive(spark, ArchiveJob(url, DeltaArchive(path)))
     assert (second.published, second.compacted > 0) == (1, True)
     storage.move_folder(path, "messages/_delta_log", "gone")
-    assert repair(spark, Repairing(Lake(path))).anew
-    sound = verify(spark, Verifying(Lake(path), url))
+    assert repair(spark, RepairJob(DeltaArchive(path))).restored > 0
+    sound = verify(spark, VerifyJob(DeltaArchive(path), url))
     assert (sound.faults, sound.messages) == ([], len(messages()) + 1)
-    lake = Lake(path).open()
-    found = audit(spark, Auditing(LakeSide(spark, lake), record=lake))
-    again = audit(spark, Auditing(LakeSide(spark, lake), record=lake))
+    lake = DeltaArchive(path).open()
+    found = audit(spark, AuditJob(ArchiveMessages(spark, lake), record=lake))
+    again = audit(spark, AuditJob(ArchiveMessages(spark, lake), record=lake))
     assert again.as_json() == found.as_json()
     empty = postgres.url(postgres.create_database())
     upgrade(empty)
-    restore(spark, Restoring(Lake(path), empty))
+    restore(spark, RestoreJob(DeltaArchive(path), empty))
     assert held(empty) == held(url)
 
 
@@ -92,7 +92,7 @@ def test_the_store_refuses_one_of_two_writers(
     spark: SparkSession, url: str, root: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = f"{root}/two"
-    archive(spark, Archiving(url, Lake(path)))
+    archive(spark, ArchiveJob(url, DeltaArchive(path)))
     refuse_one_of_two_writers(path, monkeypatch)
 
 
@@ -104,5 +104,5 @@ def test_files_of_several_parts_and_buckets_that_are_not_there(root: str) -> Non
     with storage.for_reading(path) as source:
         assert (source.size(), len(source.read(_LARGE))) == (_LARGE, _LARGE)
     with pytest.raises(PipelineError, match="there is no such bucket") as caught:
-        Lake(path.replace(BUCKET, "none-such")).require_usable()
+        DeltaArchive(path.replace(BUCKET, "none-such")).require_usable()
     assert "\n" not in caught.value.sentence

@@ -1,8 +1,7 @@
-"""Repairing: a log that is lost is made anew from files and manifest, or nothing is changed."""
+"""RepairJob: a log that is lost is made anew from files and manifest, or nothing is changed."""
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
@@ -11,29 +10,25 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from store.pipeline import requiring
-from store.pipeline.actions import Written
-from store.pipeline.contents import known_hours
+from store.pipeline import verify as kinds
+from store.pipeline.archive import ArchiveJob, ArchiveReport, archive
+from store.pipeline.delta import DeltaArchive
 from store.pipeline.errors import PipelineError
-from store.pipeline.jobs import verify as kinds
-from store.pipeline.jobs.archive import Archived, Archiving, archive
-from store.pipeline.jobs.repair import Repaired, Repairing, repair
-from store.pipeline.jobs.verify import Verifying, verify
-from store.pipeline.lake import Lake, LakeFile
-from store.pipeline.recording import record
+from store.pipeline.repair import RepairJob, RepairReport, repair
+from store.pipeline.verify import VerifyJob, verify
 from tests.integration.pipeline.world import DAY, TODAY, held, in_lake, more, plain, published
 
 
-def run(spark: SparkSession, lake: Path, **options: bool) -> Repaired:
-    return repair(spark, Repairing(Lake(str(lake)), **options))  # type: ignore[arg-type]
+def run(spark: SparkSession, lake: Path, **options: bool) -> RepairReport:
+    return repair(spark, RepairJob(DeltaArchive(str(lake)), **options))  # type: ignore[arg-type]
 
 
-def archived_again(spark: SparkSession, url: str, lake: Path) -> Archived:
-    return archive(spark, Archiving(url, Lake(str(lake))))
+def archived_again(spark: SparkSession, url: str, lake: Path) -> ArchiveReport:
+    return archive(spark, ArchiveJob(url, DeltaArchive(str(lake))))
 
 
 def faults(spark: SparkSession, lake: Path) -> dict[str, int]:
-    result = verify(spark, Verifying(Lake(str(lake))))
+    result = verify(spark, VerifyJob(DeltaArchive(str(lake))))
     return {each.kind: each.count for each in result.faults}
 
 
@@ -46,7 +41,7 @@ def tree(lake: Path) -> dict[Path, bytes]:
 
 
 @pytest.mark.parametrize("damage", ["removed", "emptied", "torn"])
-def test_a_lost_log_is_made_anew(
+def test_a_lost_log_is_restored(
     spark: SparkSession, url: str, lake_path: Path, damage: str
 ) -> None:
     before = published(lake_path)
@@ -59,9 +54,9 @@ def test_a_lost_log_is_made_anew(
         log_of(lake_path).mkdir()
     damaged = tree(lake_path)
     told = run(spark, lake_path, dry_run=True)
-    assert (told.added, told.anew, tree(lake_path) == damaged) == (len(before), True, True)
+    assert (told.files, told.restored > 0, tree(lake_path) == damaged) == (len(before), True, True)
     result = run(spark, lake_path)
-    assert (result.sound, result.added, result.messages) == (True, len(before), len(held(url)))
+    assert (result.sound, result.files) == (True, len(before))
     assert (result.aside is not None) == (damage == "torn")
     assert sorted(published(lake_path)) == sorted(before)
     remade = DeltaTable(lake_path / "messages").get_add_actions(flatten=True)
@@ -71,47 +66,36 @@ def test_a_lost_log_is_made_anew(
     ]
     assert faults(spark, lake_path) == {}
     assert archived_again(spark, url, lake_path).published == 0
-    assert (run(spark, lake_path).added, in_lake(lake_path)) == (0, sorted(held(url)))
+    assert (run(spark, lake_path).restored, in_lake(lake_path)) == (0, sorted(held(url)))
 
 
-def rewrite(lake: Lake, day: int) -> int:
-    """Put a copy in the place of a file of a day, as compaction does with several; its rows."""
-    file = max(lake.open().files([day]), key=LakeFile.size)
-    old = lake.within(file)
-    path = f"{lake.begin_run()}/{old.split('/', 1)[1]}"
-    source = Path(file.path.removeprefix("file://"))
-    copy = source.parents[3] / path
-    copy.parent.mkdir(parents=True)
-    shutil.copy(source, copy)
-    times = pq.ParquetFile(copy).read(["ts"])["ts"].to_pylist()
-    name = str(copy.parent.parent.name).removeprefix("day=")
-    size = copy.stat().st_size
-    ends = min(times), max(times)
-    lake.replace([file], [Written(path, name, file.shard, size, file.rows, *ends)])
-    return file.rows
-
-
-def test_lost_commits_are_made_good_by_one(spark: SparkSession, url: str, lake_path: Path) -> None:
+def test_lost_commits_are_restored(spark: SparkSession, url: str, lake_path: Path) -> None:
     newest = DeltaTable(lake_path / "messages").version()
-    late = TODAY - DAY
-    more(url, plain(90_000, late))
+    more(url, plain(90_000, TODAY - DAY))
     archived_again(spark, url, lake_path)
-    lake = Lake(str(lake_path))
-    rows = rewrite(lake, late // DAY)
-    rewrite(lake, late // DAY - 1)
-    record(spark, lake, known_hours(spark, lake, keep=True))
-    for version in range(newest + 1, lake.version + 1):
-        (log_of(lake_path) / f"{version:020}.json").unlink()
-    assert faults(spark, lake_path)[requiring.LOST_FILE] == 3
-    # A job that runs before the log is repaired makes nothing worse.
-    record(spark, lake.open(), known_hours(spark, lake, keep=False))
-    assert faults(spark, lake_path)[requiring.LOST_FILE] == 2
+    whole = tree(log_of(lake_path))
+    (log_of(lake_path) / f"{newest + 1:020}.json").unlink()
+    assert faults(spark, lake_path)[kinds.LOST_FILE] == 1
+    with pytest.raises(PipelineError, match=r"has lost commits.* Run `storenode pipeline repair`"):
+        archived_again(spark, url, lake_path)
     result = run(spark, lake_path)
-    assert (result.sound, result.anew) == (True, False)
-    # The other day is there as it was before it was rewritten.
-    assert (result.added, result.removed, result.messages) == (2, 1, rows + 1)
+    assert (result.sound, result.restored, result.removed) == (True, newest + 2, 0)
+    assert tree(log_of(lake_path)) == whole
     assert in_lake(lake_path) == sorted(held(url))
     assert archived_again(spark, url, lake_path).published == 0
+    assert faults(spark, lake_path) == {}
+
+
+def test_a_commit_that_was_altered_is_found_and_restored(
+    spark: SparkSession, lake_path: Path
+) -> None:
+    commit = log_of(lake_path) / f"{1:020}.json"
+    whole = commit.read_bytes()
+    lines = whole.splitlines(keepends=True)
+    commit.write_bytes(b"".join(line for line in lines if b'"add"' not in line))
+    assert kinds.BROKEN_MANIFEST in faults(spark, lake_path)
+    assert run(spark, lake_path).restored > 0
+    assert commit.read_bytes() == whole
     assert faults(spark, lake_path) == {}
 
 
@@ -127,12 +111,11 @@ def test_a_file_that_does_not_agree_is_refused_or_left_out(
     result = run(spark, lake_path)
     assert result.refused
     found = {each.kind: each.count for each in result.faults}
-    assert (found[requiring.CHANGED_FILE], found[kinds.UNREADABLE]) == (1, 1)
-    assert found[requiring.LOST_HOUR] > 1
+    assert (found[kinds.CHANGED_FILE], found[kinds.UNREADABLE]) == (1, 1)
     assert lost.name in " ".join(result.lines())
     assert tree(lake_path) == damaged
-    assert run(spark, lake_path, leave_out=True).added == len(by_rows) - 2
-    assert faults(spark, lake_path)[requiring.LOST_FILE] == 2
+    assert run(spark, lake_path, leave_out=True).removed == 2
+    assert faults(spark, lake_path).keys() == {kinds.LOST_HOUR}
     # The database still has all of it.
     archived_again(spark, url, lake_path)
     assert faults(spark, lake_path) == {}
@@ -151,22 +134,22 @@ def test_files_that_are_gone_are_left_out_and_archived_again(
     assert file.name in " ".join(refused.lines())
     assert tree(lake_path) == before
     result = run(spark, lake_path, leave_out=True)
-    assert (result.refused, result.added, result.removed) == (False, 0, 1)
-    assert faults(spark, lake_path)[requiring.LOST_FILE] == 1
+    assert (result.refused, result.restored, result.removed) == (False, 0, 1)
+    assert faults(spark, lake_path).keys() == {kinds.LOST_HOUR}
     assert archived_again(spark, url, lake_path).published > 0
     assert faults(spark, lake_path) == {}
     assert in_lake(lake_path) == sorted(held(url))
 
 
-def test_an_entry_does_not_lead_out_of_the_archive(
+def test_a_commit_does_not_lead_out_of_the_archive(
     spark: SparkSession, lake_path: Path, tmp_path: Path
 ) -> None:
     outside = shutil.copy(published(lake_path)[0], tmp_path / "part-1.parquet")
-    entries = lake_path / "manifest"
-    entry = max(entries.iterdir())
-    told = json.loads(entry.read_bytes())
-    told["added"][0][0] = f"../../{Path(outside).name}"
-    entry.write_text(json.dumps(told))
+    copy = max((lake_path / "manifest").iterdir())
+    path = Path(published(lake_path)[0]).relative_to(lake_path / "messages")
+    text = copy.read_text()
+    assert str(path) in text
+    copy.write_text(text.replace(str(path), f"../../{Path(outside).name}"))
     shutil.rmtree(log_of(lake_path))
     result = run(spark, lake_path)
     assert result.refused

@@ -12,20 +12,16 @@ import pytest
 from pyspark.sql import SparkSession
 
 from store.cli.admin import ask_status, peers_of
+from store.pipeline.delta import DeltaArchive
 from store.pipeline.errors import PipelineError
-from store.pipeline.figures.arrivals import EDGES_S
-from store.pipeline.figures.gathered import ChannelPast, Gathered, Lost
-from store.pipeline.figures.limits import (
+from store.pipeline.report.arrivals import EDGES_S
+from store.pipeline.report.gathered import ChannelPast, Gathered, Lost
+from store.pipeline.report.limits import (
     MAX_NAME_CHARS,
     MAX_RANKED,
-    MAX_WITHOUT_PAGES,
-    PER_PAGE,
 )
-from store.pipeline.figures.names import shown
-from store.pipeline.figures.names import time as time_of
-from store.pipeline.figures.traffic import Gap, Traffic
-from store.pipeline.jobs.report import Reporting, report
-from store.pipeline.lake import Lake
+from store.pipeline.report.report import ReportJob, report
+from store.pipeline.report.traffic import Gap, Traffic
 from storenode.sds import codec
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 from tests.integration.pipeline.world import (
@@ -44,7 +40,6 @@ from tests.integration.pipeline.world import (
 )
 from tests.support.node import running_node
 from tests.unit.builders import entry
-from tests.unit.pipeline.test_listed import reached
 
 NO_CREDENTIALS = dict.fromkeys(("token_file", "tls_ca", "tls_cert", "tls_key"))
 
@@ -59,8 +54,8 @@ def reported(
     **options: object,
 ) -> Gathered:
     """A report's figures; an audit takes several times as long as all others."""
-    opened = None if lake is None else Lake(str(lake))
-    job = Reporting(page, opened, url, audit=audit, **options)  # type: ignore[arg-type]
+    opened = None if lake is None else DeltaArchive(str(lake))
+    job = ReportJob(page, opened, url, audit=audit, **options)  # type: ignore[arg-type]
     return report(spark, job).gathered
 
 
@@ -246,7 +241,7 @@ def test_of_thousands_of_hostile_channels_the_largest_fit_on_a_page(
     spark: SparkSession, new_database: Callable[[], str], tmp_path: Path
 ) -> None:
     names = ["<script>alert(1)</script>", "\u202e", "x" * 200, "\x00\x1b[31m"]
-    names += [f"channel-{number}" for number in range(2 * PER_PAGE)]
+    names += [f"channel-{number}" for number in range(2_000)]
     url, page = new_database(), tmp_path / "page.html"
     made = [
         entry(codec.encode(name, f"id-{number}-{copy}"), timestamp=TODAY - HOUR + 7 * number + copy)
@@ -266,44 +261,6 @@ def test_of_thousands_of_hostile_channels_the_largest_fit_on_a_page(
     assert "<script" not in text
     assert "\u202e" not in text
     assert len(text) < 400_000
-    pages = reached(page)
-    texts = {each for page, found in pages.items() if "-0-" in page.name for each in found.texts}
-    assert {shown(name) for name in names} <= texts, "each is reached by links alone"
-    assert all(each.tags.count("tr") <= PER_PAGE + 1 for each in pages.values())
-    assert not {"script", "img"} & {tag for each in pages.values() for tag in each.tags}
-
-
-def test_all_channels_are_listed_with_what_they_lack(
-    spark: SparkSession, new_database: Callable[[], str], tmp_path: Path
-) -> None:
-    url, page = new_database(), tmp_path / "page.html"
-    made = [
-        entry(codec.encode(f"c-{number:03}", "a", lamport=1), timestamp=TODAY - DAY + number)
-        for number in range(MAX_WITHOUT_PAGES + 1)
-    ]
-    lacking = [("b", 2, "lost"), ("c", 3, "b")]
-    made += [
-        entry(
-            codec.encode("c-007", name, lamport=lamport, parents=[(parent, None)]),
-            timestamp=TODAY - HOUR + lamport,
-        )
-        for name, lamport, parent in lacking
-    ]
-    asyncio.run(write(url, [admitted(made)]))
-    job = report(spark, Reporting(page, None, url))
-    assert job.pages == tmp_path / "page-pages"
-    assert f"Its pages of all channels are in {job.pages}." in job.lines()
-    (listed,) = job.pages.glob("channels-0-*.html")
-    said = [each for each in reached(page)[listed].texts if each]
-    at = len(said) - said[::-1].index("c-007") - 1
-    assert said[at : at + 7] == [
-        *("c-007", "3", said[at + 2], time_of(TODAY - HOUR)),
-        *(time_of(TODAY - DAY), "1", "2"),
-    ]
-    assert said[at + 7] == "c-008"
-    assert said[at + 12 : at + 14] == ["0", "0"]
-    with pytest.raises(PipelineError, match="page-pages exists already"):
-        report(spark, Reporting(page.with_suffix(".htm"), None, url))
 
 
 def test_a_page_is_never_written_over_and_never_in_part(

@@ -1,4 +1,4 @@
-"""Restoring: an archive gives back what retention dropped, and nodes that serve see it at once."""
+"""RestoreJob: an archive gives back what retention dropped, and nodes that serve see it at once."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from store.db.checks.check import check
 from store.db.locks import COMMIT_ORDER
 from store.db.maintenance.retention import prune
 from store.domain.retention import RetentionPolicy
+from store.pipeline.archive import ArchiveJob, archive
+from store.pipeline.delta import DeltaArchive
+from store.pipeline.diff import DiffReport, diff
 from store.pipeline.errors import PipelineError
-from store.pipeline.interrupts import TERMINATED
-from store.pipeline.jobs.archive import Archiving, archive
-from store.pipeline.jobs.diff import Differences, diff
-from store.pipeline.jobs.restore import Restored, Restoring, restore
-from store.pipeline.jobs.verify import Verifying, verify
-from store.pipeline.lake import Lake
-from store.pipeline.sides import DatabaseSide, LakeSide
+from store.pipeline.message_sets import ArchiveMessages, DatabaseMessages
+from store.pipeline.restore import RestoreJob, RestoreReport, restore
+from store.pipeline.signals import TERMINATED
+from store.pipeline.verify import VerifyJob, verify
 from tests.integration.database.rows import opened
 from tests.integration.pipeline.conftest import QUICKLY
 from tests.integration.pipeline.test_archive import PATIENCE_S, locked, wait_for
@@ -37,15 +37,15 @@ from tests.support.node import running_node
 from tests.support.polling import until
 
 
-def run(spark: SparkSession, url: str, lake: Path, **options: object) -> Restored:
-    return restore(spark, Restoring(Lake(str(lake)), url, **options))  # type: ignore[arg-type]
+def run(spark: SparkSession, url: str, lake: Path, **options: object) -> RestoreReport:
+    return restore(spark, RestoreJob(DeltaArchive(str(lake)), url, **options))  # type: ignore[arg-type]
 
 
-def compared(spark: SparkSession, url: str, lake: Path, output: Path | None = None) -> Differences:
+def compared(spark: SparkSession, url: str, lake: Path, output: Path | None = None) -> DiffReport:
     return diff(
         spark,
-        LakeSide(spark, Lake(str(lake))),
-        DatabaseSide(spark, url, "it"),
+        ArchiveMessages(spark, DeltaArchive(str(lake))),
+        DatabaseMessages(spark, url, "it"),
         output=None if output is None else str(output),
     )
 
@@ -69,8 +69,8 @@ async def pruned(url: str, days: int) -> list[str]:
 def test_what_retention_dropped_comes_back(spark: SparkSession, url: str, tmp_path: Path) -> None:
     """Archive, verify, drop a part, compare, restore, compare again: nothing differs."""
     lake, everything = tmp_path / "lake", held(url)
-    archive(spark, Archiving(url, Lake(str(lake))))
-    assert verify(spark, Verifying(Lake(str(lake)), url)).sound
+    archive(spark, ArchiveJob(url, DeltaArchive(str(lake))))
+    assert verify(spark, VerifyJob(DeltaArchive(str(lake)), url)).sound
     with running_node(
         tmp_path / "node", "--retention", "off", "--gossip", "off", database_url=url
     ) as node:
@@ -97,7 +97,7 @@ def test_what_retention_dropped_comes_back(spark: SparkSession, url: str, tmp_pa
     assert report.findings == []
     assert report.full
     assert run(spark, url, lake).new == 0
-    assert verify(spark, Verifying(Lake(str(lake)), url)).sound
+    assert verify(spark, VerifyJob(DeltaArchive(str(lake)), url)).sound
 
 
 def assert_followed(follower: subprocess.Popen[bytes], hashes: set[str]) -> None:
@@ -142,7 +142,7 @@ def test_what_is_no_diff_is_refused(
     with pytest.raises(PipelineError, match="cannot be read as the output of a diff"):
         run(spark, url, archived, diff=str(tmp_path / "none"))
     with pytest.raises(PipelineError, match="is not the output of a diff"):
-        run(spark, url, archived, diff=str(archived / "hours"))
+        run(spark, url, archived, diff=str(archived / "claims"))
 
 
 def test_a_restore_that_is_killed_is_run_again(

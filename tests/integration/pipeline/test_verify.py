@@ -1,8 +1,7 @@
-"""Verifying: a sound archive is found sound, and every kind of damage is found and named."""
+"""VerifyJob: a sound archive is found sound, and every kind of damage is found and named."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,16 +10,19 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from store.pipeline import checking, requiring
+from store.pipeline import checks
+from store.pipeline import verify as kinds
+from store.pipeline.archive import ArchiveJob, archive
+from store.pipeline.delta import DeltaArchive
 from store.pipeline.errors import PipelineError
-from store.pipeline.jobs import verify as kinds
-from store.pipeline.jobs.verify import Verified, Verifying, file_checks, verify
-from store.pipeline.lake import Lake
+from store.pipeline.fingerprints import Fingerprint
+from store.pipeline.verify import VerifyJob, VerifyReport, catch_up, verify
 from tests.integration.pipeline.world import (
     DAY,
     HOUR,
     NOW,
     TODAY,
+    held,
     hours_of,
     in_lake,
     messages,
@@ -33,11 +35,11 @@ TS, PAYLOAD, META = "ts", "payload", "meta"
 Rows = list[dict[str, object]]
 
 
-def run(spark: SparkSession, lake: Path, **options: object) -> Verified:
-    return verify(spark, Verifying(Lake(str(lake)), **options))  # type: ignore[arg-type]
+def run(spark: SparkSession, lake: Path, **options: object) -> VerifyReport:
+    return verify(spark, VerifyJob(DeltaArchive(str(lake)), **options))  # type: ignore[arg-type]
 
 
-def found(result: Verified) -> dict[str, int]:
+def found(result: VerifyReport) -> dict[str, int]:
     return {fault.kind: fault.count for fault in result.faults}
 
 
@@ -64,24 +66,39 @@ def test_a_sound_archive_is_found_sound(spark: SparkSession, url: str, archived:
     assert result.as_json()["compared_with_database"]
 
 
-def test_what_is_collected_does_not_grow_with_files_times_hours(
-    spark: SparkSession, archived: Path
+def test_messages_after_the_newest_commit_are_not_archived_yet(
+    spark: SparkSession, url: str, archived: Path
 ) -> None:
-    files = Lake(str(archived)).open().files()
-    rows = file_checks(spark, files)
-    by_kind = Counter(row["kind"] for row in rows)
-    hours = len(hours_of(in_lake(archived)))
-    # All of it is one task.
-    assert by_kind == {kinds.FILE: len(files), kinds.HOUR: hours}
-    spans = [row["last_ns"] - row["start_ns"] for row in rows if row["kind"] == kinds.FILE]
-    assert sum(span // HOUR + 1 for span in spans) > 2 * hours
-
-
-def test_what_the_database_has_more_is_found(spark: SparkSession, url: str, archived: Path) -> None:
+    """A late message of an archived hour, and the first one of another hour."""
     more(url, plain(90_001, TODAY - DAY), plain(90_002, TODAY - 9 * DAY))
     result = run(spark, archived, url=url)
-    assert found(result) == {kinds.DIFFERENT: 2}
-    assert run(spark, archived, url=url, low_ns=TODAY - DAY // 2, high_ns=NOW).sound
+    assert (result.sound, result.not_archived_yet) == (True, 2)
+    assert "2 messages came after the archive's newest commit" in " ".join(result.lines())
+
+
+def test_messages_that_the_archive_should_hold_are_missing_from_it(
+    spark: SparkSession, url: str, lake_path: Path
+) -> None:
+    more(url, plain(90_001, TODAY - DAY), plain(90_002, TODAY - 9 * DAY))
+    other = lake_path.with_name("other")
+    archive(spark, ArchiveJob(url, DeltaArchive(str(other)), high_ns=TODAY - 8 * DAY))
+    more(url, plain(90_003, TODAY - DAY + 1))
+    hours = {ts // HOUR for ts, _ in held(url) if TODAY - 8 * DAY <= ts < NOW // HOUR * HOUR}
+    result = run(spark, other, url=url)
+    assert found(result) == {kinds.DIFFERENT: len(hours)}
+    assert run(spark, other, url=url, high_ns=TODAY - 8 * DAY).sound
+
+
+def test_an_archive_may_hold_some_of_the_commits_after_the_one_that_it_names() -> None:
+    one, two = Fingerprint(1, 1, 0, 0, 0), Fingerprint(1, 2, 0, 0, 0)
+    for held_of, missing in ((one, 2), (one.joined(two), 1)):
+        wanted = {0: one}
+        later = [{0: two}, {0: two, HOUR: one}]
+        assert catch_up(wanted, later, {0: held_of}) == missing
+        assert wanted == {0: held_of}
+    wanted = {0: one}
+    assert catch_up(wanted, [{0: two}], {0: two}) == 1
+    assert wanted == {0: one}
 
 
 def tampered(rows: Rows) -> Rows:
@@ -124,21 +141,20 @@ def fewer(rows: Rows) -> Rows:
 @pytest.mark.parametrize(
     ("change", "wanted"),
     [
-        (tampered, {checking.WRONG_HASH: 2}),
-        (moved, {checking.WRONG_WORDS: 1, kinds.WRONG_HOUR: 1, requiring.LOST_HOUR: 1}),
-        (elsewhere, {checking.WRONG_HASH: 1, checking.WRONG_PLACE: 1}),
+        (tampered, {checks.WRONG_HASH: 2}),
+        (moved, {checks.WRONG_WORDS: 1, kinds.LOST_HOUR: 1}),
+        (elsewhere, {checks.WRONG_HASH: 1, checks.WRONG_PLACE: 1}),
         (
             another_day,
             {
-                checking.WRONG_HASH: 1,
+                checks.WRONG_HASH: 1,
                 kinds.WRONG_DAY: 1,
-                kinds.WRONG_HOUR: 1,
-                requiring.LOST_HOUR: 1,
+                kinds.LOST_HOUR: 1,
             },
         ),
-        (twice, {kinds.WRONG_ROWS: 1, kinds.TWICE: 1, kinds.WRONG_HOUR: 1}),
-        (strange, {checking.NOT_ELIGIBLE: 3, checking.WRONG_HASH: 3, checking.TOO_LONG: 1}),
-        (fewer, {kinds.WRONG_ROWS: 1, kinds.WRONG_HOUR: 1, requiring.LOST_HOUR: 1}),
+        (twice, {kinds.WRONG_ROWS: 1, kinds.TWICE: 1}),
+        (strange, {checks.NOT_ELIGIBLE: 3, checks.WRONG_HASH: 3, checks.TOO_LONG: 1}),
+        (fewer, {kinds.WRONG_ROWS: 1, kinds.LOST_HOUR: 1}),
     ],
 )
 def test_damage_is_found_and_named(
@@ -149,10 +165,10 @@ def test_damage_is_found_and_named(
 ) -> None:
     file = rewrite(lake_path, change)
     result = run(spark, lake_path)
-    assert found(result) == {**wanted, requiring.CHANGED_FILE: 1}
+    assert found(result) == {**wanted, kinds.CHANGED_FILE: 1}
     assert not result.sound
     told = " ".join(result.lines())
-    assert file.name in told or "times" in told or "noted" in told
+    assert file.name in told or "times" in told
 
 
 def test_files_that_cannot_be_read_are_named_and_the_others_verified(

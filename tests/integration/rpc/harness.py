@@ -19,6 +19,7 @@ from store.db.schema.partitions import PartitionMap
 from store.db.sds.reader import DatabaseSdsReader
 from store.db.writing.writer import DatabaseWriter
 from store.domain.access import Access
+from store.domain.limits import DEFAULT_PAGE_BYTES, RequestLimits
 from store.domain.ports import Services
 from store.domain.quota import ClientLimits, Quota
 from store.observe.metrics import Metrics
@@ -37,6 +38,7 @@ ADMIN = "/storenode.v1.Admin/"
 PUBSUB = "/waku/2/rs/1/4"
 CONTENT = "/app/1/chat/proto"
 TIMEOUT_S = 90.0
+DEFAULT_LIMITS = RequestLimits()
 IDENTITY = NodeIdentity("node-a", "store-a", "1.2.3")
 
 _T = TypeVar("_T")
@@ -51,6 +53,11 @@ class Rules:
     policy: Policy = field(default_factory=lambda: Policy(max_drift_ns=None))
     unready: str | None = None
     monotonic_ns: Callable[[], int] = time.monotonic_ns
+
+    @property
+    def halted(self) -> str | None:
+        """Why no calls are served."""
+        return self.unready
 
 
 @dataclass
@@ -106,16 +113,20 @@ async def serve(
     peer_limits: ClientLimits | None = None,
     open_admin: bool = False,
     tls: grpc.ServerCredentials | None = None,
+    read_only: bool = False,
+    limits: RequestLimits = DEFAULT_LIMITS,
 ) -> AsyncIterator[Node]:
     """Open a database and serve it until the block ends."""
     rules = rules or Rules()
     async with AsyncExitStack() as stack:
         metrics = Metrics(IDENTITY.version)
-        _, services = await opened(stack, database_url, metrics)
+        _, services = await opened(stack, database_url, metrics, limits.page_bytes)
         context = replace(
             context_of(IDENTITY, services, rules, metrics),
             quota=quota or Quota(),
             open_admin=open_admin,
+            read_only=read_only,
+            limits=limits,
             peers=peers,
             peer_limits=peer_limits or ClientLimits(),
         )
@@ -138,7 +149,9 @@ async def serve(
         yield Node(address, services, context, rules, channel, server)
 
 
-async def opened(stack: AsyncExitStack, url: str, metrics: Metrics) -> tuple[Database, Services]:
+async def opened(
+    stack: AsyncExitStack, url: str, metrics: Metrics, page_bytes: int = DEFAULT_PAGE_BYTES
+) -> tuple[Database, Services]:
     """A database, and what a node serves from it, until the stack is closed."""
     database = await Database.open(url)
     stack.push_async_callback(database.close)
@@ -149,11 +162,11 @@ async def opened(stack: AsyncExitStack, url: str, metrics: Metrics) -> tuple[Dat
     )
     await writer.start()
     stack.push_async_callback(writer.stop)
-    feed = DatabaseFeed(database)
+    feed = DatabaseFeed(database, page_bytes=page_bytes)
     await feed.start()
     stack.push_async_callback(feed.stop)
-    reader = DatabaseReader(database, lambda: feed.messages_ever)
-    sds, cursors = DatabaseSdsReader(database), follow_cursors(database)
+    reader = DatabaseReader(database, lambda: feed.counted, page_bytes)
+    sds, cursors = DatabaseSdsReader(database, page_bytes), follow_cursors(database)
     return database, Services(writer, reader, feed, sds, cursors)
 
 

@@ -126,6 +126,14 @@ async def test_status_tells_what_the_node_holds(database_url: str) -> None:
         assert sentence == "starting"
 
 
+async def test_a_node_that_only_reads_synchronizes_with_nobody(database_url: str) -> None:
+    serving = serve(database_url, listener="admin", open_admin=True, read_only=True)
+    async with serving as node:
+        code, sentence = await failure(node.unary(ADMIN + "Synchronize", b""))
+        assert code is grpc.StatusCode.FAILED_PRECONDITION
+        assert "this node only reads (--read-only) and has no peers" in sentence
+
+
 @pytest.mark.parametrize("method", ["Scan", "Follow", "GetSdsMessages", "GetCausalHistory"])
 async def test_a_node_that_is_not_ready_refuses_streams(node: Node, method: str) -> None:
     node.rules.unready = "the database does not answer: retry with backoff"

@@ -7,6 +7,7 @@ import re
 import signal
 import socket
 import stat
+import time
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
@@ -16,10 +17,12 @@ import psutil
 import pytest
 from grpc_health.v1.health_pb2 import HealthCheckResponse
 
+from storenode.client.messages import new_message, new_request
 from storenode.wire.storenode.v1.store_pb2 import (
     FollowRequest,
     PublishRequest,
     PublishResponse,
+    ScanRequest,
 )
 from storenode.wire.storenode.v1.store_pb2_grpc import StoreStub
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest
@@ -32,6 +35,7 @@ from tests.integration.run.helpers import (
     run_to_end,
     watch_health,
 )
+from tests.support.fleet import CONTENT, PUBSUB
 from tests.support.node import NodeProcess, running_node
 from tests.support.polling import eventually
 
@@ -179,6 +183,30 @@ def test_followers_are_told_to_go_elsewhere(tmp_path: Path, database_url: str) -
             next(pages)
         assert ending.value.code() is grpc.StatusCode.UNAVAILABLE
         assert node.wait() == 0
+
+
+def test_a_scan_that_is_not_read_does_not_keep_a_node_from_ending(
+    tmp_path: Path, database_url: str
+) -> None:
+    now_ns = time.time_ns()
+    messages = [
+        new_message(bytes(140_000), CONTENT, PUBSUB, now_ns - number) for number in range(300)
+    ]
+    with (
+        running_node(tmp_path / "data", "--drain-timeout", "1h", database_url=database_url) as node,
+        grpc.insecure_channel(node.listen) as channel,
+    ):
+        stub = StoreStub(channel)
+        for start in range(0, len(messages), 50):
+            stub.Publish(new_request(messages[start : start + 50]), timeout=TIMEOUT_S)
+        pages = iter(stub.Scan(ScanRequest(include_data=True), timeout=TIMEOUT_S))
+        next(pages)
+        node.signal(signal.SIGTERM)
+        assert node.wait() == 0
+        with pytest.raises(grpc.RpcError) as ending:
+            for _ in pages:
+                pass
+        assert ending.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
 def test_calls_under_way_are_cut_off_after_the_drain_timeout(

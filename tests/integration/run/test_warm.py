@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import psutil
@@ -12,6 +13,8 @@ import pytest
 
 from tests.support import warm
 from tests.support.node import COMMAND, NodeProcess, clean_environment
+from tests.support.pages import ROOT
+from tests.support.polling import eventually
 
 
 def ended(environment: dict[str, str], *arguments: str) -> tuple[int, bytes, bytes]:
@@ -62,3 +65,37 @@ def test_what_another_environment_would_import_is_executed(tmp_path: Path) -> No
     with warm.popen([COMMAND, *arguments], env=environment, stdout=subprocess.PIPE) as process:
         assert psutil.Process(process.pid).parent() == psutil.Process()
         process.kill()
+
+
+RUNNER = """
+import sys
+from pathlib import Path
+from tests.support import warm
+from tests.support.node import NodeProcess
+
+how, directory, url = sys.argv[1:]
+if how == "forked":
+    warm.use()
+node = NodeProcess(Path(directory), database_url=url).start()
+print(node.process.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("how", ["forked", "executed"])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_a_node_ends_with_the_process_that_started_it(
+    how: str, number: signal.Signals, tmp_path: Path, database_url: str
+) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", RUNNER, how, str(tmp_path / "node"), database_url],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=clean_environment(PYTHONPATH=str(ROOT)),
+    ) as runner:
+        assert runner.stdout is not None
+        node = psutil.Process(int(runner.stdout.readline()))
+        runner.send_signal(number)
+        runner.wait()
+    # Nobody may collect it: what has ended stays as a zombie then.
+    eventually(lambda: not node.is_running() or node.status() == psutil.STATUS_ZOMBIE)

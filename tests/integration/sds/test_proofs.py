@@ -9,11 +9,7 @@ from unittest.mock import patch
 
 import pytest
 
-from store.db.maintenance import lacking
-from store.db.maintenance.lacking import PROVEN
-from store.db.maintenance.rebuild import Rebuilder
 from store.db.pool import Connection
-from store.db.schema import apply, migrate
 from store.db.sds import claims as db_claims
 from store.db.sds.reader import DatabaseSdsReader
 from store.db.writing import writer as writer_module
@@ -29,9 +25,8 @@ from tests.integration.sds.channel import (
     walk,
     walk_from,
 )
-from tests.integration.storage.node import Node, running
+from tests.integration.storage.node import Node
 from tests.integration.storage.test_plans import Explained
-from tests.integration.storage.world import NOW
 from tests.support.forged import claiming, genuine, genuine_id
 from tests.unit.domain.causal_world import CHANNEL, Parent, request
 
@@ -40,7 +35,6 @@ CONTENT = b"what Alice said"
 ID = genuine_id(NAME, CONTENT)
 HASHED = sha256(CONTENT).hexdigest()
 CROWDED = db_claims._FURTHER_CLAIMANTS + 100
-FORGET = "update storenode.sds set proof = null"
 WAYS = ("copied", "inserted")
 
 
@@ -123,39 +117,6 @@ async def test_a_filter_hides_what_is_proven_elsewhere(
     for wanted in (here, there):
         found = await look_up(reader, [(ID.encode(), None)], wanted, prefers=True)
         assert_looked_up(found, channel.seen(wanted, prefers=True), [(ID.encode(), None)])
-
-
-@pytest.mark.parametrize("count", [1, 200, CROWDED])
-async def test_rows_that_do_not_say_it_are_judged_up_to_a_bound(
-    node: Node, reader: DatabaseSdsReader, count: int
-) -> None:
-    channel = Channel()
-    forge(channel, ID, count)
-    digest = channel.add(genuine(NAME, CONTENT), count, ID.encode())
-    await channel.store(node)
-    await node.rows(FORGET)
-    for _ in range(2):
-        found = await look_up(reader, [(ID.encode(), None)], prefers=True)
-        assert (found.hashes[0] == digest) == (count < db_claims.MAX_JUDGED)
-    walked = await walk_from(reader, [(ID.encode(), None)], prefer_proven=True)
-    assert (digest in walked.hashes) == (count < db_claims.MAX_JUDGED)
-    # What comes from now on says it itself, and stands before them.
-    again = Channel()
-    newer = again.add(genuine(NAME, CONTENT), count + 5, ID.encode())
-    await again.store(node)
-    found = await look_up(reader, [(ID.encode(), None)], prefers=True)
-    assert newer in found.hashes[:2]
-
-
-async def test_ids_that_are_no_hash_are_not_judged(node: Node, reader: DatabaseSdsReader) -> None:
-    channel = Channel()
-    for number in range(3):
-        channel.say(b"chosen", at=number, content=b"%d" % number)
-    await channel.store(node)
-    await node.rows(FORGET)
-    with patch.object(db_claims, "_decoded", side_effect=AssertionError):
-        found = await look_up(reader, [(b"chosen", None)], prefers=True)
-    assert found.hashes == [each.hash for each in channel.stored]
 
 
 def random_channel(dice: random.Random) -> Channel:
@@ -247,31 +208,3 @@ async def test_what_is_proven_is_found_by_its_index(node: Node, *, analyzed: boo
         indexes = {name for (name,) in await node.rows(OF_PROVEN)}
         scans = [part for part in explained.carried_out() if part.get("Index Name") in indexes]
         assert [part["Actual Rows"] for part in scans if part["Actual Rows"]] == [1]
-
-
-async def test_an_upgrade_leaves_rows_to_be_judged_and_maintenance_an_index_to_build(
-    empty_database_url: str,
-) -> None:
-    url = empty_database_url
-    with apply.connect(url) as opened, opened.begin():
-        apply.driver_connection(opened).execute("CREATE SCHEMA storenode")
-        apply.upgrade(opened, migrate.LOCATION, "0010")
-    channel = Channel()
-    forge(channel, ID, 17)
-    digest = channel.add(genuine(NAME, CONTENT), 17, ID.encode())
-    async with running(url) as node, await node.database.connect() as connection:
-        reader, rebuilder = DatabaseSdsReader(node.database), Rebuilder()
-        await node.partitions.ensure(connection, [NOW])
-        assert migrate.upgrade(url, before_restart=True) == "0011"
-        await channel.store(node)
-        await node.rows(FORGET)
-        assert await lacking.is_lacking(connection, PROVEN)
-        assert (await look_up(reader, [(ID.encode(), None)], prefers=True)).hashes[0] == digest
-        assert await rebuilder.is_due(connection, NOW)
-        built = await rebuilder.rebuild(connection, NOW)
-        assert built is not None
-        assert (built.index, built.before_bytes) == (PROVEN.index, 0)
-        assert built.after_bytes > 0
-        assert not await lacking.is_lacking(connection, PROVEN)
-        assert not await rebuilder.is_due(connection, NOW)
-        assert (await look_up(reader, [(ID.encode(), None)], prefers=True)).hashes[0] == digest

@@ -134,7 +134,7 @@ class LongTransaction:
         await connection.execute("begin")
         self._inserted: list[tuple[int, Inserted]] = []
         for batch in batches:
-            added = await insert(connection, batch, short=partitions.takes_short_form)
+            added = await insert(connection, batch)
             assert added.count == len(batch)
             self._inserted.append((new_token(), added))
 

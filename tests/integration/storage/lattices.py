@@ -15,7 +15,8 @@ Sums = dict[tuple[int, int], LatticeSum]
 """(level, start) -> sum; hours are level 1, days level 2."""
 
 _HELD = """
-select m.ts, m.hash, c.position <= (select folded_position from storenode.store)
+select m.ts, int8send(m.ts) || m.hash || m.content_digest,
+       c.position <= (select folded_position from storenode.store)
 from storenode.messages m join storenode.commits c using (batch)
 """
 _KNOWN = """
@@ -32,10 +33,10 @@ async def held(connection: Connection, *, folded: bool) -> Sums:
     cursor = connection.cursor(binary=True)
     await cursor.execute(_HELD)
     found: dict[tuple[int, int], list[bytes]] = defaultdict(list)
-    for ts, digest, is_folded in await cursor.fetchall():
+    for ts, element, is_folded in await cursor.fetchall():
         for level in (1, 2):
             if is_folded or not folded:
-                found[level, ts - ts % LENGTHS[level]].append(bytes(digest))
+                found[level, ts - ts % LENGTHS[level]].append(bytes(element))
     return {key: LatticeSum.of(b"".join(each)) for key, each in found.items()}
 
 

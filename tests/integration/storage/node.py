@@ -97,7 +97,7 @@ async def running(url: str, settings: PoolSettings = SETTINGS) -> AsyncIterator[
             database,
             partitions,
             writer,
-            DatabaseReader(database, lambda: feed.messages_ever),
+            DatabaseReader(database, lambda: feed.counted),
             feed,
             lost,
             stored,

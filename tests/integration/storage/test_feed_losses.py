@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import replace
 from urllib.parse import urlsplit
 
 import pytest
@@ -13,7 +12,6 @@ import pytest
 from store.db.commits import feed as feed_module
 from store.db.commits import pages as commit_pages
 from store.db.commits.feed import DatabaseFeed
-from store.db.commits.pages import NOT_HELD
 from store.db.locks import NODES
 from store.db.pool import Connection
 from store.db.reading.select import Topics
@@ -137,7 +135,7 @@ async def test_followers_get_everything_past_a_fault_of_the_tail(
             await store_some(node, SEED)
             end = await store_one(node, "end")
             assert await follower.until_given(end) == await commit_order(node)
-        assert feed.messages_ever == await node.value("select count(*) from storenode.messages")
+        assert feed.counted[1] == await node.value("select count(*) from storenode.messages")
         await feed.stop()
     assert failed == expected
 
@@ -205,22 +203,6 @@ async def test_a_cursor_of_a_pruned_commit_is_served(node: Node) -> None:
         assert follower.hashes == order[16:]
 
 
-async def test_a_cursor_in_clear_is_served_only_while_its_commit_is_held(node: Node) -> None:
-    """Else whoever makes cursors up could find out where the oldest commit stands."""
-    await store_some(node, SEED)
-    early = replace(await newest_cursor(node), sealed=False)
-    await store_some(node, SEED + 1)
-    async with following(node.feed, from_cursor(early)) as [follower]:
-        await follower.until_live()
-        assert follower.hashes == (await commit_order(node))[12:]
-    made_up = replace(early, token=early.token ^ 1)
-    told = {await refused(node, from_cursor(made_up))}
-    await node.rows("delete from storenode.commits where position <= %s", early.position)
-    for cursor in (early, made_up, replace(early, position=2**63 - 1)):
-        told.add(await refused(node, from_cursor(cursor)))
-    assert told == {NOT_HELD}
-
-
 async def test_a_database_that_is_an_older_copy_refuses_what_it_never_saw(
     postgres: PostgresServer, database_url: str
 ) -> None:
@@ -265,7 +247,7 @@ async def test_live_followers_learn_that_commits_were_lost(node: Node) -> None:
             assert isinstance(error, CursorOutOfRange)
             assert "lost" in str(error)
         assert node.lost == [((reached.position, reached.token), (left.position, left.token))]
-        assert node.feed.messages_ever == 12
+        assert node.feed.counted[1] == 12
         # Who has seen nothing of what was lost goes on.
         mine = await store_one(node, "after", ("named", CONTENTS[5]))
         assert await idle.until_given(mine) == [mine]

@@ -17,7 +17,6 @@ from store.db.maintenance.retention import prune
 from store.db.pool import Connection
 from store.db.reconciliation import lattice_read
 from store.db.reconciliation.summary_read import cold_view
-from store.db.schema import migrate
 from store.db.summaries import fold as fold_module
 from store.db.summaries import lattices, sealing
 from store.db.summaries.fold import fold, fold_until
@@ -141,7 +140,7 @@ async def test_sums_are_true_whatever_happens(
     """Publishing, restoring, folding, sealing, dropping and rebuilding, some of it cut short."""
     monkeypatch.setattr(fold_module, "MAX_FOLD_COMMITS", 2)
     monkeypatch.setattr(sealing, "MAX_SEALED_MESSAGES", 40)
-    monkeypatch.setattr(lattices, "PAGE_HASHES", 7)
+    monkeypatch.setattr(lattices, "PAGE_MESSAGES", 7)
     dice = random.Random(seed)
     for _ in range(40):
         match dice.randrange(10):
@@ -173,7 +172,10 @@ async def test_sums_are_true_whatever_happens(
 
 async def sums_of(node: Node, spans: list[tuple[int, int]]) -> list[LatticeSum]:
     """The sums of ranges of time, from the messages."""
-    select = "select string_agg(hash, ''::bytea) from storenode.messages where ts >= %s and ts < %s"
+    select = """
+        select string_agg(int8send(ts) || hash || content_digest, ''::bytea)
+        from storenode.messages where ts >= %s and ts < %s
+    """
     found: list[Any] = [await node.rows(select, low, high) for low, high in spans]
     return [LatticeSum.of(joined or b"") for ((joined,),) in found]
 
@@ -280,30 +282,3 @@ async def test_a_wrong_sum_is_named_and_made_anew(
         assert report.findings == []
     await assert_true(connection)
     assert await unknown(connection) == set()
-
-
-async def test_an_upgrade_knows_nothing_until_it_is_summed_up(
-    node: Node, connection: Connection, database_url: str
-) -> None:
-    """A database as the version before leaves it, with messages."""
-    await node.store(random_batch(random.Random(7), 100, SPREAD))
-    await fold_until(connection)
-    for statement in (
-        "alter table storenode.buckets drop column lattice, drop column lattice_count",
-        "alter table storenode.store drop column cursor_key",
-        "drop table storenode.coverage",
-        "drop table storenode.online",
-        "drop table storenode.missing_parents",
-        "alter table storenode.commits drop column claims",
-        "alter table storenode.sds drop column proof",
-        "alter table storenode.store drop column claimed_position",
-        "update storenode.alembic_version set version_num = '0005'",
-    ):
-        await connection.execute(statement.encode())
-    await asyncio.to_thread(migrate.upgrade, database_url)
-    assert await known(connection) == {}
-    right = await held(connection, folded=False)
-    await resummarize(connection)
-    assert await assert_true(connection) == right
-    report = await asyncio.to_thread(check, database_url, now_ns=lambda: NOW, sample=None)
-    assert report.findings == []

@@ -13,10 +13,14 @@ from store.db.checks.check import check
 from store.db.checks.missing import NOT_COUNTED, NOT_MISSING
 from store.db.maintenance.retention import PruneReport, prune
 from store.db.pool import Connection
-from store.db.schema import migrate
 from store.db.schema.names import FINE_TABLE
 from store.db.sds import missing as missing_module
-from store.db.sds.missing import DatabaseMissingParents, follow_claims
+from store.db.sds.missing import (
+    MAX_MISSING_OF_DAY,
+    MAX_MISSING_OF_MESSAGE,
+    DatabaseMissingParents,
+    follow_claims,
+)
 from store.db.summaries.resummarize import resummarize
 from store.domain.coverage import Span
 from store.domain.partitioning import Cover
@@ -143,9 +147,6 @@ async def test_counts_are_right_whatever_comes_late_or_is_dropped(
         await asyncio.gather(*(store(dice.choice((node, other_node)), each) for each in batches))
         for each in batches:
             oracle.take(each)
-        if dice.random() < 0.3:
-            # As a node of the version before leaves them.
-            await connection.execute("update storenode.commits set claims = null")
         if dice.random() < 0.4 and seed:
             days = dice.randrange(1, DAYS)
             before = set(oracle.held)
@@ -188,24 +189,45 @@ async def test_a_check_finds_what_is_wrong_and_it_is_made_anew(
     await assert_right(node, oracle)
 
 
-async def test_an_upgrade_counts_what_is_there(
-    node: Node, connection: Connection, database_url: str
+async def rows_of(connection: Connection) -> int:
+    cursor = await connection.execute("select count(*) from storenode.missing_parents")
+    ((count,),) = await cursor.fetchall()
+    assert isinstance(count, int)
+    return count
+
+
+async def test_invented_parents_take_few_rows_of_a_message_and_of_a_day(
+    node: Node, connection: Connection, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    dice, oracle = random.Random(11), Oracle()
-    first, second = ([message(dice) for _ in range(30)] for _ in range(2))
-    await store(node, first)
-    for statement in (
-        "drop table storenode.missing_parents",
-        "alter table storenode.commits drop column claims",
-        "alter table storenode.store drop column claimed_position",
-        "alter table storenode.sds drop column proof",
-        "update storenode.alembic_version set version_num = '0009'",
-    ):
-        await connection.execute(statement.encode())
-    await asyncio.to_thread(migrate.upgrade, database_url)
-    oracle.take(first)
-    await assert_right(node, oracle)
-    await store(node, second)
-    oracle.take(second)
+    monkeypatch.setattr(missing_module, "MAX_CLAIMED_KEYS", 10_000)
+    invented = [
+        (TODAY + number, "kitchen", f"m{number}", tuple(f"{number}/{at}" for at in range(40)))
+        for number in range(900)
+    ]
+    await store(node, invented[:100])
     await follow_claims(connection)
-    await assert_right(node, oracle)
+    assert await rows_of(connection) == 100 * (MAX_MISSING_OF_MESSAGE + 1)
+    await store(node, invented[100:])
+    await follow_claims(connection)
+    assert await rows_of(connection) <= MAX_MISSING_OF_DAY + 2 * len(invented)
+    assert await findings(database_url) == set()
+    seconds = [(TODAY + number, TODAY + number + 1) for number in range(len(invented))]
+    reads = DatabaseMissingParents(node.database)
+    assert min(await reads.missing_parents(b"kitchen", seconds)) > 0
+
+
+async def test_a_message_is_complete_when_the_last_of_many_parents_has_come(
+    node: Node, connection: Connection
+) -> None:
+    parents = IDS[:50]
+    await store(node, [(TODAY + 1, "kitchen", "late", tuple(parents))])
+    await follow_claims(connection)
+    left = set(parents)
+    for number, name in enumerate(random.Random(3).sample(parents, len(parents))):
+        kitchen = max((await counted(node))["kitchen"])
+        assert 0 < kitchen <= min(len(left), MAX_MISSING_OF_MESSAGE + 1), name
+        await store(node, [(TODAY + 2 + number, "kitchen", name, ())])
+        await follow_claims(connection)
+        left.discard(name)
+    assert max((await counted(node))["kitchen"]) == 0
+    assert await rows_of(connection) == 0

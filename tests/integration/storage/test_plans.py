@@ -205,7 +205,7 @@ async def world(history: tuple[str, list[Held]]) -> AsyncIterator[World]:
     database = ExplainedDatabase(url, SETTINGS)
     async with await database.connect() as connection:
         database.explained = explained = Explained(connection)
-        yield World(explained, DatabaseReader(database, lambda: 0), held)
+        yield World(explained, DatabaseReader(database, lambda: (0, 0)), held)
 
 
 def page(

@@ -8,13 +8,17 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import aclosing
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from store.db.reading.reader import DEFAULT_SCAN_PAGE, MAX_SCAN_PAGE
+from store.db.reading import reader
+from store.db.reading.pages import Joined, read_page
+from store.db.reading.reader import DEFAULT_SCAN_PAGE, MAX_SCAN_PAGE, DatabaseReader
 from store.domain.ports import PageRequest, ScanRequest, SyncId, TopicFilter, TopicRights
+from store.messages.frames import presence
 from storenode.message.limits import MAX_RESPONSE_BYTES
 from tests.integration.storage.node import Node, running
 from tests.integration.storage.world import (
@@ -343,6 +347,27 @@ async def test_the_size_of_scan_pages_is_bounded(node: Node) -> None:
     assert await sizes(10**9) == [MAX_SCAN_PAGE, 12_000 - MAX_SCAN_PAGE]
 
 
+@pytest.mark.parametrize("include_data", [True, False])
+async def test_pages_of_one_message_are_cut_from_pages_of_many(
+    node: Node, world: World, monkeypatch: pytest.MonkeyPatch, include_data: bool
+) -> None:
+    reads = 0
+
+    async def counted(*given: Any) -> Joined:  # noqa: ANN401 - whatever `read_page` takes
+        nonlocal reads
+        reads += 1
+        return await read_page(*given)
+
+    monkeypatch.setattr(reader, "read_page", counted)
+    request = ScanRequest(TopicFilter(), 0, FOREVER, None, include_data, 1)
+    pages = [page async for page in node.reader.scan(request, WideOutlet())]
+    assert [page.last for page in pages] == [each.at for each in world]
+    assert all(page.count == 1 for page in pages)
+    frames = [each.frame if include_data else presence(each.hash) for each in world]
+    assert [page.frames for page in pages] == frames
+    assert reads <= 3 + len(world) // 256
+
+
 class OnePageOutlet(WideOutlet):
     """Has room for the first page, and lets the second one wait."""
 
@@ -421,6 +446,15 @@ async def test_positions_are_hidden_outside_the_callers_topics(
 async def test_what_is_no_hash_has_no_position(node: Node, world: World) -> None:
     for digest in (b"", world[0].hash[:31], world[0].hash + b"\0", bytes(32)):
         assert await node.reader.position(digest, TopicRights()) is None
+
+
+async def test_the_summary_counts_what_was_acknowledged_before_the_feed_saw_it(node: Node) -> None:
+    rng = random.Random(SEED)
+    late = DatabaseReader(node.database, lambda: (0, 0))
+    for total in range(1, 6):
+        await node.store(random_batch(rng, 1, TIMES))
+        for serving in (node.reader, late):
+            assert (await serving.summary()).messages == total
 
 
 async def test_the_summary_counts_and_bounds_what_is_held(node: Node, database_url: str) -> None:

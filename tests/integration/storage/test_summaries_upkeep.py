@@ -6,10 +6,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator
 
-import psycopg
 import pytest
-from psycopg import errors as pg
-from psycopg.conninfo import conninfo_to_dict
 
 from store.db.checks.check import CheckReport, check
 from store.db.checks.summaries import FOLDED_BEYOND, WRONG_LEVEL, WRONG_SUMMARY
@@ -17,15 +14,13 @@ from store.db.maintenance import maintainer as maintainer_module
 from store.db.maintenance.maintainer import Maintainer
 from store.db.maintenance.retention import prune
 from store.db.pool import Connection
-from store.db.schema import apply, migrate, partitions, upgrade_locks
-from store.db.schema.partitions import ensure_for
+from store.db.schema import partitions
 from store.db.summaries import fold as fold_module
 from store.db.summaries.fold import fold_until, is_pending
 from store.db.summaries.resummarize import Resummarized, resummarize
 from store.domain.partitioning import COMMITS_PER_PARTITION, Bounds
 from store.domain.ports import Source
 from store.domain.retention import RetentionPolicy
-from tests.integration.database.rows import until_some
 from tests.integration.storage.following import LongTransaction
 from tests.integration.storage.node import Node
 from tests.integration.storage.summaries import (
@@ -40,7 +35,6 @@ from tests.integration.storage.summaries import (
 from tests.integration.storage.test_writer_failures import until_blocked
 from tests.integration.storage.world import DAY, NOW, TOPICS, batch_of, random_batch
 from tests.support.polling import PAUSE_S
-from tests.support.postgres import SUPERUSER, PostgresServer
 
 SEED = 20261120
 TODAY = NOW // DAY * DAY
@@ -152,106 +146,6 @@ async def test_commits_are_folded_before_they_go(node: Node, connection: Connect
     gone = {each.partition.name for each in report.dropped}
     assert {"commits_0", "messages_20261115"} <= gone
     assert len(await assert_folded(connection)) == len(LENGTHS)
-
-
-# The upgrade
-
-
-def at_first_revision(url: str) -> None:
-    with apply.connect(url) as opened, opened.begin():
-        opened.exec_driver_sql("create schema storenode")
-        apply.upgrade(opened, migrate.LOCATION, "0001")
-
-
-INSERT_MESSAGES = """
-insert into storenode.messages (ts, hash, topic, batch, head, payload, tail)
-select ts, sha256(ts::text::bytea), gen_random_uuid(), %(batch)s, '', '', ''
-from generate_series(%(first)s::bigint, %(last)s::bigint, %(step)s::bigint) ts
-"""
-INSERT_COMMIT = """
-insert into storenode.commits (position, batch, token, messages, min_ts, max_ts, source)
-values (%(batch)s, %(batch)s, 1, 1, %(first)s, %(last)s, 'client')
-"""
-
-
-def values(batch: int, first: int, last: int, step: int) -> dict[str, int]:
-    return {"batch": batch, "first": first, "last": last, "step": step}
-
-
-@pytest.fixture
-async def first_revision_url(empty_database_url: str) -> str:
-    """A database of the first revision with messages of days, months and years."""
-    at_first_revision(empty_database_url)
-    batches = [
-        values(1, NOW - 3 * DAY, NOW, 7_001 * 10**9),
-        values(2, NOW - 100 * DAY, NOW - 90 * DAY, DAY // 3),
-        values(3, NOW - 900 * DAY, NOW - 890 * DAY, DAY // 2),
-        values(4, NOW - MINUTE, NOW - 1, 10**9),
-    ]
-    async with await psycopg.AsyncConnection.connect(empty_database_url, autocommit=True) as own:
-        for batch in batches:
-            moments = [*range(batch["first"], batch["last"] + 1, batch["step"])]
-            await ensure_for(own, moments, NOW, 30 * DAY)
-            await own.execute(INSERT_MESSAGES, batch)
-            await own.execute(INSERT_COMMIT, batch)
-    return empty_database_url
-
-
-async def test_an_upgrade_sums_up_what_is_held(first_revision_url: str) -> None:
-    await asyncio.to_thread(migrate.upgrade, first_revision_url)
-    async with await psycopg.AsyncConnection.connect(first_revision_url, autocommit=True) as own:
-        found = await assert_folded(own)
-        assert len(within(found, 0, NOW - 800 * DAY)) > 50
-        assert not await is_pending(own)
-        assert sum(count for (level, _), (count, _) in found.items() if level == 2) > 100
-        cursor = await own.execute("select folded_position, last_online_ns from storenode.store")
-        assert await cursor.fetchone() == (4, None)
-    report = await checked(first_revision_url)
-    assert {each.kind for each in report.findings} & {WRONG_SUMMARY, WRONG_LEVEL} == set()
-    assert "wrong schema" not in {each.kind for each in report.findings}
-
-
-async def test_an_upgrade_of_nothing_leaves_nothing_to_fold(empty_database_url: str) -> None:
-    at_first_revision(empty_database_url)
-    await asyncio.to_thread(migrate.upgrade, empty_database_url)
-    async with await psycopg.AsyncConnection.connect(empty_database_url, autocommit=True) as own:
-        assert await assert_folded(own) == {}
-        assert not await is_pending(own)
-
-
-async def test_who_writes_during_an_upgrade_is_counted_or_refused(
-    postgres: PostgresServer, first_revision_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A writer of the version before, which knows no summaries, at either side of its commit."""
-    # An attempt at the locks ends before Postgres looks for a deadlock. Here the first one lasts:
-    # between two of them the second writer would be served before anything has changed.
-    monkeypatch.setattr(upgrade_locks, "_ATTEMPT_MS", 60_000)
-    database = str(conninfo_to_dict(first_revision_url)["dbname"])
-    async with await psycopg.AsyncConnection.connect(
-        postgres.url(database, SUPERUSER), autocommit=True
-    ) as own:
-        await own.execute(f"alter database {database} set deadlock_timeout = '1h'".encode())
-    early, late = values(5, NOW, NOW + 40, 1), values(6, NOW + 100, NOW + 140, 1)
-    connect = psycopg.AsyncConnection.connect
-    async with (
-        asyncio.timeout(PATIENCE_S),
-        await connect(first_revision_url) as first,
-        await connect(first_revision_url) as second,
-        await connect(first_revision_url, autocommit=True) as watcher,
-    ):
-        for opened, batch in ((first, early), (second, late)):
-            await opened.execute(INSERT_MESSAGES, batch)
-        await first.execute(INSERT_COMMIT, early)
-        upgrading = asyncio.create_task(asyncio.to_thread(migrate.upgrade, first_revision_url))
-        await until_some(watcher, WAITING)
-        await first.commit()
-        with pytest.raises(pg.NotNullViolation):
-            await second.execute(INSERT_COMMIT, late)
-        await second.rollback()
-        await upgrading
-        await assert_folded(watcher)
-        cursor = await watcher.execute("select count(*) from storenode.messages where batch >= 5")
-        assert await cursor.fetchone() == (41,)
 
 
 # Check and repair

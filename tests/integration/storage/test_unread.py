@@ -176,9 +176,24 @@ async def test_what_expired_is_unread_no_longer_and_known_for_a_while(
     assert await store.unread.sweep() == 0
     monkeypatch.setattr(unread_module, "EXPIRED_KEPT_S", 0.0)
     assert await store.unread.sweep() == 2
+    monkeypatch.setattr(unread_module, "LAPSED_S", 0.0)
+    assert await store.unread.sweep() == 1, "nobody has let it expire"
     # Whoever asks anew begins anew.
     await store.store(messages, 1)
     assert len(await store.state()) == 3
+
+
+async def test_what_a_publisher_asks_for_is_never_overdue(store: Store) -> None:
+    usual = UnreadEvents(store.database, max_confirms=1)
+    messages = batch(2)
+    await store.store(messages, 2)
+    await usual.confirm([Confirmed(messages.hashes[0], "a")])
+    assert (await store.unread.summary()).oldest_ns > 0
+    assert (await store.unread.summary()).overdue_ns == 0
+    assert (await usual.summary()).overdue_ns > 0
+    await usual.confirm([Confirmed(messages.hashes[1], "a")])
+    found = await usual.summary()
+    assert (found.count, found.overdue_ns) == (2, 0)
 
 
 async def test_an_event_that_waits_for_parents_stays_until_they_have_come(store: Store) -> None:
@@ -226,7 +241,8 @@ async def test_the_check_finds_an_event_without_its_message(
     connection = await store.database.connect()
     async with connection:
         await connection.execute(
-            "insert into storenode.unread (hash, ts, needed) values ('lost', 5, 1)"
+            "insert into storenode.unread (hash, ts, content_digest, needed)"
+            " values ('lost', 5, '', 1)"
         )
         await connection.execute("update storenode.unread set stores = '{a,a}' where needed = 3")
     report = await asyncio.to_thread(check, database_url, now_ns=lambda: NOW)

@@ -480,9 +480,9 @@ async def test_copies_that_fail_grow_rare_and_their_messages_are_stored_all_the_
 ) -> None:
     tried: list[bytes] = []
 
-    async def copy(connection: Connection, batch: RecordBatch, *, short: bool) -> Inserted:
+    async def copy(connection: Connection, batch: RecordBatch) -> Inserted:
         tried.append(batch.hashes[0])
-        return await insert_module.copy(connection, batch, short=short)
+        return await insert_module.copy(connection, batch)
 
     monkeypatch.setattr(writer_module, "copy", copy)
     monkeypatch.setattr(writer_module, "FEWEST_COPIED", 2)

@@ -120,7 +120,7 @@ async def viewing(
             database,
             partitions,
             writer,
-            DatabaseReader(database, lambda: feed.messages_ever),
+            DatabaseReader(database, lambda: feed.counted),
             feed,
             [],
             told,

@@ -102,6 +102,7 @@ def part_of(batch: RecordBatch, indexes: Sequence[int]) -> RecordBatch:
         timestamps=[batch.timestamps[index] for index in indexes],
         hashes=[batch.hashes[index] for index in indexes],
         topic_keys=keys,
+        content_digests=[batch.content_digests[index] for index in indexes],
         heads=[batch.heads[index] for index in indexes],
         payloads=[batch.payloads[index] for index in indexes],
         tails=[batch.tails[index] for index in indexes],

@@ -1,23 +1,18 @@
-"""What a chat shows, without a channel: marks, order, rows of a terminal, scrolling."""
+"""What a chat shows, without a channel: marks, order, rows of a terminal."""
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 
-from hypothesis import given
-from hypothesis import strategies as st
-from prompt_toolkit.formatted_text import StyleAndTextTuples
-from wcwidth import wcswidth
+from prompt_toolkit.completion import CompleteEvent
+from prompt_toolkit.document import Document
 
-from storenode.cli.chat.entry import completed
 from storenode.cli.chat.forgeries import NOT_VERIFIED
-from storenode.cli.chat.layout import cells, first_that_fits, laid_out
 from storenode.cli.chat.limits import FAR_UP_ENTRIES, MAX_SHOWN_LINES, MAX_TEXT_ROWS
 from storenode.cli.chat.people import Person, standing
+from storenode.cli.chat.terminal import _Names, first_that_fits, formatted
 from storenode.cli.chat.text import rows_of
-from storenode.cli.chat.transcript import Kind, Line, Mark, Transcript
-from storenode.cli.chat.view import View
+from storenode.cli.chat.transcript import Kind, Mark, Transcript
 from storenode.cli.chat.words import brief_state_of, state_of
 from storenode.sds.aio.events import Message, Repaired
 from storenode.sds.aio.status import Status
@@ -28,7 +23,7 @@ from storenode.sds.events import (
     CaughtUp,
     Forged,
     GaveUp,
-    GroupsUnfit,
+    Lost,
     Missing,
     MissingMessage,
     PossiblyAcknowledged,
@@ -46,7 +41,7 @@ def own(name: str, lamport: int) -> Message:
 
 
 def said(name: str, lamport: int, text: str = "x", after: int = 0) -> Message:
-    return Message(name, "bob", lamport, text.encode(), entries_after=after)
+    return Message(name, "bob", lamport, text.encode(), entries_after=after, proof=Proof.MESSAGE)
 
 
 def texts(transcript: Transcript) -> list[str]:
@@ -90,7 +85,7 @@ def test_old_lines_make_room() -> None:
     assert transcript.lines[0].key == (10, "10")
     # The largest clock there is has no date, and is a line all the same.
     (far,) = transcript.take(own("far", 2**64 - 1))
-    assert laid_out(far, 80)
+    assert formatted(far)
 
 
 def test_lines_under_the_own_name_that_were_not_said_here_are_told_apart() -> None:
@@ -132,11 +127,9 @@ def test_who_lacks_what_is_here_is_told() -> None:
     )
 
 
-def test_response_groups_that_do_not_fit_are_told() -> None:
-    (remark,) = Transcript("alice", 0).take(GroupsUnfit(1, 1_256, 10))
-    assert remark.rows == [
-        "about 1,256 people speak here: set all up for 10 response groups instead of 1"
-    ]
+def test_what_was_too_much_to_wait_for_is_not_called_lost_for_good() -> None:
+    (remark,) = Transcript("alice", 0).take(Lost(("a", "b"), early=True))
+    assert remark.rows == ["2 messages were too many to wait for: searching the node for them"]
 
 
 def test_forged_lines_are_shown_as_forged_wherever_they_come() -> None:
@@ -168,17 +161,6 @@ def test_mentions_are_whole_words() -> None:
     assert [line.mention for line in lines] == [True, True, False, False, True]
 
 
-def test_one_marker_is_before_what_is_unread() -> None:
-    transcript = Transcript("alice", 0)
-    lines = [transcript.held(said(str(at), at))[0] for at in range(3)]
-    transcript.mark_unread(lines[1])
-    transcript.mark_unread(lines[2])
-    kinds = [line.kind for line in transcript.lines]
-    assert kinds == [Kind.MESSAGE, Kind.MESSAGE, Kind.UNREAD, Kind.MESSAGE]
-    transcript.mark_read()
-    assert transcript.lines == lines
-
-
 def test_rows_of_a_message_keep_emoji_and_nothing_else_that_does_not_print() -> None:
     assert rows_of(b"a\r\nb\rc\n\td\n") == ["a", "b", "c", "    d"]
     emoji = f"x {FAMILY} {PRIDE} {WALES}"
@@ -193,72 +175,23 @@ def test_rows_of_a_message_keep_emoji_and_nothing_else_that_does_not_print() -> 
     assert rows_of(b"x" * 64_001)[-1] == "[1 more characters not shown]"
 
 
-def columns_of(row: StyleAndTextTuples) -> int:
-    """What a terminal without emoji of several characters would use."""
-    return sum(max(wcswidth(part[1]), 0) for part in row if "ZeroWidth" not in part[0])
+def test_names_and_commands_are_completed() -> None:
+    names = _Names(lambda first: ["/names", "Bob: ", "carl: "] if first else ["Bob", "carl"])
 
+    def after(text: str) -> list[str]:
+        return [each.text for each in names.get_completions(Document(text), CompleteEvent())]
 
-@given(
-    st.lists(
-        st.sampled_from(["a", "b ", "字", "e\u0301", FAMILY, PRIDE, WALES, "❤\ufe0f", "👍🏽"])
-    ),
-    st.integers(12, 80),
-)
-def test_rows_are_never_wider_than_the_terminal(parts: list[str], width: int) -> None:
-    text = "".join(parts)
-    line = Line((1, "1"), 0, Kind.MESSAGE, 0, rows_of(text.encode()), "bob")
-    rows = laid_out(line, width)
-    for row in rows:
-        # One blank after an emoji at the end may follow: the last column is kept free for it.
-        assert columns_of(row) <= width + 1
-    shown = "".join(
-        re.sub(r"\x1b\[\d+[XG]", "", part[1]) for row in rows for part in row if part[1].strip()
-    )
-    assert shown.replace(" ", "").endswith(f"bob:{text}".replace(" ", ""))
-
-
-def test_an_emoji_is_drawn_in_one_go_and_the_cursor_put_after_it() -> None:
-    row = cells(f"x{FAMILY}y", 8, "")
-    drawn = ["x", "\x1b[2X", "\N{MAN}", FAMILY[1:] + "\x1b[12G", "y"]
-    assert [part[1] for part in row] == drawn
-    first, after = row[2][0], row[4][0]
-    # Both cells belong to this emoji: one is not drawn without the other.
-    assert first.strip() == after.strip()
-    assert first.strip().startswith("class:joined-")
-
-
-def test_names_and_commands_are_completed_as_far_as_is_certain() -> None:
-    def after(text: str) -> str:
-        return completed(text, ["Bob", "carla", "carl"], ["/names", "/missing"])
-
-    assert [after(text) for text in ("bo", "ask bo", "x\nbo", "ca", "/n", "x /n")] == [
-        *("Bob: ", "ask Bob ", "x\nBob ", "carl", "/names", "x /n")
+    assert [after(text) for text in ("bo", "ask bo", "x\nBO", "/n", "x /n", "", "x ")] == [
+        *(["Bob: "], ["Bob"], ["Bob"], ["/names"], [], [], [])
     ]
-    assert [after(text) for text in ("", "x ", "zoe")] == ["", "x ", "zoe"]
 
 
-def last_of(view: View, height: int = 5) -> list[str]:
-    return ["".join(part[1] for part in row)[8:] for row in view.rows(40, height)]
-
-
-def test_the_view_shows_full_screens_and_stays_where_it_was_scrolled_to() -> None:
+def test_a_line_has_its_time_mark_and_rows() -> None:
     transcript = Transcript("alice", 0)
-    transcript.take(said("a", 1, "\n".join(f"row {number}" for number in range(20))))
-    view = View(transcript)
-    assert last_of(view) == [f"row {number}" for number in range(15, 20)]
-    view.up(3)
-    assert last_of(view) == [f"row {number}" for number in range(12, 17)]
-    transcript.take(said("b", 2, "news"))
-    assert last_of(view) == [f"row {number}" for number in range(12, 17)]
-    assert (view.scrolled, view.below) == (True, 1)
-    view.up(1_000)
-    # The first row of all is the day.
-    assert last_of(view)[1:] == ["bob: row 0", "row 1", "row 2", "row 3"]
-    view.down(1)
-    assert last_of(view) == ["bob: row 0", *(f"row {number}" for number in range(1, 5))]
-    view.down(1_000)
-    assert last_of(view)[-1] == "bob: news"
-    assert not view.scrolled
+    (line,) = transcript.take(own("first\nsecond", 1))
+    transcript.take(Sent("first\nsecond", None))
+    text = "".join(part[1] for part in formatted(line, " (2 above)"))
+    assert text[5:] == " · alice: first\n        second (2 above)"
 
 
 def test_the_state_in_words_and_in_short() -> None:
@@ -286,5 +219,5 @@ def test_a_bar_is_the_first_text_that_fits_or_is_cut() -> None:
     assert [first_that_fits(texts, columns) for columns in (11, 10, 8, 7, 1)] == [
         *("a long text", "字 short", "字 short", "s", "s")
     ]
-    assert first_that_fits(["much too long"], 6) == "much…"
+    assert first_that_fits(["much too long"], 6) == "much …"
     assert first_that_fits(["abcdefgh"], 6) == "abcde…"

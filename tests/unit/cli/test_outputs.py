@@ -15,18 +15,16 @@ from types import SimpleNamespace
 
 import pytest
 import structlog
-from rich.text import Text
 
 from store.cli import db, jobs
 from store.cli.gateway import _announce as announce_gateway
 from store.cli.run import _announce
-from store.demo import views
 from store.demo.node import NodeFailed
-from store.demo.scene import Line
+from store.demo.report import Report, SafeConsole
 from store.domain.partitioning import Bounds
 from store.observe import logging as observed
 from storenode.cli import errors, main
-from storenode.cli.chat.layout import laid_out
+from storenode.cli.chat.terminal import formatted
 from storenode.cli.chat.transcript import Transcript
 from storenode.cli.client.output import Output, note
 from storenode.sds.aio.events import Disconnected, Message
@@ -46,7 +44,7 @@ KNOWN = {
     "store/cli/gateway.py": {"_announce"},
     "store/cli/jobs.py": {"Runner.say"},
     "store/cli/run.py": {"_announce"},
-    "store/demo/views.py": {"Screen.conclude", "Plain.showing", "Plain.conclude", "Plain._told"},
+    "store/demo/report.py": {"Report._line", "Report._print"},
     "store/embedded/launcher.py": {"main"},
 }
 """The functions that print, of all in the two packages; each is tried below, but the launcher,
@@ -127,10 +125,9 @@ def ended(*arguments: str) -> None:
 
 
 def on_console(width: int = 80) -> None:
-    console = views._Console(highlight=False, width=width, force_terminal=False)
-    views.Plain(console).conclude([Text(HOSTILE)])
-    views.Plain(console)._told(Line(1.0, HOSTILE))
-    views.Screen(console).conclude([Text(HOSTILE)])
+    report = Report(console=SafeConsole(highlight=False, width=width, force_terminal=False))
+    report.line(HOSTILE)
+    report.failure([HOSTILE], [HOSTILE])
 
 
 def in_a_chat() -> None:
@@ -140,8 +137,7 @@ def in_a_chat() -> None:
     for line in remarks + said:
         for row in line.plain():
             Output(as_json=False).shown(row)
-        for shown in laid_out(line, 40):
-            Output(as_json=False).shown("".join(part[1] for part in shown))
+        Output(as_json=False).shown("".join(part[1] for part in formatted(line)))
 
 
 def fields() -> None:

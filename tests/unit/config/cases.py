@@ -9,7 +9,7 @@ import click
 import pytest
 
 from store.config.node import ConfigError, NodeConfig
-from store.config.options import options_of
+from store.config.options import RunCommand, options_of
 from storenode.cli.errors import usage_sentence
 from storenode.cli.options.layers import LayeredCommand, option
 
@@ -60,7 +60,7 @@ def _group(outcome: Outcome) -> click.Group:
     db = click.Group("db")
     group.add_command(db)
 
-    @group.command("run", cls=LayeredCommand)
+    @group.command("run", cls=RunCommand)
     @options_of(NodeConfig)
     def run(**options: object) -> None:
         outcome.config = NodeConfig.from_options(options)

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from store.domain.limits import RequestLimits
-from store.runtime.policy import request_limits
+from store.config.options import REMOVED
 from storenode.cli.options.types import Address, Peer
 from tests.unit.config.cases import CommandLine
 
@@ -35,23 +34,24 @@ def test_the_defaults_are_those_of_the_contract(command_line: CommandLine) -> No
     assert (config.log_format, config.log_level) == (None, "info")
 
 
-def test_limits_of_requests_are_taken_from_flag_environment_and_file(
+def test_options_are_taken_from_flag_environment_and_file(
     command_line: CommandLine, tmp_path: Path
 ) -> None:
     file = tmp_path / "node.toml"
-    file.write_text('max-sds-claimants = 3\n[run]\nmax-response-size = "6MiB"\n')
+    file.write_text('max-calls = 3\n[run]\nmax-request-size = "6MiB"\n')
     config = command_line.run(
-        *("--config", str(file), "--max-batch-messages=12288"),
-        env={"STORENODE_MAX_CAUSAL_HEADS": "7", "STORENODE_MAX_SDS_CLAIMANTS": "4"},
+        *("--config", str(file), "--max-connections=12288"),
+        env={"STORENODE_MAX_STREAMS": "7", "STORENODE_MAX_CALLS": "4"},
     )
-    assert request_limits(config) == RequestLimits(
-        batch_messages=12_288, response_bytes=6 * 1024 * 1024, sds_claimants=4, causal_heads=7
-    )
+    assert (config.max_calls, config.max_streams, config.max_connections) == (4, 7, 12_288)
+    assert config.max_request_size == 6 * 1024 * 1024
 
 
-def test_the_smallest_response_takes_the_largest_message(command_line: CommandLine) -> None:
-    config = command_line.run("--max-response-size=218KiB", "--max-batch-messages=436")
-    assert request_limits(config).page_bytes == config.max_message_size + 4 * 1024
+@pytest.mark.parametrize("option", REMOVED)
+def test_an_option_that_was_removed_says_what_replaced_it(
+    command_line: CommandLine, option: str
+) -> None:
+    assert command_line.refusal(f"{option}=7").startswith(f"{option} was removed: ")
 
 
 def test_words_switch_limits_off(command_line: CommandLine) -> None:
@@ -111,10 +111,6 @@ def test_the_database_url_is_never_shown(command_line: CommandLine) -> None:
             ["--allow-peer=b", "--peer-listen=10.0.0.1:1", "--insecure=peer"],
             "--allow-peer needs --tls-cert",
         ),
-        (
-            [*TLS, "--peer-listen=127.0.0.1:1", "--peer-secret-file=s"],
-            "--peer-secret-file is for peers without TLS",
-        ),
         (["--client-ca=ca.pem"], "--client-ca needs --tls-cert"),
         (["--http-allow-host=a.example"], "--http-allow-host needs --http-listen"),
         (
@@ -136,24 +132,6 @@ def test_the_database_url_is_never_shown(command_line: CommandLine) -> None:
         (["--max-message-size=big"], "'big' is not a size"),
         (["--max-request-size=17MiB"], "the size must be at most 16MiB"),
         (["--max-calls=0"], "Invalid value for --max-calls"),
-        (["--max-batch-messages=0"], "Invalid value for --max-batch-messages: 0 is not in the"),
-        (["--max-batch-messages=50001"], "1<=x<=50000"),
-        (["--max-batch-messages=9000"], "--max-batch-messages 9000 is too many for a response"),
-        (["--max-batch-messages=8193"], "which holds 8192 results: give at most as many, or"),
-        (["--max-response-size=65MiB"], "the size must be at most 64MiB"),
-        (["--max-response-size=150KiB"], "is too small for a message of --max-message-size 150KiB"),
-        (["--max-response-size=217KiB"], "give at least 218KiB."),
-        (["--max-response-size=3MiB", "--max-message-size=3MiB"], "--max-message-size 3MiB"),
-        (["--max-response-size=1MiB"], "--max-batch-messages 5000 is too many for a response of"),
-        (["--default-page-limit=0"], "Invalid value for --default-page-limit"),
-        (["--max-page-limit=10001"], "1<=x<=10000"),
-        (["--max-query-hashes=10001"], "Invalid value for --max-query-hashes"),
-        (["--max-query-topics=1001"], "Invalid value for --max-query-topics"),
-        (["--max-sds-entries=10001"], "Invalid value for --max-sds-entries"),
-        (["--max-sds-claimants=101"], "Invalid value for --max-sds-claimants"),
-        (["--max-causal-heads=1001"], "Invalid value for --max-causal-heads"),
-        (["--max-causal-known-ids=100001"], "Invalid value for --max-causal-known-ids"),
-        (["--max-causal-messages=150001"], "Invalid value for --max-causal-messages"),
         (["--gossip=maybe"], "'maybe' is neither on nor off"),
         (["--postgres-setting=work_mem"], "a setting is written NAME=VALUE"),
         (["--log-level=loud"], "Invalid value for --log-level: 'loud' is not one of"),

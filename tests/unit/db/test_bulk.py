@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from store.db.writing.bulk import hash_blocks, in_order, key_blocks
+from store.db.writing.bulk import hash_block, in_order
 from store.messages.record import RecordBatch
 
 HASHES = st.lists(st.binary(min_size=32, max_size=32), max_size=20, unique=True)
@@ -29,24 +29,19 @@ def test_rows_of_hashes_are_whole_and_in_the_order_of_the_key(
         timestamps=times[: len(hashes)],
         hashes=hashes,
         topic_keys=[digest[-16:] for digest in hashes],
+        content_digests=[digest[:16] for digest in hashes],
         heads=[b""] * len(hashes),
         payloads=[b""] * len(hashes),
         tails=[b""] * len(hashes),
     )
-    ordered = in_order(batch, short=False)
-    block = b"".join(hash_blocks(ordered))
-    row_bytes = 2 + 4 * 4 + 16 + 16 + 8 + 16
+    block = hash_block(in_order(batch))
+    row_bytes = 2 + 3 * 4 + 16 + 8 + 16
     rows = [cells(block[at : at + row_bytes]) for at in range(0, len(block), row_bytes)]
     expected = {
-        (digest[:16], digest[16:], timestamp.to_bytes(8, "big"), digest[-16:])
+        (digest[:16], timestamp.to_bytes(8, "big"), digest[-16:])
         for digest, timestamp in zip(hashes, times, strict=False)
     }
     assert {tuple(row) for row in rows} == expected
     assert len(rows) == len(hashes)
     words = [row[0][:8] for row in rows]
     assert words == sorted(words)
-    short = b"".join(key_blocks(ordered))
-    row_bytes -= 4 + 16
-    assert [cells(short[at : at + row_bytes]) for at in range(0, len(short), row_bytes)] == [
-        [row[0], *row[2:]] for row in rows
-    ]

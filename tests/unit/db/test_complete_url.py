@@ -18,10 +18,10 @@ from store.db.pool import complete_url
         ("host=a,b port=5433 dbname=d", "5433"),
     ],
 )
-def test_hosts_and_ports_stay_and_writing_is_asked_for(url: str, ports: str | None) -> None:
+def test_hosts_and_ports_stay_and_a_primary_is_asked_for(url: str, ports: str | None) -> None:
     completed = conninfo.conninfo_to_dict(complete_url(url))
     assert completed.get("port") == ports
-    assert completed["target_session_attrs"] == "read-write"
+    assert completed["target_session_attrs"] == "primary"
 
 
 def test_what_is_given_wins() -> None:

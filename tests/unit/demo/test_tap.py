@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
-from store.demo.ledger import Ledger
+from store.demo.ledger import Ledger, hash_of
 from store.demo.tap import Passage, Tap, Way
-from storenode.sds.aio.bus import Bus
 from storenode.sds.aio.channel import Channel
+from storenode.sds.aio.transport import Outbound, Route
 from storenode.sds.bloom import FilterShape
 from storenode.sds.config import ChannelConfig, RepairConfig
 from storenode.sds.events import Missing
+from tests.support.bus import Bus
 from tests.unit.sds_aio.test_bus import has
 
 PATIENCE_S = 60.0
@@ -113,3 +114,16 @@ async def test_after_an_absence_the_cursor_brings_what_was_said(tmp_path: Path) 
             await has(bob, 2)
     assert bobs.came[before] in (Way.LIVE, Way.SCAN)
     assert bobs.came[away] in (Way.CURSOR, Way.SCAN)
+
+
+async def test_what_goes_out_as_ephemeral_is_not_acknowledged_as_stored() -> None:
+    ledger, bus = Ledger(), Bus()
+    link = Tap(bus.transport("alice"), passage("alice"), ledger).open(Route("room", "/p", "/c"))
+
+    async def batches() -> AsyncIterator[Sequence[Outbound]]:
+        yield [Outbound(b"kept", 1), Outbound(b"passing", 2, ephemeral=True)]
+
+    answers = link.publish(batches())
+    assert [verdict.held for verdict in await anext(answers)] == [True, True]
+    await answers.aclose()
+    assert ledger.acknowledged == ledger.offered == {hash_of("/p", b"kept", "/c", 1)}

@@ -10,15 +10,13 @@ from store.demo.ledger import Ledger, hash_of
 from store.demo.verdict import log_differences, store_differences
 from storenode.message.hashing import message_hash
 from storenode.sds.aio.events import Message
-from storenode.sds.aio.transport import Route
 
 PUBSUB, CONTENT = "/waku/2/rs/1/0", "/demo/1/room/proto"
 
 
 def ledger(payloads: list[bytes]) -> tuple[Ledger, set[bytes]]:
     made = Ledger()
-    for number, payload in enumerate(payloads, 1):
-        made.offer(Route("room", PUBSUB, CONTENT), payload, number)
+    made.offered |= {hash_of(PUBSUB, payload, CONTENT, 1) for payload in payloads}
     made.acknowledged |= made.offered
     return made, set(made.offered)
 
@@ -63,7 +61,7 @@ def test_what_stores_lack_or_invent_is_told(lacking: str, more: str, told: list[
 
 def test_what_was_offered_and_not_acknowledged_may_be_held_or_not() -> None:
     made, hashes = ledger([b"a", b"b"])
-    made.offer(Route("room", PUBSUB, CONTENT), b"c", 3)
+    made.offered.add(hash_of(PUBSUB, b"c", CONTENT, 3))
     for held in (hashes, set(made.offered)):
         assert list(store_differences({"n1": held}, made)) == []
 

@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from store.domain.admission import Admitted, Verdict
+from store.messages.conflicts import StoreResult
 from storenode.client.messages import hash_of
-from storenode.message.hashing import message_hash
+from storenode.message.hashing import content_digest, message_hash
 from storenode.message.limits import MAX_CACHED_TOPICS, MAX_TIMESTAMP_NS
 from storenode.message.rules import Policy, Reason, Refusal
 from storenode.message.topics import topic_key
@@ -258,6 +259,46 @@ def test_a_refused_message_has_a_hash_when_one_can_be_computed(
     message: WakuMessageAndTopic, has_hash: bool
 ) -> None:
     assert judge(message).hashes == [hash_of(message) if has_hash else b""]
+
+
+def test_of_two_messages_with_one_hash_in_a_request_the_second_is_rejected() -> None:
+    one = entry(b"transfer 10 to bob/al", content="pha/1/x/proto")
+    other = entry(b"transfer 10 to bob", content="/alpha/1/x/proto")
+    assert hash_of(one) == hash_of(other)
+    admission = judge(one, other, one, other)
+    assert admission.verdicts == [
+        Verdict.ACCEPTED,
+        Verdict.REJECTED,
+        Verdict.DUPLICATE,
+        Verdict.REJECTED,
+    ]
+    assert {tuple(each) for each in admission.refusals.values()} == {
+        ("conflict", "another message has this hash; change its timestamp")
+    }
+
+
+def test_of_two_ephemeral_messages_with_one_hash_both_are_relayed() -> None:
+    one = entry(b"transfer 10 to bob/al", content="pha/1/x/proto", ephemeral=True)
+    other = entry(b"transfer 10 to bob", content="/alpha/1/x/proto", ephemeral=True)
+    relayed = judge(one, other, one).ephemerals
+    assert [each.content_topic for each in relayed] == ["pha/1/x/proto", "/alpha/1/x/proto"]
+
+
+def test_what_the_writer_finds_in_conflict_is_rejected_wherever_it_stands() -> None:
+    one, other = entry(b"1"), entry(b"2")
+    admission = judge(one, other, one)
+    stored = StoreResult([False, True], {0: bytes(16)})
+    admission.refuse_conflicts(stored)
+    assert admission.verdicts == [Verdict.REJECTED, Verdict.ACCEPTED, Verdict.REJECTED]
+    assert admission.count(stored) == (1, 0, 0, {"conflict": 2})
+
+
+@given(entries)
+def test_each_message_is_kept_with_its_content_digest(message: WakuMessageAndTopic) -> None:
+    batch = judge(message, policy=RESTORE).batch
+    waku = message.message
+    named = (message.pubsub_topic, waku.payload, waku.content_topic, waku.meta, waku.timestamp)
+    assert batch.content_digests == [content_digest(*named)] * len(batch)
 
 
 def test_more_topics_than_are_cached_change_nothing() -> None:

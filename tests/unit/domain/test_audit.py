@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from hashlib import sha256
 
 import pytest
 from hypothesis import given
@@ -40,7 +41,8 @@ def stored(message: WakuMessage, pubsub_topic: str) -> StoredMessage:
         batch.timestamps[0],
         batch.hashes[0],
         batch.topic_keys[0],
-        batch.whole_heads()[0],
+        batch.content_digests[0],
+        batch.heads[0],
         batch.payloads[0],
         batch.tails[0],
     )
@@ -61,7 +63,17 @@ def test_what_was_admitted_is_in_order(message: WakuMessage, pubsub_topic: str) 
     assert fields.payload == message.payload
     assert fields.timestamp == message.timestamp
     assert fields.meta == (message.meta if message.HasField("meta") else None)
-    assert fields.message_hash == row.hash
+    naive = b"".join(
+        len(part).to_bytes(4) + part
+        for part in (
+            pubsub_topic.encode(),
+            message.payload,
+            message.content_topic.encode(),
+            message.meta,
+        )
+    )
+    digest = sha256(naive + message.timestamp.to_bytes(8)).digest()[:16]
+    assert row.content_digest == digest
 
 
 @given(messages, topics, st.data())
@@ -92,7 +104,8 @@ def test_any_changed_byte_is_noticed(
         (replace(SAMPLE, ts=NOW - 1), {Fault.TIMESTAMP}),
         (replace(SAMPLE, hash=bytes(32)), {Fault.HASH}),
         (replace(SAMPLE, topic=bytes(16)), {Fault.TOPIC}),
-        (replace(SAMPLE, payload=b"hallo"), {Fault.HASH}),
+        (replace(SAMPLE, payload=b"hallo"), {Fault.HASH, Fault.CONTENT_DIGEST}),
+        (replace(SAMPLE, content_digest=bytes(16)), {Fault.CONTENT_DIGEST}),
         (replace(SAMPLE, payload=b"hell"), {Fault.FRAME}),
         (replace(SAMPLE, head=b""), {Fault.FRAME}),
         (replace(SAMPLE, head=SAMPLE.head[:-1]), {Fault.FRAME}),
@@ -106,9 +119,9 @@ def test_each_fault_has_its_name(row: StoredMessage, faults: set[Fault]) -> None
 
 
 def test_unknown_fields_and_another_order_are_not_canonical() -> None:
-    hash_field, body = SAMPLE.head[2:36], b"\x12\x05\x0a\x03abc"
-    for inner in (hash_field + body + b"\x1a\x01p\x20\x01", body + hash_field + b"\x1a\x01p"):
-        frame = b"\x0a" + bytes((len(inner),)) + inner
+    body, pubsub = b"\x12\x05\x0a\x03abc", b"\x1a\x01p"
+    hash_field = b"\x0a\x20" + SAMPLE.hash
+    for frame in (body + pubsub + b"\x20\x01", pubsub + body, hash_field + body + pubsub):
         place = frame.index(b"abc")
         with pytest.raises(FrameError, match="canonical"):
             unframe(frame[:place], b"abc", frame[place + 3 :])

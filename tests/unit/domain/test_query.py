@@ -71,6 +71,34 @@ def test_a_query_that_breaks_a_rule_is_refused(query: QueryInput, named: str) ->
     assert named in caught.value.sentence
 
 
+@pytest.mark.parametrize(
+    ("query", "differs"),
+    [
+        (QueryInput(), {"limit": 20}),
+        (QueryInput(limit=0), {"limit": 20}),
+        (QueryInput(limit=10**6), {"limit": 1_000}),
+        (QueryInput(time_start=5, time_end=5), {"time_start_ns": 5, "time_end_ns": 6}),
+        (QueryInput(time_end=2**63 - 1), {"time_end_ns": 2**63 - 1}),
+        (replace(BY_HASH, time_end=7), {"hashes": (DIGEST,), "time_end_ns": 8}),
+        (QueryInput(content_topics=["", "/c"]), {"filter": TopicFilter(None, ("/c",))}),
+        (QueryInput(content_topics=["", ""]), None),
+        (QueryInput(content_topics=["\0"], cursor=DIGEST), None),
+        (QueryInput(pubsub_topic=""), None),
+        (QueryInput(time_start=6, time_end=5), None),
+    ],
+)
+def test_what_the_standard_leaves_open_is_read_as_nwaku_reads_it(
+    query: QueryInput, differs: dict[str, object] | None
+) -> None:
+    plan = plan_query(replace(query, nwaku_rules=True), EVERYTHING, LIMITS)
+    assert plan.empty is (differs is None)
+    for name, value in (differs or {}).items():
+        assert getattr(plan.request, name) == value
+    with pytest.raises(QueryError) as caught:
+        replace(plan, cursor=DIGEST).page(None)
+    assert caught.value.status == 400
+
+
 def test_repeated_hashes_count_once() -> None:
     hashes = [n.to_bytes(32, "big") for n in range(1000)]
     plan = plan_query(QueryInput(message_hashes=hashes * 3), EVERYTHING, LIMITS)

@@ -208,6 +208,15 @@ def test_a_node_and_its_own_database_are_no_peers(node: str, store: str, kind: R
     assert not len(sessions)
 
 
+def test_a_refusal_counts_the_sessions_that_are_under_way() -> None:
+    sessions = registry()
+    for node in ("b", "c", "d"):
+        came(sessions, node)
+    busy = sessions.accept(NOW, Caller("e", "store-e"), "5")
+    assert isinstance(busy, Refusal)
+    assert busy.sentence.startswith("busy: 3 sessions are under way of 4, and the others are for")
+
+
 def test_a_node_has_four_sessions_at_most() -> None:
     sessions = registry()
     for node in ("a", "b"):
@@ -217,7 +226,7 @@ def test_a_node_has_four_sessions_at_most() -> None:
     busy = sessions.accept(NOW, Caller("e", "store-e"), "5")
     assert refused(busy) is Refused.BUSY
     assert isinstance(busy, Refusal)
-    assert busy.sentence.startswith("busy")
+    assert busy.sentence == "busy: 4 sessions are under way of 4; retry later"
     assert refused(sessions.begin(NOW, "e:1")) is Refused.BUSY
     # One that takes another's place needs no room.
     sessions.reconciled(NOW, fourth, IDS, IDS)

@@ -8,6 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reconcile.ids import SyncIds
+from store.domain.equality import ContentConflict
+from store.messages.record import RecordBatch
 from store.sync.limits import (
     CALLER_GRACE_NS,
     PACE_IDS,
@@ -16,11 +18,20 @@ from store.sync.limits import (
     TOTAL_NS,
     TransferLimits,
 )
-from store.sync.transfer.events import Begin, Fault, Lost, SendReady, Ticked
+from store.sync.transfer.events import (
+    MAX_KEPT_CONFLICTS,
+    Begin,
+    Fault,
+    Lost,
+    SendReady,
+    Ticked,
+)
 from store.sync.transfer.policy_memory import PolicyMemory, Side
 from storenode.message.rules import Reason
-from tests.unit.builders import NOW_NS
+from tests.support.admission import admit
+from tests.unit.builders import NOW_NS, entry
 from tests.unit.domain.transfer_world import (
+    POLICY,
     SMALL,
     Node,
     Store,
@@ -215,3 +226,41 @@ def test_an_answer_that_comes_twice_is_a_fault_of_whoever_gives_it(partial: bool
     node.receive(raw(stored=[ids.at(0)[1]]))
     node.receive(raw(stored=[ids.at(0)[1]]))
     assert ended(node).fault is Fault.PROTOCOL
+
+
+def same_hash(count: int) -> tuple[RecordBatch, RecordBatch]:
+    """Return two batches whose messages have the same hashes and different contents."""
+    times = range(NOW_NS - count, NOW_NS)
+    ones = [entry(b"pay/a", content="b/1/c/proto", timestamp=time_ns) for time_ns in times]
+    others = [entry(b"pay", content="/ab/1/c/proto", timestamp=time_ns) for time_ns in times]
+    first, second = (admit(items, NOW_NS, POLICY).batch for items in (ones, others))
+    assert first.hashes == second.hashes
+    return first, second
+
+
+@pytest.mark.parametrize("count", [1, MAX_KEPT_CONFLICTS + 5])
+def test_a_message_whose_hash_another_one_has_is_refused_as_a_conflict(count: int) -> None:
+    ones, others = same_hash(count)
+    receiving, sending = pair(Store(), store_of(others))
+    # They come by another way, after the session has found that they are missing.
+    receiving.store.add(ones)
+    run(random.Random(count), receiving, sending)
+    report, sent = ended(receiving), ended(sending)
+    assert report.conflict_count == report.in_conflict == count
+    assert len(report.conflicts) == min(count, MAX_KEPT_CONFLICTS)
+    assert set(report.conflicts) <= {
+        ContentConflict(*each)
+        for each in zip(
+            ones.timestamps,
+            ones.hashes,
+            ones.content_digests,
+            others.content_digests,
+            strict=True,
+        )
+    }
+    assert (report.stored, report.duplicates, report.equal) == (0, 0, False)
+    assert (sent.stored_by_peer, sent.in_conflict, sent.equal) == (0, count, False)
+    assert {reason for _, reason in receiving.refusals()} == {
+        "conflict: another message has this hash; change its timestamp"
+    }
+    assert receiving.store.contents == store_of(ones).contents

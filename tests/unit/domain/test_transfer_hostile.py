@@ -390,7 +390,8 @@ def published(ids: SyncIds, verdict: Verdict) -> Admitted:
             [verdict] * len(ids), [-1] * len(ids), [h for _, h in pairs], refusals=reasons
         )
     batch = RecordBatch(
-        [t for t, _ in pairs], [h for _, h in pairs], [b"k" * 16] * len(ids), [b""] * len(ids),
+        [t for t, _ in pairs], [h for _, h in pairs], [b"k" * 16] * len(ids),
+        [h[:16] for _, h in pairs], [b""] * len(ids),
         [b""] * len(ids), [b""] * len(ids), {b"k" * 16: ("p", "c")},
     )  # fmt: skip
     return Admitted([verdict] * len(ids), list(range(len(ids))), batch.hashes, batch)

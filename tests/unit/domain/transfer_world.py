@@ -15,6 +15,7 @@ from typing import Any
 
 from reconcile.ids import SyncIds
 from store.domain.admission import Admission, Admitted
+from store.domain.equality import ContentConflict
 from store.domain.ports import Source
 from store.messages.record import RecordBatch
 from store.messages.transfer import transfer_frame, transferred
@@ -62,9 +63,10 @@ SMALL = TransferLimits(
 
 @dataclass
 class Store:
-    """What a node holds: hash -> (timestamp, frame as it is stored)."""
+    """What a node holds: hash -> (timestamp, frame as it is stored), and hash -> content digest."""
 
     held: dict[bytes, tuple[int, bytes]] = field(default_factory=dict)
+    contents: dict[bytes, bytes] = field(default_factory=dict)
 
     def add(self, batch: RecordBatch) -> list[bool]:
         """Store a batch; True per new message."""
@@ -73,6 +75,7 @@ class Store:
             zip(batch.timestamps, batch.hashes, strict=True)
         ):
             self.held.setdefault(digest, (timestamp, batch.frame(index)))
+            self.contents.setdefault(digest, batch.content_digests[index])
         return new
 
     def lacks(self, other: Store) -> SyncIds:
@@ -207,7 +210,15 @@ class Node:
 
     def _persist(self, effect: Persist) -> Persisted:
         self.writes.remove(effect)
-        return Persisted(effect.token, self.store.add(effect.batch))
+        batch, contents = effect.batch, self.store.contents
+        conflicts = {
+            at: ContentConflict(
+                batch.timestamps[at], digest, contents[digest], batch.content_digests[at]
+            )
+            for at, digest in enumerate(batch.hashes)
+            if contents.get(digest, batch.content_digests[at]) != batch.content_digests[at]
+        }
+        return Persisted(effect.token, self.store.add(batch), conflicts)
 
     def receive(self, data: bytes) -> None:
         """Judge a frame as the driver would, and let the machine take it."""

@@ -8,7 +8,12 @@ import pytest
 
 from store.gateway.budget import Budget
 from store.gateway.faults import Ended, Fault
-from store.gateway.limits import MAX_STREAM_UNREAD_BYTES, WINDOW_BYTES
+from store.gateway.limits import (
+    CHUNK_BYTES,
+    MAX_STREAM_UNREAD_BYTES,
+    MIN_CHUNK_BYTES,
+    WINDOW_BYTES,
+)
 from store.gateway.mplex import Mplex
 from store.gateway.multiplexing import Multiplexer, Received
 from store.gateway.streams import Stream
@@ -60,6 +65,17 @@ async def test_a_window_of_yamux_is_kept_and_opened_by_the_client() -> None:
     stream.credit(2**32 - 1)
     with pytest.raises(Fault):
         stream.credit(1)
+
+
+async def test_a_window_that_opens_byte_by_byte_is_not_used_byte_by_byte() -> None:
+    carrier = Carrier(Yamux())
+    stream = Stream(1, carrier, Budget(1_000))
+    sending = asyncio.create_task(stream.send(bytes(WINDOW_BYTES + 10_000)))
+    for _ in range(10_000):
+        await asyncio.sleep(0)
+        stream.credit(1)
+    await sending
+    assert len(carrier.sent) <= WINDOW_BYTES // CHUNK_BYTES + 10_000 // MIN_CHUNK_BYTES + 2
 
 
 async def test_a_stream_that_the_client_gave_up_ends_who_waits_on_it() -> None:

@@ -60,6 +60,7 @@ def records(
         batch.timestamps.append(index + 1)
         batch.hashes.append(digest)
         batch.topic_keys.append(TOPIC)
+        batch.content_digests.append(digest[:16])
         batch.heads.append(b"")
         batch.payloads.append(digest)
         batch.tails.append(b"")

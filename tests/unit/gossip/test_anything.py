@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
+from store.domain.unread import UnreadEvent
 from store.gossip.config import GossipConfig
 from store.gossip.events import (
     Bodies,
@@ -12,7 +13,6 @@ from store.gossip.events import (
     Effect,
     Failed,
     GetEvents,
-    Holds,
     Input,
     Inventory,
     Known,
@@ -31,7 +31,6 @@ from store.gossip.events import (
     Settled,
     SyncLeaves,
     Tick,
-    UnreadEvent,
     Wanted,
 )
 from store.gossip.graph import graph_events
@@ -147,13 +146,14 @@ class Anything:
     def _from_inside(self) -> Input:
         some, dice = self._some(), self.dice
         parents = {each: self._some(3) for each in some}
-        unread = [UnreadEvent(each, dice.randint(0, 3), S, ("s1",), self._some(2)) for each in some]
+        unread = [
+            UnreadEvent(each, b"", dice.randint(0, 3), ("s1",), self._some(2), S) for each in some
+        ]
         return dice.choice(
             (
                 Publishing(some, dice.randint(0, 2)),
                 Committed(some, graph_events(records(some, parents)), dice.random() < 0.7),
                 Wanted(some, dice.randint(0, 3)),
-                Holds(dice.choice(("s1", "s9")), some),
                 Restored(unread),
                 Settled(some),
             )

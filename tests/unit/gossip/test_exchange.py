@@ -12,7 +12,6 @@ from store.gossip.events import (
     Effect,
     Events,
     GetEvents,
-    Holds,
     Inventory,
     Load,
     PeerJoined,
@@ -73,14 +72,6 @@ def test_a_node_on_the_same_database_is_turned_away() -> None:
     assert "same database" in cut.reason
     assert not cut.fault
     assert not single.machine.reading("b")
-
-
-def test_what_a_peer_has_delivered_another_way_is_not_sent_back() -> None:
-    single, messages = Single(), ids(5)
-    single.join("b")
-    single.step(Holds("store of b", messages, "b"))
-    effects = single.answer(single.step(Committed(messages)), messages)
-    assert [type(frame) for frame in frames(effects)] == [Inventory]
 
 
 def test_many_bodies_for_a_slow_peer_give_way_to_announcements() -> None:

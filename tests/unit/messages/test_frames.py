@@ -55,7 +55,7 @@ def test_a_follow_page_is_what_protobuf_writes(
 
 
 @given(utf8_text, st.integers(0, 2**32 - 1), utf8_text, pages_of_key_values, st.none() | cursors)
-def test_a_query_response_is_what_protobuf_writes(
+def test_a_query_response_is_what_protobuf_writes_with_its_request_id_present(
     request_id: str,
     status: int,
     desc: str,
@@ -70,7 +70,7 @@ def test_a_query_response_is_what_protobuf_writes(
         pagination_cursor=cursor,
     )
     spliced = frames.query_response(request_id, status, desc, map(frame, messages), cursor)
-    assert spliced == expected.SerializeToString()
+    assert spliced == (b"" if request_id else b"\x0a\x00") + expected.SerializeToString()
 
 
 @given(st.lists(hashes, max_size=4))

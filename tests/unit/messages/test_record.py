@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 from store.messages.record import RecordBatch
 from storenode.message.rules import Policy
+from storenode.message.varint import delimited
 from storenode.sds.codec import SdsMetadata
 from storenode.wire.storenode.v1.store_pb2 import ScanPage
-from storenode.wire.waku.store.v3.store_pb2 import WakuMessageKeyValue
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 from tests.support.admission import admit
 from tests.unit.builders import NOW_NS, entries, entry
@@ -23,12 +23,18 @@ POLICY = Policy(max_drift_ns=10**10)
 @example(entry(bytes(128)))
 @example(entry(bytes(16_383)))
 @example(entry(bytes(16_384), ephemeral=True))
-def test_a_frame_is_what_protobuf_writes_for_the_message(item: WakuMessageAndTopic) -> None:
+def test_a_frame_is_what_protobuf_writes_for_the_message_with_its_payload_present(
+    item: WakuMessageAndTopic,
+) -> None:
     admission = admit([item], NOW_NS, POLICY)
-    key_value = WakuMessageKeyValue(
-        message_hash=admission.hashes[0], message=item.message, pubsub_topic=item.pubsub_topic
+    body = item.message.SerializeToString()
+    message = body if item.message.payload else b"\x0a\x00" + body
+    expected = delimited(
+        b"\x0a",
+        delimited(b"\x0a", admission.hashes[0])
+        + delimited(b"\x12", message)
+        + delimited(b"\x1a", item.pubsub_topic.encode()),
     )
-    expected = ScanPage(messages=[key_value]).SerializeToString()
     if item.message.ephemeral:
         assert admission.ephemerals[0].frame == expected
     else:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
 from google.protobuf.message import DecodeError
 from hypothesis import example, given
@@ -10,8 +12,7 @@ from hypothesis import strategies as st
 from store.domain.admission import Verdict
 from store.messages import transfer
 from store.messages.shapes import TIME_BYTES, read_lead, read_names, read_times
-from store.messages.transfer import MalformedMessage
-from storenode.message.rules import Policy
+from storenode.message.rules import Policy, Reason
 from storenode.message.varint import delimited, varint
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 from tests.support.admission import Decoding, admit
@@ -73,13 +74,18 @@ def encode(message: WakuMessageAndTopic) -> bytes:
 @example([USUAL.replace(varint(2 * NOW_NS), varint(2 * (NOW_NS + 10**11)))])
 @example([USUAL.replace(varint(2 * NOW_NS), varint(2 * NOW_NS)[:-1] + b"\xbf\x00")])
 def test_the_verdict_is_that_on_the_decoded_message(encoded: list[bytes]) -> None:
-    try:
-        messages = [WakuMessageAndTopic.FromString(each) for each in encoded]
-    except DecodeError:
-        with pytest.raises(MalformedMessage):
-            admit(encoded, NOW_NS, POLICY)
-        return
-    assert admit(encoded, NOW_NS, POLICY) == admit(messages, NOW_NS, POLICY, Decoding)
+    messages = list[WakuMessageAndTopic]()
+    readable = list[bytes]()
+    for each in encoded:
+        with suppress(DecodeError):
+            messages.append(WakuMessageAndTopic.FromString(each))
+            readable.append(each)
+    found = admit(encoded, NOW_NS, POLICY)
+    assert len(found.verdicts) == len(encoded)
+    malformed = [each.label for each in found.refusals.values()].count(Reason.MALFORMED)
+    assert malformed == len(encoded) - len(readable)
+    assert found.batch == admit(readable, NOW_NS, POLICY).batch
+    assert admit(readable, NOW_NS, POLICY) == admit(messages, NOW_NS, POLICY, Decoding)
 
 
 def test_messages_may_be_duplicates_of_each_other_however_they_are_encoded() -> None:

@@ -61,12 +61,27 @@ def slow_reads(metrics: Metrics) -> None:
         metrics.query_seconds.labels("Query").observe(9.0)
 
 
+def set_back(metrics: Metrics) -> None:
+    """The clock was set back, and publishers are rejected for it."""
+    metrics.clock_limit_seconds.set(10)
+    metrics.clock_offset_seconds.labels("database").set(7_200)
+    metrics.clock_offset_seconds.labels("node-b").set(7_199)
+    metrics.messages_rejected.labels("client", "too_new").inc()
+
+
+def peer_off(metrics: Metrics) -> None:
+    metrics.clock_limit_seconds.set(10)
+    metrics.clock_offset_seconds.labels("database").set(0.1)
+    metrics.clock_offset_seconds.labels("node-b").set(-11)
+
+
 PROVOKED: dict[str, Callable[[Metrics], object]] = {
     "database-unreachable": lambda m: m.database_up.set(0),
     "database-host-refused": lambda m: m.database_hosts_refused.set(1),
     "node-not-ready": lambda m: m.ready.set(0),
     "disk-full": lambda m: m.disk_free_bytes.labels("data").set(4),
     "clock-wrong": lambda m: m.maintenance_events.labels("clock_doubted").inc(),
+    "clock-differs": peer_off,
     "commits-lost": lambda m: m.database_events.labels("commits_lost").inc(),
     "postgres-restarting": lambda m: m.database_events.labels("postgres_exited").inc(3),
     "standby-missing": lambda m: m.standbys.set(0),
@@ -84,7 +99,7 @@ PROVOKED: dict[str, Callable[[Metrics], object]] = {
     "differences-not-shrinking": lambda m: m.peer_differences.labels("a:1", "recent").set(7),
     "forged-fingerprint": lambda m: m.sync_hidden_differences.inc(),
     "gossip-peer-cut-off": lambda m: m.gossip_peers.labels("cut_off").set(1),
-    "unread-events-ageing": lambda m: m.unread_oldest_seconds.set(301),
+    "unread-events-ageing": lambda m: m.unconfirmed_oldest_seconds.set(301),
     "publish-errors": lambda m: m.calls.labels("Publish", "UNAVAILABLE").inc(20),
     "publish-slow": slow_batches,
     "reads-slow": slow_reads,
@@ -134,6 +149,20 @@ def test_a_disk_on_which_nothing_is_stored_any_more_is_full_however_much_that_is
     assert "publishing is refused" in found.sentence
 
 
+def test_publishes_that_are_rejected_for_a_wrong_clock_are_critical() -> None:
+    metrics = healthy()
+    problems = Problems(metrics, Clock())
+    set_back(metrics)
+    problems.look()
+    found = [(each.page, each.critical) for each in problems.present]
+    assert found == [("clock-wrong", True), ("clock-differs", False), ("clock-differs", False)]
+    assert "the clock of database is 7,200 s ahead of this node's" in problems.present[0].sentence
+    # One peer that is wrong, and one publisher, do not make this node's clock wrong.
+    metrics.clock_offset_seconds.labels("database").set(0)
+    problems.look()
+    assert [each.page for each in problems.present] == ["clock-differs"]
+
+
 def test_requests_over_http_count_as_calls_do() -> None:
     metrics, clock = healthy(), Clock()
     problems = Problems(metrics, clock)
@@ -146,6 +175,48 @@ def test_requests_over_http_count_as_calls_do() -> None:
     clock.now_s += 60
     problems.look()
     assert {each.page for each in problems.present} == {"publish-errors", "calls-failing"}
+
+
+def misdirected(metrics: Metrics) -> None:
+    metrics.read_only.set(1)
+    metrics.calls.labels("Publish", "UNAVAILABLE").inc(500)
+
+
+def slow_readers(metrics: Metrics) -> None:
+    for _ in range(50):
+        metrics.query_seconds.labels("GetSdsMessages").observe(60.0)
+
+
+@pytest.mark.parametrize(
+    "cause",
+    [
+        lambda m: m.unread_oldest_seconds.set(9_999),
+        lambda m: m.calls.labels("Publish", "DEADLINE_EXCEEDED").inc(500),
+        lambda m: m.calls.labels("Publish", "RESOURCE_EXHAUSTED").inc(500),
+        lambda m: m.calls.labels("Query", "INVALID_ARGUMENT").inc(500),
+        lambda m: m.sync_sessions.labels("responder", "refused").inc(9),
+        lambda m: m.messages_rejected.labels("client", "too_old").inc(500),
+        misdirected,
+        slow_readers,
+    ],
+    ids=[
+        *("unconfirmed", "unsent request", "quota", "malformed", "stranger's session"),
+        "wrong clock of a publisher",
+        *("publish at a read-only node", "slow readers"),
+    ],
+)
+def test_what_callers_cause_by_themselves_is_no_problem(
+    cause: Callable[[Metrics], object],
+) -> None:
+    metrics, clock = healthy(), Clock()
+    problems = Problems(metrics, clock)
+    problems.look()
+    clock.now_s += 5
+    cause(metrics)
+    for _ in range(3):
+        problems.look()
+        assert not problems.present
+        clock.now_s += 150
 
 
 def test_what_a_counter_told_is_forgotten_in_time() -> None:

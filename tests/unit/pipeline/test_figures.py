@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from store.pipeline.figures import names
-from store.pipeline.figures.axis import axis_of, usual_days
-from store.pipeline.figures.findings import NOTE, WARNING, outlook_finding
-from store.pipeline.figures.gathered import Place
-from store.pipeline.figures.limits import MAX_NAME_CHARS, MAX_STEPS, OUTLIERS
-from store.pipeline.figures.outlook import Limits, Outlook, outlook_of
 from store.pipeline.limits import DAY_NS, HOUR_NS
+from store.pipeline.report import names
+from store.pipeline.report.axis import axis_of, usual_days
+from store.pipeline.report.findings import NOTE, WARNING, outlook_finding
+from store.pipeline.report.gathered import Place
+from store.pipeline.report.limits import MAX_NAME_CHARS, MAX_STEPS, OUTLIERS
+from store.pipeline.report.outlook import Limits, Outlook, outlook_of
 
 TIMES = st.integers(0, 2**63 - 1)
 MB = 1_000_000

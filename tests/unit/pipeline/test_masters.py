@@ -11,15 +11,14 @@ import pyspark
 import pytest
 
 from store.pipeline.errors import PipelineError
-from store.pipeline.masters import require_spark
-from store.pipeline.session import _choose_python
+from store.pipeline.spark import _choose_python, require_spark
 
 
 @pytest.fixture(autouse=True)
 def nothing_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("SPARK_HOME", "SPARK_REMOTE", "PYSPARK_SUBMIT_ARGS", "SPARK_ENV_LOADED"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("store.pipeline.masters.require_java", lambda: None)
+    monkeypatch.setattr("store.pipeline.spark.require_java", lambda: None)
 
 
 def refusal(master: str | None = None) -> str:

@@ -1,56 +1,44 @@
-"""What is said of a long piece of work: what is done, what is left, how fast; and not too often."""
+"""The lines about the progress of a job."""
 
 from __future__ import annotations
 
-from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
 
-from store.pipeline.progress import SELDOM_S, Counts, Lines
-
-
-def test_the_first_step_goes_over_the_messages() -> None:
-    lines = Lines("verify", 1_000, 100.0)
-    assert lines.line(Counts(0, 8, 5), 101.0) == "verify: 0 of 8 parts, about 0 of 1,000 messages"
-    assert lines.line(Counts(2, 8, 5), 105.0) == (
-        "verify: 2 of 8 parts, about 250 of 1,000 messages, 50/s, about 15 s left"
-    )
+from store.pipeline import progress
+from store.pipeline.progress import shown, silent
 
 
-def test_further_steps_are_numbered_and_have_a_time_of_their_own() -> None:
-    lines = Lines("audit", 1_000, 0.0)
-    assert lines.line(Counts(1, 8, 5), 1.0) is not None
-    assert lines.line(Counts(0, 3, 7), 11.0) == "audit: step 3, 0 of 3 parts"
-    assert lines.line(Counts(1, 3, 7), 13.0) == "audit: step 3, 1 of 3 parts, about 24 s left"
+class Session(SparkSession):
+    """A session with two active stages, of which one has ended meanwhile."""
+
+    def __init__(self, said: list[str]) -> None:
+        stages = {1: SimpleNamespace(numCompletedTasks=2, numTasks=8), 2: None}
+        tracker = SimpleNamespace(
+            getActiveStageIds=lambda: [1, 2], getStageInfo=lambda stage: stages[stage]
+        )
+        self.context: Any = SimpleNamespace(statusTracker=lambda: tracker)
+        self.said = said
+
+    @property
+    def sparkContext(self) -> Any:  # noqa: ANN401, N802 - Spark's name
+        return self.context
 
 
-def test_a_stage_that_is_done_does_not_bring_a_step_back() -> None:
-    lines = Lines("audit", 0, 0.0)
-    for step in (5, 6, 5):
-        lines.line(Counts(0, 3, step), 1.0)
-    assert lines.line(Counts(1, 3, 6), 9.0) == "audit: step 2, 1 of 3 parts, about 16 s left"
+def test_the_begin_the_tasks_and_the_end_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "INTERVAL_S", 0.001)
+    said: list[str] = []
+    with shown(Session(said), said.append, "verify", 1_000):
+        while len(said) < 2:
+            pass
+    assert said[:2] == ["verify: begins, 1,000 messages", "verify: 2 of 8 tasks"]
+    assert said[-1].startswith("verify: done in ")
+    assert said[-1].endswith(" messages/s")
 
 
-def test_nothing_is_said_of_nothing() -> None:
-    assert Lines("report", 0, 0.0).line(Counts(0, 0, 0), 99.0) is None
-
-
-def moments(lines: Lines, seconds: int, *, progressing: bool) -> list[int]:
-    """When something is said of what takes so many seconds."""
-    return [
-        now
-        for now in range(1, seconds)
-        if lines.line(Counts(now if progressing else 0, seconds, 1), float(now)) is not None
-    ]
-
-
-@pytest.mark.parametrize(("seconds", "most"), [(60, 40), (3_600, 170)])
-def test_long_work_is_told_of_seldom_and_never_long_not_at_all(seconds: int, most: int) -> None:
-    said = [0, *moments(Lines("archive", 10**6, 0.0), seconds, progressing=True)]
-    assert len(said) <= most
-    assert max(later - earlier for earlier, later in pairwise(said)) <= SELDOM_S
-    assert said[:6] == [0, 1, 2, 3, 4, 5]
-
-
-def test_what_stands_still_is_said_again() -> None:
-    assert moments(Lines("restore", 0, 0.0), 95, progressing=False) == [1, 31, 61, 91]
+def test_a_quiet_job_shows_nothing() -> None:
+    with shown(Session([]), silent, "verify"):
+        pass

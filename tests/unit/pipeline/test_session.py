@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from store.pipeline.session import _java_options, _not_started
+from store.pipeline.spark import _java_options, _not_started
 
 COLLECTOR = re.compile(r"-XX:\+Use\w+GC")
 

@@ -6,14 +6,14 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from store.pipeline.figures.limits import (
+from store.pipeline.limits import HOUR_NS
+from store.pipeline.report.limits import (
     MIN_ACTIVE_HOURS,
     MIN_ACTIVE_SHARE,
     MIN_EXPECTED,
     MIN_SAMPLES,
 )
-from store.pipeline.figures.silence import Silence, silences
-from store.pipeline.limits import HOUR_NS
+from store.pipeline.report.silence import Silence, silences
 
 MONDAY = 20_003 * 24
 """An hour: midnight of a Monday."""

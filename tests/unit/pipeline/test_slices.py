@@ -22,6 +22,7 @@ from store.pipeline.slices import (
     from_text,
     good_slice_rows,
     grouped,
+    in_shares,
     in_steps,
     plan_slices,
     to_text,
@@ -108,3 +109,13 @@ def test_steps_are_whole_hours_in_order_and_small_beside_all(
     assert [start for step in steps for start in step] == sorted(held)
     assert max(len(step) for step in steps) * each <= most + each
     assert in_steps({}) == []
+
+
+@given(st.lists(st.integers(0, 50), max_size=60), st.integers(1, 80))
+def test_shares_keep_the_order_and_come_near_their_size(sizes: list[int], share: int) -> None:
+    groups = in_shares(sizes, int, share)
+    assert [size for group in groups for size in group] == sizes
+    assert all(groups)
+    assert len(groups) <= max(bool(sizes), -(-sum(sizes) // share))
+    assert all(sum(group) <= share + max(group) for group in groups)
+    assert in_shares([16] * 8, int, 33) == [[16, 16]] * 4

@@ -15,7 +15,7 @@ from reconcile.view import Read, Spans
 
 START_NS = 1_700_000_000_000_000_000
 HOUR_NS = 3600 * 10**9
-MAX_BYTES_PER_ID = 48
+MAX_BYTES_PER_ID = 68
 NO_HASH = bytes(32)
 
 
@@ -71,7 +71,7 @@ def allocated(views: list[IndexView]) -> int:
 def test_memory_after_a_bulk_load(count: int) -> None:
     index = loaded(random_ids(1, count))
     assert len(index) == count
-    assert 40 * count <= index.memory_bytes <= MAX_BYTES_PER_ID * count
+    assert 56 * count <= index.memory_bytes <= MAX_BYTES_PER_ID * count
     assert allocated([index.view()]) <= index.memory_bytes
 
 

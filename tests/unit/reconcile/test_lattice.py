@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from reconcile import kernel
+from reconcile.ids import ELEMENT_BYTES, SyncIds, ordered
+from reconcile.index import Index
 from reconcile.lattice import ELEMENTS, STATE_BYTES, LatticeSum
 from tests.unit.reconcile.test_kernel import on_both
 
@@ -57,8 +59,8 @@ def naive(hashes: list[bytes]) -> list[int]:
 
 
 def some(count: int, seed: int = 1) -> list[bytes]:
-    dice = random.Random(seed)
-    return [dice.randbytes(32) for _ in range(count)]
+    rng = random.Random(seed)
+    return [rng.randbytes(ELEMENT_BYTES) for _ in range(count)]
 
 
 def test_the_plain_expansion_is_that_of_blake3() -> None:
@@ -105,10 +107,10 @@ def test_sets_of_equal_xors_have_different_sums() -> None:
     hashes = some(8)
     words = [int.from_bytes(digest, "big") for digest in hashes]
     closing = words[0] ^ words[1] ^ words[2] ^ words[3] ^ words[4]
-    sets = hashes[:3], [hashes[3], hashes[4], closing.to_bytes(32, "big")]
+    sets = hashes[:3], [hashes[3], hashes[4], closing.to_bytes(ELEMENT_BYTES, "big")]
     one, other = (b"".join(each) for each in sets)
     xors = [
-        np.bitwise_xor.reduce(np.frombuffer(each, "<u8").reshape(-1, 4)) for each in (one, other)
+        np.bitwise_xor.reduce(np.frombuffer(each, "<u8").reshape(-1, 7)) for each in (one, other)
     ]
     assert xors[0].tolist() == xors[1].tolist()
     assert LatticeSum.of(one) != LatticeSum.of(other)
@@ -118,8 +120,32 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="2048 bytes, not 2047"):
         LatticeSum.stored(1, bytes(STATE_BYTES - 1))
     with pytest.raises(ValueError, match="reshape"):
-        LatticeSum.of(bytes(33))
+        LatticeSum.of(bytes(57))
     if kernel.compiled is not None:
-        for hashes, state in ((33, STATE_BYTES), (32, STATE_BYTES - 2), (32, 2 * STATE_BYTES)):
+        for elements, state in ((57, STATE_BYTES), (56, STATE_BYTES - 2), (56, 2 * STATE_BYTES)):
             with pytest.raises(ValueError, match="column"):
-                kernel.compiled.lattice(np.zeros(hashes, np.uint8), np.zeros(state, np.uint8))
+                kernel.compiled.lattice(np.zeros(elements, np.uint8), np.zeros(state, np.uint8))
+
+
+def test_an_index_has_the_sums_of_any_range_however_it_came_to_be() -> None:
+    rng = np.random.default_rng(1)
+    index, expected = Index(min_chunk_ids=5_000), SyncIds.empty()
+    for turn in range(24):
+        count, low = int(rng.choice([1, 60, 6_000])), turn * 10**6 if turn % 3 else 0
+        some_ids = SyncIds(
+            rng.integers(low, (turn + 1) * 10**6, count),
+            rng.integers(0, 256, (count, 32), np.uint8),
+            rng.integers(0, 256, (count, 16), np.uint8),
+        )
+        index.insert(some_ids)
+        expected = ordered(SyncIds.join([expected, some_ids]))
+        if turn % 5 == 4:
+            bound = expected.at(len(expected) // 20)
+            index.prune(bound)
+            expected = expected[len(expected) // 20 :]
+        index.check()
+        rows = index.view().rows
+        low, high = sorted(rng.integers(0, len(expected) + 1, 2).tolist())
+        for first, last in ((0, len(expected)), (low, high), (low, low)):
+            assert rows.lattice(first, last) == LatticeSum.of(expected[first:last].elements)
+        assert rows.unsummed(0, len(expected)) < 4_096 * (2 * len(rows.chunks) + 1)

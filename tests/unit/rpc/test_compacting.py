@@ -138,10 +138,10 @@ async def test_a_side_that_does_not_know_the_mode_is_met_as_ever(
     assert len(frames) == len([frame for side in plain for frame in side.sent])
 
 
-@pytest.mark.parametrize("keyed", [(True, False), (False, True)])
-async def test_in_clear_text_there_is_no_mode(keyed: tuple[bool, bool]) -> None:
-    one = Side(some(500, 1), compact_from=0, keyed=keyed[0])
-    other = Side(some(500, 1) | some(8, 3), compact_from=0, keyed=keyed[1])
+@pytest.mark.parametrize("agrees", [(True, False), (False, True)])
+async def test_without_the_extension_there_is_no_mode(agrees: tuple[bool, bool]) -> None:
+    one = Side(some(500, 1), compact_from=0, agrees=agrees[0])
+    other = Side(some(500, 1) | some(8, 3), compact_from=0, agrees=agrees[1])
     await reconcile(one, other, EVERYTHING)
     exact(one, other)
     assert modes(one, other) == {False}

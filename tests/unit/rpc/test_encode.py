@@ -95,7 +95,9 @@ def test_confirmations_are_told_of_what_is_held(
 
 
 async def test_without_gossip_the_answer_says_so() -> None:
-    found = await NoConfirmations().confirmed([DIGEST, digest(2)], [True, False], 3, None)
+    found = await NoConfirmations().confirmed(
+        [DIGEST, digest(2)], [bytes(16)] * 2, [True, False], 3, None
+    )
     assert len(found) == 2
     assert found[0].confirms == 0
     assert "0 of 3 stores confirmed: this node exchanges no read confirmations" in found[0].reason

@@ -209,13 +209,6 @@ def test_nodes_with_equal_retention_have_the_same_horizon_at_almost_any_moment()
     assert equal >= 995
 
 
-class _Plain:
-    """A stream in clear, or a secret one."""
-
-    def __init__(self, *, secure: bool) -> None:
-        self.secure = secure
-
-
 class _Empty:
     """A view of nothing."""
 
@@ -224,26 +217,25 @@ class _Empty:
     answer = None
 
 
-def cuts_of(world: World, *, secure: bool) -> tuple[SyncId, ...]:
+def cuts_of(world: World) -> tuple[SyncId, ...]:
     """Where a session with peer b divides its window."""
     account = Account(SyncRole.INITIATOR, 0, "b", "sb", asked_from=(10, bytes(32)))
     account.horizon = (1_000_000, bytes(32))
     work = world.exchange.reconciling(
         Role.INITIATOR,
-        cast("FrameStream", _Plain(secure=secure)),
+        cast("FrameStream", None),
         cast("OpenView", _Empty()),
         account,
         window=((10, bytes(32)), (END_NS, bytes(32))),
     )
-    assert (work.agreement is not None) is secure
-    if work.agreement is not None:
-        result = cast("Result", SimpleNamespace(rounds=1, refusal="", to_send=(), to_receive=()))
-        world.exchange.concluded(account, work, result)
+    result = cast("Result", SimpleNamespace(rounds=1, refusal="", to_send=(), to_receive=()))
+    world.exchange.concluded(account, work, result)
     return work.config.cuts
 
 
-async def test_sessions_by_xor_begin_their_ranges_at_random(world: World) -> None:
-    found = [cuts_of(world, secure=False) for _ in range(8)]
+async def test_sessions_with_a_peer_without_sums_begin_their_ranges_at_random(world: World) -> None:
+    assert cuts_of(world) == (), "the peer may know sums"
+    found = [cuts_of(world) for _ in range(8)]
     assert len(set(found)) == 8
     for cuts in found:
         assert len(cuts) == RANDOM_CUTS
@@ -283,10 +275,5 @@ async def test_the_session_after_one_whose_compact_mode_failed_does_without(
 
 def offering(exchange: Exchange, account: Account) -> Verifying:
     bounds = (10, bytes(32)), (20, bytes(32))
-    stream, view = cast("FrameStream", _Plain(secure=True)), cast("OpenView", _Empty())
+    stream, view = cast("FrameStream", None), cast("OpenView", _Empty())
     return exchange.reconciling(Role.INITIATOR, stream, view, account, window=bounds)
-
-
-async def test_so_do_sessions_with_a_peer_that_has_made_no_offer(world: World) -> None:
-    assert cuts_of(world, secure=True) == ()
-    assert len(cuts_of(world, secure=True)) == RANDOM_CUTS

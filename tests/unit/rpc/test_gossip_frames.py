@@ -26,7 +26,20 @@ PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 LEAVES = st.builds(
     SyncLeaves, IDS, st.binary(min_size=32, max_size=32), st.integers(1, 2**64 - 1)
 ) | st.builds(SyncLeaves, IDS)
-FRAMES = st.builds(Inventory, IDS) | st.builds(GetEvents, IDS) | LEAVES
+DIGESTS = st.just(b"") | st.binary(min_size=16, max_size=16)
+
+
+@st.composite
+def with_digests(draw: st.DrawFn) -> Inventory | SyncLeaves:
+    """Draw an inventory or leaves with a content digest for each ID, of which some are unknown."""
+    ids = draw(IDS.filter(bool))
+    digests = draw(st.lists(DIGESTS, min_size=len(ids), max_size=len(ids)))
+    if draw(st.booleans()):
+        return Inventory(ids, digests)
+    return SyncLeaves(ids, content_digests=digests)
+
+
+FRAMES = st.builds(Inventory, IDS) | st.builds(GetEvents, IDS) | LEAVES | with_digests()
 
 
 def admission() -> Admission:
@@ -36,11 +49,12 @@ def admission() -> Admission:
 def expected(frame: FrameOut) -> peer_pb2.GossipFrame:
     match frame:
         case Inventory():
-            return peer_pb2.GossipFrame(inv=peer_pb2.Inventory(ids=frame.ids))
+            inv = peer_pb2.Inventory(ids=frame.ids, content_digests=frame.content_digests)
+            return peer_pb2.GossipFrame(inv=inv)
         case GetEvents():
             return peer_pb2.GossipFrame(get_events=peer_pb2.Inventory(ids=frame.ids))
         case SyncLeaves():
-            leaves = peer_pb2.Inventory(ids=frame.ids)
+            leaves = peer_pb2.Inventory(ids=frame.ids, content_digests=frame.content_digests)
             if frame.rest_count:
                 leaves.rest_xor, leaves.rest_count = frame.rest_xor, frame.rest_count
             return peer_pb2.GossipFrame(sync_leaves=leaves)
@@ -165,3 +179,14 @@ async def test_ids_are_message_hashes(kind: str) -> None:
     getattr(frame, kind).ids.append(bytes(31))
     with pytest.raises(CallFailure, match="has not 32 bytes"):
         await decode_gossip(frame.SerializeToString(), admission())
+
+
+@pytest.mark.parametrize(("ids", "digests"), [(2, [bytes(16)]), (1, [bytes(15)]), (0, [b""])])
+@pytest.mark.parametrize("kind", ["inv", "sync_leaves"])
+async def test_content_digests_that_do_not_fit_the_ids_are_refused(
+    kind: str, ids: int, digests: list[bytes]
+) -> None:
+    inventory = peer_pb2.Inventory(ids=[bytes(32)] * ids, content_digests=digests)
+    frame = peer_pb2.GossipFrame(**{kind: inventory}).SerializeToString()  # type: ignore[arg-type]
+    with pytest.raises(CallFailure, match="content digest"):
+        await decode_gossip(frame, admission())

@@ -32,8 +32,6 @@ class Deaf:
     async def write(self, frame: bytes) -> None:
         assert frame
 
-    secure = False
-
     async def half_close(self) -> None:
         raise AssertionError("the transfer has not ended")
 

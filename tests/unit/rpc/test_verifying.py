@@ -1,7 +1,8 @@
-"""Reconciliations whose end is checked by keyed digests: both sides, joined in memory."""
+"""Reconciliations whose end is checked by lattice sums: both sides, joined in memory."""
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,11 +13,10 @@ import pytest
 from reconcile.ids import LOWEST, SyncId
 from reconcile.limits import SessionLimits
 from sim.messages import CANDIDATES, forged_halves
-from store.domain.ports import PeerFailed
 from store.sync.errors import ProtocolBroken
-from store.sync.frames import Extension, Reconcile, Steps
-from store.sync.session import agreement, locating
-from store.sync.session.agreement import HOUR_NS, new_pairs
+from store.sync.frames import Extension, Reconcile, SearchStep
+from store.sync.session import sum_search
+from store.sync.session.sum_search import HOUR_NS, parts_of
 from tests.support.verifying_pair import Side, reconcile
 
 NO_HASH = bytes(32)
@@ -57,7 +57,7 @@ def exact(one: Side, other: Side) -> None:
 
 def proven_from(side: Side) -> int | None:
     assert side.work is not None
-    return side.work.proof.keyed_from_ns
+    return side.work.proof.summed_from_ns
 
 
 def hidden(side: Side) -> set[SyncId]:
@@ -67,7 +67,7 @@ def hidden(side: Side) -> set[SyncId]:
 
 @pytest.mark.parametrize("count", [0, 1, 30, 3_000])
 @pytest.mark.parametrize("differences", [(0, 0), (1, 0), (0, 1), (7, 5), (400, 300)])
-async def test_both_sides_conclude_by_key(count: int, differences: tuple[int, int]) -> None:
+async def test_both_sides_conclude_by_sums(count: int, differences: tuple[int, int]) -> None:
     shared = some(count, 1)
     one = Side(shared | some(differences[0], 2))
     other = Side(shared | some(differences[1], 3))
@@ -90,9 +90,9 @@ async def test_forged_sets_are_found(shared: int, differences: tuple[int, int]) 
 
 
 async def test_without_the_extension_forged_sets_look_equal() -> None:
-    for keyed in ((False, False), (True, False), (False, True)):
-        one = Side(set(forged()[0]), keyed=keyed[0])
-        other = Side(set(forged()[1]), keyed=keyed[1])
+    for agrees in ((False, False), (True, False), (False, True)):
+        one = Side(set(forged()[0]), agrees=agrees[0])
+        other = Side(set(forged()[1]), agrees=agrees[1])
         await met(one, other)
         assert one.result is not None
         assert other.result is not None
@@ -100,51 +100,35 @@ async def test_without_the_extension_forged_sets_look_equal() -> None:
         assert proven_from(one) is proven_from(other) is None
 
 
-@pytest.mark.parametrize("keyed", [(True, False), (False, True), (False, False)])
-async def test_a_side_without_the_extension_is_met_as_ever(keyed: tuple[bool, bool]) -> None:
-    one = Side(some(500, 1) | some(9, 2), keyed=keyed[0])
-    other = Side(some(500, 1) | some(8, 3), keyed=keyed[1])
+@pytest.mark.parametrize("agrees", [(True, False), (False, True), (False, False)])
+async def test_a_side_without_the_extension_is_met_as_ever(agrees: tuple[bool, bool]) -> None:
+    one = Side(some(500, 1) | some(9, 2), agrees=agrees[0])
+    other = Side(some(500, 1) | some(8, 3), agrees=agrees[1])
     exact(*await met(one, other))
     assert proven_from(one) is proven_from(other) is None
     told = [frame.extension for side in (one, other) for frame in side.sent if frame.extension]
-    assert len(told) == keyed[0], "a responder offers nothing to who does not"
+    assert len(told) == agrees[0], "a responder offers nothing to who does not"
 
 
 async def test_an_agreement_costs_no_payload() -> None:
     ids = some(400, 1)
     frames = []
-    for keyed in (False, True):
-        one, other = await met(Side(set(ids), keyed=keyed), Side(set(ids), keyed=keyed))
+    for agrees in (False, True):
+        one, other = await met(Side(set(ids), agrees=agrees), Side(set(ids), agrees=agrees))
         frames.append([frame.payload for side in (one, other) for frame in side.sent])
     assert frames[1] == [*frames[0][:1], b"", *frames[0][1:]]
 
 
-FLOOR = (90 * MINUTE_NS, NO_HASH)
-FLOORS = [
-    ((FLOOR, LOWEST), 2 * HOUR_NS),
-    ((LOWEST, FLOOR), 2 * HOUR_NS),
-    ((FLOOR, (3 * HOUR_NS + 1, NO_HASH)), 4 * HOUR_NS),
-    ((None, LOWEST), None),
-    ((LOWEST, None), None),
-    ((LOWEST, LOWEST), 0),
-]
-
-
-@pytest.mark.parametrize(("memory", "keyed_from_ns"), FLOORS)
-@pytest.mark.parametrize("sums", [(True, True), (True, False), (False, True)])
-async def test_what_is_not_in_memory_is_proven_by_lattice_sums(
-    memory: tuple[SyncId | None, SyncId | None],
-    keyed_from_ns: int | None,
-    sums: tuple[bool, bool],
-) -> None:
+async def test_a_side_without_sums_gives_no_proof() -> None:
     ids = some(300, 1)
-    one = Side(ids | some(3, 2), memory_start=memory[0], sums=sums[0])
-    other = Side(ids | some(4, 3), memory_start=memory[1], sums=sums[1])
-    exact(*await met(one, other))
-    assert proven_from(one) == proven_from(other) == (0 if all(sums) else keyed_from_ns)
+    for sums in ((True, False), (False, True), (False, False)):
+        one = Side(ids | some(3, 2), sums=sums[0])
+        other = Side(ids | some(4, 3), sums=sums[1])
+        exact(*await met(one, other))
+        assert proven_from(one) is proven_from(other) is None
 
 
-async def test_digests_begin_at_the_later_horizon() -> None:
+async def test_sums_begin_at_the_later_horizon() -> None:
     ids, horizon = some(300, 1), (100 * MINUTE_NS + 7, NO_HASH)
     for sides in (
         (Side(set(ids), horizon=horizon), Side(set(ids))),
@@ -155,78 +139,82 @@ async def test_digests_begin_at_the_later_horizon() -> None:
         assert proven_from(one) == proven_from(other) == horizon[0]
 
 
-@pytest.mark.parametrize(
-    ("memory", "count"), [((2 * HOUR_NS, NO_HASH), 0), ((2 * HOUR_NS, NO_HASH), 900), (None, 300)]
-)
-@pytest.mark.parametrize("differences", [(0, 0), (5, 0), (0, 5), (40, 60)])
-@pytest.mark.parametrize("above", [False, True])
-async def test_forged_sets_below_what_is_in_memory_are_found(
-    memory: SyncId | None, count: int, differences: tuple[int, int], *, above: bool
+def conflicts(side: Side) -> set[tuple[SyncId, bytes, bytes]]:
+    assert side.work is not None
+    return {
+        ((each.timestamp, each.message_hash), each.own_digest, each.peer_digest)
+        for each in side.work.proof.conflicts
+    }
+
+
+@pytest.mark.parametrize("count", [0, 1, 3_000])
+@pytest.mark.parametrize("differences", [(0, 0), (1, 0), (40, 60)])
+@pytest.mark.parametrize("compact_from", [None, 0])
+async def test_one_hash_with_two_contents_is_a_conflict(
+    count: int, differences: tuple[int, int], compact_from: int | None
 ) -> None:
-    shared = some(count, 1)
-    one = Side(shared | forged()[0] | some(differences[0], 2), memory_start=memory)
-    other = Side(shared | forged()[1] | some(differences[1], 4), memory_start=memory)
-    if above:
-        for side, half in zip((one, other), forged(7, 5 * HOUR_NS), strict=True):
-            side.ids |= half
+    shared = some(count, 1) | some(3, 9)
+    wrong = {each: bytes([place]) * 16 for place, each in enumerate(sorted(some(3, 9)))}
+    one = Side(shared | some(differences[0], 2), compact_from=compact_from)
+    other = Side(shared | some(differences[1], 4), contents=wrong, compact_from=compact_from)
+    exact(*await met(one, other))
+    assert conflicts(one) == {(each, each[1][:16], wrong[each]) for each in wrong}
+    assert conflicts(other) == {(each, wrong[each], each[1][:16]) for each in wrong}
+    assert proven_from(one) == proven_from(other) == 0
+    assert not hidden(one)
+    assert not hidden(other)
+
+
+async def test_crowds_that_differ_are_divided_down_to_a_nanosecond() -> None:
+    crowd = {(HOUR_NS + at, random.Random(at).randbytes(32)) for at in range(600)}
+    one = Side(crowd | set(forged(at_ns=HOUR_NS + 300)[0]))
+    other = Side(crowd | set(forged(at_ns=HOUR_NS + 300)[1]))
     exact(*await met(one, other))
     assert proven_from(one) == proven_from(other) == 0
-    if differences == (0, 0):
-        assert hidden(one) == hidden(other) == one.ids ^ other.ids
+    assert one.work is not None
+    assert hidden(one) == one.ids ^ other.ids
 
 
-async def test_lattice_digests_are_about_eleven_years_at_most(
+async def test_more_than_is_listed_in_one_nanosecond_is_left_open(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(agreement, "MAX_LATTICE_SPAN_NS", 3 * HOUR_NS)
-    floor = (5 * HOUR_NS, NO_HASH)
-    one, other = await met(
-        Side({*forged()[0], *forged(7, 3 * HOUR_NS)[0]}, memory_start=floor),
-        Side({*forged()[1], *forged(7, 3 * HOUR_NS)[1]}, memory_start=floor),
-    )
-    assert proven_from(one) == proven_from(other) == 2 * HOUR_NS
-    assert hidden(one) == hidden(other) == forged(7, 3 * HOUR_NS)[0] | forged(7, 3 * HOUR_NS)[1]
+    monkeypatch.setattr(sum_search, "MAX_LISTED_IDS", 20)
+    one, other = (Side({(5, digest) for _, digest in half}) for half in forged())
+    await met(one, other)
+    for side in (one, other):
+        assert side.error is None
+        assert side.result is not None
+        assert side.result.truncated
+        assert proven_from(side) is None
 
 
-async def test_what_neither_memory_nor_sums_show_is_not_called_proven() -> None:
-    floor = (2 * HOUR_NS, NO_HASH)
-    one, other = await met(
-        Side(set(forged()[0]), memory_start=floor, sums=False),
-        Side(set(forged()[1]), memory_start=floor),
-    )
-    assert one.result is not None
-    assert not len(one.result.to_send)
-    assert proven_from(one) == proven_from(other) == floor[0]
-
-
-async def test_hours_that_are_too_full_for_one_search_are_left_to_the_next_session(
+async def test_a_conflict_that_lasts_does_not_hide_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(locating, "MAX_SEARCHED_IDS", 100)
-    monkeypatch.setattr(locating, "MAX_LATTICE_DAYS", 2)
-    at = [hour * HOUR_NS for hour in (1, 3, 30, 80, 130, 131)]
-    halves = [forged(seed, time_ns) for seed, time_ns in enumerate(at)]
-    one = Side({each for half in halves for each in half[0]}, memory_start=(200 * HOUR_NS, NO_HASH))
-    other = Side({each for half in halves for each in half[1]}, memory_start=LOWEST)
-    found = []
-    while one.ids != other.ids:
-        await met(one, other)
+    monkeypatch.setattr(sum_search, "MAX_SEARCHED_SPANS", 1)
+    monkeypatch.setattr(sum_search, "FEW_LISTED_IDS", 0)
+    at = {(hour * 40 * 24 * HOUR_NS, bytes([hour]) * 32) for hour in range(1, 9)}
+    found: set[SyncId] = set()
+    for session in range(60):
+        one, other = Side(set(at)), Side(set(at), contents=dict.fromkeys(at, bytes(16)))
+        one.nonce = bytes([session]) * 16
+        await reconcile(one, other, WINDOW)
         assert one.result is not None
-        assert one.error is other.error is None
-        assert hidden(one) == hidden(other) == set(one.result.to_send) | set(one.result.to_receive)
-        found.append({time_ns // HOUR_NS for time_ns, _ in hidden(one)})
-        rest = len(found) < len(halves)
-        assert one.result.truncated == rest
-        assert proven_from(one) == proven_from(other) == (None if rest else 0)
-        one.ids |= hidden(one)
-        other.ids |= hidden(other)
-    assert found == [{131}, {130}, {80}, {30}, {3}, {1}]
+        assert one.result.truncated
+        found |= {each for each, *_ in conflicts(one)}
+    assert found == at
 
 
-async def test_more_differences_than_a_session_reports_prove_nothing() -> None:
+async def test_more_differences_than_a_session_reports_prove_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sum_search, "FEW_LISTED_IDS", 100)
     limits = SessionLimits(max_differences=40)
-    one = Side(set(forged()[0]), limits=limits)
-    other = Side(set(forged()[1]), limits=limits)
+    spread = [forged(seed, seed * 40 * HOUR_NS) for seed in range(1, 4)]
+    one, other = (
+        Side({each for halves in spread for each in halves[place]}, limits=limits)
+        for place in (0, 1)
+    )
     await met(one, other)
     for own, peer in ((one, other), (other, one)):
         assert own.error is None
@@ -235,11 +223,14 @@ async def test_more_differences_than_a_session_reports_prove_nothing() -> None:
         assert set(own.result.to_send) <= own.ids - peer.ids
         assert set(own.result.to_receive) <= peer.ids - own.ids
         assert proven_from(own) is None
-        assert hidden(own)
+    assert one.result is not None
+    assert other.result is not None
+    assert set(one.result.to_send) == set(other.result.to_receive)
+    assert set(one.result.to_receive) == set(other.result.to_send)
 
 
 def lying(change: Callable[[Extension], Extension], nth: int) -> Callable[[Reconcile], Reconcile]:
-    """Changes the extension of the frame with this number; 0 is the first."""
+    """Return a sender that changes the extension of its frame with this number; 0 is the first."""
     count = 0
 
     def tamper(frame: Reconcile) -> Reconcile:
@@ -256,11 +247,9 @@ OFFERS = [
     ("a nonce of 15 bytes", lambda told: replace(told, nonce=bytes(15))),
     ("a nonce of 0 bytes", lambda told: replace(told, nonce=b"")),
     ("a nonce of 4096 bytes", lambda told: replace(told, nonce=bytes(4096))),
-    ("a time beyond", lambda told: replace(told, keyed_from_ns=2**64 - 1)),
-    ("a time beyond", lambda told: replace(told, lattice_from_ns=2**63)),
-    ("a name of a key of 7 bytes", lambda told: replace(told, remembered=bytes(7))),
-    ("a digest before its last", lambda told: replace(told, digest=bytes(16))),
-    ("hashes nobody asked for", lambda told: replace(told, hashes=bytes(32))),
+    ("a time beyond", lambda told: replace(told, compared_from_ns=2**64 - 1)),
+    ("a sum before its last", lambda told: replace(told, sum=bytes(32))),
+    ("a search before sums", lambda told: replace(told, search=SearchStep())),
 ]
 
 
@@ -279,17 +268,15 @@ async def test_an_offer_that_is_none(
 
 LAST = [
     ("a nonce after its first frame", lambda told: replace(told, nonce=bytes(16))),
-    ("a nonce after its first frame", lambda told: replace(told, remembered=bytes(8))),
-    ("a digest of 15 bytes", lambda told: replace(told, lattice_digest=bytes(15))),
-    ("tells lattice steps although", lambda told: replace(told, steps=Steps())),
-    ("a digest of 15 bytes", lambda told: replace(told, digest=bytes(15))),
-    ("a digest of 17 bytes", lambda told: replace(told, digest=bytes(17))),
-    ("hashes nobody asked for", lambda told: replace(told, hashes=bytes(32))),
+    ("a sum of 31 bytes", lambda told: replace(told, sum=bytes(31))),
+    ("a sum of 33 bytes", lambda told: replace(told, sum=bytes(33))),
+    ("searches where sums are equal", lambda told: replace(told, search=SearchStep())),
+    ("or not where they differ", lambda told: replace(told, sum=bytes(32))),
 ]
 
 
 @pytest.mark.parametrize(("sentence", "change"), LAST)
-async def test_an_answer_to_a_digest_that_is_none(
+async def test_an_answer_to_a_sum_that_is_none(
     sentence: str, change: Callable[[Extension], Extension]
 ) -> None:
     one = Side(some(50, 1), tamper=lying(change, 1))
@@ -299,163 +286,53 @@ async def test_an_answer_to_a_digest_that_is_none(
     assert sentence in str(other.error)
 
 
-async def test_a_digest_that_is_not_that_of_its_messages() -> None:
+async def test_sums_that_are_not_those_of_the_messages_end_the_session() -> None:
     ids = some(50, 1)
-    for miscounted in ((0, 1), (1, 0)):
-        one, other = await met(*(Side(set(ids), miscounted=number) for number in miscounted))
+    for missummed in ((0, 1), (1, 0)):
+        one, other = await met(*(Side(set(ids), missummed=number) for number in missummed))
         for each in (one, other):
-            assert "digest is not that" in str(each.error)
+            assert "sum is not that" in str(each.error)
             assert proven_from(each) is None
 
 
-async def test_an_answer_whose_digest_is_made_up() -> None:
-    ids = some(50, 1)
-    liar = lying(lambda told: replace(told, digest=bytes(16)), 1)
-    _, other = await met(Side(set(ids), tamper=liar), Side(set(ids)))
-    assert "digest is not that" in str(other.error)
-    assert proven_from(other) is None
-
-
-async def test_hashes_that_are_not_those_of_the_aliases() -> None:
-    for change in (
-        lambda told: replace(told, hashes=told.hashes[32:] + bytes(32)),
-        lambda told: replace(told, hashes=told.hashes[32:]),
-        lambda told: replace(told, hashes=b""),
-        lambda told: replace(told, hashes=told.hashes + told.hashes[:32]),
-        lambda told: replace(told, hashes=told.hashes[1:]),
-        lambda told: replace(told, hashes=bytes(32 * 1_001)),
-    ):
-
-        def tamper(
-            frame: Reconcile, change: Callable[[Extension], Extension] = change
-        ) -> Reconcile:
-            if frame.extension is None or not frame.extension.hashes:
-                return frame
-            return replace(frame, extension=change(frame.extension))
-
-        limits = SessionLimits(max_differences=1_000)
-        _, other = await met(
-            Side(set(forged()[0]), tamper=tamper), Side(set(forged()[1]), limits=limits)
-        )
-        assert isinstance(other.error, ProtocolBroken)
-        assert "hashes" in str(other.error)
-        assert proven_from(other) is None
-
-
-STEPS: list[tuple[int, str, Callable[[Steps], Steps | None]]] = [
-    (1, "lattice steps", lambda told: replace(told, digests=told.digests[1:])),
-    (1, "lattice steps", lambda told: replace(told, digests=told.digests + bytes(8))),
-    (1, "lattice steps", lambda told: replace(told, hours=(1,))),
-    (1, "lattice steps", lambda _: None),
-    (2, "lattice steps", lambda told: replace(told, hours=told.hours[::-1])),
-    (2, "lattice steps", lambda told: replace(told, hours=(*told.hours[:-1], 2**32 - 1))),
-    (2, "lattice steps", lambda told: replace(told, hours=told.hours[:1] * len(told.hours))),
-    (2, "lattice steps", lambda told: replace(told, digests=told.digests[:-1])),
-    (2, "lattice steps", lambda told: replace(told, hours=(), digests=b"")),
-    (2, "lattice steps", lambda _: None),
-    (2, "names more than", lambda told: replace(told, hours=tuple(range(1_537)))),
-    (3, "lattice steps", lambda told: replace(told, hours=(40, *told.hours))),
-    (3, "lattice steps", lambda told: replace(told, digests=bytes(8))),
-    (3, "lattice steps", lambda _: None),
+DAY_NS = 24 * HOUR_NS
+STEPS: list[tuple[int, str, Callable[[SearchStep], SearchStep | None]]] = [
+    (0, "leaves the search", lambda _: None),
+    (0, "spans that overlap", lambda told: replace(told, spans=(*told.spans[:-1], (5, 5)))),
+    (0, "spans that overlap", lambda told: replace(told, spans=(told.spans[0],) * len(told.spans))),
+    (0, "other spans", lambda told: replace(told, spans=(*told.spans[:-1], (2**63, 2**64 - 1)))),
+    (1, "other spans", lambda _: SearchStep(((DAY_NS, 40 * DAY_NS),), (bytes(32),))),
+    (1, "outside of its lists", lambda told: replace(told, messages=bytes(56))),
+    (1, "does not ascend", lambda told: replace(told, messages=told.messages * 2)),
 ]
 
 
 @pytest.mark.parametrize(("nth", "sentence", "change"), STEPS)
-async def test_lattice_steps_that_are_none(
-    nth: int, sentence: str, change: Callable[[Steps], Steps | None]
+async def test_a_step_of_a_search_that_is_none(
+    nth: int, sentence: str, change: Callable[[SearchStep], SearchStep | None]
 ) -> None:
-    """The responder has the last word of the reconciliation, so the initiator tells the days."""
-    count = 0
+    """The responder has the last word of the reconciliation, so the initiator begins the search."""
 
     def tamper(frame: Reconcile) -> Reconcile:
-        nonlocal count
-        told = frame.extension
-        if told is None or told.steps is None:
+        if frame.extension is None or frame.extension.search is None:
             return frame
-        count += 1
-        wanted = count == (2 if nth == 3 else 1)
-        steps = change(told.steps) if wanted else told.steps
-        return replace(frame, extension=replace(told, steps=steps))
-
-    floor = (3 * HOUR_NS, NO_HASH)
-    sides = [Side(set(half), memory_start=floor) for half in forged()]
-    teller, victim = sides if nth != 2 else sides[::-1]
-    teller.tamper = tamper
-    await met(sides[0], sides[1])
-    assert isinstance(victim.error, PeerFailed)
-    assert sentence in str(victim.error)
-
-
-async def test_lattice_sums_that_are_made_up_end_the_session() -> None:
-    floor = (3 * HOUR_NS, NO_HASH)
-    ids = some(50, 1)
-    for missummed in ((0, 1), (1, 0)):
-        one, other = await met(
-            *(Side(set(ids), memory_start=floor, missummed=number) for number in missummed)
+        return replace(
+            frame, extension=replace(frame.extension, search=change(frame.extension.search))
         )
-        for each in (one, other):
-            assert "digest is not that" in str(each.error)
-            assert proven_from(each) is None
+
+    sides = [Side(set(half)) for half in forged()]
+    sides[nth].tamper = tamper
+    await met(sides[0], sides[1])
+    victim = sides[1 - nth]
+    assert isinstance(victim.error, ProtocolBroken)
+    assert any(each in str(victim.error) for each in (sentence, "or not where they differ"))
 
 
-async def test_the_key_of_sums_is_that_of_the_first_session() -> None:
-    one, other = Side(some(500, 1) | some(9, 2)), Side(some(500, 1))
-    names = []
-    for _ in range(3):
-        one, other = Side(one.ids, pairs=one.pairs), Side(other.ids, pairs=other.pairs)
-        exact(*await met(one, other))
-        assert proven_from(one) == proven_from(other) == 0
-        mine, theirs = one.pairs.get("r"), other.pairs.get("i")
-        assert mine is not None
-        assert theirs is not None
-        assert mine.name == theirs.name
-        assert mine is not theirs
-        names.append(mine.name)
-    assert len(set(names)) == 1
-    for forgetful in (0, 1):
-        pairs = [
-            new_pairs() if number == forgetful else each.pairs
-            for number, each in enumerate((one, other))
-        ]
-        one, other = Side(one.ids, pairs=pairs[0]), Side(other.ids, pairs=pairs[1])
-        exact(*await met(one, other))
-        mine, theirs = one.pairs.get("r"), other.pairs.get("i")
-        assert mine is not None
-        assert theirs is not None
-        assert mine.name == theirs.name
-
-
-async def test_forged_sets_are_found_with_a_key_that_is_remembered() -> None:
-    shared = some(300, 1)
-    one, other = await met(Side(shared), Side(shared))
-    one = Side(shared | forged()[0], pairs=one.pairs)
-    other = Side(shared | forged()[1], pairs=other.pairs)
-    exact(*await met(one, other))
-    assert hidden(one) == hidden(other) == forged()[0] | forged()[1]
-
-
-async def test_an_offer_of_another_version_is_none() -> None:
-    def tamper(frame: Reconcile) -> Reconcile:
-        told = frame.extension
-        if told is None:
-            return frame
-        return replace(frame, extension=replace(told, version=told.version + 1))
-
-    one = Side(some(50, 1) | some(3, 2), tamper=tamper)
-    other = Side(some(50, 1))
-    exact(*await met(one, other))
-    assert proven_from(one) is proven_from(other) is None
-
-
-async def test_a_side_that_is_stripped_of_its_extension_is_met_as_ever() -> None:
-    def tamper(frame: Reconcile) -> Reconcile:
-        return replace(frame, extension=None)
-
-    for sides in (
-        (Side(some(60, 1), tamper=tamper), Side(some(60, 2))),
-        (Side(some(60, 1)), Side(some(60, 2), tamper=tamper)),
-    ):
-        one, other = await met(*sides)
-        assert one.result is not None
-        assert set(one.result.to_send) == one.ids - other.ids
-        assert proven_from(one) is proven_from(other) is None
+def test_parts_of_a_span_touch_and_are_at_most_64_times_shorter() -> None:
+    span = (5, 3 * 365 * DAY_NS + 7)
+    while span[1] - span[0] > 1:
+        parts = parts_of(span)
+        assert [parts[0][0], parts[-1][1]] == list(span)
+        assert all(one[1] == other[0] for one, other in itertools.pairwise(parts))
+        assert 2 <= len(parts) <= 65
+        span = parts[len(parts) // 2]

@@ -51,22 +51,33 @@ def test_attempts_of_maintenance_within_an_outage_are_one_event() -> None:
     assert total(events, event={"maintenance_failed"}) == 2
 
 
-def test_readiness_names_the_first_obstacle_and_tells_changes_once() -> None:
-    told: list[bool] = []
-    unready = attrgetter("unready")
-    readiness = Readiness(told.append)
-    assert unready(readiness) == "the node is starting"
-    readiness.set(Obstacle.DATABASE, present=True)
+def test_readiness_names_the_first_obstacle_and_reports_changes_once() -> None:
+    changes: list[bool] = []
+    state = attrgetter("ready", "unready", "halted")
+    readiness = Readiness(changes.append)
+    starting, away = Obstacle.STARTING.value, Obstacle.DATABASE.value
+    assert state(readiness) == (False, starting, starting)
+    for obstacle, present, expected in (
+        (Obstacle.DATABASE, True, starting),
+        (Obstacle.STARTING, False, away),
+        (Obstacle.DATABASE, False, None),
+        (Obstacle.DATABASE, False, None),
+        (Obstacle.DRAINING, True, Obstacle.DRAINING.value),
+        (Obstacle.DATABASE, True, Obstacle.DRAINING.value),
+    ):
+        readiness.set(obstacle, present)
+        assert state(readiness) == (expected is None, expected, expected)
+    assert changes == [True, False]
+
+
+def test_a_node_that_takes_no_writes_is_not_ready_and_serves_queries() -> None:
+    readiness = Readiness(lambda _: None)
     readiness.set(Obstacle.STARTING, present=False)
-    assert (readiness.ready, told) == (False, [])
-    assert unready(readiness) == "the database does not answer"
-    readiness.set(Obstacle.DATABASE, present=False)
-    readiness.set(Obstacle.DATABASE, present=False)
-    assert (readiness.ready, unready(readiness), told) == (True, None, [True])
-    readiness.set(Obstacle.DRAINING, present=True)
-    readiness.set(Obstacle.DATABASE, present=True)
-    assert unready(readiness) == "the node is shutting down"
-    assert told == [True, False]
+    readiness.set(Obstacle.WRITES, present=True, sentence="the database is read-only")
+    assert attrgetter("ready", "halted")(readiness) == (False, None)
+    assert readiness.unready == "the database is read-only"
+    readiness.set(Obstacle.WRITES, present=False)
+    assert readiness.ready
 
 
 def test_the_policy_is_that_of_the_options(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,14 +87,11 @@ def test_the_policy_is_that_of_the_options(monkeypatch: pytest.MonkeyPatch) -> N
         "--cluster=5",
         "--max-clock-drift=off",
         "--max-message-size=1KiB",
-        "--max-meta-size=65",
-        "--max-topic-size=2KiB",
     ).current()
     assert policy.cluster == 5
     assert policy.shards == {2}
     assert policy.max_drift_ns is None
     assert policy.max_message_bytes == 1024
-    assert (policy.max_meta_bytes, policy.max_topic_bytes) == (65, 2048)
     assert policy.publisher
     assert not policy.below_horizon
 

@@ -5,8 +5,8 @@ from itertools import pairwise
 import pytest
 
 from storenode.sds.channel import ChannelFullError
+from storenode.sds.codec import Entry, Kind, decode_message
 from storenode.sds.config import ChannelConfig, RepairConfig
-from storenode.sds.envelope import Entry, Kind, decode_message
 from storenode.sds.events import (
     Acknowledged,
     Broadcast,

@@ -9,7 +9,7 @@ import pytest
 
 from storenode.sds.channel import MessageChannel
 from storenode.sds.claims import Proof
-from storenode.sds.envelope import Entry, SdsMessage, decode_message, encode_message
+from storenode.sds.codec import Entry, SdsMessage, decode_message, encode_message
 from storenode.sds.events import (
     Delivered,
     Forged,

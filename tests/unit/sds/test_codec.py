@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from store.messages.record import RecordBatch, index_batch
 from storenode.message.varint import delimited, varint
 from storenode.sds.claims import proof_of
-from storenode.sds.codec import SdsMetadata, decode, encode, sds_key
-from storenode.sds.envelope import Entry, decode_message
+from storenode.sds.codec import Entry, SdsMetadata, decode, decode_message, encode, sds_key
 from storenode.sds.naming import content_id
 from storenode.sds.proofs import joined
 from storenode.wire.sds.v1.message_pb2 import Message

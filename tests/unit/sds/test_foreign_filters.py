@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storenode.sds.bloom import FilterShape, RollingFilter, Shape, filter_of
+from storenode.sds.codec import decode_message
 from storenode.sds.config import RepairConfig
-from storenode.sds.envelope import decode_message
 from storenode.sds.events import (
     Acknowledged,
     Behind,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storenode.sds.envelope import (
+from storenode.sds.codec import (
     Entry,
     MessageError,
     SdsMessage,
@@ -14,7 +14,7 @@ from storenode.sds.envelope import (
     encode_message,
     encode_older,
 )
-from storenode.sds.events import Broadcast, Missing, Packet, Reason, Refusal, Refused
+from storenode.sds.events import Broadcast, Lost, Missing, Packet, Reason, Refusal, Refused
 from storenode.sds.limits import (
     MAX_ANSWERS_AT_ONCE,
     MAX_CLOCK,
@@ -24,7 +24,18 @@ from storenode.sds.limits import (
 )
 from storenode.sds.snapshot import restore, snapshot
 from tests.interop.vectors import load
-from tests.unit.sds.worlds import NOW, QUICK_REPAIR, SMALL, channel, delivered, dice, of, take, wire
+from tests.unit.sds.worlds import (
+    NOW,
+    QUICK_REPAIR,
+    SMALL,
+    channel,
+    delivered,
+    dice,
+    later,
+    of,
+    take,
+    wire,
+)
 
 
 @settings(max_examples=200, deadline=None)
@@ -58,10 +69,8 @@ def test_strangers_and_noise_are_counted() -> None:
         SdsMessage("", "a", "s", 1, content=b"x"),
         SdsMessage("room", "a", "s" * 257, 1, content=b"x"),
         SdsMessage("room", "a", "s"),
-        SdsMessage("room", "a", "s", 1, tuple(Entry(str(n)) for n in range(257))),
         SdsMessage("room", "a", "s", 1, (Entry("é" * 129),)),
         SdsMessage("room", "a", "s", 1, (Entry("b", None, "s" * 257),)),
-        SdsMessage("room", "a", "s", 1, repair_request=tuple(Entry(str(n)) for n in range(257))),
         SdsMessage("room", "a", "s", 1, content=bytes(150 * 1024)),
     ],
 )
@@ -99,12 +108,32 @@ def test_a_hint_that_is_too_long_is_ignored_and_its_cause_is_waited_for() -> Non
     assert me.counts.malformed == 0
 
 
-def test_the_largest_history_is_taken() -> None:
-    me = channel()
-    names = [f"cause{n}" for n in range(256)]
-    (missing,) = of(Missing, take(me, wire("a", after=names)))
+@pytest.mark.parametrize("older", [False, True])
+def test_a_history_may_be_as_long_as_the_message_has_room_for(*, older: bool) -> None:
+    me = channel(max_missing=10_000, max_missing_of_sender=10_000)
+    names = [f"cause{n}" for n in range(5_000)]
+    message = SdsMessage("room", "a", "s", NOW, tuple(map(Entry, names)), content=b"x")
+    packet = encode_older(message) if older else encode_message(message)
+    (missing,) = of(Missing, take(me, packet))
     assert [entry.message_id for entry in missing.messages] == names
-    assert delivered(take(me, *(wire(name) for name in names)))[-1] == "a"
+    me.receive(NOW, [Packet(wire(name)) for name in names[:-1]])
+    assert "a" not in me.log
+    assert delivered(take(me, wire(names[-1]))) == [names[-1], "a"]
+
+
+def test_repair_requests_past_the_first_256_cost_themselves_alone() -> None:
+    asks = tuple(Entry(str(n)) for n in range(257))
+    message = SdsMessage("room", "a", "s", 1, repair_request=asks, content=b"x")
+    assert decode_message(encode_message(message)) == replace(message, repair_request=asks[:-1])
+
+
+def test_a_refused_message_is_named_and_its_descendants_wait() -> None:
+    me = channel()
+    events = take(me, wire("a", sender="s" * 257), wire("b", after=["a"]))
+    sentence = "an ID is longer than 256 bytes"
+    assert of(Refused, events) == [Refused(Refusal.MALFORMED, "a", sentence)]
+    assert "b" in me.incoming.ids
+    assert "a" in me.incoming.wants
 
 
 def test_other_implementations_messages_are_read_in_all_fields() -> None:
@@ -260,3 +289,37 @@ def test_wishes_that_are_there_already_do_not_count_twice() -> None:
     for number in range(10):
         take(me, wire(f"m{number}", after=causes))
     assert (len(me.incoming), len(me.incoming.wants)) == (10, 4)
+
+
+def test_parents_that_nobody_has_are_given_up_past_a_bound_for_the_sender_and_in_all() -> None:
+    me = channel(max_missing=30, max_missing_of_sender=20, repair=QUICK_REPAIR)
+    assert me.requests is not None
+    take(me, wire("honest", sender="alice", after=["cause"]))
+    names = [f"c{number}" for number in range(50)]
+    events = take(me, wire("flood", sender="mallory", after=names))
+    assert of(Lost, events) == [Lost(tuple(names[:30]), early=True)]
+    assert len(me.incoming.wants) == 21
+    for number in range(25):
+        causes = [f"d{number}-{n}" for n in range(9)]
+        take(me, wire(f"f{number}", sender=f"m{number}", after=causes))
+        assert len(me.incoming.wants) <= 30
+        assert me.requests.due.keys() <= me.incoming.wants.keys()
+    assert "cause" in me.incoming.wants
+    assert delivered(take(me, wire("cause"))) == ["cause", "honest"]
+
+
+def test_asking_in_vain_becomes_rarer() -> None:
+    me = channel(repair=QUICK_REPAIR, sync_min_ms=10**9, sync_max_ms=10**9, lost_after_ms=None)
+    take(me, wire("a", after=[f"c{number}" for number in range(256)]))
+    asked = [of(Broadcast, later(me, second)) for second in range(1, 601)]
+    assert sum(map(bool, asked[:32])) >= 30
+    assert sum(map(bool, asked[-300:])) <= 6
+    take(me, wire("c0"), now=NOW + 600_000)
+    assert sum(bool(of(Broadcast, later(me, second))) for second in range(601, 621)) == 20
+
+
+def test_a_sync_message_without_room_is_left_out_quietly() -> None:
+    me = channel(max_missing=10)
+    events = take(me, wire("s", content=None, after=[f"c{number}" for number in range(6)]))
+    assert events == []
+    assert me.counts.buffer_full == 1

@@ -2,7 +2,7 @@
 
 import pytest
 
-from storenode.sds.envelope import Entry, decode_message
+from storenode.sds.codec import Entry, decode_message
 from storenode.sds.events import (
     Acknowledged,
     Broadcast,

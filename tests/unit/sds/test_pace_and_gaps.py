@@ -6,8 +6,8 @@ import pytest
 
 from bench.lines import measure
 from storenode.sds.bloom import FilterShape, filter_of
+from storenode.sds.codec import Entry, decode_message
 from storenode.sds.config import RepairConfig
-from storenode.sds.envelope import Entry, decode_message
 from storenode.sds.events import (
     Acknowledged,
     Broadcast,

@@ -2,10 +2,16 @@
 
 from hashlib import sha256
 
+from storenode.sds.codec import Entry, decode_message
 from storenode.sds.config import RepairConfig
-from storenode.sds.envelope import Entry, decode_message
 from storenode.sds.events import Broadcast, Reason, Recall, RepairAnswered, RepairRequested
-from storenode.sds.limits import MAX_PENDING_RECALLS, MAX_RECALLED_AT_ONCE
+from storenode.sds.limits import (
+    ANSWER_EPOCH_MS,
+    MAX_ANSWER_BYTES,
+    MAX_ANSWER_BYTES_PER_REQUESTER,
+    MAX_PENDING_RECALLS,
+    MAX_RECALLED_AT_ONCE,
+)
 from storenode.sds.log import OPEN_ENTRIES
 from storenode.sds.pages import PAGE_ENTRIES
 from storenode.sds.repair import answer_delay_ms, may_answer, number_of, request_delay_ms
@@ -166,3 +172,25 @@ def test_an_answer_that_has_become_too_large_is_left_out() -> None:
     me = restore(me.config, snapshot(me))
     answers = of(RepairAnswered, me.tick(NOW + 400, dice()))
     assert [event.message_id for event in answers] == ["c0"]
+
+
+def test_what_is_sent_again_is_bounded_for_each_who_asks_and_in_all() -> None:
+    me = channel(repair=QUICK_REPAIR)
+    names = [f"m{number}" for number in range(64)]
+    take(me, *(wire(name, content=bytes(100_000)) for name in names))
+
+    def answered(who: str, now_ms: int) -> int:
+        for start in (0, 32):
+            asked = names[start : start + 32]
+            take(me, wire("ask", sender=who, content=None, asks=asked), now=now_ms)
+        later = (me.tick(now_ms + 400 + step, dice()) for step in range(3))
+        sent = [each for events in later for each in of(Broadcast, events)]
+        return sum(len(each.payload) for each in sent if each.reason is Reason.REPAIR)
+
+    start_ms = (NOW // ANSWER_EPOCH_MS + 1) * ANSWER_EPOCH_MS
+    most, of_one = MAX_ANSWER_BYTES, MAX_ANSWER_BYTES_PER_REQUESTER
+    found = [answered(f"p{number}", start_ms + 1_000 * number) for number in range(6)]
+    assert all(of_one - 101_000 < each <= of_one for each in found[:3])
+    assert most - 101_000 < sum(found) <= most
+    assert answered("p0", start_ms + ANSWER_EPOCH_MS) > of_one - 101_000
+    assert me.counts.repair_requests_ignored > 0

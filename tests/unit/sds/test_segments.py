@@ -11,14 +11,15 @@ from hypothesis import strategies as st
 
 from storenode.sds.limits import (
     MAX_ATTEMPTS,
-    MAX_CLAIMS,
+    MAX_CANDIDATES,
+    MAX_LINKED_ATTEMPTS,
     MAX_PLACES,
     MAX_SEGMENTS,
     MAX_SETS,
     MAX_SETS_PER_SENDER,
 )
 from storenode.sds.pages import Key
-from storenode.sds.reassembly import Complete, Dropped, Reassembly
+from storenode.sds.reassembly import Reassembly, SetName
 from storenode.sds.segments import (
     Revision,
     Segment,
@@ -43,12 +44,13 @@ def test_parts_in_any_order_and_twice_are_the_content(
     reassembly = Reassembly(DAY_MS)
     found: list[bytes | None] = []
     for place in dice.sample(list(log), len(log)):
-        complete = reassembly.add(0, "alice", read_segment(log[place]), place)
+        name = reassembly.add(0, "alice", read_segment(log[place]), place)
         reassembly.check()
-        if complete is not None:
-            (places, *_) = complete.attempts()
-            found.append(join(complete.whole, [read_segment(log[each]).part for each in places]))
-    # The second copies are a set of their own, or claims that were not needed.
+        if name is not None:
+            places = next(reassembly.attempts(name))
+            found.append(join(name[1], [read_segment(log[each]).part for each in places]))
+            reassembly.remove(name)
+    # The second copies are a set of their own, or candidates that were not needed.
     assert found[0] == content
     assert all(each == content for each in found)
 
@@ -114,27 +116,27 @@ STEPS = st.lists(
 @settings(max_examples=60)
 @given(STEPS)
 def test_sets_are_those_of_a_naive_reading(steps: list[tuple[int, str, int, int, int]]) -> None:
-    """Sets by what they have in common; complete with one place for each index, dropped by age."""
+    """Sets by what they have in common; tried once every index has a place, dropped by age."""
     patience_ms, now_ms = 10_000, 0
     reassembly = Reassembly(patience_ms)
-    naive: dict[tuple[str, SegmentSet], tuple[int, dict[int, list[Key]]]] = {}
+    naive: dict[SetName, tuple[int, dict[int, list[Key]]]] = {}
     for number, (later_ms, sender, hashed, count, index) in enumerate(steps):
         now_ms += later_ms
         if index >= count:
             continue
-        whole, place = SegmentSet(bytes([hashed]) * 32, count), (number, "id")
-        found = reassembly.add(now_ms, sender, Segment(whole, index, b""), place)
-        changed_ms, places = naive.pop((sender, whole), (now_ms, {}))
-        claims = places.setdefault(index, [])
-        if len(claims) < MAX_CLAIMS:
-            claims.insert(0, place)
-            changed_ms = now_ms
+        name = sender, SegmentSet(bytes([hashed]) * 32, count)
+        found = reassembly.add(now_ms, sender, Segment(name[1], index, b""), (number, "id"))
+        _, places = naive.get(name, (now_ms, {}))
+        places.setdefault(index, []).append((number, "id"))
+        naive[name] = now_ms, places
         if set(places) == set(range(count)):
-            wanted = tuple(tuple(places[each]) for each in range(count))
-            assert found == Complete(sender, whole, wanted)
+            assert found == name
+            newest = tuple(places[each][-1] for each in range(count))
+            assert next(reassembly.attempts(name)) == newest
+            assert reassembly.remove(name).held == count
+            del naive[name]
         else:
             assert found is None
-            naive[sender, whole] = changed_ms, places
         old = {key for key, (at_ms, _) in naive.items() if now_ms - at_ms >= patience_ms}
         assert {(each.sender_id, each.whole) for each in reassembly.sweep(now_ms)} == old
         naive = {key: each for key, each in naive.items() if key not in old}
@@ -166,43 +168,33 @@ def test_sets_of_many_invented_senders_are_bounded() -> None:
     reassembly.check()
 
 
-def test_forged_segments_that_come_first_cost_a_few_attempts() -> None:
-    """The genuine segments come last, one for each index that was taken."""
-    content = bytes(range(256)) * 4
-    genuine = split(content, 256, Revision.PUBLISHED)
-    log: dict[Key, bytes] = {(number, "id"): data for number, data in enumerate(genuine)}
-    forged = SegmentMessageProto.FromString(genuine[0])
-    forged.payload = b"forged"
-    log[99, "id"] = forged.SerializeToString()
+def test_forged_sets_of_a_sender_do_not_push_out_its_content() -> None:
     reassembly = Reassembly(DAY_MS)
-    found = None
-    for place in [(99, "id"), (1, "id"), (2, "id"), (3, "id")]:
-        found = reassembly.add(0, "alice", read_segment(log[place]), place)
-    assert found is not None
-    (places,) = found.attempts()
-    assert join(found.whole, [read_segment(log[each]).part for each in places]) is None
-    assert reassembly.put_back(0, found, 1) is None
-    reassembly.check()
-    again = reassembly.add(0, "alice", read_segment(log[0, "id"]), (0, "id"))
-    assert again is not None
-    first = next(again.attempts())
-    assert join(again.whole, [read_segment(log[each]).part for each in first]) == content
+    genuine = SegmentSet(bytes(32), 3)
+    for index in range(2):
+        reassembly.add(0, "alice", Segment(genuine, index, b""), (index, "id"))
+    for number in range(MAX_SETS * 2):
+        forged = SegmentSet(number.to_bytes(32, "little"), number % 250 + 2, number)
+        reassembly.add(0, "alice", Segment(forged, 0, b""), (number, "forged"))
+        reassembly.sweep(0)
+        reassembly.check()
+    assert reassembly.add(0, "alice", Segment(genuine, 2, b""), (2, "id")) == ("alice", genuine)
 
 
-def test_a_content_that_never_has_its_hash_is_given_up() -> None:
+def test_candidates_and_attempts_are_bounded() -> None:
+    """Two thousand forged segments that name each other: every attempt seems right."""
     reassembly = Reassembly(DAY_MS)
-    whole = SegmentSet(bytes(32), 6)
+    name = "hostile", SegmentSet(bytes(32), 2)
     attempts = 0
-    dropped = None
-    for number in range(6 * MAX_CLAIMS):
-        segment = Segment(whole, number % 6, b"")
-        complete = reassembly.add(0, "hostile", segment, (number, "id"))
-        if complete is not None:
-            made = len(list(complete.attempts()))
-            attempts += made
-            dropped = dropped or reassembly.put_back(0, complete, made)
-            if dropped is not None:
-                break
-    assert attempts == MAX_ATTEMPTS
-    assert dropped == Dropped("hostile", whole, 6)
-    assert len(reassembly) == reassembly.places == 0
+    for number in range(1_000):
+        first, last = f"a{number}", f"b{number}"
+        for index, key, causes in ((0, first, []), (1, last, [first])):
+            added = reassembly.add(
+                0, "hostile", Segment(name[1], index, b""), (number, key), causes=causes
+            )
+            if added is not None:
+                attempts += len(list(reassembly.attempts(name)))
+        reassembly.check()
+        assert reassembly.places <= 2 * MAX_CANDIDATES
+    assert attempts == MAX_LINKED_ATTEMPTS + MAX_ATTEMPTS
+    assert reassembly.is_exhausted(name)

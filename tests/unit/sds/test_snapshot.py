@@ -10,10 +10,17 @@ from hypothesis import strategies as st
 
 from storenode.sds.bloom import FilterShape
 from storenode.sds.channel import MessageChannel
+from storenode.sds.codec import Entry
 from storenode.sds.config import ChannelConfig
-from storenode.sds.envelope import Entry
 from storenode.sds.events import Packet
-from storenode.sds.snapshot import CHECKSUM_BYTES, SnapshotError, _checksum, restore, snapshot
+from storenode.sds.snapshot import (
+    CHECKSUM_BYTES,
+    VERSION,
+    SnapshotError,
+    _checksum,
+    restore,
+    snapshot,
+)
 from tests.unit.sds.worlds import NOW, QUICK_REPAIR, channel, dice, log_ids, take, wire
 
 
@@ -114,9 +121,10 @@ def test_what_belongs_elsewhere_is_refused() -> None:
     for other in others:
         with pytest.raises(SnapshotError, match="snapshot"):
             restore(other, data)
-    newer = bytearray(data[:-CHECKSUM_BYTES])
-    newer[4] = 4
-    with pytest.raises(SnapshotError, match="version 4"):
-        restore(me.config, bytes(newer) + _checksum(bytes(newer)))
+    for version in (VERSION - 1, VERSION + 1):
+        other_version = bytearray(data[:-CHECKSUM_BYTES])
+        other_version[4] = version
+        with pytest.raises(SnapshotError, match=f"version {version}"):
+            restore(me.config, bytes(other_version) + _checksum(bytes(other_version)))
     with pytest.raises(SnapshotError, match="no snapshot"):
         restore(me.config, b"")

@@ -7,14 +7,14 @@ from typing import Any, TypeVar
 
 from storenode.sds.bloom import FilterShape, filter_of
 from storenode.sds.channel import MessageChannel
-from storenode.sds.config import ChannelConfig, RepairConfig
-from storenode.sds.envelope import (
+from storenode.sds.codec import (
     Entry,
     SdsMessage,
     decode_message,
     encode_message,
     encode_older,
 )
+from storenode.sds.config import ChannelConfig, RepairConfig
 from storenode.sds.events import Broadcast, Delivered, Event, Packet
 from storenode.sds.limits import MAX_SDS_MESSAGE_BYTES
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sqlite3
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -16,7 +14,6 @@ import pytest
 from storenode.cli.chat.commands import Answer, Commands
 from storenode.cli.chat.transcript import Transcript
 from storenode.message.hashing import message_hash
-from storenode.sds.aio.bus import Bus, BusTransport
 from storenode.sds.aio.channel import Channel
 from storenode.sds.aio.cipher import CipherError
 from storenode.sds.aio.events import ChannelEvent, Events, Hub, Message, Repaired
@@ -27,18 +24,20 @@ from storenode.sds.aio.transport import Fetched, Route
 from storenode.sds.bloom import FilterShape, filter_of
 from storenode.sds.channel import ChannelFullError, MessageChannel
 from storenode.sds.claims import Proof
+from storenode.sds.codec import Entry, SdsMessage, decode_message, encode_message
 from storenode.sds.config import ChannelConfig
-from storenode.sds.envelope import Entry, SdsMessage, decode_message, encode_message
 from storenode.sds.events import (
     Acknowledged,
     Broadcast,
     Forged,
+    Lost,
     Missing,
     MissingMessage,
     Received,
     Sent,
     Withdrawn,
 )
+from tests.support.bus import Bus, BusTransport
 
 PATIENCE_S = 60.0
 SHAPE = FilterShape(200, 0.01)
@@ -344,12 +343,6 @@ async def test_who_acknowledged_is_known_after_a_restart(tmp_path: Path) -> None
         assert (await anext(messages)).acknowledged_by == "bob"
         await messages.aclose()
 
-    # A state of the version before.
-    with closing(sqlite3.connect(path)) as database:
-        database.execute("drop table sds_acknowledged")
-    async with joined(bus.transport("a"), "alice", state=path) as alice:
-        assert await acknowledged(alice) == [None]
-
 
 async def test_a_forged_message_leaves_the_log_also_after_a_restart(tmp_path: Path) -> None:
     bus, path = Bus(), tmp_path / "bob.db"
@@ -370,14 +363,6 @@ async def test_a_forged_message_leaves_the_log_also_after_a_restart(tmp_path: Pa
     async with joined(bus.transport("b"), "bob", state=path) as bob:
         await bob.wait_for(lambda status: status.synced)
         assert await log(bob) == [(sent, b"forged", Proof.NONE)]
-    # A state of the version before, which did not look: nothing is said of what it holds.
-    earlier = tmp_path / "earlier.db"
-    earlier.write_bytes(path.read_bytes())
-    with closing(sqlite3.connect(earlier)) as database:
-        database.execute("alter table sds_log drop column proof")
-    async with joined(bus.transport("b"), "bob", state=earlier) as bob:
-        assert await log(bob) == [(sent, b"forged", Proof.UNKNOWN)]
-
     publish(genuine, b"genuine")
     publish(encode_message(replace(made, content=b"forged as well")), b"late")
     async with joined(bus.transport("b"), "bob", state=path) as bob, bob.events() as events:
@@ -469,6 +454,41 @@ async def test_who_lacks_messages_is_known() -> None:
         answer = Commands(bob, transcript).said("/names")
         assert isinstance(answer, Answer)
         assert answer.rows[-1].endswith(", lacks 1 message that is here: being sent again")
+
+
+async def test_what_cannot_be_decoded_is_counted_beside_synced() -> None:
+    bus = Bus()
+    long = SdsMessage("room", "m", "s" * 257, NOW_MS, content=b"text")
+    parents = tuple(Entry(f"m{number}") for number in range(300))
+    many = SdsMessage("room", "many", "peer", NOW_MS, parents, content=b"text")
+    async with joined(bus.transport("b"), "bob", config=config_of("bob", repair=None)) as bob:
+        await bob.wait_for(lambda status: status.live)
+        assert str(bob.status) == "synced"
+        bus.add(ROUTE, _fetched(long))
+        await bob.wait_for(lambda status: status.unreadable == 1)
+        assert str(bob.status) == "synced, 1 unreadable"
+        bus.add(ROUTE, _fetched(many))
+        await bob.wait_for(lambda status: status.missing == 300)
+        for parent in parents:
+            bus.add(ROUTE, _of_peer(parent.message_id, []))
+        await logs_are_equal(bob, length=301)
+
+
+async def test_what_was_given_up_for_want_of_room_is_found_by_a_search() -> None:
+    names = [f"m{number}" for number in range(40)]
+    bus = Bus(drops=lambda _name, message: decode_message(message.payload).message_id in names)
+    config = config_of("bob", max_missing=10, max_missing_of_sender=10)
+    async with joined(bus.transport("b"), "bob", config=config) as bob:
+        await bob.wait_for(lambda status: status.synced)
+        for name in names:
+            bus.add(ROUTE, _of_peer(name, []))
+        async with bob.events() as events:
+            bus.add(ROUTE, _of_peer("last", names))
+            while not isinstance(event := await anext(events), Lost):
+                pass
+        assert event == Lost(tuple(names[:30]), early=True)
+        await logs_are_equal(bob, length=41)
+        assert bob.status.lost == 0
 
 
 def _said(name: str, before: list[str]) -> Fetched:

@@ -7,12 +7,12 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from pathlib import Path
 
-from storenode.sds.aio.bus import Bus, BusLink, BusTransport
 from storenode.sds.aio.channel import Channel
 from storenode.sds.aio.limits import MAX_HINTS_PER_CALL
 from storenode.sds.aio.transport import Fetched, Route, TransportError
 from storenode.sds.bloom import FilterShape
 from storenode.sds.config import ChannelConfig
+from tests.support.bus import Bus, BusLink, BusTransport
 from tests.support.conversation import conversation
 
 PATIENCE_S = 90.0

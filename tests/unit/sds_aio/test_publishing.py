@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from storenode.sds.aio.bus import Bus, BusLink, BusTransport
 from storenode.sds.aio.channel import Channel
 from storenode.sds.aio.events import NotStored
 from storenode.sds.aio.participant import LeftError
 from storenode.sds.aio.transport import Outbound, Route, Verdict
 from storenode.sds.config import ChannelConfig
 from storenode.sds.events import Sent
+from tests.support.bus import Bus, BusLink, BusTransport
 
 PATIENCE_S = 60.0
 S = 1_000_000_000

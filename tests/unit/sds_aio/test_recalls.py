@@ -6,20 +6,18 @@ The bus remembers nothing, so that what is missing can be had from other partici
 from __future__ import annotations
 
 import asyncio
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from storenode.sds.aio.bus import Bus, BusTransport
 from storenode.sds.aio.channel import Channel
 from storenode.sds.aio.transport import Fetched
 from storenode.sds.claims import Proof
+from storenode.sds.codec import Entry, decode_message
 from storenode.sds.config import ChannelConfig, RepairConfig
-from storenode.sds.envelope import Entry, decode_message
 from storenode.sds.events import RepairAnswered
 from storenode.sds.log import OPEN_ENTRIES
 from storenode.sds.pages import PAGE_ENTRIES
+from tests.support.bus import Bus, BusTransport
 from tests.unit.sds_aio.test_bus import has
 
 PATIENCE_S = 60.0
@@ -112,20 +110,3 @@ async def test_messages_whose_pages_left_memory_are_answered(tmp_path: Path) -> 
         await has(bob, 1)
         (message,) = await bob.log()
         assert (message.message_id, message.content) == (sent[0], b"0")
-
-
-async def test_a_state_of_the_version_before_is_used_and_answers_what_is_new(
-    tmp_path: Path,
-) -> None:
-    bus, path = Bus(remembers=False), tmp_path / "alice.db"
-    async with joined(bus.transport("alice"), "alice", path) as alice:
-        await alice.send(b"before")
-    with closing(sqlite3.connect(path)) as database:
-        database.execute("drop index sds_log_id")
-        database.execute("alter table sds_log drop column history")
-    async with joined(bus.transport("alice"), "alice", path) as alice:
-        await alice.send(b"after")
-        old, new = await alice.log()
-        read = alice._participant.saver.messages
-        found = await read([old.message_id, new.message_id])
-        assert [row["content"] for row in found] == [b"after"]

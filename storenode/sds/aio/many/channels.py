@@ -9,25 +9,19 @@ await kitchen.send(b"the kettle is on")
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from pathlib import Path
-from random import SystemRandom
-from typing import Self
+from typing import Self, Unpack
 
-from storenode.message.topics import DEFAULT_PUBSUB_TOPIC
-from storenode.sds.aio.channel import Channel, Joining, Place, transports_of
-from storenode.sds.aio.cipher import Cipher, Clear
+from storenode.sds.aio.channel import Channel, Place, transports_of
+from storenode.sds.aio.joining import Joining, JoinOptions
 from storenode.sds.aio.many.files import StateFiles, StateThread
 from storenode.sds.aio.many.limits import DEFAULT_OPEN_STATES, MAX_LEAVING_AT_ONCE
 from storenode.sds.aio.many.shared import SharedNode
 from storenode.sds.aio.node import StoreNode
 from storenode.sds.aio.participant import Participant, participating
-from storenode.sds.aio.signing import Signer
 from storenode.sds.aio.transport import Transport
-from storenode.sds.config import DEFAULT_CHANNEL_ID, ChannelConfig
-from storenode.sds.epochs import RateLimit
+from storenode.sds.config import DEFAULT_CHANNEL_ID
 
 
 class Channels:
@@ -83,44 +77,19 @@ class Channels:
         return len(self._joined)
 
     def __iter__(self) -> Iterator[Channel]:
-        """The channels, in the order of joining."""
+        """Iterate over the channels in the order of joining."""
         return iter(tuple(self._joined))
 
     async def join(
         self,
         channel_id: str = DEFAULT_CHANNEL_ID,
         sender_id: str = "",
-        *,
-        pubsub_topic: str = DEFAULT_PUBSUB_TOPIC,
-        content_topic: str | None = None,
-        state: str | Path | None = None,
-        config: ChannelConfig | None = None,
-        cipher: Cipher | None = None,
-        signer: Signer | None = None,
-        rate_limit: RateLimit | None = None,
+        **options: Unpack[JoinOptions],
     ) -> Channel:
         """Take part in a channel until it is left; arguments and errors as `Channel.join`."""
-        joining = Joining.of(
-            channel_id,
-            sender_id,
-            pubsub_topic=pubsub_topic,
-            content_topic=content_topic,
-            state=state,
-            config=config,
-        )
+        joining = Joining.of(channel_id, sender_id, options)
         thread = self._files.thread(joining.state)
-        taking_part = participating(
-            joining.state,
-            thread,
-            transports=self._transports,
-            route=joining.route,
-            config=joining.config,
-            cipher=cipher or Clear(),
-            clock=time.time_ns,
-            chance=SystemRandom(),
-            rate_limit=rate_limit,
-            signer=signer,
-        )
+        taking_part = participating(joining, thread, self._transports)
         channel = Channel(await taking_part.__aenter__())
         self._joined[channel] = taking_part, thread
         return channel

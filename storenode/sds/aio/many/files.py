@@ -14,7 +14,7 @@ from threading import Lock
 from typing import Any, ParamSpec, TypeVar
 
 from storenode.sds.aio.many.limits import MAX_THREADS
-from storenode.sds.aio.state import State
+from storenode.sds.aio.state import DurableState
 
 _T = TypeVar("_T")
 _P = ParamSpec("_P")
@@ -31,7 +31,7 @@ class StateFiles:
         self._lock = Lock()
         self._open: OrderedDict[StateThread, None] = OrderedDict()
 
-    def thread(self, state: State) -> StateThread:
+    def thread(self, state: DurableState) -> StateThread:
         """Where a state is used."""
         return StateThread(state, self)
 
@@ -67,7 +67,7 @@ class StateFiles:
 class StateThread(Executor):
     """Runs what is submitted for one state, one after the other, in the shared threads."""
 
-    def __init__(self, state: State, files: StateFiles) -> None:
+    def __init__(self, state: DurableState, files: StateFiles) -> None:
         self._state = state
         self._files = files
         self._lock = Lock()

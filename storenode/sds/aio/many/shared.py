@@ -16,7 +16,7 @@ from storenode.sds.aio.many.limits import MAX_CALLS_AT_ONCE
 from storenode.sds.aio.many.publishing import Answers, SharedPublishing
 from storenode.sds.aio.node import NodeLink, StoreNode
 from storenode.sds.aio.transport import FeedPage, Fetched, Outbound, Route, TransportError, Verdict
-from storenode.sds.envelope import Entry
+from storenode.sds.codec import Entry
 from storenode.wire.storenode.coverage.v1.coverage_pb2 import AnswerCoverage
 from storenode.wire.waku.store.v3.store_pb2 import WakuMessageKeyValue
 
@@ -119,6 +119,11 @@ class SharedLink:
         """As `NodeLink.coverage`, in turn."""
         async with self._node.calls:
             return await self._alone.coverage()
+
+    async def holds(self, hints: Sequence[bytes]) -> set[bytes]:
+        """As `NodeLink.holds`, in turn."""
+        async with self._node.calls:
+            return await self._alone.holds(hints)
 
     def by_hint(self, hints: Sequence[bytes]) -> AsyncGenerator[Sequence[Fetched], None]:
         """As `NodeLink.by_hint`, in turn."""

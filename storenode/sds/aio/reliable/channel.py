@@ -15,12 +15,11 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Final, Self
+from typing import Final, Self, Unpack
 
-from storenode.message.topics import DEFAULT_PUBSUB_TOPIC
 from storenode.sds.aio.channel import Channel, Place
 from storenode.sds.aio.events import ChannelEvent, Events, Hub, Message, NotStored
+from storenode.sds.aio.joining import JoinOptions
 from storenode.sds.aio.reliable.encryption import Encryption, Hook
 from storenode.sds.aio.reliable.events import (
     Content,
@@ -29,10 +28,8 @@ from storenode.sds.aio.reliable.events import (
 )
 from storenode.sds.aio.reliable.reading import Reader, segment_of
 from storenode.sds.aio.reliable.requests import Requests
-from storenode.sds.aio.signing import Signer
 from storenode.sds.aio.status import Status
-from storenode.sds.config import DEFAULT_CHANNEL_ID, ChannelConfig
-from storenode.sds.epochs import RateLimit
+from storenode.sds.config import DEFAULT_CHANNEL_ID
 from storenode.sds.events import Acknowledged, GaveUp, Sent
 from storenode.sds.limits import MAX_LOADED_MESSAGES
 from storenode.sds.segments import Revision, Segment, SegmentError, split
@@ -85,40 +82,24 @@ class ReliableChannel:
         channel_id: str = DEFAULT_CHANNEL_ID,
         sender_id: str = "",
         *,
-        pubsub_topic: str = DEFAULT_PUBSUB_TOPIC,
-        content_topic: str | None = None,
-        state: str | Path | None = None,
-        config: ChannelConfig | None = None,
         segmentation: SegmentationConfig | None = None,
-        rate_limit: RateLimit | None = None,
         encryption: Encryption | None = None,
         encrypt_whole: bool = True,
-        signer: Signer | None = None,
-        clock: Callable[[], int] = time.time_ns,
+        **options: Unpack[JoinOptions],
     ) -> AsyncIterator[Self]:
         """Take part in a channel for the length of an ``async with`` block.
 
         - ``segmentation``: the same revision is read whatever is written.
         - ``encryption``: applied to each segment after SDS; with ``encrypt_whole=False`` to the
           segment only, so that nodes serve by ID and causal history.
-        - ``signer``: signs each segment; the log of ``channel`` shows whose signatures hold.
-        - the other arguments, and errors, are those of `Channel.join`.
+        - the other arguments, and errors, are those of `Channel.join`. A ``signer`` signs each
+          segment; the log of ``channel`` shows whose signatures hold.
         """
-        cipher = None if encryption is None else Hook(encryption, whole=encrypt_whole)
+        if encryption is not None:
+            options["cipher"] = Hook(encryption, whole=encrypt_whole)
+        clock = options.get("clock", time.time_ns)
         async with (
-            Channel.join(
-                places,
-                channel_id,
-                sender_id,
-                pubsub_topic=pubsub_topic,
-                content_topic=content_topic,
-                state=state,
-                config=config,
-                cipher=cipher,
-                signer=signer,
-                rate_limit=rate_limit,
-                clock=clock,
-            ) as channel,
+            Channel.join(places, channel_id, sender_id, **options) as channel,
             cls.over(channel, segmentation=segmentation, clock=clock) as made,
         ):
             yield made
@@ -132,7 +113,7 @@ class ReliableChannel:
         segmentation: SegmentationConfig | None = None,
         clock: Callable[[], int] = time.time_ns,
     ) -> AsyncIterator[Self]:
-        """The same over a channel that was joined already, as one of `Channels`."""
+        """Use a channel that was joined already, such as one of `Channels`."""
         made = cls(channel, segmentation or SegmentationConfig(), clock)
         pump = asyncio.create_task(made._run())
         try:
@@ -148,7 +129,7 @@ class ReliableChannel:
 
     @property
     def status(self) -> Status:
-        """How the participant is now."""
+        """The status of the participant now."""
         return self.channel.status
 
     async def send(self, content: bytes) -> str:
@@ -166,11 +147,11 @@ class ReliableChannel:
         return (await self.channel.send_all(segments))[0]
 
     def events(self) -> Events[ReliableEvent]:
-        """What happens from now on; read it, as `Channel.events`."""
+        """Return a reader of what happens from now on; read it, as `Channel.events`."""
         return self._hub.reader(-1)
 
     async def messages(self) -> AsyncGenerator[Content, None]:
-        """The whole contents of the log, own ones too, then each as it is completed."""
+        """Yield the whole contents of the log, own ones too, then each as it is completed."""
         reader = Reader(self.channel, self._segmentation.patience_ms)
         async for message in self.channel.messages():
             for found in await reader.take(self._now_ms(), message):
@@ -196,11 +177,12 @@ class ReliableChannel:
 
     async def _follow(self, reader: Reader, event: ChannelEvent) -> list[ReliableEvent]:
         match event:
-            case Message() if event.own:
+            case Message() if event.own and not event.published:
                 with suppress(SegmentError):
                     segment = segment_of(event)
                     self._requests.add(event.message_id, segment, unsent=True, unacknowledged=True)
-            case Message():
+            # What others publish under our name is no request of ours.
+            case Message() if not event.own:
                 found = await reader.take(self._now_ms(), event)
                 return [
                     MessageReceived(each) if isinstance(each, Content) else each for each in found

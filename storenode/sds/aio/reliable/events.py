@@ -64,13 +64,25 @@ class MessageDeliveryError:
 
 @dataclass(frozen=True, slots=True)
 class ContentDropped:
-    """Segments of a content that cannot be put together: too few came in time, there were too
-    many others, or they do not have its hash. ``held`` is how many came.
+    """Segments of a content that is given up: too few came in time, there were too many others, or
+    all attempts to put it together are used up. ``held`` is for how many indices some came.
     """
 
     sender_id: str
     held: int
     count: int
+
+
+@dataclass(frozen=True, slots=True)
+class AssemblyFailed:
+    """Segments for all ``count`` indices of a content are here, some of them are not the sender's,
+    and none of the ``attempts`` to put it together gave its hash. A segment that comes yet may
+    complete it.
+    """
+
+    sender_id: str
+    count: int
+    attempts: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,4 +95,4 @@ class SegmentRefused:
 
 
 RequestEvent = MessageSent | MessageDelivered | MessageSendError | MessageDeliveryError
-ReliableEvent = MessageReceived | RequestEvent | ContentDropped | SegmentRefused
+ReliableEvent = MessageReceived | RequestEvent | AssemblyFailed | ContentDropped | SegmentRefused

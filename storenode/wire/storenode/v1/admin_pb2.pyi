@@ -55,6 +55,7 @@ class NodeStatus(_message.Message):
     INDEX_START_FIELD_NUMBER: _builtins.int
     GOSSIP_FIELD_NUMBER: _builtins.int
     PROBLEMS_FIELD_NUMBER: _builtins.int
+    CONFLICTS_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     """The version of the software."""
     node_id: _builtins.str
@@ -73,6 +74,10 @@ class NodeStatus(_message.Message):
     """The ID of the store: the database behind the node, which several nodes can share."""
     index_start: _builtins.int
     """SyncIDs from this time on are in memory; Unix nanoseconds."""
+    conflicts: _builtins.int
+    """The number of messages since the start of the node that were not stored, or whose confirmation by a
+    peer did not count, because another message has their hash.
+    """
     @_builtins.property
     def peers(self) -> _containers.RepeatedCompositeFieldContainer[Global___PeerStatus]:
         """The configured peers."""
@@ -105,10 +110,11 @@ class NodeStatus(_message.Message):
         index_start: _builtins.int = ...,
         gossip: Global___GossipStatus | None = ...,
         problems: _abc.Iterable[Global___Problem] | None = ...,
+        conflicts: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["gossip", b"gossip", "resume", b"resume"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["gossip", b"gossip", "index_entries", b"index_entries", "index_start", b"index_start", "messages", b"messages", "newest_timestamp", b"newest_timestamp", "node_id", b"node_id", "oldest_timestamp", b"oldest_timestamp", "peers", b"peers", "problems", b"problems", "ready", b"ready", "resume", b"resume", "store_id", b"store_id", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["conflicts", b"conflicts", "gossip", b"gossip", "index_entries", b"index_entries", "index_start", b"index_start", "messages", b"messages", "newest_timestamp", b"newest_timestamp", "node_id", b"node_id", "oldest_timestamp", b"oldest_timestamp", "peers", b"peers", "problems", b"problems", "ready", b"ready", "resume", b"resume", "store_id", b"store_id", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -417,6 +423,8 @@ class SyncReport(_message.Message):
     KEYED_FROM_FIELD_NUMBER: _builtins.int
     HIDDEN_FIELD_NUMBER: _builtins.int
     COMPACT_FIELD_NUMBER: _builtins.int
+    CONFLICTS_FIELD_NUMBER: _builtins.int
+    SHOWN_CONFLICTS_FIELD_NUMBER: _builtins.int
     in_sync: _builtins.bool
     """True: both sides hold the same messages over the window, except for messages that lie below a
     horizon or are refused by policy.
@@ -460,21 +468,29 @@ class SyncReport(_message.Message):
     incompatible or busy; `failed`.
     """
     equality: _builtins.str
-    """How the two sides were compared: `keyed`, by fingerprints that nobody else can forge; `xor`, by
-    those of WAKU-SYNC, which whoever may publish can forge; `partly keyed`: from `keyed_from` on.
+    """How the two sides were compared: `keyed`, by lattice sums, which nobody can forge; `xor`, by
+    WAKU-SYNC's fingerprints, which any publisher can forge; `partly keyed`: from `keyed_from` on.
     Empty: they were not.
     """
     keyed_from: _builtins.int
-    """Messages from this timestamp on were compared by keyed fingerprints, in Unix nanoseconds.
+    """Messages from this timestamp on were compared by lattice sums, in Unix nanoseconds.
     Unset: none were.
     """
     hidden: _builtins.int
-    """Differences that WAKU-SYNC's fingerprints hid and keyed ones found: forged, or a fault."""
+    """Differences that WAKU-SYNC's fingerprints hid and lattice sums found: forged, or a fault."""
     compact: _builtins.bool
     """The differences were found in the compact mode. False: by the fingerprints of WAKU-SYNC."""
+    conflicts: _builtins.int
+    """Hashes under which the two sides hold messages with different contents. They are not
+    transferred, and the two sides are not in sync.
+    """
     @_builtins.property
     def notes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Remarks for the operator, such as which messages were not compared."""
+
+    @_builtins.property
+    def shown_conflicts(self) -> _containers.RepeatedCompositeFieldContainer[Global___ContentConflict]:
+        """Some of them, at most 16."""
 
     def __init__(
         self,
@@ -503,10 +519,12 @@ class SyncReport(_message.Message):
         keyed_from: _builtins.int | None = ...,
         hidden: _builtins.int = ...,
         compact: _builtins.bool = ...,
+        conflicts: _builtins.int = ...,
+        shown_conflicts: _abc.Iterable[Global___ContentConflict] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_keyed_from", b"_keyed_from", "_own_count", b"_own_count", "_peer_count", b"_peer_count", "keyed_from", b"keyed_from", "own_count", b"own_count", "peer_count", b"peer_count"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_keyed_from", b"_keyed_from", "_own_count", b"_own_count", "_peer_count", b"_peer_count", "bytes_received", b"bytes_received", "bytes_sent", b"bytes_sent", "compact", b"compact", "equality", b"equality", "error", b"error", "hidden", b"hidden", "in_sync", b"in_sync", "keyed_from", b"keyed_from", "left_over", b"left_over", "messages_received", b"messages_received", "messages_sent", b"messages_sent", "missing_here", b"missing_here", "missing_there", b"missing_there", "notes", b"notes", "outcome", b"outcome", "own_count", b"own_count", "peer", b"peer", "peer_count", b"peer_count", "refused_by_policy", b"refused_by_policy", "round_trips", b"round_trips", "seconds", b"seconds", "time_end", b"time_end", "time_start", b"time_start", "undelivered", b"undelivered"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_keyed_from", b"_keyed_from", "_own_count", b"_own_count", "_peer_count", b"_peer_count", "bytes_received", b"bytes_received", "bytes_sent", b"bytes_sent", "compact", b"compact", "conflicts", b"conflicts", "equality", b"equality", "error", b"error", "hidden", b"hidden", "in_sync", b"in_sync", "keyed_from", b"keyed_from", "left_over", b"left_over", "messages_received", b"messages_received", "messages_sent", b"messages_sent", "missing_here", b"missing_here", "missing_there", b"missing_there", "notes", b"notes", "outcome", b"outcome", "own_count", b"own_count", "peer", b"peer", "peer_count", b"peer_count", "refused_by_policy", b"refused_by_policy", "round_trips", b"round_trips", "seconds", b"seconds", "shown_conflicts", b"shown_conflicts", "time_end", b"time_end", "time_start", b"time_start", "undelivered", b"undelivered"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__keyed_from: _TypeAlias = _typing.Literal["keyed_from"]  # noqa: Y015
     _WhichOneofArgType__keyed_from: _TypeAlias = _typing.Literal["_keyed_from", b"_keyed_from"]  # noqa: Y015
@@ -522,6 +540,40 @@ class SyncReport(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__peer_count) -> _WhichOneofReturnType__peer_count | None: ...
 
 Global___SyncReport: _TypeAlias = SyncReport  # noqa: Y015
+
+@_typing.final
+class ContentConflict(_message.Message):
+    """A message hash under which two stores hold different contents."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TIMESTAMP_FIELD_NUMBER: _builtins.int
+    MESSAGE_HASH_FIELD_NUMBER: _builtins.int
+    OWN_DIGEST_FIELD_NUMBER: _builtins.int
+    PEER_DIGEST_FIELD_NUMBER: _builtins.int
+    timestamp: _builtins.int
+    """The timestamp of the messages, in Unix nanoseconds."""
+    message_hash: _builtins.bytes
+    """The hash of both messages, 32 bytes."""
+    own_digest: _builtins.bytes
+    """The content digest of the message that this node holds, 16 bytes."""
+    peer_digest: _builtins.bytes
+    """That of the message that the peer holds."""
+    def __init__(
+        self,
+        *,
+        timestamp: _builtins.int = ...,
+        message_hash: _builtins.bytes = ...,
+        own_digest: _builtins.bytes = ...,
+        peer_digest: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message_hash", b"message_hash", "own_digest", b"own_digest", "peer_digest", b"peer_digest", "timestamp", b"timestamp"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ContentConflict: _TypeAlias = ContentConflict  # noqa: Y015
 
 @_typing.final
 class FetchMessagesRequest(_message.Message):

@@ -28,10 +28,6 @@ class _ReconcileFeatureEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Reco
     DESCRIPTOR: _descriptor.EnumDescriptor
     RECONCILE_FEATURE_UNSPECIFIED: _ReconcileFeature.ValueType  # 0
     """Not used."""
-    RECONCILE_FEATURE_KEYED: _ReconcileFeature.ValueType  # 1
-    """Keyed digests."""
-    RECONCILE_FEATURE_LATTICE: _ReconcileFeature.ValueType  # 2
-    """Lattice digests of what is not in memory."""
     RECONCILE_FEATURE_SLICES: _ReconcileFeature.ValueType  # 3
     """Slices of the compact mode that the initiator has not offered: a responder whose count or XOR is
     another one answers with them. Only from the initiator.
@@ -42,10 +38,6 @@ class ReconcileFeature(_ReconcileFeature, metaclass=_ReconcileFeatureEnumTypeWra
 
 RECONCILE_FEATURE_UNSPECIFIED: ReconcileFeature.ValueType  # 0
 """Not used."""
-RECONCILE_FEATURE_KEYED: ReconcileFeature.ValueType  # 1
-"""Keyed digests."""
-RECONCILE_FEATURE_LATTICE: ReconcileFeature.ValueType  # 2
-"""Lattice digests of what is not in memory."""
 RECONCILE_FEATURE_SLICES: ReconcileFeature.ValueType  # 3
 """Slices of the compact mode that the initiator has not offered: a responder whose count or XOR is
 another one answers with them. Only from the initiator.
@@ -79,9 +71,7 @@ class ReconcileFrame(_message.Message):
     """Only in the first frame of each side: how many IDs the sender holds over the whole range."""
     @_builtins.property
     def extension(self) -> Global___ReconcileExtension:
-        """What goes beyond WAKU-SYNC. Only over TLS where both sides show certificates; a side that does
-        not know it ignores it.
-        """
+        """What goes beyond WAKU-SYNC. A side that does not know it ignores it."""
 
     def __init__(
         self,
@@ -104,16 +94,12 @@ Global___ReconcileFrame: _TypeAlias = ReconcileFrame  # noqa: Y015
 
 @_typing.final
 class ReconcileExtension(_message.Message):
-    """What a reconciliation has beyond WAKU-SYNC: equality is concluded from digests under a key that
-    is derived from the nonces and names of both sides.
+    """What a reconciliation has beyond WAKU-SYNC: equality is concluded from sums that nobody can forge,
+    over the contents of messages (docs/peers.md, "Equality").
 
-    The frame whose empty `ranges_data` ends the reconciliation carries the digests of its sender, and
-    the other side answers with a frame that has its own. If they are equal, the call ends. If `digest`
-    differs, the side that answers begins once more, in the same frame, over the range of the digests,
-    with aliases instead of hashes; then each side sends the hashes of the messages that the other
-    lacks. If `lattice_digest` differs, the two first find the hours that differ: the side that answers
-    tells `lattice_steps` of all days, the other one those of the hours of the days that differ, and
-    what begins once more is about the hours that differ among them.
+    The frame whose empty `ranges_data` ends the reconciliation carries the `sum` of its sender, and the
+    other side answers with a frame that has its own. If they are equal, the call ends. If they differ,
+    that frame also begins a `search`, and the sides take turns until one sends an empty `search`.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -121,29 +107,15 @@ class ReconcileExtension(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     NONCE_FIELD_NUMBER: _builtins.int
     FEATURES_FIELD_NUMBER: _builtins.int
-    KEYED_FROM_FIELD_NUMBER: _builtins.int
-    DIGEST_FIELD_NUMBER: _builtins.int
-    HASHES_FIELD_NUMBER: _builtins.int
     COMPACT_FRAME_FIELD_NUMBER: _builtins.int
     COMPACT_IDS_FIELD_NUMBER: _builtins.int
-    LATTICE_FROM_FIELD_NUMBER: _builtins.int
-    LATTICE_DIGEST_FIELD_NUMBER: _builtins.int
-    LATTICE_STEPS_FIELD_NUMBER: _builtins.int
-    REMEMBERED_FIELD_NUMBER: _builtins.int
+    COMPARED_FROM_FIELD_NUMBER: _builtins.int
+    SUM_FIELD_NUMBER: _builtins.int
+    SEARCH_FIELD_NUMBER: _builtins.int
     version: _builtins.int
-    """The version of the extension, 3. Only in the first frame of each side."""
+    """The version of the extension, 4. Only in the first frame of each side."""
     nonce: _builtins.bytes
-    """Random, 16 bytes. Only in the first frame of each side."""
-    keyed_from: _builtins.int
-    """The sender can compute digests from this time on, in Unix nanoseconds. The digests of both sides
-    begin at the later of their two times. Only in the first frame of each side.
-    """
-    digest: _builtins.bytes
-    """16 bytes: the digest of all IDs that both sides together hold, as far as the sender knows."""
-    hashes: _builtins.bytes
-    """Only after digests that differ: hashes of the messages that the receiver lacks, 32 bytes each,
-    in the order of their timestamps and aliases.
-    """
+    """Random, 16 bytes, for the keys of the compact mode. Only in the first frame of each side."""
     compact_frame: _builtins.bytes
     """A frame of the compact mode (docs/compact.md). The initiator offers the mode in its first frame,
     beside `ranges_data`; a responder that does not take it up answers `ranges_data` alone. Where the
@@ -154,29 +126,21 @@ class ReconcileExtension(_message.Message):
     """At the end of the compact mode: the IDs of the messages that the receiver lacks, ascending. All
     timestamps, 8 bytes each, little-endian, then all hashes, 32 bytes each.
     """
-    lattice_from: _builtins.int
-    """The sender compares messages from this time on, in Unix nanoseconds. Below `keyed_from` equality
-    is concluded from lattice digests, which begin at the later of the two times. Only in the first
-    frame of each side.
+    compared_from: _builtins.int
+    """The sender compares messages from this time on, in Unix nanoseconds. Sums begin at the later of
+    the two times and end with the range. Only in the first frame of each side.
     """
-    lattice_digest: _builtins.bytes
-    """16 bytes: the digest of all IDs between `lattice_from` and `keyed_from` that both sides together
-    hold, as far as the sender knows, made of their lattice sum. Left out where the sender does not
-    know the sum.
-    """
-    remembered: _builtins.bytes
-    """8 bytes, of the key of sums that the sender remembers from an earlier session with the receiver.
-    If both sides name the same one, they go on with it: of what they have summed up before, they
-    know the sums. Otherwise the key of this session is the one to remember. Only in the first frame
-    of each side.
+    sum: _builtins.bytes
+    """32 bytes: the digest of all messages that the sender holds and that, as far as it knows, the
+    receiver does not lack. Left out where the sender does not know the sum.
     """
     @_builtins.property
     def features(self) -> _containers.RepeatedScalarFieldContainer[Global___ReconcileFeature.ValueType]:
         """What the sender knows. Only in the first frame of each side."""
 
     @_builtins.property
-    def lattice_steps(self) -> Global___LatticeSteps:
-        """Only after lattice digests that differ."""
+    def search(self) -> Global___SumSearch:
+        """Only after sums that differ."""
 
     def __init__(
         self,
@@ -184,65 +148,72 @@ class ReconcileExtension(_message.Message):
         version: _builtins.int = ...,
         nonce: _builtins.bytes = ...,
         features: _abc.Iterable[Global___ReconcileFeature.ValueType] | None = ...,
-        keyed_from: _builtins.int | None = ...,
-        digest: _builtins.bytes = ...,
-        hashes: _builtins.bytes = ...,
         compact_frame: _builtins.bytes = ...,
         compact_ids: _builtins.bytes = ...,
-        lattice_from: _builtins.int | None = ...,
-        lattice_digest: _builtins.bytes = ...,
-        lattice_steps: Global___LatticeSteps | None = ...,
-        remembered: _builtins.bytes = ...,
+        compared_from: _builtins.int | None = ...,
+        sum: _builtins.bytes = ...,
+        search: Global___SumSearch | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_keyed_from", b"_keyed_from", "_lattice_from", b"_lattice_from", "keyed_from", b"keyed_from", "lattice_from", b"lattice_from", "lattice_steps", b"lattice_steps"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_compared_from", b"_compared_from", "compared_from", b"compared_from", "search", b"search"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_keyed_from", b"_keyed_from", "_lattice_from", b"_lattice_from", "compact_frame", b"compact_frame", "compact_ids", b"compact_ids", "digest", b"digest", "features", b"features", "hashes", b"hashes", "keyed_from", b"keyed_from", "lattice_digest", b"lattice_digest", "lattice_from", b"lattice_from", "lattice_steps", b"lattice_steps", "nonce", b"nonce", "remembered", b"remembered", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_compared_from", b"_compared_from", "compact_frame", b"compact_frame", "compact_ids", b"compact_ids", "compared_from", b"compared_from", "features", b"features", "nonce", b"nonce", "search", b"search", "sum", b"sum", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__keyed_from: _TypeAlias = _typing.Literal["keyed_from"]  # noqa: Y015
-    _WhichOneofArgType__keyed_from: _TypeAlias = _typing.Literal["_keyed_from", b"_keyed_from"]  # noqa: Y015
-    _WhichOneofReturnType__lattice_from: _TypeAlias = _typing.Literal["lattice_from"]  # noqa: Y015
-    _WhichOneofArgType__lattice_from: _TypeAlias = _typing.Literal["_lattice_from", b"_lattice_from"]  # noqa: Y015
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__keyed_from) -> _WhichOneofReturnType__keyed_from | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__lattice_from) -> _WhichOneofReturnType__lattice_from | None: ...
+    _WhichOneofReturnType__compared_from: _TypeAlias = _typing.Literal["compared_from"]  # noqa: Y015
+    _WhichOneofArgType__compared_from: _TypeAlias = _typing.Literal["_compared_from", b"_compared_from"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__compared_from) -> _WhichOneofReturnType__compared_from | None: ...
 
 Global___ReconcileExtension: _TypeAlias = ReconcileExtension  # noqa: Y015
 
 @_typing.final
-class LatticeSteps(_message.Message):
-    """Which hours two sides hold differently. In the first frame: the digests of all days of the range of
-    the lattice digests, `hours` is empty. In the second: the hours of days that differ, with digests.
-    In the third: the hours that the search is about, without digests.
+class SumSearch(_message.Message):
+    """A step of the search for messages that only one side holds, or that the two hold with different
+    contents. A side sends the sums of spans. Of those that differ, the other side sends the sums of
+    parts, or if it holds few messages there, lists them. A list is answered by a list of the same span,
+    or, where that would be long, by sums of parts.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    HOURS_FIELD_NUMBER: _builtins.int
-    DIGESTS_FIELD_NUMBER: _builtins.int
+    SPANS_FIELD_NUMBER: _builtins.int
+    SUMS_FIELD_NUMBER: _builtins.int
+    LISTED_FIELD_NUMBER: _builtins.int
+    MESSAGES_FIELD_NUMBER: _builtins.int
     MORE_FIELD_NUMBER: _builtins.int
-    digests: _builtins.bytes
-    """8 bytes each. The first and the last step end where the range ends."""
+    sums: _builtins.bytes
+    """32 bytes for each span, made as `ReconcileExtension.sum`."""
+    messages: _builtins.bytes
+    """The messages in the listed spans, ascending, 56 bytes each: timestamp (8 bytes, big-endian), hash,
+    content digest (16 bytes).
+    """
     more: _builtins.bool
-    """Not all that differs is named: it is too much for one session."""
+    """Not all that differs is looked into: it is too much for one session."""
     @_builtins.property
-    def hours(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Hours since 1970, ascending."""
+    def spans(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The spans whose sums are given, as times in Unix nanoseconds: the first of each, and the one behind
+        its last. Ascending; each lies in a span that the receiver sent a sum or a list of in its last
+        frame; in the first step, in the range of the sums.
+        """
+
+    @_builtins.property
+    def listed(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The spans of which all messages are listed, in the same form; apart from `spans`."""
 
     def __init__(
         self,
         *,
-        hours: _abc.Iterable[_builtins.int] | None = ...,
-        digests: _builtins.bytes = ...,
+        spans: _abc.Iterable[_builtins.int] | None = ...,
+        sums: _builtins.bytes = ...,
+        listed: _abc.Iterable[_builtins.int] | None = ...,
+        messages: _builtins.bytes = ...,
         more: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["digests", b"digests", "hours", b"hours", "more", b"more"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["listed", b"listed", "messages", b"messages", "more", b"more", "spans", b"spans", "sums", b"sums"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___LatticeSteps: _TypeAlias = LatticeSteps  # noqa: Y015
+Global___SumSearch: _TypeAlias = SumSearch  # noqa: Y015
 
 @_typing.final
 class TransferFrame(_message.Message):
@@ -434,6 +405,7 @@ class Inventory(_message.Message):
     IDS_FIELD_NUMBER: _builtins.int
     REST_XOR_FIELD_NUMBER: _builtins.int
     REST_COUNT_FIELD_NUMBER: _builtins.int
+    CONTENT_DIGESTS_FIELD_NUMBER: _builtins.int
     rest_xor: _builtins.bytes
     """Only in `sync_leaves`: XOR of the leaves that are not listed."""
     rest_count: _builtins.int
@@ -442,16 +414,26 @@ class Inventory(_message.Message):
     def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """Message hashes, 32 bytes each."""
 
+    @_builtins.property
+    def content_digests(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """In `inv` and `sync_leaves`: the content digest of each message in `ids`, 16 bytes each: SHA-256 cut
+        to 128 bits, over pubsub topic, payload, content topic and meta, each after its length in four
+        bytes big-endian, and the timestamp in eight. Empty for a message whose digest the sender does not
+        know. An ID with another digest than the receiver's own is a conflict, and confirms nothing. A
+        sender that does not know of digests sends none; then the hash counts alone.
+        """
+
     def __init__(
         self,
         *,
         ids: _abc.Iterable[_builtins.bytes] | None = ...,
         rest_xor: _builtins.bytes | None = ...,
         rest_count: _builtins.int | None = ...,
+        content_digests: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_rest_count", b"_rest_count", "_rest_xor", b"_rest_xor", "rest_count", b"rest_count", "rest_xor", b"rest_xor"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_rest_count", b"_rest_count", "_rest_xor", b"_rest_xor", "ids", b"ids", "rest_count", b"rest_count", "rest_xor", b"rest_xor"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_rest_count", b"_rest_count", "_rest_xor", b"_rest_xor", "content_digests", b"content_digests", "ids", b"ids", "rest_count", b"rest_count", "rest_xor", b"rest_xor"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__rest_count: _TypeAlias = _typing.Literal["rest_count"]  # noqa: Y015
     _WhichOneofArgType__rest_count: _TypeAlias = _typing.Literal["_rest_count", b"_rest_count"]  # noqa: Y015

@@ -825,7 +825,7 @@ class StoreCoverage(_message.Message):
     equal_until: _builtins.int
     """Equal from the beginning of the step up to this timestamp. 0: nowhere, or they differ."""
     keyed: _builtins.bool
-    """True: compared by digests under a key of the two. False: by XOR, which a publisher can forge."""
+    """True: compared by lattice sums, which nobody can forge. False: by XOR, which a publisher can."""
     missing_here: _builtins.int
     """Messages that this store lacked. Unset for callers that may not know."""
     missing_there: _builtins.int

@@ -90,7 +90,9 @@ class AnswerCoverage(_message.Message):
     complete_until: _builtins.int
     """Where it ends, exclusive. 0: neither COMPLETE nor PARTIAL."""
     keyed: _builtins.bool
-    """True: compared by digests under a key of the two. False: by XOR, which a publisher can forge."""
+    """True: compared by lattice sums, which nobody can forge, as COMPLETE and PARTIAL always are. False:
+    by XOR, which a publisher can forge.
+    """
     time_start: _builtins.int
     """The time that this is about, in Unix nanoseconds: that of the request, from its cursor on. A page
     of `Query` with others behind it ends at its own cursor.

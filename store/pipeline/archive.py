@@ -1,0 +1,302 @@
+"""`archive`: the messages of a database that an archive does not hold, into the archive, once each.
+
+Hours are compared by their fingerprints. Of those that differ, the messages that the archive does
+not hold are read, written, read back, committed, and then marked in the database, in steps that
+are committed one by one. So it does not matter what was archived before, in which order messages
+arrived, or where another run was killed.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import psycopg
+from pyspark.sql import DataFrame, SparkSession
+
+from store.domain.partitioning import Bounds
+from store.pipeline.claims import keep_claims
+from store.pipeline.columns import NAMES
+from store.pipeline.database import (
+    FOREVER,
+    State,
+    connected,
+    lock_archiving,
+    mark_archived,
+    read_archived,
+    read_horizon,
+    read_marked_archives,
+    read_marks,
+    read_state,
+    read_stated,
+    take_over_marks,
+)
+from store.pipeline.delta import DeltaArchive
+from store.pipeline.fingerprints import NOTHING, Fingerprints, differing
+from store.pipeline.limits import HOUR_NS, MAX_CONNECTIONS, MAX_LISTED
+from store.pipeline.progress import Say, silent
+from store.pipeline.reports import time_text
+from store.pipeline.slices import good_slice_rows, in_steps, plan_slices, to_text
+from store.pipeline.source import FORMAT, read_options
+from store.pipeline.writing import ArchiveWriter, known_hours
+
+
+@dataclass
+class ArchiveReport:
+    """What a run did, or would do if it was a ``dry_run``.
+
+    ``published`` messages were committed in ``files`` files. ``compacted`` small files are gone,
+    and ``removed`` old ones were deleted. ``marked`` hours were marked in the database as archived,
+    ``kept`` were marked before. ``differing`` hours hold messages in the archive that the database
+    lacks. ``elsewhere``: no hour was marked, since the marks of the database name that archive.
+    ``taken_over`` marks of other archives name this one now; ``absent`` ones of hours that are no
+    longer in the database do not, since this archive does not hold them. ``damaged`` hours are not
+    in the files as they were. ``claims`` of equality with other stores were added beside the table.
+    """
+
+    position: int
+    to_do: int = 0
+    published: int = 0
+    files: int = 0
+    compacted: int = 0
+    removed: int = 0
+    marked: list[int] = field(default_factory=list)
+    kept: int = 0
+    differing: list[int] = field(default_factory=list)
+    damaged: list[int] = field(default_factory=list)
+    elsewhere: str | None = None
+    taken_over: int = 0
+    absent: int = 0
+    claims: int = 0
+    dry_run: bool = False
+
+    @property
+    def sound(self) -> bool:
+        """True if every complete hour of the database is marked as archived."""
+        return not self.differing and not self.damaged and self.elsewhere is None
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the report for JSON."""
+        return {
+            "position": self.position,
+            "messages_to_do": self.to_do,
+            "messages": self.published,
+            "files": self.files,
+            "compacted_files": self.compacted,
+            "removed_files": self.removed,
+            "hours_marked": len(self.marked),
+            "hours_marked_before": self.kept,
+            "hours_differing": [time_text(hour) for hour in self.differing[:MAX_LISTED]],
+            "hours_damaged": [time_text(hour) for hour in self.damaged[:MAX_LISTED]],
+            "marked_archive": self.elsewhere,
+            "marks_taken_over": self.taken_over,
+            "marks_left_elsewhere": self.absent,
+            "claims_kept": self.claims,
+            "dry_run": self.dry_run,
+        }
+
+    def lines(self) -> list[str]:
+        """Return the report in words."""
+        if self.dry_run:
+            return [f"Would archive {self.to_do:,} messages, up to commit {self.position}."]
+        told = [
+            (
+                f"Archived {self.published:,} messages in {self.files:,} files, up to commit"
+                f" {self.position}."
+            ),
+            f"Marked {len(self.marked):,} hours as archived; {self.kept:,} already were.",
+        ]
+        if self.taken_over:
+            told.append(f"{self.taken_over:,} marks that named other archives name this one now.")
+        if self.absent:
+            told.append(
+                f"{self.absent:,} marks still name other archives: this one does not hold what they"
+                " say, and neither does the database any more."
+            )
+        if self.compacted:
+            told.append(f"Made {self.compacted:,} small files into larger ones.")
+        if self.elsewhere is not None:
+            told.append(
+                f"No hour was marked as archived: the marks of the database name {self.elsewhere}."
+                " If this archive is to count for --retention-requires-archive, too, run this again"
+                " with --mark-here."
+            )
+        told += [
+            f"The hour {time_text(hour)} cannot be marked as archived: files of the archive do not"
+            " hold it as they did. `storenode pipeline verify` names them."
+            for hour in self.damaged[:MAX_LISTED]
+        ]
+        return told + [
+            f"The hour {time_text(hour)} cannot be marked as archived: the archive has messages of"
+            " it that the database lacks. `storenode pipeline diff` lists them, `restore` restores"
+            " them."
+            for hour in self.differing[:MAX_LISTED]
+        ]
+
+
+@dataclass(frozen=True)
+class ArchiveJob:
+    """A database, an archive, and a range of time in nanoseconds, the end exclusive.
+
+    ``mark_here``: mark hours also if all marks of the database name other archives.
+    ``new_manifest``: begin the manifest anew in place of the one that there is.
+    """
+
+    url: str
+    archive: DeltaArchive
+    low_ns: int = 0
+    high_ns: int = FOREVER
+    connections: int = MAX_CONNECTIONS
+    dry_run: bool = False
+    say: Say = silent
+    mark_here: bool = False
+    new_manifest: bool = False
+
+    @property
+    def is_whole(self) -> bool:
+        """True if no time is left out."""
+        return (self.low_ns, self.high_ns) == (0, FOREVER)
+
+
+def archive(session: SparkSession, job: ArchiveJob) -> ArchiveReport:
+    """Bring an archive up to what the database holds now.
+
+    Raises:
+        PipelineError: database or archive do not serve, or another job archives; what was
+            committed stays, and nothing is committed in part.
+    """
+    with connected(job.url) as connection:
+        lock_archiving(connection)
+        return archive_locked(session, job, connection)
+
+
+def archive_locked(
+    session: SparkSession, job: ArchiveJob, connection: psycopg.Connection[Any]
+) -> ArchiveReport:
+    """Do the same on a connection that holds the lock."""
+    return _Run(session, job, connection).run()
+
+
+class _Run:
+    def __init__(
+        self, session: SparkSession, job: ArchiveJob, connection: psycopg.Connection[Any]
+    ) -> None:
+        self._session = session
+        self._job = job
+        self._connection = connection
+
+    def run(self) -> ArchiveReport:
+        job, archive = self._job, self._job.archive
+        if job.dry_run:
+            return self._dry_run()
+        if job.new_manifest and archive.exists:
+            ArchiveWriter(self._session, archive.open(), job.say).begin_manifest()
+        writer = ArchiveWriter(self._session, archive.open_for_writing(), job.say)
+        stated = read_stated(self._connection)
+        state = self._state()
+        to_do = _hours_to_do(state, writer.held)
+        result = ArchiveReport(state.position, _missing(to_do, writer.held))
+        steps = in_steps(to_do) if to_do else []
+        for number, step in enumerate(steps, 1):
+            what = f"archive, step {number} of {len(steps)}" if len(steps) > 1 else "archive"
+            writer.append(
+                self._rows(state, step),
+                step,
+                state,
+                is_last=job.is_whole and number == len(steps),
+                messages=_missing(step, writer.held),
+                what=what,
+            )
+        result.published, result.files = writer.messages, writer.files
+        mark_hours(self._connection, job, state, writer, result)
+        if job.is_whole:
+            horizon_ns = read_horizon(self._connection)
+            result.claims = keep_claims(archive, stated, horizon_ns, writer.held)
+        result.compacted = writer.compact()
+        result.removed = archive.vacuum()
+        return result
+
+    def _dry_run(self) -> ArchiveReport:
+        archive = self._job.archive
+        held = known_hours(self._session, archive.open()) if archive.exists else {}
+        state = self._state()
+        missing = _missing(_hours_to_do(state, held), held)
+        return ArchiveReport(state.position, missing, dry_run=True)
+
+    def _state(self) -> State:
+        low = self._job.low_ns // HOUR_NS * HOUR_NS
+        return read_state(self._connection, low, self._job.high_ns)
+
+    def _rows(self, state: State, hours: Fingerprints) -> DataFrame:
+        """Return the messages of some hours, as far as the job is about them."""
+        job = self._job
+        rows = sum(each.messages for each in hours.values())
+        slices = plan_slices(
+            hours,
+            state.partitions,
+            Bounds(job.low_ns, job.high_ns),
+            good_slice_rows(rows, job.connections),
+        )
+        options = read_options(
+            job.url,
+            columns=",".join(NAMES),
+            position=state.position,
+            slices=to_text(slices),
+            connections=job.connections,
+        )
+        return self._session.read.format(FORMAT).options(**options).load()
+
+
+def mark_hours(
+    connection: psycopg.Connection[Any],
+    job: ArchiveJob,
+    state: State,
+    writer: ArchiveWriter,
+    result: ArchiveReport,
+) -> None:
+    """Mark complete hours that are the same on both sides; a mark that still holds stays.
+
+    Retention drops hours by their marks. So an archive that the marks do not name marks nothing
+    unless ``mark_here`` is set; then it takes over the marks of hours that it holds in full, also
+    of hours that were dropped.
+
+    Raises:
+        PipelineError: a file that hours to be marked are in is gone or cannot be read.
+    """
+    held = writer.held
+    marked = read_marked_archives(connection)
+    if marked and job.archive.path not in marked and not job.mark_here:
+        result.elsewhere = marked[0]
+        return
+    now_ns = time.time_ns()
+    sealed = {
+        hour: each
+        for hour, each in state.fingerprints.items()
+        if hour + HOUR_NS <= now_ns and job.low_ns <= hour and hour + HOUR_NS <= job.high_ns
+    }
+    before = read_archived(connection)
+    result.kept = sum(before.get(hour) == each for hour, each in sealed.items())
+    new = [hour for hour, each in sealed.items() if before.get(hour) != each]
+    equal = [hour for hour in new if held.get(hour) == sealed[hour]]
+    others = before.keys() - read_marks(connection, job.archive.path) if job.mark_here else set()
+    moved = [hour for hour in others if held.get(hour) == before[hour]]
+    result.absent = len(others - sealed.keys() - set(moved))
+    now = writer.confirmed([*equal, *moved])
+    result.damaged = sorted(hour for hour in now if now[hour] != held[hour])
+    result.marked += mark_archived(connection, now, equal, job.archive.path)
+    sound = [hour for hour in moved if now[hour] == held[hour]]
+    result.taken_over += take_over_marks(connection, sound, job.archive.path)
+    result.differing = sorted(hour for hour in new if held.get(hour) != sealed[hour])
+
+
+def _hours_to_do(state: State, held: Fingerprints) -> Fingerprints:
+    """Return the hours of which the database holds something else than the archive."""
+    wanted = state.fingerprints
+    return {hour: wanted[hour] for hour in differing(held, wanted) if hour in wanted}
+
+
+def _missing(to_do: Fingerprints, held: Fingerprints) -> int:
+    return sum(
+        max(0, each.messages - held.get(hour, NOTHING).messages) for hour, each in to_do.items()
+    )

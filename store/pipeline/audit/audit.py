@@ -1,0 +1,247 @@
+"""`audit`: the parents that a history lacks, and how far each channel is complete.
+
+A message is identified by its ID in its channel, whoever claims it. Its causal past are its parents
+and theirs, at any depth; the past is incomplete if something in it is not held. A parent is held if
+a message claims its ID in this channel, or if a retrieval hint names a held message whose payload
+is not of SDS.
+
+Of an archive whose last audit was recorded, only the channels that have changed since are examined.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Final
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
+
+from store.pipeline.audit.export import AuditOutputs
+from store.pipeline.audit.findings import CYCLE, VIOLATION
+from store.pipeline.audit.recorded import SUMS, RecordedAudit, read_recorded, record
+from store.pipeline.audit.summary import AuditReport, summarized
+from store.pipeline.audit.tables import (
+    ALWAYS,
+    CLAIMS_READ,
+    SUMMED,
+    WRITTEN,
+    AuditTables,
+    History,
+    audit_tables,
+    checkpointed,
+    counts_of,
+    require_bounded,
+    sums_by_channel,
+)
+from store.pipeline.audits import note_audit
+from store.pipeline.claims import ClaimResults, try_claims
+from store.pipeline.columns import empty
+from store.pipeline.database import FOREVER
+from store.pipeline.delta import DeltaArchive
+from store.pipeline.errors import SPARK_ERRORS, of_spark
+from store.pipeline.fingerprints import XOR_WORDS
+from store.pipeline.message_sets import ArchiveMessages, MessageSet
+from store.pipeline.progress import Say, shown, silent
+from store.pipeline.scan import read_files
+
+_SUM: Final = ("count", *XOR_WORDS)
+_DAY: Final = ("channel", "day")
+
+
+@dataclass(frozen=True)
+class AuditJob:
+    """A range of a set of messages, in nanoseconds, the end exclusive.
+
+    ``output`` is a directory for all findings, ``missing`` a file for the missing IDs, which
+    ``storenode sync --ids`` reads; both must not exist. ``record``: the archive to whose table of
+    audits the result is added, and from which the next audit continues. ``full``: examine
+    everything. ``against``: the archive of another store, to try the claims about that store by.
+    """
+
+    messages: MessageSet
+    low_ns: int = 0
+    high_ns: int = FOREVER
+    output: str | None = None
+    missing: str | None = None
+    say: Say = silent
+    record: DeltaArchive | None = None
+    full: bool = False
+    against: ArchiveMessages | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        """True if no time is left out."""
+        return (self.low_ns, self.high_ns) == (0, FOREVER)
+
+
+def audit(session: SparkSession, job: AuditJob) -> AuditReport:
+    """Audit a history; change nothing in it.
+
+    Raises:
+        PipelineError: it cannot be read, an output exists already or cannot be written, or a
+            channel is too large to be audited at once.
+    """
+    outputs = AuditOutputs(job.output, job.missing)
+    outputs.require_absent(session)
+    total = sum(each.messages for each in job.messages.fingerprints("hour", None).values())
+    try:
+        with ExitStack() as stack:
+            with shown(session, job.say, "audit", total):
+                run = _Run(stack, job)
+                tables = run.tables()
+                result = summarized(job.messages.name, tables)
+            if outputs.wanted:
+                with shown(session, job.say, "write"):
+                    outputs.write(tables)
+            if job.record is not None:
+                note_audit(job.record, tables.channels, tables.counts)
+                run.record(job.record, tables)
+            result.output, result.missing_file = job.output, job.missing
+            result.claims = _try_claims(job)
+            return result
+    except SPARK_ERRORS as error:
+        raise of_spark(error) from error
+
+
+def _try_claims(job: AuditJob) -> ClaimResults:
+    """Try the claims of an archive as a whole; others have none."""
+    messages, against = job.messages, job.against
+    if not (isinstance(messages, ArchiveMessages) and job.is_whole):
+        return ClaimResults()
+    other = None if against is None else (against.archive, against.fingerprints("hour", None))
+    return try_claims(messages.archive, messages.fingerprints("hour", None), other)
+
+
+class _Run:
+    """One audit: of everything, or of the channels that have changed since the last one."""
+
+    def __init__(self, stack: ExitStack, job: AuditJob) -> None:
+        self._stack = stack
+        self._job = job
+        self._sums: DataFrame | None = None
+        self._is_unchanged = False
+        messages = job.messages
+        self._archive = messages.archive if isinstance(messages, ArchiveMessages) else None
+        self._days = {} if self._archive is None else _digests(self._archive)
+
+    def tables(self) -> AuditTables:
+        """Compute the tables of the audit."""
+        job, last = self._job, None
+        if self._archive is not None and job.is_whole and job.output is None and not job.full:
+            last = read_recorded(job.messages.session, self._archive)
+        return self._whole() if last is None else self._continued(last, self._archive)
+
+    def record(self, archive: DeltaArchive, tables: AuditTables) -> None:
+        """Record the results, so that the next audit continues from them."""
+        if self._is_unchanged:
+            return
+        assert self._sums is not None
+        kinds = F.col("kind").isin(VIOLATION, CYCLE)
+        frames = {
+            "sums": self._sums,
+            "channels": tables.channels,
+            "references": tables.references,
+            "faults": tables.findings.where(kinds),
+            "conflicts": tables.conflicts,
+        }
+        record(archive, frames, self._days)
+
+    def _whole(self) -> AuditTables:
+        job = self._job
+        read = job.messages.messages(SUMMED, job.low_ns, job.high_ns)
+        self._sums = checkpointed(sums_by_channel(read))
+        kinds = ALWAYS if job.output is None else ALWAYS | WRITTEN
+        history = History(job.messages, job.low_ns, job.high_ns, kinds)
+        return audit_tables(self._stack, history, require_bounded(self._sums))
+
+    def _continued(self, last: RecordedAudit, archive: DeltaArchive | None) -> AuditTables:
+        """Examine the channels that have changed, and keep the other rows of the last audit."""
+        assert archive is not None
+        session, before = last.session, last.frame("sums")
+        days = {*self._days, *last.days}
+        changed_days = {day for day in days if self._days.get(day) != last.days.get(day)}
+        self._is_unchanged = not changed_days
+        files = archive.files(changed_days)
+        is_changed = F.col("day").isin(*changed_days) if changed_days else F.lit(False)
+        old = before.where(is_changed)
+        new = empty(session, SUMS)
+        if files:
+            new = checkpointed(sums_by_channel(read_files(session, files, SUMMED)))
+        self._sums = before.where(~is_changed).unionByName(new.select(*SUMS.names))
+        compared = _compared(old, new)
+        if not compared.where("is_less").isEmpty():
+            self._is_unchanged = False
+            return self._whole()  # what is gone may have been a parent in any channel
+        references = last.frame("references")
+        names = compared.where(F.col("channel").isNotNull()).select("channel")
+        if files:
+            found = read_files(session, files, ("hash", "channel", "message_id"))
+            names = names.unionByName(_affected(references, found))
+        changed = checkpointed(names.distinct())
+        entries = require_bounded(self._sums.join(changed, "channel", "semi"))
+        self._job.say(f"audit: {changed.count():,} channels have changed")
+        again = self._examined(changed, entries)
+
+        kept = {
+            name: last.frame(name).join(changed, "channel", "anti")
+            for name in ("faults", "channels", "references", "conflicts")
+        }
+        if again is not None:
+            faults = again.findings.where(F.col("kind").isin(VIOLATION, CYCLE))
+            new_rows = (faults, again.channels, again.references, again.conflicts)
+            kept = {
+                name: rows.unionByName(more)
+                for (name, rows), more in zip(kept.items(), new_rows, strict=True)
+            }
+        now = {name: checkpointed(rows) for name, rows in kept.items()}
+        counts = counts_of(now["channels"])
+        return AuditTables(
+            now["faults"], now["channels"], now["references"], now["conflicts"], counts
+        )
+
+    def _examined(self, changed: DataFrame, entries: int) -> AuditTables | None:
+        """Examine some channels, in the files of the days in which they have messages."""
+        messages = self._job.messages
+        if not entries or self._sums is None or not isinstance(messages, ArchiveMessages):
+            return None
+        days = self._sums.join(changed, "channel", "semi").select("day").distinct().collect()
+        files = messages.archive.files({row["day"] for row in days})
+        rows = read_files(messages.session, files, CLAIMS_READ).join(changed, "channel", "semi")
+        return audit_tables(self._stack, History(messages, rows=rows), entries)
+
+
+def _digests(archive: DeltaArchive) -> dict[int, str]:
+    """Return by day since the epoch a digest of the names of its files."""
+    names: dict[int, list[str]] = {}
+    for path, day, *_ in archive.listing.rows():
+        names.setdefault(day, []).append(path)
+    return {
+        day: sha256("\n".join(sorted(each)).encode()).hexdigest() for day, each in names.items()
+    }
+
+
+def _compared(old: DataFrame, new: DataFrame) -> DataFrame:
+    """Return the channels and days whose sums differ, and whether messages are gone from them."""
+    signed = old.select(*_DAY, *_SUM, F.lit(-1).alias("sign")).unionByName(
+        new.select(*_DAY, *_SUM, F.lit(1).alias("sign"))
+    )
+    found = signed.groupBy(*_DAY).agg(
+        F.sum(F.col("count") * F.col("sign")).alias("more"),
+        F.greatest(*(F.bit_xor(word) != 0 for word in XOR_WORDS)).alias("other"),
+    )
+    is_less = (F.col("more") < 0) | ((F.col("more") == 0) & F.col("other"))
+    differing = found.where((F.col("more") != 0) | F.col("other"))
+    return checkpointed(differing.withColumn("is_less", is_less))
+
+
+def _affected(references: DataFrame, messages: DataFrame) -> DataFrame:
+    """Return the channels whose missing parents some messages are, by their ID or by a hint."""
+    claimed = messages.where(F.col("channel").isNotNull()).select(
+        F.col("message_id").alias("parent")
+    )
+    by_id = references.join(claimed.distinct(), "parent", "semi")
+    plain = messages.where(F.col("channel").isNull()).select(F.col("hash").alias("hint"))
+    by_hint = references.join(plain.distinct(), "hint", "semi")
+    return by_id.select("channel").unionByName(by_hint.select("channel"))

@@ -1,0 +1,173 @@
+"""The findings in some channels: a table of rows in, tables of findings out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from store.pipeline.audit.findings import (
+    CHANNEL,
+    CLAIMED,
+    COUNTS,
+    CYCLE,
+    FINDINGS,
+    HEAD,
+    INCOMPLETE,
+    MISSING,
+    ORPHAN,
+    VIOLATION,
+    Kinds,
+)
+from store.pipeline.audit.graph import Flags, Graph, Numbers, graph_of
+from store.pipeline.audit.points import last_complete
+
+
+def examine(rows: pa.RecordBatch, kinds: Kinds) -> Iterator[pa.RecordBatch]:
+    """Yield the findings of some ``kinds`` in rows of whole channels.
+
+    Rows are as `ROWS`, findings as `FINDINGS`. Nothing is raised, whatever is claimed.
+    """
+    look = _Examination(rows, graph_of(rows))
+    makers = {
+        MISSING: look.missing,
+        VIOLATION: look.violations,
+        INCOMPLETE: lambda: look.listed(INCOMPLETE, look.graph.incomplete),
+        HEAD: lambda: look.listed(HEAD, look.heads),
+        ORPHAN: lambda: look.listed(ORPHAN, look.orphans),
+        CLAIMED: look.claimed,
+        CYCLE: look.cycles,
+        CHANNEL: look.channels,
+    }
+    for kind, make in makers.items():
+        if kind in kinds:
+            found = make()
+            if found.num_rows:
+                yield found
+
+
+@dataclass(frozen=True)
+class _Examination:
+    rows: pa.RecordBatch
+    graph: Graph
+
+    @property
+    def heads(self) -> Flags:
+        """The own nodes that nothing that is held names."""
+        unnamed: Flags = self.graph.own & (self.graph.children() == 0)
+        return unnamed
+
+    @property
+    def orphans(self) -> Flags:
+        """The own nodes that name parents, none of which is held."""
+        graph = self.graph
+        lone: Flags = (graph.parents(graph.held) == 0) & (graph.parents() > 0)
+        return graph.own & lone
+
+    def missing(self) -> pa.RecordBatch:
+        """Return a finding for every edge of an own node to a parent that is not held."""
+        graph = self.graph
+        edges = np.flatnonzero(~graph.held)
+        return self._found(MISSING, graph.child[edges], self._named(edges))
+
+    def violations(self) -> pa.RecordBatch:
+        """Return a finding for every edge of an own node to a parent that is not before it."""
+        edges = np.flatnonzero(self.graph.backward & self.graph.own[self.graph.child])
+        return self._found(VIOLATION, self.graph.child[edges], self._named(edges))
+
+    def listed(self, kind: str, which: Flags) -> pa.RecordBatch:
+        """Return a finding for every own node that is marked."""
+        return self._found(kind, np.flatnonzero(which & self.graph.own))
+
+    def claimed(self) -> pa.RecordBatch:
+        """Return a finding for every claimant of an own ID that has several."""
+        graph = self.graph
+        several = graph.own & (np.bincount(graph.row_node, minlength=graph.nodes) > 1)
+        rows = np.flatnonzero(several[graph.row_node])
+        return self._batch(
+            CLAIMED, rows, graph.row_node[rows], ts=self.rows["ts"].take(pa.array(rows))
+        )
+
+    def cycles(self) -> pa.RecordBatch:
+        """Return a finding for every node on a cycle, with the least of these as its name."""
+        graph = self.graph
+        nodes = np.flatnonzero(graph.cycle >= 0)
+        texts = self.rows["message_id"].take(pa.array(graph.first[nodes])).to_pylist()
+        names: dict[int, str] = {}
+        for number, text in zip(graph.cycle[nodes].tolist(), texts, strict=True):
+            names[number] = min(names.get(number, text), text)
+        mine = graph.own[nodes]
+        named = [names[number] for number in graph.cycle[nodes[mine]].tolist()]
+        return self._found(CYCLE, nodes[mine], pa.array(named, pa.string()))
+
+    def channels(self) -> pa.RecordBatch:
+        """Return a finding for every channel with own nodes: counts, last complete point."""
+        counted = self._counts()
+        kept = np.flatnonzero(counted["messages"] > 0)
+        numbers = np.stack([counted[name][kept] for name in COUNTS], axis=1)
+        offsets = np.arange(len(kept) + 1, dtype=np.int32) * numbers.shape[1]
+        return self._batch(
+            CHANNEL,
+            self.graph.channel_row[kept],
+            last_complete(self.graph, self._ids_of)[kept],
+            counts=pa.ListArray.from_arrays(pa.array(offsets), pa.array(numbers.reshape(-1))),
+        )
+
+    def _counts(self) -> dict[str, Numbers]:
+        graph = self.graph
+        children, parents = graph.children(), graph.parents()
+        owned = graph.own[graph.row_node]
+        late = graph.child[graph.backward & graph.own[graph.child]]
+        messages = self._per_channel(graph.own)
+        return {
+            "messages": messages,
+            "copies": np.bincount(graph.channel[graph.row_node[owned]], minlength=graph.channels)
+            - messages,
+            "incomplete": self._per_channel(graph.incomplete & graph.own),
+            "heads": self._per_channel(self.heads),
+            "roots": self._per_channel(graph.own & (parents == 0)),
+            "forks": self._per_channel(graph.own & (children > 1)),
+            "merges": self._per_channel(graph.own & (parents > 1)),
+            "violations": np.bincount(graph.channel[late], minlength=graph.channels),
+            "orphans": self._per_channel(self.orphans),
+        }
+
+    def _per_channel(self, which: Flags) -> Numbers:
+        return np.bincount(self.graph.channel[which], minlength=self.graph.channels)
+
+    def _named(self, edges: Numbers) -> pa.Array:
+        graph = self.graph
+        return graph.ids.take(pa.array(graph.named[edges] % max(1, len(graph.ids))))
+
+    def _ids_of(self, nodes: Numbers) -> list[str]:
+        found: list[str] = (
+            self.rows["message_id"].take(pa.array(self.graph.first[nodes])).to_pylist()
+        )
+        return found
+
+    def _found(self, kind: str, nodes: Numbers, other: pa.Array | None = None) -> pa.RecordBatch:
+        return self._batch(kind, self.graph.first[nodes], nodes, other=other)
+
+    def _batch(
+        self, kind: str, rows: Numbers, nodes: Numbers, **more: pa.Array | None
+    ) -> pa.RecordBatch:
+        """Return findings at some rows, about some nodes; node -1 is none."""
+        graph, places = self.graph, pa.array(rows)
+        about = pa.array(nodes, mask=nodes < 0)
+        columns = {
+            "kind": pa.array([kind]).take(pa.array(np.zeros(len(rows), np.int64))),
+            "channel": self.rows["channel"].take(places),
+            "message_id": self.rows["message_id"].take(pa.array(graph.first).take(about)),
+            "other": _or_nulls(more.get("other"), len(rows), pa.string()),
+            "lamport": pa.array(graph.lamport.view(np.int64)).take(about),
+            "ts": pa.array(graph.ts).take(about) if more.get("ts") is None else more["ts"],
+            "h0": self.rows["h0"].take(places),
+            "counts": _or_nulls(more.get("counts"), len(rows), pa.list_(pa.int64())),
+        }
+        return pa.RecordBatch.from_arrays(list(columns.values()), schema=FINDINGS)
+
+
+def _or_nulls(values: pa.Array | None, length: int, kind: pa.DataType) -> pa.Array:
+    return pa.nulls(length, kind) if values is None else values

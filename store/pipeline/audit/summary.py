@@ -1,0 +1,307 @@
+"""The report of an audit: counts of everything, and the first few of each kind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from pyspark.sql import DataFrame, Row, Window
+from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
+
+from store.pipeline.audit.findings import CYCLE, VIOLATION
+from store.pipeline.audit.tables import COUNTED, AuditTables
+from store.pipeline.claims import ClaimResults
+from store.pipeline.limits import MAX_LISTED
+from store.pipeline.reports import time_text
+from storenode.message.printing import printable
+
+_NOTHING_MISSING: Final[dict[str, Any]] = {
+    "missing_since": None,
+    "naming_senders": 0,
+    "named_by": [],
+}
+MAX_SENDERS: Final = 3
+"""So many senders are listed of those whose messages name missing parents of a channel."""
+
+_FAULTS: Final = ("missing", "incomplete", "violations", "cycles", "conflicts")
+
+
+@dataclass
+class AuditReport:
+    """The result of an audit. Lists have at most `MAX_LISTED` entries, ``counts`` are of all."""
+
+    name: str
+    counts: dict[str, int]
+    channels: list[dict[str, Any]]
+    missing: list[dict[str, Any]]
+    violations: list[dict[str, Any]]
+    cycles: list[dict[str, Any]]
+    conflicts: list[dict[str, Any]]
+    output: str | None = None
+    missing_file: str | None = None
+    claims: ClaimResults = field(default_factory=ClaimResults)
+
+    @property
+    def complete(self) -> bool:
+        """True if every past is complete and no message contradicts another."""
+        return not any(self.counts[name] for name in _FAULTS)
+
+    @property
+    def sound(self) -> bool:
+        """True if it is complete, and no claim about another store is untrue."""
+        return self.complete and not self.claims.untrue
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the report for JSON."""
+        return {
+            "name": self.name,
+            "sound": self.sound,
+            **self.counts,
+            "claims": self.claims.kept,
+            "claims_tried_against": self.claims.against,
+            "claims_untrue": self.claims.untrue,
+            "listed": {
+                "channels": self.channels,
+                "missing": self.missing,
+                "violations": self.violations,
+                "cycles": self.cycles,
+                "conflicts": self.conflicts,
+                "claims_untrue": self.claims.listed,
+            },
+            "output": self.output,
+            "missing_file": self.missing_file,
+        }
+
+    def lines(self) -> list[str]:
+        """Return the report in words."""
+        told = [self._summary()]
+        told += self._listed("missing parents", "missing", map(_missing_line, self.missing))
+        told += self._listed("messages with an incomplete past", "incomplete", iter(()))
+        told += self._listed("of these orphans, without any held parent", "orphans", iter(()))
+        told += self._listed(
+            "parents not before their child by Lamport timestamp",
+            "violations",
+            map(_violation_line, self.violations),
+        )
+        told += self._listed("cycles", "cycles", map(_cycle_line, self.cycles))
+        told += self._listed(
+            "IDs claimed by different messages", "conflicts", map(_conflict_line, self.conflicts)
+        )
+        if not self.complete:
+            told.append("channels, the least complete first:")
+            told += [f"  {_channel_line(each)}" for each in self.channels]
+            told += _more(self.counts["channels"] - len(self.channels))
+        if self.output is not None:
+            told.append(f"All of it is in {self.output}.")
+        if self.missing_file is not None:
+            told.append(
+                f"The missing IDs are in {self.missing_file}: ask peers for them with"
+                " `storenode sync --ids`."
+            )
+        told += self.claims.lines()
+        told.append(
+            "Every past is complete." if self.complete else "The history has gaps or faults."
+        )
+        return told
+
+    def _summary(self) -> str:
+        counts = self.counts
+        return (
+            f"Audited {counts['messages']:,} messages of {counts['channels']:,} channels in"
+            f" {self.name}: {counts['heads']:,} heads, {counts['forks']:,} forks,"
+            f" {counts['merges']:,} merges, {counts['copies']:,} messages sent again."
+        )
+
+    def _listed(self, what: str, name: str, lines: Iterator[str]) -> Iterator[str]:
+        count = self.counts[name]
+        if not count:
+            return
+        yield f"{what}: {count:,}"
+        listed = [f"  {line}" for line in lines]
+        yield from listed
+        yield from _more(count - len(listed) if listed else 0)
+
+
+def _more(count: int) -> Iterator[str]:
+    if count > 0:
+        yield f"  and {count:,} more"
+
+
+def summarized(name: str, tables: AuditTables) -> AuditReport:
+    """Return the report on a history called ``name``.
+
+    A query of a table takes Spark a while, so tables without rows are not queried.
+    """
+    findings, references, counts = tables.findings, tables.references, dict(tables.counts)
+    worst = _first(tables.channels, F.desc(_worse()), "channel")
+    named = _naming_senders(references, [row["channel"] for row in worst if row["missing"]])
+
+    def of(name: str, rows: DataFrame, *order: str) -> list[Row]:
+        return _first(rows, *order) if counts[name] else []
+
+    order = ("ts", "channel", "message_id")
+    missing = of("missing", _missing(references), "ts", "channel", "parent")
+    violations = of("violations", findings.where(F.col("kind") == VIOLATION), *order, "other")
+    cycles = of("cycles", _cycles(findings), "channel", "cycle")
+    # What is in conflict is claimed several times.
+    conflicts = of("copies", tables.conflicts, *order)
+    many = len(conflicts) == MAX_LISTED
+    counts["conflicts"] = tables.conflicts.count() if many else len(conflicts)
+    return AuditReport(
+        name,
+        counts,
+        [{**_channel(row), **named.get(row["channel"], _NOTHING_MISSING)} for row in worst],
+        list(map(_missed, missing)),
+        list(map(_violation, violations)),
+        [row.asDict() for row in cycles],
+        list(map(_conflict, conflicts)),
+    )
+
+
+def _worse() -> Any:  # noqa: ANN401 - a column
+    return F.col("missing") + F.col("incomplete") + F.col("violations") + F.col("cycles")
+
+
+def _first(rows: DataFrame, *order: Any) -> list[Row]:  # noqa: ANN401 - columns or their names
+    found: list[Row] = rows.orderBy(*order).limit(MAX_LISTED).collect()
+    return found
+
+
+def _missing(references: DataFrame) -> DataFrame:
+    """Return the missing parents, each once, with the message that named it first."""
+    return references.groupBy("channel", "parent").agg(
+        F.count_distinct("message_id").alias("named_by"),
+        F.min("hint").alias("hint"),
+        F.min("elsewhere").alias("elsewhere"),
+        F.min_by(F.struct("message_id", "sender", "lamport"), F.struct("ts", "hash")).alias("who"),
+        F.min("ts").alias("ts"),
+    )
+
+
+def _naming_senders(references: DataFrame, channels: list[str]) -> dict[str, dict[str, Any]]:
+    """Return by channel since when its messages name missing parents, and who names most."""
+    if not channels:
+        return {}
+    by_sender = (
+        references.where(F.col("channel").isin(channels))
+        .groupBy("channel", "sender")
+        .agg(F.count_distinct("parent").alias("named"), F.min("ts").alias("since"))
+    )
+    place = F.row_number().over(
+        Window.partitionBy("channel").orderBy(F.desc("named"), F.asc_nulls_last("sender"))
+    )
+    found = (
+        by_sender.withColumn("place", place)
+        .groupBy("channel")
+        .agg(
+            F.min("since").alias("since"),
+            F.count(F.lit(1)).alias("senders"),
+            F.collect_list(
+                F.when(F.col("place") <= MAX_SENDERS, F.struct("place", "sender", "named"))
+            ).alias("first"),
+        )
+    )
+    return {
+        row["channel"]: {
+            "missing_since": row["since"],
+            "naming_senders": row["senders"],
+            "named_by": [each["sender"] for each in sorted(row["first"])],
+        }
+        for row in found.collect()
+    }
+
+
+def _cycles(findings: DataFrame) -> DataFrame:
+    on = findings.where(F.col("kind") == CYCLE).groupBy("channel", F.col("other").alias("cycle"))
+    return on.agg(F.count_distinct("message_id").alias("messages"))
+
+
+def _lamport(signed: int | None) -> int | None:
+    return None if signed is None else signed % 2**64
+
+
+def _channel(row: Row) -> dict[str, Any]:
+    found = {name: row[name] for name in ("channel", *COUNTED)}
+    complete = None
+    if row["point_message_id"] is not None:
+        complete = {
+            "message_id": row["point_message_id"],
+            "lamport": _lamport(row["point_lamport"]),
+            "ts": row["point_ts"],
+        }
+    return {**found, "last_complete": complete}
+
+
+def _missed(row: Row) -> dict[str, Any]:
+    return {
+        "channel": row["channel"],
+        "message_id": row["parent"],
+        "hint": None if row["hint"] is None else bytes(row["hint"]).hex(),
+        "held_in_channel": row["elsewhere"],
+        "named_by": row["named_by"],
+        "first_named_by": None if row["who"] is None else row["who"]["message_id"],
+        "sender": None if row["who"] is None else row["who"]["sender"],
+        "ts": row["ts"],
+    }
+
+
+def _violation(row: Row) -> dict[str, Any]:
+    return {
+        "channel": row["channel"],
+        "message_id": row["message_id"],
+        "lamport": _lamport(row["lamport"]),
+        "ts": row["ts"],
+        "parent": row["other"],
+    }
+
+
+def _conflict(row: Row) -> dict[str, Any]:
+    hashes = [bytes(each).hex() for each in row["hashes"]]
+    return {**row.asDict(), "hashes": hashes}
+
+
+def _channel_line(each: dict[str, Any]) -> str:
+    point = each["last_complete"]
+    upto = "complete from nowhere on" if point is None else (
+        f"complete up to {printable(point['message_id'])} (Lamport {point['lamport']}) of"
+        f" {time_text(point['ts'])}"
+    )  # fmt: skip
+    return (
+        f"{printable(each['channel'])}: {each['messages']:,} messages, {each['missing']:,} missing,"
+        f" {each['incomplete']:,} incomplete, {upto}, {each['heads']:,} heads"
+    )
+
+
+def _missing_line(each: dict[str, Any]) -> str:
+    line = f"{printable(each['message_id'])} of {printable(each['channel'])}"
+    if each["first_named_by"] is not None:
+        line += f", named by {each['named_by']:,}, first by {printable(each['first_named_by'])}"
+    if each["sender"]:
+        line += f" of {printable(each['sender'])}"
+    if each["ts"] is not None:
+        line += f" at {time_text(each['ts'])}"
+    if each["held_in_channel"] is not None:
+        line += f"; held in the channel {printable(each['held_in_channel'])}"
+    return line
+
+
+def _violation_line(each: dict[str, Any]) -> str:
+    return (
+        f"{printable(each['parent'])} is a parent of {printable(each['message_id'])} (Lamport"
+        f" {each['lamport']}) of {printable(each['channel'])}"
+    )
+
+
+def _cycle_line(each: dict[str, Any]) -> str:
+    return (
+        f"{each['messages']:,} IDs of {printable(each['channel'])} are in their own past, such as"
+        f" {printable(each['cycle'])}"
+    )
+
+
+def _conflict_line(each: dict[str, Any]) -> str:
+    return (
+        f"{printable(each['message_id'])} of {printable(each['channel'])}: {each['contents']:,}"
+        f" contents in {each['claimants']:,} messages, such as {' and '.join(each['hashes'])}"
+    )

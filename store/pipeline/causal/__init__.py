@@ -1,1 +1,0 @@
-"""Causal gaps of a history: what refers to what is not held, and all that stands on it."""

@@ -1,0 +1,184 @@
+"""`repair`: the Delta log of an archive, restored from the copies of its commits.
+
+The files that the restored log names must be the ones whose digests the commits record. Where files
+are lost nothing is changed, unless they are to be left out: then a further commit removes them, and
+`verify` keeps naming the hours that are no longer here in full.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pyspark.sql import SparkSession
+
+from store.pipeline.delta import DataFile, DeltaArchive
+from store.pipeline.errors import USAGE, PipelineError
+from store.pipeline.fingerprints import NOTHING, Fingerprints
+from store.pipeline.limits import DAY_NS, HOUR_NS
+from store.pipeline.manifest import CommitMetadata, FileRecord, Manifest
+from store.pipeline.progress import Say, shown, silent
+from store.pipeline.scan import file_digests, fingerprints_of
+from store.pipeline.verify import CHANGED_FILE, UNREADABLE, FaultList
+
+_REFUSED: Final = (
+    "Nothing was changed: put files or log back from a copy of the archive, or leave out what is"
+    " lost with --leave-out-lost."
+)
+STRANGE: Final = "commit of the manifest names a file that is none of an archive"
+
+
+@dataclass
+class RepairReport(FaultList):
+    """What a run did, or would do if it was a ``dry_run``.
+
+    ``restored`` commits are in the log again; ``removed`` files are lost, and no longer named.
+    ``aside`` is where the old log is. ``refused``: nothing was changed because of the faults.
+    """
+
+    commits: int = 0
+    files: int = 0
+    restored: int = 0
+    removed: int = 0
+    aside: str | None = None
+    refused: bool = False
+    dry_run: bool = False
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the report for JSON."""
+        return {
+            "sound": self.sound,
+            "refused": self.refused,
+            "commits": self.commits,
+            "files": self.files,
+            "commits_restored": self.restored,
+            "files_removed": self.removed,
+            "damaged_log": self.aside,
+            "faults": self.faults_as_json(),
+            "dry_run": self.dry_run,
+        }
+
+    def lines(self) -> list[str]:
+        """Return the report in words."""
+        found = self.fault_lines()
+        if self.refused:
+            return [
+                *found,
+                _REFUSED,
+            ]
+        if not (self.restored or self.removed):
+            return [
+                *found,
+                "The log has every commit of the manifest: there is nothing to repair.",
+            ]
+        verb = "Would restore" if self.dry_run else "Restored"
+        found.append(
+            f"{verb} {self.restored:,} commits of the log, which names {self.files:,} files."
+        )
+        if self.removed:
+            verb = "Would remove" if self.dry_run else "Removed"
+            found.append(f"{verb} {self.removed:,} lost files from the table.")
+        if self.aside is not None:
+            found.append(f"The old log is in {self.aside}.")
+        return found
+
+
+@dataclass(frozen=True)
+class RepairJob:
+    """An archive; ``leave_out``: remove files that are lost instead of changing nothing."""
+
+    archive: DeltaArchive
+    leave_out: bool = False
+    dry_run: bool = False
+    say: Say = silent
+
+
+def repair(session: SparkSession, job: RepairJob) -> RepairReport:
+    """Restore the log of an archive from its manifest.
+
+    Raises:
+        PipelineError: as `require_manifest`; something else is there, or the archive cannot be
+            read or written.
+    """
+    archive, manifest = job.archive, require_manifest(job.archive)
+    is_readable = archive.open_if_readable()
+    damaged = not is_readable or bool(archive.log_faults(manifest))
+    is_short = damaged or archive.version < manifest.version
+    result = RepairReport(
+        commits=manifest.version + 1, files=len(manifest.files), dry_run=job.dry_run
+    )
+    result.restored = manifest.version + 1 if is_short else 0
+    files = {path: _data_file(archive, path, each) for path, each in manifest.files.items()}
+    with shown(session, job.say, "repair"):
+        lost = _lost_files(session, manifest, files, result)
+    result.removed = len(lost)
+    result.refused = bool(manifest.strange) or (bool(lost) and not job.leave_out)
+    if result.refused or job.dry_run:
+        return result
+    if is_short:
+        result.aside = archive.restore_log(manifest)
+    if lost:
+        _remove(session, archive, lost)
+    return result
+
+
+def require_manifest(archive: DeltaArchive) -> Manifest:
+    """Return the manifest of an archive.
+
+    Raises:
+        PipelineError: there is none, or it is damaged.
+    """
+    manifest = archive.manifest
+    if not manifest.digests:
+        raise PipelineError(
+            f"There is no manifest in {archive.path}, so nothing says what its log must name: put"
+            " the directory `manifest`, or the log, back from a copy.",
+            USAGE,
+        )
+    if manifest.broken:
+        raise PipelineError(
+            f"The manifest in {manifest.path} is damaged ({manifest.broken[0]}): put the directory"
+            " back from a copy. Nothing was changed."
+        )
+    return manifest
+
+
+def _lost_files(
+    session: SparkSession,
+    manifest: Manifest,
+    files: Mapping[str, DataFile],
+    result: RepairReport,
+) -> list[DataFile]:
+    """Return the files that cannot be read, or are others than the commits record."""
+    result.add(STRANGE, manifest.strange)
+    if manifest.strange:
+        return []
+    digests = file_digests(session, files.values())
+    gone = sorted(path for path, each in files.items() if each.path not in digests)
+    changed = sorted(
+        path
+        for path, each in files.items()
+        if each.path in digests and manifest.files[path].digest not in {None, digests[each.path][1]}
+    )
+    result.add(UNREADABLE, gone)
+    result.add(CHANGED_FILE, changed)
+    return [files[path] for path in (*gone, *changed)]
+
+
+def _remove(session: SparkSession, archive: DeltaArchive, lost: list[DataFile]) -> None:
+    """Commit that lost files are no longer part of the table, with the hours that are left."""
+    archive.open_for_writing()
+    paths = {each.path for each in lost}
+    days = {each.day for each in lost}
+    here = [each for each in archive.files(days) if each.path not in paths]
+    left = fingerprints_of(session, here, HOUR_NS)
+    before = {hour for hour in archive.manifest.held if hour // DAY_NS in days}
+    hours: Fingerprints = {hour: left.get(hour, NOTHING) for hour in before | left.keys()}
+    archive.commit([], lost, CommitMetadata(hours=hours, lost=True))
+
+
+def _data_file(archive: DeltaArchive, path: str, record: FileRecord) -> DataFile:
+    shard = path.split("shard=", 1)[-1].split("/", 1)[0]
+    number = int(shard) if shard.lstrip("-").isdigit() else 0
+    return DataFile(f"{archive.messages}/{path}", record.day, number, 0, 0)

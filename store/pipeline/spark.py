@@ -1,0 +1,373 @@
+"""Spark of a job: checked, started here, or behind a Spark Connect server.
+
+What differs between a Spark that is started here and a server is in this module and in
+`store.pipeline.progress`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+import pyspark
+from pyspark import SparkConf, SparkContext
+from pyspark.java_gateway import launch_gateway
+from pyspark.sql import SparkSession
+
+from store.pipeline.errors import SPARK_ERRORS, USAGE, PipelineError, of_spark
+from store.pipeline.limits import ARROW_BATCH_BYTES, OLDEST_JAVA
+from store.pipeline.source import StorenodeSource
+
+LOCAL: Final = "local[*]"
+
+SCHEME: Final = "sc://"
+"""How the address of a Spark Connect server begins."""
+
+_CONNECT_PORT: Final = 15_002
+_STANDALONE: Final = "spark://"
+_MASTER_PORT: Final = 7077
+_TIMEOUT_S: Final = 20
+_VARIABLE: Final = "SPARK_REMOTE"
+_SHELL: Final = "pyspark-shell"
+
+_VERSION: Final = re.compile(r'version "(?:1\.)?(\d+)')
+_JAVA_TIMEOUT_S: Final = 60
+_REMEDY: Final = (
+    f"install one, on Debian and Ubuntu with `apt install openjdk-{OLDEST_JAVA}-jre-headless`, on"
+    f" macOS with `brew install openjdk@{OLDEST_JAVA}`, and let JAVA_HOME name it if it is not on"
+    " the PATH."
+)
+
+SETTINGS: Final[Mapping[str, str]] = {
+    "spark.sql.session.timeZone": "UTC",
+    # A failed static overwrite leaves an empty table.
+    "spark.sql.sources.partitionOverwriteMode": "dynamic",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    # Of rows that go to workers: ten thousand is also the number of messages of 100 kB.
+    "spark.sql.execution.arrow.maxBytesPerBatch": str(ARROW_BATCH_BYTES),
+    "spark.sql.parquet.compression.codec": "zstd",
+    "spark.sql.parquet.filterPushdown": "true",
+    "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
+    "spark.hadoop.parquet.enable.summary-metadata": "false",
+    # What looks like a password or a URL is kept out of plans and logs.
+    "spark.sql.redaction.options.regex": "(?i)url|password",
+    "spark.sql.adaptive.enabled": "true",
+    # Spark takes what workers make for as small as the numbers of their tasks: only what it has
+    # counted, or what is named as small, may go through the driver to all executors.
+    "spark.sql.autoBroadcastJoinThreshold": "-1",
+    "spark.sql.adaptive.autoBroadcastJoinThreshold": "10MB",
+}
+_JAVA_FLAGS: Final = (
+    # Below it a start collects all of the heap four times, to no end.
+    "-XX:MetaspaceSize=128m",
+    # Batches come from our own workers: to check every access to them costs a quarter of it.
+    "-Darrow.enable_unsafe_memory_access=true",
+    "-Darrow.enable_null_check_for_get=false",
+)
+_HADOOP: Final = "spark.hadoop."
+"""What a session calls without this is called with it where Spark is started."""
+
+LOGGING: Final = Path(__file__).with_name("log4j2.properties")
+_JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
+_DRIVER_FLAGS: Final = (f"-Dlog4j2.configurationFile={LOGGING.as_uri()}", *_JAVA_FLAGS)
+_COLLECTOR: Final = "-XX:+UseParallelGC"
+"""A job needs throughput; G1 takes more processor time for shorter pauses."""
+
+_STRAY: Final = re.compile(rb"WARNING: Using incubator modules: ")
+"""What a JVM prints about options that Spark itself starts it with."""
+
+_STDERR: Final = 2
+_LAST_WORDS_S: Final = 10.0
+
+_LOCAL_SETTINGS: Final[Mapping[str, str]] = {
+    "spark.ui.enabled": "false",
+    "spark.driver.memory": "1g",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.sql.shuffle.partitions": str(2 * (os.cpu_count() or 1)),
+    # No network is between tasks, and IDs and hashes shrink by a third at most.
+    "spark.shuffle.compress": "false",
+    "spark.ui.showConsoleProgress": "false",
+}
+
+
+@contextmanager
+def spark_session(
+    master: str | None = None, settings: Mapping[str, str] | None = None
+) -> Iterator[SparkSession]:
+    """Open a session with the data source `storenode`, and stop it unless it was there before.
+
+    ``master`` None: that of a program which is run by spark-submit, the Spark Connect server that
+    ``SPARK_REMOTE`` names, else all cores of this machine. ``settings`` win over those of the
+    pipeline.
+
+    Raises:
+        PipelineError: there is no Java runtime, Spark does not start, or the Spark Connect server
+            cannot be reached or is of another version.
+    """
+    remote = remote_url(master)
+    active = None if remote else SparkSession.getActiveSession()
+    if active is not None:
+        yield prepared(active)
+        return
+    require_spark(master)
+    session = _start(master, settings or {}) if remote is None else _connect(remote, settings or {})
+    try:
+        yield prepared(session)
+    finally:
+        # Where Spark has died, the job knows it already.
+        with suppress(*SPARK_ERRORS, OSError):
+            session.stop()
+
+
+def prepared(session: SparkSession) -> SparkSession:
+    """Register the data source in a session, and have Spark hand filters to it."""
+    session.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    session.dataSource.register(StorenodeSource)
+    return session
+
+
+def _connect(url: str, settings: Mapping[str, str]) -> SparkSession:
+    """Open a session of a server, whose own settings were made when it was started."""
+    given = {**{name.removeprefix(_HADOOP): value for name, value in SETTINGS.items()}, **settings}
+    try:
+        session = SparkSession.builder.remote(url).getOrCreate()
+        if session.version != pyspark.__version__:
+            raise PipelineError(
+                f"The Spark Connect server has version {session.version} of Spark, and PySpark here"
+                f" is {pyspark.__version__}: install the same on both."
+            )
+        for name, value in given.items():
+            session.conf.set(name, value)
+    except SPARK_ERRORS as error:
+        raise of_spark(error) from error
+    return session
+
+
+def _start(master: str | None, settings: Mapping[str, str]) -> SparkSession:
+    _choose_python(master)
+    builder = SparkSession.builder
+    given = {"spark.app.name": "storenode pipeline", **SETTINGS, **settings}
+    if master is not None or not _submitted():
+        chosen = master or LOCAL
+        if chosen.startswith("local"):
+            given = {**_LOCAL_SETTINGS, **given}
+        given[_JAVA_OPTIONS] = _java_options(given.get(_JAVA_OPTIONS, ""))
+        given["spark.master"] = chosen
+    for name, value in given.items():
+        builder = builder.config(name, value)
+    try:
+        if getattr(SparkContext, "_gateway", None) is None and not _submitted():
+            _launch(given)
+        session = builder.getOrCreate()
+    except Exception as error:
+        raise _not_started(error) from error
+    session.sparkContext.setLogLevel("OFF")
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
+    return session
+
+
+def _launch(settings: Mapping[str, str]) -> None:
+    """Start a JVM whose stray lines are not shown; a session then uses it."""
+    conf = SparkConf(loadDefaults=False).setAll([*settings.items()])
+    read, write = os.pipe()
+    relay = threading.Thread(target=_relay, args=(read,), name="spark-stderr", daemon=True)
+    relay.start()
+    try:
+        # Standard output is for the result; a JVM that cannot start says why there.
+        streams = {"stdout": write, "stderr": write}
+        gateway = launch_gateway(conf, streams)  # type: ignore[no-untyped-call]
+    except Exception:
+        os.close(write)
+        relay.join(_LAST_WORDS_S)  # why it has not started is told before we say that it has not
+        raise
+    os.close(write)
+    SparkContext(conf=conf, gateway=gateway)
+
+
+def _relay(source: int) -> None:
+    """Copy the output of a JVM to standard error, without stray lines."""
+    with os.fdopen(source, "rb") as lines:
+        for line in lines:
+            if not _STRAY.match(line):
+                os.write(_STDERR, line)
+
+
+def _not_started(error: Exception) -> PipelineError:
+    """Return the sentence for a Spark that does not start."""
+    if "JAVA_GATEWAY_EXITED" in str(error):
+        return PipelineError(
+            "Spark's JVM has ended at its start: it says above why; settings come from"
+            " --spark-conf, JDK_JAVA_OPTIONS and JAVA_TOOL_OPTIONS."
+        )
+    if "stopped SparkContext" in str(error):
+        return PipelineError(
+            "The Spark master did not take the job within a minute: it must have the same version"
+            " of Spark, and the same spark.authenticate.secret if there is one."
+        )
+    return of_spark(error)
+
+
+def _choose_python(master: str | None) -> None:
+    """Have workers run the interpreter that has the pipeline; on this machine it is this one."""
+    here = (master or LOCAL).startswith("local") and not _submitted()
+    if here or "PYSPARK_PYTHON" not in os.environ:
+        os.environ["PYSPARK_PYTHON"] = sys.executable
+
+
+def _java_options(given: str) -> str:
+    """Return options of the driver's JVM, which does not start with two collectors."""
+    elsewhere = (os.environ.get(name, "") for name in ("JDK_JAVA_OPTIONS", "JAVA_TOOL_OPTIONS"))
+    chosen = any(re.search(r"-XX:\+Use\w+GC", text) for text in (given, *elsewhere))
+    return " ".join([*_DRIVER_FLAGS, *([] if chosen else [_COLLECTOR]), given]).strip()
+
+
+def _submitted() -> bool:
+    """Return True if spark-submit runs this program, and chooses where and how."""
+    return "SPARK_ENV_LOADED" in os.environ
+
+
+def remote_url(master: str | None) -> str | None:
+    """Return the address of the Spark Connect server that runs a job, if one does.
+
+    ``master`` None: the address is that of Spark's own variable ``SPARK_REMOTE``, if it is set.
+    """
+    chosen = os.environ.get(_VARIABLE) if master is None else master
+    return chosen if chosen is not None and chosen.startswith(SCHEME) else None
+
+
+def require_spark(master: str | None) -> None:
+    """Raise, before anything starts, unless there is what Spark needs.
+
+    Raises:
+        PipelineError: there is no Java runtime, the environment names a Spark that is not the one
+            of PySpark, or nobody listens where the Spark Connect server or the master of a
+            standalone cluster should be.
+    """
+    url = remote_url(master)
+    if url is None:
+        require_java()
+        _require_environment()
+        _require_master(master or "")
+    else:
+        _require_server(url)
+
+
+def _require_environment() -> None:
+    """Raise if PySpark would start the wrong Spark, or wait for ever for one that has ended."""
+    home = os.environ.get("SPARK_HOME")
+    if home is not None and (found := _spark_in(Path(home))) != pyspark.__version__:
+        raise PipelineError(
+            f"SPARK_HOME names {home}, which holds {f'Spark {found}' if found else 'no Spark'}, and"
+            f" PySpark here is {pyspark.__version__}: unset it, or let it name the same version.",
+            USAGE,
+        )
+    arguments = os.environ.get("PYSPARK_SUBMIT_ARGS")
+    if arguments is not None and arguments.split()[-1:] != [_SHELL]:
+        raise PipelineError(
+            f"PYSPARK_SUBMIT_ARGS must end with {_SHELL}, and is {arguments!r}: unset it, or append"
+            " that.",
+            USAGE,
+        )
+
+
+def _spark_in(home: Path) -> str | None:
+    """Return the version of Spark in a directory."""
+    for jar in home.glob("jars/spark-core_*.jar"):
+        return jar.stem.rpartition("-")[2]
+    return None
+
+
+def _require_master(master: str) -> None:
+    """Raise if no master is there, for which Spark itself would try for a minute."""
+    if not master.startswith(_STANDALONE):
+        return
+    addresses = master.removeprefix(_STANDALONE).split(",")
+    said = [_unreachable(_STANDALONE + each, _MASTER_PORT, "a Spark master") for each in addresses]
+    if all(said):
+        raise PipelineError(f"The Spark master {said[0]}: check that it runs, and the address.")
+
+
+def _require_server(url: str) -> None:
+    """Raise if the server is not there, for which the client itself would try for minutes."""
+    said = _unreachable(url, _CONNECT_PORT, "a Spark Connect server")
+    if said:
+        raise PipelineError(
+            f"The Spark Connect server {said}: check that it runs, and the address."
+        )
+
+
+def _unreachable(url: str, default_port: int, what: str) -> str | None:
+    """Return why an address cannot be reached; None: it can.
+
+    Raises:
+        PipelineError: it is no address; ``what`` is it to be of.
+    """
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port or default_port
+    except ValueError:
+        host = None
+    if not host:
+        raise PipelineError(
+            f"{url} is no address of {what}: it is {url.partition('://')[0]}://HOST:PORT.", USAGE
+        )
+    try:
+        with socket.create_connection((host, port), _TIMEOUT_S):
+            return None
+    except OSError as error:
+        return f"{host}:{port} could not be reached ({error.strerror or error})"
+
+
+def require_java() -> None:
+    """Raise unless there is a Java runtime that Spark can use.
+
+    Raises:
+        PipelineError: there is none, it does not run, or it is older than `OLDEST_JAVA`.
+    """
+    program = _java_program()
+    if program is None:
+        home = os.environ.get("JAVA_HOME")
+        found = f"JAVA_HOME names {home}, which has no bin/java" if home else "found none"
+        raise PipelineError(
+            f"The pipeline needs a Java runtime, version {OLDEST_JAVA} or newer, and {found}:"
+            f" {_REMEDY}",
+            USAGE,
+        )
+    version = _java_version(program)
+    if version is None or version < OLDEST_JAVA:
+        found = "is none that tells its version" if version is None else f"is version {version}"
+        raise PipelineError(
+            f"The pipeline needs a Java runtime, version {OLDEST_JAVA} or newer, and {program}"
+            f" {found}: {_REMEDY}",
+            USAGE,
+        )
+
+
+def _java_program() -> str | None:
+    home = os.environ.get("JAVA_HOME")
+    if home:
+        return shutil.which("java", path=str(Path(home) / "bin"))
+    return shutil.which("java")
+
+
+def _java_version(program: str) -> int | None:
+    try:
+        done = subprocess.run(  # noqa: S603 - the runtime that Spark itself would start
+            [program, "-version"], capture_output=True, timeout=_JAVA_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    match = _VERSION.search(done.stderr.decode(errors="replace"))
+    return None if match is None else int(match[1])

@@ -1,0 +1,422 @@
+"""`verify`: an archive against its messages' hashes, its manifest and the database.
+
+Every hash is computed anew, and every hour's count and XOR. Rows must be messages that a node may
+store, in the directory of their day and shard, and each there once. The files, hours and commits
+that the manifest names must be there unchanged, and so must the hours that the database has marked
+as archived here. The database is compared as of the archive's newest commit: messages that came
+later are not archived yet, which is no fault.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from typing import Any, Final
+
+from pyspark import StorageLevel
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
+
+from store.pipeline.beside import damage
+from store.pipeline.checks import CHECKED, row_faults
+from store.pipeline.database import FOREVER, connected, read_as_of, read_marks
+from store.pipeline.delta import DataFile, DeltaArchive
+from store.pipeline.errors import SPARK_ERRORS, USAGE, PipelineError, of_spark
+from store.pipeline.fingerprints import NOTHING, Fingerprints, collected
+from store.pipeline.limits import DAY_NS, HOUR_NS, MAX_LISTED
+from store.pipeline.manifest import Manifest, read_manifest, short_hours
+from store.pipeline.paths import checked
+from store.pipeline.progress import Say, shown, silent
+from store.pipeline.reports import time_text
+from store.pipeline.scan import PATH, batches_of, file_digests, read_files, start_of, sums
+
+WRONG_DAY: Final = "hour in the directory of another day"
+TWICE: Final = "there more than once"
+UNREADABLE: Final = "file cannot be read"
+WRONG_ROWS: Final = "file has another number of rows than the table says"
+DIFFERENT: Final = "hour is not the same in the database"
+BESIDE: Final = "table beside the messages is damaged"
+LOST_MARKED: Final = "hour was marked as archived here, and is no longer here in full"
+LOST_HOUR: Final = "hour of the manifest is no longer here in full"
+LOST_FILE: Final = "file of the manifest is not in the table"
+CHANGED_FILE: Final = "file is not the one that the manifest names"
+LOST_COMMIT: Final = "commit of the manifest is missing from the log"
+BROKEN_MANIFEST: Final = "manifest is damaged"
+CUT_MANIFEST: Final = "manifest does not begin as its copy does"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A kind of fault, how many there are, and the first `MAX_LISTED` places."""
+
+    kind: str
+    count: int
+    where: tuple[str, ...]
+
+
+@dataclass
+class FaultList:
+    """The faults that a job has found."""
+
+    faults: list[Fault] = field(default_factory=list)
+
+    @property
+    def sound(self) -> bool:
+        """True if nothing was found."""
+        return not self.faults
+
+    def add(self, kind: str, where: Iterable[str], count: int | None = None) -> None:
+        """Add a kind of fault, unless there are none; ``count`` None: as many as ``where``."""
+        listed = list(where)
+        number = len(listed) if count is None else count
+        if number:
+            self.faults.append(Fault(kind, number, tuple(listed[:MAX_LISTED])))
+
+    def faults_as_json(self) -> list[dict[str, Any]]:
+        """Return the faults for JSON."""
+        return [
+            {"kind": each.kind, "count": each.count, "where": list(each.where)}
+            for each in self.faults
+        ]
+
+    def fault_lines(self) -> list[str]:
+        """Return the faults in words."""
+        found = []
+        for fault in self.faults:
+            found.append(f"{fault.kind}: {fault.count:,}")
+            found += [f"  {where}" for where in fault.where]
+            if fault.count > len(fault.where):
+                found.append(f"  and {fault.count - len(fault.where):,} more")
+        return found
+
+
+@dataclass
+class VerifyReport(FaultList):
+    """What was verified, and the faults; ``notes`` are further sentences."""
+
+    messages: int = 0
+    files: int = 0
+    hours: int = 0
+    not_archived_yet: int = 0
+    database: bool = False
+    notes: list[str] = field(default_factory=list)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the report for JSON."""
+        return {
+            "sound": self.sound,
+            "messages": self.messages,
+            "files": self.files,
+            "hours": self.hours,
+            "compared_with_database": self.database,
+            "not_archived_yet": self.not_archived_yet,
+            "faults": self.faults_as_json(),
+            "notes": self.notes,
+        }
+
+    def lines(self) -> list[str]:
+        """Return the report in words."""
+        found = [
+            f"Verified {self.messages:,} messages of {self.hours:,} hours in {self.files:,} files."
+        ]
+        found += [*self.notes, *self.fault_lines()]
+        return [*found, "Nothing is wrong." if self.sound else "The archive is not sound."]
+
+
+@dataclass(frozen=True)
+class VerifyJob:
+    """An archive, a range of time, and the database to compare with, if any.
+
+    ``manifest`` is the directory of a copy of the archive's manifest.
+    """
+
+    archive: DeltaArchive
+    url: str | None = None
+    low_ns: int = 0
+    high_ns: int = FOREVER
+    say: Say = silent
+    manifest: str | None = None
+
+    def covers(self, day: int) -> bool:
+        """Return True if a day (since the epoch) is verified; days are verified as a whole."""
+        return self.low_ns // DAY_NS <= day < -(-self.high_ns // DAY_NS)
+
+
+def verify(session: SparkSession, job: VerifyJob) -> VerifyReport:
+    """Verify an archive; change nothing.
+
+    Raises:
+        PipelineError: there is no archive, or the database does not serve.
+    """
+    archive = job.archive.open()
+    copy = _read_copy(job.manifest)
+    files = [each for each in archive.files() if job.covers(each.day)]
+    result = VerifyReport(files=len(files), database=job.url is not None)
+    try:
+        with shown(session, job.say, "verify", sum(each.rows for each in files)):
+            digests = {path: each for path, (_, each) in file_digests(session, files).items()}
+            held = _check_files(session, job, files, digests, result)
+    except SPARK_ERRORS as error:
+        raise of_spark(error) from error
+    result.hours = len(held)
+    _check_manifest(job, copy, digests, held, result)
+    result.add(BESIDE, damage(archive))
+    if job.url is not None:
+        _check_database(job.url, job, held, result)
+    return result
+
+
+def checked_rows(session: SparkSession, files: Iterable[DataFile]) -> DataFrame:
+    """Return the messages of some files, with their file, hour, and a column for each fault."""
+    rows = read_files(session, files, (*CHECKED, "day", PATH.name))
+    faults = [fault.alias(kind) for kind, fault in row_faults().items()]
+    words = [f"h{place}" for place in range(4)]
+    return rows.select(PATH.name, start_of(HOUR_NS), "ts", "hash", *words, *faults)
+
+
+def by_file_and_hour(rows: DataFrame) -> DataFrame:
+    """Return count and XOR of the checked rows by file and hour, and how many have each fault."""
+    faults = [F.count_if(F.col(f"`{kind}`")).alias(kind) for kind in row_faults()]
+    return rows.groupBy(PATH.name, "start_ns").agg(*sums(), *faults)
+
+
+def repeated(rows: DataFrame) -> DataFrame:
+    """Return the messages that are there more than once, and how often."""
+    counted = rows.groupBy("ts", "hash").agg(F.count(F.lit(1)).alias("count"))
+    return counted.where("count > 1")
+
+
+def _check_files(
+    session: SparkSession,
+    job: VerifyJob,
+    files: list[DataFile],
+    digests: Mapping[str, str],
+    result: VerifyReport,
+) -> Fingerprints:
+    """Check the rows of all files that can be read; return what they hold by hour."""
+    unreadable = [each for each in files if not _is_readable(job.archive, each, digests)]
+    result.add(UNREADABLE, map(job.archive.within, unreadable))
+    lost = {each.path for each in unreadable}
+    readable = {each.path: each for each in files if each.path not in lost}
+    if not readable:
+        return {}
+    rows = checked_rows(session, readable.values())
+    found = by_file_and_hour(rows).collect()
+    _check_counts(job.archive, readable, found, result)
+    _list_faults(job.archive, rows, found, result)
+    again = repeated(rows.select("ts", "hash")).persist(StorageLevel.MEMORY_AND_DISK)
+    several = again.count()
+    if several:
+        listed = again.orderBy("ts", "hash").limit(MAX_LISTED).collect()
+        where = (f"{_hex(row)} at {row['ts']}: {row['count']} times" for row in listed)
+        result.add(TWICE, where, several)
+    again.unpersist()
+    return collected(found)
+
+
+def _is_readable(archive: DeltaArchive, file: DataFile, digests: Mapping[str, str]) -> bool:
+    """Return True if a file can be read: it is the one that was read back, or it is read now."""
+    digest = digests.get(file.path)
+    record = archive.manifest.files.get(archive.within(file))
+    if digest is None:
+        return False
+    if record is not None and record.digest == digest:
+        return True
+    try:
+        for _ in batches_of(file.path, CHECKED[:-1]):
+            pass
+    except PipelineError:
+        return False
+    return True
+
+
+def _check_counts(
+    archive: DeltaArchive, files: Mapping[str, DataFile], found: list[Row], result: VerifyReport
+) -> None:
+    counts = dict.fromkeys(files, 0)
+    for row in found:
+        counts[row["path"]] += row["count"]
+    result.messages = sum(counts.values())
+    result.add(
+        WRONG_ROWS,
+        (
+            f"{archive.within(files[path])}: {count:,} rows, {files[path].rows:,} in the table"
+            for path, count in counts.items()
+            if count != files[path].rows
+        ),
+    )
+    result.add(
+        WRONG_DAY,
+        [
+            f"{row['count']:,} messages of {time_text(row['start_ns'])} in"
+            f" {archive.within(files[row['path']])}"
+            for row in found
+            if row["start_ns"] // DAY_NS != files[row["path"]].day
+        ],
+    )
+
+
+def _list_faults(
+    archive: DeltaArchive, rows: DataFrame, found: list[Row], result: VerifyReport
+) -> None:
+    for kind in row_faults():
+        count = sum(row[kind] for row in found)
+        if not count:
+            continue
+        few = rows.where(F.col(f"`{kind}`")).select("ts", "hash", "path").limit(MAX_LISTED)
+        prefix = f"{archive.messages}/"
+        where = (
+            f"{_hex(row)} at {row['ts']} in {row['path'].removeprefix(prefix)}"
+            for row in few.collect()
+        )
+        result.add(kind, where, count)
+
+
+def _hex(row: Row) -> str:
+    return bytes(row["hash"] or b"").hex()
+
+
+def _read_copy(path: str | None) -> Manifest | None:
+    """Read the copy of a manifest.
+
+    Raises:
+        PipelineError: there is none in that directory, or it cannot be read.
+    """
+    if path is None:
+        return None
+    found = read_manifest(checked(path, "The copy of a manifest"))
+    if not found.digests:
+        raise PipelineError(
+            f"There is no manifest in {found.path}: name a copy of the directory `manifest` of an"
+            " archive.",
+            USAGE,
+        )
+    return found
+
+
+def _check_manifest(
+    job: VerifyJob,
+    copy: Manifest | None,
+    digests: Mapping[str, str],
+    held: Fingerprints,
+    result: VerifyReport,
+) -> None:
+    """Compare log, files and hours with the manifest, and with a copy of it."""
+    archive, own = job.archive, job.archive.manifest
+    manifests = [own] if copy is None else [copy, own]
+    broken = [f"{each.path}/{line}" for each in manifests for line in each.broken]
+    result.add(BROKEN_MANIFEST, broken + [f"{own.path}/{line}" for line in archive.log_faults(own)])
+    is_cut = copy is not None and own.digests[: len(copy.digests)] != copy.digests
+    if copy is not None and is_cut:
+        result.add(CUT_MANIFEST, [_first_difference(own, copy)])
+    # Where the archive's own manifest continues the copy, the copy says nothing more.
+    wanted = manifests if is_cut else [own]
+    newest = max(each.version for each in wanted)
+    if newest > archive.version:
+        result.add(LOST_COMMIT, [f"{newest}: the newest commit of the log is {archive.version}"])
+    paths = archive.listing.paths()
+    files = {path: each for some in wanted for path, each in some.files.items()}
+    files = {path: each for path, each in files.items() if job.covers(each.day)}
+    result.add(LOST_FILE, sorted(files.keys() - paths))
+    result.add(
+        CHANGED_FILE,
+        sorted(
+            path
+            for path, each in files.items()
+            if each.digest != digests.get(f"{archive.messages}/{path}", each.digest)
+            and each.digest is not None
+        ),
+    )
+    hours: Fingerprints = {}
+    for each in wanted:
+        hours |= {
+            hour: sum_
+            for hour, sum_ in each.required.items()
+            if job.covers(hour // DAY_NS) and sum_.messages >= hours.get(hour, NOTHING).messages
+        }
+    result.add(LOST_HOUR, hours_in_words(hours, held, "in the manifest"))
+    result.notes += _notes(archive, own)
+
+
+def _first_difference(own: Manifest, copy: Manifest) -> str:
+    pairs = zip_longest(own.digests, copy.digests)
+    first = next(number for number, (one, other) in enumerate(pairs) if one != other)
+    what = "is not here" if first > own.version else "is another here"
+    return f"commit {first:,} of {len(copy.digests):,} in {copy.path} {what}"
+
+
+def _notes(archive: DeltaArchive, own: Manifest) -> list[str]:
+    if not own.digests:
+        return ["The manifest of the archive is gone."]
+    found = f"The manifest has {len(own.digests):,} commits."
+    missing = archive.version - own.version
+    if missing > 0:
+        found += f" The next job copies {missing:,} more to it."
+    if own.replaces:
+        found += f" It was begun in place of one with {own.replaces:,}."
+    if own.foreign:
+        found += f" Other programs made {len(own.foreign):,} of them."
+    named = archive.listing.paths()
+    unnamed = sum(path not in named and path not in own.removed for path in archive.stored())
+    notes = [found]
+    if unnamed:
+        notes.append(
+            f"{unnamed:,} files below {archive.path}/messages are named by no commit: jobs that"
+            " were killed left them."
+        )
+    return notes
+
+
+def hours_in_words(wanted: Fingerprints, held: Fingerprints, where: str) -> list[str]:
+    """Return a line for each hour that lacks something; ``where`` is the place of ``wanted``."""
+    return [
+        f"{time_text(hour)}: {held.get(hour, NOTHING).messages:,} messages,"
+        f" {wanted[hour].messages:,} {where}"
+        for hour in short_hours(wanted, held)
+    ]
+
+
+def _check_database(url: str, job: VerifyJob, held: Fingerprints, result: VerifyReport) -> None:
+    """Compare with the database as of the archive's newest commit, and with its marks."""
+    sealed_ns = min(job.high_ns, time.time_ns()) // HOUR_NS * HOUR_NS
+    low_ns = -(-job.low_ns // HOUR_NS) * HOUR_NS
+    positions = job.archive.manifest.positions
+    with connected(url) as connection:
+        wanted, later = read_as_of(connection, positions, low_ns, sealed_ns)
+        marks = read_marks(connection, job.archive.path)
+    result.not_archived_yet = catch_up(wanted, later, held)
+    if result.not_archived_yet:
+        result.notes.append(
+            f"{result.not_archived_yet:,} messages came after the archive's newest commit: they"
+            " are not archived yet."
+        )
+    result.add(
+        DIFFERENT,
+        [
+            f"{time_text(hour)}: {wanted[hour].messages:,} messages in the database,"
+            f" {held.get(hour, NOTHING).messages:,} in the archive"
+            for hour in sorted(wanted)
+            if wanted[hour] != held.get(hour, NOTHING)
+        ],
+    )
+    marked = {hour: each for hour, each in marks.items() if job.covers(hour // DAY_NS)}
+    result.add(LOST_MARKED, hours_in_words(marked, held, "when it was marked"))
+    result.notes.append(f"The database has marked {len(marks):,} hours as archived here.")
+
+
+def catch_up(wanted: Fingerprints, later: list[Fingerprints], held: Fingerprints) -> int:
+    """Advance the hours of ``wanted`` by later commits while that makes them what is held.
+
+    An archive may hold messages of commits after the one that it names, in the order of commits.
+    Hours that no commit makes equal stay as they are. Returns how many messages are not held.
+    """
+    newest = dict(wanted)
+    for commit in later:
+        for hour, each in commit.items():
+            if hour in newest:
+                newest[hour] = newest[hour].joined(each)
+                if newest[hour] == held.get(hour):
+                    wanted[hour] = newest[hour]
+    return sum(newest[hour].messages - each.messages for hour, each in wanted.items())

@@ -1,0 +1,226 @@
+"""A search for what two sides hold differently although fingerprints agree, by lattice sums.
+
+    sums of a range differ
+      one side ─ sums of its parts ───────────────────────────────────► the other
+               ◄─ of parts that differ: sums of their parts, or a list ─
+                ─ a list of the same span, or sums of its parts ───────►  and so on
+
+Parts are aligned to time, from 32 days down to a nanosecond. Sums leave out what the reconciliation
+has found the peer to lack, so honest differences are not searched for; a list has everything. What
+two lists of one span come to replaces there what the reconciliation has found. A part that differs
+and is not looked into makes the search incomplete; which ones are left out is chosen at random, so
+that no conflict that lasts keeps the others from being found.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+
+from reconcile.compare import match
+from reconcile.ids import SyncIds, less
+from reconcile.lattice import LatticeSum
+from store.domain.equality import ContentConflict
+from store.domain.partitioning import DAY_NS
+from store.domain.view import OpenView, Times
+from store.sync.errors import ProtocolBroken
+from store.sync.frames import SearchStep
+from store.sync.limits import (
+    FEW_LISTED_IDS,
+    MAX_LISTED_IDS,
+    MAX_SEARCH_ROUNDS,
+    MAX_SEARCHED_SPANS,
+)
+
+HOUR_NS: Final = DAY_NS // 24
+
+_STEPS_NS: Final = (
+    *(32 * DAY_NS, DAY_NS, HOUR_NS, HOUR_NS // 60, HOUR_NS // 3600),
+    *(2**24, 2**18, 2**12, 2**6, 1),
+)
+"""The lengths of parts: each is at most 64 times the next one."""
+
+
+class Search:
+    """A side of a search in ``whole``; ``sent``, with digests, is what the peer lacks.
+
+    ``seed``: at most 64 random bytes. ``limit``: how many differences may be found.
+
+    Attributes:
+        rounds: the steps of this side.
+        complete: all that differs was looked into, by both sides.
+        settled: the spans of which both sides know both lists.
+        to_send: what the peer lacks there.
+        to_receive: what this side lacks there.
+        conflicts: the IDs there that have different contents.
+    """
+
+    def __init__(
+        self, view: OpenView, whole: Times, sent: SyncIds, seed: bytes, limit: int
+    ) -> None:
+        self._view = view
+        self._sent = sent
+        self._seed = seed
+        self._limit = limit
+        self._open_spans: list[Times] = [whole]
+        self._awaited: set[Times] = set()
+        self._divided: list[Times] = []
+        self._lists: dict[Times, SyncIds] = {}
+        self.rounds = 0
+        self.complete = True
+        self.settled: list[Times] = []
+        self.to_send: list[SyncIds] = []
+        self.to_receive: list[SyncIds] = []
+        self.conflicts: list[ContentConflict] = []
+
+    async def sum(self) -> bytes:
+        """Return the digest of the sum of all; empty: it is not known.
+
+        Raises:
+            StoreUnavailable, StoreBusy: the database does not serve.
+        """
+        sums = await self._view.lattices(self._open_spans)
+        return b"" if sums is None else self._common(self._open_spans[0], sums[0]).digest()
+
+    async def begin(self) -> SearchStep:
+        """Return the first step: the sums of the parts of all; raises as `sum`."""
+        self._divided = self._open_spans
+        return await self._step()
+
+    async def answer(self, step: SearchStep) -> SearchStep:
+        """Return the answer to a step of the peer; an empty one ends the search.
+
+        Raises:
+            ProtocolBroken: the step is none that may come now.
+            StoreUnavailable, StoreBusy: the database does not serve.
+        """
+        lists = self._read(step)
+        self.complete = self.complete and not step.more
+        awaited, self._awaited = self._awaited, set()
+        self._divided, self._lists = [], {}
+        for span, count in await self._differing(step):
+            await self._look_into(span, count)
+        for span, theirs in zip(step.listed, lists, strict=True):
+            await self._compare(span, theirs, is_answer=span in awaited)
+        return await self._step()
+
+    async def _differing(self, step: SearchStep) -> list[tuple[Times, int]]:
+        """Return the spans whose sums differ, with the number of messages there; not too many."""
+        sums = await self._view.lattices(step.spans) if step.spans else []
+        if sums is None:
+            self.complete = False
+            return []
+        differing = [
+            (span, full.count)
+            for span, full, digest in zip(step.spans, sums, step.sums, strict=True)
+            if self._common(span, full).digest() != digest
+        ]
+        if len(differing) > MAX_SEARCHED_SPANS:
+            self.complete = False
+            differing = sorted(sorted(differing, key=self._lot)[:MAX_SEARCHED_SPANS])
+        return differing
+
+    def _lot(self, differing: tuple[Times, int]) -> bytes:
+        """Return a number, as bytes, that orders spans at random, and otherwise in each session."""
+        return blake2b(repr(differing[0]).encode(), key=self._seed).digest()
+
+    async def _look_into(self, span: Times, count: int) -> None:
+        """Divide a span that differs, or list the messages there."""
+        if count > FEW_LISTED_IDS and span[1] - span[0] > 1:
+            self._divided.append(span)
+            return
+        own = await self._view.listed(span, MAX_LISTED_IDS)
+        if own is None or self._is_full:
+            self.complete = False
+            return
+        self._awaited.add(span)
+        self._lists[span] = own
+
+    async def _compare(self, span: Times, theirs: SyncIds, *, is_answer: bool) -> None:
+        """Compare a list of the peer, and answer one that is no answer."""
+        own = await self._view.listed(span, MAX_LISTED_IDS)
+        if own is not None and (is_answer or not self._is_full):
+            self._settle(span, own, theirs)
+            if not is_answer:
+                self._lists[span] = own
+        elif own is None and span[1] - span[0] > 1:
+            self._divided.append(span)
+        else:
+            self.complete = False
+
+    def _settle(self, span: Times, own: SyncIds, theirs: SyncIds) -> None:
+        """Note what the lists of both sides come to."""
+        self.settled.append(span)
+        found = match(own, theirs)
+        both = found.places[found.found]
+        only_own = np.ones(len(own), np.bool_)
+        only_own[both] = False
+        self.to_send.append(own[only_own])
+        self.to_receive.append(theirs[~found.found])
+        mine, other = own[both].known_digests, theirs[found.found].known_digests
+        for row in np.flatnonzero((mine != other).any(axis=1)).tolist():
+            digests = mine[row].tobytes(), other[row].tobytes()
+            self.conflicts.append(ContentConflict(*own.at(int(both[row])), *digests))
+
+    @property
+    def _is_full(self) -> bool:
+        """True: no more may be listed, as the lists of this step may all be differences."""
+        found = [*self.to_send, *self.to_receive, *self._lists.values()]
+        return sum(map(len, found)) + len(self.conflicts) > self._limit
+
+    async def _step(self) -> SearchStep:
+        """Return a step: the sums of the parts of the divided spans, and the lists."""
+        self.rounds += 1
+        parts = [part for span in sorted(self._divided) for part in parts_of(span)]
+        sums = await self._view.lattices(parts) if parts else []
+        if sums is None:
+            self.complete, parts, sums = False, [], []
+        digests = [self._common(*each).digest() for each in zip(parts, sums, strict=True)]
+        self._open_spans = sorted([*parts, *self._awaited])
+        lists = sorted(self._lists)
+        messages = b"".join(self._lists[span].elements.tobytes() for span in lists)
+        more = not self.complete
+        return SearchStep(tuple(parts), tuple(digests), tuple(lists), messages, more=more)
+
+    def _common(self, span: Times, whole: LatticeSum) -> LatticeSum:
+        """Return the sum of a span without what the peer lacks."""
+        first, end = np.searchsorted(self._sent.timestamps, span)
+        return whole - LatticeSum.of(self._sent[first:end].elements) if first < end else whole
+
+    def _read(self, step: SearchStep) -> list[SyncIds]:
+        """Return the lists of a step.
+
+        Raises:
+            ProtocolBroken: the step is none that may come now.
+        """
+        _demand(self.rounds < MAX_SEARCH_ROUNDS, "goes on for too long")
+        spans = sorted([*step.spans, *step.listed])
+        ascending = all(one[1] <= other[0] for one, other in pairwise(spans))
+        _demand(ascending and all(low < high for low, high in spans), "has spans that overlap")
+        within = iter(self._open_spans)
+        place = next(within, None)
+        for low, high in spans:
+            while place is not None and place[1] <= low:
+                place = next(within, None)
+            _demand(place is not None and place[0] <= low and high <= place[1], "has other spans")
+        ids = SyncIds.of_elements(step.messages)
+        _demand(bool(np.all(less(ids[:-1], ids[1:]))), "has a list that does not ascend")
+        lists = [ids[slice(*np.searchsorted(ids.timestamps, span))] for span in step.listed]
+        _demand(sum(map(len, lists)) == len(ids), "has messages outside of its lists")
+        return lists
+
+
+def parts_of(span: Times) -> list[Times]:
+    """Return the parts of a span that is longer than a nanosecond."""
+    low, high = span
+    step = next(each for each in _STEPS_NS if each < high - low)
+    cuts = range((low // step + 1) * step, high, step)
+    return list(pairwise([low, *cuts, high]))
+
+
+def _demand(holds: bool, what: str) -> None:
+    if not holds:
+        raise ProtocolBroken(f"the peer's search {what}: see SumSearch in the schema")

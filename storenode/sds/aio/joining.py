@@ -1,0 +1,84 @@
+"""Options of joining a channel, and what a participant is made of."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import SystemRandom
+from typing import Self, TypedDict
+
+from storenode.message.topics import DEFAULT_PUBSUB_TOPIC
+from storenode.sds.aio.cipher import Cipher, Clear
+from storenode.sds.aio.signing import Signer
+from storenode.sds.aio.state import DurableState, Identity, State, StatePlace
+from storenode.sds.aio.transport import Route
+from storenode.sds.chance import Chance
+from storenode.sds.config import ChannelConfig
+from storenode.sds.epochs import RateLimit
+
+
+class JoinOptions(TypedDict, total=False):
+    """The keyword arguments of joining a channel, all of which may be left out.
+
+    - ``pubsub_topic``, ``content_topic``: the same for all participants; a content topic of
+      ``/sds/1/CHANNEL/proto`` if not given.
+    - ``state``: path of a file from which the participant goes on. Each participant has its own.
+      None: nothing outlives the participant.
+    - ``config``: with the same IDs; filters of one size are compared best.
+    - ``cipher``, ``signer``: see `storenode.sds.aio.cipher` and `storenode.sds.aio.signing`.
+    - ``rate_limit``: messages that leave in an epoch, of any kind. What is left of the epoch in
+      which a participant goes on from a state counts as used.
+    - ``clock`` (Unix time in nanoseconds) and ``chance`` are for tests.
+    """
+
+    pubsub_topic: str
+    content_topic: str | None
+    state: str | Path | None
+    config: ChannelConfig | None
+    cipher: Cipher | None
+    signer: Signer | None
+    rate_limit: RateLimit | None
+    clock: Callable[[], int]
+    chance: Chance | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joining:
+    """Who joins which channel, where it is published, with which state and by which means."""
+
+    state: DurableState
+    route: Route
+    config: ChannelConfig
+    cipher: Cipher = field(default_factory=Clear)
+    signer: Signer | None = None
+    rate_limit: RateLimit | None = None
+    clock: Callable[[], int] = time.time_ns
+    chance: Chance = field(default_factory=SystemRandom)
+
+    @classmethod
+    def of(cls, channel_id: str, sender_id: str, options: JoinOptions) -> Self:
+        """Read the arguments of joining.
+
+        Raises:
+            ValueError: an ID or the configuration is none that can be used.
+            StateError: the state is a URL of another kind.
+        """
+        config = options.get("config") or ChannelConfig(channel_id, sender_id)
+        if (config.channel_id, config.sender_id) != (channel_id, sender_id):
+            raise ValueError("config is of another channel or sender than the one to join as")
+        topic = options.get("content_topic")
+        if topic is None:
+            topic = f"/sds/1/{channel_id}/proto"
+        pubsub_topic = options.get("pubsub_topic", DEFAULT_PUBSUB_TOPIC)
+        return cls(
+            state=State(StatePlace.of(options.get("state")), Identity(channel_id, sender_id)),
+            route=Route(channel_id, pubsub_topic, topic),
+            config=config,
+            cipher=options.get("cipher") or Clear(),
+            signer=options.get("signer"),
+            rate_limit=options.get("rate_limit"),
+            clock=options.get("clock", time.time_ns),
+            chance=options.get("chance") or SystemRandom(),
+        )

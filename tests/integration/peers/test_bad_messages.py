@@ -1,0 +1,256 @@
+"""One bad message of a batch is refused, and the others are stored, by whichever path they come."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Any, Final
+
+import grpc
+import httpx
+import pytest
+
+from store.db.maintenance.online import DatabaseOnlineTimes
+from store.db.pool import Database
+from store.domain.ports import SyncEnding, Window
+from store.messages.transfer import MalformedMessage, decode_message
+from store.runtime.tasks import BackgroundTasks
+from storenode.message.varint import delimited, varint
+from storenode.wire.storenode.v1.peer_pb2 import Events, GossipFrame, TransferFrame
+from storenode.wire.storenode.v1.store_pb2 import PublishResponse
+from storenode.wire.storenode.v1.store_pb2 import PublishResult as Result
+from storenode.wire.storenode.v1.store_pb2_grpc import StoreStub
+from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
+from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest
+from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
+from tests.integration.peers.harness import NOW_NS, PeerNode, hash_of, item, items
+from tests.integration.peers.hostile import (
+    SESSION_ID,
+    Scripts,
+    frames,
+    honest_reconcile,
+    hostile_server,
+)
+from tests.integration.peers.test_gossip_hostile import stream
+from tests.integration.peers.test_resuming import HOUR_NS, all_held, resuming
+from tests.integration.rpc.harness import STORE, within
+from tests.support.node import NodeProcess, running_node
+from tests.support.polling import PAUSE_S
+
+PUBSUB: Final = "/waku/2/rs/1/0"
+
+
+def fresh(number: int) -> WakuMessageAndTopic:
+    """Return a message of now."""
+    message = WakuMessage(
+        payload=b"%d" % number, content_topic="/bad/1/c/proto", timestamp=time.time_ns() + number
+    )
+    return WakuMessageAndTopic(message=message, pubsub_topic=PUBSUB)
+
+
+def entry(message: bytes, topic: bytes = PUBSUB.encode()) -> bytes:
+    """Encode a ``WakuMessageAndTopic`` around the bytes of its message."""
+    return delimited(b"\x0a", message) + delimited(b"\x12", topic)
+
+
+def changed(number: int, **fields: Any) -> bytes:  # noqa: ANN401 - values of fields
+    """Encode a message of now whose fields are others."""
+    made = fresh(number)
+    for name, value in fields.items():
+        setattr(made.message, name, value)
+    return made.SerializeToString()
+
+
+def bad_messages(number: int) -> dict[str, bytes]:
+    """Return one encoded message of each kind that a node refuses."""
+    made = fresh(number)
+    body, whole = made.message.SerializeToString(), made.SerializeToString()
+    return {
+        "content topic is no UTF-8": entry(body.replace(b"/bad/1", b"/\xff\xfed/1")),
+        "pubsub topic is no UTF-8": entry(body, b"/waku/\xff"),
+        "broken message": entry(b"\x0a\x7fshort"),
+        "cut off": whole[:-3],
+        "message of another wire type": b"\x08\x01" + delimited(b"\x12", PUBSUB.encode()),
+        "content topic of another wire type": entry(b"\x10\x01" + body[-10:]),
+        "nothing": b"",
+        "too large": changed(number, payload=bytes(150 * 1024)),
+        "before 1970": changed(number, timestamp=-5),
+        "no content topic": changed(number, content_topic=""),
+        "meta too long": changed(number, meta=bytes(65)),
+    }
+
+
+UNKNOWN_FIELDS: Final = b"\xf8\x7f\x01" + varint(1000 << 3 | 2) + b"\x02hi"
+"""Behind a message they are dropped, and the message is stored."""
+
+
+@pytest.fixture(scope="module")
+def server(
+    tmp_path_factory: pytest.TempPathFactory, new_store: Callable[[], str]
+) -> Iterator[NodeProcess]:
+    directory = tmp_path_factory.mktemp("bad") / "node"
+    options = ("--http-listen", "127.0.0.1:0", "--gossip", "on")
+    with running_node(directory, *options, database_url=new_store()) as node:
+        yield node
+
+
+def batch(kind: int) -> tuple[list[bytes], list[WakuMessageAndTopic]]:
+    """Return every bad message between good ones, and the good ones."""
+    bad = list(bad_messages(kind).values())
+    good = [fresh(kind * 100 + number) for number in range(1 + len(bad))]
+    sent = [good[0].SerializeToString() + UNKNOWN_FIELDS]
+    for each, following in zip(bad, good[1:], strict=True):
+        sent += [each, following.SerializeToString()]
+    return sent, good
+
+
+def request(messages: Sequence[bytes]) -> bytes:
+    return b"".join([delimited(b"\x0a", each) for each in messages])
+
+
+async def by_publish(node: NodeProcess, sent: bytes) -> bytes:
+    async with grpc.aio.insecure_channel(node.listen) as channel:
+        method: Any = channel.unary_unary
+        answer: bytes = await method(STORE + "Publish")(sent)
+        return answer
+
+
+async def by_stream(node: NodeProcess, sent: bytes) -> bytes:
+    async with grpc.aio.insecure_channel(node.listen) as channel:
+        method: Any = channel.stream_stream
+        call = method(STORE + "PublishStream")
+        answers = [
+            each async for each in call(iter([sent, request([fresh(0).SerializeToString()])]))
+        ]
+        assert PublishResponse.FromString(answers[1]).results[0].outcome == Result.STORED
+        return bytes(answers[0])
+
+
+async def by_connect(node: NodeProcess, sent: bytes) -> bytes:
+    headers = {"content-type": "application/proto"}
+    async with httpx.AsyncClient(timeout=90) as client:
+        url = f"http://{node.http}{STORE}Publish"
+        response = await client.post(url, content=sent, headers=headers)
+    assert response.status_code == 200, response.text
+    return response.content
+
+
+async def all_published(node: NodeProcess, messages: Sequence[WakuMessageAndTopic]) -> None:
+    wanted = StoreQueryRequest(message_hashes=[hash_of(each) for each in messages])
+    async with grpc.aio.insecure_channel(node.listen) as channel:
+        store: Any = StoreStub(channel)
+        while len((await store.Query(wanted)).messages) < len(messages):  # noqa: ASYNC110
+            await asyncio.sleep(PAUSE_S)
+
+
+@pytest.mark.parametrize(("number", "path"), enumerate([by_publish, by_stream, by_connect], 1))
+async def test_a_client_s_bad_message_is_rejected_by_itself(
+    server: NodeProcess, number: int, path: Callable[[NodeProcess, bytes], Awaitable[bytes]]
+) -> None:
+    sent, good = batch(number)
+    found = PublishResponse.FromString(await path(server, request(sent))).results
+    assert [each.outcome for each in found[::2]] == [Result.STORED] * len(good)
+    assert [each.outcome for each in found[1::2]] == [Result.REJECTED] * (len(good) - 1)
+    assert all(each.reason for each in found[1::2])
+    # A topic that is no UTF-8 has bytes, so that the hash can be computed.
+    assert [bool(each.message_hash) for each in found[1::2]][:4] == [True, True, False, False]
+
+
+async def test_a_bad_message_in_json_is_rejected_by_itself(server: NodeProcess) -> None:
+    def written(**fields: object) -> dict[str, object]:
+        given = fresh(7_000 + len(messages))
+        return {
+            "pubsubTopic": PUBSUB,
+            "contentTopic": given.message.content_topic,
+            "payload": base64.b64encode(given.message.payload).decode(),
+            "timestamp": given.message.timestamp,
+        } | fields
+
+    messages: list[dict[str, object]] = []
+    for fields in (
+        {"timestamp": -5},
+        {"contentTopic": ""},
+        {"contentTopic": "\0"},
+        {"payload": base64.b64encode(bytes(150 * 1024)).decode()},
+    ):
+        messages.append(written())
+        messages.append(written(**fields))
+    async with httpx.AsyncClient(timeout=90) as client:
+        url = f"http://{server.http}/api/v1/messages"
+        response = await client.post(url, json={"messages": messages})
+        outcomes = [each["outcome"] for each in response.json()["results"]]
+        assert outcomes == ["STORED", "REJECTED"] * 4
+        names = b'"contentTopic":"\\ud800","pubsubTopic":"/p"'
+        surrogate = b'{"messages":[{%b,"payload":"","timestamp":1}]}' % names
+        headers = {"content-type": "application/json"}
+        response = await client.post(url, content=surrogate, headers=headers)
+    assert (response.status_code, "JSON" in response.text) == (400, True), response.text
+
+
+async def test_a_bad_message_in_gossip_keeps_no_other_out(server: NodeProcess) -> None:
+    sent, good = batch(5)
+    async with stream(server.peer, "gossip.example") as peer:
+        events = delimited(b"\x0a", request(sent))
+        assert GossipFrame(events=Events(messages=good[:1])).SerializeToString()[:1] == events[:1]
+        await peer.send(events)
+        await within(all_published(server, good))
+
+
+async def test_a_bad_message_in_a_transfer_keeps_no_other_out(first: PeerNode) -> None:
+    good = items(range(12))
+    sent = [each.SerializeToString() for each in good]
+    for place, bad in enumerate(bad_messages(6).values()):
+        sent.insert(2 * place + 1, bad)
+    head = TransferFrame(session_id=SESSION_ID, done=True).SerializeToString()
+    transfer = frames(head + b"".join([delimited(b"\x12", each) for each in sent]))
+    scripts = Scripts(reconcile=honest_reconcile(good), transfer=transfer)
+    async with hostile_server(scripts) as peer:
+        outcome = await within(first.caller.synchronize(peer, Window()))
+    assert (outcome.ending, outcome.error, outcome.unsolicited) == (SyncEnding.DONE, "", 11)
+    assert await first.hashes() == {hash_of(each) for each in good}
+
+
+async def test_a_bad_message_in_a_page_of_a_resume_keeps_no_other_out(first: PeerNode) -> None:
+    start_ns = NOW_NS - HOUR_NS // 2
+    good = [item(number, timestamp=start_ns + number) for number in range(8)]
+    body = good[0].message.SerializeToString()
+    with pytest.raises(MalformedMessage) as caught:
+        decode_message(entry(body.replace(b"/", b"\xff")))
+    not_utf8 = caught.value
+    bad = [
+        (bytes(32), b"\x0a\x7fshort", PUBSUB.encode()),
+        # Its hash is that of its bytes, and it would be out of order: it has no place in it.
+        (not_utf8.message_hash, body.replace(b"/", b"\xff"), PUBSUB.encode()),
+    ]
+    entries = [
+        (hash_of(each), each.message.SerializeToString(), each.pubsub_topic.encode())
+        for each in good
+    ]
+    page = b"".join(
+        [
+            delimited(
+                b"\x0a",
+                delimited(b"\x0a", digest)
+                + delimited(b"\x12", message)
+                + delimited(b"\x1a", topic),
+            )
+            for digest, message, topic in (*entries[:4], *bad, *entries[4:])
+        ]
+    )
+
+    async def scan(context: Any) -> None:  # noqa: ANN401 - grpc.aio's
+        await context.write(page + b"\x12\x04mine")
+
+    database = await Database.open(first.url)
+    await DatabaseOnlineTimes(database).note(NOW_NS - HOUR_NS, time.time_ns())
+    proceeds, tasks = asyncio.Event(), BackgroundTasks()
+    async with hostile_server(Scripts(scan=scan)) as peer:
+        tasks.start("resume", resuming(first, database, (peer,), proceeds.set).run)
+        try:
+            await within(proceeds.wait())
+            await within(all_held(first, {hash_of(each) for each in good}))
+        finally:
+            await tasks.stop()
+            await database.close()

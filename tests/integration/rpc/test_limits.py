@@ -1,0 +1,286 @@
+"""Small limits on requests and responses: each holds on the path that it is about."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterable, AsyncIterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Protocol
+
+import pytest
+
+from store.domain.limits import RequestLimits
+from storenode.client.errors import NodeError
+from storenode.client.messages import hash_of, new_message, outcome_name, query_request
+from storenode.client.node import NodeClient, connect, content_filter
+from storenode.client.sds_messages import sds_payload
+from storenode.message.rules import Policy
+from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
+from tests.integration.rpc.harness import Rules, serve
+
+KIB = 1024
+PUBSUB_TOPIC = "/waku/2/rs/1/0"
+TOPIC = "/test/1/limits/proto"
+EARLIER_TOPIC = "/test/1/earlier/proto"
+CHANNEL = "channel"
+CONTENT_BYTES = 10 * KIB
+CHAIN = 20
+CLAIMANTS = 5
+MAX_RESPONSE_BYTES = 88 * KIB
+MESSAGES_OF_A_PAGE = 2
+SMALL = RequestLimits(
+    response_bytes=MAX_RESPONSE_BYTES,
+    batch_messages=21,
+    default_page_messages=3,
+    page_messages=6,
+    query_hashes=150,
+    query_topics=2,
+    sds_entries=20,
+    sds_claimants=4,
+    causal_heads=2,
+    causal_known_ids=3,
+    causal_messages=15,
+)
+
+
+class Page(Protocol):
+    """What is asked of a response of any streaming call."""
+
+    def ByteSize(self) -> int: ...  # noqa: N802 - the name that protobuf gives it
+
+
+@dataclass(frozen=True)
+class Held:
+    """What the node holds: a chain of SDS messages, and several that claim one ID."""
+
+    address: str
+    chain: Sequence[WakuMessageAndTopic]
+    claimants: Sequence[WakuMessageAndTopic]
+    earlier: WakuMessageAndTopic
+
+    @property
+    def hashes(self) -> list[bytes]:
+        return [hash_of(message) for message in self.chain]
+
+
+def said(message_id: str, parents: Sequence[str], timestamp_ns: int, size: int) -> bytes:
+    named = [(parent, None) for parent in parents]
+    return sds_payload(CHANNEL, message_id, bytes(size), lamport=timestamp_ns, parents=named)
+
+
+def made(start_ns: int) -> tuple[list[WakuMessageAndTopic], list[WakuMessageAndTopic]]:
+    payloads = [
+        said(f"m{n}", [f"m{n - 1}"] if n else [], start_ns + n, CONTENT_BYTES) for n in range(CHAIN)
+    ]
+    claims = [said("contested", [], start_ns + CHAIN + n, 10) for n in range(CLAIMANTS)]
+    messages = [
+        new_message(payload, TOPIC, PUBSUB_TOPIC, start_ns + n)
+        for n, payload in enumerate(payloads + claims)
+    ]
+    return messages[:CHAIN], messages[CHAIN:]
+
+
+async def publish(address: str, messages: Sequence[WakuMessageAndTopic]) -> None:
+    async with connect(address) as client:
+        results = await client.publish(messages)
+    assert [outcome_name(result) for result in results] == ["STORED"] * len(messages)
+
+
+@pytest.fixture
+async def held(database_url: str) -> AsyncIterator[Held]:
+    """A node with small limits, and its content; one message is larger than it would accept."""
+    start_ns = time.time_ns()
+    earlier = new_message(bytes(100 * KIB), EARLIER_TOPIC, PUBSUB_TOPIC, start_ns - 1)
+    chain, claimants = made(start_ns)
+    async with serve(database_url) as ordinary:
+        await publish(ordinary.address, [earlier])
+    rules = Rules(policy=Policy(max_drift_ns=None, max_message_bytes=20 * KIB))
+    async with serve(database_url, rules=rules, limits=SMALL) as limited:
+        await publish(limited.address, chain)
+        await publish(limited.address, claimants)
+        yield Held(limited.address, chain, claimants, earlier)
+
+
+@pytest.fixture
+async def client(held: Held) -> AsyncIterator[NodeClient]:
+    """A client of the node with small limits."""
+    async with connect(held.address) as opened:
+        yield opened
+
+
+def assert_cut(pages: Sequence[Page], least: int) -> None:
+    assert len(pages) >= least
+    assert max(page.ByteSize() for page in pages) <= MAX_RESPONSE_BYTES
+
+
+async def all_of(pages: AsyncIterable[Page]) -> list[Page]:
+    return [page async for page in pages]
+
+
+async def refused(pages: AsyncIterable[Page]) -> NodeError:
+    with pytest.raises(NodeError) as caught:
+        await all_of(pages)
+    return caught.value
+
+
+async def test_a_batch(client: NodeClient) -> None:
+    start_ns = time.time_ns()
+    batch = [
+        new_message(b"x", "/test/1/batch/proto", PUBSUB_TOPIC, start_ns + n) for n in range(22)
+    ]
+    assert len(await client.publish(batch[:21])) == 21
+    with pytest.raises(NodeError, match="more than 21 messages") as caught:
+        await client.publish(batch)
+    assert caught.value.code == "RESOURCE_EXHAUSTED"
+
+
+@pytest.mark.parametrize(("asked", "given_out"), [(None, 3), (5, 5), (7, 6), (1_000, 6)])
+async def test_the_length_of_a_page(client: NodeClient, asked: int | None, given_out: int) -> None:
+    request = query_request(
+        pubsub_topic=PUBSUB_TOPIC, content_topics=[TOPIC], limit=asked, include_data=False
+    )
+    first = await client.query(request)
+    assert len(first.messages) == given_out
+    request.pagination_cursor = first.pagination_cursor
+    assert len((await client.query(request)).messages) == given_out
+
+
+async def test_the_hashes_of_a_query(client: NodeClient, held: Held) -> None:
+    hashes = [*held.hashes, *(bytes([n]) * 32 for n in range(131))]
+    found = await client.query(query_request(message_hashes=hashes[:150], include_data=False))
+    assert len(found.messages) == 3
+    with pytest.raises(NodeError, match="151 hashes: at most 150") as caught:
+        await client.query(query_request(message_hashes=hashes))
+    assert caught.value.code == "QUERY_400"
+
+
+async def test_the_topics_of_every_read(client: NodeClient) -> None:
+    topics = [TOPIC, EARLIER_TOPIC, "/test/1/other/proto"]
+    await client.query(query_request(pubsub_topic=PUBSUB_TOPIC, content_topics=topics[:2]))
+    with pytest.raises(NodeError, match="3 topics: at most 2") as caught:
+        await client.query(query_request(pubsub_topic=PUBSUB_TOPIC, content_topics=topics))
+    assert caught.value.code == "QUERY_400"
+    wanted = content_filter(None, topics)
+    for pages in (
+        client.scan(filter=wanted),
+        client.follow(filter=wanted),
+        client.get_sds(CHANNEL, [("m0", None)], filter=wanted),
+        client.causal_history(CHANNEL, [("m0", None)], filter=wanted),
+    ):
+        error = await refused(pages)
+        assert error.code == "RESOURCE_EXHAUSTED"
+        assert "3 topics: at most 2" in error.sentence
+
+
+async def test_the_entries_and_claimants_of_a_look_up(client: NodeClient, held: Held) -> None:
+    names = [(f"m{n}", None) for n in range(21)]
+    error = await refused(client.get_sds(CHANNEL, names))
+    assert (error.code, "21 entries: at most 20" in error.sentence) == ("RESOURCE_EXHAUSTED", True)
+    pages = [page async for page in client.get_sds(CHANNEL, [("contested", None)])]
+    (page,) = pages
+    assert page.truncated
+    assert [each.stored.message_hash for each in page.messages] == [
+        hash_of(message) for message in held.claimants[:4]
+    ]
+
+
+async def test_the_limits_of_a_causal_history(client: NodeClient) -> None:
+    head = ("m19", None)
+    for pages, expected in (
+        (client.causal_history(CHANNEL, [(f"m{n}", None) for n in range(3)]), "heads holds 3"),
+        (client.causal_history(CHANNEL, [head], known_ids=list("abcd")), "known_ids holds 4"),
+    ):
+        error = await refused(pages)
+        assert error.code == "RESOURCE_EXHAUSTED"
+        assert expected in error.sentence
+    for asked in (0, 16):
+        walked = [page async for page in client.causal_history(CHANNEL, [head], max_messages=asked)]
+        assert sum(len(page.messages) for page in walked) == 15
+        assert walked[-1].truncated
+    walked = [page async for page in client.causal_history(CHANNEL, [("contested", None)])]
+    assert sum(len(page.messages) for page in walked) == 4
+    assert walked[-1].truncated
+
+
+async def test_pages_of_queries_fit_into_a_response(client: NodeClient, held: Held) -> None:
+    by_topic = query_request(pubsub_topic=PUBSUB_TOPIC, content_topics=[TOPIC], forward=True)
+    few = query_request(message_hashes=held.hashes, forward=True)
+    unknown = [bytes([n]) * 32 for n in range(130)]
+    many = query_request(message_hashes=[*held.hashes, *unknown], forward=True)
+    for request in (by_topic, few, many):
+        request.pagination_limit = 6
+        pages = [page async for page in client.query_pages(request)]
+        assert_cut(pages, CHAIN // MESSAGES_OF_A_PAGE)
+        assert [each.message_hash for page in pages for each in page.messages][:CHAIN] == (
+            held.hashes
+        )
+
+
+async def test_pages_of_scans_fit_into_a_response(client: NodeClient, held: Held) -> None:
+    pages = [page async for page in client.scan(filter=content_filter(None, [TOPIC]))]
+    assert_cut(pages, CHAIN // MESSAGES_OF_A_PAGE)
+    assert [each.message_hash for page in pages for each in page.messages][:CHAIN] == held.hashes
+
+
+async def test_pages_of_followers_fit_into_a_response(client: NodeClient, held: Held) -> None:
+    """The backlog, and then a live commit that is too large for one page."""
+    start_ns = time.time_ns()
+    live = [
+        new_message(bytes(CONTENT_BYTES), TOPIC, PUBSUB_TOPIC, start_ns + n) for n in range(CHAIN)
+    ]
+    wanted = content_filter(PUBSUB_TOPIC, [TOPIC])
+    stored = [hash_of(message) for message in (*held.chain, *held.claimants, *live)]
+    followed: list[bytes] = []
+    pages = []
+    async with aclosing(client.follow(filter=wanted, from_beginning=True)) as arriving:
+        async for page in arriving:
+            pages.append(page)
+            followed += [each.message_hash for each in page.messages]
+            if len(followed) == CHAIN + CLAIMANTS and page.live:
+                await publish(held.address, live)
+            if len(followed) == len(stored):
+                break
+    assert_cut(pages, 2 * CHAIN // MESSAGES_OF_A_PAGE)
+    assert followed == stored
+
+
+async def test_pages_of_sds_reads_fit_into_a_response(client: NodeClient, held: Held) -> None:
+    names = [(f"m{n}", None) for n in range(CHAIN)]
+    found = [page async for page in client.get_sds(CHANNEL, names)]
+    assert_cut(found, CHAIN // MESSAGES_OF_A_PAGE)
+    assert [each.stored.message_hash for page in found for each in page.messages] == held.hashes
+    walked = [page async for page in client.causal_history(CHANNEL, [("m9", None)])]
+    assert_cut(walked, 10 // MESSAGES_OF_A_PAGE)
+    assert [each.stored.message_hash for page in walked for each in page.messages] == (
+        held.hashes[:10]
+    )
+
+
+async def test_missing_entries_fit_into_a_response(client: NodeClient) -> None:
+    absent = [(f"absent-{n}", bytes(10 * KIB)) for n in range(10)]
+    for pages in (
+        [page async for page in client.get_sds(CHANNEL, absent)],
+        [page async for page in client.causal_history(CHANNEL, absent[:2])],
+    ):
+        assert max(page.ByteSize() for page in pages) <= MAX_RESPONSE_BYTES
+    too_large = [("absent", bytes(30 * KIB))]
+    for refusal in (client.get_sds(CHANNEL, too_large), client.causal_history(CHANNEL, too_large)):
+        error = await refused(refusal)
+        assert error.code == "RESOURCE_EXHAUSTED"
+        assert "an entry of 30726 bytes: at most 24576" in error.sentence
+
+
+async def test_a_message_from_before_the_limits_is_sent_alone(
+    client: NodeClient, held: Held
+) -> None:
+    topics = [EARLIER_TOPIC, TOPIC]
+    digest = hash_of(held.earlier)
+    for request in (
+        query_request(pubsub_topic=PUBSUB_TOPIC, content_topics=topics, forward=True),
+        query_request(message_hashes=[digest, *held.hashes], forward=True),
+    ):
+        first = await client.query(request)
+        assert [each.message_hash for each in first.messages] == [digest]
+        request.pagination_cursor = first.pagination_cursor
+        assert (await client.query(request)).messages[0].message_hash == held.hashes[0]

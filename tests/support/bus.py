@@ -1,0 +1,221 @@
+"""A bus in memory: participants of one process reach each other without a node.
+
+With ``remembers`` it is also a store: it can be scanned and asked. Time and hashes are those of the
+messages themselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from typing import TYPE_CHECKING
+
+from storenode.message.hashing import message_hash
+from storenode.sds.aio.limits import MAX_CLOSURE_MESSAGES, MAX_HINTS_PER_CALL
+from storenode.sds.aio.transport import (
+    CursorRefused,
+    FeedPage,
+    Fetched,
+    Outbound,
+    TransportError,
+    Verdict,
+)
+from storenode.sds.codec import Entry, MessageError, SdsMessage, decode_message
+
+if TYPE_CHECKING:
+    from storenode.sds.aio.transport import Route
+
+_PAGE = MAX_HINTS_PER_CALL
+
+
+class Bus:
+    """What was published, in order. ``drops`` says which messages a feed loses, by transport."""
+
+    def __init__(
+        self,
+        *,
+        remembers: bool = True,
+        drops: Callable[[str, Fetched], bool] = lambda _name, _message: False,
+    ) -> None:
+        self.remembers = remembers
+        self.drops = drops
+        self._held: list[tuple[Route, Fetched]] = []
+        self._hints: set[bytes] = set()
+        self._news = asyncio.Event()
+
+    def transport(self, name: str = "bus") -> BusTransport:
+        """A way onto the bus; its name tells apart what ``drops`` and cursors are about."""
+        return BusTransport(self, name)
+
+    def add(self, route: Route, message: Fetched, *, keep: bool = True) -> None:
+        """Put a message on the bus; one that it remembers changes nothing."""
+        if not self.remembers or message.hint not in self._hints:
+            if keep and message.hint:
+                self._hints.add(message.hint)
+            self._held.append((route, message))
+            self._news.set()
+            self._news = asyncio.Event()
+
+    def held(self, route: Route) -> list[Fetched]:
+        """What is remembered of a channel, in the order of its coming."""
+        found = self._held if self.remembers else []
+        return [message for on, message in found if on == route and message.hint]
+
+    def after(self, route: Route, place: int) -> list[Fetched]:
+        """What came to a channel after a place, which counts all channels."""
+        return [message for on, message in self._held[place:] if on == route]
+
+    @property
+    def place(self) -> int:
+        """How many messages came in all."""
+        return len(self._held)
+
+    async def news(self) -> None:
+        """Wait for the next message, or for a change of `BusTransport.away`."""
+        await self._news.wait()
+
+    def stir(self) -> None:
+        """Have all feeds look again."""
+        self._news.set()
+        self._news = asyncio.Event()
+
+
+class BusTransport:
+    """A participant's way onto a bus. While it is ``away`` every call fails."""
+
+    def __init__(self, bus: Bus, name: str) -> None:
+        self.bus = bus
+        self._name = name
+        self._away = False
+        self.calls: Counter[str] = Counter()
+
+    @property
+    def name(self) -> str:
+        """As it was given."""
+        return self._name
+
+    @property
+    def away(self) -> bool:
+        """Whether it is out of reach."""
+        return self._away
+
+    @away.setter
+    def away(self, value: bool) -> None:
+        self._away = value
+        self.bus.stir()
+
+    def open(self, route: Route) -> BusLink:
+        """Make a link."""
+        return BusLink(self, route)
+
+
+class BusLink:
+    """One channel of a bus; the methods are those of `storenode.sds.aio.transport.Link`."""
+
+    def __init__(self, transport: BusTransport, route: Route) -> None:
+        self._transport = transport
+        self._bus = transport.bus
+        self._route = route
+
+    @property
+    def name(self) -> str:
+        """The transport's."""
+        return self._transport.name
+
+    async def close(self) -> None:
+        """Nothing is open between calls."""
+
+    async def publish(
+        self, batches: AsyncIterator[Sequence[Outbound]]
+    ) -> AsyncGenerator[Sequence[Verdict], None]:
+        """Put each message on the bus at once."""
+        async for batch in batches:
+            self._check("publish")
+            verdicts = []
+            for each in batch:
+                hint = b"" if each.ephemeral else self._hash(each)
+                message = Fetched(each.payload, hint, each.timestamp_ns)
+                self._bus.add(self._route, message)
+                verdicts.append(Verdict(held=True, hint=message.hint))
+            yield verdicts
+
+    async def follow(self, cursor: bytes) -> AsyncGenerator[FeedPage, None]:
+        """A cursor is a place on the bus; a bus that forgets serves none."""
+        self._check("follow")
+        if cursor and (not self._bus.remembers or int.from_bytes(cursor) > self._bus.place):
+            raise CursorRefused("The bus does not remember what came after this cursor.")
+        place = int.from_bytes(cursor) if cursor else self._bus.place
+        while True:
+            self._check()
+            found = self._bus.after(self._route, place)
+            place = self._bus.place
+            kept = [each for each in found if not self._bus.drops(self.name, each)]
+            yield FeedPage(kept, place.to_bytes(8), live=True)
+            while place == self._bus.place:
+                await self._bus.news()
+                self._check()
+
+    async def scan(self, since_ns: int) -> AsyncGenerator[Sequence[Fetched], None]:
+        """In order of time, then hash, as a store does."""
+        self._check("scan")
+        found = [each for each in self._bus.held(self._route) if each.timestamp_ns >= since_ns]
+        found.sort(key=lambda each: (each.timestamp_ns, each.hint))
+        for start in range(0, len(found), _PAGE):
+            yield found[start : start + _PAGE]
+
+    async def by_hint(self, hints: Sequence[bytes]) -> AsyncGenerator[Sequence[Fetched], None]:
+        """By hash."""
+        self._check("by_hint")
+        wanted = set(hints)
+        found = [each for each in self._bus.held(self._route) if each.hint in wanted]
+        if found:
+            yield found
+
+    async def by_id(self, entries: Sequence[Entry]) -> AsyncGenerator[Sequence[Fetched], None]:
+        """By reading every message that is remembered."""
+        self._check("by_id")
+        known = self._readable()
+        found = [known[entry.message_id][0] for entry in entries if entry.message_id in known]
+        if found:
+            yield found
+
+    async def closure(
+        self, heads: Sequence[Entry], known_ids: Sequence[str]
+    ) -> AsyncGenerator[Sequence[Fetched], None]:
+        """Parents first: the order of Lamport timestamps is one such order."""
+        self._check("closure")
+        known, stop = self._readable(), set(known_ids)
+        ids = [entry.message_id for entry in heads]
+        found: dict[str, tuple[Fetched, SdsMessage]] = {}
+        while ids and len(found) < MAX_CLOSURE_MESSAGES:
+            message_id = ids.pop()
+            if message_id in known and message_id not in found and message_id not in stop:
+                found[message_id] = known[message_id]
+                ids += [entry.message_id for entry in known[message_id][1].history]
+        ordered = sorted(found.values(), key=lambda pair: pair[1].lamport or 0)
+        for start in range(0, len(ordered), _PAGE):
+            yield [message for message, _ in ordered[start : start + _PAGE]]
+
+    def _readable(self) -> dict[str, tuple[Fetched, SdsMessage]]:
+        found: dict[str, tuple[Fetched, SdsMessage]] = {}
+        for each in self._bus.held(self._route):
+            try:
+                message = decode_message(each.payload)
+            except MessageError:
+                continue
+            if message.channel_id == self._route.channel_id:
+                found.setdefault(message.message_id, (each, message))
+        return found
+
+    def _hash(self, each: Outbound) -> bytes:
+        route = self._route
+        return message_hash(
+            route.pubsub_topic, each.payload, route.content_topic, None, each.timestamp_ns
+        )
+
+    def _check(self, call: str | None = None) -> None:
+        if call is not None:
+            self._transport.calls[call] += 1
+        if self._transport.away:
+            raise TransportError(f"{self.name} is away.")

@@ -1,0 +1,190 @@
+"""Processor seconds of the tests, by folder and file, with a ceiling that only falls.
+
+A plugin of pytest. Each process that runs tests measures itself and all of its descendants whenever
+it goes from one file to the next, and times a fixed loop, which shows how fast the machine is at
+that moment. ``--processor-time FILE`` compares the total with the sum of FILE's ceilings for the
+folders that were run, and fails above it; on a machine slower than the one of the ceilings the
+total is scaled down by the loop. ``--lower-processor-time`` lowers each ceiling to what was
+measured and a tenth.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+import time
+import tomllib
+from collections import defaultdict
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+import pytest
+from _pytest.terminal import TerminalReporter
+
+RESULT: Final = Path("build/test-times.json")
+SLOWEST: Final = 10
+HEADROOM: Final = 1.1
+"""A ceiling is this multiple of what was measured when it was set."""
+START: Final = "(start and collection)"
+_LOOP_STEPS: Final = 100_000
+
+
+def tree_cpu_s() -> float:
+    """Return the processor seconds of this process and its descendants, ended ones included."""
+    total = 0.0
+    own = psutil.Process()
+    for process in [own, *own.children(recursive=True)]:
+        try:
+            times = process.cpu_times()
+        except psutil.NoSuchProcess:
+            continue
+        total += times.user + times.system + times.children_user + times.children_system
+    return total
+
+
+def time_loop_s() -> float:
+    """Return the processor seconds of a fixed loop of this interpreter."""
+    began_s = time.process_time()
+    sum(step * step for step in range(_LOOP_STEPS))
+    return time.process_time() - began_s
+
+
+def folder_of(path: str) -> str:
+    """Return the folder that a test file is counted in, such as ``tests/unit``."""
+    return "/".join(path.split("/")[:2]) if path != START else START
+
+
+def read_folder_ceilings(file: Path) -> tuple[float, dict[str, float]]:
+    """Read the reference time of the loop, and the ceilings by folder, in seconds.
+
+    Raises:
+        pytest.UsageError: the file is missing or malformed.
+    """
+    try:
+        document = tomllib.loads(file.read_text(encoding="utf-8"))
+        folders = {name: float(ceiling_s) for name, ceiling_s in document["ceiling_s"].items()}
+        return float(document["loop_s"]), folders
+    except (OSError, tomllib.TOMLDecodeError, KeyError, TypeError, ValueError) as error:
+        raise pytest.UsageError(f"{file} has no ceilings of processor time: {error!r}") from error
+
+
+def judge(files: dict[str, float], loop_s: float, file: Path) -> str | None:
+    """Compare the measured seconds of files with the ceilings.
+
+    Returns:
+        A sentence that says what is wrong, None if the total is below the ceiling.
+    """
+    reference_s, ceilings = read_folder_ceilings(file)
+    folders = {folder_of(path) for path in files}
+    if unknown := sorted(folders - ceilings.keys()):
+        return f"{file} has no ceiling for {', '.join(unknown)}: add one"
+    ceiling_s = sum(ceilings[folder] for folder in folders)
+    slowness = max(1.0, loop_s / reference_s)
+    total_s = sum(files.values()) / slowness
+    if total_s <= ceiling_s:
+        return None
+    return (
+        f"the tests took {total_s:,.0f} processor seconds, the ceiling is {ceiling_s:,.0f}: "
+        f"make the slowest files cheaper"
+    )
+
+
+def lower_ceilings(text: str, files: dict[str, float], loop_s: float) -> str:
+    """Return the text of the ceilings, each lowered to the measured seconds and a tenth."""
+    folders: defaultdict[str, float] = defaultdict(float)
+    for path, seconds in files.items():
+        folders[folder_of(path)] += HEADROOM * seconds
+
+    def lowered(found: re.Match[str]) -> str:
+        folder = found[1].strip('"')
+        if folder not in folders:
+            return found[0]
+        return f"{found[1]} = {min(float(found[2]), round(folders[folder], 1))}"
+
+    reference_s = float(tomllib.loads(text)["loop_s"])
+    if loop_s > HEADROOM * reference_s:
+        return text  # measured on a slower machine
+    return re.sub(r"(?m)^(\S+|\".*\") = ([\d.]+)$", lowered, text)
+
+
+class ProcessorTime:
+    """The plugin: measures in each process that runs tests, and reports in the first."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._file: str = START
+        self._seen_s = 0.0
+        self._files: defaultdict[str, float] = defaultdict(float)
+        self._loops_s: list[float] = []
+        self._is_worker = hasattr(config, "workerinput")
+        self._problem: str | None = None
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        """Measure if another file begins."""
+        if self._is_worker or not self._config.getoption("numprocesses", None):
+            path = nodeid.partition("::")[0]
+            if path != self._file:
+                self._measure()
+                self._file = path
+
+    def pytest_testnodedown(self, node: Any) -> None:  # noqa: ANN401 - of a plugin without types
+        """Add what a process has measured."""
+        measured = getattr(node, "workeroutput", {}).get("processor_time")
+        if measured is not None:
+            for path, seconds in measured["files"].items():
+                self._files[path] += seconds
+            self._loops_s += measured["loops_s"]
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        """Report the figures; in the first process write and compare them."""
+        if self._is_worker:
+            self._measure()
+            output = {"files": dict(self._files), "loops_s": self._loops_s}
+            self._config.workeroutput["processor_time"] = output  # type: ignore[attr-defined]
+            return
+        if not self._config.getoption("numprocesses", None):
+            self._measure()
+        ceilings = self._config.getoption("processor_time")
+        if ceilings is None or not self._files:
+            return
+        loop_s = statistics.median(self._loops_s)
+        RESULT.parent.mkdir(exist_ok=True)
+        RESULT.write_text(json.dumps({"loop_s": loop_s, "files": self._files}), encoding="utf-8")
+        file = Path(ceilings)
+        if self._config.getoption("lower_processor_time"):
+            text = lower_ceilings(file.read_text(encoding="utf-8"), self._files, loop_s)
+            file.write_text(text, encoding="utf-8")
+        self._problem = judge(self._files, loop_s, file)
+        if self._problem is not None and exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: TerminalReporter) -> None:
+        """Print the table of folders and the slowest files."""
+        if self._config.getoption("processor_time") is None or not self._files:
+            return
+        folders: defaultdict[str, float] = defaultdict(float)
+        for path, seconds in self._files.items():
+            folders[folder_of(path)] += seconds
+        write = terminalreporter.write_line
+        terminalreporter.write_sep("=", "processor seconds")
+        for table in (folders, dict(self._slowest())):
+            for name, seconds in sorted(table.items(), key=lambda item: -item[1]):
+                write(f"{seconds:>9,.1f}  {name}")
+            write("")
+        loop_ms = 1_000 * statistics.median(self._loops_s)
+        write(f"{sum(self._files.values()):>9,.1f}  in all; the loop took {loop_ms:.1f} ms")
+        if self._problem is not None:
+            write(self._problem, red=True)
+
+    def _slowest(self) -> list[tuple[str, float]]:
+        return sorted(self._files.items(), key=lambda item: -item[1])[:SLOWEST]
+
+    def _measure(self) -> None:
+        """Count what was used since the last measurement for the file that ran."""
+        used_s = tree_cpu_s()
+        self._files[self._file] += max(0.0, used_s - self._seen_s)
+        self._loops_s.append(time_loop_s())
+        self._seen_s = tree_cpu_s()

@@ -1,0 +1,304 @@
+"""Which attempts a call makes at which nodes, and what ends them."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from typing import Any, Final
+
+import grpc
+import pytest
+import trustme
+
+from storenode.client import (
+    AccessDenied,
+    AsyncClient,
+    CallTimeout,
+    ClientClosed,
+    ConnectionLost,
+    CursorRefused,
+    InvalidRequest,
+    Message,
+    NodeError,
+    NotAuthenticated,
+    NotServed,
+    Retry,
+    TlsIdentity,
+)
+from storenode.client.node import connect
+from storenode.connection.errors import TlsHandshakeError, WrongProtocolError
+from storenode.wire.storenode.v1 import store_pb2
+from storenode.wire.waku.store.v3.store_pb2 import StoreQueryResponse
+from tests.support.ports import HeldPort
+
+ENDLESS: Final = Retry(attempts=None, first_delay_s=0.01, max_delay_s=0.01, at_start=True)
+HASTY: Final = Retry(attempts=3, first_delay_s=0.01, max_delay_s=0.01)
+GUARD_S: Final = 60.0
+"""Longer than any of these tests takes, shorter than what they would wait for in vain."""
+
+MESSAGE: Final = Message(b"x", "/test/1/attempts/proto", timestamp=1)
+
+
+async def _publish_by_publisher(client: AsyncClient) -> None:
+    async with client.publisher() as publisher:
+        await publisher.send(MESSAGE)
+
+
+async def _read(items: Any) -> None:  # noqa: ANN401 - a stream or a generator
+    await anext(items, None)
+
+
+CALLS: Final[dict[str, Callable[[AsyncClient], Awaitable[object]]]] = {
+    "publish": lambda client: client.publish(MESSAGE),
+    "publish confirmed": lambda client: client.publish(MESSAGE, min_confirms=1),
+    "publish_many": lambda client: client.publish_many([MESSAGE]),
+    "publisher": _publish_by_publisher,
+    "get": lambda client: client.get([bytes(32)]),
+    "query": lambda client: client.query(cursor=bytes(32)),
+    "scan": lambda client: _read(client.scan().pages()),
+    "scan_hashes": lambda client: _read(client.scan_hashes()),
+    "coverage": lambda client: _read(client.coverage()),
+    "follow": lambda client: _read(client.follow(cursor=bytes(32)).pages()),
+    "get_sds": lambda client: client.get_sds("lobby", ["a"]),
+    "causal_history": lambda client: client.causal_history("lobby", ["a"]),
+}
+ANSWERS: Final[dict[str, Any]] = {
+    "Query": StoreQueryResponse(status_code=200),
+    "Scan": store_pb2.ScanPage(cursor=b"1"),
+    "Follow": store_pb2.FollowPage(cursor=b"1", live=True),
+    "GetCoverage": store_pb2.CoveragePage(),
+    "GetSdsMessages": store_pb2.SdsMessagesPage(),
+    "GetCausalHistory": store_pb2.CausalHistoryPage(),
+}
+PUBLISHED: Final = store_pb2.PublishResponse(
+    results=[store_pb2.PublishResult(outcome=store_pb2.PublishResult.STORED)]
+)
+
+Behaviour = Callable[[str, AsyncIterator[bytes], Any], AsyncIterator[bytes]]
+
+
+async def live(method: str, requests: AsyncIterator[bytes], _context: object) -> Any:  # noqa: ANN401
+    """Answer as a node does that holds nothing."""
+    if method.startswith("Publish"):
+        async for _ in requests:
+            yield PUBLISHED.SerializeToString()
+    else:
+        yield ANSWERS[method].SerializeToString()
+
+
+async def hung(_method: str, _requests: object, _context: object) -> Any:  # noqa: ANN401
+    """Take calls and never answer."""
+    await asyncio.Event().wait()
+    yield b""
+
+
+def refusing(code: grpc.StatusCode) -> Behaviour:
+    """End every call with a status."""
+
+    async def refuse(_method: str, _requests: object, context: Any) -> Any:  # noqa: ANN401
+        await context.abort(code, "no")
+        yield b""
+
+    return refuse
+
+
+async def without_cursor(method: str, _requests: object, context: Any) -> Any:  # noqa: ANN401
+    """Refuse cursors in the way of each call."""
+    if method == "Query":
+        yield StoreQueryResponse(status_code=404).SerializeToString()
+    else:
+        await context.abort(grpc.StatusCode.OUT_OF_RANGE, "unknown cursor")
+
+
+class Service(grpc.GenericRpcHandler):  # type: ignore[type-arg] # no generic when it runs
+    """A service that counts its calls and handles all of them by one function."""
+
+    def __init__(self, behaviour: Behaviour) -> None:
+        self.calls = 0
+        self._behaviour = behaviour
+
+    def service(self, details: Any) -> Any:  # noqa: ANN401 - grpc's, untyped
+        """Return the handler of a method."""
+        method = details.method.rpartition("/")[2]
+
+        async def handle(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:  # noqa: ANN401
+            self.calls += 1
+            async for answer in self._behaviour(method, requests, context):
+                yield answer
+
+        return grpc.stream_stream_rpc_method_handler(handle)
+
+
+class Nodes(AsyncExitStack):
+    """Nodes of this process, which end with the block."""
+
+    async def serve(self, behaviour: Behaviour | Service, tls: Any = None) -> str:  # noqa: ANN401
+        """Start a node and return its address."""
+        service = behaviour if isinstance(behaviour, Service) else Service(behaviour)
+        server = grpc.aio.server()
+        server.add_generic_rpc_handlers((service,))
+        address = "127.0.0.1:0"
+        port = server.add_secure_port(address, tls) if tls else server.add_insecure_port(address)
+        await server.start()
+        self.push_async_callback(server.stop, 0)
+        return f"127.0.0.1:{port}"
+
+    def silent(self) -> str:
+        """Return the address of a listener that accepts connections and never writes."""
+        listener = self.enter_context(socket.create_server(("127.0.0.1", 0)))
+        return f"127.0.0.1:{listener.getsockname()[1]}"
+
+    async def foreign(self) -> str:
+        """Start a listener that speaks another protocol and return its address."""
+
+        async def greet(_: object, writer: asyncio.StreamWriter) -> None:
+            writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+            await writer.drain()
+
+        server = await asyncio.start_server(greet, "127.0.0.1", 0)
+        self.push_async_callback(server.wait_closed)
+        self.callback(server.close)
+        return f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+async def failures(
+    nodes: list[str],
+    calls: list[str] | None = None,
+    retry: Retry = ENDLESS,
+    timeout_s: float = 2 * GUARD_S,
+    **options: Any,  # noqa: ANN401 - the client's
+) -> dict[str, type[BaseException] | None]:
+    """Make calls, each by a client of its own, and return what each of them failed with."""
+
+    async def failure(call: str) -> type[BaseException] | None:
+        async with AsyncClient(nodes, retry=retry, timeout_s=timeout_s, **options) as client:
+            try:
+                await CALLS[call](client)
+            except NodeError as error:
+                return type(error)
+        return None
+
+    async with asyncio.timeout(GUARD_S):
+        names = calls or list(CALLS)
+        return dict(zip(names, await asyncio.gather(*map(failure, names)), strict=True))
+
+
+@pytest.fixture
+async def nodes() -> AsyncIterator[Nodes]:
+    async with Nodes() as stack:
+        yield stack
+
+
+@pytest.fixture
+async def others(nodes: Nodes) -> list[str]:
+    """A node that is down, one that accepts no connection in time, and one that never answers."""
+    return [HeldPort().address, nodes.silent(), await nodes.serve(hung)]
+
+
+FINAL: Final[list[tuple[Behaviour, type[NodeError], list[str]]]] = [
+    (without_cursor, CursorRefused, ["query", "scan", "follow", "scan_hashes"]),
+    (refusing(grpc.StatusCode.INVALID_ARGUMENT), InvalidRequest, list(CALLS)),
+    (refusing(grpc.StatusCode.UNAUTHENTICATED), NotAuthenticated, list(CALLS)),
+    (refusing(grpc.StatusCode.PERMISSION_DENIED), AccessDenied, list(CALLS)),
+    (refusing(grpc.StatusCode.UNIMPLEMENTED), NotServed, list(CALLS)),
+]
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "error", "calls"), FINAL, ids=[each[1].__name__ for each in FINAL]
+)
+async def test_a_final_error_is_raised_whatever_other_nodes_do(
+    nodes: Nodes,
+    others: list[str],
+    behaviour: Behaviour,
+    error: type[NodeError],
+    calls: list[str],
+) -> None:
+    address = await nodes.serve(behaviour)
+    for other in others:
+        for order in ([address, other], [other, address]):
+            assert await failures(order, calls) == dict.fromkeys(calls, error)
+
+
+async def test_connections_that_no_attempt_can_make_are_final(
+    nodes: Nodes, others: list[str]
+) -> None:
+    authority = trustme.CA()
+    leaf = authority.issue_cert("127.0.0.1")
+    pair = (leaf.private_key_pem.bytes(), leaf.cert_chain_pems[0].bytes())
+    trusting = TlsIdentity(authority.cert_pem.bytes())
+    stranger = TlsIdentity(trustme.CA().cert_pem.bytes())
+    tls = await nodes.serve(live, grpc.ssl_server_credentials([pair]))
+    cases: list[tuple[str, TlsIdentity | None, type[NodeError]]] = [
+        (tls, None, TlsHandshakeError),
+        (tls, stranger, TlsHandshakeError),
+        (await nodes.serve(live), trusting, TlsHandshakeError),
+        (await nodes.foreign(), None, WrongProtocolError),
+    ]
+    for address, identity, error in cases:
+        for other in others[:2]:
+            for order in ([address, other], [other, address]):
+                assert await failures(order, tls=identity) == dict.fromkeys(CALLS, error)
+
+
+async def test_another_node_answers_when_the_first_is_silent(
+    nodes: Nodes, others: list[str]
+) -> None:
+    address = await nodes.serve(live)
+    for silent in others:
+        found = await failures([silent, address], timeout_s=2 * GUARD_S)
+        assert found == dict.fromkeys(CALLS)
+
+
+async def test_the_time_limit_bounds_every_call(others: list[str]) -> None:
+    patient = Retry(attempts=100, at_start=True)
+    for silent in others[1:]:
+        found = await failures([silent], retry=patient, timeout_s=0.5)
+        assert found == dict.fromkeys(CALLS, CallTimeout)
+        found = await failures([silent, *others], retry=patient, timeout_s=0.5)
+        assert all(found.values())
+
+
+async def test_the_time_limit_bounds_later_pages_of_a_scan(nodes: Nodes) -> None:
+    async def stalling(_method: str, _requests: object, _context: object) -> Any:  # noqa: ANN401
+        yield store_pb2.ScanPage(cursor=b"1").SerializeToString()
+        await asyncio.Event().wait()
+
+    address = await nodes.serve(stalling)
+    async with AsyncClient(address, timeout_s=0.2) as client, asyncio.timeout(GUARD_S):
+        with pytest.raises(CallTimeout, match="did not answer within"):
+            [page async for page in client.scan().pages()]
+
+
+async def test_another_node_may_accept_a_refused_cursor(nodes: Nodes) -> None:
+    addresses = [await nodes.serve(without_cursor), await nodes.serve(live)]
+    assert await failures(addresses, ["query", "scan", "follow"]) == dict.fromkeys(
+        ["query", "scan", "follow"]
+    )
+
+
+@pytest.mark.parametrize(("dropped", "calls", "error"), [(2, 3, None), (1_000, 4, ConnectionLost)])
+async def test_a_call_that_grpc_drops_is_made_again_a_few_times(
+    nodes: Nodes, dropped: int, calls: int, error: type[NodeError] | None
+) -> None:
+    async def dropping(method: str, requests: AsyncIterator[bytes], context: Any) -> Any:  # noqa: ANN401
+        if service.calls <= dropped:
+            await context.abort(grpc.StatusCode.CANCELLED, "CANCELLED")
+        async for answer in live(method, requests, context):
+            yield answer
+
+    service = Service(dropping)
+    address = await nodes.serve(service)
+    assert await failures([address], ["publish"], HASTY) == {"publish": error}
+    assert service.calls == calls
+
+
+async def test_a_closed_client_says_so(nodes: Nodes) -> None:
+    async with connect(await nodes.serve(hung), retry=ENDLESS) as client:
+        status = asyncio.create_task(client.status())
+        await asyncio.sleep(0)
+        await client.close()
+        with pytest.raises(ClientClosed):
+            await status

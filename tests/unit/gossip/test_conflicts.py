@@ -1,0 +1,144 @@
+"""A peer that has another message under an ID neither confirms it nor replaces it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from store.domain.unread import UnreadEvent
+from store.gossip.events import (
+    Bodies,
+    Committed,
+    Confirm,
+    Conflicting,
+    Effect,
+    Inventory,
+    Known,
+    LookUp,
+    Persist,
+    Persisted,
+    Restored,
+    SyncLeaves,
+    Wanted,
+    What,
+)
+from store.messages.conflicts import Conflict
+from store.messages.record import RecordBatch
+from tests.unit.gossip.gossip_world import Single, counted, frames, ids, of, records
+
+OWN, OTHER = b"own content 1234", b"other content 12"
+
+
+def single() -> Single:
+    """Make a node that needs one confirmation of each message, with a peer."""
+    made = Single(max_confirms=1)
+    made.join("b")
+    return made
+
+
+def bodies(digests: Sequence[bytes], content: bytes) -> Bodies:
+    """Make a frame of messages, all with one content digest."""
+    batch: RecordBatch = records(digests)
+    batch.content_digests = [content] * len(digests)
+    return Bodies(batch, (), 100)
+
+
+def conflicts(effects: list[Effect]) -> list[tuple[str, Conflict]]:
+    """Return the conflicts that are reported."""
+    return [(each.peer, each.conflict) for each in of(Conflicting, effects)]
+
+
+@pytest.mark.parametrize("kind", [Inventory, SyncLeaves])
+def test_an_announcement_of_other_content_is_a_conflict_and_confirms_nothing(
+    kind: type[Inventory | SyncLeaves],
+) -> None:
+    node, (one,) = single(), ids(1)
+    node.answer(node.step(Committed([one], content_digests=[OWN])), [one])
+    effects = node.receive("b", kind([one], content_digests=[OTHER]))
+    assert conflicts(effects) == [("b", Conflict(one, OWN, OTHER))]
+    assert counted(effects, What.CONFLICTS) == 1
+    assert not of(Confirm, effects)
+    again = node.receive("b", Inventory([one], [OTHER]))
+    assert not conflicts(again), "it is reported once"
+    confirmed = of(Confirm, node.receive("b", Inventory([one], [OWN])))
+    assert [each.ids for each in confirmed] == [[one]]
+
+
+@pytest.mark.parametrize("digests", [(), [b""]])
+def test_an_announcement_without_a_digest_counts_by_its_hash(digests: Sequence[bytes]) -> None:
+    node, (one,) = single(), ids(1)
+    node.answer(node.step(Committed([one], content_digests=[OWN])), [one])
+    assert of(Confirm, node.receive("b", Inventory([one], digests)))
+
+
+def test_a_body_with_other_content_is_not_stored_and_confirms_nothing() -> None:
+    node, (one,) = single(), ids(1)
+    node.answer(node.step(Committed([one], content_digests=[OWN])), [one])
+    effects = node.receive("b", bodies([one], OTHER))
+    assert conflicts(effects) == [("b", Conflict(one, OWN, OTHER))]
+    assert not of(Confirm, effects)
+    assert not of(Persist, effects)
+
+
+def test_of_two_peers_that_announced_a_message_the_one_with_its_content_confirms_it() -> None:
+    node, (one,) = single(), ids(1)
+    node.join("c")
+    node.receive("b", Inventory([one], [OWN]))
+    node.receive("c", Inventory([one], [OTHER]))
+    effects = node.step(Committed([one], content_digests=[OWN]))
+    assert [each.store_id for each in of(Confirm, effects)] == ["store of b"]
+    assert conflicts(effects) == [("c", Conflict(one, OWN, OTHER))]
+
+
+def test_while_a_body_is_being_stored_another_one_is_a_conflict() -> None:
+    node, (one,) = single(), ids(1)
+    node.join("c")
+    (persist,) = of(Persist, node.receive("b", bodies([one], OWN)))
+    for frame in (bodies([one], OTHER), Inventory([one], [OTHER])):
+        effects = node.receive("c", frame)
+        assert not of(Persist, effects)
+    effects = node.step(Persisted(persist.token, [True]))
+    assert [each.store_id for each in of(Confirm, effects)] == ["store of b"]
+
+
+def test_what_turns_out_to_be_a_conflict_in_the_database_is_not_confirmed_by_its_sender() -> None:
+    node, (one,) = single(), ids(1)
+    (persist,) = of(Persist, node.receive("b", bodies([one], OTHER)))
+    node.answer(node.step(Persisted(persist.token, [False], {0: OWN})), [one])
+    effects = node.step(Wanted([one], 1, [OWN]))
+    assert not of(Confirm, effects)
+    sent = [each for each in frames(effects) if isinstance(each, Inventory)]
+    assert [(list(each.ids), list(each.content_digests)) for each in sent] == [([one], [OWN])]
+
+
+def test_an_unread_message_of_the_database_is_confirmed_only_by_its_content() -> None:
+    node, (one,) = single(), ids(1)
+    node.step(Restored([UnreadEvent(one, OWN, 1)]))
+    assert not of(Confirm, node.receive("b", Inventory([one], [OTHER])))
+    assert of(Confirm, node.receive("b", Inventory([one], [OWN])))
+
+
+def test_a_message_that_is_looked_up_is_compared_with_what_was_announced() -> None:
+    node, (one,) = single(), ids(1)
+    (look_up,) = of(LookUp, node.receive("b", Inventory([one], [OTHER])))
+    effects = node.step(Known(look_up.token, [True], [OWN]))
+    assert conflicts(effects) == [("b", Conflict(one, OWN, OTHER))]
+    assert not of(Confirm, node.step(Wanted([one], 1, [OWN])))
+
+
+def test_a_peer_that_joins_gets_the_digests_of_what_is_announced() -> None:
+    node, (one,) = Single(), ids(1)
+    node.step(Committed([one], content_digests=[OWN]))
+    assert frames(node.join("b")) == [Inventory([one], [OWN])]
+
+
+def test_an_unread_message_is_announced_with_its_digest_after_it_was_forgotten() -> None:
+    node, (one, *others) = Single(max_confirms=1, seen_ids=4), ids(9)
+    node.step(Committed([one], content_digests=[OWN]))
+    node.step(Committed(others[:2], content_digests=[OTHER] * 2))
+    node.step(Committed(others[2:], content_digests=[OTHER] * 6))
+    (sent,) = frames(node.join("b"))
+    assert isinstance(sent, Inventory)
+    announced = dict(zip(sent.ids, sent.content_digests, strict=True))
+    assert announced == {one: OWN} | dict.fromkeys(others, OTHER)

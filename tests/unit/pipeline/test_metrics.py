@@ -1,0 +1,50 @@
+"""Metrics of a job: what Prometheus reads after a run that succeeded, and after one that failed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from store.pipeline.metrics import JobRun, write_metrics
+
+
+def values(file: Path) -> dict[tuple[str, ...], float]:
+    return {
+        (sample.name.removeprefix("storenode_pipeline_"), *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(file.read_text(encoding="utf-8"))
+        for sample in family.samples
+    }
+
+
+def test_the_last_success_stays_while_a_job_fails(tmp_path: Path) -> None:
+    file = tmp_path / "nightly.prom"
+    told = {"sound": True, "messages": 7, "faults": ["a", "b"], "name": "x", "listed": {"a": 1}}
+    write_metrics(file, JobRun("verify", 100.0, 160.0, 0, told))
+    assert values(file) == {
+        ("last_run_timestamp_seconds", "verify"): 160.0,
+        ("last_success_timestamp_seconds", "verify"): 160.0,
+        ("duration_seconds", "verify"): 60.0,
+        ("exit_code", "verify"): 0.0,
+        ("figure", "sound", "verify"): 1.0,
+        ("figure", "messages", "verify"): 7.0,
+        ("figure", "faults", "verify"): 2.0,
+    }
+    write_metrics(file, JobRun("verify", 200.0, 201.0, 3, {}))
+    found = values(file)
+    assert found["last_success_timestamp_seconds", "verify"] == 160.0
+    assert (found["last_run_timestamp_seconds", "verify"], found["exit_code", "verify"]) == (201, 3)
+    write_metrics(file, JobRun("audit", 300.0, 301.0, 1, {}))
+    assert ("last_success_timestamp_seconds", "audit") not in values(file)
+    file.write_text("no metrics {")
+    write_metrics(file, JobRun("audit", 400.0, 401.0, 1, {}))
+    assert values(file)["exit_code", "audit"] == 1.0
+    assert [each.name for each in tmp_path.iterdir()] == ["nightly.prom"]
+
+
+def test_the_reports_of_several_jobs_are_told_apart(tmp_path: Path) -> None:
+    file = tmp_path / "nightly.prom"
+    told = {"sound": False, "verify": {"sound": True, "files": 3}, "audit": {"sound": False}}
+    write_metrics(file, JobRun("nightly", 1.0, 2.0, 1, told))
+    figures = {name[1]: value for name, value in values(file).items() if name[0] == "figure"}
+    assert figures == {"sound": 0.0, "verify_sound": 1.0, "verify_files": 3.0, "audit_sound": 0.0}

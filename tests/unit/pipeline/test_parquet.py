@@ -1,0 +1,127 @@
+"""Files as workers write them: every row once, in its directory, in bounded memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from store.pipeline import parquet, storage
+from store.pipeline.columns import ARROW
+from store.pipeline.parquet import WRITTEN, write_batches
+from store.pipeline.scan import batches_of
+
+NAMES = ("ts", "payload", "meta", "parents")
+Row = dict[str, Any]
+
+
+def row(number: int, day: int, shard: int) -> Row:
+    parents = [{"id": f"p{each}", "hint": None} for each in range(number % 3)]
+    words = {f"h{word}": number + word for word in range(4)}
+    return {
+        **dict.fromkeys(ARROW.names),
+        **words,
+        "day": day,
+        "shard": shard,
+        "ts": number,
+        "hash": bytes(32),
+        "pubsub_topic": "/waku/2/rs/1/0",
+        "content_topic": "c",
+        "payload": bytes([number % 256]) * number,
+        "parents": None if number % 5 else parents,
+    }
+
+
+def batch(rows: list[Row]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist(rows, ARROW)
+
+
+@pytest.fixture
+def rows() -> list[Row]:
+    made = [row(number, 20_000 + number % 4, number % 7 - 1) for number in range(200)]
+    return sorted(made, key=lambda each: (each["day"], each["shard"], each["ts"]))
+
+
+def written(folder: Path, rows: list[Row], size: int) -> list[Row]:
+    batches = (batch(rows[start : start + size]) for start in range(0, len(rows), size))
+    told = [each for found in write_batches(f"file://{folder}", batches) for each in
+            found.cast(WRITTEN).to_pylist()]  # fmt: skip
+    for each in told:
+        assert pq.read_metadata(folder / each["path"]).num_rows == each["rows"]
+    return told
+
+
+def read(folder: Path, told: list[Row]) -> list[tuple[str, Row]]:
+    """Every row, with its directory."""
+    return [
+        (str(Path(each["path"]).parent), found)
+        for each in told
+        for rows in batches_of(f"file://{folder}/{each['path']}", NAMES)
+        for found in rows.to_pylist()
+    ]
+
+
+def expected(rows: list[Row]) -> list[tuple[str, Row]]:
+    days = {20_000 + number: f"2024-10-0{4 + number}" for number in range(4)}
+    found = [
+        (f"day={days[each['day']]}/shard={each['shard']}", {name: each[name] for name in NAMES})
+        for each in rows
+    ]
+    return by_time(found)
+
+
+def by_time(found: list[tuple[str, Row]]) -> list[tuple[str, Row]]:
+    return sorted(found, key=lambda each: int(each[1]["ts"]))
+
+
+def test_every_row_is_in_the_file_of_its_directory(tmp_path: Path, rows: list[Row]) -> None:
+    told = written(tmp_path, rows, 33)
+    assert len(told) == 28
+    assert by_time(read(tmp_path, told)) == expected(rows)
+
+
+def test_row_groups_are_of_bounded_size(
+    tmp_path: Path, rows: list[Row], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parquet, "ROW_GROUP_BYTES", 1_000)
+    told = written(tmp_path, rows, 10)
+    assert len(told) == 28
+    groups = [pq.read_metadata(tmp_path / each["path"]).num_row_groups for each in told]
+    assert sum(groups) > 28
+    assert by_time(read(tmp_path, told)) == expected(rows)
+
+
+def test_every_file_and_its_folders_reach_the_disk(
+    tmp_path: Path, rows: list[Row], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: dict[Path, int] = {}
+
+    def sync(place: Path) -> None:
+        synced[place] = place.stat().st_size
+
+    monkeypatch.setattr(storage, "_sync", sync)
+    told = written(tmp_path / "messages", rows, 33)
+    for each in told:
+        file = tmp_path / "messages" / each["path"]
+        assert synced[file] == file.stat().st_size
+        assert set(file.parents[:3]) <= synced.keys()
+    assert tmp_path / "messages" in synced
+
+
+def test_of_nothing_there_is_no_file(tmp_path: Path) -> None:
+    assert written(tmp_path, [], 1) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_only_row_groups_that_may_hold_a_time_are_read(
+    tmp_path: Path, rows: list[Row], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parquet, "ROW_GROUP_BYTES", 1)
+    same = sorted(({**each, "day": 20_000, "shard": 0} for each in rows), key=lambda e: e["ts"])
+    (told,) = written(tmp_path, same, 20)
+    path = f"file://{tmp_path}/{told['path']}"
+    found = [ts for part in batches_of(path, ["ts"], 45, 61) for ts in part["ts"].to_pylist()]
+    assert found == list(range(40, 80))

@@ -1,0 +1,200 @@
+"""Contents in segments, of which anybody may publish forged ones under the sender's name."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from typing import cast
+
+import pytest
+
+from storenode.sds.aio.channel import Channel
+from storenode.sds.aio.events import Message
+from storenode.sds.aio.reliable.channel import ReliableChannel
+from storenode.sds.aio.reliable.events import (
+    AssemblyFailed,
+    Content,
+    ContentDropped,
+    MessageSent,
+    SegmentRefused,
+)
+from storenode.sds.aio.reliable.reading import Found, Reader
+from storenode.sds.aio.signing import Signed
+from storenode.sds.claims import Proof
+from storenode.sds.codec import SdsMessage
+from storenode.sds.limits import MAX_CANDIDATES, MAX_SETS_PER_SENDER
+from storenode.sds.pages import Key
+from storenode.sds.segments import Revision, content_hash, split
+from storenode.wire.waku.segmentation.v1.segment_pb2 import SegmentMessageProto
+from tests.support.bus import Bus
+from tests.unit.sds_aio.test_bus import NOW_MS, ROUTE, _fetched, has, joined
+
+CONTENT = random.Random(1).randbytes(8 * 256)
+COUNT = 8
+MIDDLE = 4
+Sent = Sequence[Message]
+
+
+def of_alice(name: str, content: bytes, lamport: int, causes: Sequence[str] = ()) -> Message:
+    return Message(name, "alice", lamport, content, proof=Proof.MESSAGE, causes=tuple(causes))
+
+
+def genuine() -> list[Message]:
+    """As a sender makes them: each names the one before, and something else."""
+    parts = split(CONTENT, 256, Revision.PUBLISHED)
+    return [
+        of_alice(f"m{number}", part, number, ["other", f"m{number - 1}"])
+        for number, part in enumerate(parts)
+    ]
+
+
+def forged(count: int, index: int = MIDDLE, causes: Sequence[str] = (), **fields: int) -> Sent:
+    made = []
+    for number in range(count):
+        segment = SegmentMessageProto(
+            entire_message_hash=content_hash(CONTENT),
+            data_segment_index=index,
+            data_segment_count=COUNT,
+            payload=b"forged %d" % number,
+        )
+        for name, value in fields.items():
+            setattr(segment, name, value)
+        name = f"f{index}-{number}-{len(causes)}"
+        made.append(of_alice(name, segment.SerializeToString(), index, causes))
+    return made
+
+
+class Log:
+    """The log of a channel, as a reader uses it."""
+
+    def __init__(self) -> None:
+        self.messages: dict[Key, Message] = {}
+
+    async def at(self, key: Key) -> Message | None:
+        """Return the message at a place."""
+        return self.messages.get(key)
+
+
+async def read(messages: Sent) -> list[Found]:
+    log = Log()
+    reader = Reader(cast("Channel", log), 86_400_000)
+    found: list[Found] = []
+    for message in messages:
+        log.messages[message.key] = message
+        found += await reader.take(0, message)
+        reader._reassembly.check()
+    return found
+
+
+def with_other_hash(count: int) -> Sent:
+    made = forged(count)
+    for message in made:
+        segment = SegmentMessageProto.FromString(message.content)
+        segment.entire_message_hash = content_hash(b"other")
+        object.__setattr__(message, "content", segment.SerializeToString())
+    return made
+
+
+G = genuine()
+BEFORE, AFTER = G[:MIDDLE], G[MIDDLE + 1 :]
+CASES: dict[str, Callable[[], Sent]] = {
+    "three for a later index first": lambda: [*forged(3), *G],
+    "three for each index first": lambda: [
+        *(each for index in range(COUNT) for each in forged(3, index)),
+        *G,
+    ],
+    "many that name the segment before": lambda: [*BEFORE, *forged(99, causes=["m3"]), *G[MIDDLE:]],
+    "many in the place of one that comes late": lambda: [
+        *BEFORE,
+        *AFTER,
+        *forged(999, causes=["m3"]),
+        G[MIDDLE],
+    ],
+    "fewer than are kept between the genuine ones": lambda: [
+        *G[: MIDDLE + 1],
+        *forged(MAX_CANDIDATES - 1, causes=["m3"]),
+        *AFTER,
+    ],
+    "one for the last index that names the one before": lambda: [
+        *G[:-1],
+        *forged(20, COUNT - 1, causes=["m6"]),
+        G[-1],
+    ],
+    "another count": lambda: [*forged(99, data_segment_count=COUNT + 1), *G],
+    "another hash": lambda: [*with_other_hash(99), *G],
+    "each twice": lambda: [each for message in G for each in (message, message)],
+    "in reverse": lambda: [*forged(3), *reversed(G)],
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+async def test_forged_segments_keep_no_content_away(case: str) -> None:
+    found = await read(CASES[case]())
+    assert [each.content for each in found if isinstance(each, Content)] == [CONTENT]
+
+
+async def test_a_failed_assembly_is_told_at_once() -> None:
+    messages = [*BEFORE, *AFTER, *forged(1)]
+    assert await read(messages) == [AssemblyFailed("alice", COUNT, 1)]
+
+
+async def test_parity_and_segments_past_the_count_are_refused_one_by_one() -> None:
+    found = await read([*forged(1, is_parity=True), *forged(1, data_segment_index=COUNT), *G])
+    assert [type(each) for each in found] == [SegmentRefused, SegmentRefused, Content]
+
+
+async def test_a_signed_segment_is_tried_before_forged_ones() -> None:
+    signed = [
+        Message(each.message_id, "alice", each.lamport, each.content, signed=Signed.VALID)
+        for each in G
+    ]
+    later = forged(99, causes=["m3"])
+    found = await read([*signed[: MIDDLE + 1], *later, *signed[MIDDLE + 1 :]])
+    assert [type(each) for each in found] == [Content]
+
+
+async def test_a_content_that_never_has_its_hash_is_dropped_in_the_end() -> None:
+    messages = [*BEFORE, *AFTER]
+    for number in range(99):
+        messages += forged(1, causes=["m3", *["x"] * number])
+        last = SegmentMessageProto.FromString(G[-1].content).SerializeToString()
+        messages.append(of_alice(f"last{number}", last, 99 + number, ["m6"]))
+    messages[MIDDLE] = of_alice("m5", G[MIDDLE + 1].content, 5, [f"f4-0-{n}" for n in range(1, 9)])
+    found = await read(messages)
+    assert not [each for each in found if isinstance(each, Content)]
+    assert sum(each.attempts for each in found if isinstance(each, AssemblyFailed)) == 64 + 16
+    assert [type(each) for each in found if not isinstance(each, AssemblyFailed)] == [
+        ContentDropped
+    ]
+
+
+async def test_what_is_dropped_for_want_of_room_is_told() -> None:
+    endless = [
+        SegmentMessageProto(
+            entire_message_hash=number.to_bytes(32), data_segment_count=255, payload=b"x"
+        ).SerializeToString()
+        for number in range(MAX_SETS_PER_SENDER + 2)
+    ]
+    sent = [of_alice(f"e{number}", each, number) for number, each in enumerate(endless)]
+    dropped = ContentDropped("alice", 1, 255)
+    assert (await read([of_alice("plain", b"no segment", 0), *sent]))[1:] == [dropped, dropped]
+
+
+async def test_a_segment_published_under_our_name_is_no_request_of_ours() -> None:
+    bus = Bus()
+    forged_segment = _fetched(
+        SdsMessage("room", "forged", "alice", NOW_MS, content=forged(1)[0].content)
+    )
+    async with (
+        joined(bus.transport("a"), "alice") as channel,
+        ReliableChannel.over(channel) as alice,
+    ):
+        await channel.wait_for(lambda status: status.synced)
+        bus.add(ROUTE, forged_segment)
+        await has(channel, 1)
+        events = alice.events()
+        request = await alice.send(b"content")
+        async with asyncio.timeout(60):
+            assert await anext(events) == MessageSent(request)
+        assert len(alice._requests) == 1

@@ -1,0 +1,248 @@
+"""The checks of style, size, ways and test time refuse what they are made to refuse."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from bench import ways
+from tests.support import processor_time
+from tools import check_size, check_style
+from tools.rooms import ROOT
+
+BUDGET = """
+[room."store"]
+paths = ["store/"]
+target = 10
+lines = {lines}
+files = 1
+classes = 1
+"""
+CLEAN = '''"""Rows of the example."""
+
+
+def count_rows(rows: list[int]) -> int:
+    """Return the number of rows."""
+    return len(rows)
+
+
+class RowCounter:
+    """A counter of rows."""
+'''
+PYPROJECT = '[tool.ruff.lint.extend-per-file-ignores]\n"store/**" = ["D401"]\n'
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """Create a repository with one module that follows the rules."""
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    for name in ("tools", "store", "bench"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "store/rows.py").write_text(CLEAN)
+    (tmp_path / "tools/style.toml").write_text((ROOT / "tools/style.toml").read_text())
+    (tmp_path / "tools/style_ratchet.toml").write_text("exemptions = []\n")
+    (tmp_path / "tools/size_budget.toml").write_text(BUDGET.format(lines=10))
+    (tmp_path / "pyproject.toml").write_text(PYPROJECT.replace('"store/**" = ["D401"]\n', ""))
+    return tmp_path
+
+
+def plant(repository: Path, text: str, name: str = "store/rows.py") -> None:
+    (repository / name).write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("Return the number of", "The number of", "begins with 'The', not with a verb"),
+        ("Return the number of", "Whether there are", "begins with 'Whether'"),
+        ("Return the number of rows", "Count rows", "repeats the name"),
+        ("A counter of rows", "What counts rows", "begins with 'What', not with a noun"),
+        ("Rows of the example", "How rows are counted", "begins with 'How', not with a noun"),
+        ("Return the number of rows", "Return what nobody counts", "has 'nobody'"),
+        ("rows: list[int]", "told: list[int]", "write notified, reported instead of 'told'"),
+    ],
+)
+def test_a_docstring_or_name_against_the_rules_fails(
+    repository: Path, capsys: pytest.CaptureFixture[str], old: str, new: str, message: str
+) -> None:
+    assert check_style.main([], repository) == 0
+    plant(repository, CLEAN.replace(old, new))
+    assert check_style.main([], repository) == 1
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "name", ["heard", "gone_through", "kept", "stating", "told", "peers_again"]
+)
+def test_a_module_that_is_not_named_after_its_content_fails(
+    repository: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    plant(repository, '"""Rows."""\n', f"store/{name}.py")
+    assert check_style.main([], repository) == 1
+    assert "does not name the content" in capsys.readouterr().err
+
+
+def test_a_class_name_of_another_module_fails(
+    repository: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plant(repository, 'class RowCounter:\n    """A counter."""\n', "store/other.py")
+    assert check_style.main([], repository) == 1
+    assert "class 'RowCounter' is also defined in store/other.py" in capsys.readouterr().err
+
+
+def test_allowed_violations_only_get_fewer(repository: Path) -> None:
+    worse = CLEAN.replace("Return the", "The")
+    plant(repository, worse)
+    ratchet = repository / "tools/style_ratchet.toml"
+    table = '[room."store"]\nviolations = 2\n\n[room."store".files]\n"store/rows.py" = 2\n'
+    ratchet.write_text("exemptions = []\n" + table)
+    assert check_style.main(["--update"], repository) == 0
+    assert check_style.read_ratchet(repository) == ({"store/rows.py": 1}, [])
+    plant(repository, worse.replace("A counter", "What counts"))
+    assert check_style.main(["--update"], repository) == 1
+    assert check_style.read_ratchet(repository) == ({"store/rows.py": 1}, [])
+
+
+def test_a_folder_gets_no_new_exemption_and_keeps_none_that_it_does_not_need(
+    repository: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (repository / "pyproject.toml").write_text(PYPROJECT)
+    assert check_style.main([], repository) == 1
+    said = capsys.readouterr().err
+    assert "store/**: D401 is a new exemption" in said
+    assert "store/**: D401 is no longer needed" in said
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (CLEAN + "\n" * 2, "12 lines"),
+        (CLEAN.replace("class", "class Other: ...\nclass"), "2 classes"),
+    ],
+)
+def test_a_room_above_its_ceiling_fails(
+    repository: Path, capsys: pytest.CaptureFixture[str], text: str, message: str
+) -> None:
+    assert check_size.main([], repository) == 0
+    plant(repository, text)
+    assert check_size.main([], repository) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_ceilings_of_size_only_fall(repository: Path) -> None:
+    budget = repository / "tools/size_budget.toml"
+    budget.write_text(BUDGET.format(lines=99))
+    assert check_size.main(["--update"], repository) == 0
+    assert "lines = 10\n" in budget.read_text()
+    plant(repository, CLEAN + "\n")
+    assert check_size.main(["--update"], repository) == 1
+    assert "lines = 10\n" in budget.read_text()
+
+
+@pytest.mark.parametrize("main", [check_style.main, check_size.main])
+@pytest.mark.parametrize(
+    ("planted", "message"),
+    [
+        (("def broken(:\n", "store/rows.py"), "invalid syntax"),
+        (("[room", "tools/size_budget.toml"), "tools/size_budget.toml"),
+        (("", "elsewhere.py"), "elsewhere.py belongs to no room"),
+    ],
+)
+def test_a_check_that_cannot_run_fails_and_says_why(
+    repository: Path,
+    capsys: pytest.CaptureFixture[str],
+    main: Callable[[list[str], Path], int],
+    planted: tuple[str, str],
+    message: str,
+) -> None:
+    plant(repository, *planted)
+    assert main([], repository) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["style_ratchet.toml", "style.toml", "size_budget.toml"])
+def test_a_missing_file_of_a_check_fails(repository: Path, name: str) -> None:
+    (repository / "tools" / name).unlink()
+    assert check_style.main([], repository) == 2
+
+
+def test_a_ratchet_whose_sum_is_wrong_fails(
+    repository: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = '[room."store"]\nviolations = 3\n\n[room."store".files]\n"store/rows.py" = 2\n'
+    (repository / "tools/style_ratchet.toml").write_text("exemptions = []\n" + table)
+    assert check_style.main([], repository) == 2
+    assert "not the sum" in capsys.readouterr().err
+
+
+def recorded(name: str, functions: int, **counts: int) -> ways.Way:
+    steps = [("store/rows.py", f"count_{number}") for number in range(functions)]
+    turn = ways.Turn(steps, dict.fromkeys(ways.COUNTS, 0) | counts)
+    return ways.Way(name, [turn, ways.Turn([*steps, ("store/timer.py", "fire")], turn.counts)])
+
+
+def test_a_way_above_a_ceiling_is_found() -> None:
+    limits = {name: dict.fromkeys(ways.FIGURES, 2) for name in ways.WAYS}
+    assert ways.find_excesses([recorded("publish", 2, statements=2)], limits) == []
+    (excess,) = ways.find_excesses([recorded("publish", 2, statements=3)], limits)
+    assert excess.startswith("publish: 3 statements, the ceiling is 2")
+
+
+def test_ceilings_of_ways_only_fall(tmp_path: Path) -> None:
+    lowered = ways.lower_ceilings(ways.CEILINGS.read_text(), [recorded("query", 3, commits=99)])
+    (tmp_path / "ways.toml").write_text(lowered)
+    before, after = ways.read_ceilings(), ways.read_ceilings(tmp_path / "ways.toml")
+    assert after["query"]["functions"] == 3
+    assert after["query"]["commits"] == before["query"]["commits"]
+    assert {name: after[name] for name in after if name != "query"} == {
+        name: before[name] for name in before if name != "query"
+    }
+
+
+def test_ways_without_ceilings_fail(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match=r"ways\.toml cannot be used"):
+        ways.read_ceilings(tmp_path / "ways.toml")
+
+
+TIMES = 'loop_s = 0.01\n\n[ceiling_s]\n"tests/unit" = 100.0\n"tests/sim" = 50.0\n'
+
+
+@pytest.mark.parametrize(
+    ("files", "loop_s", "verdict"),
+    [
+        ({"tests/unit/a.py": 60.0, "tests/unit/b.py": 40.0}, 0.01, None),
+        ({"tests/unit/a.py": 101.0}, 0.01, "101 processor seconds, the ceiling is 100"),
+        ({"tests/unit/a.py": 101.0}, 0.02, None),
+        ({"tests/unit/a.py": 101.0}, 0.005, "101 processor seconds"),
+        ({"tests/unit/a.py": 101.0, "tests/sim/a.py": 1.0}, 0.01, None),
+        ({"tests/new/a.py": 1.0}, 0.01, "has no ceiling for tests/new"),
+    ],
+)
+def test_tests_above_the_ceiling_of_their_folders_fail(
+    tmp_path: Path, files: dict[str, float], loop_s: float, verdict: str | None
+) -> None:
+    file = tmp_path / "test_time.toml"
+    file.write_text(TIMES)
+    said = processor_time.judge(files, loop_s, file)
+    assert (said is None) if verdict is None else (said is not None and verdict in said)
+
+
+def test_ceilings_of_test_time_only_fall() -> None:
+    measured = {"tests/unit/a.py": 10.0, "tests/sim/a.py": 90.0}
+    lowered = processor_time.lower_ceilings(TIMES, measured, 0.01)
+    assert lowered == TIMES.replace("100.0", "11.0")
+    assert processor_time.lower_ceilings(TIMES, measured, 0.02) == TIMES
+
+
+def test_test_time_without_ceilings_fails(tmp_path: Path) -> None:
+    with pytest.raises(pytest.UsageError, match="has no ceilings"):
+        processor_time.judge({}, 0.01, tmp_path / "test_time.toml")
+
+
+def test_the_words_of_the_rules_do_not_contradict_each_other() -> None:
+    words = check_style.read_words()
+    assert not words.verbs & words.not_nouns
+    assert not words.modules & words.terms

@@ -176,7 +176,7 @@ def places(
     folder = tmp_path_factory.mktemp("places")
     other, torn, file = folder / "other", folder / "torn", folder / "file"
     other.mkdir()
-    other.joinpath("messages").symlink_to(archived / "hours")
+    other.joinpath("messages").symlink_to(archived / "claims")
     log = shutil.copytree(archived / "messages" / "_delta_log", torn / "messages" / "_delta_log")
     newest = max(log.glob("*.json"))
     newest.write_bytes(newest.read_bytes()[:-20])

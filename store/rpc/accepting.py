@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final, cast
 
 import grpc
@@ -49,14 +50,17 @@ class _Server(cygrpc.AioServer):  # type: ignore[misc] # compiled, without types
 
 
 async def _refuse(call: Any) -> None:  # noqa: ANN401 - a compiled class
-    await cygrpc._send_error_status_from_server(
-        call,
-        cygrpc.StatusCode.unimplemented,
-        _NOT_FOUND,
-        (),
-        cygrpc.SendInitialMetadataOperation((), 0),
-        asyncio.get_running_loop(),
-    )
+    """Answer one call; its caller may have dropped it meanwhile."""
+    with suppress(cygrpc.ExecuteBatchError):
+        # Nothing public answers a call without its name.
+        await cygrpc._send_error_status_from_server(
+            call,
+            cygrpc.StatusCode.unimplemented,
+            _NOT_FOUND,
+            (),
+            cygrpc.SendInitialMetadataOperation((), 0),
+            asyncio.get_running_loop(),
+        )
 
 
 def make_server(

@@ -26,6 +26,7 @@ from store.observe.limits import MAX_FRAME_TRACES
 from store.rpc.limits import MAX_GOSSIP_ENTRIES, MAX_GOSSIP_FRAME_BYTES
 from store.serving.failure import malformed, over_limit
 from storenode.message.limits import CONTENT_DIGEST_BYTES, HASH_BYTES
+from storenode.message.rules import MALFORMED
 from storenode.message.varint import delimited, varint
 from storenode.wire.storenode.internal.v1.gossip_raw_pb2 import RawGossipFrame
 from storenode.wire.storenode.v1 import peer_pb2
@@ -165,6 +166,7 @@ def _check_count(count: int) -> None:
 
 
 async def _bodies(messages: Sequence[bytes], size_bytes: int, admission: Admission) -> Bodies:
+    """Judge the messages of a frame, which is malformed if none of them is a message."""
     count = len(messages)
     _check_count(count)
     step = chunk_messages(count, size_bytes)
@@ -173,6 +175,8 @@ async def _bodies(messages: Sequence[bytes], size_bytes: int, admission: Admissi
             await asyncio.sleep(0)
         admission.admit(messages[start : start + step])
     published = admission.admitted
+    if count and list(published.refusals.values()) == [MALFORMED] * count:
+        raise malformed(_NO_FRAME)
     return Bodies(published.batch, _refused(published), size_bytes)
 
 

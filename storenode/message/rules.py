@@ -2,8 +2,9 @@
 
 In the order in which a refusal names them:
 
-1. There is a message that protobuf can read, topics in UTF-8, with a pubsub and a content topic that are not empty, hold no NUL and are
-   not too long; with shards configured, the pubsub topic names one of them.
+1. There is a message that protobuf can read, with a pubsub and a content topic in UTF-8 that are
+   not empty, hold no NUL and are not too long; with shards configured, the pubsub topic names one
+   of them.
 2. Its timestamp is set, greater than 0, not behind the retention horizon, not too far in the
    past (publishers only), and not too far ahead of the node's clock.
 3. ``meta`` and the whole encoded message are within their sizes. Unknown fields are dropped

@@ -120,6 +120,7 @@ async def test_names_that_are_no_utf8_end_their_own_call(guarded: NodeProcess) -
     before = guarded.log()
     async with connected(guarded.listen) as connection:
         for each, fields in calls:
+            connection.reset(connection.open("/dropped/at_once" + each))
             connection.send(connection.open(each, fields), MESSAGE_HEAD.pack(False, 0), last=True)
         async with asyncio.timeout(60):
             while connection.ended < len(calls):  # noqa: ASYNC110 - tells nobody

@@ -155,12 +155,12 @@ def test_commands_of_the_node_say_what_to_install(
     )
 
 
-def test_a_state_in_postgres_says_what_to_install(library: Environment) -> None:
+def test_a_state_in_postgres_is_refused_without_its_password(library: Environment) -> None:
     state = "postgresql://me:secret@127.0.0.1:1/state"
     chat = ("chat", "--node", "127.0.0.1:1", "--channel", "c", "--name", "me", "--state", state)
     ended = library.storenode(*chat)
     assert (ended.code, ended.out, len(ended.err.splitlines())) == (1, "", 1)
-    assert "`pip install 'storenode[postgres]'`" in ended.err
+    assert "is neither a path nor sqlite:///PATH: name a file" in ended.err
     assert "secret" not in ended.err
 
 

@@ -32,6 +32,7 @@ from storenode.sds.pages import Key
 _LOCK_WAIT_S: Final = 1
 _HIDDEN: Final = "***"
 _EXISTS: Final = "select 1 from sqlite_master where name = ?"
+_LOG_COLUMNS: Final = "select name from pragma_table_info('sds_log')"
 _CLAIM: Final = "update sds_participant set owner = ?"
 _COMMITS: Final = "select commits from sds_participant where id = 1 and owner = ?"
 _HINT: Final = "update sds_log set hint = ? where message_id = ?"
@@ -355,6 +356,11 @@ class State:
             transaction.insert(PARTICIPANT, [self._first_row()])
             return self._first_row()
         self._check(found[0])
+        if {name for (name,) in transaction.run(_LOG_COLUMNS)} != set(LOG.names):
+            raise StateError(
+                f"The state {self.place.shown} is of an earlier version: begin a new state, and "
+                "the past of the channel is read from its nodes."
+            )
         transaction.run(_CLAIM, self._owner)
         return found[0]
 

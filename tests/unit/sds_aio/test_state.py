@@ -295,6 +295,15 @@ def test_another_version_is_refused_with_a_sentence(tmp_path: Path) -> None:
         opened(path)
 
 
+def test_a_state_of_an_earlier_version_is_refused_with_a_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "alice.db"
+    opened(path)[0].close()
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("alter table sds_log drop column history")
+    with pytest.raises(StateError, match="earlier version: begin a new state"):
+        opened(path)
+
+
 def test_anothers_state_is_refused_with_a_sentence(tmp_path: Path) -> None:
     path = tmp_path / "alice.db"
     opened(path)[0].close()

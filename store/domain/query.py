@@ -67,9 +67,8 @@ class LimitError(RequestError):
 class QueryInput:
     """The fields of a ``StoreQueryRequest``; ``None`` is "not set".
 
-    ``nwaku_rules``: ``time_end`` is inclusive, times select among ``message_hashes``, a topic that
-    no message can have matches none, the default limit is `NWAKU_PAGE_MESSAGES`, and an unknown
-    cursor is a bad request.
+    ``nwaku_rules``: times select among ``message_hashes``, a topic that no message can have matches
+    none, the default limit is `NWAKU_PAGE_MESSAGES`, and an unknown cursor is a bad request.
     """
 
     include_data: bool = False
@@ -134,12 +133,10 @@ def _plan_as_nwaku(query: QueryInput, rights: TopicRights, limits: RequestLimits
     pubsub_topic = query.pubsub_topic
     if pubsub_topic is not None and not _can_exist(pubsub_topic):
         pubsub_topic = None
-    end_ns = query.time_end
     changed = replace(
         query,
         pubsub_topic=pubsub_topic,
         content_topics=topics,
-        time_end=None if end_ns is None else min(end_ns + 1, MAX_TIMESTAMP_NS),
         limit=query.limit or NWAKU_PAGE_MESSAGES,
     )
     plan = _plan(changed, rights, limits)

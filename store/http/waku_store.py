@@ -111,12 +111,13 @@ def _wanted(exchange: Exchange) -> QueryInput:
             "peerAddr is not served: this node answers from its own store, so leave it out"
         )
     topics = unquote(given["contentTopics"])
+    end_ns = _time(given["endTime"])  # inclusive, as nwaku's REST API has it
     return QueryInput(
         include_data=_flag(given["includeData"]),
         pubsub_topic=unquote(given["pubsubTopic"]) or None,
         content_topics=topics.split(",") if topics else [],
         time_start=_time(given["startTime"]),
-        time_end=_time(given["endTime"]),
+        time_end=None if end_ns is None else min(end_ns + 1, MAX_TIMESTAMP_NS),
         message_hashes=[_hash(each) for each in given["hashes"].split(",") if each],
         cursor=_hash(given["cursor"]) if given["cursor"] else None,
         forward=given["ascending"] in ("", "true"),

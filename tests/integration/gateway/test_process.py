@@ -206,16 +206,17 @@ async def test_queries_are_answered_as_nwaku_answers_them(
     asked: list[tuple[dict[str, Any], list[bytes]]] = [
         ({}, [each for _, each in held[:NODE_PAGE]]),
         ({"pagination_limit": 0}, [each for _, each in held[:NODE_PAGE]]),
-        ({"time_start": at_ns, "time_end": at_ns}, at_once[:NODE_PAGE]),
-        ({"time_end": held[0][0] - 1}, []),
+        ({"time_start": at_ns, "time_end": at_ns}, []),
+        ({"time_start": at_ns, "time_end": at_ns + 1}, at_once[:NODE_PAGE]),
+        ({"time_end": held[0][0]}, []),
         ({"time_end": 2**63 - 1}, [each for _, each in held[:NODE_PAGE]]),
         ({"content_topics": [TOPICS[0], ""]}, topic[:NODE_PAGE]),
         ({"content_topics": [""]}, []),
         ({"content_topics": ["a\0b"]}, []),
         ({"pubsub_topic": ""}, []),
         ({"message_hashes": [digest, other], "time_start": at_ns}, [digest]),
-        ({"message_hashes": [digest, other], "time_end": at_ns - 1}, [other]),
-        ({"message_hashes": [digest], "time_start": at_ns, "time_end": at_ns}, [digest]),
+        ({"message_hashes": [digest, other], "time_end": at_ns}, [other]),
+        ({"message_hashes": [digest], "time_start": at_ns, "time_end": at_ns + 1}, [digest]),
         ({"message_hashes": [digest], "time_start": 2, "time_end": 1}, []),
     ]
     async with WakuClient.connected(gateway.address("tcp")) as client:

@@ -107,9 +107,9 @@ class StoreQueryRequest(_message.Message):
     coverage: _builtins.bool
     """True: the response says how complete the page is."""
     nwaku_rules: _builtins.bool
-    """True: the request is read as nwaku reads it, which is how a gateway to libp2p asks. `time_end` is
-    inclusive. 0 or unset as `pagination_limit` is 20. Times may be set beside `message_hashes`, and
-    select among them. A topic that no message can have matches none. An unknown cursor is 400.
+    """True: the request is read as nwaku reads it, which is how a gateway to libp2p asks. 0 or
+    unset as `pagination_limit` is 20. Times may be set beside `message_hashes`, and select among them.
+    A topic that no message can have matches none. An unknown cursor is 400.
     """
     @_builtins.property
     def content_topics(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:

@@ -106,8 +106,6 @@ MAX_HORIZON_STEP_NS: Final = 2**36
 """Steps in which the horizon of reconciliations moves: at least so many in the time that messages
 are kept, and each at most 69 s long."""
 
-MAX_TOLD_IDS: Final = 16_384
-"""Messages found by a reconciliation that gossip does not announce to the peer that sends them."""
 
 ONLINE_INTERVAL_S: Final = 10.0
 """How often it is noted that the store is online."""

@@ -284,7 +284,8 @@ OTHERS = {
         in_resume(
             "_take",
             "await self._writer.store(admission.admitted.batch, Source.RESUME)",
-            "[True] * len(admission.admitted.batch)",
+            "__import__('store.messages.conflicts').messages.conflicts.StoreResult("
+            "[True] * len(admission.admitted.batch))",
         ),
         "has passed over",
     ),

@@ -8,7 +8,7 @@ frees what a session holds however it ends. Between its two calls a session of a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -37,7 +37,6 @@ from store.sync.limits import (
     LARGE_PAYLOAD_BYTES,
     MAX_HORIZON_STEP_NS,
     MAX_SESSIONS,
-    MAX_TOLD_IDS,
     MIN_KEPT_STEPS,
     RANDOM_CUTS,
     THREADED_ROWS,
@@ -55,8 +54,6 @@ from store.sync.transfer.policy_memory import PolicyMemory
 from storenode.message.limits import NS_PER_S
 
 _DISPLACED: Final = "the session only waited for the peer, and its place went to another peer"
-
-FoundListener = Callable[[str, str, Sequence[bytes]], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,8 +119,6 @@ class Exchange:
             work.node_id, work.store_id, limit=work.max_sessions, silence_ns=silence_ns
         )
         self.memory = PolicyMemory()
-        self.on_found: FoundListener | None = None
-        """Told of the node and the store of a peer that was found to hold what this store lacks."""
         self._plain: set[str] = set()
         """Peers that did not know sums when they were last asked."""
         self._equal: set[str] = set()
@@ -324,9 +319,6 @@ class Exchange:
     async def machine(self, session: Session, account: Account) -> Transfer:
         """The transfer of what a session has found."""
         limits, result = self.work.transfer_limits, account.result
-        newest = session.to_receive[-MAX_TOLD_IDS:].pairs()
-        if newest and self.on_found is not None:
-            self.on_found(session.node_id, session.store_id, [digest for _, digest in newest])
         if session.own:
             limits = limits.with_grace()
 

@@ -254,6 +254,6 @@ DRIVER_MUTANTS = {
         UNEQUAL,
     ),
     "does not adopt unread rows": Mutant(
-        replace_with(GossipDriver, "_adopt", nothing), f"{UNEQUAL}|lacks confirmations", 135
+        replace_with(GossipDriver, "_adopt", nothing), f"{UNEQUAL}|lacks confirmations", 290
     ),
 }

@@ -21,7 +21,7 @@ from store.pipeline.audit.findings import (
     VIOLATION,
     Kinds,
 )
-from store.pipeline.audit.graph import Flags, CausalGraph, Numbers, graph_of
+from store.pipeline.audit.graph import CausalGraph, Flags, Numbers, graph_of
 from store.pipeline.audit.points import last_complete
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from store.pipeline.audit.graph import Flags, CausalGraph, Numbers
+from store.pipeline.audit.graph import CausalGraph, Flags, Numbers
 
 IdsOf = Callable[[Numbers], list[str]]
 

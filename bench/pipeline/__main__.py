@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from bench.pipeline.cpu import apart, measured
+from bench.pipeline.cpu import measured, postgres_cpu_s
 from bench.pipeline.world import filled_database
 from bench.support import report
 from store.pipeline.archive import ArchiveJob, archive
@@ -41,7 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
         with tempfile.TemporaryDirectory() as directory:
             folder = Path(directory)
             with filled_database(folder / "database", messages) as url:
-                found = apart(measure, url, str(folder / "archive"), options.cores)
+                found = measure(url, str(folder / "archive"), options.cores)
         for job, row in found.items():
             per_million = row["cpu_s"] * 1_000_000 / messages
             report(job=job, messages=messages, **row, cpu_s_per_million=per_million)
@@ -60,9 +60,11 @@ def measure(url: str, path: str, cores: int) -> dict[str, dict[str, float]]:
             "audit": lambda: audit(session, AuditJob(ArchiveMessages(session, opened))),
         }
         for name, job in jobs.items():
+            postgres_s = postgres_cpu_s()
             _, used = measured(job)
+            cpu_s = used.cpu_s - (postgres_cpu_s() - postgres_s)
             driver = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / _MEBIBYTE
-            found[name] = {"cpu_s": used.cpu_s, "wall_s": used.wall_s, "driver_mib": driver}
+            found[name] = {"cpu_s": cpu_s, "wall_s": used.wall_s, "driver_mib": driver}
     return found
 
 

@@ -48,7 +48,7 @@ CUT_MANIFEST: Final = "manifest does not begin as its copy does"
 
 
 @dataclass(frozen=True)
-class Fault:
+class VerifyFault:
     """A kind of fault, how many there are, and the first `MAX_LISTED` places."""
 
     kind: str
@@ -60,7 +60,7 @@ class Fault:
 class FaultList:
     """The faults that a job has found."""
 
-    faults: list[Fault] = field(default_factory=list)
+    faults: list[VerifyFault] = field(default_factory=list)
 
     @property
     def sound(self) -> bool:
@@ -72,7 +72,7 @@ class FaultList:
         listed = list(where)
         number = len(listed) if count is None else count
         if number:
-            self.faults.append(Fault(kind, number, tuple(listed[:MAX_LISTED])))
+            self.faults.append(VerifyFault(kind, number, tuple(listed[:MAX_LISTED])))
 
     def faults_as_json(self) -> list[dict[str, Any]]:
         """Return the faults for JSON."""

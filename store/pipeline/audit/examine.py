@@ -21,7 +21,7 @@ from store.pipeline.audit.findings import (
     VIOLATION,
     Kinds,
 )
-from store.pipeline.audit.graph import Flags, Graph, Numbers, graph_of
+from store.pipeline.audit.graph import CausalGraph, Flags, Numbers, graph_of
 from store.pipeline.audit.points import last_complete
 
 
@@ -51,7 +51,7 @@ def examine(rows: pa.RecordBatch, kinds: Kinds) -> Iterator[pa.RecordBatch]:
 @dataclass(frozen=True)
 class _Examination:
     rows: pa.RecordBatch
-    graph: Graph
+    graph: CausalGraph
 
     @property
     def heads(self) -> Flags:

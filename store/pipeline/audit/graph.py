@@ -22,7 +22,7 @@ Clocks = NDArray[np.uint64]
 
 
 @dataclass(frozen=True)
-class Graph:
+class CausalGraph:
     """The graphs of some channels.
 
     By row: ``row_node``. By node: ``first``, a row of it; ``channel``, the number of its channel;
@@ -109,7 +109,7 @@ class Graph:
         return np.bincount(self.child[counted], minlength=self.nodes)
 
 
-def graph_of(rows: pa.RecordBatch) -> Graph:
+def graph_of(rows: pa.RecordBatch) -> CausalGraph:
     """Return the graph of rows of `store.pipeline.audit.findings.ROWS`."""
     lists = rows["parents"]
     ids, row_id, named_id = _coded(rows["message_id"], lists.flatten().fill_null(""))
@@ -123,7 +123,7 @@ def graph_of(rows: pa.RecordBatch) -> Graph:
     lamport = rows["lamport"].fill_null(0).to_numpy(zero_copy_only=False).view(np.uint64)
     ts = rows["ts"].to_numpy(zero_copy_only=False)
     own = rows["own"].to_numpy(zero_copy_only=False)
-    return Graph(
+    return CausalGraph(
         ids=ids,
         row_node=row_node,
         first=first,

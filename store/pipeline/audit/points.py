@@ -9,12 +9,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from store.pipeline.audit.graph import Flags, Graph, Numbers
+from store.pipeline.audit.graph import CausalGraph, Flags, Numbers
 
 IdsOf = Callable[[Numbers], list[str]]
 
 
-def last_complete(graph: Graph, ids_of: IdsOf) -> Numbers:
+def last_complete(graph: CausalGraph, ids_of: IdsOf) -> Numbers:
     """Return by channel the last own node before the first incomplete one, or -1.
 
     ``ids_of`` gives the IDs of nodes.
@@ -38,7 +38,7 @@ def last_complete(graph: Graph, ids_of: IdsOf) -> Numbers:
     return point
 
 
-def _prefix(graph: Graph, ids_of: IdsOf) -> Numbers:
+def _prefix(graph: CausalGraph, ids_of: IdsOf) -> Numbers:
     """Return the own nodes before the first incomplete one of their channel."""
     incomplete = graph.incomplete & graph.own
     first = np.full(graph.channels, np.iinfo(np.uint64).max, np.uint64)
@@ -51,7 +51,7 @@ def _prefix(graph: Graph, ids_of: IdsOf) -> Numbers:
     return np.flatnonzero(before)
 
 
-def _before_by_id(graph: Graph, equal: Flags, ids_of: IdsOf) -> Numbers:
+def _before_by_id(graph: CausalGraph, equal: Flags, ids_of: IdsOf) -> Numbers:
     """Return the nodes with the clock of the first incomplete one, and with lesser IDs."""
     sound = equal & ~graph.incomplete
     sharing = np.zeros(graph.channels, np.bool_)

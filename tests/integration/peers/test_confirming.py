@@ -153,7 +153,9 @@ async def test_a_node_without_gossip_waits_where_another_node_may_have_peers(
     async with await database.connect() as one, await database.connect() as another:
         for node in (one, another):
             await node.execute("select pg_advisory_lock_shared(%s)", (NODES,))
-        waiting = asyncio.create_task(waits.confirmed(messages.hashes, stored, 1, LONG_S))
+        waiting = asyncio.create_task(
+            waits.confirmed(messages.hashes, messages.content_digests, stored, 1, LONG_S)
+        )
         await UnreadEvents(database).confirm([Confirmed(each, "a") for each in messages.hashes])
         assert [each.confirms for each in await waiting] == [1, 1, 1]
     waits.stop()
@@ -165,7 +167,7 @@ async def test_a_node_without_gossip_and_alone_answers_at_once_and_leaves_nothin
     messages = batch()
     waits = SharedConfirmations(publisher.table, publisher.tracking)
     stored = await publisher.store(messages, 1)
-    found = await waits.confirmed(messages.hashes, stored, 1, LONG_S)
+    found = await waits.confirmed(messages.hashes, messages.content_digests, stored, 1, LONG_S)
     assert all("exchanges no read confirmations" in each.reason for each in found)
     assert (await publisher.table.summary()).count == 0
 

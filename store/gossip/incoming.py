@@ -117,7 +117,7 @@ class Incoming:
         for digest in ids:
             place = seen.place(digest)
             if place >= 0:
-                again += bool(seen.bodies[place] & peer.bit)
+                again += bool(seen.sent[place] & peer.bit)
             if digest in peer.asked or digest in peer.batch.under_way:
                 continue
             if len(peer.asked) >= core.config.asked_ids:
@@ -186,9 +186,9 @@ class Incoming:
             core.mark_holder(digest, place, peer.store)
         if not seen.told[place] & peer.bit:
             peer.answer(digest, core.config.queued_ids)
-        if seen.bodies[place] & peer.bit:
+        if seen.came[place] & peer.bit:
             return True
-        seen.bodies[place] |= peer.bit
+        seen.came[place] |= peer.bit
         return False
 
     def _await(self, peer: Peer, digest: bytes, content: bytes) -> None:

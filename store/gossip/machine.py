@@ -309,7 +309,7 @@ class Gossip:
             for digest in batch.hashes:
                 place = self._core.seen.place(digest)
                 if place >= 0:
-                    self._core.seen.bodies[place] |= peer.bit
+                    self._core.seen.came[place] |= peer.bit
 
     def _loaded(self, given: Loaded) -> None:
         peer = self._answered(given.token).peer

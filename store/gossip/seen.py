@@ -1,10 +1,10 @@
 """Which messages are known to be held here, and what peers and stores know of each ("Seen").
 
 The newest `GossipConfig.seen_ids` messages are remembered, in the order in which they became
-known. Four sets go with each, as bits of an integer: the stores that are known to hold it, the
-peers that were told that this node holds it, those that were told again and should answer, and
-those with which its body was exchanged, in either direction. What concerns a peer is about its
-stream, and forgotten with it; what concerns a store stays.
+known. Five sets go with each, as bits of an integer: the stores that are known to hold it, the
+peers that were told that this node holds it, those that were told again and should answer, those
+that its body was sent to, and those that it came from; bodies may cross. What concerns a peer is
+about its stream, and forgotten with it; what concerns a store stays.
 
 The content digest of each is remembered too, empty where it is not known.
 
@@ -45,7 +45,8 @@ class Seen:
         self.holders: list[int] = []
         self.told: list[int] = []
         self.expecting: list[int] = []
-        self.bodies: list[int] = []
+        self.sent: list[int] = []
+        self.came: list[int] = []
         self.quiet: list[bool] = []
         self.content_digests: list[bytes] = []
 
@@ -103,7 +104,8 @@ class Seen:
         """The stream with a peer has ended."""
         self.told = [mask & ~bit for mask in self.told]
         self.expecting = [mask & ~bit for mask in self.expecting]
-        self.bodies = [mask & ~bit for mask in self.bodies]
+        self.sent = [mask & ~bit for mask in self.sent]
+        self.came = [mask & ~bit for mask in self.came]
 
     def forget_store(self, bit: int) -> None:
         """Nothing is known of a store any more."""
@@ -111,7 +113,7 @@ class Seen:
 
     @property
     def _masks(self) -> tuple[list[int], ...]:
-        return self.holders, self.told, self.expecting, self.bodies
+        return self.holders, self.told, self.expecting, self.sent, self.came
 
     def check(self) -> None:
         """Raise AssertionError if an invariant or a bound is broken."""

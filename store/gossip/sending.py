@@ -112,7 +112,7 @@ class Sending:
             place = seen.place(digest)
             if place >= 0:
                 seen.told[place] |= peer.bit
-                seen.bodies[place] |= peer.bit
+                seen.sent[place] |= peer.bit
         pushed = sum(was_pushed for _, _, was_pushed in ready)
         core.count(What.BODIES_PUSHED, pushed)
         core.count(What.BODIES_ANSWERED, len(ready) - pushed)

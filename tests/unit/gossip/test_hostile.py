@@ -25,6 +25,7 @@ from store.gossip.events import (
     PeerLeft,
     Persist,
     Persisted,
+    Publishing,
     Sent,
     SyncLeaves,
     What,
@@ -117,6 +118,17 @@ def test_a_body_that_comes_late_or_from_two_is_no_fault() -> None:
         single.answer(single.receive(peer, Inventory(messages)))
     for peer in "yx":
         assert not counted(single.receive(peer, bodies(messages)), What.BODIES_REPEATED)
+
+
+def test_bodies_that_cross_are_no_fault_and_their_repetition_is() -> None:
+    single, messages = Single(), ids(400)
+    single.answer(single.join("x"))
+    single.step(Publishing(messages))
+    effects = single.answer(single.step(Committed(messages)), messages)
+    assert any(isinstance(frame, Events) for frame in frames(effects, "x"))
+    for repeated in (0, 400):
+        effects = single.receive("x", bodies(messages))
+        assert counted(effects, What.BODIES_REPEATED) == repeated
 
 
 @pytest.mark.parametrize("frame", [GetEvents(ids(2_000)), SyncLeaves(ids(3))])

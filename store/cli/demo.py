@@ -20,7 +20,7 @@ from storenode.cli.options.layers import LayeredCommand, option
 from storenode.cli.options.types import POSITIVE_DURATION
 from storenode.client.errors import NodeError
 from storenode.message.limits import NS_PER_S
-from storenode.message.printing import printable_lines
+from storenode.message.text import printable_lines
 
 LIBRARIES: Final = ("rich", "trustme")
 """Of the extra; the embedded Postgres has a sentence of its own."""

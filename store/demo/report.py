@@ -15,7 +15,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from store.demo.sources import WAYS
-from storenode.message.printing import printable_lines
+from storenode.message.text import printable_lines
 
 LEGEND: Final = (
     ("SDS message", "a line of a conversation, with the IDs of its parents"),

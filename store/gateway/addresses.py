@@ -6,7 +6,7 @@ import ipaddress
 from dataclasses import dataclass, replace
 from typing import Final
 
-from store.gateway.varints import encode_varint
+from storenode.message.varint import varint
 
 _IP4, _TCP, _IP6, _TLS, _WS = 4, 6, 41, 448, 477
 _MAX_PORT: Final = 65_535
@@ -47,12 +47,12 @@ class ListenAddress:
     def encoded(self) -> bytes:
         """The multiaddr in binary."""
         ip = ipaddress.ip_address(self.host)
-        parts = [encode_varint(_IP4 if ip.version == 4 else _IP6), ip.packed]
-        parts += [encode_varint(_TCP), self.port.to_bytes(2, "big")]
+        parts = [varint(_IP4 if ip.version == 4 else _IP6), ip.packed]
+        parts += [varint(_TCP), self.port.to_bytes(2, "big")]
         if self.tls:
-            parts.append(encode_varint(_TLS))
+            parts.append(varint(_TLS))
         if self.websocket:
-            parts.append(encode_varint(_WS))
+            parts.append(varint(_WS))
         return b"".join(parts)
 
 

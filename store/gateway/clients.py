@@ -1,4 +1,4 @@
-"""What each client address has open and has asked for."""
+"""Connections, queries and bytes of each client address."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from store.domain.quota import Bucket, Exceeded
-from store.gateway.budget import Budget
 from store.gateway.faults import Fault
 from store.gateway.limits import (
     CLIENT_QUERIES,
@@ -17,6 +16,36 @@ from store.gateway.limits import (
     MAX_UNREAD_BYTES,
     MAX_UNSENT_BYTES,
 )
+
+
+class ByteBudget:
+    """A number of bytes at a time, which also count in the budget that this one is a share of."""
+
+    __slots__ = ("_limit_bytes", "_whole", "used_bytes")
+
+    def __init__(self, limit_bytes: int, whole: ByteBudget | None = None) -> None:
+        self._limit_bytes = limit_bytes
+        self._whole = whole
+        self.used_bytes = 0
+
+    def take(self, size_bytes: int) -> None:
+        """Count bytes; `give` must follow.
+
+        Raises:
+            Fault: There are too many.
+        """
+        if self.used_bytes + size_bytes > self._limit_bytes:
+            raise Fault("busy", "the gateway holds too many bytes: try again in a few seconds")
+        if self._whole is not None:
+            self._whole.take(size_bytes)
+        self.used_bytes += size_bytes
+
+    def give(self, size_bytes: int) -> None:
+        """Count bytes as given back."""
+        self.used_bytes -= size_bytes
+        assert self.used_bytes >= 0, "more bytes were given back than taken"
+        if self._whole is not None:
+            self._whole.give(size_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +64,14 @@ class Client:
         *("_arrivals", "_requests", "connections", "network", "queries", "unread", "unsent"),
     )
 
-    def __init__(self, network: str, rules: ClientRules, unread: Budget, unsent: Budget) -> None:
+    def __init__(
+        self, network: str, rules: ClientRules, unread: ByteBudget, unsent: ByteBudget
+    ) -> None:
         self.network = network
         self.connections = 0
         self.queries = asyncio.Semaphore(CLIENT_QUERIES)
-        self.unread = Budget(MAX_CLIENT_UNREAD_BYTES, unread)
-        self.unsent = Budget(MAX_CLIENT_UNSENT_BYTES, unsent)
+        self.unread = ByteBudget(MAX_CLIENT_UNREAD_BYTES, unread)
+        self.unsent = ByteBudget(MAX_CLIENT_UNSENT_BYTES, unsent)
         self._arrivals = Bucket(rules.new_connections_per_s, "new connections")
         self._requests = Bucket(rules.requests_per_s, "requests")
 
@@ -72,7 +103,7 @@ class Client:
             ) from None
 
     def at_rest(self, now_ns: int) -> bool:
-        """True when forgetting the address changes nothing."""
+        """Return True if forgetting the address changes nothing."""
         return self.connections == 0 and all(
             bucket.is_full(now_ns) for bucket in (self._arrivals, self._requests)
         )
@@ -83,8 +114,8 @@ class Clients:
 
     def __init__(self, rules: ClientRules) -> None:
         self._rules = rules
-        self._unread = Budget(MAX_UNREAD_BYTES)
-        self._unsent = Budget(MAX_UNSENT_BYTES)
+        self._unread = ByteBudget(MAX_UNREAD_BYTES)
+        self._unsent = ByteBudget(MAX_UNSENT_BYTES)
         self._known: OrderedDict[str, Client] = OrderedDict()
 
     def arrive(self, network: str, now_ns: int) -> Client:

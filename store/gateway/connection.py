@@ -24,9 +24,8 @@ from store.gateway.multiplexing import (
     Opened,
     Received,
 )
-from store.gateway.negotiation import negotiate
 from store.gateway.noise import SecurePipe, StaticKey, secure
-from store.gateway.reading import Pipe, Reader
+from store.gateway.reading import Pipe, Reader, negotiate
 from store.gateway.streams import Stream
 from store.observe.logging import get_logger
 

@@ -8,7 +8,8 @@ from typing import Final
 from store.gateway.faults import Fault
 from store.gateway.limits import MAX_FRAME_BYTES
 from store.gateway.multiplexing import Aborted, Body, Event, Finished, Noted, Opened
-from store.gateway.varints import decode_varint, delimited, encode_varint
+from store.gateway.varints import decode_varint, delimited
+from storenode.message.varint import varint
 
 PROTOCOL: Final = "/mplex/6.7.0"
 
@@ -74,7 +75,7 @@ class Mplex:
 
     def data(self, stream: int, data: bytes) -> bytes:
         """A frame with data."""
-        return encode_varint(stream << 3 | _MESSAGE - 1) + delimited(data)
+        return varint(stream << 3 | _MESSAGE - 1) + delimited(data)
 
     def credit(self, stream: int, size_bytes: int) -> bytes:  # noqa: ARG002
         """Nothing: mplex has no flow control."""
@@ -82,11 +83,11 @@ class Mplex:
 
     def finished(self, stream: int) -> bytes:
         """The end of what is sent."""
-        return encode_varint(stream << 3 | _CLOSE - 1) + b"\x00"
+        return varint(stream << 3 | _CLOSE - 1) + b"\x00"
 
     def aborted(self, stream: int) -> bytes:
         """The end of both ways."""
-        return encode_varint(stream << 3 | _RESET - 1) + b"\x00"
+        return varint(stream << 3 | _RESET - 1) + b"\x00"
 
     def goodbye(self) -> bytes:
         """Nothing: mplex has no such frame."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
-from store.gateway.budget import Budget
+from store.gateway.clients import ByteBudget
 from store.gateway.faults import Ended, Fault
 from store.gateway.limits import CHUNK_BYTES, MAX_STREAM_UNREAD_BYTES, MIN_CHUNK_BYTES
 from store.gateway.multiplexing import Multiplexer
@@ -27,7 +27,7 @@ class Carrier(Protocol):
 class Stream:
     """A pipe; `feed`, `finish`, `fail` and `credit` say what its connection received."""
 
-    def __init__(self, number: int, carrier: Carrier, unread: Budget) -> None:
+    def __init__(self, number: int, carrier: Carrier, unread: ByteBudget) -> None:
         self.number = number
         self._carrier = carrier
         self._budget = unread

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from storenode.message.varint import varint
+
 MAX_VARINT_BYTES: Final = 9
 """Of an unsigned varint of multiformats."""
 
@@ -13,18 +15,8 @@ BYTES: Final = 2
 _FIXED: Final = {1: 8, 5: 4}
 
 
-def encode_varint(value: int) -> bytes:
-    """Seven bits a byte, the lowest first."""
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
 def decode_varint(data: bytes | bytearray | memoryview, start: int) -> tuple[int, int] | None:
-    """The value at ``start`` and where it ends; None: it is not complete.
+    """Return the value at ``start`` and where it ends; None: it is not complete.
 
     Raises:
         ValueError: It has more than `MAX_VARINT_BYTES`.
@@ -41,22 +33,22 @@ def decode_varint(data: bytes | bytearray | memoryview, start: int) -> tuple[int
 
 
 def delimited(data: bytes) -> bytes:
-    """The bytes behind their length."""
-    return encode_varint(len(data)) + data
+    """Return the bytes behind their length."""
+    return varint(len(data)) + data
 
 
 def number_field(number: int, value: int) -> bytes:
-    """A field of protobuf with a number."""
-    return encode_varint(number << 3 | VARINT) + encode_varint(value)
+    """Encode a field of protobuf with a number."""
+    return varint(number << 3 | VARINT) + varint(value)
 
 
 def bytes_field(number: int, value: bytes) -> bytes:
-    """A field of protobuf with bytes, a text or a message."""
-    return encode_varint(number << 3 | BYTES) + delimited(value)
+    """Encode a field of protobuf with bytes, a text or a message."""
+    return varint(number << 3 | BYTES) + delimited(value)
 
 
 def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Numbers and values of the fields of a message, those with varints and bytes alone.
+    """Yield numbers and values of the fields of a message, those with varints and bytes alone.
 
     Raises:
         ValueError: It is no message of protobuf.

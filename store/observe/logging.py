@@ -19,7 +19,7 @@ from structlog.typing import EventDict, FilteringBoundLogger, Processor, Wrapped
 
 from store.observe.flood import FloodGate
 from store.observe.limits import MAX_LOG_TEXT_CHARS, MAX_TRACEBACK_CHARS
-from storenode.message.printing import printable
+from storenode.message.text import printable
 
 Logger = FilteringBoundLogger
 

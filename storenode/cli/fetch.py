@@ -20,7 +20,7 @@ from storenode.cli.client.session import Session
 from storenode.cli.client.text import labelled, safe
 from storenode.cli.errors import FAILED, OK, USAGE, CliError
 from storenode.message.limits import HASH_BYTES
-from storenode.message.parsing import parse_hex
+from storenode.message.text import parse_hex
 from storenode.sds.limits import MAX_ID_BYTES
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import Final
 from storenode.client.errors import ArgumentError, MessageRejected, NotConfirmed
 from storenode.client.messages import outcome_name
 from storenode.message.hashing import message_hash
-from storenode.message.parsing import check_nanoseconds
+from storenode.message.text import check_nanoseconds
 from storenode.message.topics import DEFAULT_PUBSUB_TOPIC
 from storenode.sds import codec
 from storenode.wire.sds.v1.message_pb2 import HistoryEntry

@@ -16,8 +16,9 @@ from typing import Any, TypeVar, cast
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
+from storenode.client.errors import ArgumentError
 from storenode.client.messages import hash_of
-from storenode.message.parsing import parse_hex
+from storenode.message.text import parse_hex
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 
 Plain = dict[str, Any]
@@ -31,10 +32,6 @@ _INTEGERS = frozenset(
         FieldDescriptor.CPPTYPE_UINT64,
     }
 )
-
-
-class MessageShapeError(ValueError):
-    """A JSON value is not a message; the text says what is wrong with it."""
 
 
 def to_plain(message: Message) -> Plain:
@@ -62,19 +59,19 @@ def to_json(message: Message) -> str:
 
 
 def message_from_plain(plain: object) -> WakuMessageAndTopic:
-    """A message to publish from what ``scan --json`` prints for one.
+    """Read a message to publish from what ``scan --json`` prints for one.
 
     Raises:
-        MessageShapeError: A field is unknown or has a wrong type, or ``message_hash`` is not the
+        ArgumentError: A field is unknown or has a wrong type, or ``message_hash`` is not the
             message's hash.
     """
     if not isinstance(plain, Mapping):
-        raise MessageShapeError("it is not a JSON object")
+        raise ArgumentError("it is not a JSON object")
     fields = dict(plain)
     claimed = fields.pop("message_hash", None)
     item = _from_plain(WakuMessageAndTopic(), fields)
     if not item.HasField("message"):
-        raise MessageShapeError('the field "message" is missing')
+        raise ArgumentError('the field "message" is missing')
     if claimed is not None:
         _check_hash(item, claimed)
     return item
@@ -84,9 +81,9 @@ def _check_hash(item: WakuMessageAndTopic, claimed: object) -> None:
     try:
         found = hash_of(item).hex()
     except ValueError as error:
-        raise MessageShapeError(str(error)) from error
+        raise ArgumentError(str(error)) from error
     if str(claimed).removeprefix("0x") != found:
-        raise MessageShapeError(
+        raise ArgumentError(
             '"message_hash" is not the hash of the message: leave it out if it changed'
         )
 
@@ -138,11 +135,11 @@ def _from_plain(message: _M, plain: Mapping[Any, Any]) -> _M:
     known = cast("Mapping[str, FieldDescriptor]", message.DESCRIPTOR.fields_by_name)
     for name, value in plain.items():
         if name not in known:
-            raise MessageShapeError(f"the field {name!r} is unknown: {', '.join(known)} are known")
+            raise ArgumentError(f"the field {name!r} is unknown: {', '.join(known)} are known")
         field = known[name]
         if field.message_type is not None:
             if not isinstance(value, Mapping):
-                raise MessageShapeError(f"the field {name!r} is not a JSON object")
+                raise ArgumentError(f"the field {name!r} is not a JSON object")
             target = getattr(message, name)
             target.SetInParent()
             _from_plain(target, value)
@@ -155,21 +152,21 @@ def _set_scalar(message: Message, field: FieldDescriptor, value: object) -> None
     if field.type == FieldDescriptor.TYPE_BYTES:
         scalar: object = _bytes(field.name, value)
     elif field.cpp_type in _INTEGERS and (isinstance(value, bool) or not isinstance(value, int)):
-        raise MessageShapeError(f"the field {field.name!r} is not a whole number")
+        raise ArgumentError(f"the field {field.name!r} is not a whole number")
     elif field.type == FieldDescriptor.TYPE_BOOL and not isinstance(value, bool):
-        raise MessageShapeError(f"the field {field.name!r} is not true or false")
+        raise ArgumentError(f"the field {field.name!r} is not true or false")
     else:
         scalar = value
     try:
         setattr(message, field.name, scalar)
     except (TypeError, ValueError) as error:
-        raise MessageShapeError(f"the field {field.name!r} has a wrong value") from error
+        raise ArgumentError(f"the field {field.name!r} has a wrong value") from error
 
 
 def _bytes(name: str, value: object) -> bytes:
     if not isinstance(value, str):
-        raise MessageShapeError(f"the field {name!r} is not text with hexadecimal digits")
+        raise ArgumentError(f"the field {name!r} is not text with hexadecimal digits")
     try:
         return parse_hex(value)
     except ValueError as error:
-        raise MessageShapeError(f"the field {name!r} is not hexadecimal") from error
+        raise ArgumentError(f"the field {name!r} is not hexadecimal") from error

@@ -18,6 +18,7 @@ from storenode.client.limits import (
     HEDGE_DELAY_S,
 )
 from storenode.client.nodes import Node, Nodes
+from storenode.connection.channel import speaks_tls
 from storenode.connection.errors import (
     CallTimeout,
     ConnectionLost,
@@ -29,7 +30,6 @@ from storenode.connection.errors import (
     node_error,
     silent_node,
 )
-from storenode.connection.probe import speaks_tls
 
 _R = TypeVar("_R")
 _Q = TypeVar("_Q")

@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
+import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass
+from ipaddress import ip_address
 from typing import Any, Final
 
 import grpc
 
 from storenode.connection.errors import ClientOptionError
-from storenode.connection.hosts import is_loopback
 from storenode.connection.limits import (
     KEEPALIVE_INTERVAL_MS,
     KEEPALIVE_TIMEOUT_MS,
     MAX_PORT,
     MAX_RECONNECT_DELAY_MS,
     MAX_RESPONSE_BYTES,
+    PROBE_TIMEOUT_S,
 )
+
+
+def is_loopback(host: str) -> bool:
+    """Return True if the host can only be this machine: ``localhost`` or a loopback address."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
+
 
 Metadata = tuple[tuple[str, str], ...]
 
@@ -122,3 +136,19 @@ def _authorization(token: str | None) -> Metadata:
             "line that the operator of the node issued."
         )
     return (("authorization", f"Bearer {token}"),)
+
+
+async def speaks_tls(address: str) -> bool:
+    """Return True if a TLS handshake succeeds at an address; nothing else is sent."""
+    host, port = parse_address(address)
+    context = ssl.create_default_context()
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    try:
+        async with asyncio.timeout(PROBE_TIMEOUT_S):
+            _, writer = await asyncio.open_connection(host, port, ssl=context)
+    except OSError:  # TimeoutError and ssl.SSLError are kinds of it
+        return False
+    writer.transport.abort()
+    return True

@@ -14,7 +14,7 @@ from store.pipeline.audit.tables import COUNTED, AuditTables
 from store.pipeline.claims import ClaimResults
 from store.pipeline.limits import MAX_LISTED
 from store.pipeline.reports import time_text
-from storenode.message.printing import printable
+from storenode.message.text import printable
 
 _NOTHING_MISSING: Final[dict[str, Any]] = {
     "missing_since": None,

@@ -47,7 +47,7 @@ from store.pipeline.fingerprints import HASH_WORDS
 from store.pipeline.limits import DAY_NS
 from store.pipeline.message_sets import DatabaseMessages, MessageSet
 from store.pipeline.scan import shuffle_partitions, start_of, sums
-from storenode.message.printing import printable
+from storenode.message.text import printable
 from storenode.sds.limits import MAX_ID_BYTES
 
 MAX_CHANNEL_ENTRIES: Final = 5_000_000

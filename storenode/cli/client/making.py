@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 from storenode.cli.client.text import safe
 from storenode.cli.errors import FAILED, USAGE, CliError
+from storenode.client.errors import ArgumentError
 from storenode.client.messages import hash_of, new_message
-from storenode.client.plain import MessageShapeError, message_from_plain
+from storenode.client.plain import message_from_plain
 from storenode.client.sds_messages import sds_payload
 from storenode.message.limits import MAX_TIMESTAMP_NS
 from storenode.sds.proofs import message_digest
@@ -136,7 +137,7 @@ class JsonLines:
             if isinstance(value, dict) and _CURSOR_KEYS & value.keys():
                 return None
             return message_from_plain(value)
-        except MessageShapeError as error:
+        except ArgumentError as error:
             raise self._refused(str(error)) from error
         except (ValueError, RecursionError) as error:
             raise self._refused("it is not JSON in UTF-8") from error

@@ -24,7 +24,7 @@ from storenode.client.errors import ClientOptionError, NodeError
 from storenode.client.node import NodeClient, connect
 from storenode.connection.channel import TlsIdentity
 from storenode.message.limits import HASH_BYTES
-from storenode.message.parsing import parse_hex
+from storenode.message.text import parse_hex
 
 DEFAULT_NODE = "127.0.0.1:7420"
 DEFAULT_ADMIN = "127.0.0.1:7421"

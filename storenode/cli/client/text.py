@@ -11,8 +11,7 @@ from typing import Final
 from storenode.cli.client.limits import PREVIEW_CHARS, SHORT_HASH_CHARS
 from storenode.cli.options.types import Parsed
 from storenode.message.limits import MAX_TIMESTAMP_NS, NS_PER_S
-from storenode.message.parsing import check_nanoseconds
-from storenode.message.printing import printable
+from storenode.message.text import check_nanoseconds, printable
 
 safe: Final = printable
 

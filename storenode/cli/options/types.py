@@ -11,7 +11,7 @@ from typing import Final
 import click
 
 from storenode.cli.options.units import format_size, parse_duration_ns, parse_size_bytes
-from storenode.connection.hosts import is_loopback
+from storenode.connection.channel import is_loopback
 
 MAX_PORT: Final = 65_535
 _NODE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")

@@ -3,13 +3,12 @@
 import pytest
 
 from storenode.client.retry import Retry
-from storenode.connection.channel import TlsIdentity, open_channel, parse_address
+from storenode.connection.channel import TlsIdentity, is_loopback, open_channel, parse_address
 from storenode.connection.errors import (
     ClientOptionError,
     NodeUnavailable,
     query_error,
 )
-from storenode.connection.hosts import is_loopback
 
 TLS = TlsIdentity(ca=b"-----BEGIN CERTIFICATE-----\n-----END CERTIFICATE-----\n")
 

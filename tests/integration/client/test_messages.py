@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from storenode.client.errors import ArgumentError
 from storenode.client.messages import (
     hash_of,
     new_message,
@@ -15,7 +16,7 @@ from storenode.client.messages import (
     outcome_name,
     publish_requests,
 )
-from storenode.client.plain import MessageShapeError, message_from_plain, to_plain
+from storenode.client.plain import message_from_plain, to_plain
 from storenode.client.sds_messages import sds_payload, sds_view
 from storenode.message.hashing import message_hash
 from storenode.wire.storenode.v1.admin_pb2 import NodeStatus, PeerStatus, SyncReport
@@ -148,7 +149,7 @@ def test_an_outcome_of_a_newer_node_is_given_by_its_number() -> None:
     ],
 )
 def test_json_that_is_no_message_is_refused_with_the_field(value: object, cause: str) -> None:
-    with pytest.raises(MessageShapeError, match=cause):
+    with pytest.raises(ArgumentError, match=cause):
         message_from_plain(value)
 
 

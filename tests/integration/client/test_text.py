@@ -12,7 +12,7 @@ from storenode.cli.client.session import entry
 from storenode.cli.client.text import format_time, parse_time_ns, preview, safe
 from storenode.client.message import nanoseconds
 from storenode.message.limits import MAX_TIMESTAMP_NS
-from storenode.message.parsing import parse_hex
+from storenode.message.text import parse_hex
 
 UNSAFE_CATEGORIES = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
 

@@ -21,7 +21,7 @@ from store.pipeline.audit.summary import AuditReport as Report
 from store.pipeline.delta import DeltaArchive
 from store.pipeline.errors import PipelineError
 from store.pipeline.message_sets import ArchiveMessages, DatabaseMessages
-from storenode.message.printing import printable
+from storenode.message.text import printable
 from storenode.sds import codec
 from storenode.sds.limits import MAX_ID_BYTES
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic

@@ -14,17 +14,16 @@ from store.gateway.addresses import ListenAddress, network_of, parse_listen_addr
 from store.gateway.faults import Ended, Fault
 from store.gateway.identity import Identity, base58, require_proof
 from store.gateway.links import TcpLink, WebSocketLink
-from store.gateway.negotiation import negotiate
-from store.gateway.reading import Reader
+from store.gateway.reading import Reader, negotiate
 from store.gateway.varints import (
     MAX_VARINT_BYTES,
     bytes_field,
     decode_varint,
     delimited,
-    encode_varint,
     fields,
     number_field,
 )
+from storenode.message.varint import varint
 
 GREETING = delimited(b"/multistream/1.0.0\n")
 
@@ -49,7 +48,7 @@ def one_by_one(data: bytes) -> Pieces:
 
 @given(st.integers(0, 2**63 - 1), st.binary(max_size=5))
 def test_a_varint_comes_back_and_what_follows_is_left(value: int, rest: bytes) -> None:
-    encoded = encode_varint(value)
+    encoded = varint(value)
     assert decode_varint(b"??" + encoded + rest, 2) == (value, 2 + len(encoded))
     assert all(decode_varint(encoded[:size], 0) is None for size in range(len(encoded)))
 
@@ -138,7 +137,7 @@ async def test_a_negotiation_may_come_byte_by_byte_and_ends_with_a_known_protoco
     [
         (delimited(b"/multistream/2.0.0\n"), "malformed"),
         (delimited(b"/multistream/1.0.0"), "malformed"),
-        (encode_varint(1_025), "too_large"),
+        (varint(1_025), "too_large"),
         (b"\xff" * 10, "malformed"),
         (GREETING + delimited(b"/x\n") * 16, "no_protocol"),
         (GREETING + delimited(b"\xff\xfe\n") * 16, "no_protocol"),

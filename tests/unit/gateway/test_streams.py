@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from store.gateway.budget import Budget
+from store.gateway.clients import ByteBudget
 from store.gateway.faults import Ended, Fault
 from store.gateway.limits import (
     CHUNK_BYTES,
@@ -32,7 +32,7 @@ class Carrier:
 
 
 def test_what_is_not_read_is_bounded_by_stream_and_by_all() -> None:
-    budget = Budget(MAX_STREAM_UNREAD_BYTES + 10)
+    budget = ByteBudget(MAX_STREAM_UNREAD_BYTES + 10)
     stream, other = (Stream(each, Carrier(Mplex()), budget) for each in (1, 3))
     stream.feed(bytes(MAX_STREAM_UNREAD_BYTES))
     with pytest.raises(Fault) as caught:
@@ -43,12 +43,12 @@ def test_what_is_not_read_is_bounded_by_stream_and_by_all() -> None:
     assert caught.value.reason == "busy"
     for each in (stream, other):
         each.discard()
-    assert budget.held_bytes == 0
+    assert budget.used_bytes == 0
 
 
 async def test_a_window_of_yamux_is_kept_and_opened_by_the_client() -> None:
     carrier = Carrier(Yamux())
-    stream = Stream(1, carrier, Budget(1_000))
+    stream = Stream(1, carrier, ByteBudget(1_000))
     sending = asyncio.create_task(stream.send(bytes(WINDOW_BYTES + 500)))
 
     def sent_bytes() -> int:
@@ -69,7 +69,7 @@ async def test_a_window_of_yamux_is_kept_and_opened_by_the_client() -> None:
 
 async def test_a_window_that_opens_byte_by_byte_is_not_used_byte_by_byte() -> None:
     carrier = Carrier(Yamux())
-    stream = Stream(1, carrier, Budget(1_000))
+    stream = Stream(1, carrier, ByteBudget(1_000))
     sending = asyncio.create_task(stream.send(bytes(WINDOW_BYTES + 10_000)))
     for _ in range(10_000):
         await asyncio.sleep(0)
@@ -79,7 +79,7 @@ async def test_a_window_that_opens_byte_by_byte_is_not_used_byte_by_byte() -> No
 
 
 async def test_a_stream_that_the_client_gave_up_ends_who_waits_on_it() -> None:
-    stream = Stream(1, Carrier(Yamux()), Budget(1_000))
+    stream = Stream(1, Carrier(Yamux()), ByteBudget(1_000))
     waiting = [
         asyncio.create_task(stream.receive()),
         asyncio.create_task(stream.send(bytes(2 * WINDOW_BYTES))),

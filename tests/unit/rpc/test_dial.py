@@ -7,7 +7,7 @@ from store.domain.ports import PeerAddress
 from store.rpc.dial import Callee, CallFailed, PeerCall
 from store.sync.errors import MAX_PEER_TEXT_CHARS, shown
 from storenode.connection import ending
-from storenode.connection.hosts import is_loopback
+from storenode.connection.channel import is_loopback
 from tests.support.breaking_call import BROKEN, ENDED, ORDERS, BreakingCall, Status
 
 

@@ -1,4 +1,4 @@
-"""Values as people write them: bytes as hexadecimal digits, times as numbers."""
+"""Text of people and strangers: hexadecimal digits, times as numbers, and what does not print."""
 
 from __future__ import annotations
 
@@ -6,7 +6,22 @@ from datetime import UTC, datetime
 from typing import Final
 
 from storenode.message.limits import NS_PER_S
-from storenode.message.printing import printable
+
+
+def printable(text: str) -> str:
+    """Return the text with everything that does not print written as an escape.
+
+    Control characters, marks of direction and separators of lines are among it.
+    """
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
+
+
+def printable_lines(text: str) -> str:
+    """Return the same of several lines, which stay lines."""
+    return "\n".join(map(printable, text.split("\n")))
+
 
 _SCALES: Final = {"seconds": 1, "milliseconds": 10**3, "microseconds": 10**6}
 _FIRST_S: Final = 1_262_304_000

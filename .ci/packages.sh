@@ -2,7 +2,7 @@
 # Installs the Debian packages that the checks need and that are missing; names them where it may not.
 set -euo pipefail
 
-# program package
+# program, or path of a library, and package
 wanted=(
     "docker-compose docker-compose"
     "promtool prometheus"
@@ -11,11 +11,12 @@ wanted=(
     "openssl openssl"
     "chromium chromium"
     "chromedriver chromium-driver"
+    "/usr/lib/*/libnss_wrapper.so libnss-wrapper"
 )
 missing=()
 for pair in "${wanted[@]}"; do
     read -r program package <<<"$pair"
-    command -v "$program" >/dev/null || missing+=("$package")
+    command -v "$program" >/dev/null || compgen -G "$program" >/dev/null || missing+=("$package")
 done
 
 if [ ${#missing[@]} -eq 0 ]; then

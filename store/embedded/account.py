@@ -4,11 +4,13 @@ As root, a new cluster gets a user ID that nothing else on the machine uses. Oth
 account could reach the cluster, whatever its modes, through `/proc/PID/fd` of the server.
 """
 
+import contextlib
+import ctypes.util
 import hashlib
 import os
 import pwd
-from collections.abc import Sequence
-from dataclasses import dataclass
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -17,29 +19,25 @@ from store.embedded.errors import EmbeddedPostgresError
 NAME: Final = "storenode"
 """An account of this name is used where there is one: it was made for this."""
 
+SHARED_NAME: Final = "nobody"
+"""Used as root where there is neither that account nor a library that names an unused user ID."""
+
 UNUSED_IDS: Final[Sequence[int]] = range(60_578, 61_184)
 """Left free by distributions, by systemd and by subordinate IDs, and mapped in containers.
 
 Source: systemd, "Users, Groups, UIDs and GIDs on systemd Systems".
 """
 
-
-@dataclass(frozen=True)
-class Account:
-    """User and group of a process; `name` is for messages."""
-
-    uid: int
-    gid: int
-    name: str
+_NSS_WRAPPER_PATTERNS: Final = ("usr/lib/*/libnss_wrapper.so", "usr/lib*/libnss_wrapper.so")
 
 
-def account_for(cluster: Path) -> Account | None:
-    """Return the account to become for this cluster; None to stay what we are.
+def account_for(cluster: Path) -> pwd.struct_passwd | None:
+    """Return the account to become for this cluster; None to keep that of this process.
 
     As root, a cluster that exists decides by its owner, as Postgres demands that it runs as it.
 
     Raises:
-        EmbeddedPostgresError: The cluster belongs to somebody else, or no account is left.
+        EmbeddedPostgresError: The cluster belongs to another user, or no account is left.
     """
     owner = _owner_of(cluster)
     if os.geteuid() != 0:
@@ -55,18 +53,59 @@ def account_for(cluster: Path) -> Account | None:
     if owner == 0:
         raise EmbeddedPostgresError(
             f"The database in {cluster} belongs to root, which Postgres refuses to run as: give"
-            f" it away with `chown -R {_new_account(cluster).name} {cluster}`."
+            f" it away with `chown -R {_new_account(cluster).pw_name} {cluster}`."
         )
     return _by_uid(owner)
 
 
 def has_name(uid: int) -> bool:
-    """Return True if the system knows a name for a user ID."""
+    """Return True if the system has a name for a user ID."""
     try:
         pwd.getpwuid(uid)
     except KeyError:
         return False
     return True
+
+
+def find_nss_wrapper() -> str | None:
+    """Return the library nss_wrapper, by a name or path for `LD_PRELOAD`; None if there is none."""
+    paths = (str(path) for each in _NSS_WRAPPER_PATTERNS for path in Path("/").glob(each))
+    return ctypes.util.find_library("nss_wrapper") or next(paths, None)
+
+
+@contextlib.contextmanager
+def named_user(account: pwd.struct_passwd | None) -> Iterator[Mapping[str, str]]:
+    """Yield the variables by which a program finds a name for its user ID.
+
+    `initdb` and a single-user session look it up and fail without one (Postgres,
+    `src/common/username.c`), as under `docker run --user 54321`. A server needs none.
+
+    Raises:
+        EmbeddedPostgresError: The user ID has no name and nss_wrapper is not installed.
+    """
+    uid, gid = (account.pw_uid, account.pw_gid) if account else (os.geteuid(), os.getegid())
+    if has_name(uid):
+        yield {}
+        return
+    library = find_nss_wrapper()
+    if library is None:
+        raise EmbeddedPostgresError(
+            f"User ID {uid} has no name, without which Postgres makes no database: install"
+            " libnss-wrapper (Debian's name of the package), or give the user ID a name in"
+            " /etc/passwd."
+        )
+    with tempfile.TemporaryDirectory(prefix="storenode-user-") as directory:
+        passwd, group = Path(directory, "passwd"), Path(directory, "group")
+        passwd.write_text(f"{NAME}:x:{uid}:{gid}::/:/bin/false\n")
+        group.write_text(f"{NAME}:x:{gid}:\n")
+        # The account reads them, which need not be that of this process.
+        for path, mode in ((passwd, 0o644), (group, 0o644), (Path(directory), 0o755)):
+            path.chmod(mode)
+        yield {
+            "LD_PRELOAD": ":".join(filter(None, [library, os.environ.get("LD_PRELOAD")])),
+            "NSS_WRAPPER_PASSWD": str(passwd),
+            "NSS_WRAPPER_GROUP": str(group),
+        }
 
 
 def _owner_of(cluster: Path) -> int | None:
@@ -76,12 +115,11 @@ def _owner_of(cluster: Path) -> int | None:
         return None
 
 
-def _new_account(cluster: Path) -> Account:
-    try:
-        entry = pwd.getpwnam(NAME)
-    except KeyError:
-        return _by_uid(_unused_id(cluster.parent))
-    return Account(entry.pw_uid, entry.pw_gid, NAME)
+def _new_account(cluster: Path) -> pwd.struct_passwd:
+    for name in (NAME,) if find_nss_wrapper() else (NAME, SHARED_NAME):
+        with contextlib.suppress(KeyError):
+            return pwd.getpwnam(name)
+    return _by_uid(_unused_id(cluster.parent))
 
 
 def _unused_id(data_dir: Path) -> int:
@@ -108,9 +146,8 @@ def _ids_of_processes() -> set[int]:
     return found
 
 
-def _by_uid(uid: int) -> Account:
+def _by_uid(uid: int) -> pwd.struct_passwd:
     try:
-        entry = pwd.getpwuid(uid)
+        return pwd.getpwuid(uid)
     except KeyError:
-        return Account(uid, uid, str(uid))
-    return Account(uid, entry.pw_gid, entry.pw_name)
+        return pwd.struct_passwd((str(uid), "x", uid, uid, "", "/", "/bin/false"))

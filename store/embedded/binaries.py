@@ -96,7 +96,7 @@ def reachable(installation: Installation, launch: Launch) -> Installation:
             copy = _copied_below(Path(base), installation)
             if copy is not None and _why_not_executable(copy, launch) is None:
                 return copy
-    who = launch.account.name if launch.account else "this user"
+    who = launch.account.pw_name if launch.account else "this user"
     raise EmbeddedPostgresError(
         f"{installation.program('postgres')} cannot be executed as {who} ({reason}): install"
         " storenode in a directory that this account can read, or use --database-url."

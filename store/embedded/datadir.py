@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import json
 import os
+import pwd
 import secrets
 import stat
 import tempfile
@@ -19,7 +20,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from store.embedded.account import Account
 from store.embedded.errors import EmbeddedPostgresError
 from store.embedded.limits import MAX_PID_FILE_BYTES
 from store.embedded.process import ON_LINUX, Launch, command_line, give_to_owner_of
@@ -212,7 +212,7 @@ class DataDir:
 
 
 @contextlib.contextmanager
-def child_view(directory: Path, account: Account | None) -> Iterator[tuple[Launch, str]]:
+def child_view(directory: Path, account: pwd.struct_passwd | None) -> Iterator[tuple[Launch, str]]:
     """How a program finds a directory: the way to launch it, and the path to tell it.
 
     Under another account on Linux that is an open descriptor, through which the directory is

@@ -1,11 +1,13 @@
 """Making a cluster, and the single-user sessions that need no password."""
 
 import os
+import pwd
 import shutil
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
-from store.embedded.account import Account
+from store.embedded.account import named_user
 from store.embedded.binaries import Installation
 from store.embedded.datadir import DATABASE, ROLE, Access, DataDir, child_view, new_password
 
@@ -18,7 +20,7 @@ host {DATABASE} {ROLE} 127.0.0.1/32 scram-sha-256
 _CHECKPOINT_ROLE_SINCE = 15
 
 
-def make_cluster(data: DataDir, account: Account | None, binaries: Installation) -> None:
+def make_cluster(data: DataDir, account: pwd.struct_passwd | None, binaries: Installation) -> None:
     """Make the cluster, its role and its database, all of it or nothing.
 
     It grows in a directory of its own and moves into its place when it is whole and on disk, so
@@ -34,7 +36,7 @@ def make_cluster(data: DataDir, account: Account | None, binaries: Installation)
     staging = Path(tempfile.mkdtemp(prefix="postgres.new-", dir=data.path))
     try:
         if account is not None:
-            os.chown(staging, account.uid, account.gid)
+            os.chown(staging, account.pw_uid, account.pw_gid)
         _initdb(staging, account, binaries)
         _run_sql(staging / "cluster", account, binaries, _setup_sql(access, binaries.major))
         (staging / "cluster" / "pg_hba.conf").write_text(_HBA)
@@ -46,7 +48,9 @@ def make_cluster(data: DataDir, account: Account | None, binaries: Installation)
         shutil.rmtree(staging, ignore_errors=True)
 
 
-def reset_password(data: DataDir, account: Account | None, binaries: Installation) -> Access:
+def reset_password(
+    data: DataDir, account: pwd.struct_passwd | None, binaries: Installation
+) -> Access:
     """Give the role of a stopped cluster a new password, when the saved one is lost.
 
     Raises:
@@ -67,9 +71,9 @@ def remove_leftovers(data: DataDir) -> None:
         path.unlink(missing_ok=True)
 
 
-def _initdb(staging: Path, account: Account | None, binaries: Installation) -> None:
-    with child_view(staging, account) as (launch, path):
-        launch.run(
+def _initdb(staging: Path, account: pwd.struct_passwd | None, binaries: Installation) -> None:
+    with child_view(staging, account) as (launch, path), named_user(account) as variables:
+        replace(launch, environment=variables).run(
             [
                 binaries.program("initdb"),
                 f"--pgdata={path}/cluster",
@@ -91,8 +95,10 @@ def _setup_sql(access: Access, major: int) -> str:
     )
 
 
-def _run_sql(cluster: Path, account: Account | None, binaries: Installation, sql: str) -> None:
-    with child_view(cluster, account) as (launch, path):
+def _run_sql(
+    cluster: Path, account: pwd.struct_passwd | None, binaries: Installation, sql: str
+) -> None:
+    with child_view(cluster, account) as (launch, path), named_user(account) as variables:
         command = [binaries.program("postgres"), "--single", "-D", path]
         # A statement that fails must neither be passed over nor be logged with its password.
         for setting in (
@@ -101,7 +107,7 @@ def _run_sql(cluster: Path, account: Account | None, binaries: Installation, sql
             "password_encryption=scram-sha-256",
         ):
             command += ["-c", setting]
-        launch.run([*command, "postgres"], stdin=sql)
+        replace(launch, environment=variables).run([*command, "postgres"], stdin=sql)
 
 
 def _sync(directory: Path) -> None:

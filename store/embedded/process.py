@@ -3,15 +3,15 @@
 import json
 import os
 import platform
+import pwd
 import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Self
 
-from store.embedded.account import Account
 from store.embedded.limits import (
     LOG_READ_BYTES,
     MAX_LOG_BYTES,
@@ -19,7 +19,6 @@ from store.embedded.limits import (
     MAX_TAIL_BYTES,
     TOOL_TIMEOUT_S,
 )
-from store.embedded.user_names import named_user
 
 _LAUNCHER = str(Path(__file__).with_name("launcher.py"))
 ON_LINUX = platform.system() == "Linux"
@@ -39,7 +38,7 @@ class ProgramFailedError(Exception):
 class Launch:
     """How a program is started: its account, descriptors kept open, and further variables."""
 
-    account: Account | None = None
+    account: pwd.struct_passwd | None = None
     pass_fds: tuple[int, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
 
@@ -52,8 +51,8 @@ class Launch:
         """
         options = {
             "parent": os.getpid(),
-            "uid": self.account.uid if self.account else None,
-            "gid": self.account.gid if self.account else None,
+            "uid": self.account.pw_uid if self.account else None,
+            "gid": self.account.pw_gid if self.account else None,
             "watch_fd": watch_fd,
         }
         # -I and -S keep the environment and site packages out of what runs as root.
@@ -78,10 +77,8 @@ class Launch:
         Raises:
             ProgramFailedError: It failed, or took longer than `timeout_s`.
         """
-        uid = self.account.uid if self.account else os.geteuid()
-        with WatchPipe() as watch, named_user(uid) as (environment, fds):
-            launch = replace(self, pass_fds=self.pass_fds + fds, environment=environment)
-            child = launch.popen(command, stdin=subprocess.PIPE, watch_fd=watch.reading)
+        with WatchPipe() as watch:
+            child = self.popen(command, stdin=subprocess.PIPE, watch_fd=watch.reading)
             try:
                 output, _ = child.communicate(stdin.encode(), timeout=timeout_s)
             except subprocess.TimeoutExpired:

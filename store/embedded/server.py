@@ -1,13 +1,13 @@
 """One life of the server process: from its launch to its exit."""
 
 import contextlib
+import pwd
 import signal
 import socket
 import subprocess
 import time
 from dataclasses import dataclass
 
-from store.embedded.account import Account
 from store.embedded.binaries import Installation
 from store.embedded.datadir import DataDir, child_view
 from store.embedded.limits import (
@@ -29,7 +29,7 @@ class Plan:
     """What every life of one cluster's server has in common."""
 
     data: DataDir
-    account: Account | None
+    account: pwd.struct_passwd | None
     binaries: Installation
     extra: dict[str, str]
     watch_by_pipe: bool = not KERNEL_SIGNALS_PARENT_DEATH

@@ -12,7 +12,6 @@ server. A server that exits unasked is restarted, on the same port if that is st
 
 import contextlib
 import logging
-import os
 import signal
 import threading
 import time
@@ -40,7 +39,6 @@ from storenode.common.backoff import Backoff
 
 _LOG = logging.getLogger(__name__)
 _STOPPING = "stopping"
-NO_USER_NAME_MARK = "could not look up effective user ID"
 
 OnEvent = Callable[[str, Mapping[str, object]], None]
 
@@ -296,11 +294,6 @@ class EmbeddedPostgres:
         if is_full_disk(reason):
             return EmbeddedPostgresError(
                 f"The disk that holds {path} is full ({reason}): free some space, then start again."
-            )
-        if NO_USER_NAME_MARK in reason:
-            return EmbeddedPostgresError(
-                f"Postgres needs a name for user ID {os.geteuid()} ({reason}): add an entry to"
-                " /etc/passwd, or run the node as a user that has one."
             )
         return EmbeddedPostgresError(
             f"The embedded Postgres in {path} does not start ({reason}): mend that{more}, then"

@@ -14,10 +14,17 @@ from store.embedded import (
     account,
     binaries,
     running_url,
-    user_names,
 )
 from store.embedded.process import Launch
-from tests.embedded.helpers import AS_ROOT, insert, node, open_directory, unprivileged, values
+from tests.embedded.helpers import (
+    AS_ROOT,
+    NAMELESS,
+    insert,
+    node,
+    open_directory,
+    unprivileged,
+    values,
+)
 
 
 def _private_installation(below: Path) -> binaries.Installation:
@@ -107,7 +114,7 @@ def test_the_servers_account_is_the_owner_of_the_cluster(
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     chosen = account.account_for(cluster)
     assert chosen is not None
-    assert chosen.uid == owner != 0
+    assert chosen.pw_uid == owner != 0
     monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
     with pytest.raises(EmbeddedPostgresError, match=f"belongs to user ID {owner}"):
         account.account_for(cluster)
@@ -129,14 +136,31 @@ def test_root_gives_each_new_cluster_a_user_of_its_own(monkeypatch: pytest.Monke
     )
     assert first is not None
     assert second is not None
-    assert first.uid != second.uid
-    assert {first.uid, second.uid} <= set(account.UNUSED_IDS)
-    assert not account.has_name(first.uid)
-    monkeypatch.setattr(account, "has_name", lambda uid: uid == first.uid)
+    assert first.pw_uid != second.pw_uid
+    assert {first.pw_uid, second.pw_uid} <= set(account.UNUSED_IDS)
+    assert not account.has_name(first.pw_uid)
+    monkeypatch.setattr(account, "has_name", lambda uid: uid == first.pw_uid)
     assert account.account_for(Path("/nonexistent/a/postgres")) != first
     monkeypatch.setattr(account, "_ids_of_processes", lambda: set(account.UNUSED_IDS))
     with pytest.raises(EmbeddedPostgresError, match="create the account `no-such-account`"):
         account.account_for(Path("/nonexistent"))
+    monkeypatch.setattr(account, "find_nss_wrapper", lambda: None)
+    shared = account.account_for(Path("/nonexistent"))
+    assert shared is not None
+    assert shared.pw_name == "nobody"
+
+
+def test_a_user_without_a_name_and_nss_wrapper_is_refused_with_both_remedies(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(account, "find_nss_wrapper", lambda: None)
+    with (
+        pytest.raises(EmbeddedPostgresError, match=rf"User ID {NAMELESS} has no name") as refusal,
+        account.named_user(account._by_uid(NAMELESS)),
+    ):
+        pass
+    assert "libnss-wrapper" in str(refusal.value)
+    assert "/etc/passwd" in str(refusal.value)
 
 
 def test_no_other_process_has_the_user_of_a_server_that_root_starts(data_dir: Path) -> None:
@@ -172,11 +196,3 @@ def test_the_variables_of_libpq_do_not_reach_the_embedded_server(
         found = running_url(data_dir)
         assert found is not None
         assert values(found)[-1] == 1
-
-
-@pytest.mark.parametrize("architecture", ["x86_64", "aarch64"])
-def test_the_library_that_names_a_user_is_one_for_its_machine(architecture: str) -> None:
-    library = user_names.passwd_library(architecture)
-    assert library[:4] == b"\x7fELF"
-    machine = {"x86_64": 62, "aarch64": 183}[architecture]
-    assert int.from_bytes(library[18:20], "little") == machine

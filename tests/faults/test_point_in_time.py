@@ -106,7 +106,7 @@ def give_away(tree: Path, cluster: Path) -> None:
     account = account_for(cluster.with_name("none"))
     if account is not None:
         for path in (tree, *tree.rglob("*")):
-            os.chown(path, account.uid, account.gid)
+            os.chown(path, account.pw_uid, account.pw_gid)
 
 
 def put_in_place(backups: Backups, server: ClusterServer) -> None:

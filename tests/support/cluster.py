@@ -70,7 +70,7 @@ class ClusterServer:
         found = binaries.reachable(self._installation, Launch(self._account))
         self.data.cluster.mkdir(mode=0o700)
         if self._account is not None:
-            os.chown(self.data.cluster, self._account.uid, self._account.gid)
+            os.chown(self.data.cluster, self._account.pw_uid, self._account.pw_gid)
         with child_view(self.data.cluster, self._account) as (launch, path):
             program = found.program("pg_basebackup")
             source = f"host=127.0.0.1 port={primary.port} user={SUPERUSER}"

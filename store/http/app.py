@@ -6,22 +6,28 @@ import json
 from functools import partial
 from typing import Final
 
+from google.protobuf.message import Message
+from msgspec import Struct
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp
 
 from store.domain.access import Right
 from store.domain.ports import Services
 from store.domain.quota import CallKind
-from store.http import connect, page, reads, requests, schemas, waku_store
+from store.http import api, connect, page, requests, schemas, waku_store
 from store.http.bodies import Bodies
 from store.http.endpoint import Endpoint, Operation
 from store.http.exchange import Exchange
 from store.http.failure import HttpError
+from store.http.limits import MAX_SMALL_BODY_BYTES
 from store.http.openapi import description
-from store.http.publish import Publisher
 from store.http.sites import SiteCheck, Sites
 from store.serving.context import NodeContext
+from store.serving.methods.coverage import CoverageService
+from store.serving.methods.reads import Reads
 from storenode.message.limits import MAX_REQUEST_BYTES
+from storenode.wire.storenode.v1 import store_pb2
+from storenode.wire.waku.store.v3.store_pb2 import StoreQueryResponse
 
 API: Final = "/api/v1"
 WAKU_STORE: Final = "/store/v3/messages"
@@ -37,7 +43,7 @@ def build_app(
 ) -> ASGIApp:
     """Build the application, which ``sites`` may call; ``with_page`` adds the page at ``/``."""
     bodies, by_path = Bodies(), dict[str, list[Operation]]()
-    served = _served(services)
+    served = _served(services, node)
     for each in served:
         by_path.setdefault(each.path, []).append(each)
     here = sorted([*by_path, OPENAPI, f"/{connect.SERVICE}/METHOD"])
@@ -60,19 +66,19 @@ def build_app(
     return SiteCheck(router, sites, node.metrics)
 
 
-def _served(services: Services) -> list[Operation]:
-    handlers, lines = reads.Reads(services), (schemas.Stored, schemas.Mark)
+def _served(services: Services, node: NodeContext) -> list[Operation]:
+    methods = Reads(services)
+    handlers = api.StoreApi(services, methods)
     bound = partial(Operation, refuse=requests.refuse)
     page = partial(bound, right=Right.READ, kind=CallKind.CALL)
-    stream = partial(bound, right=Right.READ, kind=CallKind.STREAM, answer_type=reads.LINES)
-    return [
+    served = [
         Operation(
             "waku_store",
             "GET",
             WAKU_STORE,
-            waku_store.WakuStore(services).messages,
+            waku_store.WakuStore(methods).messages,
             "A page of messages, as nwaku serves it.",
-            [waku_store.WakuStoreResponse],
+            waku_store.WakuStoreResponse,
             right=Right.READ,
             kind=CallKind.CALL,
             refuse=waku_store.refuse,
@@ -82,9 +88,9 @@ def _served(services: Services) -> list[Operation]:
             "publish",
             "POST",
             f"{API}/messages",
-            Publisher(services).publish,
+            handlers.publish,
             "Stores a batch; the answer comes when every stored message is durable.",
-            [schemas.Results],
+            store_pb2.PublishResponse,
             schemas.Publish,
             right=Right.PUBLISH,
             kind=CallKind.CALL,
@@ -96,7 +102,7 @@ def _served(services: Services) -> list[Operation]:
             f"{API}/messages",
             handlers.query,
             "A page of messages.",
-            [schemas.Page],
+            StoreQueryResponse,
             schemas.Query,
         ),
         page(
@@ -105,27 +111,17 @@ def _served(services: Services) -> list[Operation]:
             f"{API}/messages/query",
             handlers.query,
             "A page of messages, for requests that are too long for a URL.",
-            [schemas.Page],
+            StoreQueryResponse,
             schemas.Query,
         ),
-        stream(
+        _stream(
             "scan",
             "GET",
             f"{API}/scan",
-            handlers.scan,
-            "Every message that matches, oldest first: a line each, and one with the cursor"
+            methods.scan,
+            (schemas.Scan, store_pb2.ScanRequest, store_pb2.ScanPage),
+            summary="Every message that matches, oldest first: a line each, and one with the cursor"
             " behind each page.",
-            lines,
-            schemas.Scan,
-        ),
-        stream(
-            "coverage",
-            "GET",
-            f"{API}/coverage",
-            handlers.coverage,
-            "How complete the store is, by hour or day, as far as other stores know: a line each.",
-            [schemas.Step],
-            schemas.Steps,
         ),
         bound(
             "follow",
@@ -134,43 +130,84 @@ def _served(services: Services) -> list[Operation]:
             handlers.follow,
             "Server-sent events: each message as it is committed, and an event `page` whose ID"
             " is the cursor behind the messages before it.",
-            (schemas.Stored, schemas.PageEnd),
+            store_pb2.FollowPage,
             schemas.Follow,
-            reads.EVENTS,
+            api.EVENTS,
             right=Right.FOLLOW,
             kind=CallKind.STREAM,
             endless=True,
             token_in_url=True,
         ),
-        stream(
+        _stream(
             "sds_messages",
             "POST",
             f"{API}/sds/messages",
-            handlers.sds_messages,
-            "SDS messages of a channel, by ID: a line each, and one for each that is missing.",
-            lines,
-            schemas.SdsLookup,
+            methods.sds_messages,
+            (schemas.SdsParameters, store_pb2.GetSdsMessagesRequest, store_pb2.SdsMessagesPage),
+            summary="SDS messages of a channel, by ID: a line each, and one for each missing one.",
             largest_bytes=MAX_REQUEST_BYTES,
         ),
-        stream(
+        _stream(
             "causal_history",
             "POST",
             f"{API}/sds/causal-history",
-            handlers.causal_history,
-            "What SDS messages depend on, every parent before its children: a line each, and"
-            " one for each that is missing.",
-            lines,
-            schemas.CausalHistory,
+            methods.causal_history,
+            (
+                schemas.HistoryParameters,
+                store_pb2.GetCausalHistoryRequest,
+                store_pb2.CausalHistoryPage,
+            ),
+            summary="What SDS messages depend on, every parent before its children: a line each,"
+            " and one for each that is missing.",
             largest_bytes=MAX_REQUEST_BYTES,
         ),
         page(
             "status",
             "GET",
             f"{API}/status",
-            reads.status,
+            api.send_status,
             "What the node holds.",
-            [schemas.Status],
+            schemas.NodeSummary,
             schemas.NoParameters,
             always=True,
         ),
     ]
+    if node.coverage is not None:
+        coverage = _stream(
+            "coverage",
+            "GET",
+            f"{API}/coverage",
+            CoverageService(node.coverage).coverage,
+            (schemas.Steps, store_pb2.GetCoverageRequest, store_pb2.CoveragePage),
+            summary="How complete the store is, by hour or day, as far as other stores know: a line"
+            " each.",
+        )
+        served.append(coverage)
+    return served
+
+
+def _stream(
+    name: str,
+    method: str,
+    path: str,
+    handler: api.Stream,
+    types: tuple[type[Struct], type[Message], type[Message]],
+    *,
+    summary: str,
+    largest_bytes: int = MAX_SMALL_BODY_BYTES,
+) -> Operation:
+    """Return a read that is answered with lines; ``types`` are those of `api.send_lines`."""
+    return Operation(
+        name,
+        method,
+        path,
+        partial(api.send_lines, handler, types),
+        summary,
+        types[2],
+        types[0],
+        api.LINES,
+        right=Right.READ,
+        kind=CallKind.STREAM,
+        refuse=requests.refuse,
+        largest_bytes=largest_bytes,
+    )

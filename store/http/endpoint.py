@@ -12,15 +12,15 @@ from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, n
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Final
 
+from google.protobuf.message import Message
 from msgspec import Struct
 from starlette.types import Receive, Scope, Send
 
 from store.domain.access import Client, Denied, Right
-from store.domain.query import QueryError
 from store.domain.quota import CallKind
 from store.http.bodies import Bodies
 from store.http.exchange import JSON, CallerGoneError, Exchange
-from store.http.failure import HttpError, as_status, bad_request, of_query
+from store.http.failure import HttpError, as_status, bad_request
 from store.http.limits import MAX_SMALL_BODY_BYTES
 from store.observe.logging import get_logger, request_context
 from store.serving.call import REQUEST_IDS, Call, is_request_id
@@ -47,11 +47,11 @@ class Operation:
     """A method of a path: what the endpoint does with its requests, and how it is described.
 
     ``name`` is that of the metrics. ``right``: what a caller needs. ``refuse`` sends an error.
-    ``summary``, ``answers`` (types of the items of the answer), ``request`` and ``answer_type`` are
-    for the description; ``parameters`` instead of ``request``, where every parameter is a text.
-    ``endless``: it goes on until somebody ends it. ``token_in_url``: browsers cannot give it a
-    header. ``always``: it is served although the node is not ready. ``content_types``: those of a
-    body; ``wrong_type`` says what to send instead of another.
+    ``summary``, ``answer`` (a type, or the message that a page of it is), ``request`` and
+    ``answer_type`` are for the description; ``parameters`` instead of ``request``, where every
+    parameter is a text. ``endless``: it goes on until one side ends it. ``token_in_url``: browsers
+    cannot give it a header. ``always``: it is served although the node is not ready.
+    ``content_types``: those of a body; ``wrong_type`` says what to send instead of another.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Operation:
     path: str
     handle: Handler
     summary: str = ""
-    answers: Sequence[type[Struct]] = ()
+    answer: type[Struct] | type[Message] = Struct
     request: type[Struct] | None = None
     answer_type: bytes = JSON
     _: KW_ONLY
@@ -88,7 +88,7 @@ class Endpoint:
                 node.metrics.http_requests.labels(operation.name, code)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request: an ASGI application."""
+        """Serve one request."""
         exchange = Exchange(scope, receive, send)
         given = exchange.headers.get("x-request-id", "")
         exchange.request_id = given if is_request_id(given) else next(REQUEST_IDS)
@@ -200,8 +200,6 @@ def translate(error: Exception, request_id: str) -> tuple[HttpError, bool]:
     """Return the status for an error, and True if the error was expected."""
     if isinstance(error, HttpError):
         return error, True
-    if isinstance(error, QueryError):
-        return of_query(error), True
     failure = foreseen(error)
     if failure is not None:
         return as_status(failure), True
@@ -209,7 +207,7 @@ def translate(error: Exception, request_id: str) -> tuple[HttpError, bool]:
 
 
 async def _fail(exchange: Exchange, operation: Operation, failure: HttpError) -> None:
-    """Send an error; an answer that has begun is broken off, so that nobody takes it as whole."""
+    """Send an error; an answer that has begun is broken off: no caller takes it as whole."""
     if exchange.started:
         if not exchange.complete:
             exchange.abort()

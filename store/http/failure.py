@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from store.domain.query import NOT_FOUND, TOO_MANY_REQUESTS, UNAVAILABLE, QueryError
+from store.domain.query import NOT_FOUND, TOO_MANY_REQUESTS, UNAVAILABLE
 from store.http.limits import RETRY_AFTER_S
 from store.serving.failure import CallFailure, Code
 
@@ -61,7 +61,6 @@ def as_status(failure: CallFailure) -> HttpError:
     return HttpError(status, failure.code, failure.sentence, headers)
 
 
-def of_query(error: QueryError) -> HttpError:
+def of_query(status: int, sentence: str) -> HttpError:
     """Return the status of an error of the store protocol, which has numbers of its own."""
-    name = _NAMES.get(error.status, Code.INVALID_ARGUMENT.value)
-    return HttpError(error.status, name, error.sentence)
+    return HttpError(status, _NAMES.get(status, Code.INVALID_ARGUMENT.value), sentence)

@@ -1,17 +1,36 @@
-"""The OpenAPI 3.1 description, made of the types that requests are checked against."""
+"""The OpenAPI 3.1 description, made of the types of requests and the messages of answers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, cast
 
 import msgspec
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from msgspec import Struct
 
 from store.http import schemas
+from store.http.convert import HASHES, ITEMS, REQUIRED, STATUS, name_of
 from store.http.endpoint import Operation
+from store.http.exchange import JSON
+from storenode.wire.storenode.v1.store_pb2 import SdsStoredMessage
+from storenode.wire.waku.store.v3.store_pb2 import WakuMessageKeyValue
 
 _REFERENCES: Final = "#/components/schemas/{name}"
+_TYPES: Final = {FieldDescriptor.TYPE_BOOL: "boolean", FieldDescriptor.TYPE_STRING: "string"}
+_HASH: Final = {"type": "string", "description": "A message hash: 0x and 64 hexadecimal digits."}
+_SDS: Final = {
+    "type": "object",
+    "properties": {
+        "messageId": {"type": "string", "description": "The SDS message ID that was asked for."},
+        "proven": {
+            "type": "boolean",
+            "description": "Whether that ID is the hash of what the message says. Any other message"
+            " may have been put under the ID by somebody else.",
+        },
+    },
+    "required": ["messageId"],
+}
 _ERRORS: Final = {
     "400": "The request is wrong.",
     "401": "No token, or one that is not known.",
@@ -30,18 +49,15 @@ _ERRORS: Final = {
 
 def description(operations: Sequence[Operation], version: str) -> dict[str, Any]:
     """Return the whole document."""
-    kinds: dict[type[Struct], None] = {schemas.Error: None}
-    for each in operations:
-        kinds |= dict.fromkeys(each.answers)
-        if each.request is not None:
-            kinds[each.request] = None
+    requests = [each.request for each in operations if each.request is not None]
+    kinds: dict[type[Struct], None] = dict.fromkeys([schemas.Error, *requests])
+    kinds |= {each.answer: None for each in operations if issubclass(each.answer, Struct)}
     described, components = msgspec.json.schema_components(kinds, ref_template=_REFERENCES)
     references = dict(zip(kinds, described, strict=True))
     paths: dict[str, dict[str, Any]] = {}
     for each in operations:
-        paths.setdefault(each.path, {})[each.method.lower()] = _operation(
-            each, references, components
-        )
+        found = _operation(each, references, components)
+        paths.setdefault(each.path, {})[each.method.lower()] = found
     return {
         "openapi": "3.1.0",
         "info": {
@@ -60,7 +76,7 @@ def description(operations: Sequence[Operation], version: str) -> dict[str, Any]
 
 
 def _operation(
-    each: Operation, references: Mapping[type[Struct], Any], components: Mapping[str, Any]
+    each: Operation, references: Mapping[type[Struct], Any], components: dict[str, Any]
 ) -> dict[str, Any]:
     found: dict[str, Any] = {"operationId": each.name, "summary": each.summary}
     if each.method == "GET":
@@ -69,12 +85,16 @@ def _operation(
         assert each.request is not None
         body = {"application/json": {"schema": references[each.request]}}
         found["requestBody"] = {"required": True, "content": body}
-    items = [references[kind] for kind in each.answers]
-    schema = items[0] if len(items) == 1 else {"anyOf": items}
     if each.parameters:
         failed: dict[str, Any] = {"text/plain": {"schema": {"type": "string"}}}
     else:
         failed = {"application/json": {"schema": references[schemas.Error]}}
+    if issubclass(each.answer, Struct):
+        schema = references[each.answer]
+    elif each.answer_type == JSON:
+        schema = _reference(cast("Descriptor", each.answer.DESCRIPTOR), components)
+    else:
+        schema = {"anyOf": list(_lines(each, components))}
     found["responses"] = {
         "200": {
             "description": "Success.",
@@ -83,6 +103,52 @@ def _operation(
         **{code: {"description": why, "content": failed} for code, why in _ERRORS.items()},
     }
     return found
+
+
+def _lines(each: Operation, components: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the schemas of the lines of a page, as `store.http.convert.to_lines` makes them."""
+    page = cast("Descriptor", each.answer.DESCRIPTOR)  # type: ignore[union-attr]
+    for field in page.fields:
+        schema, name = _value(field, components), name_of(field)
+        if field.name in ITEMS:
+            yield schema
+        elif each.endless and field.name == "cursor":
+            continue  # the ID of the event
+        else:
+            yield {"type": "object", "properties": {name: schema}, "required": [name]}
+
+
+def _reference(message: Descriptor, components: dict[str, Any]) -> dict[str, Any]:
+    """Return a reference to the schema of a message, which is added to the components."""
+    if message.full_name not in components:
+        components[message.full_name] = {}
+        components[message.full_name] = _schema(message, components)
+    return {"$ref": _REFERENCES.format(name=message.full_name)}
+
+
+def _schema(message: Descriptor, components: dict[str, Any]) -> dict[str, Any]:
+    if message is SdsStoredMessage.DESCRIPTOR:
+        return {"allOf": [_reference(WakuMessageKeyValue.DESCRIPTOR, components), _SDS]}
+    properties = {}
+    for field in message.fields:
+        if field.name not in STATUS:
+            schema = _value(field, components)
+            is_list = field.is_repeated
+            properties[name_of(field)] = {"type": "array", "items": schema} if is_list else schema
+    required = list(REQUIRED.get(message.name, ()))
+    return {"type": "object", "properties": properties, "required": required}
+
+
+def _value(field: FieldDescriptor, components: dict[str, Any]) -> dict[str, Any]:
+    if field.message_type is not None:
+        return _reference(field.message_type, components)
+    if field.enum_type is not None:
+        return {"enum": list(field.enum_type.values_by_name)}
+    if field.type == FieldDescriptor.TYPE_BYTES:
+        return _HASH if field.name in HASHES else {"type": "string", "contentEncoding": "base64"}
+    if field.type == FieldDescriptor.TYPE_SINT64:
+        return {"type": "string", "description": "Unix time in nanoseconds, in decimal digits."}
+    return {"type": _TYPES.get(field.type, "integer")}
 
 
 def _parameters(each: Operation, components: Mapping[str, Any]) -> list[dict[str, Any]]:

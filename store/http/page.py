@@ -1,7 +1,7 @@
 """The page at ``/``: its files, as they are in ``web/``, and what a browser may do with them.
 
 It holds no message itself and needs no token: what it shows it asks of ``/api/v1``, with the token
-of whoever looks at it.
+of the one who looks at it.
 """
 
 from __future__ import annotations

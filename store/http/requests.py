@@ -1,18 +1,14 @@
-"""Requests of ``/api/v1`` into what the domain takes."""
+"""Requests of ``/api/v1`` as their types, and errors as it sends them."""
 
 from __future__ import annotations
 
-from base64 import b64decode, urlsafe_b64encode
-from binascii import Error as BinasciiError
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Any, Final, TypeVar
 
 import msgspec
 from msgspec import Struct
 from starlette.types import Receive, Scope, Send
 
-from store.domain.ports import HistoryEntry, TopicFilter
-from store.domain.query import check_count, filter_by
 from store.http import schemas
 from store.http.exchange import CallerGoneError, Exchange
 from store.http.failure import HttpError, bad_request
@@ -34,13 +30,13 @@ async def refuse(exchange: Exchange, failure: HttpError) -> None:
 
 
 class OpenEndpoint:
-    """An ASGI application that gives one answer, whoever asks."""
+    """An ASGI application that gives one answer to every caller."""
 
     def __init__(self, answer: Callable[[Exchange], Awaitable[None]]) -> None:
         self._answer = answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+        """Serve one request."""
         exchange = Exchange(scope, receive, send)
         exchange.request_id = next(REQUEST_IDS)
         try:
@@ -90,54 +86,3 @@ def _parameters(kind: type[Struct], exchange: Exchange) -> dict[str, Any]:
             raise bad_request(f"the parameter `{name[:64]}` is given twice: send it once")
         found[name] = values if name in lists else values[0]
     return found
-
-
-def topic_filter(request: schemas.Topics | schemas.Channel, call: Call) -> TopicFilter:
-    """Return the topics of a request, with the rights of the caller.
-
-    Raises:
-        RequestError: see `store.domain.query.filter_by`.
-    """
-    return filter_by(
-        request.pubsub_topic, request.content_topics, call.client.topics, call.node.limits
-    )
-
-
-def digest(text: str) -> bytes:
-    """Return the bytes of a hash that the type has checked."""
-    return bytes.fromhex(text.lower().removeprefix("0x"))
-
-
-def history(name: str, entries: Sequence[schemas.Entry], limit: int) -> list[HistoryEntry]:
-    """Return the entries of a request.
-
-    Raises:
-        RequestError: there are more than ``limit``.
-    """
-    check_count(name, len(entries), limit)
-    return [
-        HistoryEntry(
-            each.message_id.encode(),
-            None if each.retrieval_hint is None else digest(each.retrieval_hint),
-        )
-        for each in entries
-    ]
-
-
-def read_cursor(text: str) -> bytes:
-    """Return the bytes of an opaque cursor.
-
-    Raises:
-        HttpError: it is none.
-    """
-    try:
-        return b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
-    except (BinasciiError, ValueError):
-        raise bad_request(
-            "the cursor is none of this node's: pass it as it was sent, or leave it out"
-        ) from None
-
-
-def write_cursor(cursor: bytes) -> str:
-    """Return an opaque cursor as text."""
-    return urlsafe_b64encode(cursor).decode().rstrip("=")

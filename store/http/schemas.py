@@ -1,9 +1,8 @@
-"""The types of requests and responses of ``/api/v1``, one for each.
+"""Types of the requests of ``/api/v1``, one for each, and of answers that no message is.
 
-Requests are checked against these types, responses are encoded from them, and the OpenAPI
-description is made of them. Parameters of a URL are the fields of the type that a POST takes as its
-body. 64-bit numbers leave as decimal strings, as in protobuf's JSON: JavaScript would round them.
-They may come as either.
+Requests are checked against them, and become messages by the names of their fields. Parameters of a
+URL are the fields of the type that a POST takes as its body. 64-bit numbers may come as decimal
+strings.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Final, Literal, TypeVar
 
 import msgspec
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from storenode.message.limits import MAX_TIMESTAMP_NS
 
@@ -36,7 +35,6 @@ Hash = Annotated[
         description="A message hash: 64 hexadecimal digits, with or without 0x.",
     ),
 ]
-HashOut = Annotated[str, Meta(description="A message hash: 0x and 64 hexadecimal digits.")]
 Digits = Annotated[
     str,
     Meta(description="Unix time in nanoseconds, as a decimal string."),
@@ -49,15 +47,11 @@ class _Request(Struct, rename="camel", forbid_unknown_fields=True, kw_only=True)
     pass
 
 
-class _Response(Struct, rename="camel", kw_only=True, omit_defaults=True):
-    pass
-
-
 class NoParameters(_Request):
     """A request without parameters."""
 
 
-class Topics(_Request):
+class TopicSelection(_Request):
     """A choice of messages by topic."""
 
     pubsub_topic: Annotated[
@@ -71,7 +65,7 @@ class Topics(_Request):
     ] = True
 
 
-class Range(Topics):
+class Range(TopicSelection):
     """A choice of messages by topic and time."""
 
     time_start: Annotated[
@@ -86,16 +80,18 @@ class Range(Topics):
 class Query(Range):
     """A request for a page of messages, by topic and time or by hash."""
 
-    hashes: Annotated[
+    message_hashes: Annotated[
         list[Hash], Meta(description="Messages with these hashes; times must be unset.")
-    ] = []
-    cursor: Annotated[
+    ] = field(name="hashes", default_factory=list)
+    pagination_cursor: Annotated[
         Hash | None, Meta(description="`cursor` of the page before. Unset: the first page.")
-    ] = None
-    limit: Annotated[Count, Meta(description="Messages of the page. 0: the node chooses.")] = 0
-    forward: Annotated[
+    ] = field(name="cursor", default=None)
+    pagination_limit: Annotated[
+        Count, Meta(description="Messages of the page. 0: the node chooses.")
+    ] = field(name="limit", default=0)
+    pagination_forward: Annotated[
         bool, Meta(description="True: the oldest messages first. False: the newest page first.")
-    ] = False
+    ] = field(name="forward", default=False)
 
 
 class Scan(Range):
@@ -126,7 +122,7 @@ class Steps(_Request):
     ] = ""
 
 
-class Follow(Topics):
+class Follow(TopicSelection):
     """A request for messages as they are committed."""
 
     cursor: Annotated[
@@ -138,7 +134,7 @@ class Follow(Topics):
     ] = False
 
 
-class Entry(_Request):
+class SdsReference(_Request):
     """An SDS message ID and, where it is known, the hash of the message."""
 
     message_id: str
@@ -147,7 +143,7 @@ class Entry(_Request):
     ] = None
 
 
-class Channel(_Request):
+class ChannelSelection(_Request):
     """A choice of messages by SDS channel and topic."""
 
     channel_id: str
@@ -163,16 +159,16 @@ class Channel(_Request):
     ] = False
 
 
-class SdsLookup(Channel, kw_only=True):
+class SdsParameters(ChannelSelection, kw_only=True):
     """A request for SDS messages of a channel, by ID."""
 
-    entries: list[Entry]
+    entries: list[SdsReference]
 
 
-class CausalHistory(Channel, kw_only=True):
+class HistoryParameters(ChannelSelection, kw_only=True):
     """A request for SDS messages of a channel and what they depend on."""
 
-    heads: list[Entry]
+    heads: list[SdsReference]
     known_ids: Annotated[
         list[str], Meta(description="What the caller has: not sent, nor are their parents.")
     ] = []
@@ -202,12 +198,6 @@ class NewMessage(_Request):
     ephemeral: bool | UnsetType = UNSET
 
 
-MESSAGE_FIELDS: Final = tuple(
-    each for each in NewMessage.__struct_fields__ if each != "pubsub_topic"
-)
-"""Those of a ``WakuMessage``."""
-
-
 class Publish(_Request):
     """A batch of messages to store."""
 
@@ -215,137 +205,14 @@ class Publish(_Request):
     min_confirms: Annotated[
         Count, Meta(description="Other stores that must confirm each message first.")
     ] = 0
-    confirm_timeout_s: (
+    confirm_timeout: (
         Annotated[float, Meta(ge=0, le=300, description="How long to wait for that. Unset: 5 s.")]
         | None
-    ) = None
+    ) = field(name="confirmTimeoutS", default=None)
 
 
-class Message(_Response):
-    """A message as it is stored."""
-
-    payload: Base64
-    content_topic: str
-    timestamp: Digits
-    version: int | UnsetType = UNSET
-    meta: Base64 | UnsetType = UNSET
-    rate_limit_proof: Base64 | UnsetType = UNSET
-    ephemeral: bool | UnsetType = UNSET
-
-
-class Stored(_Response):
-    """A stored message; its hash alone where no data were asked for."""
-
-    message_hash: HashOut
-    pubsub_topic: str | UnsetType = UNSET
-    message: Message | UnsetType = UNSET
-    message_id: Annotated[
-        str | UnsetType, Meta(description="Its SDS message ID, where it was asked for by one.")
-    ] = UNSET
-    proven: Annotated[
-        bool | UnsetType,
-        Meta(
-            description="Whether that ID is the hash of what the message says. Any other message "
-            "may have been put under the ID by somebody else."
-        ),
-    ] = UNSET
-
-
-class Coverage(_Response):
-    """The coverage of an answer, as far as other stores know."""
-
-    state: Literal["COMPLETE", "PARTIAL", "INCOMPLETE", "UNCONFIRMED"]
-    time_start: Digits
-    time_end: Digits
-    reason: Annotated[str | UnsetType, Meta(description="Why it is not COMPLETE.")] = UNSET
-    store_ids: list[str] | UnsetType = UNSET
-    compared_at: Digits | UnsetType = UNSET
-    complete_from: Digits | UnsetType = UNSET
-    complete_until: Digits | UnsetType = UNSET
-    keyed: bool = False
-
-
-class StoreCoverage(_Response):
-    """A step, compared with another store."""
-
-    store_id: str
-    state: Literal["EQUAL", "DIFFERS", "UNCONFIRMED"]
-    compared_at: Digits | UnsetType = UNSET
-    equal_until: Digits | UnsetType = UNSET
-    last_equal: Digits | UnsetType = UNSET
-    keyed: bool = False
-    missing_here: int | UnsetType = UNSET
-    missing_there: int | UnsetType = UNSET
-
-
-class Step(_Response):
-    """An hour or a day: what is held of it, and what other stores are known to hold."""
-
-    time_start: Digits
-    time_end: Digits
-    intake: Literal["INTAKE_UNSPECIFIED", "ONLINE", "RESUMED", "OFFLINE", "NEVER"]
-    messages: Annotated[
-        int | UnsetType, Meta(description="Unset, as the fingerprint, where it may not be told.")
-    ] = UNSET
-    fingerprint: Annotated[str | UnsetType, Meta(description="The XOR of the hashes.")] = UNSET
-    before_horizon: bool = False
-    missing_parents: int | UnsetType = UNSET
-    stores: list[StoreCoverage] = []
-
-
-class Page(_Response, omit_defaults=False):
-    """A page of messages in ascending order of timestamp, then hash, in both directions."""
-
-    messages: list[Stored]
-    cursor: Annotated[
-        HashOut | UnsetType, Meta(description="Of the next page. Unset: there is none.")
-    ] = UNSET
-    coverage: Annotated[
-        Coverage | UnsetType, Meta(description="Of this page, where it was asked for.")
-    ] = UNSET
-
-
-class Missing(_Response):
-    """A message that this node does not hold."""
-
-    message_id: str
-    retrieval_hint: HashOut | UnsetType = UNSET
-
-
-class Mark(_Response):
-    """A line that is no message: where to go on, what is missing, a limit, or the coverage."""
-
-    cursor: str | UnsetType = UNSET
-    missing: Missing | UnsetType = UNSET
-    truncated: Literal[True] | UnsetType = UNSET
-    coverage: Coverage | UnsetType = UNSET
-
-
-class PageEnd(Struct, rename="camel"):
-    """The data of the event `page`, whose ID is the cursor behind all messages before it."""
-
-    live: Annotated[bool, Meta(description="True once all that was stored before is sent.")]
-
-
-class Result(_Response):
-    """The outcome of one message."""
-
-    outcome: Literal["STORED", "DUPLICATE", "EPHEMERAL", "REJECTED", "UNCONFIRMED"]
-    message_hash: Annotated[
-        HashOut | UnsetType, Meta(description="Unset where it cannot be computed.")
-    ] = UNSET
-    reason: str | UnsetType = UNSET
-    confirms: int = 0
-
-
-class Results(Struct):
-    """The results of a batch, one for each message, in the order of the request."""
-
-    results: list[Result]
-
-
-class Status(_Response):
-    """The node. All but `ready` is told to callers that may read every topic."""
+class NodeSummary(Struct, rename="camel", kw_only=True, omit_defaults=True):
+    """The node. All but `ready` is for callers that may read every topic."""
 
     ready: bool
     version: str | UnsetType = UNSET

@@ -5,7 +5,7 @@ reach. Two rules keep other sites out, and CORS lets in those that the operator 
 
 1. The header ``Host`` must be an address, ``localhost``, or a name that is allowed. A page whose
    own name was made to lead to the node (DNS rebinding) is of the node's origin to the browser, so
-   that nothing but this name tells it apart.
+   that only this name distinguishes it.
 2. A request must be of the node's own origin, of one that is allowed, or of no browser.
    ``Sec-Fetch-Site`` is believed first, since no page can set it; of another site, it lets a page
    be opened and nothing else be read, such as an image, whose cost is the node's. Browsers send it
@@ -85,7 +85,7 @@ class SiteCheck:
         self._refused = metrics.http_requests
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request: an ASGI application."""
+        """Serve one request."""
         failure = self._sites.wrong(scope["method"], Headers(scope=scope))
         if failure is None:
             await self._app(scope, receive, send)

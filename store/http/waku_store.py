@@ -2,7 +2,7 @@
 
 What its clients see is nwaku's: names of the parameters, what is ignored (empty values, times of 0
 and less, parameters that it does not know), topics that are encoded twice, pages of 20 to 100,
-errors as text, and its rules of a query (`store.domain.query.QueryInput.nwaku_rules`).
+errors as text, and its rules of a query (``StoreQueryRequest.nwaku_rules``).
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from urllib.parse import unquote
 
 from msgspec import UNSET, Struct, UnsetType
 
-from store.domain.ports import Services
-from store.domain.query import NWAKU_PAGE_MESSAGES, OK, QueryInput, plan_query
-from store.http.encode import hex_of
+from store.domain.query import NWAKU_PAGE_MESSAGES
+from store.http.api import query_page
+from store.http.convert import hex_of
 from store.http.exchange import Exchange
 from store.http.failure import HttpError, bad_request
 from store.http.limits import MAX_WAKU_INTEGER_DIGITS, MAX_WAKU_PAGE_MESSAGES
 from store.http.schemas import encode
 from store.serving.call import Call
-from store.serving.reading import read_page
+from store.serving.methods.reads import Reads
 from storenode.message.limits import HASH_BYTES, MAX_TIMESTAMP_NS
-from storenode.wire.waku.store.v3.store_pb2 import StoreQueryResponse, WakuMessageKeyValue
+from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest, WakuMessageKeyValue
 
 TEXT: Final = b"text/plain"
 PARAMETERS: Final = {
@@ -79,19 +79,18 @@ class WakuStoreResponse(Struct, rename="camel", kw_only=True):
 class WakuStore:
     """The handler."""
 
-    def __init__(self, services: Services) -> None:
-        self._services = services
+    def __init__(self, methods: Reads) -> None:
+        self._reads = methods
 
     async def messages(self, call: Call, exchange: Exchange, _body: bytes) -> None:
-        """Answer ``GET /store/v3/messages``."""
-        plan = plan_query(_wanted(exchange), call.client.topics, call.node.limits)
-        page, _ = await read_page(self._services, call, plan)
-        found = StoreQueryResponse.FromString(page.entries).messages
+        """Send a page."""
+        page = await query_page(self._reads, call, _wanted(exchange).SerializeToString())
+        cursor = page.pagination_cursor
         answer = WakuStoreResponse(
-            status_code=OK,
-            status_desc="OK",
-            messages=[_entry(each) for each in found],
-            pagination_cursor=UNSET if page.next_cursor is None else hex_of(page.next_cursor),
+            status_code=page.status_code,
+            status_desc=page.status_desc,
+            messages=[_entry(each) for each in page.messages],
+            pagination_cursor=hex_of(cursor) if cursor else UNSET,
         )
         body = encode(answer)
         await call.outlet.answered(len(body), refusable=True)
@@ -104,7 +103,7 @@ async def refuse(exchange: Exchange, failure: HttpError) -> None:
     await exchange.respond(body, TEXT, status=failure.status, headers=failure.headers)
 
 
-def _wanted(exchange: Exchange) -> QueryInput:
+def _wanted(exchange: Exchange) -> StoreQueryRequest:
     given = {name: exchange.parameters.get(name, [""])[-1] for name in PARAMETERS}
     if given["peerAddr"]:
         raise bad_request(
@@ -112,16 +111,16 @@ def _wanted(exchange: Exchange) -> QueryInput:
         )
     topics = unquote(given["contentTopics"])
     end_ns = _time(given["endTime"])  # inclusive, as nwaku's REST API has it
-    return QueryInput(
+    return StoreQueryRequest(
         include_data=_flag(given["includeData"]),
         pubsub_topic=unquote(given["pubsubTopic"]) or None,
         content_topics=topics.split(",") if topics else [],
         time_start=_time(given["startTime"]),
         time_end=None if end_ns is None else min(end_ns + 1, MAX_TIMESTAMP_NS),
         message_hashes=[_hash(each) for each in given["hashes"].split(",") if each],
-        cursor=_hash(given["cursor"]) if given["cursor"] else None,
-        forward=given["ascending"] in ("", "true"),
-        limit=_page_size(given["pageSize"]),
+        pagination_cursor=_hash(given["cursor"]) if given["cursor"] else None,
+        pagination_forward=given["ascending"] in ("", "true"),
+        pagination_limit=_page_size(given["pageSize"]),
         nwaku_rules=True,
     )
 

@@ -55,7 +55,7 @@ _Render = Callable[[], Coroutine[None, None, bytes]]
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class _Answer:
     """A response; `body` is left out for HEAD."""
 
     status: HTTPStatus
@@ -64,7 +64,7 @@ class Answer:
     headers: Sequence[tuple[str, str]] = ()
 
 
-_TOO_MANY = Answer(
+_TOO_MANY = _Answer(
     HTTPStatus.SERVICE_UNAVAILABLE,
     b"Too many such requests are under way: ask again in a few seconds.\n",
     headers=(("Retry-After", "3"),),
@@ -138,14 +138,14 @@ class MetricsListener:
 
     async def _rendered(
         self, render: _Render, content_type: str, headers: Sequence[tuple[str, str]] = ()
-    ) -> Answer:
+    ) -> _Answer:
         rendered = asyncio.run_coroutine_threadsafe(render(), self._node)
-        return Answer(HTTPStatus.OK, await asyncio.wrap_future(rendered), content_type, headers)
+        return _Answer(HTTPStatus.OK, await asyncio.wrap_future(rendered), content_type, headers)
 
-    async def answer(self, method: str, path: str) -> Answer:
+    async def answer(self, method: str, path: str) -> _Answer:
         """Return the response to one request."""
         if method not in ("GET", "HEAD"):
-            return Answer(HTTPStatus.METHOD_NOT_ALLOWED, b"Use GET or HEAD.\n")
+            return _Answer(HTTPStatus.METHOD_NOT_ALLOWED, b"Use GET or HEAD.\n")
         path = path.partition("?")[0]
         match path:
             case "/metrics":
@@ -161,17 +161,17 @@ class MetricsListener:
         silent_s = self._clock() - self._beat_s
         return f"nothing has run for {silent_s:.0f} s" if silent_s > longest_s else None
 
-    async def _answer_browser(self, path: str) -> Answer:
+    async def _answer_browser(self, path: str) -> _Answer:
         if self._render_status is None:
-            return Answer(HTTPStatus.NOT_FOUND, _NO_PAGE)
+            return _Answer(HTTPStatus.NOT_FOUND, _NO_PAGE)
         if path == "/":
-            return Answer(HTTPStatus.FOUND, b"", headers=(("Location", page.PATH),))
+            return _Answer(HTTPStatus.FOUND, b"", headers=(("Location", page.PATH),))
         if path == page.DATA_PATH:
             return await self._rendered(self._render_status, _JSON, page.HEADERS)
         found = page.asset(path)
         if found is None:
-            return Answer(HTTPStatus.NOT_FOUND, _NOT_HERE)
-        return Answer(HTTPStatus.OK, *found, page.HEADERS)
+            return _Answer(HTTPStatus.NOT_FOUND, _NOT_HERE)
+        return _Answer(HTTPStatus.OK, *found, page.HEADERS)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -221,7 +221,7 @@ class MetricsListener:
         async with limit or contextlib.nullcontext():
             await _send(writer, await self.answer(method, path), with_body=with_body)
 
-    def _misdirected(self, path: str, headers: Mapping[str, str]) -> Answer | None:
+    def _misdirected(self, path: str, headers: Mapping[str, str]) -> _Answer | None:
         """Return the answer to a page whose own name may have been made to lead here."""
         if path.partition("?")[0] in _FOR_PROGRAMS and "accept-language" not in headers:
             return None
@@ -232,7 +232,7 @@ class MetricsListener:
             f"This node is not called {name_of(host)[:100]!r}: call it by its address, or start it"
             " with --metrics-allow-host and this name.\n"
         )
-        return Answer(HTTPStatus.MISDIRECTED_REQUEST, sentence.encode())
+        return _Answer(HTTPStatus.MISDIRECTED_REQUEST, sentence.encode())
 
 
 def _headers(lines: Sequence[str]) -> dict[str, str]:
@@ -241,18 +241,18 @@ def _headers(lines: Sequence[str]) -> dict[str, str]:
     return {name.strip().lower(): value.strip() for name, _, value in pairs}
 
 
-def _probed(state: str, reason: str | None) -> Answer:
+def _probed(state: str, reason: str | None) -> _Answer:
     if reason is None:
-        return Answer(HTTPStatus.OK, f"{state}\n".encode())
-    return Answer(HTTPStatus.SERVICE_UNAVAILABLE, f"not {state}: {reason}\n".encode())
+        return _Answer(HTTPStatus.OK, f"{state}\n".encode())
+    return _Answer(HTTPStatus.SERVICE_UNAVAILABLE, f"not {state}: {reason}\n".encode())
 
 
 async def _refuse(writer: asyncio.StreamWriter, status: HTTPStatus, sentence: bytes) -> None:
     with contextlib.suppress(OSError):
-        await _send(writer, Answer(status, sentence))
+        await _send(writer, _Answer(status, sentence))
 
 
-async def _send(writer: asyncio.StreamWriter, answer: Answer, *, with_body: bool = True) -> None:
+async def _send(writer: asyncio.StreamWriter, answer: _Answer, *, with_body: bool = True) -> None:
     head = (
         f"HTTP/1.1 {answer.status.value} {answer.status.phrase}\r\n"
         + "".join(f"{name}: {value}\r\n" for name, value in answer.headers)

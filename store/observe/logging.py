@@ -11,14 +11,20 @@ import sys
 import threading
 import time
 from collections.abc import MutableMapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TextIO, cast
 
 import structlog
 from structlog.contextvars import bind_contextvars, merge_contextvars
 from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
 
-from store.observe.flood import FloodGate
-from store.observe.limits import MAX_LOG_TEXT_CHARS, MAX_TRACEBACK_CHARS
+from store.observe.limits import (
+    LOG_BURST_EVENTS,
+    LOG_INTERVAL_S,
+    MAX_LOG_KINDS,
+    MAX_LOG_TEXT_CHARS,
+    MAX_TRACEBACK_CHARS,
+)
 from storenode.message.text import printable
 
 Logger = FilteringBoundLogger
@@ -28,6 +34,72 @@ _SECRET_FIELDS = frozenset(
 )
 _GRPC_NO_UTF8 = "Invalid encoding on"
 _NO_UTF8 = "a caller has sent metadata that are no UTF-8"
+
+OTHER_KINDS = "other events"
+"""The kind that stands for all beyond MAX_LOG_KINDS."""
+
+
+@dataclass(slots=True)
+class _Window:
+    started_s: float
+    passed: int = 0
+    suppressed: int = 0
+
+
+class FloodGate:
+    """A count of events by kind: of each, so many pass per interval, and the rest is counted.
+
+    The count is written with the next event of that kind or by `drain`. Time is an argument.
+    """
+
+    def __init__(
+        self,
+        burst: int = LOG_BURST_EVENTS,
+        interval_s: float = LOG_INTERVAL_S,
+        max_kinds: int = MAX_LOG_KINDS,
+    ) -> None:
+        self._burst = burst
+        self._interval_s = interval_s
+        self._max_kinds = max_kinds
+        self._windows: dict[str, _Window] = {}
+
+    def admit(self, kind: str, now_s: float) -> int | None:
+        """Return how many of this kind were suppressed before; None: suppress this one too."""
+        window = self._window(kind, now_s)
+        missed = 0
+        if now_s - window.started_s >= self._interval_s:
+            missed = window.suppressed
+            window.started_s, window.passed, window.suppressed = now_s, 0, 0
+        if window.passed >= self._burst:
+            window.suppressed += 1
+            return None
+        window.passed += 1
+        return missed
+
+    def drain(self, now_s: float) -> list[tuple[str, int]]:
+        """Return the kinds whose interval is over with their counts, which are then forgotten."""
+        over = [
+            (kind, window)
+            for kind, window in self._windows.items()
+            if now_s - window.started_s >= self._interval_s
+        ]
+        for kind, _ in over:
+            del self._windows[kind]
+        return [(kind, window.suppressed) for kind, window in over if window.suppressed]
+
+    def clear(self) -> None:
+        """Forget every kind and its count."""
+        self._windows.clear()
+
+    def _window(self, kind: str, now_s: float) -> _Window:
+        window = self._windows.get(kind)
+        if window is None:
+            if len(self._windows) >= self._max_kinds:
+                kind = OTHER_KINDS
+            window = self._windows.setdefault(kind, _Window(now_s))
+        return window
+
+
 _gate = FloodGate()
 _gate_lock = threading.Lock()
 _suppressed_total = 0
@@ -37,7 +109,7 @@ request_context = bind_contextvars
 
 
 def get_logger(name: str) -> Logger:
-    """A logger whose lines carry `component=name`; cheap enough for module level."""
+    """Return a logger whose lines carry `component=name`; cheap enough for module level."""
     return cast("Logger", structlog.get_logger(component=name))
 
 
@@ -64,14 +136,14 @@ def configure(log_format: str, level: str, stream: TextIO | None = None) -> None
 def write_suppressed() -> None:
     """Write how many events the flood gate held back in the intervals that are over."""
     with _gate_lock:
-        held_back = _gate.drain(time.monotonic())
+        suppressed = _gate.drain(time.monotonic())
     log = get_logger("store.observe")
-    for kind, count in held_back:
+    for kind, count in suppressed:
         log.info("log_events_suppressed", kind=kind, count=count)
 
 
 def suppressed_total() -> int:
-    """Events that the flood gate held back since the start."""
+    """Return how many events the flood gate held back since the start."""
     return _suppressed_total
 
 

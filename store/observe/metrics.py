@@ -1,4 +1,4 @@
-"""What a node counts and measures, for Prometheus.
+"""Metrics of a node, for Prometheus.
 
 Names that the contract gives ("Metrics") never change; the others are ours. Every label takes
 its values from a closed list or is bounded, so the number of series is too.
@@ -6,9 +6,10 @@ its values from a closed list or is bounded, so the number of series is too.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from prometheus_client import (
     CollectorRegistry,
@@ -19,9 +20,12 @@ from prometheus_client import (
     generate_latest,
 )
 from prometheus_client.gc_collector import GCCollector
+from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
+from prometheus_client.samples import Sample
 
+from store.observe.limits import RATE_SAMPLES
 from storenode.message.rules import Reason
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -67,325 +71,246 @@ _DIFFERENCE_BUCKETS: Final = (0, 1, 10, 100, 1_000, 10_000, 100_000, 1_000_000)
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
+def _counter(text: str, *labels: str, **more: Any) -> Any:  # noqa: ANN401 - `Metrics` makes it
+    return partial(Counter, documentation=text, labelnames=labels, **more)
+
+
+def _gauge(text: str, *labels: str, **more: Any) -> Any:  # noqa: ANN401 - `Metrics` makes it
+    return partial(Gauge, documentation=text, labelnames=labels, **more)
+
+
+def _histogram(text: str, *labels: str, **more: Any) -> Any:  # noqa: ANN401 - `Metrics` makes it
+    return partial(Histogram, documentation=text, labelnames=labels, **more)
+
+
 class Metrics:
-    """All metrics of one node, in a registry of its own: two nodes in a process do not mix."""
+    """The metrics of a node, in a registry of its own: two nodes in a process do not mix.
+
+    Each is called ``storenode_`` and its attribute, or its ``name``; counters end with ``_total``.
+    """
+
+    messages_stored: Counter = _counter(
+        "Messages that this node stored and that were new.", "source"
+    )
+    messages_rejected: Counter = _counter(
+        "Messages that this node refused, by reason.", "source", "reason"
+    )
+    messages_duplicate: Counter = _counter("Messages that were held already.", "source")
+    conflicts: Counter = _counter(
+        "Messages that were not stored, or not confirmed, since another one has their hash.",
+        "source",
+    )
+    messages_ephemeral: Counter = _counter(
+        "Messages that were handed to live followers and not stored."
+    )
+    messages: Gauge = _gauge("Messages held in the database.")
+    oldest_timestamp_seconds: Gauge = _gauge(
+        "Timestamp of the oldest message held, in Unix seconds; 0: none held."
+    )
+    newest_timestamp_seconds: Gauge = _gauge(
+        "Timestamp of the newest message held, in Unix seconds; 0: none held."
+    )
+    index_entries: Gauge = _gauge("SyncIDs held in memory.")
+    query_seconds: Histogram = _histogram(
+        "Time from a read's request to the end of its response.", "method", buckets=_SECONDS_BUCKETS
+    )
+    publish_batch_seconds: Histogram = _histogram(
+        "Time from a batch's arrival to its acknowledgement.", buckets=_SECONDS_BUCKETS
+    )
+
+    # Calls
+
+    calls: Counter = _counter("gRPC calls that ended, by method and status code.", "method", "code")
+    publishes_in_flight: Gauge = _gauge("Batches that were received and not yet acknowledged.")
+    read_only: Gauge = _gauge("1 on a node that takes no messages (--read-only), else 0.")
+    followers: Gauge = _gauge("Follow calls under way.")
+    http_requests: Counter = _counter(
+        "HTTP requests that ended, by operation and status code; 499: the caller hung up.",
+        "operation",
+        "code",
+    )
+    http_seconds: Histogram = _histogram(
+        "Time from an HTTP request to the end of its answer, followers apart.",
+        "operation",
+        buckets=_SECONDS_BUCKETS,
+    )
+    http_connections: Gauge = _gauge("Open HTTP connections.")
+    http_connections_refused: Counter = _counter(
+        "HTTP connections that were closed: there were too many, or no request came in time.",
+        "reason",
+    )
+
+    # Other stores; a dashboard finds the names also where there is none
+
+    sync_sessions: Counter = _counter(
+        "Reconciliations that ended, by role and outcome.", "role", "outcome"
+    )
+    sync_round_trips: Histogram = _histogram(
+        "Payloads that the initiator sent in one reconciliation.", buckets=_ROUND_TRIP_BUCKETS
+    )
+    sync_bytes: Counter = _counter("Bytes of reconciliation payloads, by direction.", "direction")
+    sync_differences: Histogram = _histogram(
+        "Messages that one side lacked, in one reconciliation.", buckets=_DIFFERENCE_BUCKETS
+    )
+    sync_comparisons: Counter = _counter(
+        "Reconciliations that ended well, by how the two sides were compared: keyed, xor, or"
+        " partly_keyed.",
+        "equality",
+    )
+    sync_modes: Counter = _counter(
+        "Reconciliations that ended well, by how the differences were found: compact, or base.",
+        "mode",
+    )
+    sync_hidden_differences: Counter = _counter(
+        "Differences that lattice sums found and the fingerprints of WAKU-SYNC hid: a publisher"
+        " forged them, or something is broken.",
+    )
+    transfer_messages: Counter = _counter(
+        "Messages that reconciliation transferred, by direction and outcome.",
+        "direction",
+        "outcome",
+    )
+    peer_last_sync_timestamp_seconds: Gauge = _gauge(
+        "When a peer was last reconciled with, in Unix seconds.", "peer"
+    )
+    peer_failures: Gauge = _gauge(
+        "Reconciliations that this node began with a configured peer and that failed in a row.",
+        "peer",
+    )
+    peer_differences: Gauge = _gauge(
+        "Messages that one side still lacked after the last session that this node began with a"
+        " peer over the whole history, or over a part of it (recent).",
+        "peer",
+        "window",
+    )
+    sync_interval_seconds: Gauge = _gauge(
+        "How often this node reconciles with some peer; 0: never by itself."
+    )
+
+    # Gossip
+
+    unread_events: Gauge = _gauge("Messages held that too few other stores have confirmed.")
+    unread_oldest_seconds: Gauge = _gauge(
+        "For how long the oldest unread event has waited; 0: there is none."
+    )
+    unconfirmed_oldest_seconds: Gauge = _gauge(
+        "For how long the oldest message lacks confirmations that --max-confirms asks for; 0:"
+        " none does.",
+    )
+    waiting_events: Gauge = _gauge("Messages held that name a parent which is not.")
+    gossip_peers: Gauge = _gauge(
+        "Nodes with which messages are exchanged live, by state (connected, slowed, cut_off).",
+        "state",
+    )
+    gossip_events: Counter = _counter(
+        "What gossip did: bodies and IDs sent and received, confirmations, peers cut off.", "what"
+    )
+    gossip_bytes: Counter = _counter(
+        "Bytes of messages that gossip sent and received.", "direction", name="gossip_body_bytes"
+    )
+
+    # The database
+
+    database_up: Gauge = _gauge("1 while the database answers, else 0.")
+    database_hosts_refused: Gauge = _gauge(
+        "Hosts of the database URL that take writes and must not."
+    )
+    database_timeline: Gauge = _gauge(
+        "Timeline of the Postgres server in use; 0 if it is unknown or embedded."
+    )
+    pool_connections: Gauge = _gauge(
+        "Database connections, by pool and state (idle, used) and waiting requests (waiting).",
+        "pool",
+        "state",
+    )
+    database_events: Counter = _counter(
+        "What happened to the database: connections lost, servers restarted.", "event"
+    )
+    feed_position: Gauge = _gauge("Commit position up to which live followers have been served.")
+    partitions: Gauge = _gauge("Partitions, by table.", "table")
+    maintenance_events: Counter = _counter(
+        "What the maintenance of partitions did or could not do, by event.", "event"
+    )
+    maintenance_in_charge: Gauge = _gauge(
+        "1 on the node that does the maintenance of its database, else 0."
+    )
+    table_bytes: Gauge = _gauge("Size of a table with its partitions and indexes.", "table")
+    table_rows: Gauge = _gauge(
+        "Rows of a table as Postgres counts them, by state (live, dead).", "table", "state"
+    )
+    partitions_until: Gauge = _gauge(
+        "Up to this Unix time no timestamp from now on lacks a partition.",
+        name="partitions_until_timestamp_seconds",
+    )
+    standbys: Gauge = _gauge(
+        "Standbys that are connected to the database for replication.", name="database_standbys"
+    )
+    standby_lag_bytes: Gauge = _gauge(
+        "Bytes of log that a standby has not replayed; only with the role pg_read_all_stats.",
+        "standby",
+        name="database_standby_lag_bytes",
+    )
+    disk_free_bytes: Gauge = _gauge(
+        "Free space of the file system of an embedded database.", "volume"
+    )
+    disk_size_bytes: Gauge = _gauge("Size of the file system of an embedded database.", "volume")
+    disk_full: Gauge = _gauge("1 while nothing is stored, since less than --min-free-disk is free.")
+
+    # Retention
+
+    retention_seconds: Gauge = _gauge("Age at which messages are dropped; 0: none are, by age.")
+    retention_requires_archive: Gauge = _gauge("1 where only what is archived is dropped, else 0.")
+    unarchived_hours: Gauge = _gauge(
+        "Hours that are over, have messages, and are not marked as archived."
+    )
+    oldest_unarchived: Gauge = _gauge(
+        "Beginning of the oldest of these hours, in Unix seconds; 0: there is none.",
+        name="oldest_unarchived_timestamp_seconds",
+    )
+    archived_until: Gauge = _gauge(
+        "End of the newest hour marked as archived, in Unix seconds; 0: none was.",
+        name="archived_until_timestamp_seconds",
+    )
+
+    # The process
+
+    ready: Gauge = _gauge("1 while the node is able to serve, else 0.")
+    clock_offset_seconds: Gauge = _gauge(
+        "By how much the clock of the database or of a peer is ahead of this node's.", "other"
+    )
+    clock_limit_seconds: Gauge = _gauge(
+        "A clock that differs by more is a problem: half of --max-clock-drift."
+    )
+    clock_refused_publishers: Gauge = _gauge(
+        "Share of the publishers of the last five minutes whose timestamps were refused; 0: of"
+        " fewer than three.",
+        name="clock_refused_publishers_ratio",
+    )
+    log_events_suppressed: Gauge = _gauge(
+        "Log events that were held back since the start because there were too many."
+    )
+    trace_spans: Counter = _counter(
+        "Spans of traces: sent to the collector, not taken by it (failed), or dropped since too"
+        " many waited.",
+        "outcome",
+    )
+    build_info: Gauge = _gauge("1, with the version.", "version")
 
     def __init__(self, version: str) -> None:
         self.registry = CollectorRegistry()
-        self._counter = partial(Counter, registry=self.registry)
-        self._gauge = partial(Gauge, registry=self.registry)
-        self._histogram = partial(Histogram, registry=self.registry)
-
-        self.messages_stored = self._counter(
-            "storenode_messages_stored_total",
-            "Messages that this node stored and that were new.",
-            ["source"],
-        )
-        self.messages_rejected = self._counter(
-            "storenode_messages_rejected_total",
-            "Messages that this node refused, by reason.",
-            ["source", "reason"],
-        )
-        self.messages_duplicate = self._counter(
-            "storenode_messages_duplicate_total", "Messages that were held already.", ["source"]
-        )
-        self.conflicts = self._counter(
-            "storenode_conflicts_total",
-            "Messages that were not stored, or not confirmed, since another one has their hash.",
-            ["source"],
-        )
-        self.messages_ephemeral = self._counter(
-            "storenode_messages_ephemeral_total",
-            "Messages that were handed to live followers and not stored.",
-        )
-        self.messages = self._gauge("storenode_messages", "Messages held in the database.")
-        self.oldest_timestamp_seconds = self._gauge(
-            "storenode_oldest_timestamp_seconds",
-            "Timestamp of the oldest message held, in Unix seconds; 0: none held.",
-        )
-        self.newest_timestamp_seconds = self._gauge(
-            "storenode_newest_timestamp_seconds",
-            "Timestamp of the newest message held, in Unix seconds; 0: none held.",
-        )
-        self.index_entries = self._gauge("storenode_index_entries", "SyncIDs held in memory.")
-        self.query_seconds = self._histogram(
-            "storenode_query_seconds",
-            "Time from a read's request to the end of its response.",
-            ["method"],
-            buckets=_SECONDS_BUCKETS,
-        )
-        self.publish_batch_seconds = self._histogram(
-            "storenode_publish_batch_seconds",
-            "Time from a batch's arrival to its acknowledgement.",
-            buckets=_SECONDS_BUCKETS,
-        )
-        self._make_calls()
-        self._make_peers()
-        self._make_database()
-        self._make_process(version)
-
-    def _make_calls(self) -> None:
-        self.calls = self._counter(
-            "storenode_calls_total",
-            "gRPC calls that ended, by method and status code.",
-            ["method", "code"],
-        )
-        self.publishes_in_flight = self._gauge(
-            "storenode_publishes_in_flight", "Batches that were received and not yet acknowledged."
-        )
-        self.read_only = self._gauge(
-            "storenode_read_only", "1 on a node that takes no messages (--read-only), else 0."
-        )
-        self.followers = self._gauge("storenode_followers", "Follow calls under way.")
-        self.http_requests = self._counter(
-            "storenode_http_requests_total",
-            "HTTP requests that ended, by operation and status code; 499: the caller hung up.",
-            ["operation", "code"],
-        )
-        self.http_seconds = self._histogram(
-            "storenode_http_seconds",
-            "Time from an HTTP request to the end of its answer, followers apart.",
-            ["operation"],
-            buckets=_SECONDS_BUCKETS,
-        )
-        self.http_connections = self._gauge("storenode_http_connections", "Open HTTP connections.")
-        self.http_connections_refused = self._counter(
-            "storenode_http_connections_refused_total",
-            "HTTP connections that were closed: there were too many, or no request came in time.",
-            ["reason"],
-        )
-
-    def _make_peers(self) -> None:
-        """The exchange with other stores; a dashboard finds the names also where there is none."""
-        self.sync_sessions = self._counter(
-            "storenode_sync_sessions_total",
-            "Reconciliations that ended, by role and outcome.",
-            ["role", "outcome"],
-        )
-        self.sync_round_trips = self._histogram(
-            "storenode_sync_round_trips",
-            "Payloads that the initiator sent in one reconciliation.",
-            buckets=_ROUND_TRIP_BUCKETS,
-        )
-        self.sync_bytes = self._counter(
-            "storenode_sync_bytes_total",
-            "Bytes of reconciliation payloads, by direction.",
-            ["direction"],
-        )
-        self.sync_differences = self._histogram(
-            "storenode_sync_differences",
-            "Messages that one side lacked, in one reconciliation.",
-            buckets=_DIFFERENCE_BUCKETS,
-        )
-        self.sync_comparisons = self._counter(
-            "storenode_sync_comparisons_total",
-            "Reconciliations that ended well, by how the two sides were compared: keyed, xor, or"
-            " partly_keyed.",
-            ["equality"],
-        )
-        self.sync_modes = self._counter(
-            "storenode_sync_modes_total",
-            "Reconciliations that ended well, by how the differences were found: compact, or base.",
-            ["mode"],
-        )
-        self.sync_hidden_differences = self._counter(
-            "storenode_sync_hidden_differences_total",
-            "Differences that lattice sums found and the fingerprints of WAKU-SYNC hid: a publisher"
-            " forged them, or something is broken.",
-        )
-        self.transfer_messages = self._counter(
-            "storenode_transfer_messages_total",
-            "Messages that reconciliation transferred, by direction and outcome.",
-            ["direction", "outcome"],
-        )
-        self.peer_last_sync_timestamp_seconds = self._gauge(
-            "storenode_peer_last_sync_timestamp_seconds",
-            "When a peer was last reconciled with, in Unix seconds.",
-            ["peer"],
-        )
-        self.peer_failures = self._gauge(
-            "storenode_peer_failures",
-            "Reconciliations that this node began with a configured peer and that failed in a row.",
-            ["peer"],
-        )
-        self.peer_differences = self._gauge(
-            "storenode_peer_differences",
-            "Messages that one side still lacked after the last session that this node began with a"
-            " peer over the whole history, or over a part of it (recent).",
-            ["peer", "window"],
-        )
-        self.sync_interval_seconds = self._gauge(
-            "storenode_sync_interval_seconds",
-            "How often this node reconciles with some peer; 0: never by itself.",
-        )
-        self._make_gossip()
-
-    def _make_gossip(self) -> None:
-        self.unread_events = self._gauge(
-            "storenode_unread_events", "Messages held that too few other stores have confirmed."
-        )
-        self.unread_oldest_seconds = self._gauge(
-            "storenode_unread_oldest_seconds",
-            "For how long the oldest unread event has waited; 0: there is none.",
-        )
-        self.unconfirmed_oldest_seconds = self._gauge(
-            "storenode_unconfirmed_oldest_seconds",
-            "For how long the oldest message lacks confirmations that --max-confirms asks for; 0:"
-            " none does.",
-        )
-        self.waiting_events = self._gauge(
-            "storenode_waiting_events", "Messages held that name a parent which is not."
-        )
-        self.gossip_peers = self._gauge(
-            "storenode_gossip_peers",
-            "Nodes with which messages are exchanged live, by state (connected, slowed, cut_off).",
-            ["state"],
-        )
-        self.gossip_events = self._counter(
-            "storenode_gossip_events_total",
-            "What gossip did: bodies and IDs sent and received, confirmations, peers cut off.",
-            ["what"],
-        )
-        self.gossip_bytes = self._counter(
-            "storenode_gossip_body_bytes_total",
-            "Bytes of messages that gossip sent and received.",
-            ["direction"],
-        )
-
-    def _make_database(self) -> None:
-        self.database_up = self._gauge(
-            "storenode_database_up", "1 while the database answers, else 0."
-        )
-        self.database_hosts_refused = self._gauge(
-            "storenode_database_hosts_refused",
-            "Hosts of the database URL that take writes and must not.",
-        )
-        self.database_timeline = self._gauge(
-            "storenode_database_timeline",
-            "Timeline of the Postgres server in use; 0 if it is unknown or embedded.",
-        )
-        self.pool_connections = self._gauge(
-            "storenode_pool_connections",
-            "Database connections, by pool and state (idle, used) and waiting requests (waiting).",
-            ["pool", "state"],
-        )
-        self.database_events = self._counter(
-            "storenode_database_events_total",
-            "What happened to the database: connections lost, servers restarted.",
-            ["event"],
-        )
-        self.feed_position = self._gauge(
-            "storenode_feed_position",
-            "Commit position up to which live followers have been served.",
-        )
-        self.partitions = self._gauge("storenode_partitions", "Partitions, by table.", ["table"])
-        self.maintenance_events = self._counter(
-            "storenode_maintenance_events_total",
-            "What the maintenance of partitions did or could not do, by event.",
-            ["event"],
-        )
-
-        self.maintenance_in_charge = self._gauge(
-            "storenode_maintenance_in_charge",
-            "1 on the node that does the maintenance of its database, else 0.",
-        )
+        for attribute, make in vars(Metrics).items():
+            if isinstance(make, partial):
+                name = f"storenode_{make.keywords.get('name', attribute)}"
+                setattr(self, attribute, make(name=name, registry=self.registry))
+        for collector in (ProcessCollector, PlatformCollector, GCCollector):
+            collector(registry=self.registry)
+        self.build_info.labels(version).set(1)
+        for source in SOURCES:
+            self.messages_stored.labels(source)
         for event in MAINTENANCE_EVENTS:
             self.maintenance_events.labels(event)
         for event in DATABASE_EVENTS:
             self.database_events.labels(event)
-        self._make_tables()
-        self._make_retention()
-
-    def _make_tables(self) -> None:
-        self.table_bytes = self._gauge(
-            "storenode_table_bytes", "Size of a table with its partitions and indexes.", ["table"]
-        )
-        self.table_rows = self._gauge(
-            "storenode_table_rows",
-            "Rows of a table as Postgres counts them, by state (live, dead).",
-            ["table", "state"],
-        )
-        self.partitions_until = self._gauge(
-            "storenode_partitions_until_timestamp_seconds",
-            "Up to this Unix time no timestamp from now on lacks a partition.",
-        )
-        self.standbys = self._gauge(
-            "storenode_database_standbys",
-            "Standbys that are connected to the database for replication.",
-        )
-        self.standby_lag_bytes = self._gauge(
-            "storenode_database_standby_lag_bytes",
-            "Bytes of log that a standby has not replayed; only with the role pg_read_all_stats.",
-            ["standby"],
-        )
-        self.disk_free_bytes = self._gauge(
-            "storenode_disk_free_bytes",
-            "Free space of the file system of an embedded database.",
-            ["volume"],
-        )
-        self.disk_size_bytes = self._gauge(
-            "storenode_disk_size_bytes",
-            "Size of the file system of an embedded database.",
-            ["volume"],
-        )
-        self.disk_full = self._gauge(
-            "storenode_disk_full",
-            "1 while nothing is stored, since less than --min-free-disk is free.",
-        )
-
-    def _make_retention(self) -> None:
-        self.retention_seconds = self._gauge(
-            "storenode_retention_seconds", "Age at which messages are dropped; 0: none are, by age."
-        )
-        self.retention_requires_archive = self._gauge(
-            "storenode_retention_requires_archive",
-            "1 where only what is archived is dropped, else 0.",
-        )
-        self.unarchived_hours = self._gauge(
-            "storenode_unarchived_hours",
-            "Hours that are over, have messages, and are not marked as archived.",
-        )
-        self.oldest_unarchived = self._gauge(
-            "storenode_oldest_unarchived_timestamp_seconds",
-            "Beginning of the oldest of these hours, in Unix seconds; 0: there is none.",
-        )
-        self.archived_until = self._gauge(
-            "storenode_archived_until_timestamp_seconds",
-            "End of the newest hour marked as archived, in Unix seconds; 0: none was.",
-        )
-
-    def _make_process(self, version: str) -> None:
-        self.ready = self._gauge("storenode_ready", "1 while the node is able to serve, else 0.")
-        self.clock_offset_seconds = self._gauge(
-            "storenode_clock_offset_seconds",
-            "By how much the clock of the database or of a peer is ahead of this node's.",
-            ["other"],
-        )
-        self.clock_limit_seconds = self._gauge(
-            "storenode_clock_limit_seconds",
-            "A clock that differs by more is a problem: half of --max-clock-drift.",
-        )
-        self.clock_refused_publishers = self._gauge(
-            "storenode_clock_refused_publishers_ratio",
-            "Share of the publishers of the last five minutes whose timestamps were refused; 0: of"
-            " fewer than three.",
-        )
-        self.log_events_suppressed = self._gauge(
-            "storenode_log_events_suppressed",
-            "Log events that were held back since the start because there were too many.",
-        )
-        self.trace_spans = self._counter(
-            "storenode_trace_spans_total",
-            "Spans of traces: sent to the collector, not taken by it (failed), or dropped since too"
-            " many waited.",
-            ["outcome"],
-        )
-        build = self._gauge("storenode_build_info", "1, with the version.", ["version"])
-        build.labels(version).set(1)
-        for collector in (ProcessCollector, PlatformCollector, GCCollector):
-            collector(registry=self.registry)
-        for source in SOURCES:
-            self.messages_stored.labels(source)
 
     def count_stored(self, source: str, new: int) -> None:
         """Count messages that are durable now, also those of a caller that has gone away."""
@@ -401,5 +326,94 @@ class Metrics:
                 self.conflicts.labels(source).inc(count)
 
     def render(self) -> bytes:
-        """The text format, version 0.0.4."""
+        """Return all of them in the text format, version 0.0.4."""
         return generate_latest(self.registry)
+
+
+RATES: Final = (
+    "published",
+    "queries",
+    "gossip_in",
+    "gossip_out",
+    "transfer_in",
+    "transfer_out",
+    "failed",
+)
+"""Messages, for ``queries`` reads of any kind and for ``failed`` calls that the node failed, in the
+order in which they are shown."""
+
+SERVER_FAULTS: Final = ("UNAVAILABLE", "INTERNAL", "UNKNOWN")
+HTTP_FAULTS: Final = ("500", "503")
+"""How calls end that the node has failed. DEADLINE_EXCEEDED: the request did not come in time."""
+
+
+def samples(metric: MetricWrapperBase) -> Iterator[Sample]:
+    """Yield what a metric has now, by labels."""
+    for family in metric.collect():
+        yield from family.samples
+
+
+def total(metric: MetricWrapperBase, suffix: str = "_total", **labels: Collection[str]) -> float:
+    """Return the sum of a metric's series whose labels have one of these values."""
+    return sum(
+        sample.value
+        for sample in samples(metric)
+        if sample.name.endswith(suffix)
+        and all(sample.labels[name] in values for name, values in labels.items())
+    )
+
+
+class Rates:
+    """The last `RATE_SAMPLES` samples of what was counted. Time is an argument."""
+
+    def __init__(self, metrics: Metrics, now_s: float) -> None:
+        self._metrics = metrics
+        self._before = now_s, self._totals()
+        self._timed = (0.0, 0.0)
+        self._publish_ms: float | None = None
+        self._rates: deque[list[float]] = deque(maxlen=RATE_SAMPLES)
+
+    def sample(self, now_s: float) -> None:
+        """Note what happened since the last sample; ``now_s`` by a clock that is never set."""
+        then_s, before = self._before
+        now = self._totals()
+        if now_s <= then_s:
+            return
+        self._before = now_s, now
+        self._time_publishes()
+        self._rates.append(
+            [max(0.0, new - old) / (now_s - then_s) for new, old in zip(now, before, strict=True)]
+        )
+
+    def series(self) -> dict[str, list[float]]:
+        """Return the samples of each of `RATES`, per second, the oldest first."""
+        return {
+            name: [round(rates[place], 3) for rates in self._rates]
+            for place, name in enumerate(RATES)
+        }
+
+    def publish_ms(self) -> float | None:
+        """Return how long the last batches took in the mean, in ms; None: there were none."""
+        return self._publish_ms
+
+    def _time_publishes(self) -> None:
+        timed = self._metrics.publish_batch_seconds
+        now = total(timed, "_count"), total(timed, "_sum")
+        batches, seconds = now[0] - self._timed[0], now[1] - self._timed[1]
+        if batches:
+            self._publish_ms = round(1_000 * seconds / batches, 1)
+        self._timed = now
+
+    def _totals(self) -> list[float]:
+        metrics = self._metrics
+        stored, pushed = metrics.messages_stored, {"bodies_pushed", "bodies_answered"}
+        return [
+            total(stored, source={"client"}),
+            total(metrics.query_seconds, "_count"),
+            total(stored, source={"gossip"}),
+            total(metrics.gossip_events, what=pushed),
+            total(stored, source={"transfer", "resume"}),
+            total(metrics.transfer_messages, direction={"sent"}),
+            total(metrics.calls, code=SERVER_FAULTS)
+            + total(metrics.http_requests, code=HTTP_FAULTS),
+        ]

@@ -15,8 +15,7 @@ from typing import Final
 
 from prometheus_client.metrics import MetricWrapperBase
 
-from store.observe.metrics import Metrics
-from store.observe.rates import HTTP_FAULTS, SERVER_FAULTS, samples, total
+from store.observe.metrics import HTTP_FAULTS, SERVER_FAULTS, Metrics, samples, total
 
 RUNBOOKS: Final = "https://github.com/storenode/storenode/blob/main/docs/runbooks/"
 

@@ -11,14 +11,20 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
 from opentelemetry import trace
 from opentelemetry.context import Context
-from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace import Span as SdkSpan
+from opentelemetry.sdk.trace.export import (
+    BatchSpanProcessor,
+    SpanExporter,
+    SpanExportResult,
+)
 from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
@@ -50,7 +56,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class FrameTrace:
-    """Which messages of a frame of gossip, by their places, are of one trace."""
+    """The messages of a frame of gossip, by their places, that are of one trace."""
 
     traceparent: str
     places: Sequence[int]
@@ -66,7 +72,7 @@ class Tracing:
         self._bodies = BoundedDict[int, bytes](MAX_TRACED_MESSAGES)
 
     async def close(self) -> None:
-        """Hand over the last spans, unless that takes longer than `TRACE_FLUSH_S`."""
+        """Flush the last spans, unless that takes longer than `TRACE_FLUSH_S`."""
         loop, done = asyncio.get_running_loop(), asyncio.Event()
 
         def shut_down() -> None:
@@ -88,7 +94,7 @@ class Tracing:
     def serving(
         self, service: str, method: str, metadata: Mapping[str, str], *, system: str = "grpc"
     ) -> Iterator[None]:
-        """A call that is served, within its caller's trace where it names one."""
+        """Trace a call that is served, within its caller's trace where it names one."""
         carrier = {
             name: metadata[name]
             for name in (TRACEPARENT, TRACESTATE)
@@ -110,7 +116,7 @@ class Tracing:
 
     @contextmanager
     def within(self, name: str, **attributes: Value) -> Iterator[None]:
-        """A part of the call that is under way; nothing where that is not traced."""
+        """Trace a part of the call that is under way; nothing where that is not traced."""
         if not trace.get_current_span().is_recording():
             yield
             return
@@ -122,7 +128,7 @@ class Tracing:
     # Batches
 
     def waiting(self) -> Wait | None:
-        """The call that is under way has queued a batch; None where it is not traced."""
+        """Begin to trace the wait of a batch of this call; None where it is not traced."""
         caller = trace.get_current_span()
         if not caller.is_recording():
             return None
@@ -132,7 +138,7 @@ class Tracing:
     def committing(
         self, served: Sequence[tuple[Wait, Sequence[bytes]]], **attributes: Value
     ) -> Iterator[None]:
-        """The transaction of traced batches, each given with the hashes of its messages.
+        """Trace the transaction of traced batches, each given with the hashes of its messages.
 
         It belongs to the trace of the first, and is linked to the calls of all.
         """
@@ -162,7 +168,7 @@ class Tracing:
     # Gossip
 
     def bodies(self, hashes: Sequence[bytes], messages: Sequence[bytes | None]) -> None:
-        """Messages were read to be sent; so they are known again when they are."""
+        """Note messages that were read to be sent, so that they are known when they are."""
         if not self._book:
             return
         for digest, message in zip(hashes, messages, strict=False):
@@ -171,7 +177,7 @@ class Tracing:
 
     @contextmanager
     def pushing(self, messages: Sequence[bytes], peer: str) -> Iterator[Sequence[FrameTrace]]:
-        """A frame of gossip with these messages is sent; gives what is to travel with it."""
+        """Trace a frame of gossip with these messages; yield what is to travel with it."""
         if not self._bodies:
             yield ()
             return
@@ -187,7 +193,7 @@ class Tracing:
                 span.end()
 
     def arrived(self, traceparent: str, hashes: Iterable[bytes]) -> None:
-        """A peer has sent these messages, as part of a trace."""
+        """Note that a peer has sent these messages, as part of a trace."""
         if len(traceparent) > MAX_TRACE_FIELD_CHARS:
             return
         context = _PROPAGATOR.extract({TRACEPARENT: traceparent}, Context())
@@ -197,7 +203,7 @@ class Tracing:
 
     @contextmanager
     def receiving(self, hashes: Sequence[bytes], peer: str) -> Iterator[None]:
-        """Messages that a peer sent are stored; what is traced of them goes on in its trace."""
+        """Trace the storing of messages that a peer sent, in the trace of each."""
         found = self._of(hashes) if self._book else []
         spans = []
         for parent, places in found:
@@ -218,7 +224,7 @@ class Tracing:
 
     @contextmanager
     def delivering(self, hashes: Iterable[bytes], *, live: bool) -> Iterator[None]:
-        """Messages are sent to a follower."""
+        """Trace the sending of messages to a follower."""
         spans = [
             self._tracer.start_span(
                 "storenode.deliver",
@@ -242,7 +248,7 @@ class Tracing:
         )
 
     def _of(self, hashes: Sequence[bytes]) -> list[tuple[SpanContext, list[int]]]:
-        """`MAX_FRAME_TRACES` contexts of some messages, each with its messages' places."""
+        """Return `MAX_FRAME_TRACES` contexts of some messages, each with its messages' places."""
         found: dict[tuple[int, int], tuple[SpanContext, list[int]]] = {}
         for place, digest in enumerate(hashes):
             context = self._book.get(digest)
@@ -257,7 +263,7 @@ class Tracing:
         self._book.update(dict.fromkeys(hashes, context))
 
     def _note_new(self, hashes: Iterable[bytes], context: SpanContext) -> None:
-        """Note what is not of another trace already: whoever brought a message first keeps it."""
+        """Note what is not of another trace already: the first to bring a message keeps it."""
         book, trace_id = self._book, context.trace_id
         self._note(
             [digest for digest in hashes if book.get(digest, context).trace_id == trace_id], context
@@ -276,3 +282,82 @@ def _traceparent(span: Span) -> str:
 
 def _named(attributes: Mapping[str, Value]) -> dict[str, Value]:
     return {f"storenode.{name}": value for name, value in attributes.items()}
+
+
+CountSpans = Callable[[str, int], None]
+"""Called from any thread with an outcome, ``sent``, ``dropped`` or ``failed``, and a number."""
+
+
+class _Counting(SpanExporter):
+    """An exporter that reports the outcome of spans."""
+
+    def __init__(
+        self, exporter: SpanExporter, taken: Callable[[int], None], count: CountSpans
+    ) -> None:
+        self._exporter = exporter
+        self._taken = taken
+        self._count = count
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        """Send spans; never raises."""
+        self._taken(len(spans))
+        try:
+            result = self._exporter.export(spans)
+        except Exception:  # noqa: BLE001 - whatever it is, the node has lost nothing but spans
+            result = SpanExportResult.FAILURE
+        sent = result is SpanExportResult.SUCCESS
+        self._count("sent" if sent else "failed", len(spans))
+        return result
+
+    def shutdown(self) -> None:
+        """End the connection."""
+        self._exporter.shutdown()
+
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:
+        """Send what the exporter holds."""
+        return self._exporter.force_flush(timeout_millis)
+
+
+class BoundedProcessor(SpanProcessor):
+    """A queue of spans for an exporter that runs in a thread of its own.
+
+    A collector that is away, slow or broken costs the node its spans and nothing else: at most
+    ``queue_spans`` wait, and what finds no room, or is not taken, is counted and dropped.
+    """
+
+    def __init__(self, exporter: SpanExporter, queue_spans: int, count: CountSpans) -> None:
+        self._queue_spans = queue_spans
+        self._count = count
+        self._waiting = 0
+        self._lock = threading.Lock()
+        self._batches = BatchSpanProcessor(
+            _Counting(exporter, self._taken, count), max_queue_size=queue_spans
+        )
+
+    def on_start(self, span: SdkSpan, parent_context: Context | None = None) -> None:
+        """Return at once: spans are queued when they end."""
+
+    def on_end(self, span: ReadableSpan) -> None:
+        """Queue a span that has ended; one that is not sampled is passed over."""
+        context = span.context
+        if context is None or not context.trace_flags.sampled:
+            return
+        with self._lock:
+            has_room = self._waiting < self._queue_spans
+            self._waiting += has_room
+        if has_room:
+            self._batches.on_end(span)
+        else:
+            self._count("dropped", 1)
+
+    def shutdown(self) -> None:
+        """Send what waits, and end."""
+        self._batches.shutdown()  # type: ignore[no-untyped-call]
+
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:
+        """Send what waits."""
+        return self._batches.force_flush(timeout_millis)
+
+    def _taken(self, spans: int) -> None:
+        with self._lock:
+            self._waiting -= spans

@@ -25,9 +25,8 @@ from store.observe.clocks import ClockComparison
 from store.observe.http import MetricsListener
 from store.observe.limits import RATE_INTERVAL_S
 from store.observe.logging import get_logger, write_suppressed
-from store.observe.metrics import Metrics
+from store.observe.metrics import Metrics, total
 from store.observe.problems import Problem
-from store.observe.rates import total
 from store.rpc.context import RpcContext
 from store.rpc.health import Health
 from store.rpc.limits import MAX_CALLERS

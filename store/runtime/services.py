@@ -33,8 +33,7 @@ from store.domain.retention import RetentionPolicy
 from store.messages.conflicts import Conflict
 from store.messages.record import RecordBatch
 from store.observe.logging import get_logger
-from store.observe.metrics import Metrics
-from store.observe.rates import total
+from store.observe.metrics import Metrics, total
 from store.runtime.disk import DiskSpace
 from store.runtime.environment import system_environment
 from store.runtime.heard import HeardTopics

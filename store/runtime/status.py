@@ -23,9 +23,8 @@ from store.db.summaries.timeline import (
 from store.domain.ports import PeerState, ResumeState, StoreSummary, SyncDone
 from store.domain.unread import GossipPeerState, UnreadSummary
 from store.observe.limits import RATE_INTERVAL_S
-from store.observe.metrics import Metrics
+from store.observe.metrics import Metrics, Rates, samples, total
 from store.observe.problems import Problem, Problems
-from store.observe.rates import Rates, samples, total
 from store.runtime.gossiping import Gossiping
 from store.runtime.hour_coverage import read_hour_coverage
 from store.runtime.limits import (

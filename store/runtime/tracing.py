@@ -67,8 +67,7 @@ def open_tracing(
     from opentelemetry.sdk.resources import Resource  # noqa: PLC0415
     from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
 
-    from store.observe.trace_export import BoundedProcessor  # noqa: PLC0415
-    from store.observe.tracing import Tracing  # noqa: PLC0415
+    from store.observe.tracing import BoundedProcessor, Tracing  # noqa: PLC0415
 
     name = os.environ.get("OTEL_SERVICE_NAME", "storenode")
     attributes = {

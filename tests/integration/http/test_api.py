@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 from itertools import chain
 from typing import Any
 
@@ -12,8 +11,8 @@ import pytest
 from openapi_spec_validator import validate
 
 from store.domain.completeness import AnswerCoverage, AnswerState
-from store.http.encode import of_coverage, of_steps
-from store.http.schemas import encode
+from store.http.convert import to_json, to_lines
+from store.serving.methods.encode import coverage_message
 from storenode.client.messages import hash_of, new_message
 from storenode.wire.sds.v1.message_pb2 import HistoryEntry
 from storenode.wire.sds.v1.message_pb2 import Message as SdsMessage
@@ -234,7 +233,9 @@ def test_answers_say_how_complete_they_are(api: Api, topic: str) -> None:
 
 def test_a_confirmed_answer_names_the_stores_and_the_time() -> None:
     found = AnswerCoverage((5, 9), AnswerState.COMPLETE, "", ("b", "c"), 7, 5, 9, keyed=True)
-    assert json.loads(encode(of_coverage(found))) == {
+    said = coverage_message(found)
+    assert said is not None
+    assert to_json(said) == {
         "state": "COMPLETE",
         "timeStart": "5",
         "timeEnd": "9",
@@ -273,8 +274,8 @@ def test_what_other_stores_hold_of_an_hour_is_told_with_it() -> None:
     )
     once = StoreCoverage(store_id="c", state=StoreCoverage.UNCONFIRMED, last_equal=6, keyed=True)
     step = CoverageStep(time_start=1, time_end=2, before_horizon=True, stores=[differs, once])
-    (found,) = of_steps(CoveragePage(steps=[step]).SerializeToString())
-    assert json.loads(encode(found)) == {
+    (found,) = to_lines(CoveragePage(steps=[step]))
+    assert found == {
         "timeStart": "1",
         "timeEnd": "2",
         "beforeHorizon": True,

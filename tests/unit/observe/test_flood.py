@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from store.observe.flood import OTHER_KINDS, FloodGate
+from store.observe.logging import OTHER_KINDS, FloodGate
 
 
 def test_a_burst_passes_and_the_rest_is_counted_with_the_next_one() -> None:

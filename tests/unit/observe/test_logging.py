@@ -15,8 +15,8 @@ import pytest
 import structlog
 
 from store.observe import logging as observed
-from store.observe.flood import FloodGate
 from store.observe.limits import LOG_BURST_EVENTS, MAX_LOG_TEXT_CHARS
+from store.observe.logging import FloodGate
 
 
 @pytest.fixture

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from store.observe.limits import RATE_SAMPLES
-from store.observe.metrics import Metrics
-from store.observe.rates import RATES, Rates
+from store.observe.metrics import RATES, Metrics, Rates
 
 
 def test_each_rate_is_that_of_its_counters() -> None:

@@ -14,8 +14,7 @@ import pytest
 from store.config.node import NodeConfig
 from store.domain.access import Denied, Right
 from store.domain.quota import ClientLimits
-from store.observe.metrics import Metrics
-from store.observe.rates import total
+from store.observe.metrics import Metrics, total
 from store.runtime import tasks
 from store.runtime import tokens as tokens_module
 from store.runtime.errors import WrongConfigurationError

@@ -1,0 +1,158 @@
+"""The handlers of ``/api/v1``: those of gRPC, with JSON, lines of JSON, and server-sent events.
+
+A stream holds one page: the next is read when the caller has taken the last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from functools import lru_cache
+from typing import Final
+
+from google.protobuf.message import Message
+from msgspec import Struct
+
+from store.domain.ports import Services
+from store.http import schemas
+from store.http.convert import to_json, to_lines, to_message
+from store.http.exchange import Exchange
+from store.http.failure import of_query
+from store.http.limits import MAX_SHARED_FRAMES_BYTES, SHARED_FRAMES
+from store.http.requests import read
+from store.http.schemas import encode
+from store.messages.frames import end_of_entry
+from store.serving.call import Call
+from store.serving.methods.publish import Publisher
+from store.serving.methods.reads import Reads
+from storenode.wire.storenode.v1.store_pb2 import (
+    FollowPage,
+    FollowRequest,
+    PublishRequest,
+    PublishResponse,
+)
+from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest, StoreQueryResponse
+
+LINES: Final = b"application/x-ndjson"
+EVENTS: Final = b"text/event-stream"
+UNBUFFERED: Final = [(b"x-accel-buffering", b"no")]
+"""Proxies that hold answers back are told not to."""
+
+_HEARTBEAT: Final = b": still here\n\n"
+_MESSAGES_TAG: Final = b"\x0a"
+"""Before each entry of ``FollowPage.messages``."""
+
+Stream = Callable[[Call, bytes], AsyncGenerator[bytes, None]]
+
+
+class StoreApi:
+    """The handlers whose answers are no lines."""
+
+    def __init__(self, services: Services, methods: Reads) -> None:
+        self._reads = methods
+        self._publisher = Publisher(services)
+
+    async def publish(self, call: Call, exchange: Exchange, body: bytes) -> None:
+        """Store a batch; answer when all of it that is accepted is durable."""
+        asked = read(schemas.Publish, call, exchange, body)
+        # One too many is enough to be refused.
+        del body, asked.messages[call.node.limits.batch_messages + 1 :]
+        request = to_message(PublishRequest, asked)
+        del asked
+        response = PublishResponse.FromString(await self._publisher.publish(call, request))
+        answer = encode(to_json(response))
+        await call.outlet.answered(len(answer), refusable=False)
+        await exchange.respond(answer)
+
+    async def query(self, call: Call, exchange: Exchange, body: bytes) -> None:
+        """Send one page."""
+        request = to_message(StoreQueryRequest, read(schemas.Query, call, exchange, body))
+        answer = encode(to_json(await query_page(self._reads, call, request)))
+        await call.outlet.answered(len(answer), refusable=True)
+        await exchange.respond(answer)
+
+    async def follow(self, call: Call, exchange: Exchange, body: bytes) -> None:
+        """Send messages as they are committed, as events."""
+        asked = read(schemas.Follow, call, exchange, body)
+        asked.cursor = exchange.headers.get("last-event-id") or asked.cursor
+        pages = self._reads.follow(call, to_message(FollowRequest, asked))
+        async with exchange.kept_alive(_HEARTBEAT), aclosing(pages):
+            async for page in pages:
+                await _send(call, exchange, _events(page), EVENTS)
+
+
+async def send_lines(
+    method: Stream,
+    types: tuple[type[Struct], type[Message], type[Message]],
+    call: Call,
+    exchange: Exchange,
+    body: bytes,
+) -> None:
+    """Send the pages of a method as lines; ``types``: its request, also in protobuf, and a page."""
+    asked, request, page = types
+    encoded = to_message(request, read(asked, call, exchange, body))
+    async with aclosing(method(call, encoded)) as pages:
+        async for each in pages:
+            lines = b"".join([encode(line) + b"\n" for line in to_lines(page.FromString(each))])
+            if lines:
+                await _send(call, exchange, lines, LINES)
+            del each, lines  # which would be held while the next ones wait
+    if not exchange.started:
+        await exchange.start(200, LINES, UNBUFFERED)
+    await exchange.finish()
+
+
+async def query_page(methods: Reads, call: Call, request: bytes) -> StoreQueryResponse:
+    """Return the answer of ``Query``.
+
+    Raises:
+        HttpError: it is an error.
+    """
+    response = StoreQueryResponse.FromString(await methods.query(call, request))
+    if response.status_code != 200:
+        raise of_query(response.status_code, response.status_desc)
+    return response
+
+
+async def send_status(call: Call, exchange: Exchange, body: bytes) -> None:
+    """Send the state of the node; what it holds is for callers that may read all of it."""
+    read(schemas.NoParameters, call, exchange, body)
+    found = schemas.NodeSummary(ready=call.node.readiness.unready is None)
+    if call.client.topics.unrestricted:
+        identity = call.node.identity
+        found.version, found.node_id = identity.version, identity.node_id
+        found.store_id = identity.store_id
+        if found.ready:
+            state = await call.node.state()
+            found.messages = state.messages
+            found.oldest_timestamp = str(state.oldest_timestamp_ns)
+            found.newest_timestamp = str(state.newest_timestamp_ns)
+    await exchange.respond(encode(found))
+
+
+async def _send(call: Call, exchange: Exchange, chunk: bytes, content_type: bytes) -> None:
+    """Send a page; the status goes with the first, so that what fails before has its own."""
+    async with call.outlet.sending(len(chunk)):
+        call.check_rights()
+        if not exchange.started:
+            await exchange.start(200, content_type, UNBUFFERED)
+        await exchange.send(chunk)
+
+
+def _events(page: bytes) -> bytes:
+    size = 0
+    while page[size : size + 1] == _MESSAGES_TAG:
+        size = end_of_entry(page, size)
+    end = FollowPage.FromString(page[size:])
+    messages = (_small_messages if size <= MAX_SHARED_FRAMES_BYTES else _messages)(page[:size])
+    cursor = to_json(end)["cursor"].encode()
+    return messages + b"event: page\nid: %b\ndata: %b\n\n" % (cursor, encode({"live": end.live}))
+
+
+def _messages(frames: bytes) -> bytes:
+    messages = FollowPage.FromString(frames).messages
+    return b"".join([b"data: " + encode(to_json(each)) + b"\n\n" for each in messages])
+
+
+_small_messages: Final = lru_cache(SHARED_FRAMES)(_messages)
+"""A new message goes to many followers at one time."""

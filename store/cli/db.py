@@ -35,9 +35,8 @@ from store.db.summaries.resummarize import Resummarized, resummarize
 from store.domain.partitioning import UNBOUNDED_HIGH, UNBOUNDED_LOW, Bounds
 from store.domain.retention import Partition, RetentionPolicy
 from store.domain.retention_clock import Reading, RetentionClock
-from store.embedded.datadir import DataDir
+from store.embedded.datadir import DataDir, release_reserve
 from store.embedded.errors import EmbeddedPostgresError
-from store.embedded.reserve import release
 from store.embedded.settings import EmbeddedSettings
 from store.embedded.supervisor import EmbeddedPostgres, running_url
 from store.runtime.limits import MAX_CLOCK_LEAD_NS
@@ -95,7 +94,7 @@ class Target:
 
     def _running(self, *, may_free: bool) -> str | None:
         """The URL of a node's server; one that has its space back is waited for."""
-        freed = release(self.data_dir) if may_free else 0
+        freed = release_reserve(self.data_dir) if may_free else 0
         deadline_s = time.monotonic() + (RESTART_PATIENCE_S if freed else 0.0)
         while True:
             running = running_url(self.data_dir)

@@ -1,5 +1,6 @@
 """Starting Postgres programs, reading what they say, and looking at foreign processes."""
 
+import contextlib
 import json
 import os
 import platform
@@ -10,7 +11,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Final, Self
+from typing import IO, Final
 
 MAX_LOG_BYTES: Final = 16 * 1024 * 1024
 """The size at which postgres.log becomes postgres.log.1, whose predecessor is dropped."""
@@ -82,7 +83,7 @@ class Launch:
         Raises:
             ProgramFailedError: It failed, or took longer than `timeout_s`.
         """
-        with WatchPipe() as watch:
+        with contextlib.closing(WatchPipe()) as watch:
             child = self.popen(command, stdin=subprocess.PIPE, watch_fd=watch.reading)
             try:
                 output, _ = child.communicate(stdin.encode(), timeout=timeout_s)
@@ -109,13 +110,7 @@ class WatchPipe:
         self._ends = os.pipe() if WATCH_BY_PIPE else None
         self.reading = self._ends[0] if self._ends else None
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_exc: object) -> None:
-        self.dismiss()
-
-    def dismiss(self) -> None:
+    def close(self) -> None:
         """Send the watchdog away when what it watches has ended: its ID may be reused."""
         ends, self._ends = self._ends, None
         if ends is not None:

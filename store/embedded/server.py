@@ -28,8 +28,11 @@ KILL_TIMEOUT_S: Final = 10.0
 """The longest steps after an orderly shutdown: SIGQUIT, then SIGKILL."""
 
 _READY = "ready"
-_PORT_TAKEN = ("Address already in use", "could not create any TCP/IP sockets")
-_PREDECESSOR_LEAVING = ("pre-existing shared memory block",)
+_RETRYABLE = (
+    "Address already in use",
+    "could not create any TCP/IP sockets",
+    "pre-existing shared memory block",
+)
 
 
 class ServerProcess:
@@ -57,7 +60,7 @@ class ServerProcess:
                     watch_fd=self._watch.reading,
                 )
         except BaseException:
-            self._watch.dismiss()
+            self._watch.close()
             raise
         assert self._child.stdout is not None
         self._pump = OutputPump(self._child.stdout, data.log)
@@ -91,7 +94,7 @@ class ServerProcess:
         """Wait for the exit of the postmaster, and for that of the processes it may leave."""
         self._child.wait()
         self._pump.join(OUTPUT_DRAIN_S)
-        self._watch.dismiss()
+        self._watch.close()
 
     def send(self, number: signal.Signals) -> None:
         """Send the postmaster a signal; nothing happens when it has ended."""
@@ -118,13 +121,9 @@ class ServerProcess:
             return f"killed by {signal.Signals(-status).name}"
         return complaint(self._pump.tail())
 
-    def lost_its_port(self) -> bool:
-        """Return True if it ended because another process listens on its port."""
-        return any(each in self._pump.tail() for each in _PORT_TAKEN)
-
-    def met_its_predecessor(self) -> bool:
-        """Return True if it ended because processes of the previous server were left."""
-        return any(each in self._pump.tail() for each in _PREDECESSOR_LEAVING)
+    def should_retry(self) -> bool:
+        """Return True if it ended for a taken port or for processes of the previous server."""
+        return any(each in self._pump.tail() for each in _RETRYABLE)
 
 
 def choose_port(preferred: int | None) -> int:

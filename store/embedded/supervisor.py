@@ -235,8 +235,7 @@ class EmbeddedPostgres:
             if ready or event != "started":
                 self._emit("exited", pid=server.pid, reason=server.why_it_ended())
                 return ready
-            again = server.lost_its_port() or server.met_its_predecessor()
-            if not again or time.monotonic() > deadline:
+            if not server.should_retry() or time.monotonic() > deadline:
                 self._failure = server.why_it_ended()
                 return False
             self._stopping.wait(MIN_BACKOFF_S)

@@ -10,6 +10,8 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import update_wrapper
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final, TypeVar
 from uuid import UUID
@@ -17,7 +19,6 @@ from uuid import UUID
 import click
 import psycopg
 
-from store.cli.sizes import aligned, lines_of
 from store.config.node import NodeConfig
 from store.config.options import options_of
 from store.db.checks.check import CheckReport
@@ -25,7 +26,7 @@ from store.db.checks.check import check as check_database
 from store.db.errors import SchemaError, sentence
 from store.db.maintenance.maintainer import database_ns, newest_commit_ns
 from store.db.maintenance.retention import Inventory, PruneReport, prune, read_inventory
-from store.db.maintenance.sizes import read_sizes
+from store.db.maintenance.sizes import Column, Part, Sizes, read_sizes
 from store.db.pool import complete_url
 from store.db.primary.guard import PrimaryGuard
 from store.db.primary.hosts import hosts_of, probed
@@ -35,9 +36,8 @@ from store.db.summaries.resummarize import Resummarized, resummarize
 from store.domain.partitioning import UNBOUNDED_HIGH, UNBOUNDED_LOW, Bounds
 from store.domain.retention import Partition, RetentionPolicy
 from store.domain.retention_clock import Reading, RetentionClock
-from store.embedded.datadir import DataDir
+from store.embedded.datadir import DataDir, release_reserve
 from store.embedded.errors import EmbeddedPostgresError
-from store.embedded.reserve import release
 from store.embedded.settings import EmbeddedSettings
 from store.embedded.supervisor import EmbeddedPostgres, running_url
 from store.runtime.limits import MAX_CLOCK_LEAD_NS
@@ -57,13 +57,16 @@ _Result = TypeVar("_Result")
 RESTART_PATIENCE_S: Final = 60.0
 """For a node to start its database again, once there is space for it."""
 
+_MIN_SHARE: Final = 0.01
+"""Tables that take less are one line for people; JSON has all parts of all tables."""
+
 _POLL_S: Final = 0.1
 _CONNECT_TIMEOUT_S: Final = 5
 
 
 @dataclass(frozen=True)
 class Target:
-    """Which database a command works on, and how it prints."""
+    """The database that a command works on, and the form of its output."""
 
     database_url: str | None
     data_dir: Path
@@ -71,7 +74,7 @@ class Target:
 
     @contextmanager
     def url(self, *, may_free: bool = False) -> Iterator[str]:
-        """URL of the database, which is reachable meanwhile if it is an embedded one.
+        """Yield the URL of the database, whose server runs meanwhile if it is an embedded one.
 
         Where a node runs on the data directory, its server is used; else one is started. With
         ``may_free`` space that was kept back is freed first on a full disk, without which no server
@@ -94,8 +97,8 @@ class Target:
             yield server.url
 
     def _running(self, *, may_free: bool) -> str | None:
-        """The URL of a node's server; one that has its space back is waited for."""
-        freed = release(self.data_dir) if may_free else 0
+        """Return the URL of a node's server, after a wait if its space was released."""
+        freed = release_reserve(self.data_dir) if may_free else 0
         deadline_s = time.monotonic() + (RESTART_PATIENCE_S if freed else 0.0)
         while True:
             running = running_url(self.data_dir)
@@ -119,7 +122,7 @@ def _answers(url: str) -> bool:
 
 
 def on_database(command: Callable[..., int]) -> Callable[..., int]:
-    """Give a command its `Target`, and turn what goes wrong with databases into exit codes."""
+    """Pass a command its `Target`, and turn errors of databases into exit codes."""
 
     @option(
         "--database-url",
@@ -278,7 +281,7 @@ def sizes(target: Target) -> int:
     with target.url() as url:
         migrate.require_served(url)
         found = asyncio.run(_with_connection(url, read_sizes))
-    target.print(asdict(found), [*lines_of(found)])
+    target.print(asdict(found), [*_size_lines(found)])
     return OK
 
 
@@ -344,7 +347,7 @@ def prune_command(
 
 
 async def _read_clock(connection: psycopg.AsyncConnection[Any], *, trusted: bool) -> Reading:
-    """The time to drop by: what is dropped does not come back, so a clock is not taken on trust."""
+    """Return the time to drop by, checked against the database: dropped rows are lost."""
     clock_ns = time.time_ns()
     if trusted:
         return Reading(clock_ns)
@@ -407,7 +410,7 @@ def _completed(url: str) -> str:
 
 
 def _newest_first(url: str) -> str:
-    """The URL with the newest of several hosts that take writes as the first one."""
+    """Return the URL with the newest of several hosts that take writes as the first one."""
     if len(hosts_of(url)) == 1:
         return url
     guard = PrimaryGuard(None, lambda _name, _fields: None)
@@ -432,7 +435,7 @@ def _sentence(text: str) -> str:
 
 
 def _progress() -> Callable[[str, int], None]:
-    """Counts on standard error, when somebody is there to see them."""
+    """Return a counter of rows that prints on standard error, if it is a terminal."""
     if not sys.stderr.isatty():
         return lambda _table, _rows: None
 
@@ -488,7 +491,7 @@ def _partition_lines(inventory: Inventory) -> Iterator[str]:
         low, high = _ends(each.table, each.bounds)
         count = "unknown" if each.rows < 0 else f"{each.rows:,}"
         rows.append((each.table, each.name, low, high, format_size(each.size_bytes), count))
-    yield from aligned(rows, len(rows[0]))
+    yield from _aligned(rows, len(rows[0]))
     horizon = format_time(inventory.horizon_ns) if inventory.horizon_ns else "none"
     yield f"{format_size(inventory.size_bytes)} in all; horizon: {horizon}"
 
@@ -532,7 +535,7 @@ def _prune_lines(report: PruneReport, *, dry_run: bool) -> Iterator[str]:
         size = format_size(partition.size_bytes)
         rows.append((partition.table, partition.name, low, high, size, each.reason.value))
     if report.dropped:
-        yield from aligned(rows, len(rows[0]))
+        yield from _aligned(rows, len(rows[0]))
     for problem in report.problems:
         yield _sentence(problem)
     what = "would go" if dry_run else "went"
@@ -540,3 +543,57 @@ def _prune_lines(report: PruneReport, *, dry_run: bool) -> Iterator[str]:
         f"{len(report.dropped)} partitions {what}, {format_size(report.freed_bytes)} of"
         f" {format_size(report.size_bytes)}."
     )
+
+
+def _size_lines(sizes: Sizes) -> Iterator[str]:
+    """Yield a table of all files, then the columns of the rows, then what is beside the store."""
+    yield f"{sizes.messages:,} messages in {format_size(sizes.total_bytes)}"
+    yield ""
+    table = [("table", "part", "size", "share", "bytes per message"), *_rows_of(sizes)]
+    yield from _aligned(table, 2)
+    if sizes.columns:
+        yield ""
+        yield "Mean bytes of the columns of a row, in a sample:"
+        yield from _columns_of(sizes.columns)
+    yield ""
+    yield f"System catalogs: {format_size(sizes.catalog_bytes)}."
+    if sizes.log_bytes is not None:
+        yield f"Write-ahead log of the whole server at present: {format_size(sizes.log_bytes)}."
+
+
+def _rows_of(sizes: Sizes) -> Iterator[tuple[str, ...]]:
+    for name, group in groupby(sizes.parts, attrgetter("table")):
+        parts = list(group)
+        yield name, "", *_numbers(sum(map(attrgetter("size_bytes"), parts)), sizes)
+        if sum(map(attrgetter("size_bytes"), parts)) >= _MIN_SHARE * sizes.total_bytes:
+            for part in parts:
+                yield "", _named(part), *_numbers(part.size_bytes, sizes)
+    yield "all", "", *_numbers(sizes.total_bytes, sizes)
+
+
+def _named(part: Part) -> str:
+    plain = {"": "rows", "out of line": "rows, out of line", "maps": "maps of free space"}
+    return plain.get(part.part, f"index {part.part}")
+
+
+def _numbers(size_bytes: int, sizes: Sizes) -> tuple[str, str, str]:
+    share = size_bytes / sizes.total_bytes if sizes.total_bytes else 0.0
+    mean = f"{size_bytes / sizes.messages:,.1f}" if sizes.messages else "-"
+    return format_size(size_bytes), f"{share:.1%}", mean
+
+
+def _columns_of(columns: Sequence[Column]) -> Iterator[str]:
+    for name, group in groupby(columns, attrgetter("table")):
+        means = ", ".join(f"{each.column} {each.mean_bytes:,.0f}" for each in group)
+        yield f"  {name}: {means}"
+
+
+def _aligned(rows: Sequence[Sequence[str]], left: int) -> Iterator[str]:
+    """Yield the lines of a table; the first `left` columns are text, the others numbers."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = [
+            cell.ljust(width) if at < left else cell.rjust(width)
+            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        yield "  ".join(cells).rstrip()

@@ -6,7 +6,7 @@ import asyncio
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -80,7 +80,7 @@ def demo(
     """
     # The library writes its own lines to standard error.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    _require_libraries()
+    require_libraries("demo", LIBRARIES)
     # Imported here, after the library's verbosity is set and its extra was looked for.
     from store.demo import report, run, story  # noqa: PLC0415
     from store.demo.node import NodeFailed  # noqa: PLC0415
@@ -102,13 +102,14 @@ def demo(
     return OK
 
 
-def _require_libraries() -> None:
-    missing = [name for name in LIBRARIES if find_spec(name) is None]
+def require_libraries(extra: str, libraries: Sequence[str]) -> None:
+    """Raise `CliError` if a library of an extra is missing, which is named like its command."""
+    missing = [name for name in libraries if find_spec(name) is None]
     if missing:
         raise CliError(
             USAGE,
-            f"The demo needs {missing[0]}, which is not installed: install storenode with the"
-            " extra `demo`, as with `pip install 'storenode[demo]'`.",
+            f"The {extra} needs {missing[0]}, which is not installed: install storenode with the"
+            f" extra `{extra}`, as with `pip install 'storenode[{extra}]'`.",
         )
 
 

@@ -10,12 +10,13 @@ import resource
 import signal
 import sys
 from contextlib import suppress
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
 import click
 
+from store.cli.demo import require_libraries
+from store.cli.run import announce
 from store.config.node import ConfigError
 from store.config.options import options_of
 from store.gateway.config import GatewayConfig
@@ -56,7 +57,7 @@ def gateway(
     (/vac/waku/store-query/3.0.0) are passed on to the node as they are. When it serves, it prints
     one line of JSON on standard output, with the addresses that clients are given.
     """
-    _require_libraries()
+    require_libraries("gateway", _LIBRARIES)
     try:
         config = GatewayConfig.from_options(options)
     except ConfigError as error:
@@ -78,7 +79,7 @@ async def _serve(
     gc.freeze()
     gc.enable()
     version = importlib.metadata.version("storenode")
-    service = Gateway(config, Upstream(address, token, tls), version, _announce)
+    service = Gateway(config, Upstream(address, token, tls), version, announce)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, service.stop)
@@ -90,23 +91,8 @@ async def _serve(
         raise CliError(FAILED, str(error)) from error
 
 
-def _announce(line: str) -> None:
-    click.echo(line)
-    sys.stdout.flush()
-
-
 def _raise_descriptor_limit() -> None:
-    """A connection is a file descriptor; what systems allow at first is few."""
+    """Raise the limit of file descriptors, of which each connection is one, to its maximum."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def _require_libraries() -> None:
-    missing = [name for name in _LIBRARIES if find_spec(name) is None]
-    if missing:
-        raise CliError(
-            USAGE,
-            f"The gateway needs {missing[0]}, which is not installed: install storenode with the"
-            " extra `gateway`, as with `pip install 'storenode[gateway]'`.",
-        )

@@ -6,12 +6,13 @@ that they are there.
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import nullcontext
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from store.cli.admin import ask_status, peers_of
 from store.cli.jobs import (
     FOREVER,
     NEW_FILE,
@@ -20,10 +21,19 @@ from store.cli.jobs import (
     job,
     job_that_may_need_spark,
 )
-from storenode.cli.client.session import credential_options
-from storenode.cli.errors import USAGE, CliError
+from storenode.cli.client.limits import STATUS_TIMEOUT_S
+from storenode.cli.client.session import credential_options, tls_of, token_of
+from storenode.cli.client.text import safe
+from storenode.cli.errors import FAILED, UNREACHABLE, USAGE, CliError
 from storenode.cli.options.layers import LayeredCommand, option
 from storenode.cli.options.types import DURATION_OR_OFF, SIZE
+from storenode.client.errors import ClientOptionError, NodeError
+from storenode.client.node import connect
+
+if TYPE_CHECKING:
+    from store.pipeline.report.gathered import Peer
+    from storenode.client.types import NodeStatus
+    from storenode.connection.channel import TlsIdentity
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -439,3 +449,50 @@ def report(
             audit=not without_audit,
         )
         return runner.finish(report_job(session, work))
+
+
+def ask_status(
+    address: str,
+    *,
+    token_file: Path | None,
+    tls_ca: Path | None,
+    tls_cert: Path | None,
+    tls_key: Path | None,
+) -> NodeStatus:
+    """Return the state of the node at an address.
+
+    Raises:
+        CliError: it does not answer, or an option cannot be used.
+    """
+    token, tls = token_of(token_file), tls_of(tls_ca, tls_cert, tls_key)
+    try:
+        return asyncio.run(_status(address, token, tls))
+    except NodeError as error:
+        code = UNREACHABLE if error.unreachable else FAILED
+        raise CliError(code, safe(error.sentence)) from error
+    except ClientOptionError as error:
+        raise CliError(USAGE, safe(str(error))) from error
+
+
+async def _status(address: str, token: str | None, tls: TlsIdentity | None) -> NodeStatus:
+    async with connect(address, token=token, tls=tls) as client:
+        return await client.status(timeout_s=STATUS_TIMEOUT_S)
+
+
+def peers_of(status: NodeStatus) -> list[Peer]:
+    """Return the peers of a node for a report, the longest without a reconciliation first."""
+    from store.pipeline.report.gathered import Peer  # noqa: PLC0415 - only with the extra `pipeline`
+
+    ordered = sorted(status.peers, key=lambda each: (each.last_sync, each.address))
+    return [
+        Peer(
+            f"{each.node_id}@{each.address}" if each.node_id else each.address,
+            each.connected,
+            each.last_sync,
+            each.failures,
+            each.last_error,
+            each.lacks,
+            each.has,
+        )
+        for each in ordered
+    ]

@@ -55,7 +55,7 @@ async def _serve(config: NodeConfig) -> None:
     gc.freeze()
     gc.set_threshold(_COLLECT_AFTER, 20, 20)
     gc.enable()
-    node = Node(config, importlib.metadata.version("storenode"), _announce)
+    node = Node(config, importlib.metadata.version("storenode"), announce)
     _handle_signals(node.stop, node.reload)
     try:
         await node.run()
@@ -68,18 +68,19 @@ async def _serve(config: NodeConfig) -> None:
 
 
 def _trace_crashes() -> None:
-    """A crash in compiled code, which no exception tells of, leaves the stacks in the log."""
+    """Write the stacks to the log at a crash in compiled code, which raises no exception."""
     faulthandler.enable(sys.stderr, all_threads=True)
     faulthandler.register(signal.SIGUSR1, sys.stderr, all_threads=True)
 
 
-def _announce(line: str) -> None:
+def announce(line: str) -> None:
+    """Print a line for the program that started this one, at once."""
     click.echo(line)
     sys.stdout.flush()
 
 
 def _handle_signals(stop: Callable[[], None], reload: Callable[[], None]) -> None:
-    """The first signal asks the node to end, the second one does not ask."""
+    """Stop the node at the first signal, and exit at once at the second."""
     loop = asyncio.get_running_loop()
     asked = False
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from store.messages.unframe import FrameError, Unframed, unframe
+from store.messages.record import FrameError, Unframed, unframe
 from storenode.message.hashing import content_digest, message_hash
 from storenode.message.topics import topic_key
 from storenode.sds.codec import channel_key, decode, sds_key

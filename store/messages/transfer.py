@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 
 from google.protobuf.message import DecodeError
 
+from store.messages.frames import end_of_entry
 from storenode.message.hashing import message_hashes, pack_timestamp
 from storenode.message.limits import HASH_BYTES
 from storenode.message.rules import MALFORMED, TOPIC_NOT_UTF8, Refusal
@@ -64,14 +65,8 @@ def transferred(frame: bytes) -> bytes:
     while frame[at - 1] >= 0x80:
         at += 1
     at += _HASH_FIELD_BYTES + 1
-    # ``at`` is at the length of the message now; the pubsub topic follows the message.
-    size = shift = 0
-    end = at
-    while (byte := frame[end]) >= 0x80:
-        size |= (byte & 0x7F) << shift
-        shift += 7
-        end += 1
-    end += 1 + (size | byte << shift)
+    # ``at`` is at the length of the message now, after its tag; the pubsub topic follows it.
+    end = end_of_entry(frame, at - 1)
     return b"\x0a%b\x12%b" % (frame[at:end], frame[end + 1 :])
 
 

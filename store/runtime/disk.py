@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from store.embedded import reserve
+from store.embedded.datadir import keep_reserve
 from store.observe.logging import get_logger
 from store.observe.metrics import Metrics
 
@@ -49,4 +49,4 @@ class DiskSpace:
                     "--min-free-disk",
                 )
             if not full:
-                reserve.keep(self._directory)
+                keep_reserve(self._directory)

@@ -12,7 +12,7 @@ import os
 import sys
 from pathlib import Path
 
-from store.embedded import EmbeddedPostgres, EmbeddedPostgresError, EmbeddedSettings
+from store.embedded import EmbeddedPostgres, EmbeddedPostgresError, EmbeddedSettings, process
 
 
 def main(data_dir: str, options: dict[str, object]) -> None:
@@ -24,7 +24,7 @@ def main(data_dir: str, options: dict[str, object]) -> None:
         sys.executable = str(options["python"])
     server = EmbeddedPostgres(EmbeddedSettings(Path(data_dir)))
     if options.get("watch_by_pipe"):
-        server._watch_by_pipe = True
+        process.WATCH_BY_PIPE = True
     try:
         said: dict[str, object] = {"url": server.start(), "pid": server.pid}
     except EmbeddedPostgresError as error:

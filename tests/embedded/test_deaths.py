@@ -15,7 +15,6 @@ from store.embedded import (
     EmbeddedPostgres,
     EmbeddedPostgresError,
     EmbeddedSettings,
-    orphan,
     running_url,
 )
 from store.embedded import server as server_module
@@ -58,7 +57,7 @@ def suspended(data_dir: Path) -> Iterator[psutil.Process]:
 def test_a_server_that_outlived_its_node_is_stopped_first(
     data_dir: Path, suspended: psutil.Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(orphan, "QUIT_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(server_module, "QUIT_TIMEOUT_S", 0.2)
     events = Events()
     with EmbeddedPostgres(EmbeddedSettings(data_dir, stop_timeout_s=0.2), events) as server:
         assert events.wait_for("waiting")["pid"] == suspended.pid

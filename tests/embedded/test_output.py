@@ -6,8 +6,13 @@ from pathlib import Path
 import pytest
 
 from store.embedded import process
-from store.embedded.limits import MAX_REASON_CHARS
-from store.embedded.process import Launch, OutputPump, ProgramFailedError, complaint
+from store.embedded.process import (
+    MAX_REASON_CHARS,
+    Launch,
+    OutputPump,
+    ProgramFailedError,
+    complaint,
+)
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from store.embedded.account import account_for
 from store.embedded.datadir import DATABASE, DataDir, child_view
 from store.embedded.initdb import make_cluster
 from store.embedded.process import Launch
-from store.embedded.server import Plan, Server
+from store.embedded.server import ServerProcess
 from tests.support import programs
 from tests.support.places import quick_directory
 from tests.support.ports import HeldPort
@@ -58,7 +58,7 @@ class ClusterServer:
         self.held_port = HeldPort()
         self._installation = programs.chosen()
         self._account = account_for(self.data.cluster)
-        self._server: Server | None = None
+        self._server: ServerProcess | None = None
 
     def create(self) -> None:
         """Make an empty cluster with the database and the role of nodes."""
@@ -99,8 +99,8 @@ class ClusterServer:
     def start(self) -> None:
         """Start it and wait until it accepts connections."""
         found = binaries.reachable(self._installation, Launch(self._account))
-        plan = Plan(self.data, account_for(self.data.cluster), found, dict(_SETTINGS))
-        self._server = Server(plan, self.port)
+        account = account_for(self.data.cluster)
+        self._server = ServerProcess(self.data, account, found, _SETTINGS, self.port)
         assert self._server.await_ready(START_TIMEOUT_S), self._server.why_it_ended()
 
     @property

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from store.cli.admin import ask_status, peers_of
+from store.cli.pipeline import ask_status, peers_of
 from store.pipeline.delta import DeltaArchive
 from store.pipeline.errors import PipelineError
 from store.pipeline.report.arrivals import EDGES_S

@@ -17,8 +17,7 @@ import pytest
 import structlog
 
 from store.cli import db, jobs
-from store.cli.gateway import _announce as announce_gateway
-from store.cli.run import _announce
+from store.cli.run import announce
 from store.demo.node import NodeFailed
 from store.demo.report import Report, SafeConsole
 from store.domain.partitioning import Bounds
@@ -41,9 +40,8 @@ KNOWN = {
     "storenode/cli/main.py": {"main"},
     "store/cli/db.py": {"Target.print", "partitions", "_progress.show"},
     "store/cli/demo.py": {"demo"},
-    "store/cli/gateway.py": {"_announce"},
     "store/cli/jobs.py": {"Runner.say"},
-    "store/cli/run.py": {"_announce"},
+    "store/cli/run.py": {"announce"},
     "store/demo/report.py": {"Report._line", "Report._print"},
     "store/embedded/launcher.py": {"main"},
 }
@@ -168,8 +166,7 @@ OUTPUTS: dict[str, Callable[[], None]] = {
         SimpleNamespace(_quiet=False),  # type: ignore[arg-type]
         HOSTILE,
     ),
-    "the ready line": lambda: _announce(json.dumps({"node_id": HOSTILE})),
-    "the gateway's": lambda: announce_gateway(json.dumps({"node": HOSTILE})),
+    "the ready line": lambda: announce(json.dumps({"node_id": HOSTILE})),
     "a node of the demo that fails": demo_fails,
     "the demo": on_console,
     "a chat": in_a_chat,

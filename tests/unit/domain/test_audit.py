@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from store.domain.audit import Fault, StoredMessage, audit, sds_row
-from store.messages.record import RecordBatch
-from store.messages.unframe import FrameError, unframe
+from store.messages.record import FrameError, RecordBatch, unframe
 from storenode.message.rules import Policy
 from storenode.sds import codec
 from storenode.wire.waku.message.v1.message_pb2 import WakuMessage

@@ -42,7 +42,7 @@ from store.domain.view import OpenView
 from store.messages.conflicts import StoreResult
 from store.messages.cursor import ScanCursor
 from store.messages.record import RecordBatch
-from store.messages.transfer import decode_message
+from store.messages.transfer import MalformedMessage, decode_message
 from store.sync.errors import ProtocolBroken
 from store.sync.session import exchange as shipped
 from store.sync.session.exchange import ExchangeWork
@@ -358,10 +358,14 @@ def _check_asked(asked: Asked, encoded: bytes) -> None:
     """As the edge does it, with the shipped rule.
 
     Raises:
-        ProtocolBroken: the message was not asked for.
+        ProtocolBroken: the message cannot be decoded, or was not asked for.
     """
+    try:
+        payload = decode_message(encoded).payload
+    except MalformedMessage as error:
+        raise ProtocolBroken(str(error)) from None
     # No hint of a simulation names a message that cannot be read.
-    if not asked.selects(decode_message(encoded).payload, lambda: b""):
+    if not asked.selects(payload, lambda: b""):
         raise ProtocolBroken("the peer sends a message that was not asked for")
 
 

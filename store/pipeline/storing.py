@@ -43,7 +43,7 @@ POLICY: Final = Policy(
 
 @dataclass
 class Stored:
-    """What one task did: messages that it was given, that were new, and that are conflicts."""
+    """Counts of one task: messages that it was given, that were new, and that are conflicts."""
 
     given: int = 0
     new: int = 0

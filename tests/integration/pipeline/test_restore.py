@@ -127,7 +127,7 @@ def test_an_empty_database_is_filled_with_a_range(
     assert sources == [("restore",)]
 
 
-def test_a_message_whose_hash_another_one_has_is_told(
+def test_a_message_whose_hash_another_one_has_is_reported_and_not_restored(
     spark: SparkSession, new_database: Callable[[], str], tmp_path: Path
 ) -> None:
     lake, url, other = tmp_path / "lake", new_database(), new_database()

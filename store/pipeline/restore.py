@@ -8,6 +8,7 @@ restore that was killed is run again.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,31 +25,47 @@ from store.pipeline.outputs import read_rows
 from store.pipeline.paths import checked
 from store.pipeline.progress import Say, shown, silent
 from store.pipeline.scan import KEY, read_files
-from store.pipeline.source import FORMAT
+from store.pipeline.storing import store_task
 
 
 @dataclass(frozen=True)
 class RestoreReport:
-    """The number of messages that a run took from the archive, and of those that were new."""
+    """The number of messages that a run took from the archive, and of those that were new.
+
+    ``conflicts``: those that were not stored since the database has others with their hashes.
+    """
 
     given: int
     new: int
+    conflicts: int = 0
     dry_run: bool = False
 
     @property
     def sound(self) -> bool:
-        """True: a failure raises an error."""
-        return True
+        """True where the database has every message that was to be restored."""
+        return not self.conflicts
 
     def as_json(self) -> dict[str, Any]:
         """Return the report for JSON."""
-        return {"messages": self.given, "new": self.new, "dry_run": self.dry_run}
+        return {
+            "messages": self.given,
+            "new": self.new,
+            "conflicts": self.conflicts,
+            "dry_run": self.dry_run,
+        }
 
     def lines(self) -> list[str]:
         """Return the report in words."""
         if self.dry_run:
             return [f"Would restore {self.given:,} messages that the database may have or not."]
-        return [f"Restored {self.new:,} messages; {self.given - self.new:,} were there."]
+        there = self.given - self.new - self.conflicts
+        found = [f"Restored {self.new:,} messages; {there:,} were there."]
+        if self.conflicts:
+            found.append(
+                f"Not restored: {self.conflicts:,} messages whose hashes other messages have in"
+                " the database; the log of each task has their digests."
+            )
+        return found
 
 
 @dataclass(frozen=True)
@@ -78,17 +95,17 @@ def restore(session: SparkSession, job: RestoreJob) -> RestoreReport:
     try:
         rows = _wanted(session, job)
         if rows is None:
-            return RestoreReport(0, 0, job.dry_run)
+            return RestoreReport(0, 0, dry_run=job.dry_run)
         with shown(session, job.say, "check"):
             given = _checked(rows)
         if job.dry_run or not given:
-            return RestoreReport(given, 0, job.dry_run)
+            return RestoreReport(given, 0, dry_run=job.dry_run)
         with connected(job.url) as connection:
             lock_restoring(connection)
             before = read_state(connection, FOREVER).position
             with shown(session, job.say, "restore", given):
-                _store(rows, job)
-            return RestoreReport(given, restored_since(connection, before))
+                conflicts = _store(rows, job)
+            return RestoreReport(given, restored_since(connection, before), conflicts)
     except SPARK_ERRORS as error:
         raise of_spark(error) from error
 
@@ -145,6 +162,8 @@ def _checked(rows: DataFrame) -> int:
     return number
 
 
-def _store(rows: DataFrame, job: RestoreJob) -> None:
+def _store(rows: DataFrame, job: RestoreJob) -> int:
+    """Store the rows, and return how many are conflicts."""
     parts = rows.select(*COLUMNS).coalesce(job.connections)
-    parts.write.format(FORMAT).mode("append").options(url=job.url).save()
+    stored = parts.mapInArrow(partial(store_task, job.url), "conflicts long").collect()
+    return sum(row["conflicts"] for row in stored)

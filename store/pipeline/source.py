@@ -9,8 +9,6 @@ messages a batch has, as far as commits allow.
 
 The offset of a stream is a commit position. No commit appears below one that is visible, so no
 message is skipped, and the messages between two offsets are the same whenever they are read.
-
-An append restores messages: see `store.pipeline.storing`.
 """
 
 from __future__ import annotations
@@ -24,7 +22,6 @@ from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
     DataSourceStreamReader,
-    DataSourceWriter,
     EqualTo,
     Filter,
     GreaterThan,
@@ -43,7 +40,6 @@ from store.pipeline.errors import USAGE, PipelineError
 from store.pipeline.limits import DAY_NS, HOUR_NS, MAX_CONNECTIONS, STREAM_BATCH_ROWS
 from store.pipeline.reading import EQUAL_COLUMNS, Cut, read_slices
 from store.pipeline.slices import Slice, from_text, good_slice_rows, grouped, plan_slices
-from store.pipeline.storing import StoringWriter
 from store.pipeline.stream import end_of_batch, spans_between
 
 FORMAT: Final = "storenode"
@@ -192,18 +188,6 @@ class StorenodeSource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """Return a reader of commits."""
         return StorenodeStreamReader(self._options(schema))
-
-    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """Return a writer that restores messages into the database.
-
-        Raises:
-            PipelineError: an overwrite was asked for.
-        """
-        if overwrite:
-            raise PipelineError(
-                "A store node's database is only added to: use the mode `append`.", USAGE
-            )
-        return StoringWriter(SourceOptions(self.options).url, schema.names)
 
     def _options(self, schema: StructType) -> SourceOptions:
         options = SourceOptions(self.options)

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
 import psycopg
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from store.db.pool import Database, PoolSettings
 from store.db.schema.partitions import PartitionMap
@@ -25,7 +24,7 @@ from store.domain.admission import Admission
 from store.domain.ports import Source, StoreBusy, StoreUnavailable
 from store.messages.transfer import MalformedMessage
 from store.pipeline.encode import COLUMNS, encoded
-from store.pipeline.errors import UNREACHABLE, USAGE, PipelineError
+from store.pipeline.errors import UNREACHABLE, PipelineError
 from store.pipeline.limits import RESTORE_BATCH_BYTES, RESTORE_BATCH_MESSAGES
 from storenode.message.rules import CONFLICT, Policy
 
@@ -42,34 +41,22 @@ POLICY: Final = Policy(
 
 
 @dataclass
-class Stored(WriterCommitMessage):
+class Stored:
     """The counts of one task: messages that it was given, new ones, and conflicts.
 
     A conflict is not stored, since another message in the database has its hash; the task's log has
     the digests of both.
     """
 
-    given: int
-    new: int
+    given: int = 0
+    new: int = 0
     conflicts: int = 0
 
 
-class StoringWriter(DataSourceArrowWriter):
-    """Stores the rows of each task, in transactions of a few thousand messages."""
-
-    def __init__(self, url: str, names: Sequence[str]) -> None:
-        missing = [name for name in COLUMNS if name not in names]
-        if missing:
-            raise PipelineError(
-                f"The rows to be stored have no column {missing[0]!r}: they need"
-                f" {', '.join(COLUMNS)}.",
-                USAGE,
-            )
-        self._url = url
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Stored:
-        """Store the rows of one task."""
-        return asyncio.run(store_rows(self._url, iterator))
+def store_task(url: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Store the rows of a Spark task, and yield one row with its conflicts."""
+    stored = asyncio.run(store_rows(url, batches))
+    yield pa.RecordBatch.from_pydict({"conflicts": [stored.conflicts]})
 
 
 async def store_rows(url: str, batches: Iterator[pa.RecordBatch]) -> Stored:
@@ -78,20 +65,21 @@ async def store_rows(url: str, batches: Iterator[pa.RecordBatch]) -> Stored:
     Raises:
         PipelineError: a row is not the message that its hash names, or the database does not serve.
     """
-    given = new = conflicts = 0
+    stored = Stored()
     try:
         async with _writer(url) as writer:
             for batch in batches:
                 for rows in _portions(batch):
-                    given += len(rows)
                     added, refused = await _store(writer, rows)
-                    new, conflicts = new + added, conflicts + refused
+                    stored.given += len(rows)
+                    stored.new += added
+                    stored.conflicts += refused
     except (StoreUnavailable, StoreBusy) as error:
         raise PipelineError(f"The database could not be reached: {error}.", UNREACHABLE) from error
     except psycopg.Error as error:
         text = str(error).strip().splitlines()
         raise PipelineError(f"The database refused ({text[0] if text else error}).") from error
-    return Stored(given, new, conflicts)
+    return stored
 
 
 @asynccontextmanager

@@ -27,11 +27,12 @@ from store.pipeline.message_sets import ArchiveMessages, DatabaseMessages
 from store.pipeline.restore import RestoreJob, RestoreReport, restore
 from store.pipeline.signals import TERMINATED
 from store.pipeline.verify import VerifyJob, verify
+from storenode.client.messages import new_message
 from tests.integration.database.rows import opened
 from tests.integration.pipeline.conftest import QUICKLY
 from tests.integration.pipeline.test_archive import PATIENCE_S, locked, wait_for
 from tests.integration.pipeline.test_verify import rewrite, tampered
-from tests.integration.pipeline.world import DAY, NOW, TODAY, held, in_lake, rows
+from tests.integration.pipeline.world import DAY, NOW, TODAY, held, in_lake, more, rows
 from tests.support.command import Command
 from tests.support.node import running_node
 from tests.support.polling import until
@@ -124,6 +125,18 @@ def test_an_empty_database_is_filled_with_a_range(
     assert check(url, now_ns=lambda: NOW).findings == []
     sources = rows(url, "select distinct source from storenode.commits")
     assert sources == [("restore",)]
+
+
+def test_a_message_whose_hash_another_one_has_is_reported_and_not_restored(
+    spark: SparkSession, new_database: Callable[[], str], tmp_path: Path
+) -> None:
+    lake, url, other = tmp_path / "lake", new_database(), new_database()
+    more(url, new_message(b"ab", "c/1/x/proto", "/waku/2/rs/1/0", NOW - DAY))
+    archive(spark, ArchiveJob(url, DeltaArchive(str(lake))))
+    more(other, new_message(b"a", "bc/1/x/proto", "/waku/2/rs/1/0", NOW - DAY))
+    report = run(spark, other, lake)
+    assert (report.given, report.new, report.conflicts, report.sound) == (1, 0, 1, False)
+    assert "0 were there" in report.lines()[0]
 
 
 def test_nothing_of_a_damaged_archive_is_restored(

@@ -153,13 +153,6 @@ def test_a_database_that_is_not_there_is_told(spark: SparkSession) -> None:
     assert (error.code, "could not be reached" in error.sentence) == (3, True)
 
 
-def test_an_overwrite_is_refused(spark: SparkSession, url: str) -> None:
-    found = spark.read.format(FORMAT).options(url=url).load()
-    with pytest.raises(PySparkException) as caught:
-        found.write.format(FORMAT).mode("overwrite").options(url=url).save()
-    assert "only added to" in of_spark(caught.value).sentence
-
-
 PREDICATES = (
     "channel = 'history'",
     "channel = 'history' and sender is not null and lamport > 20",

@@ -22,7 +22,6 @@ from store.domain.ports import (
     StoreBusy,
     StoreUnavailable,
     SyncDone,
-    SyncRequest,
 )
 from store.sync.index.hot import HotIndex
 from store.sync.resume.core import ResumeConfig
@@ -114,8 +113,9 @@ class Peering:
 
     def ask(self, peer: PeerAddress | None, start_ns: int | None) -> asyncio.Task[SyncDone]:
         """An operator wants a session, and cancels it when going away."""
-        request = SyncRequest("" if peer is None else str(peer), start_ns, None)
-        return self._process.begin_task("operator", self._synchronizer.synchronize(request))
+        name = "" if peer is None else str(peer)
+        session = self._synchronizer.synchronize(name, start_ns, None)
+        return self._process.begin_task("operator", session)
 
     def fetch(self, peer: PeerAddress, entries: tuple[HistoryEntry, ...]) -> asyncio.Task[None]:
         """A client wants some SDS messages."""

@@ -143,17 +143,6 @@ class Statements(Protocol):
         """By store, those that overlap a range, ascending by start; raises `StoreUnavailable`."""
 
 
-class CoverageReads(Protocol):
-    """What ``GetCoverage`` reads."""
-
-    async def steps(self, bounds: Sequence[Span]) -> list[CoverageStep]:
-        """About ascending, disjoint spans.
-
-        Raises:
-            StoreUnavailable, StoreBusy: the database does not serve.
-        """
-
-
 class MissingParents(Protocol):
     """What messages of SDS channels name in their causal histories, and is not held."""
 

@@ -16,12 +16,82 @@ from enum import StrEnum
 from typing import Protocol
 
 from reconcile.ids import SyncIds
-from store.domain.equality import ContentConflict, Equality, Hidden
-from store.domain.outlet import Outlet
 from store.messages.conflicts import StoreResult
 from store.messages.cursor import FollowCursor, FollowCursors
 from store.messages.record import RecordBatch
 from storenode.message.limits import MAX_SDS_CLAIMANTS, MAX_TIMESTAMP_NS
+
+
+class Equality(StrEnum):
+    """How a session has compared the two sides.
+
+    XOR: by the fingerprints of WAKU-SYNC, which whoever may publish can forge. KEYED: by lattice
+    sums over contents, which nobody can. PARTLY_KEYED: by these from some time on.
+    """
+
+    UNKNOWN = ""
+    XOR = "xor"
+    KEYED = "keyed"
+    PARTLY_KEYED = "partly keyed"
+
+
+@dataclass(frozen=True, slots=True)
+class Hidden:
+    """Differences that the fingerprints of WAKU-SYNC did not show: forged, or a fault.
+
+    ``hashes``: some of their messages, few enough for a log. Times in Unix nanoseconds.
+    """
+
+    count: int
+    first_ns: int
+    last_ns: int
+    hashes: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ContentConflict:
+    """A message hash under which two stores hold different contents, by content digests."""
+
+    timestamp: int
+    message_hash: bytes
+    own_digest: bytes
+    peer_digest: bytes
+
+
+class Room(Protocol):
+    """Memory for one page of ``size_bytes``."""
+
+    @property
+    def size_bytes(self) -> int:
+        """How large the page may be, unless one message alone is larger."""
+
+    def fit(self, page_bytes: int, beside_bytes: int = 0) -> None:
+        """Keep what a page of this size needs, and what the call holds beside it."""
+
+    def close(self) -> None:
+        """Give it back: the page was sent, or is not sent; once more does nothing."""
+
+
+class Outlet(Protocol):
+    """Where the pages of an answer go, at the pace of who reads them.
+
+    ``caller`` and ``connection`` tell whose turn it is where calls wait. What is raised here is
+    what the call is to end with: the node has no room for its reader.
+    """
+
+    @property
+    def caller(self) -> str:
+        """Who called."""
+
+    @property
+    def connection(self) -> str:
+        """Over which connection."""
+
+    async def room(self, most_bytes: int) -> Room:
+        """Wait for room for a page of ``most_bytes`` or less."""
+
+    def spare_room(self, most_bytes: int) -> Room | None:
+        """Room for reading a page in advance; None while there is little."""
 
 
 class StoreUnavailable(Exception):
@@ -478,15 +548,6 @@ class TransferReads(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class SyncRequest:
-    """What an operator asks for: ``peer`` empty is one at random, a time of None the usual."""
-
-    peer: str = ""
-    time_start_ns: int | None = None
-    time_end_ns: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class SyncDone:
     """A session that ended: with whom, over what, how."""
 
@@ -568,32 +629,3 @@ class ResumeState:
     error: str
     peers: tuple[str, ...] = ()
     """From whom it came, as they are configured."""
-
-
-class Synchronization(Protocol):
-    """The exchange with peers, as operators see it."""
-
-    async def synchronize(self, request: SyncRequest) -> SyncDone:
-        """One session, now; waits while another with this peer is under way.
-
-        Raises:
-            UnknownPeer: the peer is not configured.
-            NoPeers: none is.
-            EmptyWindow: it would end where it begins, or before.
-            StoreBusy: too many wait already, or the node is stopping.
-        """
-
-    async def fetch(self, request: FetchRequest) -> FetchDone:
-        """Ask a peer for some SDS messages, and store what comes.
-
-        Raises:
-            UnknownPeer: the peer is not configured.
-            NoPeers: none is.
-            StoreBusy, StoreUnavailable: the database takes nothing now.
-        """
-
-    def peers(self) -> Sequence[PeerState]:
-        """The configured peers."""
-
-    def resume(self) -> ResumeState | None:
-        """The resume; None when there was no gap."""

@@ -107,7 +107,7 @@ class Room:
 
 
 class Outlet:
-    """What one call holds of the budget: `store.domain.outlet.Outlet`."""
+    """What one call holds of the budget: `store.domain.ports.Outlet`."""
 
     __slots__ = (
         "_all",

@@ -77,7 +77,7 @@ class Fetcher:
         self._environment = environment
 
     async def fetch(self, peer: PeerAddress, request: FetchRequest) -> FetchDone:
-        """One peer, once (see `store.domain.ports.Synchronization.fetch`)."""
+        """Ask one peer, once; see `store.sync.schedule.driver.Synchronizer.fetch`."""
         wanted, doubtful = await self._missing(request.channel_id, request.entries)
         done = FetchDone(peer, held=_without(request.entries, wanted))
         asked = wanted + doubtful

@@ -17,8 +17,8 @@ from typing import Final, TypeVar
 
 from store.domain.admission import Admission
 from store.domain.environment import Environment
-from store.domain.equality import ContentConflict
 from store.domain.ports import (
+    ContentConflict,
     PeerFailed,
     Source,
     StoreBusy,

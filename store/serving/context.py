@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from store.domain.access import Access
 from store.domain.completeness import CoverageReads
-from store.domain.coverage import MissingParents
-from store.domain.intake import IntakeRecord
+from store.domain.coverage import IntakeRecord, MissingParents
 from store.domain.limits import RequestLimits
 from store.domain.quota import Quota
 from store.domain.unread import Confirmations, GossipState, NoConfirmations

@@ -13,8 +13,8 @@ from store.domain.coverage import (
     Span,
     StoreCoverage,
     aligned,
+    intake_of,
 )
-from store.domain.intake import intake_of
 from store.domain.partitioning import DAY_NS
 from store.domain.query import LimitError, RequestError, channel_of, time_range
 from store.serving.call import Call

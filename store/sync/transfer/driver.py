@@ -19,6 +19,7 @@ from store.domain.admission import Admission
 from store.domain.environment import Environment
 from store.domain.ports import (
     ContentConflict,
+    FrameStream,
     PeerFailed,
     Source,
     StoreBusy,
@@ -27,7 +28,6 @@ from store.domain.ports import (
     TransferReads,
     Writer,
 )
-from store.domain.streams import FrameStream
 from store.sync.errors import FrameTooLarge, ProtocolBroken
 from store.sync.frames import Piece, encode_transfer, pieces
 from store.sync.limits import (

@@ -16,12 +16,13 @@ from sim.streams import EndStream, Handler
 from sim.views import JudgedViews
 from store.domain.places import Caller
 from store.domain.ports import (
-    FetchRequest,
     HistoryEntry,
     PeerAddress,
+    SdsLookup,
     StoreBusy,
     StoreUnavailable,
     SyncDone,
+    TopicFilter,
 )
 from store.sync.index.hot import HotIndex
 from store.sync.resume.core import ResumeConfig
@@ -119,12 +120,12 @@ class Peering:
 
     def fetch(self, peer: PeerAddress, entries: tuple[HistoryEntry, ...]) -> asyncio.Task[None]:
         """A client wants some SDS messages."""
-        request = FetchRequest(str(peer), CHANNEL.encode(), entries)
-        return self._process.begin_task("look-up", self._fetch(request))
+        request = SdsLookup(CHANNEL.encode(), entries, TopicFilter())
+        return self._process.begin_task("look-up", self._fetch(str(peer), request))
 
-    async def _fetch(self, request: FetchRequest) -> None:
+    async def _fetch(self, peer_name: str, request: SdsLookup) -> None:
         with suppress(StoreBusy, StoreUnavailable):
-            await self._synchronizer.fetch(request)
+            await self._synchronizer.fetch(peer_name, request)
 
     async def stop(self) -> None:
         """Stop as a node does that shuts down; then nothing may be left.

@@ -558,17 +558,8 @@ class SyncDone:
 
 
 @dataclass(frozen=True, slots=True)
-class FetchRequest:
-    """SDS messages of a channel that a peer is to be asked for."""
-
-    peer: str
-    channel_id: bytes
-    entries: tuple[HistoryEntry, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class FetchDone:
-    """What became of each entry of a `FetchRequest`, and of what came.
+    """The outcome of each entry that a peer was asked for, and of what came.
 
     ``held`` here already; ``found`` at the peer, and held here now; ``missing`` there; ``refused``
     by this node's rules, which ``notes`` name. ``error``: why the peer was not asked to the end.

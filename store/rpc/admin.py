@@ -9,7 +9,6 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from store.domain.ports import (
-    FetchRequest,
     HistoryEntry,
     PeerState,
     SyncDone,
@@ -72,7 +71,7 @@ async def fetch_messages(call: Call, request: bytes) -> bytes:
         TopicFilter(),
         limits,
     )
-    done = await exchange.fetch(FetchRequest(asked.peer, lookup.channel_id, lookup.entries))
+    done = await exchange.fetch(asked.peer, lookup)
     return admin_pb2.FetchReport(
         peer=str(done.peer),
         held=map(_entry, done.held),

@@ -304,11 +304,6 @@ class UnsentAnswers:
         """What all calls have taken."""
         return self.limit_bytes - self.free_bytes
 
-    @property
-    def open_calls(self) -> int:
-        """Calls with which gRPC has not done."""
-        return len(self.outlets)
-
     async def wait(self, outlet: Outlet, size_bytes: int) -> None:
         """Take when there is room, in the order of the module's rules.
 

@@ -14,12 +14,12 @@ from store.domain.environment import Environment
 from store.domain.ports import (
     EmptyWindow,
     FetchDone,
-    FetchRequest,
     NoPeers,
     PeerAddress,
     PeerCaller,
     PeerState,
     ResumeState,
+    SdsLookup,
     StoreBusy,
     SyncDone,
     SyncEnding,
@@ -64,7 +64,7 @@ class PeerBook(Protocol):
 class Fetches(Protocol):
     """Looks SDS messages up at peers."""
 
-    async def fetch(self, peer: PeerAddress, request: FetchRequest) -> FetchDone:
+    async def fetch(self, peer: PeerAddress, request: SdsLookup) -> FetchDone:
         """Ask one peer, once; see `Synchronizer.fetch`."""
 
 
@@ -142,7 +142,7 @@ class Synchronizer:
             if not self._stopped:
                 self._step(Withdrawn(number))
 
-    async def fetch(self, request: FetchRequest) -> FetchDone:
+    async def fetch(self, peer_name: str, request: SdsLookup) -> FetchDone:
         """Ask a peer for some SDS messages, and store what comes.
 
         Raises:
@@ -152,7 +152,7 @@ class Synchronizer:
         """
         if self._stopped:
             raise StoreBusy(_STOPPING)
-        peer = self._find(request.peer)
+        peer = self._find(peer_name)
         if peer is None:
             raise UnknownPeer(f"name the peer to ask: one of {self._known()}")
         return await self._fetcher.fetch(peer, request)

@@ -83,7 +83,7 @@ _ROUNDS_AHEAD: Final = 16
 
 
 class Pace:
-    """What to read in advance at the next read, adapted to how much of it was used.
+    """The choice of what to read in advance at the next read, adapted to how much of it was used.
 
     A *window* takes the channel's claims just before those read last: a cheap row each, worth it
     while a good part is used. *Ahead* lets the database follow parents from the keys that are
@@ -128,7 +128,7 @@ class Pace:
         return Window(self._below or newest, self._asked, max(following, 0)), 0
 
     def note(self, answer: Answer, answer_bytes: int) -> None:
-        """Learn from the answer how far the window came and how large claims are here."""
+        """Note from the answer how far the window came and how large claims are here."""
         if answer_bytes > LARGE_ANSWER_BYTES:
             self._window_claims = self._ahead_claims = FEWEST_CLAIMS
         if _GROWTH * answer_bytes > LARGE_ANSWER_BYTES:
@@ -285,7 +285,7 @@ _SETTLED: Final = frozenset((_KNOWN, _LEFT_OUT))
 
 
 class CausalWalk:
-    """One walk; see the module's rules and table.
+    """A walk; see the module's rules and table.
 
     ``taken`` is in the order of taking; a message's number is its index there.
     """
@@ -320,7 +320,7 @@ class CausalWalk:
         self._dropped = 0
 
     def step(self, answer: Answer | None = None) -> Read | Pause | Done:
-        """Go on, with the answer if one was asked for."""
+        """Continue, with the answer if one was asked for."""
         if answer is not None:
             self._pace.note(answer, self._claims.add(answer))
         found = self._expand_heads() if self._node == HEADS else self._expand_frontier()
@@ -333,7 +333,7 @@ class CausalWalk:
         return PAUSE if self._frontier else self._end()
 
     def parents_first(self) -> Iterator[int]:
-        """Numbers of what was taken, every parent before its children.
+        """Return the numbers of what was taken, every parent before its children.
 
         Depth first from the far end, so that the order stays close to that of time; what is on
         the path already is a cycle and not followed.
@@ -525,7 +525,7 @@ class CausalWalk:
             self._take_further(claim)
 
     def _group(self, key: bytes, claims: Sequence[Claim]) -> int:
-        """The group of an ID's claimants, which are taken as far as the limits allow."""
+        """Return the group of an ID's claimants, which are taken as far as the limits allow."""
         group = self._outcomes.get(key, _FOUND)
         if group > FIRST_GROUP:
             numbers = [self._number(claim) for claim in claims]
@@ -537,7 +537,7 @@ class CausalWalk:
         return group
 
     def _leading(self, key: bytes, claims: Sequence[Claim]) -> int:
-        """The group of an ID's proven claimants."""
+        """Return the group of an ID's proven claimants."""
         group = self._leaders.get(key)
         if group is None:
             numbers = [self._number(claim) for claim in claims]
@@ -555,7 +555,7 @@ class CausalWalk:
             self._edges.append(number)
 
     def _number(self, claim: Claim) -> int:
-        """The number of one of several claimants, which is taken if it was not yet."""
+        """Return the number of one of several claimants, which is taken if it was not yet."""
         number = self._by_hash.get(claim[2])
         if number is None:
             number = self._take(claim)

@@ -130,7 +130,7 @@ class CoverageStep:
 
 
 class Statements(Protocol):
-    """Where statements are kept."""
+    """The store of statements."""
 
     async def note(self, store_id: str, statements: Sequence[Statement], now_ns: int) -> None:
         """Keep them in place of older ones about the same time.
@@ -301,7 +301,7 @@ def covered(
 
 
 def _held_then(step: Span, about: Sequence[Statement]) -> int | None:
-    """What was held here of a step when it was compared."""
+    """Return what was held here of a step when it was compared."""
     inside = all(step[0] <= each.start_ns and each.end_ns <= step[1] for each in about)
     apart = all(left.end_ns <= right.start_ns for left, right in pairwise(about))
     return sum(each.count for each in about) if inside and apart else None
@@ -328,7 +328,7 @@ def longest_run(
 def _runs(
     step: Span, statements: Sequence[Statement], held: Mapping[Span, tuple[int, bytes]] | None
 ) -> Iterator[Run]:
-    """Ascending, within the step; ``held`` None: whether they still hold or not."""
+    """Yield runs, ascending, within the step; ``held`` None: whether they still hold or not."""
     found: Run | None = None
     for each in statements:
         start_ns, end_ns = max(each.start_ns, step[0]), min(each.end_ns, step[1])
@@ -357,7 +357,7 @@ def measured_by_span(where: Sequence[Span], measured: Measured) -> dict[Span, tu
 
 
 def layers(statements: Sequence[Statement]) -> list[list[Span]]:
-    """The spans of statements that ascend by their starts, in lists without overlap."""
+    """Return the spans of statements that ascend by their starts, in lists without overlap."""
     made: list[list[Span]] = []
     for each in statements:
         free = (layer for layer in made if layer[-1][1] <= each.start_ns)
@@ -409,7 +409,7 @@ def _bytes(words: np.ndarray[tuple[int, ...], np.dtype[np.uint64]]) -> bytes:
 
 
 def aligned(start_ns: int, end_ns: int, step_ns: int) -> Iterator[Span]:
-    """The steps that a range touches, whole."""
+    """Return the steps that a range touches, whole."""
     for lower_ns in range(start_ns // step_ns * step_ns, end_ns, step_ns):
         yield lower_ns, lower_ns + step_ns
 
@@ -419,7 +419,7 @@ _SLACK_NS: Final = 30 * NS_PER_S
 
 
 class Intake(StrEnum):
-    """What a store did in a span.
+    """The state of what a store did in a span.
 
     ONLINE: a node took messages in all the time. RESUMED: where none did, the store fetched what
     it had missed from a peer. OFFLINE: for a part, neither is recorded. NEVER: the record begins
@@ -442,13 +442,13 @@ class Interval:
 
 
 class IntakeRecord(Protocol):
-    """Where intervals are kept. All methods raise `StoreUnavailable` where the database is away."""
+    """The store of intervals. All methods raise `StoreUnavailable` where the database is away."""
 
     async def record(self, interval: Interval) -> None:
         """Keep an interval; one with the same start and kind grows."""
 
     async def overlapping(self, start_ns: int, end_ns: int) -> Sequence[Interval]:
-        """Those that touch a range, and the first of all."""
+        """Return those that touch a range, and the first of all."""
 
 
 def intake_of(span: Span, intervals: Iterable[Interval], now_ns: int) -> Intake:

@@ -24,7 +24,7 @@ from storenode.message.limits import MAX_SDS_CLAIMANTS, MAX_TIMESTAMP_NS
 
 
 class Equality(StrEnum):
-    """How a session has compared the two sides.
+    """The way in which a session has compared the two sides.
 
     XOR: by the fingerprints of WAKU-SYNC, which whoever may publish can forge. KEYED: by lattice
     sums over contents, which nobody can. PARTLY_KEYED: by these from some time on.
@@ -64,7 +64,7 @@ class Room(Protocol):
 
     @property
     def size_bytes(self) -> int:
-        """How large the page may be, unless one message alone is larger."""
+        """The largest size of the page, unless one message alone is larger."""
 
     def fit(self, page_bytes: int, beside_bytes: int = 0) -> None:
         """Keep what a page of this size needs, and what the call holds beside it."""
@@ -74,7 +74,7 @@ class Room(Protocol):
 
 
 class Outlet(Protocol):
-    """Where the pages of an answer go, at the pace of who reads them.
+    """The place where the pages of an answer go, at the pace of who reads them.
 
     ``caller`` and ``connection`` tell whose turn it is where calls wait. What is raised here is
     what the call is to end with: the node has no room for its reader.
@@ -82,17 +82,17 @@ class Outlet(Protocol):
 
     @property
     def caller(self) -> str:
-        """Who called."""
+        """The name of the caller."""
 
     @property
     def connection(self) -> str:
-        """Over which connection."""
+        """The connection of the call."""
 
     async def room(self, most_bytes: int) -> Room:
         """Wait for room for a page of ``most_bytes`` or less."""
 
     def spare_room(self, most_bytes: int) -> Room | None:
-        """Room for reading a page in advance; None while there is little."""
+        """Return room for reading a page in advance; None while there is little."""
 
 
 class StoreUnavailable(Exception):
@@ -108,7 +108,7 @@ class CursorOutOfRange(Exception):
 
 
 class Source(StrEnum):
-    """Where a message came from (label ``source`` of the metrics)."""
+    """The place where a message came from (label ``source`` of the metrics)."""
 
     CLIENT = "client"
     TRANSFER = "transfer"
@@ -133,7 +133,7 @@ class TopicRights:
         return not self.pubsub_prefixes and not self.content_prefixes
 
     def allows(self, pubsub_topic: str, content_topic: str) -> bool:
-        """True when both topics start with an allowed prefix."""
+        """Return True if both topics start with an allowed prefix."""
         return (not self.pubsub_prefixes or pubsub_topic.startswith(self.pubsub_prefixes)) and (
             not self.content_prefixes or content_topic.startswith(self.content_prefixes)
         )
@@ -153,7 +153,7 @@ class TopicFilter:
         return self.pubsub_topic is None and not self.content_topics and self.rights.unrestricted
 
     def matches(self, pubsub_topic: str, content_topic: str) -> bool:
-        """True when a message on these topics is asked for and may be seen."""
+        """Return True if a message on these topics is asked for and may be seen."""
         return (
             (self.pubsub_topic is None or pubsub_topic == self.pubsub_topic)
             and (not self.content_topics or content_topic in self.content_topics)
@@ -167,7 +167,7 @@ SyncId = tuple[int, bytes]
 
 @dataclass(frozen=True, slots=True)
 class PageRequest:
-    """One page of ``Query``, already validated (see ``store.domain.query``).
+    """A page of ``Query``, already validated (see ``store.domain.query``).
 
     ``hashes`` set: look-up by hash (deduplicated, 32 bytes each), else by filter and time.
     ``after``: exclusive position to go on from, in the direction of ``forward``.
@@ -226,7 +226,7 @@ class FollowRequest:
 
 @dataclass(frozen=True, slots=True)
 class FollowPage:
-    """One page of the feed; ``cursor`` resumes right after it."""
+    """A page of the feed; ``cursor`` resumes right after it."""
 
     frames: bytes
     count: int
@@ -317,13 +317,13 @@ class Reader(Protocol):
         """Position of a message by hash, also for a while after it was pruned; None: unknown."""
 
     async def query(self, request: PageRequest) -> QueryPage:
-        """One page."""
+        """Return one page."""
 
     def scan(self, request: ScanRequest, outlet: Outlet) -> AsyncIterator[FramesPage]:
         """Every match in ascending order, a page at a time; no transaction outlives a page."""
 
     async def summary(self) -> StoreSummary:
-        """What is held (the count may be a few seconds old)."""
+        """Return what is held (the count may be a few seconds old)."""
 
 
 class Feed(Protocol):
@@ -336,7 +336,7 @@ class Feed(Protocol):
         """
 
     def announce_ephemeral(self, messages: Sequence[Ephemeral]) -> None:
-        """Hand messages to the live followers of this node, at most once."""
+        """Send messages to the live followers of this node, at most once."""
 
 
 class SdsLookups(Protocol):
@@ -360,7 +360,7 @@ class SdsReader(SdsLookups, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """Everything that ``store.rpc`` needs from the rest of the node."""
+    """The collection of all that ``store.rpc`` needs from the rest of the node."""
 
     writer: Writer
     reader: Reader
@@ -371,7 +371,7 @@ class Services:
 
 @dataclass(frozen=True, slots=True)
 class PeerAddress:
-    """Where a peer is called: ``host`` is a name or an IP address without brackets.
+    """The address where a peer is called: ``host`` is a name or an IP address without brackets.
 
     ``node_id``: the only node that may answer there; empty lets any.
     """
@@ -398,7 +398,7 @@ class Window:
 
 
 class SyncRole(StrEnum):
-    """Who began a session (label ``role`` of the metrics)."""
+    """The side that began a session (label ``role`` of the metrics)."""
 
     INITIATOR = "initiator"
     RESPONDER = "responder"
@@ -493,7 +493,7 @@ class PeerCaller(Protocol):
     def scan(
         self, peer: PeerAddress, start_ns: int, end_ns: int, cursor: bytes
     ) -> AsyncGenerator[ScannedPage, None]:
-        """What a peer holds of a time range.
+        """Yield what a peer holds of a time range.
 
         The call goes on until the generator is closed. ``cursor`` is one that this peer has sent;
         an empty one begins at the start.
@@ -506,14 +506,14 @@ class PeerCaller(Protocol):
     def lookup(
         self, peer: PeerAddress, channel_id: bytes, entries: Sequence[HistoryEntry]
     ) -> AsyncGenerator[list[bytes], None]:
-        """What a peer holds of some SDS messages: pages of encoded ``WakuMessageAndTopic``.
+        """Yield what a peer holds of some SDS messages: pages of encoded ``WakuMessageAndTopic``.
 
         Raises:
             PeerFailed: the call failed, or the peer does not keep to its rules.
         """
 
     def connected(self, peer: PeerAddress) -> bool:
-        """True while there is a connection to the peer."""
+        """Return True while there is a connection to the peer."""
 
     def node_id(self, peer: PeerAddress) -> str:
         """The ID that a peer gave when it last answered; until then the configured one, or ""."""
@@ -646,7 +646,7 @@ class FrameStream(Protocol):
     """
 
     async def read(self) -> bytes | None:
-        """The next frame; None after the last."""
+        """Return the next frame; None after the last."""
 
     async def write(self, frame: bytes) -> None:
         """Send a frame; waits while the other side does not read."""
@@ -656,7 +656,7 @@ class FrameStream(Protocol):
 
 
 class Named(Protocol):
-    """Who answers a call."""
+    """The node that answers a call."""
 
     @property
     def node_id(self) -> str:

@@ -82,7 +82,7 @@ _Open = tuple[bytes | None, int, int]
 
 
 class Sweep:
-    """One sweep; see the module's rules and table. ``taken`` is newest first."""
+    """A sweep; see the module's rules and table. ``taken`` is newest first."""
 
     truncated: Final = False
 
@@ -104,7 +104,7 @@ class Sweep:
         self._next: Callable[[Answer], _Effect] = self._begin
 
     def step(self, answer: Answer | None = None) -> _Effect:
-        """Go on, with the answer if one was asked for."""
+        """Continue, with the answer if one was asked for."""
         if answer is not None:
             return self._next(answer)
         if self._seen < len(self._window.claims):
@@ -115,7 +115,7 @@ class Sweep:
         return Read(tuple(keys)) if keys else DONE
 
     def parents_first(self) -> Iterator[int]:
-        """Numbers of what was taken, every parent before its children: oldest first."""
+        """Return the numbers of what was taken, every parent before its children: oldest first."""
         return iter(range(len(self.taken) - 1, -1, -1))
 
     def check(self) -> None:
@@ -245,7 +245,7 @@ HASHED_PER_STEP: Final = 4_096
 
 
 class CausalHistory:
-    """One request; ``step`` until it answers ``Done``, then ``result`` holds what was found."""
+    """A request; ``step`` until it answers ``Done``, then ``result`` holds what was found."""
 
     def __init__(self, request: CausalRequest) -> None:
         self.result: Sweep | CausalWalk = Sweep(request, frozenset())
@@ -254,7 +254,7 @@ class CausalHistory:
         self._unhashed: Iterator[bytes] | None = iter(request.known_ids)
 
     def step(self, answer: Answer | None = None) -> Read | Pause | Done:
-        """Go on, with the answer if one was asked for."""
+        """Continue, with the answer if one was asked for."""
         if self._unhashed is not None:
             return self._hash_known(self._unhashed)
         effect = self.result.step(answer)

@@ -18,7 +18,6 @@ from store.domain.claims import Answer, Claim, Read
 from store.domain.lookup import Lookup
 from store.domain.ports import (
     FetchDone,
-    FetchRequest,
     HistoryEntry,
     PeerAddress,
     SdsLookup,
@@ -159,7 +158,7 @@ class JudgedFetcher(Fetcher):
         self._process = process
         self._asked = caller.asked
 
-    async def fetch(self, peer: PeerAddress, request: FetchRequest) -> FetchDone:
+    async def fetch(self, peer: PeerAddress, request: SdsLookup) -> FetchDone:
         """One peer, once."""
         process, judge = self._process, self._process.judge
         own, other = process.database, process.node.world.database_at(peer.host)
@@ -189,13 +188,13 @@ class JudgedFetcher(Fetcher):
                 process.mark(mark)
         return done
 
-    def _held(self, database: Database, request: FetchRequest) -> _Held:
+    def _held(self, database: Database, request: SdsLookup) -> _Held:
         claimed = self._claimed(database, request)
         held = database.held
         return {each: held[digest] for each, digest in claimed if digest in held}
 
     @staticmethod
-    def _claimed(database: Database, request: FetchRequest) -> Iterator[tuple[HistoryEntry, bytes]]:
+    def _claimed(database: Database, request: SdsLookup) -> Iterator[tuple[HistoryEntry, bytes]]:
         """Entries that a database holds or has held, and the hash of the message of each."""
         for each in request.entries:
             key = sds_key(request.channel_id, each.message_id)

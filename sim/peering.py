@@ -16,13 +16,13 @@ from sim.streams import EndStream, Handler
 from sim.views import JudgedViews
 from store.domain.places import Caller
 from store.domain.ports import (
-    FetchRequest,
     HistoryEntry,
     PeerAddress,
+    SdsLookup,
     StoreBusy,
     StoreUnavailable,
     SyncDone,
-    SyncRequest,
+    TopicFilter,
 )
 from store.sync.index.hot import HotIndex
 from store.sync.resume.core import ResumeConfig
@@ -114,17 +114,18 @@ class Peering:
 
     def ask(self, peer: PeerAddress | None, start_ns: int | None) -> asyncio.Task[SyncDone]:
         """An operator wants a session, and cancels it when going away."""
-        request = SyncRequest("" if peer is None else str(peer), start_ns, None)
-        return self._process.begin_task("operator", self._synchronizer.synchronize(request))
+        name = "" if peer is None else str(peer)
+        session = self._synchronizer.synchronize(name, start_ns, None)
+        return self._process.begin_task("operator", session)
 
     def fetch(self, peer: PeerAddress, entries: tuple[HistoryEntry, ...]) -> asyncio.Task[None]:
         """A client wants some SDS messages."""
-        request = FetchRequest(str(peer), CHANNEL.encode(), entries)
-        return self._process.begin_task("look-up", self._fetch(request))
+        request = SdsLookup(CHANNEL.encode(), entries, TopicFilter())
+        return self._process.begin_task("look-up", self._fetch(str(peer), request))
 
-    async def _fetch(self, request: FetchRequest) -> None:
+    async def _fetch(self, peer_name: str, request: SdsLookup) -> None:
         with suppress(StoreBusy, StoreUnavailable):
-            await self._synchronizer.fetch(request)
+            await self._synchronizer.fetch(peer_name, request)
 
     async def stop(self) -> None:
         """Stop as a node does that shuts down; then nothing may be left.

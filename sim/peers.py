@@ -20,10 +20,11 @@ from sim.stating import SimStatements
 from sim.streams import SimConnector, StatusReceived
 from sim.views import JudgedView, JudgedViews
 from store.domain.admission import Admission, Verdict
-from store.domain.intake import Interval
+from store.domain.coverage import Interval
 from store.domain.lookup import Asked
 from store.domain.ports import (
     CursorOutOfRange,
+    FrameStream,
     HistoryEntry,
     PeerAddress,
     PeerState,
@@ -37,7 +38,6 @@ from store.domain.ports import (
     TopicFilter,
     Window,
 )
-from store.domain.streams import FrameStream
 from store.domain.view import OpenView
 from store.messages.conflicts import StoreResult
 from store.messages.cursor import ScanCursor

@@ -12,13 +12,13 @@ from sim.calls import Closed, End, Ended, Identity, Status
 from sim.marks import Mark
 from sim.process import Process
 from store.domain.ports import (
+    CallFailed,
     CursorOutOfRange,
     PeerAddress,
     PeerFailed,
     StoreBusy,
     StoreUnavailable,
 )
-from store.domain.streams import CallFailed
 from store.sync.errors import (
     FrameTooLarge,
     GaveWay,
@@ -76,7 +76,7 @@ class StatusReceived(CallFailed):
 
 
 class EndStream:
-    """One end of a call as a `store.domain.streams.FrameStream`.
+    """One end of a call as a `store.domain.ports.FrameStream`.
 
     Attributes:
         failed_ns: when it failed, as this end was told; None: it has not.
@@ -154,7 +154,7 @@ class EndStream:
 
 
 class SimConnector:
-    """Makes calls of peers: a `store.domain.streams.Connector`."""
+    """Makes calls of peers: a `store.domain.ports.Connector`."""
 
     def __init__(self, process: Process) -> None:
         self._process = process

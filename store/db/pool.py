@@ -22,8 +22,7 @@ from store.db.arrays import register
 from store.db.errors import NO_CONNECTION, Failure, find_failure, sentence
 from store.db.schema.migrate import APPLICATION_NAME
 from store.db.turns import Turns
-from store.domain.outlet import Outlet
-from store.domain.ports import StoreUnavailable
+from store.domain.ports import Outlet, StoreUnavailable
 from storenode.common.backoff import Backoff
 
 Connection = AsyncConnection[tuple[object, ...]]

@@ -37,7 +37,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Final
 
@@ -47,23 +47,216 @@ from store.domain.claims import (
     HEADS,
     PAUSE,
     Answer,
+    Child,
     Claim,
     Claims,
     Done,
     Found,
+    HintQuery,
     Origin,
     Pause,
     Read,
     Reference,
     Selection,
+    Window,
     parent_bytes,
     references,
     usable_hint,
 )
-from store.domain.lookahead import Expansion, LookAhead
-from store.domain.pace import Pace
-from store.domain.ports import CausalRequest
+from store.domain.ports import CausalRequest, SyncId
 from storenode.sds.codec import sds_key
+
+FIRST_CLAIMS: Final = 256
+LARGEST_WINDOW_CLAIMS: Final = 4_096
+MOST_AHEAD_CLAIMS: Final = 2_048
+FEWEST_CLAIMS: Final = 64
+
+WIDE_FRONTIER_KEYS: Final = 512
+"""So many keys at a time make a read worth its while without anything in advance."""
+
+LARGE_ANSWER_BYTES: Final = 16 * 1024 * 1024
+"""Size of an answer beyond which the next one is made smaller."""
+
+_GROWTH: Final = 4
+_THIN_WINDOWS: Final = 2
+_ROUNDS_AHEAD: Final = 16
+
+
+class Pace:
+    """The choice of what to read in advance at the next read, adapted to how much of it was used.
+
+    A *window* takes the channel's claims just before those read last: a cheap row each, worth it
+    while a good part is used. *Ahead* lets the database follow parents from the keys that are
+    needed: several times dearer, and nearly all of it is used. Windows come first and grow; when
+    two in a row were hardly used, or there is nothing more below, some rounds go ahead; then a
+    window is tried again, from the frontier on.
+    """
+
+    def __init__(self) -> None:
+        self._window_claims = FIRST_CLAIMS
+        self._ahead_claims = FIRST_CLAIMS
+        self._most_claims = LARGEST_WINDOW_CLAIMS
+        self._below: SyncId | None = None  # where the next window begins; None: at the frontier
+        self._thin = 0
+        self._proven = False  # the last window was well used
+        self._rounds_ahead = 0
+        self._asked = 0
+        self._asked_window = False
+        self._taken = 0
+
+    def plan(
+        self, keys: int, newest: SyncId | None, taken: int, room: int
+    ) -> tuple[Window | None, int]:
+        """Choose a window, or a number of keys to go ahead, or neither.
+
+        ``keys`` are needed now by children of which ``newest`` is the latest (None: by heads
+        only); ``taken`` messages were taken so far and ``room`` more may be.
+        """
+        self._judge(taken - self._taken)
+        self._taken, self._asked, self._asked_window = taken, 0, False
+        if newest is None or not 0 < keys < WIDE_FRONTIER_KEYS or room <= 0:
+            return None, 0
+        most = max(FEWEST_CLAIMS, 2 * room)
+        if self._rounds_ahead:
+            self._rounds_ahead -= 1
+            self._asked = min(self._ahead_claims, most)
+            return None, self._asked
+        self._asked, self._asked_window = min(self._window_claims, most), True
+        following = 0
+        if self._proven:
+            following = min(_GROWTH * self._asked, self._most_claims, 2 * (room - self._asked))
+        return Window(self._below or newest, self._asked, max(following, 0)), 0
+
+    def note(self, answer: Answer, answer_bytes: int) -> None:
+        """Note from the answer how far the window came and how large claims are here."""
+        if answer_bytes > LARGE_ANSWER_BYTES:
+            self._window_claims = self._ahead_claims = FEWEST_CLAIMS
+        if _GROWTH * answer_bytes > LARGE_ANSWER_BYTES:
+            # As large as fits, and no attempt at more.
+            fitting = LARGE_ANSWER_BYTES * len(answer.claims) // answer_bytes
+            self._most_claims = min(max(fitting, FEWEST_CLAIMS), LARGEST_WINDOW_CLAIMS)
+        if self._asked_window:
+            self._below = answer.reached
+            if answer.reached is None:
+                self._go_ahead()
+
+    def _judge(self, used: int) -> None:
+        if not self._asked:
+            return
+        if self._asked_window:
+            self._judge_window(used)
+        elif 2 * used >= self._asked:
+            self._ahead_claims = min(2 * self._ahead_claims, MOST_AHEAD_CLAIMS)
+        else:
+            self._ahead_claims = max(self._ahead_claims // 2, FEWEST_CLAIMS)
+
+    def _judge_window(self, used: int) -> None:
+        if 4 * used >= self._asked:
+            self._thin, self._proven = 0, True
+            self._window_claims = min(_GROWTH * self._window_claims, self._most_claims)
+        elif 16 * used < self._asked:
+            self._thin, self._proven = self._thin + 1, False
+            self._window_claims = max(self._window_claims // 4, FIRST_CLAIMS)
+            self._window_claims = min(self._window_claims, self._most_claims)
+            if self._thin >= _THIN_WINDOWS:
+                self._go_ahead()
+
+    def _go_ahead(self) -> None:
+        self._rounds_ahead = _ROUNDS_AHEAD
+        self._below = None
+        self._thin, self._proven = _THIN_WINDOWS - 1, False
+
+
+MAX_SEEN_REFERENCES: Final = 4_096
+"""References of one look, a few milliseconds."""
+
+MAX_READ_KEYS: Final = 4_096
+MAX_READ_HINTS: Final = 512
+"""Keys and hints of one read."""
+
+Expansion = tuple[Child | None, int, Sequence[Reference]]
+"""A child (None: the request), the slot of the first reference that counts, and all of them."""
+
+
+class LookAhead:
+    """A look at what a walk will need next; ``keys`` and ``hints`` are what should be read.
+
+    The walk stops at the first reference that cannot be resolved. Others behind it cannot either:
+    asking for all of them at once makes one round trip of many.
+    """
+
+    def __init__(
+        self, claims: Claims, outcomes: Mapping[bytes, int], taken: Sequence[Found]
+    ) -> None:
+        """``outcomes``: number of the message that was taken for a key, or a negative mark."""
+        self.keys: dict[bytes, None] = {}
+        self.hints: dict[tuple[bytes, bytes], HintQuery] = {}
+        self.newest: SyncId | None = None
+        self._claims = claims
+        self._outcomes = outcomes
+        self._taken = taken
+        self._left = MAX_SEEN_REFERENCES
+        self._reached: deque[Claim] = deque()
+        self._met: set[bytes] = set()
+
+    def look(self, frontier: Iterable[Expansion], ignored: frozenset[int], *, deep: bool) -> None:
+        """Collect what ``frontier`` needs, and if ``deep`` what the claimants behind it need.
+
+        References whose outcome is one of the marks in ``ignored`` need nothing.
+        """
+        for child, first, found in frontier:
+            self._visit(child, first, found, ignored)
+            if self._full():
+                return
+        while deep and self._reached and not self._full():
+            claim = self._reached.popleft()
+            self._visit(claim[:3], 0, references(claim[4], claim[5]), ignored)
+
+    def _full(self) -> bool:
+        return (
+            self._left <= 0 or len(self.keys) >= MAX_READ_KEYS or len(self.hints) >= MAX_READ_HINTS
+        )
+
+    def _visit(
+        self, child: Child | None, first: int, found: Sequence[Reference], ignored: frozenset[int]
+    ) -> None:
+        self._left -= 1 + len(found)
+        outcomes, claims = self._outcomes, self._claims
+        for slot in range(first, len(found)):
+            key, hint = found[slot]
+            outcome = outcomes.get(key)
+            if outcome is not None and outcome >= 0:
+                if (
+                    hint is None
+                    or self._taken[outcome][2] == hint
+                    or claims.is_hint_read(key, hint)
+                ):
+                    continue
+                self.hints[key, hint] = HintQuery(key, hint, child, slot)
+            elif outcome in ignored:
+                continue
+            elif hint is None and outcome is not None and outcome <= FIRST_GROUP:
+                continue  # all that it selects was taken
+            elif not claims.is_read(key):
+                self._want(key, child)
+            elif hint is not None and claims.lacks_hint(key, hint):
+                self.hints[key, hint] = HintQuery(key, hint, child, slot)
+            else:
+                self._reach(key)
+
+    def _want(self, key: bytes, child: Child | None) -> None:
+        self.keys[key] = None
+        if child is not None:
+            position = child[1], child[2]
+            if self.newest is None or position > self.newest:
+                self.newest = position
+
+    def _reach(self, key: bytes) -> None:
+        claim = self._claims.peek(key)
+        if claim is not None and key not in self._met:
+            self._met.add(key)
+            self._reached.append(claim)
+
 
 MAX_WALK_BYTES: Final = 128 * 1024 * 1024
 """Memory of one walk, estimated, beside what is prefetched. 100,000 messages of SDS participants
@@ -92,7 +285,7 @@ _SETTLED: Final = frozenset((_KNOWN, _LEFT_OUT))
 
 
 class CausalWalk:
-    """One walk; see the module's rules and table.
+    """A walk; see the module's rules and table.
 
     ``taken`` is in the order of taking; a message's number is its index there.
     """
@@ -127,7 +320,7 @@ class CausalWalk:
         self._dropped = 0
 
     def step(self, answer: Answer | None = None) -> Read | Pause | Done:
-        """Go on, with the answer if one was asked for."""
+        """Continue, with the answer if one was asked for."""
         if answer is not None:
             self._pace.note(answer, self._claims.add(answer))
         found = self._expand_heads() if self._node == HEADS else self._expand_frontier()
@@ -140,7 +333,7 @@ class CausalWalk:
         return PAUSE if self._frontier else self._end()
 
     def parents_first(self) -> Iterator[int]:
-        """Numbers of what was taken, every parent before its children.
+        """Return the numbers of what was taken, every parent before its children.
 
         Depth first from the far end, so that the order stays close to that of time; what is on
         the path already is a cycle and not followed.
@@ -332,7 +525,7 @@ class CausalWalk:
             self._take_further(claim)
 
     def _group(self, key: bytes, claims: Sequence[Claim]) -> int:
-        """The group of an ID's claimants, which are taken as far as the limits allow."""
+        """Return the group of an ID's claimants, which are taken as far as the limits allow."""
         group = self._outcomes.get(key, _FOUND)
         if group > FIRST_GROUP:
             numbers = [self._number(claim) for claim in claims]
@@ -344,7 +537,7 @@ class CausalWalk:
         return group
 
     def _leading(self, key: bytes, claims: Sequence[Claim]) -> int:
-        """The group of an ID's proven claimants."""
+        """Return the group of an ID's proven claimants."""
         group = self._leaders.get(key)
         if group is None:
             numbers = [self._number(claim) for claim in claims]
@@ -362,7 +555,7 @@ class CausalWalk:
             self._edges.append(number)
 
     def _number(self, claim: Claim) -> int:
-        """The number of one of several claimants, which is taken if it was not yet."""
+        """Return the number of one of several claimants, which is taken if it was not yet."""
         number = self._by_hash.get(claim[2])
         if number is None:
             number = self._take(claim)

@@ -12,8 +12,8 @@ from enum import StrEnum
 from typing import Final, Protocol
 
 from store.domain.coverage import (
-    CoverageReads,
     CoverageState,
+    CoverageStep,
     Run,
     Span,
     Statement,
@@ -80,8 +80,15 @@ class Known:
         ]
 
 
-class AnswerCoverages(Protocol):
-    """What answers that say how complete they are read before and after their messages."""
+class CoverageReads(Protocol):
+    """The reads of ``GetCoverage``, and of answers that say how complete they are."""
+
+    async def steps(self, bounds: Sequence[Span]) -> list[CoverageStep]:
+        """Return what is known about ascending, disjoint spans.
+
+        Raises:
+            StoreUnavailable, StoreBusy: The database does not serve.
+        """
 
     async def known(self, start_ns: int, end_ns: int) -> Known:
         """What is known of a range now.
@@ -92,10 +99,6 @@ class AnswerCoverages(Protocol):
 
     async def lost_since(self, places: Sequence[Place]) -> tuple[bool, int]:
         """Whether one of some commits is lost, and the horizon now; raises `StoreUnavailable`."""
-
-
-class CoverageSource(CoverageReads, AnswerCoverages, Protocol):
-    """Both the long form and the short one."""
 
 
 def answered(span: Span, known: Known, horizon_ns: int, *, lost: bool) -> AnswerCoverage:

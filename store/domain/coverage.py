@@ -7,7 +7,7 @@ is held here in the span; it holds only while they are the same, so nothing has 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import pairwise
@@ -130,7 +130,7 @@ class CoverageStep:
 
 
 class Statements(Protocol):
-    """Where statements are kept."""
+    """The store of statements."""
 
     async def note(self, store_id: str, statements: Sequence[Statement], now_ns: int) -> None:
         """Keep them in place of older ones about the same time.
@@ -141,17 +141,6 @@ class Statements(Protocol):
 
     async def between(self, start_ns: int, end_ns: int) -> Mapping[str, Sequence[Statement]]:
         """By store, those that overlap a range, ascending by start; raises `StoreUnavailable`."""
-
-
-class CoverageReads(Protocol):
-    """What ``GetCoverage`` reads."""
-
-    async def steps(self, bounds: Sequence[Span]) -> list[CoverageStep]:
-        """About ascending, disjoint spans.
-
-        Raises:
-            StoreUnavailable, StoreBusy: the database does not serve.
-        """
 
 
 class MissingParents(Protocol):
@@ -312,7 +301,7 @@ def covered(
 
 
 def _held_then(step: Span, about: Sequence[Statement]) -> int | None:
-    """What was held here of a step when it was compared."""
+    """Return what was held here of a step when it was compared."""
     inside = all(step[0] <= each.start_ns and each.end_ns <= step[1] for each in about)
     apart = all(left.end_ns <= right.start_ns for left, right in pairwise(about))
     return sum(each.count for each in about) if inside and apart else None
@@ -339,7 +328,7 @@ def longest_run(
 def _runs(
     step: Span, statements: Sequence[Statement], held: Mapping[Span, tuple[int, bytes]] | None
 ) -> Iterator[Run]:
-    """Ascending, within the step; ``held`` None: whether they still hold or not."""
+    """Yield runs, ascending, within the step; ``held`` None: whether they still hold or not."""
     found: Run | None = None
     for each in statements:
         start_ns, end_ns = max(each.start_ns, step[0]), min(each.end_ns, step[1])
@@ -368,7 +357,7 @@ def measured_by_span(where: Sequence[Span], measured: Measured) -> dict[Span, tu
 
 
 def layers(statements: Sequence[Statement]) -> list[list[Span]]:
-    """The spans of statements that ascend by their starts, in lists without overlap."""
+    """Return the spans of statements that ascend by their starts, in lists without overlap."""
     made: list[list[Span]] = []
     for each in statements:
         free = (layer for layer in made if layer[-1][1] <= each.start_ns)
@@ -420,6 +409,63 @@ def _bytes(words: np.ndarray[tuple[int, ...], np.dtype[np.uint64]]) -> bytes:
 
 
 def aligned(start_ns: int, end_ns: int, step_ns: int) -> Iterator[Span]:
-    """The steps that a range touches, whole."""
+    """Return the steps that a range touches, whole."""
     for lower_ns in range(start_ns // step_ns * step_ns, end_ns, step_ns):
         yield lower_ns, lower_ns + step_ns
+
+
+_SLACK_NS: Final = 30 * NS_PER_S
+"""What the record may be behind while a node is online: it is written every ten seconds."""
+
+
+class Intake(StrEnum):
+    """The state of what a store did in a span.
+
+    ONLINE: a node took messages in all the time. RESUMED: where none did, the store fetched what
+    it had missed from a peer. OFFLINE: for a part, neither is recorded. NEVER: the record begins
+    later.
+    """
+
+    ONLINE = "online"
+    RESUMED = "resumed"
+    OFFLINE = "offline"
+    NEVER = "never"
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """From ``start_ns`` to ``end_ns`` a node was online, or its store has resumed that time."""
+
+    start_ns: int
+    end_ns: int
+    resumed: bool
+
+
+class IntakeRecord(Protocol):
+    """The store of intervals. All methods raise `StoreUnavailable` where the database is away."""
+
+    async def record(self, interval: Interval) -> None:
+        """Keep an interval; one with the same start and kind grows."""
+
+    async def overlapping(self, start_ns: int, end_ns: int) -> Sequence[Interval]:
+        """Return those that touch a range, and the first of all."""
+
+
+def intake_of(span: Span, intervals: Iterable[Interval], now_ns: int) -> Intake:
+    """What is recorded of a span that has begun; ``intervals`` as `IntakeRecord.overlapping`."""
+    ascending = sorted(intervals, key=lambda each: each.start_ns)
+    if not ascending or span[1] <= ascending[0].start_ns:
+        return Intake.NEVER
+    start_ns, end_ns = span[0], max(span[0], min(span[1], now_ns - _SLACK_NS))
+    online = [each for each in ascending if not each.resumed]
+    if _covers(online, start_ns, end_ns):
+        return Intake.ONLINE
+    return Intake.RESUMED if _covers(ascending, start_ns, end_ns) else Intake.OFFLINE
+
+
+def _covers(ascending: Iterable[Interval], start_ns: int, end_ns: int) -> bool:
+    reached_ns = start_ns
+    for each in ascending:
+        if each.start_ns <= reached_ns:
+            reached_ns = max(reached_ns, each.end_ns)
+    return reached_ns >= end_ns

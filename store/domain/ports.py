@@ -10,18 +10,89 @@ retry with backoff), :class:`StoreBusy` (a bounded queue is full).
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
 from reconcile.ids import SyncIds
-from store.domain.equality import ContentConflict, Equality, Hidden
-from store.domain.outlet import Outlet
 from store.messages.conflicts import StoreResult
 from store.messages.cursor import FollowCursor, FollowCursors
 from store.messages.record import RecordBatch
 from storenode.message.limits import MAX_SDS_CLAIMANTS, MAX_TIMESTAMP_NS
+
+
+class Equality(StrEnum):
+    """The way in which a session has compared the two sides.
+
+    XOR: by the fingerprints of WAKU-SYNC, which whoever may publish can forge. KEYED: by lattice
+    sums over contents, which nobody can. PARTLY_KEYED: by these from some time on.
+    """
+
+    UNKNOWN = ""
+    XOR = "xor"
+    KEYED = "keyed"
+    PARTLY_KEYED = "partly keyed"
+
+
+@dataclass(frozen=True, slots=True)
+class Hidden:
+    """Differences that the fingerprints of WAKU-SYNC did not show: forged, or a fault.
+
+    ``hashes``: some of their messages, few enough for a log. Times in Unix nanoseconds.
+    """
+
+    count: int
+    first_ns: int
+    last_ns: int
+    hashes: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ContentConflict:
+    """A message hash under which two stores hold different contents, by content digests."""
+
+    timestamp: int
+    message_hash: bytes
+    own_digest: bytes
+    peer_digest: bytes
+
+
+class Room(Protocol):
+    """Memory for one page of ``size_bytes``."""
+
+    @property
+    def size_bytes(self) -> int:
+        """The largest size of the page, unless one message alone is larger."""
+
+    def fit(self, page_bytes: int, beside_bytes: int = 0) -> None:
+        """Keep what a page of this size needs, and what the call holds beside it."""
+
+    def close(self) -> None:
+        """Give it back: the page was sent, or is not sent; once more does nothing."""
+
+
+class Outlet(Protocol):
+    """The place where the pages of an answer go, at the pace of who reads them.
+
+    ``caller`` and ``connection`` tell whose turn it is where calls wait. What is raised here is
+    what the call is to end with: the node has no room for its reader.
+    """
+
+    @property
+    def caller(self) -> str:
+        """The name of the caller."""
+
+    @property
+    def connection(self) -> str:
+        """The connection of the call."""
+
+    async def room(self, most_bytes: int) -> Room:
+        """Wait for room for a page of ``most_bytes`` or less."""
+
+    def spare_room(self, most_bytes: int) -> Room | None:
+        """Return room for reading a page in advance; None while there is little."""
 
 
 class StoreUnavailable(Exception):
@@ -37,7 +108,7 @@ class CursorOutOfRange(Exception):
 
 
 class Source(StrEnum):
-    """Where a message came from (label ``source`` of the metrics)."""
+    """The place where a message came from (label ``source`` of the metrics)."""
 
     CLIENT = "client"
     TRANSFER = "transfer"
@@ -62,7 +133,7 @@ class TopicRights:
         return not self.pubsub_prefixes and not self.content_prefixes
 
     def allows(self, pubsub_topic: str, content_topic: str) -> bool:
-        """True when both topics start with an allowed prefix."""
+        """Return True if both topics start with an allowed prefix."""
         return (not self.pubsub_prefixes or pubsub_topic.startswith(self.pubsub_prefixes)) and (
             not self.content_prefixes or content_topic.startswith(self.content_prefixes)
         )
@@ -82,7 +153,7 @@ class TopicFilter:
         return self.pubsub_topic is None and not self.content_topics and self.rights.unrestricted
 
     def matches(self, pubsub_topic: str, content_topic: str) -> bool:
-        """True when a message on these topics is asked for and may be seen."""
+        """Return True if a message on these topics is asked for and may be seen."""
         return (
             (self.pubsub_topic is None or pubsub_topic == self.pubsub_topic)
             and (not self.content_topics or content_topic in self.content_topics)
@@ -96,7 +167,7 @@ SyncId = tuple[int, bytes]
 
 @dataclass(frozen=True, slots=True)
 class PageRequest:
-    """One page of ``Query``, already validated (see ``store.domain.query``).
+    """A page of ``Query``, already validated (see ``store.domain.query``).
 
     ``hashes`` set: look-up by hash (deduplicated, 32 bytes each), else by filter and time.
     ``after``: exclusive position to go on from, in the direction of ``forward``.
@@ -155,7 +226,7 @@ class FollowRequest:
 
 @dataclass(frozen=True, slots=True)
 class FollowPage:
-    """One page of the feed; ``cursor`` resumes right after it."""
+    """A page of the feed; ``cursor`` resumes right after it."""
 
     frames: bytes
     count: int
@@ -246,13 +317,13 @@ class Reader(Protocol):
         """Position of a message by hash, also for a while after it was pruned; None: unknown."""
 
     async def query(self, request: PageRequest) -> QueryPage:
-        """One page."""
+        """Return one page."""
 
     def scan(self, request: ScanRequest, outlet: Outlet) -> AsyncIterator[FramesPage]:
         """Every match in ascending order, a page at a time; no transaction outlives a page."""
 
     async def summary(self) -> StoreSummary:
-        """What is held (the count may be a few seconds old)."""
+        """Return what is held (the count may be a few seconds old)."""
 
 
 class Feed(Protocol):
@@ -265,7 +336,7 @@ class Feed(Protocol):
         """
 
     def announce_ephemeral(self, messages: Sequence[Ephemeral]) -> None:
-        """Hand messages to the live followers of this node, at most once."""
+        """Send messages to the live followers of this node, at most once."""
 
 
 class SdsLookups(Protocol):
@@ -289,7 +360,7 @@ class SdsReader(SdsLookups, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """Everything that ``store.rpc`` needs from the rest of the node."""
+    """The collection of all that ``store.rpc`` needs from the rest of the node."""
 
     writer: Writer
     reader: Reader
@@ -300,7 +371,7 @@ class Services:
 
 @dataclass(frozen=True, slots=True)
 class PeerAddress:
-    """Where a peer is called: ``host`` is a name or an IP address without brackets.
+    """The address where a peer is called: ``host`` is a name or an IP address without brackets.
 
     ``node_id``: the only node that may answer there; empty lets any.
     """
@@ -327,7 +398,7 @@ class Window:
 
 
 class SyncRole(StrEnum):
-    """Who began a session (label ``role`` of the metrics)."""
+    """The side that began a session (label ``role`` of the metrics)."""
 
     INITIATOR = "initiator"
     RESPONDER = "responder"
@@ -422,7 +493,7 @@ class PeerCaller(Protocol):
     def scan(
         self, peer: PeerAddress, start_ns: int, end_ns: int, cursor: bytes
     ) -> AsyncGenerator[ScannedPage, None]:
-        """What a peer holds of a time range.
+        """Yield what a peer holds of a time range.
 
         The call goes on until the generator is closed. ``cursor`` is one that this peer has sent;
         an empty one begins at the start.
@@ -435,14 +506,14 @@ class PeerCaller(Protocol):
     def lookup(
         self, peer: PeerAddress, channel_id: bytes, entries: Sequence[HistoryEntry]
     ) -> AsyncGenerator[list[bytes], None]:
-        """What a peer holds of some SDS messages: pages of encoded ``WakuMessageAndTopic``.
+        """Yield what a peer holds of some SDS messages: pages of encoded ``WakuMessageAndTopic``.
 
         Raises:
             PeerFailed: the call failed, or the peer does not keep to its rules.
         """
 
     def connected(self, peer: PeerAddress) -> bool:
-        """True while there is a connection to the peer."""
+        """Return True while there is a connection to the peer."""
 
     def node_id(self, peer: PeerAddress) -> str:
         """The ID that a peer gave when it last answered; until then the configured one, or ""."""
@@ -478,15 +549,6 @@ class TransferReads(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class SyncRequest:
-    """What an operator asks for: ``peer`` empty is one at random, a time of None the usual."""
-
-    peer: str = ""
-    time_start_ns: int | None = None
-    time_end_ns: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class SyncDone:
     """A session that ended: with whom, over what, how."""
 
@@ -496,17 +558,8 @@ class SyncDone:
 
 
 @dataclass(frozen=True, slots=True)
-class FetchRequest:
-    """SDS messages of a channel that a peer is to be asked for."""
-
-    peer: str
-    channel_id: bytes
-    entries: tuple[HistoryEntry, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class FetchDone:
-    """What became of each entry of a `FetchRequest`, and of what came.
+    """The outcome of each entry that a peer was asked for, and of what came.
 
     ``held`` here already; ``found`` at the peer, and held here now; ``missing`` there; ``refused``
     by this node's rules, which ``notes`` name. ``error``: why the peer was not asked to the end.
@@ -570,30 +623,66 @@ class ResumeState:
     """From whom it came, as they are configured."""
 
 
-class Synchronization(Protocol):
-    """The exchange with peers, as operators see it."""
+class CallFailed(PeerFailed):
+    """A call ended with an error; one sentence for the operator.
 
-    async def synchronize(self, request: SyncRequest) -> SyncDone:
-        """One session, now; waits while another with this peer is under way.
+    ``aborted``: the peer lets another session go first.
+    """
+
+    aborted = False
+
+
+class NameLearned(CallFailed):
+    """The callee gave a name for which its connection was not verified.
+
+    The next call is made on one that is.
+    """
+
+
+class FrameStream(Protocol):
+    """Frames to and from a peer; one reader and one writer at a time.
+
+    Every method raises `PeerFailed` when the call has failed.
+    """
+
+    async def read(self) -> bytes | None:
+        """Return the next frame; None after the last."""
+
+    async def write(self, frame: bytes) -> None:
+        """Send a frame; waits while the other side does not read."""
+
+    async def half_close(self) -> None:
+        """Say that this side sends no more; a callee says so by ending the call."""
+
+
+class Named(Protocol):
+    """The node that answers a call."""
+
+    @property
+    def node_id(self) -> str:
+        """The ID of the node."""
+
+    @property
+    def store_id(self) -> str:
+        """The ID of its database."""
+
+
+class Connector(Protocol):
+    """Makes calls of peers."""
+
+    def call(
+        self, peer: PeerAddress, method: str, identified: Callable[[Named], None]
+    ) -> AbstractAsyncContextManager[FrameStream]:
+        """Begin a call with a stream each way; it is cancelled at the end if it still goes on.
+
+        ``method`` is the full name, as in ``/storenode.v1.Peer/Reconcile``. ``identified`` is told
+        who answers, before a frame is read: a callee may give its names with its first answer
+        only, when frames have been sent.
 
         Raises:
-            UnknownPeer: the peer is not configured.
-            NoPeers: none is.
-            EmptyWindow: it would end where it begins, or before.
-            StoreBusy: too many wait already, or the node is stopping.
+            CallFailed: as the methods of the stream do; the callee does not say in time who it
+                is, or is not who it should be.
         """
 
-    async def fetch(self, request: FetchRequest) -> FetchDone:
-        """Ask a peer for some SDS messages, and store what comes.
-
-        Raises:
-            UnknownPeer: the peer is not configured.
-            NoPeers: none is.
-            StoreBusy, StoreUnavailable: the database takes nothing now.
-        """
-
-    def peers(self) -> Sequence[PeerState]:
-        """The configured peers."""
-
-    def resume(self) -> ResumeState | None:
-        """The resume; None when there was no gap."""
+    def node_id(self, peer: PeerAddress) -> str:
+        """The ID that a peer gave when it last answered; until then the configured one, or ""."""

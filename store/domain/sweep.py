@@ -34,6 +34,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Final
 
+from store.domain.causal import CausalWalk
 from store.domain.claims import (
     DONE,
     GIVE_UP,
@@ -81,7 +82,7 @@ _Open = tuple[bytes | None, int, int]
 
 
 class Sweep:
-    """One sweep; see the module's rules and table. ``taken`` is newest first."""
+    """A sweep; see the module's rules and table. ``taken`` is newest first."""
 
     truncated: Final = False
 
@@ -103,7 +104,7 @@ class Sweep:
         self._next: Callable[[Answer], _Effect] = self._begin
 
     def step(self, answer: Answer | None = None) -> _Effect:
-        """Go on, with the answer if one was asked for."""
+        """Continue, with the answer if one was asked for."""
         if answer is not None:
             return self._next(answer)
         if self._seen < len(self._window.claims):
@@ -114,7 +115,7 @@ class Sweep:
         return Read(tuple(keys)) if keys else DONE
 
     def parents_first(self) -> Iterator[int]:
-        """Numbers of what was taken, every parent before its children: oldest first."""
+        """Return the numbers of what was taken, every parent before its children: oldest first."""
         return iter(range(len(self.taken) - 1, -1, -1))
 
     def check(self) -> None:
@@ -237,3 +238,36 @@ class Sweep:
     @staticmethod
     def _note_sole(answer: Answer) -> Done | GiveUp:
         return GIVE_UP if answer.contested else DONE
+
+
+HASHED_PER_STEP: Final = 4_096
+"""Known IDs hashed in one step, a few milliseconds."""
+
+
+class CausalHistory:
+    """A request; ``step`` until it answers ``Done``, then ``result`` holds what was found."""
+
+    def __init__(self, request: CausalRequest) -> None:
+        self.result: Sweep | CausalWalk = Sweep(request, frozenset())
+        self._request = request
+        self._known_keys: set[bytes] = set()
+        self._unhashed: Iterator[bytes] | None = iter(request.known_ids)
+
+    def step(self, answer: Answer | None = None) -> Read | Pause | Done:
+        """Continue, with the answer if one was asked for."""
+        if self._unhashed is not None:
+            return self._hash_known(self._unhashed)
+        effect = self.result.step(answer)
+        if isinstance(effect, GiveUp):
+            self.result = CausalWalk(self._request, frozenset(self._known_keys))
+            return PAUSE
+        return effect
+
+    def _hash_known(self, unhashed: Iterator[bytes]) -> Pause:
+        channel = self._request.channel_id
+        portion = list(islice(unhashed, HASHED_PER_STEP))
+        self._known_keys.update(sds_key(channel, known) for known in portion)
+        if not portion:
+            self._unhashed = None
+            self.result = Sweep(self._request, frozenset(self._known_keys))
+        return PAUSE

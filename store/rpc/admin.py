@@ -9,12 +9,9 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from store.domain.ports import (
-    FetchRequest,
     HistoryEntry,
     PeerState,
     SyncDone,
-    Synchronization,
-    SyncRequest,
     TopicFilter,
 )
 from store.domain.query import sds_lookup
@@ -23,6 +20,7 @@ from store.observe.problems import Problem
 from store.rpc.call import Call
 from store.serving.failure import CallFailure, Code, malformed, unready
 from store.serving.methods.decode import decode, decode_read, history_entries
+from store.sync.schedule.driver import Synchronizer
 from storenode.message.limits import MAX_TIMESTAMP_NS, NS_PER_S
 from storenode.wire.sds.v1 import message_pb2
 from storenode.wire.storenode.v1 import admin_pb2
@@ -55,13 +53,11 @@ async def synchronize(call: Call, request: bytes) -> bytes:
     """Answer ``Synchronize``: when the session has ended, however it did, its report."""
     asked = decode(admin_pb2.SynchronizeRequest, request)
     exchange = _exchange(call)
-    wanted = SyncRequest(
-        peer=asked.peer,
-        time_start_ns=asked.time_start if asked.HasField("time_start") else None,
-        time_end_ns=asked.time_end if asked.HasField("time_end") else None,
-    )
-    _check_window(wanted)
-    return report_of(await exchange.synchronize(wanted)).SerializeToString()
+    start_ns = asked.time_start if asked.HasField("time_start") else None
+    end_ns = asked.time_end if asked.HasField("time_end") else None
+    _check_window(start_ns, end_ns)
+    done = await exchange.synchronize(asked.peer, start_ns, end_ns)
+    return report_of(done).SerializeToString()
 
 
 async def fetch_messages(call: Call, request: bytes) -> bytes:
@@ -75,7 +71,7 @@ async def fetch_messages(call: Call, request: bytes) -> bytes:
         TopicFilter(),
         limits,
     )
-    done = await exchange.fetch(FetchRequest(asked.peer, lookup.channel_id, lookup.entries))
+    done = await exchange.fetch(asked.peer, lookup)
     return admin_pb2.FetchReport(
         peer=str(done.peer),
         held=map(_entry, done.held),
@@ -88,7 +84,7 @@ async def fetch_messages(call: Call, request: bytes) -> bytes:
     ).SerializeToString()
 
 
-def _exchange(call: Call) -> Synchronization:
+def _exchange(call: Call) -> Synchronizer:
     if call.node.read_only:
         raise CallFailure(
             Code.FAILED_PRECONDITION,
@@ -105,8 +101,7 @@ def _entry(entry: HistoryEntry) -> message_pb2.HistoryEntry:
     )
 
 
-def _check_window(wanted: SyncRequest) -> None:
-    start_ns, end_ns = wanted.time_start_ns, wanted.time_end_ns
+def _check_window(start_ns: int | None, end_ns: int | None) -> None:
     for name, time_ns in (("time_start", start_ns), ("time_end", end_ns)):
         if time_ns is not None and time_ns < 0:
             raise malformed(f"{name} is {time_ns:,}: give nanoseconds since 1970, 0 or more")

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from store.domain.ports import Synchronization
 from store.domain.quota import ClientLimits
 from store.observe.problems import Problem
 from store.rpc.health import Health
@@ -19,6 +18,7 @@ from storenode.common.bounded import BoundedDict
 if TYPE_CHECKING:
     from store.gossip.driver.streams import PeerStreams
     from store.rpc.gossiping import GossipTransport
+    from store.sync.schedule.driver import Synchronizer
     from store.sync.session.exchange import Exchange
 
 
@@ -64,7 +64,7 @@ class RpcContext(NodeContext):
     """
 
     health: Health = field(kw_only=True)
-    exchange: Synchronization | None = None
+    exchange: Synchronizer | None = None
     sessions: Exchange | None = None
     gossip: tuple[PeerStreams, GossipTransport] | None = None
     peers: PeerRules | None = None

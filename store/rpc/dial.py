@@ -26,7 +26,7 @@ from typing import Any, Final
 
 import grpc
 
-from store.domain import streams
+from store.domain import ports
 from store.domain.ports import PeerAddress
 from store.observe.clocks import ClockComparison, parse_time
 from store.rpc.credentials import channel_credentials
@@ -66,7 +66,7 @@ _DOWN: Final = (grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnecti
 _NOT_CONNECTED: Final = "failed to connect to"
 
 
-class CallFailed(streams.CallFailed):
+class CallFailed(ports.CallFailed):
     """A call of a peer ended with an error: its status, and one sentence for the operator."""
 
     def __init__(self, code: grpc.StatusCode, sentence: str) -> None:
@@ -79,8 +79,8 @@ class _Unanswered(CallFailed):
     """Nobody has answered a call in time."""
 
 
-class _Learned(CallFailed, streams.NameLearned):
-    """See `store.domain.streams.NameLearned`."""
+class _Learned(CallFailed, ports.NameLearned):
+    """See `store.domain.ports.NameLearned`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,7 +276,7 @@ class PeerDialer:
         request: bytes | None = None,
         patience_s: float | None = PEER_ANSWER_TIMEOUT_S,
     ) -> AsyncIterator[PeerCall]:
-        """Begin a call (see `store.domain.streams.Connector`); with one ``request``, if given.
+        """Begin a call (see `store.domain.ports.Connector`); with one ``request``, if given.
 
         ``patience_s``: how long the callee may take to say who it is.
 

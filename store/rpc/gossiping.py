@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Final
 import grpc
 
 from store.domain.admission import Admission
-from store.domain.ports import PeerAddress
-from store.domain.streams import FrameStream
+from store.domain.ports import FrameStream, PeerAddress
 from store.gossip.driver.errors import (
     DriverFailed,
     FrameRejected,

@@ -1,6 +1,6 @@
 """``Peer``, as this node serves it: hands calls to `store.sync.session.responder.Responder`.
 
-`CallerStream` is the stream of such a call: `store.domain.streams.FrameStream`.
+`CallerStream` is the stream of such a call: `store.domain.ports.FrameStream`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Where the database comes from: an embedded server of the node's own, or a URL.
 
-Either is a `DatabaseHost`: started before anything that needs the database, stopped after it.
+Either is started before anything that needs the database, stopped after it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Mapping
-from typing import Protocol
 
 import psycopg
 
@@ -36,28 +35,10 @@ HostEvent = Callable[[str, Mapping[str, object]], None]
 """Told, from any thread, what happens to an embedded server: `exited`, `restarted`, ..."""
 
 
-class DatabaseHost(Protocol):
-    """Something that provides a database for as long as the node runs."""
-
-    kind: str
-    """`embedded` or `external`, as the ready line says."""
-
-    @property
-    def guard(self) -> PrimaryGuard | None:
-        """Decides which servers may be used; None where there is only one."""
-
-    async def start(self) -> str:
-        """Make the database ready, its schema included, and return its URL."""
-
-    def url(self) -> str:
-        """The URL as it is now: an embedded server may come back on another port."""
-
-    async def stop(self) -> None:
-        """Give back what was taken; may be called before `start` has ended."""
-
-
-def database_host(config: NodeConfig, on_event: HostEvent, on_hosts: GuardEvent) -> DatabaseHost:
-    """The host that the configuration asks for."""
+def database_host(
+    config: NodeConfig, on_event: HostEvent, on_hosts: GuardEvent
+) -> EmbeddedHost | ExternalHost:
+    """Return the host that the configuration asks for."""
     if config.database_url is None:
         return EmbeddedHost(config, on_event)
     if config.read_only:

@@ -157,7 +157,7 @@ async def open_gossip(
     stack.callback(node.driver.stop)
     stack.push_async_callback(tasks.stop)
     stack.callback(node.close)
-    wiring.commits.append(node.driver)
+    wiring.listeners.append(node.driver)
     for name, work in node.work():
         tasks.start(name, work)
     return Gossiping(node.waits, node, transport)

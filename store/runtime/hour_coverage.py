@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from store.db.summaries.timeline import TIMELINE_DAYS
-from store.domain.coverage import HOUR_NS, CoverageReads, CoverageStep, StoreCoverage, aligned
+from store.domain.completeness import CoverageReads
+from store.domain.coverage import HOUR_NS, CoverageStep, StoreCoverage, aligned
 from store.domain.partitioning import DAY_NS
 from storenode.message.limits import NS_PER_S
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 from itertools import product
 from typing import Final, Protocol
 
-from store.domain.equality import Hidden
 from store.domain.ports import (
+    Hidden,
     PeerAddress,
     PeerState,
     SyncDone,

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from store.config.node import NodeConfig
 from store.db.commits.feed import DatabaseFeed, follow_cursors
@@ -30,6 +30,7 @@ from store.domain.commits import CommitRow, WrittenIds
 from store.domain.hub import Place
 from store.domain.ports import Services, Source
 from store.domain.retention import RetentionPolicy
+from store.gossip.driver.driver import GossipDriver
 from store.messages.conflicts import Conflict
 from store.messages.record import RecordBatch
 from store.observe.logging import get_logger
@@ -61,33 +62,12 @@ _ROUTINE_EVENTS = frozenset(
 )
 
 
-class CommitListener(Protocol):
-    """Whoever follows what is committed."""
-
-    def commits(self, commits: Sequence[CommitRow]) -> None:
-        """Hear of commits, in their order; of some again."""
-
-    def lost(self) -> None:
-        """Commits were lost."""
-
-
-class CommitListeners(list[CommitListener]):
-    """The listeners of the feed; more may be appended while it runs."""
-
-    def commits(self, commits: Sequence[CommitRow]) -> None:
-        """Pass commits to all listeners."""
-        for listener in self:
-            listener.commits(commits)
-
-    def lost(self) -> None:
-        """Report to all listeners that commits were lost."""
-        for listener in self:
-            listener.lost()
-
-
 @dataclass(frozen=True, slots=True)
 class Wiring:
-    """The parts that work on the database, running."""
+    """The parts that work on the database, running.
+
+    ``listeners`` hear of every commit; more may be appended while the feed runs.
+    """
 
     database: Database
     services: Services
@@ -96,7 +76,7 @@ class Wiring:
     reconcilable: IndexedReconcilable
     unread: UnreadEvents
     tracking: Tracking | None
-    commits: CommitListeners
+    listeners: list[HotIndex | GossipDriver]
     statements: DatabaseStatements
     online: DatabaseOnlineTimes
     coverage: Coverage
@@ -157,18 +137,23 @@ async def open_wiring(
         index_window_ns(config.sync_range, config.sync_offset),
         system_environment("store.sync.index", metrics),
     )
-    commits = CommitListeners([hot])
+    listeners: list[HotIndex | GossipDriver] = [hot]
+
+    def committed(commits: Sequence[CommitRow]) -> None:
+        for listener in listeners:
+            listener.commits(commits)
 
     def lost(reached: Place, left: Place) -> None:
         _LOG.error("commits_lost", reached=reached[0], newest=left[0])
         metrics.database_events.labels("commits_lost").inc()
-        commits.lost()
+        for listener in listeners:
+            listener.lost()
 
     feed = DatabaseFeed(
         database,
         on_lost=lost,
         on_failed=_feed_failed,
-        on_commits=commits.commits,
+        on_commits=committed,
         read_only=config.read_only,
     )
     await feed.start()
@@ -187,7 +172,7 @@ async def open_wiring(
         reconcilable,
         unread,
         tracking,
-        commits,
+        listeners,
         statements,
         DatabaseOnlineTimes(database),
         Coverage(reconcilable, statements, ids),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from store.domain.completeness import (
     AnswerCoverage,
-    AnswerCoverages,
     AnswerState,
+    CoverageReads,
     Known,
     answered,
 )
@@ -19,7 +19,7 @@ class Telling:
     """What one answer will say; made before its first message is read."""
 
     def __init__(
-        self, reads: AnswerCoverages, span: Span, known: Known | str, *, all_kept: bool
+        self, reads: CoverageReads, span: Span, known: Known | str, *, all_kept: bool
     ) -> None:
         self._reads = reads
         self._span = span

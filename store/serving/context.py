@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from store.domain.access import Access
-from store.domain.completeness import CoverageSource
-from store.domain.coverage import MissingParents
-from store.domain.intake import IntakeRecord
+from store.domain.completeness import CoverageReads
+from store.domain.coverage import IntakeRecord, MissingParents
 from store.domain.limits import RequestLimits
 from store.domain.quota import Quota
 from store.domain.unread import Confirmations, GossipState, NoConfirmations
@@ -112,7 +111,7 @@ class NodeContext:
     tracing: Tracing | None = None
     followed: Followed = field(default_factory=Followed)
     unsent: UnsentAnswers = field(default_factory=lambda: UnsentAnswers(time.monotonic))
-    coverage: CoverageSource | None = None
+    coverage: CoverageReads | None = None
     coverage_turn: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
     intake: IntakeRecord | None = None
     missing_parents: MissingParents | None = None

@@ -107,7 +107,7 @@ class Room:
 
 
 class Outlet:
-    """What one call holds of the budget: `store.domain.outlet.Outlet`."""
+    """What one call holds of the budget: `store.domain.ports.Outlet`."""
 
     __slots__ = (
         "_all",
@@ -303,11 +303,6 @@ class UnsentAnswers:
     def used_bytes(self) -> int:
         """What all calls have taken."""
         return self.limit_bytes - self.free_bytes
-
-    @property
-    def open_calls(self) -> int:
-        """Calls with which gRPC has not done."""
-        return len(self.outlets)
 
     async def wait(self, outlet: Outlet, size_bytes: int) -> None:
         """Take when there is room, in the order of the module's rules.

@@ -20,7 +20,7 @@ from store.domain.view import OpenView, Reconcilable, StoredIds
 
 
 class Coverage:
-    """Implements `store.domain.completeness.CoverageSource`."""
+    """Implements `store.domain.completeness.CoverageReads`."""
 
     def __init__(
         self, reconcilable: Reconcilable, statements: Statements, stored: StoredIds

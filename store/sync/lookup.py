@@ -19,7 +19,6 @@ from store.domain.environment import Environment
 from store.domain.lookup import name_of
 from store.domain.ports import (
     FetchDone,
-    FetchRequest,
     HistoryEntry,
     PeerAddress,
     PeerCaller,
@@ -76,8 +75,8 @@ class Fetcher:
         self._policy = policy
         self._environment = environment
 
-    async def fetch(self, peer: PeerAddress, request: FetchRequest) -> FetchDone:
-        """One peer, once (see `store.domain.ports.Synchronization.fetch`)."""
+    async def fetch(self, peer: PeerAddress, request: SdsLookup) -> FetchDone:
+        """Ask one peer, once; see `store.sync.schedule.driver.Synchronizer.fetch`."""
         wanted, doubtful = await self._missing(request.channel_id, request.entries)
         done = FetchDone(peer, held=_without(request.entries, wanted))
         asked = wanted + doubtful

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
+from store.domain.coverage import IntakeRecord, Interval
 from store.domain.environment import Environment
-from store.domain.intake import IntakeRecord, Interval
 from store.domain.ports import StoreUnavailable
 from store.sync.limits import ONLINE_INTERVAL_S
 from storenode.message.limits import NS_PER_S

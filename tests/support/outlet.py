@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class WideRoom:
-    """`store.domain.outlet.Room`."""
+    """`store.domain.ports.Room`."""
 
     size_bytes: int
 
@@ -19,7 +19,7 @@ class WideRoom:
 
 
 class WideOutlet:
-    """`store.domain.outlet.Outlet`."""
+    """`store.domain.ports.Outlet`."""
 
     caller = "caller"
     connection = "connection"

@@ -37,12 +37,12 @@ from store.db.reading.select import EVERY_TOPIC, FRAME, PRESENCE, Topics
 from store.domain.commits import CommitRow
 from store.domain.hub import MAX_QUEUED_BYTES, START, Commit, Delivery, Hub, Place, Subscriber
 from store.domain.limits import DEFAULT_PAGE_BYTES
-from store.domain.outlet import Outlet
 from store.domain.ports import (
     CursorOutOfRange,
     Ephemeral,
     FollowPage,
     FollowRequest,
+    Outlet,
     StoreUnavailable,
 )
 from store.messages.cursor import MAX_POSITION, NONCE_BYTES, FollowCursor, FollowCursors

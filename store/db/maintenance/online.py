@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from store.db.pool import Connection, Database
-from store.domain.intake import Interval
+from store.domain.coverage import Interval
 
 _READ: Final = "select coalesce(last_online_ns, 0) from storenode.store"
 _NOTE: Final = """
@@ -41,7 +41,7 @@ MAX_INTERVALS: Final = 10_000
 
 
 class DatabaseOnlineTimes:
-    """Implements `store.sync.resume.driver.OnlineTimes` and `store.domain.intake.IntakeRecord`."""
+    """The record of when a node was online: `OnlineTimes` of a resume, and `IntakeRecord`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

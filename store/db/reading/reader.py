@@ -34,11 +34,12 @@ from store.db.reading.select import (
 )
 from store.db.schema.names import HASH_KEY_BYTES
 from store.domain.limits import DEFAULT_PAGE_BYTES
-from store.domain.outlet import Outlet, Room
 from store.domain.ports import (
     FramesPage,
+    Outlet,
     PageRequest,
     QueryPage,
+    Room,
     ScanRequest,
     StoreSummary,
     SyncId,

@@ -1,7 +1,7 @@
 """`store.domain.ports.SdsReader` on Postgres: look-ups by SDS message ID, and causal walks.
 
 A call has two phases. First it is settled which messages are to be sent, on metadata alone
-(`store.domain.lookup`, `store.domain.history`), in memory that is bounded per call; few calls are
+(`store.domain.lookup`, `store.domain.sweep`), in memory that is bounded per call; few calls are
 in this phase at a time, callers by turns (`store.db.turns`). Then the messages are sent, their
 frames read ahead (`store.db.sds.frames`), at the pace of the outlet, which counts what the call
 holds. No transaction outlives a read: a message that is pruned in between is reported as missing.
@@ -21,17 +21,17 @@ from store.db.sds.pages import HANDY_PAGE_BYTES, Pages
 from store.db.turns import Turns
 from store.domain.causal import CausalWalk
 from store.domain.claims import Answer, Done, Found, Read
-from store.domain.history import CausalHistory
 from store.domain.limits import DEFAULT_PAGE_BYTES
 from store.domain.lookup import Lookup
-from store.domain.outlet import Outlet, Room
 from store.domain.ports import (
     CausalRequest,
     HistoryEntry,
+    Outlet,
+    Room,
     SdsLookup,
     SdsPage,
 )
-from store.domain.sweep import Sweep
+from store.domain.sweep import CausalHistory, Sweep
 
 MAX_WALKS: Final = 3
 MAX_WALKS_OF_CALLER: Final = 2

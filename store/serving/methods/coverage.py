@@ -6,15 +6,15 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from itertools import islice
 from typing import Final, TypeAlias
 
+from store.domain.completeness import CoverageReads
 from store.domain.coverage import (
     HOUR_NS,
-    CoverageReads,
     CoverageStep,
     Span,
     StoreCoverage,
     aligned,
+    intake_of,
 )
-from store.domain.intake import intake_of
 from store.domain.partitioning import DAY_NS
 from store.domain.query import LimitError, RequestError, channel_of, time_range
 from store.serving.call import Call

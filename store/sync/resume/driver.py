@@ -12,8 +12,8 @@ from contextlib import aclosing
 from typing import Final, Protocol
 
 from store.domain.admission import Admission
+from store.domain.coverage import Interval
 from store.domain.environment import Environment
-from store.domain.intake import Interval
 from store.domain.ports import (
     CursorOutOfRange,
     PeerAddress,

@@ -14,17 +14,16 @@ from store.domain.environment import Environment
 from store.domain.ports import (
     EmptyWindow,
     FetchDone,
-    FetchRequest,
     NoPeers,
     PeerAddress,
     PeerCaller,
     PeerState,
     ResumeState,
+    SdsLookup,
     StoreBusy,
     SyncDone,
     SyncEnding,
     SyncOutcome,
-    SyncRequest,
     UnknownPeer,
     Window,
 )
@@ -65,12 +64,12 @@ class PeerBook(Protocol):
 class Fetches(Protocol):
     """Looks SDS messages up at peers."""
 
-    async def fetch(self, peer: PeerAddress, request: FetchRequest) -> FetchDone:
-        """One peer, once (see `store.domain.ports.Synchronization.fetch`)."""
+    async def fetch(self, peer: PeerAddress, request: SdsLookup) -> FetchDone:
+        """Ask one peer, once; see `Synchronizer.fetch`."""
 
 
 class Synchronizer:
-    """Implements `store.domain.ports.Synchronization`; all on the event loop's thread."""
+    """The exchange with peers, as operators see it; all on the event loop's thread."""
 
     def __init__(
         self,
@@ -114,13 +113,24 @@ class Synchronizer:
         """Take the progress of the resume from here."""
         self._resume = resume
 
-    async def synchronize(self, request: SyncRequest) -> SyncDone:
-        """One session, now (see `store.domain.ports.Synchronization`)."""
+    async def synchronize(
+        self, peer_name: str, time_start_ns: int | None, time_end_ns: int | None
+    ) -> SyncDone:
+        """Run one session now; waits while another with this peer is under way.
+
+        ``peer_name`` empty is one at random, a time of None the usual.
+
+        Raises:
+            UnknownPeer: The peer is not configured.
+            NoPeers: None is.
+            EmptyWindow: It would end where it begins, or before.
+            StoreBusy: Too many wait already, or the node is stopping.
+        """
         if self._stopped:
             raise StoreBusy(_STOPPING)
-        peer = self._find(request.peer)
+        peer = self._find(peer_name)
         number = next(self._numbers)
-        asked = Asked(number, peer, request.time_start_ns, request.time_end_ns)
+        asked = Asked(number, peer, time_start_ns, time_end_ns)
         self._demand_time(asked)
         future: asyncio.Future[SyncDone] = asyncio.get_running_loop().create_future()
         self._waiting[number] = future
@@ -132,11 +142,17 @@ class Synchronizer:
             if not self._stopped:
                 self._step(Withdrawn(number))
 
-    async def fetch(self, request: FetchRequest) -> FetchDone:
-        """Ask a peer for some SDS messages (see `store.domain.ports.Synchronization`)."""
+    async def fetch(self, peer_name: str, request: SdsLookup) -> FetchDone:
+        """Ask a peer for some SDS messages, and store what comes.
+
+        Raises:
+            UnknownPeer: The peer is not configured.
+            NoPeers: None is.
+            StoreBusy, StoreUnavailable: The database takes nothing now.
+        """
         if self._stopped:
             raise StoreBusy(_STOPPING)
-        peer = self._find(request.peer)
+        peer = self._find(peer_name)
         if peer is None:
             raise UnknownPeer(f"name the peer to ask: one of {self._known()}")
         return await self._fetcher.fetch(peer, request)

@@ -29,7 +29,7 @@ from reconcile.compact.keys import NONCE_BYTES
 from reconcile.ids import LOWEST, SyncId, SyncIds
 from reconcile.lattice import DIGEST_BYTES
 from reconcile.session import Result, Role
-from store.domain.equality import ContentConflict
+from store.domain.ports import ContentConflict
 from store.domain.view import Times
 from store.sync.errors import ProtocolBroken
 from store.sync.frames import Extension, Reconcile

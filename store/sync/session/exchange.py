@@ -21,6 +21,7 @@ from reconcile.session import Bounds, Result, Role, SessionConfig
 from store.domain.coverage import Statements
 from store.domain.environment import Environment
 from store.domain.ports import (
+    FrameStream,
     StoreBusy,
     StoreUnavailable,
     SyncEnding,
@@ -28,7 +29,6 @@ from store.domain.ports import (
     SyncOutcome,
     SyncRole,
 )
-from store.domain.streams import FrameStream
 from store.domain.view import OpenView, Reconcilable
 from store.sync.errors import GaveWay, PlaceLost
 from store.sync.index.reading import in_thread_if

@@ -15,6 +15,11 @@ from reconcile.errors import LimitExceeded, MalformedPayload
 from reconcile.ids import LOWEST
 from reconcile.session import Result, Role
 from store.domain.ports import (
+    CallFailed,
+    Connector,
+    FrameStream,
+    Named,
+    NameLearned,
     PeerAddress,
     PeerFailed,
     StoreBusy,
@@ -24,7 +29,6 @@ from store.domain.ports import (
     SyncRole,
     Window,
 )
-from store.domain.streams import CallFailed, Connector, FrameStream, Named, NameLearned
 from store.sync.errors import FrameTooLarge, GaveWay, MalformedFrame, ProtocolBroken
 from store.sync.session.exchange import Exchange
 from store.sync.session.outcome import Account

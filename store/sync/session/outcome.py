@@ -11,8 +11,7 @@ import numpy as np
 
 from reconcile.ids import SyncId, SyncIds
 from reconcile.session import Result
-from store.domain.equality import ContentConflict, Equality, Hidden
-from store.domain.ports import SyncEnding, SyncOutcome, SyncRole
+from store.domain.ports import ContentConflict, Equality, Hidden, SyncEnding, SyncOutcome, SyncRole
 from store.sync.errors import shown
 from store.sync.limits import MAX_SHOWN_HIDDEN
 from store.sync.session.agreement import BY_XOR, Proof

@@ -28,8 +28,7 @@ from reconcile.session import (
     Session,
 )
 from reconcile.view import Answer, Read
-from store.domain.ports import SyncObserver
-from store.domain.streams import FrameStream
+from store.domain.ports import FrameStream, SyncObserver
 from store.sync.errors import PeerSilent, ProtocolBroken, shown
 from store.sync.frames import Extension, Reconcile, is_session_id
 from store.sync.index.reading import in_thread_if

@@ -16,8 +16,7 @@ from typing import Final, TypeVar
 
 from reconcile.session import Result, Role
 from store.domain.places import Caller
-from store.domain.ports import SyncEnding, SyncRole
-from store.domain.streams import FrameStream
+from store.domain.ports import FrameStream, SyncEnding, SyncRole
 from store.sync.errors import (
     EXPECTED,
     GaveWay,

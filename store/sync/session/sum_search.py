@@ -23,8 +23,8 @@ import numpy as np
 from reconcile.compare import match
 from reconcile.ids import SyncIds, less
 from reconcile.lattice import LatticeSum
-from store.domain.equality import ContentConflict
 from store.domain.partitioning import DAY_NS
+from store.domain.ports import ContentConflict
 from store.domain.view import OpenView, Times
 from store.sync.errors import ProtocolBroken
 from store.sync.frames import SearchStep

@@ -17,8 +17,9 @@ from typing import Final, TypeVar
 
 from store.domain.admission import Admission
 from store.domain.environment import Environment
-from store.domain.equality import ContentConflict
 from store.domain.ports import (
+    ContentConflict,
+    FrameStream,
     PeerFailed,
     Source,
     StoreBusy,
@@ -27,7 +28,6 @@ from store.domain.ports import (
     TransferReads,
     Writer,
 )
-from store.domain.streams import FrameStream
 from store.sync.errors import FrameTooLarge, ProtocolBroken
 from store.sync.frames import Piece, encode_transfer, pieces
 from store.sync.limits import (

@@ -10,7 +10,7 @@ from typing import Final
 
 from reconcile.ids import SyncIds
 from store.domain.admission import Admitted
-from store.domain.equality import ContentConflict
+from store.domain.ports import ContentConflict
 from store.messages.record import RecordBatch
 from storenode.message.rules import Reason
 

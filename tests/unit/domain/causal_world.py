@@ -12,10 +12,9 @@ from dataclasses import dataclass, field, replace
 
 from store.domain.causal import CausalWalk
 from store.domain.claims import Answer, Claim, Done, Hinted, HintQuery, Read, rank
-from store.domain.history import CausalHistory
 from store.domain.lookup import Lookup
 from store.domain.ports import CausalRequest, HistoryEntry, SdsLookup, SyncId, TopicFilter
-from store.domain.sweep import Sweep
+from store.domain.sweep import CausalHistory, Sweep
 from storenode.message.limits import MAX_SDS_CLAIMANTS
 from storenode.sds.codec import sds_key
 

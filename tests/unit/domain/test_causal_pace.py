@@ -8,8 +8,8 @@ import struct
 from hypothesis import given
 from hypothesis import strategies as st
 
+from store.domain.causal import LARGEST_WINDOW_CLAIMS, MOST_AHEAD_CLAIMS
 from store.domain.claims import references
-from store.domain.pace import LARGEST_WINDOW_CLAIMS, MOST_AHEAD_CLAIMS
 from tests.unit.domain.causal_world import (
     Parent,
     Stored,

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from store.domain.causal import CausalWalk
 from store.domain.claims import Done, Pause, Read
-from store.domain.history import CausalHistory
 from store.domain.ports import CausalRequest
-from store.domain.sweep import LARGEST_WINDOW_CLAIMS, STEP_REFERENCES, Sweep
+from store.domain.sweep import LARGEST_WINDOW_CLAIMS, STEP_REFERENCES, CausalHistory, Sweep
 from storenode.sds.proofs import ID_BYTES
 from tests.unit.domain.causal_world import (
     Expected,

@@ -6,8 +6,7 @@ from typing import Final
 
 import pytest
 
-from store.domain.coverage import HOUR_NS, Span
-from store.domain.intake import Intake, Interval, intake_of
+from store.domain.coverage import HOUR_NS, Intake, Interval, Span, intake_of
 
 NOW: Final = 10 * HOUR_NS
 RECORD: Final = [

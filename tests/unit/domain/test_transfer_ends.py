@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reconcile.ids import SyncIds
-from store.domain.equality import ContentConflict
+from store.domain.ports import ContentConflict
 from store.messages.record import RecordBatch
 from store.sync.limits import (
     CALLER_GRACE_NS,

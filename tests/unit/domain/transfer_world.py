@@ -15,8 +15,7 @@ from typing import Any
 
 from reconcile.ids import SyncIds
 from store.domain.admission import Admission, Admitted
-from store.domain.equality import ContentConflict
-from store.domain.ports import Source
+from store.domain.ports import ContentConflict, Source
 from store.messages.record import RecordBatch
 from store.messages.transfer import transfer_frame, transferred
 from store.sync.limits import SILENCE_NS, TransferLimits

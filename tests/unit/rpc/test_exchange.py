@@ -15,13 +15,13 @@ from reconcile.ids import LOWEST, SyncId, SyncIds
 from reconcile.session import Result, Role
 from store.domain.places import Caller
 from store.domain.ports import (
+    FrameStream,
     SyncEnding,
     SyncOutcome,
     SyncRole,
     TransferReads,
     Writer,
 )
-from store.domain.streams import FrameStream
 from store.domain.view import OpenView, Reconcilable
 from store.observe.metrics import Metrics
 from store.runtime.environment import system_environment

@@ -4,8 +4,9 @@ from dataclasses import replace
 
 from structlog.testing import capture_logs
 
-from store.domain.equality import Equality, Hidden
 from store.domain.ports import (
+    Equality,
+    Hidden,
     PeerAddress,
     SyncDone,
     SyncEnding,

@@ -101,7 +101,7 @@ class _Method:
 
     @property
     def content_types(self) -> Sequence[str]:
-        """What its requests may be."""
+        """The types of its requests."""
         return _STREAM if self.unary is None else _UNARY
 
     async def answer(self, call: Call, exchange: Exchange, body: bytes) -> None:

@@ -2,7 +2,7 @@
 
 httptools parses heads and chunks in C. Each header field and each chunk still costs a call into
 Python, so their number is bounded besides their bytes. What llhttp accepts and RFC 9112 lets a
-server refuse is refused here: whoever stands in front of the node must read a request as it does.
+server refuse is refused here: what stands in front of the node must read a request as it does.
 """
 
 from __future__ import annotations
@@ -306,7 +306,7 @@ def _too_large() -> _RefusedError:
 
 
 def _tune(transport: asyncio.Transport) -> None:
-    """Have the kernel send at once, and end a connection whose other end acknowledges nothing.
+    """Make the kernel send at once, and end a connection whose other end acknowledges nothing.
 
     asyncio asks for the first only where a socket names its protocol, which accepted ones do not:
     the second half of a small answer would wait 40 ms for the acknowledgement of the first.

@@ -38,7 +38,7 @@ def parse_time(text: str | None) -> int | None:
 
 @dataclass(slots=True)
 class _Clock:
-    """One clock: its samples, each the other's time at a reading of the steady clock."""
+    """A clock: its samples, each the other's time at a reading of the steady clock."""
 
     samples: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=SAMPLES))
     is_off: bool = False

@@ -1,8 +1,8 @@
-"""By which names a listener may be called over HTTP in clear.
+"""The names by which a listener may be called over HTTP in clear.
 
 A web page can have its own name lead to any address once it is loaded (DNS rebinding). To the
-browser it is of the origin of the listener then, so that nothing but the header ``Host`` tells the
-two apart.
+browser it is of the origin of the listener then, so that the header ``Host`` alone distinguishes
+them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _HOST: Final = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([^:@\[\]]+))(?::[0-9]*)?")
 
 
 def is_served(host: str, allowed: Collection[str]) -> bool:
-    """Whether a header ``Host`` is an address, ``localhost``, or a name that is allowed.
+    """Return True if a header ``Host`` is an address, ``localhost``, or a name that is allowed.
 
     `ANY` in ``allowed`` allows all.
     """
@@ -30,7 +30,7 @@ def is_served(host: str, allowed: Collection[str]) -> bool:
 
 
 def name_of(host: str) -> str:
-    """The name or address of ``HOST`` or ``HOST:PORT``, as it is compared; of anything else all."""
+    """Return the name or address of ``HOST`` or ``HOST:PORT``, as compared; else all of it."""
     found = _HOST.fullmatch(host)
     return host if found is None else (found[1] or found[2]).lower().removesuffix(".")
 

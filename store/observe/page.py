@@ -31,7 +31,7 @@ HEADERS: Final = (
 
 
 def asset(path: str) -> tuple[bytes, str] | None:
-    """Content and type of the file behind a path of the page; None: there is none."""
+    """Return content and type of the file behind a path of the page; None: there is none."""
     name = "status.html" if path == PATH else path.removeprefix("/")
     return _read(name) if name in _TYPES and path != "/status.html" else None
 

@@ -1,4 +1,4 @@
-"""What is wrong with a node, as it knows itself: the conditions of the alerts, from its metrics.
+"""Problems of a node: the conditions of the alerts, from its own metrics.
 
 Prometheus asks the same of the same metrics (`deploy/prometheus/rules`), and has a memory longer
 than the process. Here it is for who looks at the node without one: the status page, ``storenode
@@ -42,7 +42,7 @@ class Problem:
 
     @property
     def url(self) -> str:
-        """Where the runbook can be read."""
+        """The address of the runbook."""
         return f"{RUNBOOKS}{self.page}.md"
 
 
@@ -52,7 +52,7 @@ _Found = Iterator[tuple[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    """``find`` tells what is wrong; only what lasts for ``for_s`` counts."""
+    """A condition: what ``find`` yields, once it has lasted for ``for_s``."""
 
     page: str
     critical: bool
@@ -61,13 +61,13 @@ class _Rule:
 
 
 class _Past:
-    """What counters had at earlier looks, so far as they have changed."""
+    """The values of counters at earlier looks, as far as they have changed."""
 
     def __init__(self) -> None:
         self._steps: dict[str, deque[tuple[float, float]]] = {}
 
     def growth(self, name: str, value: float, now_s: float, window_s: float) -> float:
-        """By how much a counter has grown within so many seconds; of a new one, all of it."""
+        """Return by how much a counter has grown in so many seconds; of a new one, all of it."""
         steps = self._steps.setdefault(name, deque([(now_s, 0.0)], maxlen=MAX_STEPS))
         if steps[-1][1] != value:
             steps.append((now_s, value))
@@ -78,9 +78,9 @@ class _Past:
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """One look at the metrics.
+    """A look at the metrics.
 
-    ``silent``: callers that are not heard any more, and since when. ``unready``: why the node is
+    ``silent``: callers that do not call any more, and since when. ``unready``: why the node is
     not ready.
     """
 
@@ -95,7 +95,7 @@ class _Look:
     def grown(
         self, metric: MetricWrapperBase, window_s: float, suffix: str = "_total", **labels: str
     ) -> float:
-        """The growth of the series with these labels, several values parted by ``|``."""
+        """Return the growth of the series with these labels; several values are parted by ``|``."""
         wanted: dict[str, Collection[str]] = {
             name: values.split("|") for name, values in labels.items()
         }
@@ -269,8 +269,11 @@ def _peer_silent(look: _Look) -> _Found:
             yield peer, f"not reconciled with {peer} for {_hours(look.now_s - last[peer])}"
         if peer not in last and look.now_s - look.started_s > 6 * 3_600:
             yield peer, f"not reconciled with {peer} since the start"
-    for name, heard_s in look.silent.items():
-        yield name, f"{name} used to call this node and has not for {_hours(look.now_s - heard_s)}"
+    for name, seen_s in look.silent.items():
+        yield (
+            name,
+            f"{name} used to call this node and has not for {_hours(look.now_s - seen_s)}",
+        )
 
 
 def _refused(look: _Look) -> _Found:
@@ -383,7 +386,7 @@ class Problems:
 
     @property
     def present(self) -> Sequence[Problem]:
-        """What was wrong at the last look: critical problems first, then the oldest."""
+        """The problems at the last look: critical problems first, then the oldest."""
         return self._present
 
     def look(self, silent: Iterable[tuple[str, float]] = (), unready: str | None = None) -> None:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from store.embedded import binaries
-from store.embedded.account import account_for
+from store.embedded.account import NAME, SHARED_NAME, account_for
 from store.embedded.datadir import Credentials, DataDir
 from store.embedded.errors import EmbeddedPostgresError
 from store.embedded.initdb import make_cluster, remove_leftovers, reset_password
@@ -180,6 +180,13 @@ class EmbeddedPostgres:
         major = data.cluster_major()
         chosen = binaries.choose(major)
         account = account_for(data.cluster)
+        if account is not None and account.pw_name == SHARED_NAME:
+            _LOG.warning(
+                "Postgres runs as %s, whose other processes can read the database: install"
+                " libnss-wrapper or create the account %s before the first start",
+                SHARED_NAME,
+                NAME,
+            )
         installation = binaries.reachable(chosen, Launch(account))
         self._version = installation.version
         remove_leftovers(data)

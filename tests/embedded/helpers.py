@@ -2,6 +2,7 @@
 
 import json
 import os
+import pwd
 import queue
 import select
 import shutil
@@ -16,6 +17,7 @@ from typing import Any
 import psutil
 import psycopg
 
+from store.embedded.account import SHARED_NAME, find_nss_wrapper
 from tests.support.ports import HeldPort
 
 ROOT = Path(__file__).parents[2]
@@ -122,7 +124,8 @@ def unprivileged() -> dict[str, object]:
     """
     if not AS_ROOT:
         return {}
-    uid = NAMELESS
+    named = pwd.getpwnam(SHARED_NAME).pw_uid
+    uid = NAMELESS if find_nss_wrapper() else named
     candidates = [sys.executable, shutil.which("python3", path="/usr/local/bin:/usr/bin:/bin")]
     for python in filter(None, candidates):
         with suppress(OSError):

@@ -1,6 +1,7 @@
 """As root and without privileges, in directories that only their owner may enter."""
 
 import os
+import pwd
 import shutil
 from pathlib import Path
 
@@ -167,7 +168,9 @@ def test_no_other_process_has_the_user_of_a_server_that_root_starts(data_dir: Pa
     with EmbeddedPostgres(EmbeddedSettings(data_dir)) as server:
         assert server.pid is not None
         uid = psutil.Process(server.pid).uids().effective
-        if AS_ROOT:
+        if AS_ROOT and account.find_nss_wrapper() is None:
+            assert uid == pwd.getpwnam(account.SHARED_NAME).pw_uid
+        elif AS_ROOT:
             others = [each for each in psutil.process_iter() if each.uids().effective == uid]
             assert uid in account.UNUSED_IDS
             assert {each.pid for each in others} <= {server.pid, *_descendants(server.pid)}

@@ -31,7 +31,7 @@ from storenode.client.errors import ClientOptionError, NodeError
 from storenode.client.node import connect
 
 if TYPE_CHECKING:
-    from store.pipeline.report.gathered import Peer
+    from store.pipeline.report.figures import ReportedPeer
     from storenode.client.types import NodeStatus
     from storenode.connection.channel import TlsIdentity
 
@@ -479,13 +479,13 @@ async def _status(address: str, token: str | None, tls: TlsIdentity | None) -> N
         return await client.status(timeout_s=STATUS_TIMEOUT_S)
 
 
-def peers_of(status: NodeStatus) -> list[Peer]:
+def peers_of(status: NodeStatus) -> list[ReportedPeer]:
     """Return the peers of a node for a report, the longest without a reconciliation first."""
-    from store.pipeline.report.gathered import Peer  # noqa: PLC0415 - only with the extra `pipeline`
+    from store.pipeline.report.figures import ReportedPeer  # noqa: PLC0415 - only with the extra `pipeline`
 
     ordered = sorted(status.peers, key=lambda each: (each.last_sync, each.address))
     return [
-        Peer(
+        ReportedPeer(
             f"{each.node_id}@{each.address}" if each.node_id else each.address,
             each.connected,
             each.last_sync,

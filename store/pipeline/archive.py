@@ -44,7 +44,7 @@ from store.pipeline.writing import ArchiveWriter, known_hours
 
 @dataclass
 class ArchiveReport:
-    """What a run did, or would do if it was a ``dry_run``.
+    """The result of an archive run, or a forecast of it if it was a ``dry_run``.
 
     ``published`` messages were committed in ``files`` files. ``compacted`` small files are gone,
     and ``removed`` old ones were deleted. ``marked`` hours were marked in the database as archived,
@@ -100,7 +100,7 @@ class ArchiveReport:
         """Return the report in words."""
         if self.dry_run:
             return [f"Would archive {self.to_do:,} messages, up to commit {self.position}."]
-        told = [
+        lines = [
             (
                 f"Archived {self.published:,} messages in {self.files:,} files, up to commit"
                 f" {self.position}."
@@ -108,26 +108,26 @@ class ArchiveReport:
             f"Marked {len(self.marked):,} hours as archived; {self.kept:,} already were.",
         ]
         if self.taken_over:
-            told.append(f"{self.taken_over:,} marks that named other archives name this one now.")
+            lines.append(f"{self.taken_over:,} marks that named other archives name this one now.")
         if self.absent:
-            told.append(
+            lines.append(
                 f"{self.absent:,} marks still name other archives: this one does not hold what they"
                 " say, and neither does the database any more."
             )
         if self.compacted:
-            told.append(f"Made {self.compacted:,} small files into larger ones.")
+            lines.append(f"Made {self.compacted:,} small files into larger ones.")
         if self.elsewhere is not None:
-            told.append(
+            lines.append(
                 f"No hour was marked as archived: the marks of the database name {self.elsewhere}."
                 " If this archive is to count for --retention-requires-archive, too, run this again"
                 " with --mark-here."
             )
-        told += [
+        lines += [
             f"The hour {time_text(hour)} cannot be marked as archived: files of the archive do not"
             " hold it as they did. `storenode pipeline verify` names them."
             for hour in self.damaged[:MAX_LISTED]
         ]
-        return told + [
+        return lines + [
             f"The hour {time_text(hour)} cannot be marked as archived: the archive has messages of"
             " it that the database lacks. `storenode pipeline diff` lists them, `restore` restores"
             " them."
@@ -160,7 +160,7 @@ class ArchiveJob:
 
 
 def archive(session: SparkSession, job: ArchiveJob) -> ArchiveReport:
-    """Bring an archive up to what the database holds now.
+    """Append the messages that the archive lacks, and mark complete hours as archived.
 
     Raises:
         PipelineError: database or archive do not serve, or another job archives; what was
@@ -174,7 +174,7 @@ def archive(session: SparkSession, job: ArchiveJob) -> ArchiveReport:
 def archive_locked(
     session: SparkSession, job: ArchiveJob, connection: psycopg.Connection[Any]
 ) -> ArchiveReport:
-    """Do the same on a connection that holds the lock."""
+    """Run an archive job on a connection that already holds the archiving lock."""
     return _Run(session, job, connection).run()
 
 
@@ -220,9 +220,9 @@ class _Run:
 
     def _dry_run(self) -> ArchiveReport:
         archive = self._job.archive
-        held = known_hours(self._session, archive.open()) if archive.exists else {}
+        stored = known_hours(self._session, archive.open()) if archive.exists else {}
         state = self._state()
-        missing = _missing(_hours_to_do(state, held), held)
+        missing = _missing(_hours_to_do(state, stored), stored)
         return ArchiveReport(state.position, missing, dry_run=True)
 
     def _state(self) -> State:
@@ -265,7 +265,7 @@ def mark_hours(
     Raises:
         PipelineError: a file that hours to be marked are in is gone or cannot be read.
     """
-    held = writer.held
+    stored = writer.held
     marked = read_marked_archives(connection)
     if marked and job.archive.path not in marked and not job.mark_here:
         result.elsewhere = marked[0]
@@ -279,25 +279,25 @@ def mark_hours(
     before = read_archived(connection)
     result.kept = sum(before.get(hour) == each for hour, each in sealed.items())
     new = [hour for hour, each in sealed.items() if before.get(hour) != each]
-    equal = [hour for hour in new if held.get(hour) == sealed[hour]]
+    equal = [hour for hour in new if stored.get(hour) == sealed[hour]]
     others = before.keys() - read_marks(connection, job.archive.path) if job.mark_here else set()
-    moved = [hour for hour in others if held.get(hour) == before[hour]]
+    moved = [hour for hour in others if stored.get(hour) == before[hour]]
     result.absent = len(others - sealed.keys() - set(moved))
     now = writer.confirmed([*equal, *moved])
-    result.damaged = sorted(hour for hour in now if now[hour] != held[hour])
+    result.damaged = sorted(hour for hour in now if now[hour] != stored[hour])
     result.marked += mark_archived(connection, now, equal, job.archive.path)
-    sound = [hour for hour in moved if now[hour] == held[hour]]
+    sound = [hour for hour in moved if now[hour] == stored[hour]]
     result.taken_over += take_over_marks(connection, sound, job.archive.path)
-    result.differing = sorted(hour for hour in new if held.get(hour) != sealed[hour])
+    result.differing = sorted(hour for hour in new if stored.get(hour) != sealed[hour])
 
 
-def _hours_to_do(state: State, held: Fingerprints) -> Fingerprints:
+def _hours_to_do(state: State, stored: Fingerprints) -> Fingerprints:
     """Return the hours of which the database holds something else than the archive."""
     wanted = state.fingerprints
-    return {hour: wanted[hour] for hour in differing(held, wanted) if hour in wanted}
+    return {hour: wanted[hour] for hour in differing(stored, wanted) if hour in wanted}
 
 
-def _missing(to_do: Fingerprints, held: Fingerprints) -> int:
+def _missing(to_do: Fingerprints, stored: Fingerprints) -> int:
     return sum(
-        max(0, each.messages - held.get(hour, NOTHING).messages) for hour, each in to_do.items()
+        max(0, each.messages - stored.get(hour, NOTHING).messages) for hour, each in to_do.items()
     )

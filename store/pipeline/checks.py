@@ -1,4 +1,4 @@
-"""What can be wrong with a message of an archive, as conditions of Spark SQL on its row.
+"""The validity checks of archived messages, as Spark SQL conditions on a row.
 
 A missing value is never right: conditions are true where they cannot be decided.
 """

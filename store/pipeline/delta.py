@@ -6,7 +6,7 @@
     ARCHIVE/messages/day=…/shard=…/        its files
     ARCHIVE/manifest/                      copies of the commits, see `store.pipeline.manifest`
 
-A commit succeeds only if nobody else has committed since the job read the table's state. So the
+A commit succeeds only if no other job has committed since this job read the table's state. So the
 table holds what its last commit says, whatever is killed, and files that no commit names are not
 part of it.
 """
@@ -115,7 +115,7 @@ class WrittenFile(NamedTuple):
 
 
 class DeltaArchive:
-    """One archive, in a directory or on an object store."""
+    """An archive in a directory or on an object store."""
 
     def __init__(self, path: str) -> None:
         """Check the path; no file is read yet.
@@ -271,7 +271,7 @@ class DeltaArchive:
         """Add files to the table and remove others, all or none, and copy the commit.
 
         Raises:
-            PipelineError: somebody else has committed since the state was read, this process does
+            PipelineError: another job has committed since the state was read, this process does
                 not see the files, or nothing can be written.
         """
         require_visible(self.path, [f"messages/{each.path}" for each in added])
@@ -458,7 +458,7 @@ class DeltaArchive:
         self._settle_log(0)
 
     def _require_conditional_writes(self) -> None:
-        """Raise if the store overwrites an object that it is told to create.
+        """Raise if the store overwrites an existing object on a create-only write.
 
         Commits and their copies rely on it: some stores accept the condition and ignore it.
         """

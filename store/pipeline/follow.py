@@ -76,13 +76,13 @@ class BatchWriter:
         with connected(self.url) as connection:
             self._require_lock(connection)
             writer = ArchiveWriter(rows.sparkSession, archive)
-            held = rows.persist()
+            persisted = rows.persist()
             try:
-                starts = held.select(start_of(HOUR_NS)).distinct().collect()
+                starts = persisted.select(start_of(HOUR_NS)).distinct().collect()
                 state = read_state(connection)
-                writer.append(held, [row["start_ns"] for row in starts], state, is_last=False)
+                writer.append(persisted, [row["start_ns"] for row in starts], state, is_last=False)
             finally:
-                held.unpersist()
+                persisted.unpersist()
             mark_hours(connection, job, state, writer, ArchiveReport(state.position))
         if time.time() - self._compacted_s >= _COMPACT_EVERY_S:
             writer.compact()
@@ -128,7 +128,7 @@ class Following:
         Raises:
             PipelineError: it ended by itself.
         """
-        told, position = self._first.published, self._first.position
+        reported, position = self._first.published, self._first.position
         try:
             while not self.query.awaitTermination(_LOOK_S):
                 # To look is to read all marks.
@@ -136,12 +136,12 @@ class Following:
                     continue
                 found = self.so_far()
                 position = found.position
-                if found.published > told:
+                if found.published > reported:
                     self._job.say(
-                        f"archive: {found.published - told:,} messages more,"
+                        f"archive: {found.published - reported:,} messages more,"
                         f" {found.published:,} in all"
                     )
-                    told = found.published
+                    reported = found.published
         except SPARK_ERRORS as error:
             raise of_spark(error) from error
         return self.so_far()

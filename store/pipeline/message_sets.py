@@ -25,7 +25,7 @@ ID_COLUMNS: Final = (*KEY, "hash")
 
 
 class MessageSet(Protocol):
-    """Something that holds messages; its answers are about one moment."""
+    """A source of messages, read as of one moment."""
 
     name: str
     session: SparkSession

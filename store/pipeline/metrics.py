@@ -73,9 +73,9 @@ def write_metrics(file: Path, run: JobRun) -> None:
     write_to_textfile(str(file), registry)
 
 
-def _figures(told: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, float]]:
+def _figures(report: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, float]]:
     """Yield the numbers of a report, and of the reports of several jobs within it."""
-    for name, value in told.items():
+    for name, value in report.items():
         if isinstance(value, bool | int | float):
             yield f"{before}{name}", float(value)
         elif isinstance(value, list):

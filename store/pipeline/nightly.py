@@ -36,7 +36,7 @@ class NightlyReport:
 
 
 def nightly(session: SparkSession, job: ArchiveJob, manifest: str | None = None) -> NightlyReport:
-    """Bring an archive up to date, then verify it against database and manifest, then audit it.
+    """Update an archive, then verify it against database and manifest, then audit it.
 
     ``manifest`` is the directory of a copy of the archive's manifest.
 

@@ -88,7 +88,7 @@ class _File:
         day, shard = directory
         self._name = f"day={np.datetime64(day, 'D')}/shard={shard}/part-{uuid.uuid4().hex}.parquet"
         self._rows = 0
-        self._held: list[pa.RecordBatch] = []
+        self._batches: list[pa.RecordBatch] = []
         self._sink = for_writing(f"{folder}/{self._name}")
         self._writer = pq.ParquetWriter(
             self._sink,
@@ -101,9 +101,9 @@ class _File:
         )
 
     def add(self, rows: pa.RecordBatch) -> None:
-        self._held.append(rows)
+        self._batches.append(rows)
         self._rows += rows.num_rows
-        if sum(each.nbytes for each in self._held) >= ROW_GROUP_BYTES:
+        if sum(each.nbytes for each in self._batches) >= ROW_GROUP_BYTES:
             self._flush()
 
     def close(self) -> tuple[str, int]:
@@ -113,10 +113,10 @@ class _File:
         return self._name, self._rows
 
     def _flush(self) -> None:
-        if self._held:
-            table = pa.Table.from_batches(self._held)
+        if self._batches:
+            table = pa.Table.from_batches(self._batches)
             self._writer.write_table(table, row_group_size=table.num_rows)
-            self._held = []
+            self._batches = []
 
 
 def _by_directory(batch: pa.RecordBatch) -> Iterator[tuple[tuple[int, int], pa.RecordBatch]]:

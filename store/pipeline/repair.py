@@ -31,7 +31,7 @@ STRANGE: Final = "commit of the manifest names a file that is none of an archive
 
 @dataclass
 class RepairReport(FaultList):
-    """What a run did, or would do if it was a ``dry_run``.
+    """The result of a repair run, or a forecast of it if it was a ``dry_run``.
 
     ``restored`` commits are in the log again; ``removed`` files are lost, and no longer named.
     ``aside`` is where the old log is. ``refused``: nothing was changed because of the faults.

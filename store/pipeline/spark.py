@@ -220,7 +220,7 @@ def _not_started(error: Exception) -> PipelineError:
 
 
 def _choose_python(master: str | None) -> None:
-    """Have workers run the interpreter that has the pipeline; on this machine it is this one."""
+    """Set the interpreter of the workers to one with the pipeline; locally it is this one."""
     here = (master or LOCAL).startswith("local") and not _submitted()
     if here or "PYSPARK_PYTHON" not in os.environ:
         os.environ["PYSPARK_PYTHON"] = sys.executable
@@ -252,8 +252,8 @@ def require_spark(master: str | None) -> None:
 
     Raises:
         PipelineError: there is no Java runtime, the environment names a Spark that is not the one
-            of PySpark, or nobody listens where the Spark Connect server or the master of a
-            standalone cluster should be.
+            of PySpark, or nothing listens at the address of the Spark Connect server or of the
+            master of a standalone cluster.
     """
     url = remote_url(master)
     if url is None:

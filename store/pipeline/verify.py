@@ -94,7 +94,7 @@ class FaultList:
 
 @dataclass
 class VerifyReport(FaultList):
-    """What was verified, and the faults; ``notes`` are further sentences."""
+    """The result of a verification, and the faults; ``notes`` are further sentences."""
 
     messages: int = 0
     files: int = 0
@@ -157,14 +157,14 @@ def verify(session: SparkSession, job: VerifyJob) -> VerifyReport:
     try:
         with shown(session, job.say, "verify", sum(each.rows for each in files)):
             digests = {path: each for path, (_, each) in file_digests(session, files).items()}
-            held = _check_files(session, job, files, digests, result)
+            stored = _check_files(session, job, files, digests, result)
     except SPARK_ERRORS as error:
         raise of_spark(error) from error
-    result.hours = len(held)
-    _check_manifest(job, copy, digests, held, result)
+    result.hours = len(stored)
+    _check_manifest(job, copy, digests, stored, result)
     result.add(BESIDE, damage(archive))
     if job.url is not None:
-        _check_database(job.url, job, held, result)
+        _check_database(job.url, job, stored, result)
     return result
 
 
@@ -300,7 +300,7 @@ def _check_manifest(
     job: VerifyJob,
     copy: Manifest | None,
     digests: Mapping[str, str],
-    held: Fingerprints,
+    stored: Fingerprints,
     result: VerifyReport,
 ) -> None:
     """Compare log, files and hours with the manifest, and with a copy of it."""
@@ -336,7 +336,7 @@ def _check_manifest(
             for hour, sum_ in each.required.items()
             if job.covers(hour // DAY_NS) and sum_.messages >= hours.get(hour, NOTHING).messages
         }
-    result.add(LOST_HOUR, hours_in_words(hours, held, "in the manifest"))
+    result.add(LOST_HOUR, hours_in_words(hours, stored, "in the manifest"))
     result.notes += _notes(archive, own)
 
 
@@ -369,16 +369,16 @@ def _notes(archive: DeltaArchive, own: Manifest) -> list[str]:
     return notes
 
 
-def hours_in_words(wanted: Fingerprints, held: Fingerprints, where: str) -> list[str]:
+def hours_in_words(wanted: Fingerprints, stored: Fingerprints, where: str) -> list[str]:
     """Return a line for each hour that lacks something; ``where`` is the place of ``wanted``."""
     return [
-        f"{time_text(hour)}: {held.get(hour, NOTHING).messages:,} messages,"
+        f"{time_text(hour)}: {stored.get(hour, NOTHING).messages:,} messages,"
         f" {wanted[hour].messages:,} {where}"
-        for hour in short_hours(wanted, held)
+        for hour in short_hours(wanted, stored)
     ]
 
 
-def _check_database(url: str, job: VerifyJob, held: Fingerprints, result: VerifyReport) -> None:
+def _check_database(url: str, job: VerifyJob, stored: Fingerprints, result: VerifyReport) -> None:
     """Compare with the database as of the archive's newest commit, and with its marks."""
     sealed_ns = min(job.high_ns, time.time_ns()) // HOUR_NS * HOUR_NS
     low_ns = -(-job.low_ns // HOUR_NS) * HOUR_NS
@@ -386,7 +386,7 @@ def _check_database(url: str, job: VerifyJob, held: Fingerprints, result: Verify
     with connected(url) as connection:
         wanted, later = read_as_of(connection, positions, low_ns, sealed_ns)
         marks = read_marks(connection, job.archive.path)
-    result.not_archived_yet = catch_up(wanted, later, held)
+    result.not_archived_yet = catch_up(wanted, later, stored)
     if result.not_archived_yet:
         result.notes.append(
             f"{result.not_archived_yet:,} messages came after the archive's newest commit: they"
@@ -396,17 +396,17 @@ def _check_database(url: str, job: VerifyJob, held: Fingerprints, result: Verify
         DIFFERENT,
         [
             f"{time_text(hour)}: {wanted[hour].messages:,} messages in the database,"
-            f" {held.get(hour, NOTHING).messages:,} in the archive"
+            f" {stored.get(hour, NOTHING).messages:,} in the archive"
             for hour in sorted(wanted)
-            if wanted[hour] != held.get(hour, NOTHING)
+            if wanted[hour] != stored.get(hour, NOTHING)
         ],
     )
     marked = {hour: each for hour, each in marks.items() if job.covers(hour // DAY_NS)}
-    result.add(LOST_MARKED, hours_in_words(marked, held, "when it was marked"))
+    result.add(LOST_MARKED, hours_in_words(marked, stored, "when it was marked"))
     result.notes.append(f"The database has marked {len(marks):,} hours as archived here.")
 
 
-def catch_up(wanted: Fingerprints, later: list[Fingerprints], held: Fingerprints) -> int:
+def catch_up(wanted: Fingerprints, later: list[Fingerprints], stored: Fingerprints) -> int:
     """Advance the hours of ``wanted`` by later commits while that makes them what is held.
 
     An archive may hold messages of commits after the one that it names, in the order of commits.
@@ -417,6 +417,6 @@ def catch_up(wanted: Fingerprints, later: list[Fingerprints], held: Fingerprints
         for hour, each in commit.items():
             if hour in newest:
                 newest[hour] = newest[hour].joined(each)
-                if newest[hour] == held.get(hour):
+                if newest[hour] == stored.get(hour):
                     wanted[hour] = newest[hour]
     return sum(newest[hour].messages - each.messages for hour, each in wanted.items())

@@ -1,9 +1,9 @@
 """`audit`: the parents that a history lacks, and how far each channel is complete.
 
-A message is identified by its ID in its channel, whoever claims it. Its causal past are its parents
-and theirs, at any depth; the past is incomplete if something in it is not held. A parent is held if
-a message claims its ID in this channel, or if a retrieval hint names a held message whose payload
-is not of SDS.
+A message is identified by its ID in its channel, regardless of the claimant. Its causal past are
+its parents and theirs, at any depth; the past is incomplete if something in it is not held. A
+parent is held if a message claims its ID in this channel, or if a retrieval hint names a held
+message whose payload is not of SDS.
 
 Of an archive whose last audit was recorded, only the channels that have changed since are examined.
 """
@@ -20,7 +20,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the name that everybody k
 
 from store.pipeline.audit.export import AuditOutputs
 from store.pipeline.audit.findings import CYCLE, VIOLATION
-from store.pipeline.audit.recorded import SUMS, RecordedAudit, read_recorded, record
+from store.pipeline.audit.results import SUMS, RecordedAudit, read_recorded, record
 from store.pipeline.audit.summary import AuditReport, summarized
 from store.pipeline.audit.tables import (
     ALWAYS,
@@ -115,7 +115,7 @@ def _try_claims(job: AuditJob) -> ClaimResults:
 
 
 class _Run:
-    """One audit: of everything, or of the channels that have changed since the last one."""
+    """An audit run over all channels, or over those that have changed since the last audit."""
 
     def __init__(self, stack: ExitStack, job: AuditJob) -> None:
         self._stack = stack

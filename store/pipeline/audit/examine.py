@@ -63,13 +63,13 @@ class _Examination:
     def orphans(self) -> Flags:
         """The own nodes that name parents, none of which is held."""
         graph = self.graph
-        lone: Flags = (graph.parents(graph.held) == 0) & (graph.parents() > 0)
+        lone: Flags = (graph.parents(graph.has_parent) == 0) & (graph.parents() > 0)
         return graph.own & lone
 
     def missing(self) -> pa.RecordBatch:
         """Return a finding for every edge of an own node to a parent that is not held."""
         graph = self.graph
-        edges = np.flatnonzero(~graph.held)
+        edges = np.flatnonzero(~graph.has_parent)
         return self._found(MISSING, graph.child[edges], self._named(edges))
 
     def violations(self) -> pa.RecordBatch:

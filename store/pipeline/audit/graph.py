@@ -55,7 +55,7 @@ class CausalGraph:
         return len(self.channel_row)
 
     @cached_property
-    def held(self) -> Flags:
+    def has_parent(self) -> Flags:
         """The flag, by edge, whether its parent is held."""
         return self.parent >= 0
 
@@ -69,17 +69,21 @@ class CausalGraph:
     def backward(self) -> Flags:
         """The flag, by edge, whether its parent is held and not before its child by clock."""
         parents = np.maximum(self.parent, 0)
-        late: Flags = self.held & (self.lamport[self.child] <= self.lamport[parents])
+        late: Flags = self.has_parent & (self.lamport[self.child] <= self.lamport[parents])
         return late
 
     @cached_property
     def incomplete(self) -> Flags:
         """The flag, by node, whether something that is not held is in its past."""
         found = np.zeros(self.nodes, np.bool_)
-        found[self.child[~self.held]] = True
+        found[self.child[~self.has_parent]] = True
         seeds = np.flatnonzero(found)
         if len(seeds):
-            found[_reached(self.nodes, seeds, self.parent[self.held], self.child[self.held])] = True
+            found[
+                _reached(
+                    self.nodes, seeds, self.parent[self.has_parent], self.child[self.has_parent]
+                )
+            ] = True
         return found
 
     @cached_property
@@ -91,7 +95,7 @@ class CausalGraph:
         found = np.full(self.nodes, -1, np.int64)
         if not self.backward.any():
             return found
-        matrix = _matrix(self.nodes, self.child[self.held], self.parent[self.held])
+        matrix = _matrix(self.nodes, self.child[self.has_parent], self.parent[self.has_parent])
         _, component = connected_components(matrix, directed=True, connection="strong")
         several = np.bincount(component)[component] > 1
         several[self.child[self.loops]] = True
@@ -100,7 +104,7 @@ class CausalGraph:
 
     def children(self) -> Numbers:
         """Return by node how many others name it."""
-        counted = self.held & ~self.loops
+        counted = self.has_parent & ~self.loops
         return np.bincount(self.parent[counted], minlength=self.nodes)
 
     def parents(self, which: Flags | None = None) -> Numbers:

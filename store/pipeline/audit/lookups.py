@@ -36,7 +36,7 @@ def references_to(missing: DataFrame, claims: DataFrame) -> DataFrame:
     )
 
 
-def held_outside(references: DataFrame, claims: DataFrame) -> DataFrame:
+def find_outside_range(references: DataFrame, claims: DataFrame) -> DataFrame:
     """Return (channel, message_id, lamport) of parents that messages outside of a range claim."""
     wanted = references.select(*_ID).distinct()
     return (
@@ -47,7 +47,7 @@ def held_outside(references: DataFrame, claims: DataFrame) -> DataFrame:
     )
 
 
-def held_unread(references: DataFrame, messages: DataFrame) -> DataFrame:
+def find_without_sds(references: DataFrame, messages: DataFrame) -> DataFrame:
     """Return (channel, message_id, lamport) of parents whose hint names a held message without SDS.
 
     ``messages`` have ``hash`` and ``channel``. A message whose payload is not of SDS, such as an
@@ -66,9 +66,11 @@ def held_unread(references: DataFrame, messages: DataFrame) -> DataFrame:
 def elsewhere(references: DataFrame, claims: DataFrame) -> DataFrame:
     """Return (channel, parent, elsewhere) of parents that another channel holds, the least one."""
     wanted = references.select(*_ID).distinct()
-    held = claims.select(F.col("channel").alias("elsewhere"), F.col("message_id").alias("parent"))
+    holders = claims.select(
+        F.col("channel").alias("elsewhere"), F.col("message_id").alias("parent")
+    )
     return (
-        wanted.join(held, "parent")
+        wanted.join(holders, "parent")
         .where(F.col("elsewhere") != F.col("channel"))
         .groupBy(*_ID)
         .agg(F.min("elsewhere").alias("elsewhere"))

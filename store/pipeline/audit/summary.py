@@ -75,35 +75,35 @@ class AuditReport:
 
     def lines(self) -> list[str]:
         """Return the report in words."""
-        told = [self._summary()]
-        told += self._listed("missing parents", "missing", map(_missing_line, self.missing))
-        told += self._listed("messages with an incomplete past", "incomplete", iter(()))
-        told += self._listed("of these orphans, without any held parent", "orphans", iter(()))
-        told += self._listed(
+        lines = [self._summary()]
+        lines += self._listed("missing parents", "missing", map(_missing_line, self.missing))
+        lines += self._listed("messages with an incomplete past", "incomplete", iter(()))
+        lines += self._listed("of these orphans, without any held parent", "orphans", iter(()))
+        lines += self._listed(
             "parents not before their child by Lamport timestamp",
             "violations",
             map(_violation_line, self.violations),
         )
-        told += self._listed("cycles", "cycles", map(_cycle_line, self.cycles))
-        told += self._listed(
+        lines += self._listed("cycles", "cycles", map(_cycle_line, self.cycles))
+        lines += self._listed(
             "IDs claimed by different messages", "conflicts", map(_conflict_line, self.conflicts)
         )
         if not self.complete:
-            told.append("channels, the least complete first:")
-            told += [f"  {_channel_line(each)}" for each in self.channels]
-            told += _more(self.counts["channels"] - len(self.channels))
+            lines.append("channels, the least complete first:")
+            lines += [f"  {_channel_line(each)}" for each in self.channels]
+            lines += _more(self.counts["channels"] - len(self.channels))
         if self.output is not None:
-            told.append(f"All of it is in {self.output}.")
+            lines.append(f"All of it is in {self.output}.")
         if self.missing_file is not None:
-            told.append(
+            lines.append(
                 f"The missing IDs are in {self.missing_file}: ask peers for them with"
                 " `storenode sync --ids`."
             )
-        told += self.claims.lines()
-        told.append(
+        lines += self.claims.lines()
+        lines.append(
             "Every past is complete." if self.complete else "The history has gaps or faults."
         )
-        return told
+        return lines
 
     def _summary(self) -> str:
         counts = self.counts

@@ -36,8 +36,8 @@ from store.pipeline.audit.findings import (
 from store.pipeline.audit.lookups import (
     conflicting,
     elsewhere,
-    held_outside,
-    held_unread,
+    find_outside_range,
+    find_without_sds,
     references_to,
 )
 from store.pipeline.columns import empty
@@ -286,8 +286,8 @@ def _with_references(
     if outside is not None and not (outside := checkpointed(outside)).isEmpty():
         found = _examined(history, claims, outside, entries)
         references = _references(found.findings, claims)
-    held = history.messages.messages(_NAMED, history.low_ns, history.high_ns)
-    located = references.join(elsewhere(references, held), ["channel", "parent"], "left")
+    named = history.messages.messages(_NAMED, history.low_ns, history.high_ns)
+    located = references.join(elsewhere(references, named), ["channel", "parent"], "left")
     return replace(found, references=checkpointed(located.select(*REFERENCES.names)))
 
 
@@ -300,10 +300,12 @@ def _outside(history: History, references: DataFrame) -> DataFrame | None:
     found: list[DataFrame] = []
     read = history.messages.messages
     if not references.where(F.col("hint").isNotNull()).isEmpty():
-        found.append(held_unread(references, read(("ts", "hash", "channel"), 0, FOREVER)))
+        found.append(find_without_sds(references, read(("ts", "hash", "channel"), 0, FOREVER)))
     for low_ns, high_ns in ((0, history.low_ns), (history.high_ns, FOREVER)):
         if low_ns < high_ns:
-            found.append(held_outside(references, read((*_NAMED, "lamport"), low_ns, high_ns)))
+            found.append(
+                find_outside_range(references, read((*_NAMED, "lamport"), low_ns, high_ns))
+            )
     return reduce(DataFrame.unionByName, found) if found else None
 
 

@@ -52,7 +52,7 @@ where m.ts >= {low} and m.ts < {high}
 
 @dataclass(frozen=True, slots=True)
 class Lateness:
-    """How late some messages were stored, in seconds; negative: before their own time."""
+    """The distribution of the lateness of messages, in seconds; negative: before their own time."""
 
     messages: int
     median_s: float
@@ -62,7 +62,7 @@ class Lateness:
 
 
 @dataclass(frozen=True, slots=True)
-class Arrivals:
+class LatenessSummary:
     """The lateness of a database's messages.
 
     ``sources``: of all, by where they came from. ``classes``: number of messages of `LIVE` sources
@@ -81,10 +81,10 @@ class Arrivals:
         return sum(self.classes)
 
     def share_within(self, seconds: float) -> float:
-        """Share of the messages of `LIVE` sources that came no later than an edge; 0 without any.
+        """Return the share of the messages of `LIVE` sources up to a lateness; 0 without any.
 
         Raises:
-            ValueError: it is none of `EDGES_S`.
+            ValueError: ``seconds`` is none of `EDGES_S`.
         """
         within = sum(self.classes[: EDGES_S.index(seconds) + 1])
         return within / self.live if self.live else 0.0
@@ -98,7 +98,7 @@ def arrivals_of(
     *,
     axis: Axis,
     connections: int = MAX_CONNECTIONS,
-) -> Arrivals:
+) -> LatenessSummary:
     """Gather the figures of a database's messages; ``state`` has its fingerprints by hour."""
     size = good_slice_rows(state.messages, connections)
     slices = plan_slices(state.fingerprints, state.partitions, bounds, size)
@@ -113,12 +113,12 @@ def _read(url: str, position: int, slices: list[Slice]) -> Iterator[pa.RecordBat
             yield batch.cast(_READ)
 
 
-def _gathered(rows: DataFrame, axis: Axis) -> Arrivals:
+def _gathered(rows: DataFrame, axis: Axis) -> LatenessSummary:
     """Group once, in three ways at a time: nothing but the few groups is kept."""
     found = _groups(rows, axis).collect()
     live = [row for row in found if row["live"]]
     classes = {row["class"]: row["messages"] for row in live if row["class"] is not None}
-    return Arrivals(
+    return LatenessSummary(
         {row["source"]: _lateness(row) for row in found if row["source"] is not None},
         tuple(classes.get(number, 0) for number in range(len(EDGES_S) + 1)),
         {row["step_ns"]: _lateness(row) for row in live if row["step_ns"] is not None},

@@ -29,7 +29,7 @@ class Axis:
         return list(range(self.low_ns, self.high_ns, self.step_ns))
 
     def hours(self, start_ns: int) -> int:
-        """Hours of the step that begins there."""
+        """Return the number of hours in the step that begins at ``start_ns``."""
         low, high = max(start_ns, self.first_ns), min(start_ns + self.step_ns, self.last_ns)
         return max(0, high - low) // HOUR_NS
 
@@ -46,7 +46,7 @@ def axis_of(first_ns: int, last_ns: int) -> Axis:
 
 
 def usual_days(messages: Mapping[int, int]) -> tuple[int, int]:
-    """First and last day, since the epoch, that are worth drawing; there is one with messages.
+    """Return the first and last day, since the epoch, to draw; one must have messages.
 
     A few messages with a timestamp of long ago or far ahead would leave no room for the others:
     they are left out if that makes the axis less than half as long.

@@ -1,4 +1,4 @@
-"""What a report says first: one sentence for each thing that a reader came to see."""
+"""The findings at the top of a report: one sentence for each question of a reader."""
 
 from __future__ import annotations
 
@@ -8,8 +8,14 @@ from typing import Final
 
 from store.pipeline.limits import DAY_NS
 from store.pipeline.report import names
-from store.pipeline.report.arrivals import Arrivals
-from store.pipeline.report.gathered import Compared, Completeness, Gathered, Peer, Place
+from store.pipeline.report.arrivals import LatenessSummary
+from store.pipeline.report.figures import (
+    ArchiveComparison,
+    Completeness,
+    Gathered,
+    Place,
+    ReportedPeer,
+)
 from store.pipeline.report.limits import LATE_S, LATE_SHARE
 from store.pipeline.report.outlook import Limits, Outlook
 from store.pipeline.report.traffic import Traffic
@@ -30,13 +36,13 @@ _SOON_DAYS: Final = 14
 """A disk that is full within so many days is worth a warning."""
 
 FAR_DAYS: Final = 3_650
-"""Nobody knows what a day adds so many days from now."""
+"""The limit of a forecast in days; a later date is not reported."""
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """A sentence, whether it is good to hear, a warning, or neither, and which part of the page is
-    about it.
+class ReportFinding:
+    """A sentence of a report, its kind (good, warning or note), and the part of the page with the
+    details.
     """
 
     kind: str
@@ -44,16 +50,16 @@ class Finding:
     part: str = "traffic"
 
 
-def findings_of(gathered: Gathered) -> list[Finding]:
+def findings_of(gathered: Gathered) -> list[ReportFinding]:
     """Return all findings, warnings first."""
     found = list(_all(gathered))
     return sorted(found, key=lambda each: (WARNING, GOOD, NOTE).index(each.kind))
 
 
-def _all(gathered: Gathered) -> Iterator[Finding]:
+def _all(gathered: Gathered) -> Iterator[ReportFinding]:
     traffic = gathered.traffic
     if traffic is None:
-        yield Finding(WARNING, f"{gathered.name} holds no messages of this time.")
+        yield ReportFinding(WARNING, f"{gathered.name} holds no messages of this time.")
     else:
         yield gap_finding(traffic)
     if gathered.completeness is not None:
@@ -69,19 +75,21 @@ def _all(gathered: Gathered) -> Iterator[Finding]:
     if gathered.node is not None:
         yield peers_finding(gathered)
     if traffic is not None and traffic.not_drawn:
-        yield Finding(
+        yield ReportFinding(
             NOTE,
             "Counted, but not drawn over time, since its timestamp is far from all others:"
             f" {names.count(traffic.not_drawn, 'message')}.",
         )
 
 
-def gap_finding(traffic: Traffic) -> Finding:
-    """Return whether a shard was silent that never is."""
+def gap_finding(traffic: Traffic) -> ReportFinding:
+    """Return a finding on the gaps in the traffic of shards."""
     if not traffic.gap_count:
-        return Finding(GOOD, "No shard was silent for longer than its traffic explains.", GAPS)
+        return ReportFinding(
+            GOOD, "No shard was silent for longer than its traffic explains.", GAPS
+        )
     worst = traffic.gaps[0]
-    return Finding(
+    return ReportFinding(
         WARNING,
         f"{names.count(traffic.gap_count, 'gap')}: the greatest in {names.shard_name(worst.shard)},"
         f" {names.count(worst.hours, 'hour')} from {names.time(worst.start_ns)}, where about"
@@ -90,14 +98,16 @@ def gap_finding(traffic: Traffic) -> Finding:
     )
 
 
-def completeness_finding(found: Completeness) -> Finding:
-    """Return whether the past of every channel is held."""
+def completeness_finding(found: Completeness) -> ReportFinding:
+    """Return a finding on missing parents and incomplete pasts."""
     if not found.channels:
-        return Finding(NOTE, "No message is one of SDS, so none names others.", PASTS)
+        return ReportFinding(NOTE, "No message is one of SDS, so none names others.", PASTS)
     if not (found.missing or found.incomplete or found.faults):
         channels = names.count(found.channels, "channel")
-        return Finding(GOOD, f"Every message that another names is held, in {channels}.", PASTS)
-    told = f"{names.count(found.missing, 'message')} that others name as parents"
+        return ReportFinding(
+            GOOD, f"Every message that another names is held, in {channels}.", PASTS
+        )
+    subject = f"{names.count(found.missing, 'message')} that others name as parents"
     verb = "is" if found.missing == 1 else "are"
     dated = [each for each in found.pasts if each.since_ns is not None]
     since = ""
@@ -106,13 +116,13 @@ def completeness_finding(found: Completeness) -> Finding:
         since = f", first named {names.time(first.since_ns or 0)} in {names.shown(first.channel)}"
     past = f"; {names.count(found.incomplete, 'message')} with an incomplete past"
     faults = f"; {names.count(found.faults, 'contradiction')}" if found.faults else ""
-    return Finding(WARNING, f"{told} {verb} missing{since}{past}{faults}.", PASTS)
+    return ReportFinding(WARNING, f"{subject} {verb} missing{since}{past}{faults}.", PASTS)
 
 
-def claims_finding(found: Completeness) -> Finding:
-    """Return what the archive lacks of what another store was found to hold as well."""
+def claims_finding(found: Completeness) -> ReportFinding:
+    """Return a warning about claims of equality with another store that are not borne out."""
     claims = names.count(found.untrue, "claim")
-    return Finding(
+    return ReportFinding(
         WARNING,
         f"{claims} that another store holds the same messages: the archive lacks some of them."
         " `storenode pipeline audit` names the time.",
@@ -120,30 +130,32 @@ def claims_finding(found: Completeness) -> Finding:
     )
 
 
-def compared_finding(compared: Compared) -> Finding:
-    """Return whether archive and database agree."""
+def compared_finding(compared: ArchiveComparison) -> ReportFinding:
+    """Return a finding on the hours that differ between archive and database."""
     hours = names.count(compared.hours, "hour")
     if not compared.hours:
-        return Finding(
+        return ReportFinding(
             NOTE, "The database holds no hour that is over, to compare the archive with.", GAPS
         )
     if not compared.count:
-        return Finding(GOOD, f"The archive holds {hours} of the database exactly.", GAPS)
+        return ReportFinding(GOOD, f"The archive holds {hours} of the database exactly.", GAPS)
     differ = "is" if compared.count == 1 else "are"
-    return Finding(
+    return ReportFinding(
         WARNING,
         f"{compared.count:,} of {hours} of the database {differ} not the same in the archive.",
         GAPS,
     )
 
 
-def lateness_finding(arrivals: Arrivals) -> Finding:
-    """Return how late new messages are stored."""
+def lateness_finding(arrivals: LatenessSummary) -> ReportFinding:
+    """Return a finding on the lateness of new messages."""
     if not arrivals.live:
-        return Finding(NOTE, "Of no message is it known when a client or gossip brought it.", LATE)
+        return ReportFinding(
+            NOTE, "Of no message is it known when a client or gossip brought it.", LATE
+        )
     late = 1 - arrivals.share_within(LATE_S)
     latest = f", and {late:.1%} later than {names.span(LATE_S)}" if late else ""
-    return Finding(
+    return ReportFinding(
         WARNING if late >= LATE_SHARE else GOOD,
         f"{arrivals.share_within(1.0):.1%} of {names.count(arrivals.live, 'message')} that clients"
         f" and gossip brought were stored within a second of their timestamp{latest}.",
@@ -151,11 +163,11 @@ def lateness_finding(arrivals: Arrivals) -> Finding:
     )
 
 
-def outlook_finding(place: Place) -> Finding:
-    """Return how a place grows."""
+def outlook_finding(place: Place) -> ReportFinding:
+    """Return a finding on the growth of an archive or a database."""
     outlook = place.outlook
     if not outlook.days:
-        return Finding(
+        return ReportFinding(
             NOTE,
             f"{_start(place.name)} has no whole day yet, so nothing is said of its growth.",
             GROWTH,
@@ -166,13 +178,15 @@ def outlook_finding(place: Place) -> Finding:
     )
     full = outlook.full_in_days
     if full is None:
-        return Finding(NOTE, f"{gains}{_ends(outlook, place.limits)}.", GROWTH)
+        return ReportFinding(NOTE, f"{gains}{_ends(outlook, place.limits)}.", GROWTH)
     if full == 0:
-        return Finding(WARNING, f"{gains}, and its disk is full.", GROWTH)
+        return ReportFinding(WARNING, f"{gains}, and its disk is full.", GROWTH)
     if full > FAR_DAYS:
-        return Finding(NOTE, f"{gains}, and its disk is not full within ten years.", GROWTH)
+        return ReportFinding(NOTE, f"{gains}, and its disk is not full within ten years.", GROWTH)
     kind = WARNING if full < _SOON_DAYS else NOTE
-    return Finding(kind, f"{gains}, and its disk is full in {names.count(full, 'day')}.", GROWTH)
+    return ReportFinding(
+        kind, f"{gains}, and its disk is full in {names.count(full, 'day')}.", GROWTH
+    )
 
 
 def _ends(outlook: Outlook, limits: Limits) -> str:
@@ -183,8 +197,8 @@ def _ends(outlook: Outlook, limits: Limits) -> str:
         return f"; the retention by size ({size}) drops what is older than about {back}"
     if outlook.age_bytes is not None and limits.retention_ns is not None:
         age = names.span(limits.retention_ns / NS_PER_S)
-        held = names.size(outlook.age_bytes)
-        return f"; the retention by age drops what is older than {age}, and leaves {held}"
+        remaining = names.size(outlook.age_bytes)
+        return f"; the retention by age drops what is older than {age}, and leaves {remaining}"
     return ""
 
 
@@ -192,15 +206,17 @@ def _start(name: str) -> str:
     return name[:1].upper() + name[1:]
 
 
-def peers_finding(gathered: Gathered) -> Finding:
-    """With whom the node has not reconciled for long, or at all."""
+def peers_finding(gathered: Gathered) -> ReportFinding:
+    """Return a finding on the peers that have not reconciled with the node for long, or at all."""
     peers = gathered.peers
     if not peers:
-        return Finding(NOTE, "The node has no peers, so nothing repairs what it misses.", PEERS)
+        return ReportFinding(
+            NOTE, "The node has no peers, so nothing repairs what it misses.", PEERS
+        )
     never = [each for each in peers if not each.last_sync_ns]
     failing = [each for each in peers if each.failures]
     if never:
-        return Finding(
+        return ReportFinding(
             WARNING,
             f"{len(never):,} of {names.count(gathered.peer_count, 'peer')} never reconciled with"
             f" the node since it started: {_first_of(never)}."
@@ -209,7 +225,7 @@ def peers_finding(gathered: Gathered) -> Finding:
         )
     oldest = min(peers, key=lambda each: each.last_sync_ns)
     kind = WARNING if failing or _ago_ns(gathered, oldest) > DAY_NS else GOOD
-    return Finding(
+    return ReportFinding(
         kind,
         f"All {names.count(gathered.peer_count, 'peer')} have reconciled with the node, the one"
         f" longest ago {names.span(_ago_ns(gathered, oldest) / NS_PER_S)} before this report"
@@ -218,10 +234,10 @@ def peers_finding(gathered: Gathered) -> Finding:
     )
 
 
-def _first_of(peers: Sequence[Peer]) -> str:
+def _first_of(peers: Sequence[ReportedPeer]) -> str:
     more = f" and {len(peers) - 1:,} more" if len(peers) > 1 else ""
     return f"{names.shown(peers[0].name)}{more}"
 
 
-def _ago_ns(gathered: Gathered, peer: Peer) -> int:
+def _ago_ns(gathered: Gathered, peer: ReportedPeer) -> int:
     return max(0, gathered.made_ns - peer.last_sync_ns)

@@ -1,4 +1,4 @@
-"""How a place grows, and what becomes of it: plain arithmetic on messages a day."""
+"""The expected growth of an archive or a database, computed from its messages a day."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from store.pipeline.report.limits import OUTLOOK_DAYS
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a place is meant to keep, as a node's options have it; None: no limit.
+    """The retention limits of an archive or a database, as in a node's options; None: no limit.
 
-    ``disk_bytes`` is the room that the place has.
+    ``disk_bytes`` is the size of its disk.
     """
 
     retention_ns: int | None = None
@@ -24,7 +24,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """What a place holds and gains, and where that leads to.
+    """The size of an archive or a database, its daily growth, and a forecast.
 
     ``days`` whole days, the newest, are what ``messages_a_day`` and ``bytes_a_day`` are the means
     of; 0: there is none yet, and nothing can be said. ``age_bytes`` is what the retention by age

@@ -15,7 +15,8 @@ from markupsafe import Markup
 
 from store.pipeline.limits import DAY_NS, HOUR_NS
 from store.pipeline.report import names, plots
-from store.pipeline.report.arrivals import EDGES_S, Arrivals
+from store.pipeline.report.arrivals import EDGES_S, LatenessSummary
+from store.pipeline.report.figures import ChannelPast, Completeness, Gathered, Place
 from store.pipeline.report.findings import (
     FAR_DAYS,
     compared_finding,
@@ -26,10 +27,9 @@ from store.pipeline.report.findings import (
     outlook_finding,
     peers_finding,
 )
-from store.pipeline.report.gathered import ChannelPast, Completeness, Gathered, Place
 from store.pipeline.report.limits import MAX_PEERS, OUTLOOK_DAYS, TOP
 from store.pipeline.report.rendering import rendered
-from store.pipeline.report.traffic import Named, Ranking, Traffic
+from store.pipeline.report.traffic import RankedName, Ranking, Traffic
 from storenode.message.limits import NS_PER_S
 
 _TEMPLATE: Final = "page.html"
@@ -137,7 +137,7 @@ def _more(ranking: Ranking) -> list[tuple[str, str, str]]:
     return [(" · ".join(reversed(each.names)), each.messages, each.last) for each in bars]
 
 
-def _bar(named: Named, most: int, total: int) -> Bar:
+def _bar(named: RankedName, most: int, total: int) -> Bar:
     return Bar(
         tuple(names.shown(name) for name in named.names),
         f"{named.messages:,}",
@@ -186,7 +186,7 @@ def _shard(traffic: Traffic, shard: int) -> tuple[str, str, str, str]:
     return names.shard_name(shard), f"{messages:,}", f"{hours:,}", f"{silent:,}"
 
 
-def _lateness(arrivals: Arrivals | None, traffic: Traffic) -> dict[str, Any] | None:
+def _lateness(arrivals: LatenessSummary | None, traffic: Traffic) -> dict[str, Any] | None:
     if arrivals is None:
         return None
     labels = plots.lateness_labels(EDGES_S)
@@ -258,12 +258,12 @@ def _outlook(gathered: Gathered, place: Place) -> list[tuple[str, str]]:
     by_age, by_size = order if both else ("", "")
     if limits.retention_ns is not None:
         age = names.span(limits.retention_ns / NS_PER_S)
-        told = _maybe(outlook.age_bytes, lambda size: f"would settle at {names.size(size)}")
-        rows.append((f"By age, a retention of {age}", told + by_age))
+        effect = _maybe(outlook.age_bytes, lambda size: f"would settle at {names.size(size)}")
+        rows.append((f"By age, a retention of {age}", effect + by_age))
     if limits.retention_bytes is not None:
         size = names.given_size(limits.retention_bytes)
-        told = _maybe(outlook.size_days, lambda days: f"reaches back {names.count(days, 'day')}")
-        rows.append((f"By size, a retention of {size}", told + by_size))
+        effect = _maybe(outlook.size_days, lambda days: f"reaches back {names.count(days, 'day')}")
+        rows.append((f"By size, a retention of {size}", effect + by_size))
     if limits.disk_bytes is not None:
         disk = names.given_size(limits.disk_bytes)
         rows.append((f"A disk of {disk}", _fills(gathered, place)))
@@ -328,9 +328,9 @@ def _pasts(found: Completeness) -> dict[str, Any]:
 
 
 def _senders(past: ChannelPast) -> str:
-    told = ", ".join("(no sender)" if each is None else names.shown(each) for each in past.named)
+    listed = ", ".join("(no sender)" if each is None else names.shown(each) for each in past.named)
     more = past.senders - len(past.named)
-    return f"{told} and {more:,} more" if more else told or _NONE
+    return f"{listed} and {more:,} more" if more else listed or _NONE
 
 
 def _peers(gathered: Gathered) -> dict[str, Any]:

@@ -22,9 +22,9 @@ from matplotlib.path import Path
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
 from store.pipeline.limits import DAY_NS, HOUR_NS
-from store.pipeline.report.arrivals import Arrivals
+from store.pipeline.report.arrivals import LatenessSummary
 from store.pipeline.report.axis import Axis
-from store.pipeline.report.gathered import Compared
+from store.pipeline.report.figures import ArchiveComparison
 from store.pipeline.report.names import count, moment, shard_name, short_count, span, time
 from store.pipeline.report.traffic import Cell, Traffic
 
@@ -112,18 +112,18 @@ def draw_growth(traffic: Traffic, messages_a_day: float, ahead_days: int) -> str
         messages for day, (messages, _) in traffic.days.items() if day * DAY_NS < axis.low_ns
     )
     steps = [traffic.steps.get(start, 0) for start in axis.starts]
-    held = before + np.concatenate([[0], np.cumsum(steps)])
+    totals = before + np.concatenate([[0], np.cumsum(steps)])
     end_ns = axis.last_ns + (ahead_days * DAY_NS if messages_a_day else 0)
     # What is not drawn at the far end has come all the same, but nobody knows when.
-    last = float(held[-1]) + messages_a_day * (end_ns - axis.last_ns) / DAY_NS
+    last = float(totals[-1]) + messages_a_day * (end_ns - axis.last_ns) / DAY_NS
 
     def draw(ax: Axes) -> None:
         times = _times([*axis.starts, axis.last_ns])
-        ax.fill_between(times, held, color=_COLOURS["series"], alpha=0.18, linewidth=0)
-        ax.plot(times, held, color=_COLOURS["series"], linewidth=2)
+        ax.fill_between(times, totals, color=_COLOURS["series"], alpha=0.18, linewidth=0)
+        ax.plot(times, totals, color=_COLOURS["series"], linewidth=2)
         if end_ns > axis.last_ns:
             ahead = _times([axis.last_ns, end_ns])
-            ax.plot(ahead, [held[-1], last], color=_COLOURS["second"], linewidth=2, dashes=(4, 3))
+            ax.plot(ahead, [totals[-1], last], color=_COLOURS["second"], linewidth=2, dashes=(4, 3))
         ax.set_ylim(0, 1.08 * max(last, 1.0))
         _count_axis(ax)
         _time_axis(ax, axis.low_ns, end_ns)
@@ -131,7 +131,7 @@ def draw_growth(traffic: Traffic, messages_a_day: float, ahead_days: int) -> str
     return _drawn("growth", "Messages held over time, and ahead at the present rate", draw)
 
 
-def draw_heat(traffic: Traffic, compared: Compared | None) -> str:
+def draw_heat(traffic: Traffic, compared: ArchiveComparison | None) -> str:
     """Return a heat map of shards by time, with marks for gaps and for hours that differ."""
     shards = traffic.shards
     differing = () if compared is None else compared.listed
@@ -199,7 +199,7 @@ def draw_classes(labels: Sequence[str], shares: Sequence[float]) -> str:
     )
 
 
-def draw_lateness(arrivals: Arrivals, axis: Axis) -> str:
+def draw_lateness(arrivals: LatenessSummary, axis: Axis) -> str:
     """Return a chart of the median and the 99th percentile of the lateness over time."""
     steps = sorted(arrivals.steps)
     halves = [start + axis.step_ns // 2 for start in steps]

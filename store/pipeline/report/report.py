@@ -1,7 +1,7 @@
 """`report`: how a place has fared, as a page for people.
 
 The messages are an archive's, or without one a database's. A database beside an archive adds what
-only it knows: how late messages were stored, and which hours are not the same.
+only it has: how late messages were stored, and which hours are not the same.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from store.pipeline.limits import DAY_NS, HOUR_NS, MAX_CONNECTIONS, MAX_LISTED
 from store.pipeline.message_sets import ArchiveMessages, DatabaseMessages, MessageSet
 from store.pipeline.paths import require_new
 from store.pipeline.progress import Say, shown, silent
-from store.pipeline.report.arrivals import Arrivals, arrivals_of
-from store.pipeline.report.gathered import (
+from store.pipeline.report.arrivals import LatenessSummary, arrivals_of
+from store.pipeline.report.figures import (
+    ArchiveComparison,
     ChannelPast,
-    Compared,
     Completeness,
     Difference,
     Gathered,
-    Lost,
-    Peer,
+    MissingParent,
     Place,
+    ReportedPeer,
 )
 from store.pipeline.report.limits import MAX_PEERS
 from store.pipeline.report.outlook import Limits, outlook_of
@@ -69,7 +69,7 @@ class ReportJob:
     high_ns: int = FOREVER
     limits: Limits = field(default_factory=Limits)
     node: str | None = None
-    peers: Sequence[Peer] = ()
+    peers: Sequence[ReportedPeer] = ()
     connections: int = MAX_CONNECTIONS
     say: Say = silent
     audit: bool = True
@@ -84,7 +84,7 @@ class PageReport:
 
     @property
     def sound(self) -> bool:
-        """Always: a report judges nothing."""
+        """The constant True: a report has no verdict."""
         return True
 
     def as_json(self) -> dict[str, Any]:
@@ -170,11 +170,11 @@ class _Gathering:
         assert url is not None
         return DatabaseMessages(self._session, url, "the database", connections)
 
-    def _traffic(self, compared: Compared | None) -> Traffic | None:
+    def _traffic(self, compared: ArchiveComparison | None) -> Traffic | None:
         rows = sized_messages(self._messages(), self._job.low_ns, self._job.high_ns)
         return traffic_of(rows, self._end_ns(compared))
 
-    def _end_ns(self, compared: Compared | None) -> int:
+    def _end_ns(self, compared: ArchiveComparison | None) -> int:
         """Return the time up to which all messages are here.
 
         Of an archive it is that of its newest commit, or beside a database the present or the first
@@ -187,19 +187,19 @@ class _Gathering:
             return min(end_ns, self._archive.changed_ns)
         return min(end_ns, self._lacking_ns)
 
-    def _compared(self) -> Compared | None:
+    def _compared(self) -> ArchiveComparison | None:
         if self._archive is None or self._state is None:
             return None
-        held = known_hours(self._session, self._archive)
+        stored = known_hours(self._session, self._archive)
         wanted = self._sealed(self._state.fingerprints)
-        wrong = [hour for hour in differing(wanted, held) if hour in wanted]
-        newest = max(held, default=0)
+        wrong = [hour for hour in differing(wanted, stored) if hour in wanted]
+        newest = max(stored, default=0)
         self._lacking_ns = min((hour for hour in wrong if hour > newest), default=FOREVER)
         listed = (
-            Difference(hour, held.get(hour, NOTHING).messages, wanted[hour].messages)
+            Difference(hour, stored.get(hour, NOTHING).messages, wanted[hour].messages)
             for hour in sorted(wrong)[-MAX_LISTED:]
         )
-        return Compared(len(wanted), len(wrong), tuple(listed))
+        return ArchiveComparison(len(wanted), len(wrong), tuple(listed))
 
     def _sealed(self, hours: Fingerprints) -> Fingerprints:
         """Return the complete hours that are wholly in the range of the report."""
@@ -211,7 +211,7 @@ class _Gathering:
             if job.low_ns <= hour and hour + HOUR_NS <= end_ns
         }
 
-    def _arrivals(self, traffic: Traffic | None) -> Arrivals | None:
+    def _arrivals(self, traffic: Traffic | None) -> LatenessSummary | None:
         job = self._job
         if job.url is None or self._state is None or traffic is None:
             return None
@@ -262,7 +262,7 @@ def completeness_of(found: AuditReport) -> Completeness:
         for each in found.channels
     )
     lost = (
-        Lost(
+        MissingParent(
             each["channel"],
             each["message_id"],
             each["named_by"],

@@ -66,10 +66,10 @@ def silences(starts_ns: Numbers, messages: Numbers, end_ns: int) -> list[Silence
 
 
 class _Profile:
-    """What is usual, by the place of an hour in each of `_PERIODS`."""
+    """The usual traffic of an hour, by its position in each of `_PERIODS`."""
 
     def __init__(self, counts: Numbers, first: int, usual: NDArray[np.bool_]) -> None:
-        """``usual`` are the hours that take part."""
+        """Count hours and messages by position; ``usual`` are the hours that take part."""
         places = np.arange(first, first + len(counts))
         self._usual = usual
         self._slots = [places % period for period in _PERIODS]
@@ -82,8 +82,8 @@ class _Profile:
         )
 
     def of(self, low: int, high: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """For each hour of a silence the share of the others like it that have messages, and how
-        many messages those have on the average.
+        """Return, for each hour of a silence, the share of active hours and the mean number of
+        messages among the other hours at the same position.
         """
         share, rate = np.zeros(high - low), np.zeros(high - low)
         unknown = np.ones(high - low, np.bool_)

@@ -1,4 +1,4 @@
-"""What a place's messages are, in figures: by hour and shard, by topic, by channel.
+"""The traffic figures of an archive or a database: by hour and shard, by topic, by channel.
 
 Spark groups the messages once, in three ways at a time. What reaches the driver is bounded: one row
 for every day that has messages, one for every step of the time axis and shard, and the largest of
@@ -45,7 +45,7 @@ _GAPS: Final = pa.schema(
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class RankedName:
     """A topic or channel: its name's parts, each cut off after `MAX_NAME_CHARS`, and its traffic.
 
     ``payload_bytes`` of all its messages; ``first_ns`` and ``last_ns`` are their timestamps.
@@ -62,7 +62,7 @@ class Named:
 class Ranking:
     """The largest by number of messages, and the others together."""
 
-    top: tuple[Named, ...]
+    top: tuple[RankedName, ...]
     other_names: int
     other_messages: int
     other_bytes: int
@@ -128,7 +128,7 @@ class Traffic:
 
     @property
     def messages(self) -> int:
-        """All messages, drawn or not."""
+        """The number of messages, drawn or not."""
         return sum(messages for messages, _ in self.days.values())
 
     @property
@@ -267,7 +267,7 @@ def _gap(row: Row) -> Gap:
 
 
 def _silent(hours: DataFrame, end_ns: int) -> DataFrame:
-    """(shard, low_ns, next_ns, expected) of the gaps between the hours that have messages."""
+    """Return (shard, low_ns, next_ns, expected) of the gaps between the hours with messages."""
 
     def gaps_of(rows: pa.Table) -> pa.Table:
         shard = rows["shard"][0].as_py()
@@ -283,7 +283,7 @@ def _silent(hours: DataFrame, end_ns: int) -> DataFrame:
 
 
 def _cut_off(name: str) -> Column:
-    """One character more than is shown tells that something was cut off."""
+    """Truncate a name to one character more than is shown, so that a cut can be detected."""
     return F.substring(name, 1, MAX_NAME_CHARS + 1).alias(name)
 
 
@@ -301,9 +301,9 @@ def _ranking(groups: DataFrame, keys: tuple[str, ...]) -> Ranking:
     )
 
 
-def _named(row: Row, keys: tuple[str, ...]) -> Named:
+def _named(row: Row, keys: tuple[str, ...]) -> RankedName:
     names = tuple(row[name] for name in keys)
-    return Named(names, row["messages"], row["bytes"], row["first_ns"], row["last_ns"])
+    return RankedName(names, row["messages"], row["bytes"], row["first_ns"], row["last_ns"])
 
 
 def _count(groups: DataFrame) -> int:

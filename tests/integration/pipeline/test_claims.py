@@ -26,8 +26,8 @@ from store.pipeline.delta import DeltaArchive
 from store.pipeline.fingerprints import NOTHING, Fingerprints
 from store.pipeline.manifest import CommitMetadata
 from store.pipeline.message_sets import ArchiveMessages
+from store.pipeline.report.figures import Gathered
 from store.pipeline.report.findings import findings_of
-from store.pipeline.report.gathered import Gathered
 from store.pipeline.report.report import completeness_of
 from store.pipeline.writing import known_hours
 from tests.integration.pipeline.world import DAY, HOUR, TODAY, held, in_lake, more, plain, rows

@@ -17,7 +17,7 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from store.pipeline.audit import recorded
+from store.pipeline.audit import results
 from store.pipeline.audit.audit import AuditJob, audit
 from store.pipeline.columns import ARROW
 from store.pipeline.delta import DataFile, DeltaArchive
@@ -217,9 +217,9 @@ def test_continuing_is_the_same_as_examining_everything(
     sums = DeltaTable(place.path / "findings" / "sums").to_pyarrow_table(columns=["day"])
     assert set(sums["day"].to_pylist()) == set(place.days())
     archive = DeltaArchive(str(place.path)).open()
-    assert recorded.read_recorded(spark, archive) is not None
-    monkeypatch.setattr(recorded, "FORMAT", "another format")
-    assert recorded.read_recorded(spark, archive) is None, "the next audit examines everything"
+    assert results.read_recorded(spark, archive) is not None
+    monkeypatch.setattr(results, "FORMAT", "another format")
+    assert results.read_recorded(spark, archive) is None, "the next audit examines everything"
 
 
 def dashboard(path: Path, channel: str) -> list[tuple[int, int, int]]:

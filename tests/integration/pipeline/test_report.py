@@ -15,7 +15,7 @@ from store.cli.pipeline import ask_status, peers_of
 from store.pipeline.delta import DeltaArchive
 from store.pipeline.errors import PipelineError
 from store.pipeline.report.arrivals import EDGES_S
-from store.pipeline.report.gathered import ChannelPast, Gathered, Lost
+from store.pipeline.report.figures import ChannelPast, Gathered, MissingParent
 from store.pipeline.report.limits import (
     MAX_NAME_CHARS,
     MAX_RANKED,
@@ -234,7 +234,7 @@ def test_what_is_missing_is_told_by_channel(
     assert found is not None
     assert (found.channels, found.missing, found.incomplete, found.faults) == (2, 1, 1, 0)
     assert found.pasts[0] == ChannelPast("room", 6, 1, 1, at + 4, at + 9, 1, ("bob",))
-    assert found.lost == (Lost("room", "lost", 1, "late", "bob", at + 9, None),)
+    assert found.lost == (MissingParent("room", "lost", 1, "late", "bob", at + 9, None),)
 
 
 def test_of_thousands_of_hostile_channels_the_largest_fit_on_a_page(

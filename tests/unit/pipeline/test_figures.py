@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from store.pipeline.limits import DAY_NS, HOUR_NS
 from store.pipeline.report import names
 from store.pipeline.report.axis import axis_of, usual_days
+from store.pipeline.report.figures import Place
 from store.pipeline.report.findings import NOTE, WARNING, outlook_finding
-from store.pipeline.report.gathered import Place
 from store.pipeline.report.limits import MAX_NAME_CHARS, MAX_STEPS, OUTLIERS
 from store.pipeline.report.outlook import Limits, Outlook, outlook_of
 

@@ -10,24 +10,24 @@ from html.parser import HTMLParser
 import pytest
 
 from store.pipeline.limits import DAY_NS, HOUR_NS, MAX_LISTED
-from store.pipeline.report.arrivals import EDGES_S, Arrivals, Lateness
+from store.pipeline.report.arrivals import EDGES_S, Lateness, LatenessSummary
 from store.pipeline.report.axis import Axis, axis_of
-from store.pipeline.report.findings import GOOD, WARNING, lateness_finding
-from store.pipeline.report.gathered import (
+from store.pipeline.report.figures import (
+    ArchiveComparison,
     ChannelPast,
-    Compared,
     Completeness,
     Difference,
     Gathered,
-    Lost,
-    Peer,
+    MissingParent,
     Place,
+    ReportedPeer,
 )
+from store.pipeline.report.findings import GOOD, WARNING, lateness_finding
 from store.pipeline.report.limits import MAX_GAPS, MAX_PEERS, MAX_RANKED, MAX_STEPS
 from store.pipeline.report.names import time
 from store.pipeline.report.outlook import Limits, outlook_of
 from store.pipeline.report.page import page_of
-from store.pipeline.report.traffic import Cell, Gap, Named, Ranking, Traffic
+from store.pipeline.report.traffic import Cell, Gap, RankedName, Ranking, Traffic
 from storenode.message.limits import NS_PER_S
 
 START = 20_000 * DAY_NS
@@ -49,7 +49,7 @@ MAX_PAGE_BYTES = 2_600_000
 
 def ranking(names: list[str], parts: int) -> Ranking:
     top = tuple(
-        Named((*["/pubsub"] * (parts - 1), name), 100 - place, 5_000, START, START + place)
+        RankedName((*["/pubsub"] * (parts - 1), name), 100 - place, 5_000, START, START + place)
         for place, name in enumerate((names * MAX_RANKED)[:MAX_RANKED])
     )
     return Ranking(top, 10_000, 20_000, 400)
@@ -77,9 +77,9 @@ def traffic(shards: int, axis: Axis, names: list[str]) -> Traffic:
     return Traffic(axis, days, steps, cells, gaps, 99, topics, channels, 17)
 
 
-def arrivals(axis: Axis) -> Arrivals:
+def arrivals(axis: Axis) -> LatenessSummary:
     late = Lateness(10, 0.2, 1.0, 70.0, 4_000.0)
-    return Arrivals(
+    return LatenessSummary(
         {"client": late, "transfer": late},
         tuple(range(len(EDGES_S) + 1)),
         dict.fromkeys(axis.starts, late),
@@ -95,7 +95,7 @@ def completeness(names: list[str]) -> Completeness:
         for place in range(MAX_LISTED)
     )
     lost = tuple(
-        Lost(names[place % len(names)], names[0], 2, names[-1], names[-1], START, None)
+        MissingParent(names[place % len(names)], names[0], 2, names[-1], names[-1], START, None)
         for place in range(MAX_LISTED)
     )
     return Completeness(1_000, 154, 200, 1, pasts, lost)
@@ -108,14 +108,14 @@ def gathered(shards: int = 3, names: list[str] = HOSTILE, steps: int = MAX_STEPS
     outlook = outlook_of({day: count for day, (count, _) in found.days.items()}, 10**6, limits)
     listed = tuple(Difference(START + hour * HOUR_NS, 1, 2) for hour in range(MAX_LISTED))
     peers = tuple(
-        Peer(names[place % len(names)], True, START, 2, names[place % len(names)], 1, 2)
+        ReportedPeer(names[place % len(names)], True, START, 2, names[place % len(names)], 1, 2)
         for place in range(MAX_PEERS)
     )
     return Gathered(
         "/archive/" + names[0],
         START + 10 * DAY_NS,
         found,
-        Compared(500, 200, listed),
+        ArchiveComparison(500, 200, listed),
         arrivals(axis),
         (Place("the archive", limits, outlook),),
         completeness(names),
@@ -231,9 +231,9 @@ def test_the_largest_page_is_bounded() -> None:
         (replace(BARE, node=None), "only a node knows its peers"),
         (replace(BARE, peers=(), peer_count=0), "The node has no peers"),
         (replace(SMALL, compared=None), "Gaps"),
-        (replace(SMALL, compared=Compared(0, 0, ())), "holds no hour that is over"),
+        (replace(SMALL, compared=ArchiveComparison(0, 0, ())), "holds no hour that is over"),
         (
-            replace(SMALL, arrivals=Arrivals({}, (0,) * (len(EDGES_S) + 1), {}, 5)),
+            replace(SMALL, arrivals=LatenessSummary({}, (0,) * (len(EDGES_S) + 1), {}, 5)),
             "Of no message is it known",
         ),
         (gathered(1, [""], 1), "Messages per hour"),
@@ -246,20 +246,23 @@ def test_what_is_not_there_is_said_in_words(part: Gathered, told: str) -> None:
 
 
 def test_peers_that_never_reconciled_come_first_to_mind() -> None:
-    peers = (Peer("two@h:1", False, 0, 3, "gone", 0, 0), Peer("one@h:1", True, START, 0, "", 0, 0))
+    peers = (
+        ReportedPeer("two@h:1", False, 0, 3, "gone", 0, 0),
+        ReportedPeer("one@h:1", True, START, 0, "", 0, 0),
+    )
     page = page_of(replace(BARE, peers=peers, peer_count=2))
     assert "1 of 2 peers never reconciled with the node since it started: two@h:1." in page
     assert "Failing: two@h:1." in page
     for label in ("It lacks", "It has more"):
         assert f'<td data-label="{label}" class="number">\u2013</td>' in page
-    recent = (Peer("one@h:1", True, START + 10 * DAY_NS - 60 * NS_PER_S, 0, "", 0, 0),)
+    recent = (ReportedPeer("one@h:1", True, START + 10 * DAY_NS - 60 * NS_PER_S, 0, "", 0, 0),)
     page = page_of(replace(BARE, peers=recent, peer_count=1))
     assert "the one longest ago 60 s before this report." in page
 
 
 def test_what_a_channel_lacks_is_said_with_since_when_and_by_whom() -> None:
     past = ChannelPast("room", 90, 3, 7, START, START + HOUR_NS, 4, ("alice", None))
-    lost = Lost("room", "m-1", 2, "m-2", "alice", START + HOUR_NS, None)
+    lost = MissingParent("room", "m-1", 2, "m-2", "alice", START + HOUR_NS, None)
     found = Completeness(
         2, 3, 7, 0, (past, ChannelPast("ok", 5, 0, 0, START, None, 0, ())), (lost,)
     )
@@ -287,7 +290,7 @@ def test_what_a_channel_lacks_is_said_with_since_when_and_by_whom() -> None:
 def test_lateness_is_a_warning_from_a_share_on(late: int, kind: str) -> None:
     classes = [0] * (len(EDGES_S) + 1)
     classes[1], classes[EDGES_S.index(60.0) + 1] = 100 - late, late
-    found = lateness_finding(Arrivals({}, tuple(classes), {}, 0))
+    found = lateness_finding(LatenessSummary({}, tuple(classes), {}, 0))
     assert (found.kind, f"{late}.0% later than 60 s" in found.text) == (kind, True)
 
 

@@ -1,4 +1,4 @@
-"""All figures of one report, as plain data and as JSON."""
+"""The figures of a report, as plain data and as JSON."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from store.pipeline.report import names
-from store.pipeline.report.arrivals import EDGES_S, Arrivals, Lateness
+from store.pipeline.report.arrivals import EDGES_S, Lateness, LatenessSummary
 from store.pipeline.report.limits import MAX_NAME_CHARS
 from store.pipeline.report.outlook import Limits, Outlook
-from store.pipeline.report.traffic import Named, Ranking, Traffic
+from store.pipeline.report.traffic import RankedName, Ranking, Traffic
 from store.pipeline.reports import time_text
 
 
@@ -24,9 +24,9 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
-    """How an archive compares with a database: ``hours`` of the database that are over, ``count``
-    of which differ, and the newest of these.
+class ArchiveComparison:
+    """A comparison of an archive with a database: ``hours`` of the database that are over,
+    ``count`` of which differ, and the newest of these.
     """
 
     hours: int
@@ -36,7 +36,7 @@ class Compared:
 
 @dataclass(frozen=True, slots=True)
 class ChannelPast:
-    """How complete the past of a channel is.
+    """The completeness of the past of a channel.
 
     Up to ``complete_ns`` nothing lacks (None: from nowhere on). ``missing`` parents are named since
     ``since_ns`` by messages of ``senders`` senders, of whom ``named`` are the foremost (None: a
@@ -54,7 +54,7 @@ class ChannelPast:
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class MissingParent:
     """A missing parent: who named it first, in which message, and when; ``hint`` is the hash that
     was named.
     """
@@ -70,9 +70,9 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Completeness:
-    """What an audit found: in all channels, in the least complete ones, and the first parents that
-    are missing. ``faults`` are violations, cycles and conflicts; ``untrue`` are claims of the past
-    about other stores that are not borne out.
+    """The result of an audit: for all channels, for the least complete ones, and the first parents
+    that are missing. ``faults`` are violations, cycles and conflicts; ``untrue`` are claims of the
+    past about other stores that are not borne out.
     """
 
     channels: int
@@ -80,13 +80,13 @@ class Completeness:
     incomplete: int
     faults: int
     pasts: tuple[ChannelPast, ...]
-    lost: tuple[Lost, ...]
+    lost: tuple[MissingParent, ...]
     untrue: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Something that grows: an archive or a database, and what is asked of it."""
+    """An archive or a database, with its limits and its expected growth."""
 
     name: str
     limits: Limits
@@ -94,8 +94,8 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Peer:
-    """Another node as the node that was asked knows it; ``last_sync_ns`` 0: there was none.
+class ReportedPeer:
+    """A peer as the queried node reports it; ``last_sync_ns`` 0: no sync since the start.
 
     ``lacks`` and ``has`` are messages that the peer is known to lack, and to have alone.
     """
@@ -111,7 +111,7 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """What a report is made of; None: there is none of it, or it was not asked for.
+    """The figures of a report; None: they do not exist, or were not requested.
 
     ``name`` of the place; ``made_ns`` is when the figures were gathered. ``peers`` beyond
     `pipeline.report.limits.MAX_PEERS` are left out, and ``peer_count`` is how many there are.
@@ -120,12 +120,12 @@ class Gathered:
     name: str
     made_ns: int
     traffic: Traffic | None
-    compared: Compared | None
-    arrivals: Arrivals | None
+    compared: ArchiveComparison | None
+    arrivals: LatenessSummary | None
     places: tuple[Place, ...]
     completeness: Completeness | None = None
     node: str | None = None
-    peers: tuple[Peer, ...] = ()
+    peers: tuple[ReportedPeer, ...] = ()
     peer_count: int = 0
 
     def as_json(self) -> dict[str, Any]:
@@ -188,7 +188,7 @@ def _ranking(ranking: Ranking, keys: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _named(named: Named, keys: Sequence[str]) -> dict[str, Any]:
+def _named(named: RankedName, keys: Sequence[str]) -> dict[str, Any]:
     # Cut off where a page cuts them off; the escapes of JSON are enough here.
     cut = (name[:MAX_NAME_CHARS] for name in named.names)
     return {
@@ -200,7 +200,7 @@ def _named(named: Named, keys: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _compared(compared: Compared) -> dict[str, Any]:
+def _compared(compared: ArchiveComparison) -> dict[str, Any]:
     return {
         "hours": compared.hours,
         "differing": compared.count,
@@ -238,7 +238,7 @@ def _maybe_time(ns: int | None) -> str | None:
     return None if ns is None else time_text(ns)
 
 
-def _arrivals(arrivals: Arrivals) -> dict[str, Any]:
+def _arrivals(arrivals: LatenessSummary) -> dict[str, Any]:
     return {
         "unknown": arrivals.unknown,
         "sources": {source: _lateness(each) for source, each in sorted(arrivals.sources.items())},
@@ -279,7 +279,7 @@ def _place(place: Place) -> dict[str, Any]:
     }
 
 
-def _peer(peer: Peer) -> dict[str, Any]:
+def _peer(peer: ReportedPeer) -> dict[str, Any]:
     return {
         "name": peer.name,
         "connected": peer.connected,

@@ -31,7 +31,7 @@ MIB = 1024**2
 def guarded(
     tmp_path_factory: pytest.TempPathFactory, new_store: Callable[[], str]
 ) -> Iterator[NodeProcess]:
-    """A node with a token file, which lets each host make few connections."""
+    """Start a node with a token file and a small limit of connections per host."""
     directory = tmp_path_factory.mktemp("guarded")
     tokens = directory / "tokens.toml"
     tokens.write_text(
@@ -45,13 +45,13 @@ def guarded(
 
 @dataclass
 class Honest:
-    """What a client sees that queries all the time, and does not try again."""
+    """The observations of a client that queries continuously and does not retry."""
 
     failures: list[str] = field(default_factory=list)
     grown_mib: float = 0.0
 
     async def call(self, store: Any) -> None:  # noqa: ANN401 - a stub of grpc.aio
-        """Make one call, and note how it went."""
+        """Make one call and record its failure."""
         metadata = [("authorization", f"Bearer {TOKEN}")]
         try:
             await store.Query(StoreQueryRequest(request_id="x"), timeout=60, metadata=metadata)
@@ -87,10 +87,10 @@ async def honest(node: NodeProcess) -> AsyncIterator[Honest]:
 async def test_requests_without_a_token_are_not_read(guarded: NodeProcess) -> None:
     place = Target(guarded.listen, guarded.peer, guarded.metrics, "")
     async with honest(guarded) as seen:
-        told = await unfinished_requests(place, Random(1), 48)
-    assert "ended 48" in told
+        report = await unfinished_requests(place, Random(1), 48)
+    assert "ended 48" in report
     assert seen.failures == []
-    assert seen.grown_mib < 100, told
+    assert seen.grown_mib < 100, report
 
 
 async def test_connections_of_one_host_leave_room_for_others(guarded: NodeProcess) -> None:
@@ -108,7 +108,7 @@ async def test_connections_of_one_host_leave_room_for_others(guarded: NodeProces
 
 
 async def test_names_that_are_no_utf8_end_their_own_call(guarded: NodeProcess) -> None:
-    """To gRPC for Python such a path was the end of the listener."""
+    """Check that such a path, which once ended the listener of gRPC for Python, ends one call."""
     path, stray = "/storenode.v1.Store/Query", "\udcff" * 100
     calls: list[tuple[str, tuple[str, ...]]] = [
         (path + stray, ()),
@@ -123,7 +123,7 @@ async def test_names_that_are_no_utf8_end_their_own_call(guarded: NodeProcess) -
             connection.reset(connection.open("/dropped/at_once" + each))
             connection.send(connection.open(each, fields), MESSAGE_HEAD.pack(False, 0), last=True)
         async with asyncio.timeout(60):
-            while connection.ended < len(calls):  # noqa: ASYNC110 - tells nobody
+            while connection.ended < len(calls):  # noqa: ASYNC110 - no event
                 await asyncio.sleep(PAUSE_S)
     honest = Honest()
     async with grpc.aio.insecure_channel(guarded.listen) as channel:

@@ -1,7 +1,7 @@
-"""A bus in memory: participants of one process reach each other without a node.
+"""A bus in memory: participants of one process exchange messages without a node.
 
-With ``remembers`` it is also a store: it can be scanned and asked. Time and hashes are those of the
-messages themselves.
+With ``remembers`` it is also a store that serves scans and look-ups. Timestamps and hashes are
+those of the messages.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ _PAGE = MAX_HINTS_PER_CALL
 
 
 class Bus:
-    """What was published, in order. ``drops`` says which messages a feed loses, by transport."""
+    """An ordered log of published messages.
+
+    ``drops`` returns True for the messages that the feed of a transport loses.
+    """
 
     def __init__(
         self,
@@ -40,49 +43,49 @@ class Bus:
     ) -> None:
         self.remembers = remembers
         self.drops = drops
-        self._held: list[tuple[Route, Fetched]] = []
+        self._log: list[tuple[Route, Fetched]] = []
         self._hints: set[bytes] = set()
         self._news = asyncio.Event()
 
     def transport(self, name: str = "bus") -> BusTransport:
-        """A way onto the bus; its name tells apart what ``drops`` and cursors are about."""
+        """Create a transport on the bus; ``drops`` receives its name."""
         return BusTransport(self, name)
 
     def add(self, route: Route, message: Fetched, *, keep: bool = True) -> None:
-        """Put a message on the bus; one that it remembers changes nothing."""
+        """Add a message to the bus, unless the bus remembers it."""
         if not self.remembers or message.hint not in self._hints:
             if keep and message.hint:
                 self._hints.add(message.hint)
-            self._held.append((route, message))
+            self._log.append((route, message))
             self._news.set()
             self._news = asyncio.Event()
 
-    def held(self, route: Route) -> list[Fetched]:
-        """What is remembered of a channel, in the order of its coming."""
-        found = self._held if self.remembers else []
+    def stored(self, route: Route) -> list[Fetched]:
+        """Return the stored messages of a channel in the order of arrival."""
+        found = self._log if self.remembers else []
         return [message for on, message in found if on == route and message.hint]
 
     def after(self, route: Route, place: int) -> list[Fetched]:
-        """What came to a channel after a place, which counts all channels."""
-        return [message for on, message in self._held[place:] if on == route]
+        """Return the messages of a channel from a position on, which counts all channels."""
+        return [message for on, message in self._log[place:] if on == route]
 
     @property
     def place(self) -> int:
-        """How many messages came in all."""
-        return len(self._held)
+        """The number of messages of all channels."""
+        return len(self._log)
 
     async def news(self) -> None:
         """Wait for the next message, or for a change of `BusTransport.away`."""
         await self._news.wait()
 
     def stir(self) -> None:
-        """Have all feeds look again."""
+        """Wake all feeds."""
         self._news.set()
         self._news = asyncio.Event()
 
 
 class BusTransport:
-    """A participant's way onto a bus. While it is ``away`` every call fails."""
+    """A participant's transport on a bus; every call fails while it is ``away``."""
 
     def __init__(self, bus: Bus, name: str) -> None:
         self.bus = bus
@@ -92,12 +95,12 @@ class BusTransport:
 
     @property
     def name(self) -> str:
-        """As it was given."""
+        """The name of the transport."""
         return self._name
 
     @property
     def away(self) -> bool:
-        """Whether it is out of reach."""
+        """The state of the connection: True if the bus is out of reach."""
         return self._away
 
     @away.setter
@@ -106,12 +109,12 @@ class BusTransport:
         self.bus.stir()
 
     def open(self, route: Route) -> BusLink:
-        """Make a link."""
+        """Open a link to the channel of a route."""
         return BusLink(self, route)
 
 
 class BusLink:
-    """One channel of a bus; the methods are those of `storenode.sds.aio.transport.Link`."""
+    """A link to one channel of a bus, as in `storenode.sds.aio.transport.Link`."""
 
     def __init__(self, transport: BusTransport, route: Route) -> None:
         self._transport = transport
@@ -120,16 +123,16 @@ class BusLink:
 
     @property
     def name(self) -> str:
-        """The transport's."""
+        """The name of the transport."""
         return self._transport.name
 
     async def close(self) -> None:
-        """Nothing is open between calls."""
+        """Close nothing: no resource is open between calls."""
 
     async def publish(
         self, batches: AsyncIterator[Sequence[Outbound]]
     ) -> AsyncGenerator[Sequence[Verdict], None]:
-        """Put each message on the bus at once."""
+        """Add each message to the bus at once."""
         async for batch in batches:
             self._check("publish")
             verdicts = []
@@ -141,7 +144,11 @@ class BusLink:
             yield verdicts
 
     async def follow(self, cursor: bytes) -> AsyncGenerator[FeedPage, None]:
-        """A cursor is a place on the bus; a bus that forgets serves none."""
+        """Yield pages of new messages after a cursor, which is a position on the bus.
+
+        Raises:
+            CursorRefused: The bus does not remember the messages after the cursor.
+        """
         self._check("follow")
         if cursor and (not self._bus.remembers or int.from_bytes(cursor) > self._bus.place):
             raise CursorRefused("The bus does not remember what came after this cursor.")
@@ -157,23 +164,23 @@ class BusLink:
                 self._check()
 
     async def scan(self, since_ns: int) -> AsyncGenerator[Sequence[Fetched], None]:
-        """In order of time, then hash, as a store does."""
+        """Yield pages of the stored messages, ordered by timestamp, then by hash."""
         self._check("scan")
-        found = [each for each in self._bus.held(self._route) if each.timestamp_ns >= since_ns]
+        found = [each for each in self._bus.stored(self._route) if each.timestamp_ns >= since_ns]
         found.sort(key=lambda each: (each.timestamp_ns, each.hint))
         for start in range(0, len(found), _PAGE):
             yield found[start : start + _PAGE]
 
     async def by_hint(self, hints: Sequence[bytes]) -> AsyncGenerator[Sequence[Fetched], None]:
-        """By hash."""
+        """Yield the stored messages with these hashes."""
         self._check("by_hint")
         wanted = set(hints)
-        found = [each for each in self._bus.held(self._route) if each.hint in wanted]
+        found = [each for each in self._bus.stored(self._route) if each.hint in wanted]
         if found:
             yield found
 
     async def by_id(self, entries: Sequence[Entry]) -> AsyncGenerator[Sequence[Fetched], None]:
-        """By reading every message that is remembered."""
+        """Yield the stored messages with these message IDs."""
         self._check("by_id")
         known = self._readable()
         found = [known[entry.message_id][0] for entry in entries if entry.message_id in known]
@@ -183,7 +190,7 @@ class BusLink:
     async def closure(
         self, heads: Sequence[Entry], known_ids: Sequence[str]
     ) -> AsyncGenerator[Sequence[Fetched], None]:
-        """Parents first: the order of Lamport timestamps is one such order."""
+        """Yield the ancestors of the heads, parents first, by the order of Lamport timestamps."""
         self._check("closure")
         known, stop = self._readable(), set(known_ids)
         ids = [entry.message_id for entry in heads]
@@ -199,7 +206,7 @@ class BusLink:
 
     def _readable(self) -> dict[str, tuple[Fetched, SdsMessage]]:
         found: dict[str, tuple[Fetched, SdsMessage]] = {}
-        for each in self._bus.held(self._route):
+        for each in self._bus.stored(self._route):
             try:
                 message = decode_message(each.payload)
             except MessageError:

@@ -27,30 +27,30 @@ _LARGE_BYTES: Final = 100 * 1024
 
 
 def made() -> list[Message]:
-    """Messages of several topics and shards, many with the same timestamp."""
-    chance = random.Random(17)
-    times = [(START_MS + chance.randrange(SPAN_MS)) * NS_PER_MS for _ in range(_COUNT // 3)]
+    """Return messages of several topics and shards, many with the same timestamp."""
+    rng = random.Random(17)
+    times = [(START_MS + rng.randrange(SPAN_MS)) * NS_PER_MS for _ in range(_COUNT // 3)]
     return [
         Message(
-            _payload(chance, number),
-            chance.choice(TOPICS),
-            PUBSUB if chance.random() < 0.9 else chance.choice(_OTHER_SHARDS),
-            timestamp=chance.choice(times) + chance.choice((0, 0, 1, 255)),
+            _payload(rng, number),
+            rng.choice(TOPICS),
+            PUBSUB if rng.random() < 0.9 else rng.choice(_OTHER_SHARDS),
+            timestamp=rng.choice(times) + rng.choice((0, 0, 1, 255)),
         )
         for number in range(_COUNT)
     ]
 
 
-def _payload(chance: random.Random, number: int) -> bytes:
+def _payload(rng: random.Random, number: int) -> bytes:
     if number % 100 == 1:
         return b""
     # Some are so large that a page takes many frames of a multiplexer.
-    return b"%d " % number + bytes(_LARGE_BYTES if number % 300 == 0 else chance.randrange(200))
+    return b"%d " % number + bytes(_LARGE_BYTES if number % 300 == 0 else rng.randrange(200))
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """What an application asks js-waku for; times are in milliseconds, ``most`` is in pages."""
+    """A query of an application of js-waku: times in milliseconds, ``most`` in pages."""
 
     topics: tuple[str, ...]
     start: int | None
@@ -62,28 +62,28 @@ class Query:
     most: int
 
 
-def drawn(chance: random.Random, messages: Sequence[Message]) -> Query:
-    """A query that an application may ask."""
+def drawn(rng: random.Random, messages: Sequence[Message]) -> Query:
+    """Draw a random query that an application may send."""
     start = end = hashes = cursor = None
-    topics = tuple(chance.sample(TOPICS, chance.randrange(1, len(TOPICS) + 1)))
-    if chance.random() < 0.25:
-        known = [each.hash.hex() for each in chance.sample(messages, chance.randrange(1, 60))]
-        hashes = (*known, *(chance.randbytes(32).hex() for _ in range(chance.randrange(3))))
+    topics = tuple(rng.sample(TOPICS, rng.randrange(1, len(TOPICS) + 1)))
+    if rng.random() < 0.25:
+        known = [each.hash.hex() for each in rng.sample(messages, rng.randrange(1, 60))]
+        hashes = (*known, *(rng.randbytes(32).hex() for _ in range(rng.randrange(3))))
         # js-waku decodes what it has a decoder for.
         topics = TOPICS
-    elif chance.random() < 0.7:
-        start, end = sorted(START_MS + chance.randrange(SPAN_MS) for _ in range(2))
-        start, end = chance.choice(((start, end), (start, None), (None, end)))
-    if chance.random() < 0.3:
+    elif rng.random() < 0.7:
+        start, end = sorted(START_MS + rng.randrange(SPAN_MS) for _ in range(2))
+        start, end = rng.choice(((start, end), (start, None), (None, end)))
+    if rng.random() < 0.3:
         within = [each for each in messages if each.pubsub_topic == PUBSUB]
-        cursor = chance.choice(within).hash.hex()
-    limit = chance.choice((None, 1, 7, 20, chance.randrange(1, 101), 100))
-    forward = chance.random() < 0.5
-    return Query(topics, start, end, hashes, forward, limit, cursor, chance.randrange(1, 5))
+        cursor = rng.choice(within).hash.hex()
+    limit = rng.choice((None, 1, 7, 20, rng.randrange(1, 101), 100))
+    forward = rng.random() < 0.5
+    return Query(topics, start, end, hashes, forward, limit, cursor, rng.randrange(1, 5))
 
 
 def expected(query: Query, messages: Sequence[Message]) -> list[list[str]]:
-    """The pages of a query, each with the hashes of its messages in ascending order."""
+    """Compute the pages of a query: the hashes of each page's messages in ascending order."""
     start_ns, end_ns = _as_js_waku(query.start), _as_js_waku(query.end)
     found = sorted(
         (each.timestamp, each.hash.hex())
@@ -109,5 +109,5 @@ def expected(query: Query, messages: Sequence[Message]) -> list[list[str]]:
 
 
 def _as_js_waku(time_ms: int | None) -> int | None:
-    """Milliseconds as the nanoseconds that js-waku sends: a product of 64-bit floats."""
+    """Convert milliseconds to nanoseconds as js-waku does: by a product of 64-bit floats."""
     return None if time_ms is None else int(float(time_ms) * float(NS_PER_MS))

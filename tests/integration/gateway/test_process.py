@@ -1,4 +1,4 @@
-"""The process of a gateway: what it says when it cannot start, is cut off, or is told to stop."""
+"""The process of a gateway: failures to start, an unreachable node, and the shutdown."""
 
 from __future__ import annotations
 
@@ -108,14 +108,14 @@ def test_a_key_that_is_open_damaged_or_of_another_kind_is_refused(tmp_path: Path
 
 
 async def asked(gateway: GatewayProcess) -> tuple[int, str, str]:
-    """Status, sentence and request ID of an answer."""
+    """Query the gateway, and return the status, the sentence and the request ID of the answer."""
     async with WakuClient.connected(gateway.address("tcp")) as client:
         answer = await client.query(ASKED)
     return answer.status_code, answer.status_desc, answer.request_id
 
 
 def until_ready(gateway: GatewayProcess, status: int) -> str:
-    """Wait for an answer of ``/readyz``; its text."""
+    """Wait until ``/readyz`` answers with a status, and return the text."""
     while True:
         found, text = gateway.get("/readyz")
         if found == status:
@@ -123,7 +123,7 @@ def until_ready(gateway: GatewayProcess, status: int) -> str:
         time.sleep(PAUSE_S)
 
 
-def test_a_node_that_is_away_is_told_and_found_again(
+def test_an_unreachable_node_is_reported_and_found_again(
     tmp_path: Path, new_store: Callable[[], str]
 ) -> None:
     port = HeldPort()
@@ -133,7 +133,7 @@ def test_a_node_that_is_away_is_told_and_found_again(
             for _ in range(2):
                 assert f"the node at {port.address} is not connected" in until_ready(gateway, 503)
                 assert gateway.get("/healthz")[0] == 200
-                # The gateway's own watch of the connection hears of it by itself.
+                # The gateway watches the connection and notices this without a query.
                 eventually(lambda: gateway.counted("node_reachable") == 0)
                 status, sentence, request_id = asyncio.run(asked(gateway))
                 assert (status, request_id) == (503, "r-1")
@@ -184,32 +184,32 @@ async def test_metadata_and_the_largest_page_are_those_of_the_node(
 ) -> None:
     async with WakuClient.connected(gateway.address("tcp"), YAMUX) as client:
         most = await client.query(StoreQueryRequest(pagination_limit=5_000))
-        told = await client.ask(METADATA, b"\x00")
+        metadata = await client.ask(METADATA, b"\x00")
     # The node's own limit, 1,000 messages and 4 MiB, not that of other stores.
     assert (len(most.messages), most.HasField("pagination_cursor")) == (len(messages), False)
-    assert told == delimited(number_field(1, CLUSTER) + number_field(2, SHARD))
+    assert metadata == delimited(number_field(1, CLUSTER) + number_field(2, SHARD))
 
 
 async def test_queries_are_answered_as_nwaku_answers_them(
     gateway: GatewayProcess, messages: list[Message]
 ) -> None:
-    held = sorted((each.timestamp, each.hash) for each in messages)
-    at_ns, digest = held[350]
-    at_once = [each for time_ns, each in held if time_ns == at_ns]
+    stored = sorted((each.timestamp, each.hash) for each in messages)
+    at_ns, digest = stored[350]
+    at_once = [each for time_ns, each in stored if time_ns == at_ns]
     topic = [
         each
         for time_ns, each in sorted(
             (each.timestamp, each.hash) for each in messages if each.content_topic == TOPICS[0]
         )
     ]
-    other = held[0][1]
+    other = stored[0][1]
     asked: list[tuple[dict[str, Any], list[bytes]]] = [
-        ({}, [each for _, each in held[:NODE_PAGE]]),
-        ({"pagination_limit": 0}, [each for _, each in held[:NODE_PAGE]]),
+        ({}, [each for _, each in stored[:NODE_PAGE]]),
+        ({"pagination_limit": 0}, [each for _, each in stored[:NODE_PAGE]]),
         ({"time_start": at_ns, "time_end": at_ns}, []),
         ({"time_start": at_ns, "time_end": at_ns + 1}, at_once[:NODE_PAGE]),
-        ({"time_end": held[0][0]}, []),
-        ({"time_end": 2**63 - 1}, [each for _, each in held[:NODE_PAGE]]),
+        ({"time_end": stored[0][0]}, []),
+        ({"time_end": 2**63 - 1}, [each for _, each in stored[:NODE_PAGE]]),
         ({"content_topics": [TOPICS[0], ""]}, topic[:NODE_PAGE]),
         ({"content_topics": [""]}, []),
         ({"content_topics": ["a\0b"]}, []),

@@ -26,8 +26,8 @@ ORIGIN_NS: Final = 1_700_000_000_000_000_000
 
 
 @dataclass(frozen=True)
-class Held:
-    """A message that the node holds."""
+class ModelMessage:
+    """A message of the model, which the node stores."""
 
     digest: str
     pubsub: str
@@ -36,8 +36,8 @@ class Held:
     payload: bytes
 
     @property
-    def place(self) -> tuple[int, str]:
-        """Where it is in every order."""
+    def sort_key(self) -> tuple[int, str]:
+        """The sort key of every order: timestamp, then hash."""
         return self.timestamp, self.digest
 
 
@@ -47,8 +47,8 @@ def topics() -> Sequence[str]:
 
 
 @pytest.fixture(scope="module")
-def held(api: Api, topics: Sequence[str]) -> list[Held]:
-    """Everything that the model knows, oldest first."""
+def stored(api: Api, topics: Sequence[str]) -> list[ModelMessage]:
+    """Publish random messages, and return them in ascending order."""
     rng, made = Random(17), []
     for number in range(250):
         pubsub, content = rng.choice(PUBSUBS), rng.choice(topics)
@@ -58,14 +58,17 @@ def held(api: Api, topics: Sequence[str]) -> list[Held]:
         made.append((given, pubsub, content, timestamp, payload))
     results = api.publish(*(each[0] for each in made))
     found = [
-        Held(result["messageHash"], *each[1:]) for result, each in zip(results, made, strict=True)
+        ModelMessage(result["messageHash"], *each[1:])
+        for result, each in zip(results, made, strict=True)
     ]
-    return sorted(found, key=lambda each: each.place)
+    return sorted(found, key=lambda each: each.sort_key)
 
 
-def expected(held: list[Held], asked: dict[str, str]) -> tuple[list[Held], str | None]:
-    """What nwaku answers: the page, and the cursor of the next."""
-    found = held
+def expected(
+    stored: list[ModelMessage], asked: dict[str, str]
+) -> tuple[list[ModelMessage], str | None]:
+    """Compute the answer of nwaku: the page, and the cursor of the next page."""
+    found = stored
     if asked.get("pubsubTopic"):
         found = [each for each in found if each.pubsub == asked["pubsubTopic"]]
     if asked.get("contentTopics"):
@@ -81,26 +84,28 @@ def expected(held: list[Held], asked: dict[str, str]) -> tuple[list[Held], str |
     if not ascending:
         found = found[::-1]
     if asked.get("cursor"):
-        last = next(each for each in held if each.digest == asked["cursor"]).place
-        found = [each for each in found if (each.place > last) is ascending and each.place != last]
+        last = next(each for each in stored if each.digest == asked["cursor"]).sort_key
+        found = [
+            each for each in found if (each.sort_key > last) is ascending and each.sort_key != last
+        ]
     size = min(int(asked.get("pageSize") or 20) or 20, 100)
     page, more = found[:size], len(found) > size
     cursor = page[-1].digest if more else None
     return (page if ascending else page[::-1]), cursor
 
 
-def drawn(rng: Random, held: list[Held], topics: Sequence[str]) -> dict[str, str]:
-    """Parameters of a query."""
+def drawn(rng: Random, stored: list[ModelMessage], topics: Sequence[str]) -> dict[str, str]:
+    """Draw random parameters of a query."""
     asked: dict[str, str] = {"contentTopics": ",".join(rng.sample(topics, rng.randrange(1, 4)))}
     if rng.random() < 0.5:
         asked["pubsubTopic"] = rng.choice([*PUBSUBS, ""])
     if rng.random() < 0.3:
-        asked["hashes"] = ",".join(each.digest for each in rng.sample(held, 9))
+        asked["hashes"] = ",".join(each.digest for each in rng.sample(stored, 9))
     if rng.random() < 0.6:
         for name in ("startTime", "endTime"):
             asked[name] = str(rng.choice([ORIGIN_NS + rng.randrange(-2, 42), ""]))
     if rng.random() < 0.3:
-        asked["cursor"] = rng.choice(held).digest
+        asked["cursor"] = rng.choice(stored).digest
     if rng.random() < 0.6:
         asked["ascending"] = rng.choice(["true", "false", ""])
     if rng.random() < 0.7:
@@ -111,14 +116,14 @@ def drawn(rng: Random, held: list[Held], topics: Sequence[str]) -> dict[str, str
 
 
 def test_random_queries_are_answered_as_the_model_says(
-    api: Api, held: list[Held], topics: Sequence[str]
+    api: Api, stored: list[ModelMessage], topics: Sequence[str]
 ) -> None:
     rng = Random(3)
     for number in range(QUERIES):
-        asked = drawn(rng, held, topics)
+        asked = drawn(rng, stored, topics)
         response = api.get("/store/v3/messages", **asked)
         assert response.status_code == 200, (asked, response.text)
-        found, (page, cursor) = response.json(), expected(held, asked)
+        found, (page, cursor) = response.json(), expected(stored, asked)
         assert (found["requestId"], found["statusCode"], found["statusDesc"]) == ("", 200, "OK")
         assert [each["messageHash"] for each in found["messages"]] == [
             each.digest for each in page
@@ -133,25 +138,25 @@ def test_random_queries_are_answered_as_the_model_says(
             assert each == entry(wanted, with_data=with_data)
 
 
-def entry(held: Held, *, with_data: bool) -> dict[str, Any]:
-    """A message as nwaku writes it."""
+def entry(stored: ModelMessage, *, with_data: bool) -> dict[str, Any]:
+    """Return the JSON object that nwaku writes for a message."""
     if not with_data:
-        return {"messageHash": held.digest}
+        return {"messageHash": stored.digest}
     return {
-        "messageHash": held.digest,
+        "messageHash": stored.digest,
         "message": {
-            "payload": base64.b64encode(held.payload).decode(),
-            "contentTopic": held.content,
+            "payload": base64.b64encode(stored.payload).decode(),
+            "contentTopic": stored.content,
             "version": 0,
-            "timestamp": held.timestamp,
+            "timestamp": stored.timestamp,
             "ephemeral": False,
         },
-        "pubsubTopic": held.pubsub,
+        "pubsubTopic": stored.pubsub,
     }
 
 
 def test_a_client_reads_all_pages_by_the_cursor(
-    api: Api, held: list[Held], topics: Sequence[str]
+    api: Api, stored: list[ModelMessage], topics: Sequence[str]
 ) -> None:
     found, cursor = list[str](), ""
     while True:
@@ -160,7 +165,7 @@ def test_a_client_reads_all_pages_by_the_cursor(
         cursor = page.get("paginationCursor", "")
         if not cursor:
             break
-    assert found == [each.digest for each in held]
+    assert found == [each.digest for each in stored]
 
 
 WRONG: Final = [
@@ -231,14 +236,14 @@ def whole(answer: dict[str, Any], history: list[dict[str, Any]]) -> dict[str, An
     """Return the body that nwaku sent, from a recorded answer that names messages by number."""
     entries = []
     for each in map(history.__getitem__, answer["messages"]):
-        held = Held(
+        stored = ModelMessage(
             "0x" + each["hash"],
             each["pubsub"],
             each["content"],
             each["t"],
             bytes.fromhex(each["payload"]),
         )
-        found = entry(held, with_data=answer["data"])
+        found = entry(stored, with_data=answer["data"])
         if answer["data"] and each["meta"]:
             found["message"]["meta"] = base64.b64encode(bytes.fromhex(each["meta"])).decode()
         entries.append(found)
@@ -251,13 +256,15 @@ LINE: Final = (
     'curl -v -X GET "http://{}/store/v3/messages?includeData=true&pubsubTopic={}&pageSize=20'
     '&ascending=true"'
 )
-"""As nwaku's users have written it down."""
+"""The command in the documentation of nwaku's users."""
 
 
 @pytest.mark.parametrize("topic", [TOPIC, TOPIC.replace("/", "%2F")])
-def test_documented_lines_are_answered(node: NodeProcess, held: list[Held], topic: str) -> None:
+def test_documented_lines_are_answered(
+    node: NodeProcess, stored: list[ModelMessage], topic: str
+) -> None:
     command = shlex.split(LINE.format(node.http, topic))
     ended = subprocess.run(command, check=True, capture_output=True, timeout=90)
     assert b"< HTTP/1.1 200 OK" in ended.stderr
-    assert held[0].pubsub in PUBSUBS
+    assert stored[0].pubsub in PUBSUBS
     assert ended.stdout.count(f'"pubsubTopic":"{TOPIC}"'.encode()) == 20

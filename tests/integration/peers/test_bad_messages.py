@@ -1,4 +1,4 @@
-"""One bad message of a batch is refused, and the others are stored, by whichever path they come."""
+"""The refusal of single bad messages: on every path, the others of the batch are stored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nodes without TLS that have a token file: metadata alone make nobody a peer."""
+"""Nodes without TLS that have a token file: metadata alone do not authenticate a peer."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def token_file(directory: Path) -> str:
 
 
 async def refusal(node: NodeProcess) -> tuple[grpc.StatusCode, str]:
-    """Return how a node answers a query of a caller that only says that it is a node."""
+    """Query a node as a caller that names itself in metadata, and return the status and details."""
     async with grpc.aio.insecure_channel(node.listen) as channel:
         request = StoreQueryRequest(include_data=True).SerializeToString()
         try:
@@ -40,7 +40,7 @@ async def refusal(node: NodeProcess) -> tuple[grpc.StatusCode, str]:
     return grpc.StatusCode.OK, ""
 
 
-async def test_with_a_token_file_a_name_in_clear_makes_nobody_a_peer(
+async def test_with_a_token_file_a_name_in_clear_makes_no_peer(
     fleet: Fleet, tmp_path: Path
 ) -> None:
     tokens = ("--client-token-file", token_file(tmp_path), "--gossip", "on")

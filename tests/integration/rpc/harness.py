@@ -47,7 +47,7 @@ Metadata = Sequence[tuple[str, str]]
 
 @dataclass
 class Rules:
-    """What tests turn while a node serves, and the clock that it is made with."""
+    """The settings that tests change while a node serves, and the node's monotonic clock."""
 
     access: Access = field(default_factory=Access.open)
     policy: Policy = field(default_factory=lambda: Policy(max_drift_ns=None))
@@ -56,7 +56,7 @@ class Rules:
 
     @property
     def halted(self) -> str | None:
-        """Why no calls are served."""
+        """The reason for which calls are refused, or None."""
         return self.unready
 
 
@@ -73,17 +73,17 @@ class Node:
 
     @property
     def store(self) -> Any:  # noqa: ANN401 - the stubs know little of grpc.aio
-        """The service's generated stub: calls take and give messages."""
+        """The generated stub of the Store service."""
         return StoreStub(self.channel)
 
     async def unary(self, method: str, request: bytes, metadata: Metadata = ()) -> bytes:
-        """A unary call in bytes."""
+        """Make a unary call with an encoded request, and return the encoded response."""
         call = self.channel.unary_unary(method)
         response: bytes = await call(request, timeout=TIMEOUT_S, metadata=tuple(metadata))
         return response
 
     async def stream(self, method: str, request: bytes, metadata: Metadata = ()) -> list[bytes]:
-        """All responses of a call that streams them."""
+        """Make a streaming call, and return all of its encoded responses."""
         call = self.channel.unary_stream(method)(
             request, timeout=TIMEOUT_S, metadata=tuple(metadata)
         )
@@ -98,7 +98,7 @@ class Node:
         return response
 
     def count(self, name: str, **labels: str) -> float:
-        """The present value of a metric."""
+        """Return the current value of a metric."""
         return self.context.metrics.registry.get_sample_value(name, labels) or 0.0
 
 
@@ -152,7 +152,7 @@ async def serve(
 async def opened(
     stack: AsyncExitStack, url: str, metrics: Metrics, page_bytes: int = DEFAULT_PAGE_BYTES
 ) -> tuple[Database, Services]:
-    """A database, and what a node serves from it, until the stack is closed."""
+    """Open a database and a node's services on it; the stack closes them."""
     database = await Database.open(url)
     stack.push_async_callback(database.close)
     writer = DatabaseWriter(
@@ -173,7 +173,7 @@ async def opened(
 def context_of(
     identity: NodeIdentity, services: Services, rules: Rules, metrics: Metrics
 ) -> RpcContext:
-    """What the methods of a node are made with."""
+    """Build the context of a node's RPC methods."""
 
     async def state() -> NodeState:
         summary = await services.reader.summary()
@@ -206,7 +206,7 @@ def item(
     timestamp: int | None = None,
     ephemeral: bool | None = None,
 ) -> WakuMessageAndTopic:
-    """One message to publish; without a timestamp it is of now."""
+    """Build a message to publish; the default timestamp is the current time."""
     message = WakuMessage(
         payload=payload,
         content_topic=content,
@@ -217,7 +217,7 @@ def item(
 
 
 async def failure(work: Awaitable[object]) -> tuple[grpc.StatusCode, str]:
-    """Status and sentence of a call that must fail."""
+    """Return the status and the details of a call that must fail."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await within(work)
     return caught.value.code(), caught.value.details() or ""

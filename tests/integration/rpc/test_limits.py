@@ -1,4 +1,4 @@
-"""Small limits on requests and responses: each holds on the path that it is about."""
+"""Small limits on requests and responses: each is enforced on its path."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ SMALL = RequestLimits(
 
 
 class Page(Protocol):
-    """What is asked of a response of any streaming call."""
+    """A response of any streaming call."""
 
     def ByteSize(self) -> int: ...  # noqa: N802 - the name that protobuf gives it
 
 
 @dataclass(frozen=True)
-class Held:
-    """What the node holds: a chain of SDS messages, and several that claim one ID."""
+class LimitedNode:
+    """A node with small limits: a chain of SDS messages, and several that claim one ID."""
 
     address: str
     chain: Sequence[WakuMessageAndTopic]
@@ -88,8 +88,8 @@ async def publish(address: str, messages: Sequence[WakuMessageAndTopic]) -> None
 
 
 @pytest.fixture
-async def held(database_url: str) -> AsyncIterator[Held]:
-    """A node with small limits, and its content; one message is larger than it would accept."""
+async def limited_node(database_url: str) -> AsyncIterator[LimitedNode]:
+    """Start a node with small limits, one of whose messages is larger than it would accept."""
     start_ns = time.time_ns()
     earlier = new_message(bytes(100 * KIB), EARLIER_TOPIC, PUBSUB_TOPIC, start_ns - 1)
     chain, claimants = made(start_ns)
@@ -99,13 +99,13 @@ async def held(database_url: str) -> AsyncIterator[Held]:
     async with serve(database_url, rules=rules, limits=SMALL) as limited:
         await publish(limited.address, chain)
         await publish(limited.address, claimants)
-        yield Held(limited.address, chain, claimants, earlier)
+        yield LimitedNode(limited.address, chain, claimants, earlier)
 
 
 @pytest.fixture
-async def client(held: Held) -> AsyncIterator[NodeClient]:
-    """A client of the node with small limits."""
-    async with connect(held.address) as opened:
+async def client(limited_node: LimitedNode) -> AsyncIterator[NodeClient]:
+    """Connect a client to the node with small limits."""
+    async with connect(limited_node.address) as opened:
         yield opened
 
 
@@ -146,8 +146,8 @@ async def test_the_length_of_a_page(client: NodeClient, asked: int | None, given
     assert len((await client.query(request)).messages) == given_out
 
 
-async def test_the_hashes_of_a_query(client: NodeClient, held: Held) -> None:
-    hashes = [*held.hashes, *(bytes([n]) * 32 for n in range(131))]
+async def test_the_hashes_of_a_query(client: NodeClient, limited_node: LimitedNode) -> None:
+    hashes = [*limited_node.hashes, *(bytes([n]) * 32 for n in range(131))]
     found = await client.query(query_request(message_hashes=hashes[:150], include_data=False))
     assert len(found.messages) == 3
     with pytest.raises(NodeError, match="151 hashes: at most 150") as caught:
@@ -173,7 +173,9 @@ async def test_the_topics_of_every_read(client: NodeClient) -> None:
         assert "3 topics: at most 2" in error.sentence
 
 
-async def test_the_entries_and_claimants_of_a_look_up(client: NodeClient, held: Held) -> None:
+async def test_the_entries_and_claimants_of_a_look_up(
+    client: NodeClient, limited_node: LimitedNode
+) -> None:
     names = [(f"m{n}", None) for n in range(21)]
     error = await refused(client.get_sds(CHANNEL, names))
     assert (error.code, "21 entries: at most 20" in error.sentence) == ("RESOURCE_EXHAUSTED", True)
@@ -181,7 +183,7 @@ async def test_the_entries_and_claimants_of_a_look_up(client: NodeClient, held: 
     (page,) = pages
     assert page.truncated
     assert [each.stored.message_hash for each in page.messages] == [
-        hash_of(message) for message in held.claimants[:4]
+        hash_of(message) for message in limited_node.claimants[:4]
     ]
 
 
@@ -203,34 +205,42 @@ async def test_the_limits_of_a_causal_history(client: NodeClient) -> None:
     assert walked[-1].truncated
 
 
-async def test_pages_of_queries_fit_into_a_response(client: NodeClient, held: Held) -> None:
+async def test_pages_of_queries_fit_into_a_response(
+    client: NodeClient, limited_node: LimitedNode
+) -> None:
     by_topic = query_request(pubsub_topic=PUBSUB_TOPIC, content_topics=[TOPIC], forward=True)
-    few = query_request(message_hashes=held.hashes, forward=True)
+    few = query_request(message_hashes=limited_node.hashes, forward=True)
     unknown = [bytes([n]) * 32 for n in range(130)]
-    many = query_request(message_hashes=[*held.hashes, *unknown], forward=True)
+    many = query_request(message_hashes=[*limited_node.hashes, *unknown], forward=True)
     for request in (by_topic, few, many):
         request.pagination_limit = 6
         pages = [page async for page in client.query_pages(request)]
         assert_cut(pages, CHAIN // MESSAGES_OF_A_PAGE)
         assert [each.message_hash for page in pages for each in page.messages][:CHAIN] == (
-            held.hashes
+            limited_node.hashes
         )
 
 
-async def test_pages_of_scans_fit_into_a_response(client: NodeClient, held: Held) -> None:
+async def test_pages_of_scans_fit_into_a_response(
+    client: NodeClient, limited_node: LimitedNode
+) -> None:
     pages = [page async for page in client.scan(filter=content_filter(None, [TOPIC]))]
     assert_cut(pages, CHAIN // MESSAGES_OF_A_PAGE)
-    assert [each.message_hash for page in pages for each in page.messages][:CHAIN] == held.hashes
+    assert [each.message_hash for page in pages for each in page.messages][
+        :CHAIN
+    ] == limited_node.hashes
 
 
-async def test_pages_of_followers_fit_into_a_response(client: NodeClient, held: Held) -> None:
-    """The backlog, and then a live commit that is too large for one page."""
+async def test_pages_of_followers_fit_into_a_response(
+    client: NodeClient, limited_node: LimitedNode
+) -> None:
+    """Follow the backlog, and then a live commit that is too large for one page."""
     start_ns = time.time_ns()
     live = [
         new_message(bytes(CONTENT_BYTES), TOPIC, PUBSUB_TOPIC, start_ns + n) for n in range(CHAIN)
     ]
     wanted = content_filter(PUBSUB_TOPIC, [TOPIC])
-    stored = [hash_of(message) for message in (*held.chain, *held.claimants, *live)]
+    stored = [hash_of(message) for message in (*limited_node.chain, *limited_node.claimants, *live)]
     followed: list[bytes] = []
     pages = []
     async with aclosing(client.follow(filter=wanted, from_beginning=True)) as arriving:
@@ -238,22 +248,26 @@ async def test_pages_of_followers_fit_into_a_response(client: NodeClient, held: 
             pages.append(page)
             followed += [each.message_hash for each in page.messages]
             if len(followed) == CHAIN + CLAIMANTS and page.live:
-                await publish(held.address, live)
+                await publish(limited_node.address, live)
             if len(followed) == len(stored):
                 break
     assert_cut(pages, 2 * CHAIN // MESSAGES_OF_A_PAGE)
     assert followed == stored
 
 
-async def test_pages_of_sds_reads_fit_into_a_response(client: NodeClient, held: Held) -> None:
+async def test_pages_of_sds_reads_fit_into_a_response(
+    client: NodeClient, limited_node: LimitedNode
+) -> None:
     names = [(f"m{n}", None) for n in range(CHAIN)]
     found = [page async for page in client.get_sds(CHANNEL, names)]
     assert_cut(found, CHAIN // MESSAGES_OF_A_PAGE)
-    assert [each.stored.message_hash for page in found for each in page.messages] == held.hashes
+    assert [
+        each.stored.message_hash for page in found for each in page.messages
+    ] == limited_node.hashes
     walked = [page async for page in client.causal_history(CHANNEL, [("m9", None)])]
     assert_cut(walked, 10 // MESSAGES_OF_A_PAGE)
     assert [each.stored.message_hash for page in walked for each in page.messages] == (
-        held.hashes[:10]
+        limited_node.hashes[:10]
     )
 
 
@@ -272,15 +286,15 @@ async def test_missing_entries_fit_into_a_response(client: NodeClient) -> None:
 
 
 async def test_a_message_from_before_the_limits_is_sent_alone(
-    client: NodeClient, held: Held
+    client: NodeClient, limited_node: LimitedNode
 ) -> None:
     topics = [EARLIER_TOPIC, TOPIC]
-    digest = hash_of(held.earlier)
+    digest = hash_of(limited_node.earlier)
     for request in (
         query_request(pubsub_topic=PUBSUB_TOPIC, content_topics=topics, forward=True),
-        query_request(message_hashes=[digest, *held.hashes], forward=True),
+        query_request(message_hashes=[digest, *limited_node.hashes], forward=True),
     ):
         first = await client.query(request)
         assert [each.message_hash for each in first.messages] == [digest]
         request.pagination_cursor = first.pagination_cursor
-        assert (await client.query(request)).messages[0].message_hash == held.hashes[0]
+        assert (await client.query(request)).messages[0].message_hash == limited_node.hashes[0]

@@ -29,7 +29,7 @@ SERVICE_UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 
 @pytest.fixture
 def log() -> Iterator[StringIO]:
-    """The node's log, as lines of JSON; set before the node is made."""
+    """Collect the node's log as lines of JSON; requested before the node starts."""
     stream = StringIO()
     configure("json", "info", stream)
     yield stream
@@ -109,7 +109,7 @@ async def test_reflection_describes_what_is_served(node: Node) -> None:
     assert code is grpc.StatusCode.INVALID_ARGUMENT
 
 
-async def test_status_tells_what_the_node_holds(database_url: str) -> None:
+async def test_status_describes_the_stored_messages(database_url: str) -> None:
     async with serve(database_url) as writing:
         await writing.publish(item(timestamp=5), item(timestamp=9))
     async with serve(database_url, listener="admin", open_admin=True) as node:
@@ -126,7 +126,7 @@ async def test_status_tells_what_the_node_holds(database_url: str) -> None:
         assert sentence == "starting"
 
 
-async def test_a_node_that_only_reads_synchronizes_with_nobody(database_url: str) -> None:
+async def test_a_read_only_node_refuses_to_synchronize(database_url: str) -> None:
     serving = serve(database_url, listener="admin", open_admin=True, read_only=True)
     async with serving as node:
         code, sentence = await failure(node.unary(ADMIN + "Synchronize", b""))
@@ -192,9 +192,9 @@ async def test_a_failure_has_a_request_id_and_one_line_in_the_log(
             )
             code, sentence = await failure(call)
             assert code is grpc.StatusCode.INVALID_ARGUMENT
-            told = dict(await call.trailing_metadata())["x-request-id"]
-            assert (told == given) == kept
-            (line,) = [one for one in lines(log, "call_failed") if one["request_id"] == told]
+            request_id = dict(await call.trailing_metadata())["x-request-id"]
+            assert (request_id == given) == kept
+            (line,) = [one for one in lines(log, "call_failed") if one["request_id"] == request_id]
             assert line["method"] == "Publish"
             assert line["code"] == "INVALID_ARGUMENT"
             assert line["reason"] == sentence
@@ -212,7 +212,7 @@ async def test_secrets_stay_out_of_the_log(log: StringIO, database_url: str) -> 
     assert "top-secret" not in log.getvalue()
 
 
-async def test_what_nobody_foresaw_is_internal_with_the_request_id_only(
+async def test_an_unexpected_error_is_internal_with_the_request_id_only(
     log: StringIO, database_url: str
 ) -> None:
     async def broken() -> NodeState:
@@ -234,11 +234,11 @@ async def test_what_nobody_foresaw_is_internal_with_the_request_id_only(
                 channel: Any = opened
                 call = channel.unary_unary(ADMIN + "GetStatus")(b"")
                 code, sentence = await failure(call)
-                told = dict(await call.trailing_metadata())["x-request-id"]
+                request_id = dict(await call.trailing_metadata())["x-request-id"]
             await server.stop(0)
             assert code is expected
             assert "secret" not in sentence
-            assert (told in sentence) == (code is grpc.StatusCode.INTERNAL)
+            assert (request_id in sentence) == (code is grpc.StatusCode.INTERNAL)
     (line,) = lines(log, "call_crashed")
     assert "a secret of the node" in line["exception"]
 

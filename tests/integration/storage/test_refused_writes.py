@@ -1,4 +1,4 @@
-"""A database that answers and takes no writes: what publishers, readers and probes are told."""
+"""A database that answers and refuses writes: the results for publishers, readers and probes."""
 
 from __future__ import annotations
 

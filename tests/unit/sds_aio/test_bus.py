@@ -99,11 +99,11 @@ async def test_a_participant_that_is_away_sends_when_it_is_back() -> None:
         far.away = False
         await logs_are_equal(alice, bob, length=2)
         await bob.wait_for(lambda status: not status.unpublished and not status.trouble)
-        assert bus.held(ROUTE)
+        assert bus.stored(ROUTE)
 
 
 class Reversing:
-    """No protection at all, but nobody reads it by chance."""
+    """A cipher without security, whose output differs from its input."""
 
     def __init__(self, *, whole: bool, mark: bytes = b"sealed:") -> None:
         self.whole = whole
@@ -120,8 +120,8 @@ class Reversing:
 
 @pytest.mark.parametrize("whole", [False, True])
 async def test_encrypted_participants_understand_each_other(*, whole: bool) -> None:
-    bus, dice = Bus(), Random(3)
-    bus.drops = lambda name, _message: name == "b" and dice.random() < 0.5
+    bus, rng = Bus(), Random(3)
+    bus.drops = lambda name, _message: name == "b" and rng.random() < 0.5
     cipher = Reversing(whole=whole)
     async with (
         joined(bus.transport("a"), "alice", cipher=cipher) as alice,
@@ -133,7 +133,7 @@ async def test_encrypted_participants_understand_each_other(*, whole: bool) -> N
         assert [m.content for m in await bob.log()] == [b"secret %d" % n for n in range(10)]
         if whole:
             assert not bob.calls.keys() & {"by_id", "closure"}
-    assert not any(b"secret" in each.payload for each in bus.held(ROUTE))
+    assert not any(b"secret" in each.payload for each in bus.stored(ROUTE))
 
 
 async def test_with_another_key_messages_are_there_and_cannot_be_read() -> None:
@@ -178,7 +178,7 @@ async def test_events_tell_what_happens_in_order() -> None:
         await bob.wait_for(lambda status: status.synced)
 
 
-async def test_missing_messages_are_told_and_their_repair_is() -> None:
+async def test_missing_messages_and_their_repair_are_reported() -> None:
     bus = Bus()
     lost: list[Fetched] = []
 
@@ -243,7 +243,7 @@ async def test_what_cannot_be_sent_is_refused_at_once() -> None:
         await alice.wait_for(lambda status: not status.unpublished)
 
 
-async def test_who_joins_as_somebody_else_is_told() -> None:
+async def test_joining_with_a_wrong_config_or_address_is_refused() -> None:
     transport = Bus().transport()
     with pytest.raises(ValueError, match="config is of another channel or sender"):
         async with Channel.join(transport, "room", "bob", config=config_of("alice")):
@@ -321,8 +321,8 @@ async def test_a_store_keeps_one_copy_of_what_is_sent_again() -> None:
             while len(resends) < 3:
                 await bus.news()
     assert {decode_message(payload).message_id for payload in resends} == {sent}
-    held = bus.held(ROUTE)
-    assert [decode_message(each.payload).message_id for each in held].count(sent) == 1
+    stored = bus.stored(ROUTE)
+    assert [decode_message(each.payload).message_id for each in stored].count(sent) == 1
 
 
 async def test_who_acknowledged_is_known_after_a_restart(tmp_path: Path) -> None:
@@ -370,10 +370,10 @@ async def test_a_forged_message_leaves_the_log_also_after_a_restart(tmp_path: Pa
         async with asyncio.timeout(PATIENCE_S):
             while not (seen and isinstance(seen[-1], Forged)):
                 seen.append(await anext(events))
-        told = [each for each in seen if isinstance(each, Withdrawn | Message | Forged)]
-        assert [type(each) for each in told] == [Withdrawn, Message, Forged]
-        assert isinstance(told[-1], Forged)
-        assert told[-1].content == b"forged as well"
+        reported = [each for each in seen if isinstance(each, Withdrawn | Message | Forged)]
+        assert [type(each) for each in reported] == [Withdrawn, Message, Forged]
+        assert isinstance(reported[-1], Forged)
+        assert reported[-1].content == b"forged as well"
         assert await log(bob) == [(sent, b"genuine", Proof.MESSAGE)]
     async with joined(bus.transport("b"), "bob", state=path) as bob:
         assert await log(bob) == [(sent, b"genuine", Proof.MESSAGE)]
@@ -412,10 +412,10 @@ def test_when_all_have_failed_it_is_time_to_rest() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 async def test_what_no_history_names_is_found_by_the_filters_of_a_peer(seed: int) -> None:
-    """A peer whose messages name no causes, 15 % lost on the way: no silent hole."""
-    dice = Random(seed)
+    """Drop 15 % of the messages of a peer that names no causes, and expect no silent gap."""
+    rng = Random(seed)
     names = [f"m{number}" for number in range(40)]
-    lost = {name for name in names if dice.random() < 0.15} | {dice.choice(names)}
+    lost = {name for name in names if rng.random() < 0.15} | {rng.choice(names)}
 
     def drops(_transport: str, message: Fetched) -> bool:
         return decode_message(message.payload).message_id in lost

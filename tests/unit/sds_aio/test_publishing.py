@@ -1,4 +1,4 @@
-"""What happens to own messages that a node refuses, and to a participant that has ended."""
+"""The states of own messages that a node refuses, and of a participant that has ended."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ async def test_what_was_away_for_too_long_is_published_with_a_new_time(tmp_path:
         assert (await alice.log())[0].hint == sent.hint, "others are told where it is now"
 
 
-async def test_what_a_node_will_not_have_is_told_and_stays_in_the_log() -> None:
+async def test_refused_messages_are_reported_and_stay_in_the_log() -> None:
     strict = Strict(Bus())
     async with (
         Channel.join(strict, "room", "alice", config=CONFIG, clock=lambda: strict.now_ns) as alice,
@@ -132,8 +132,8 @@ async def test_leaving_while_offline_takes_no_time_when_nothing_is_forgotten(
         transport.away = False
         async with Channel.join(transport, "room", "alice", state=state, config=CONFIG) as alice:
             await alice.wait_for(lambda status: status.synced and not status.unpublished)
-    (held,) = transport.bus.held(Route("room", "/waku/2/rs/1/0", "/sds/1/room/proto"))
-    assert said.encode() in held.payload
+    (stored,) = transport.bus.stored(Route("room", "/waku/2/rs/1/0", "/sds/1/room/proto"))
+    assert said.encode() in stored.payload
 
 
 async def test_the_next_store_is_given_what_the_last_one_may_not_have_passed_on() -> None:
@@ -145,10 +145,10 @@ async def test_the_next_store_is_given_what_the_last_one_may_not_have_passed_on(
     ):
         said = await alice.send(b"hello")
         await alice.wait_for(lambda status: not status.unpublished)
-        (held,) = one.bus.held(route)
-        assert said.encode() in held.payload
+        (stored,) = one.bus.stored(route)
+        assert said.encode() in stored.payload
         one.away = True
         await alice.send(b"to the second")
-        while len(two.bus.held(route)) < 2:
+        while len(two.bus.stored(route)) < 2:
             await two.bus.news()
-        assert held in two.bus.held(route), "the same bytes, time and hash"
+        assert stored in two.bus.stored(route), "the same bytes, time and hash"

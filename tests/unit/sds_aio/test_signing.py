@@ -1,4 +1,4 @@
-"""Signatures by the application: made, passed through, verified, and nobody's trouble otherwise."""
+"""Signatures by the application: made, passed through, verified, and ignored by others."""
 
 from __future__ import annotations
 
@@ -92,10 +92,10 @@ async def test_a_signature_is_verified_also_after_a_restart_and_passed_through_w
 
 
 async def test_a_signature_does_not_hold_for_another_message_sender_or_channel() -> None:
-    """Mallory publishes what she can make of Alice's signed message."""
-    bus, chance, now_ms = Bus(), Random(1), time_ns() // 1_000_000
+    """Publish forgeries that another sender can make of a signed message."""
+    bus, rng, now_ms = Bus(), Random(1), time_ns() // 1_000_000
     signing = Signing(Keys("alice"), "0", "alice")
-    alice = MessageChannel(ChannelConfig(sender_id="alice"), now_ms, chance)
+    alice = MessageChannel(ChannelConfig(sender_id="alice"), now_ms, rng)
     sent = alice.send(
         now_ms, b"pay 5", sealed=lambda lamport, history: signing.frame(b"pay 5", lamport, history)
     )[0]
@@ -134,10 +134,10 @@ def test_the_canonical_bytes_are_those_of_the_id_under_another_name() -> None:
 
 def test_any_content_comes_back_as_it_was_given() -> None:
     plain = Signing(None, "0", "alice")
-    dice = Random(2)
+    rng = Random(2)
     signatures = [b"", b"s", bytes(MAX_SIGNATURE_BYTES)]
     contents = [b"x", b"x" + MARK, b"\x00\x01" + MARK, MARK, b"xs\x00\x01" + MARK]
-    contents += [dice.randbytes(dice.randrange(1, 40)) + MARK for _ in range(200)]
+    contents += [rng.randbytes(rng.randrange(1, 40)) + MARK for _ in range(200)]
     for content in contents:
         opened = plain.read(plain.frame(content, 1, ()), "alice", 1, ())
         assert (opened.content, opened.signed) == (content, Signed.NO)
@@ -177,8 +177,8 @@ async def test_a_group_without_channels_needs_no_name_for_one() -> None:
     async with joined(bus.transport("a"), "alice") as alice:
         await alice.send(b"hello")
         await alice.wait_for(lambda status: not status.unpublished)
-        (held,) = bus.held(ROUTE)
-        assert decode_message(held.payload).channel_id == DEFAULT_CHANNEL_ID == "0"
+        (stored,) = bus.stored(ROUTE)
+        assert decode_message(stored.payload).channel_id == DEFAULT_CHANNEL_ID == "0"
     with pytest.raises(ValueError, match="sender_id has 0 bytes"):
         async with Channel.join(bus.transport("b")):
             pass

@@ -1,4 +1,4 @@
-"""ArchiveJob: everything once, whatever is killed, whatever arrives late, whoever else archives."""
+"""ArchiveJob writes each message once despite kills, late arrivals and concurrent jobs."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def run(spark: SparkSession, url: str, lake: Path, **options: object) -> Archive
 
 
 def assert_complete(url: str, lake: Path) -> None:
-    """The archive holds what the database does, once, and the database knows."""
+    """Assert that archive and database have the same messages and every hour is marked."""
     assert in_lake(lake) == sorted(held(url))
     assert set(marks(url)) == hours_of(held(url))
 
@@ -85,7 +85,7 @@ def test_an_archive_holds_every_message_once(url: str, archived: Path) -> None:
 def test_an_archive_recomputed_row_by_row_by_duckdb_is_what_its_commits_record(
     archived: Path,
 ) -> None:
-    """Hashes, hours, directories and files are those of an engine that shares no code."""
+    """Recompute hashes, hours, directories and files in DuckDB, without code of the job."""
     found = asked(
         archived,
         """
@@ -125,8 +125,8 @@ def test_a_second_run_has_nothing_to_do(spark: SparkSession, url: str, lake_path
 
 
 def test_a_dry_run_writes_nothing(spark: SparkSession, url: str, tmp_path: Path) -> None:
-    told = run(spark, url, tmp_path / "lake", dry_run=True)
-    assert told.to_do == len(messages())
+    report = run(spark, url, tmp_path / "lake", dry_run=True)
+    assert report.to_do == len(messages())
     assert not (tmp_path / "lake").exists()
     assert marks(url) == {}
 
@@ -264,7 +264,7 @@ def test_two_jobs_at_once_are_one_too_many(spark: SparkSession, url: str, lake_p
 def test_a_job_for_another_database_does_not_publish_over_this_one(
     spark: SparkSession, url: str, lake_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two databases may have one archive; what they have in common must not be there twice."""
+    """Check that two databases with one archive do not store a common message twice."""
     more(url, plain(90_001, NOW - 7))
     read_back = writing.read_back
 
@@ -280,7 +280,7 @@ def test_a_job_for_another_database_does_not_publish_over_this_one(
     assert in_lake(lake_path) == sorted(held(url))
 
 
-def test_an_archive_elsewhere_takes_no_part_in_retention_unless_it_is_told_to(
+def test_an_archive_elsewhere_takes_no_part_in_retention_without_mark_here(
     spark: SparkSession, url: str, lake_path: Path, tmp_path: Path
 ) -> None:
     low = TODAY - DAY
@@ -322,7 +322,7 @@ def test_a_moved_archive_takes_over_the_marks_that_it_bears_out(
 def test_an_hour_of_which_a_file_was_lost_is_not_marked(
     spark: SparkSession, url: str, lake_path: Path, *, mark_here: bool
 ) -> None:
-    """What the archive knows of its hours it knows from when it wrote the files."""
+    """Remove a row of a file whose hours were recorded when it was written."""
     file = Path(max(published(lake_path), key=lambda each: Path(each).stat().st_size))
     content = pq.ParquetFile(file).read()
     pq.write_table(content.slice(1), file)
@@ -352,7 +352,7 @@ def test_small_files_are_made_one(
 def test_only_files_that_a_commit_removed_are_deleted_and_only_after_a_week(
     spark: SparkSession, url: str, lake_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Files that no commit names may be those of a log that has lost its commits."""
+    """Keep files that no commit names: they may belong to commits that the log has lost."""
     monkeypatch.setattr(listing, "COMPACT_AT_FILES", 2)
     before = set(published(lake_path))
     more(url, plain(90_000, TODAY - DAY + 1))
@@ -376,7 +376,7 @@ def test_only_files_that_a_commit_removed_are_deleted_and_only_after_a_week(
 def test_messages_that_the_database_lost_keep_their_hour_unmarked(
     spark: SparkSession, url: str, lake_path: Path
 ) -> None:
-    """A standby that lagged behind was promoted: what it lacks is in the archive alone."""
+    """Simulate the promotion of a lagging standby: only the archive has the messages it lacks."""
     before = in_lake(lake_path)
     other = sorted(held(url))[40]
     rows(url, "delete from storenode.messages where hash = %s", other[1])
@@ -400,7 +400,7 @@ def bytes_of_removal(message: tuple[int, bytes]) -> bytes:
 
 
 def test_a_path_may_look_like_a_pattern(spark: SparkSession, url: str, tmp_path: Path) -> None:
-    """Of two directories that a pattern would match, each is itself."""
+    """Use two directories of which one, read as a pattern, matches the other."""
     lake, other = tmp_path / "{a,b} l*ke?" / "day=3#", tmp_path / "a lake1" / "day=3#"
     run(spark, url, lake)
     more(url, *(plain(90_000 + number, TODAY - DAY + number) for number in range(9)))
@@ -429,7 +429,7 @@ def test_what_is_no_archive_is_refused(
         run(spark, url, foreign)
 
 
-def test_a_schema_of_another_version_is_told(
+def test_a_schema_of_another_version_is_refused(
     spark: SparkSession, url: str, lake_path: Path
 ) -> None:
     rows(url, "update storenode.alembic_version set version_num = '0001'")

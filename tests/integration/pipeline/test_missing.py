@@ -1,4 +1,4 @@
-"""What is removed from an archive is found by `verify`: by its manifest, a copy, or the marks."""
+"""Losses of an archive: `verify` finds them by the manifest, a copy of it, or the marks."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_a_removed_day_is_found_and_stays_found(
 def test_late_messages_do_not_hide_a_removed_day(
     spark: SparkSession, url: str, lake_path: Path
 ) -> None:
-    """Late messages bring hours to as many as they had; a copy of the manifest tells them apart."""
+    """Restore the counts of the hours by late messages; a copy of the manifest shows the loss."""
     day = drop_day(lake_path)
     late = [plain(90_000 + hour, start_of(day) + hour * HOUR) for hour in range(24)]
     more(url, *late)
@@ -146,7 +146,7 @@ def test_late_messages_do_not_hide_a_removed_day(
 
 
 def start_of(day: str) -> int:
-    """The start of a day, in nanoseconds."""
+    """Return the start of a day, in Unix nanoseconds."""
     return int(datetime.fromisoformat(f"{day}T00:00:00+00:00").timestamp()) * 1_000_000_000
 
 
@@ -164,7 +164,7 @@ def test_a_removed_log_is_named(spark: SparkSession, lake_path: Path) -> None:
         looked(spark, lake_path)
 
 
-def test_messages_that_are_gone_as_a_whole_are_told_from_an_archive_that_never_was(
+def test_a_removed_messages_table_is_distinguished_from_a_missing_archive(
     spark: SparkSession, url: str, lake_path: Path
 ) -> None:
     shutil.rmtree(lake_path / "messages")

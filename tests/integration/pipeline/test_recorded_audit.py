@@ -38,7 +38,7 @@ HINTED = "λ"
 
 @dataclass(frozen=True)
 class Message:
-    """One row of an archive; ``channel`` None: a message that is none of SDS."""
+    """A row of an archive; ``channel`` is None for a message without SDS fields."""
 
     ts: int
     payload: bytes
@@ -78,7 +78,7 @@ class Place:
     spark: SparkSession
     path: Path
     random: random.Random
-    held: list[Message] = field(default_factory=list)
+    stored: list[Message] = field(default_factory=list)
     late: list[Message] = field(default_factory=list)
     numbers: dict[str, int] = field(default_factory=dict)
 
@@ -89,17 +89,17 @@ class Place:
     def replace(self, days: Iterable[int], messages: Iterable[Message]) -> None:
         """Let files with messages take the place of all files of some days."""
         wanted = set(days)
-        self.held = [each for each in self.held if each.ts // DAY not in wanted]
+        self.stored = [each for each in self.stored if each.ts // DAY not in wanted]
         self._commit(list(messages), DeltaArchive(str(self.path)).open().files(wanted))
 
     def days(self) -> list[int]:
-        return sorted({each.ts // DAY for each in self.held})
+        return sorted({each.ts // DAY for each in self.stored})
 
     def of(self, day: int) -> list[Message]:
-        return [each for each in self.held if each.ts // DAY == day]
+        return [each for each in self.stored if each.ts // DAY == day]
 
     def _commit(self, made: list[Message], gone: list[DataFile]) -> None:
-        self.held += made
+        self.stored += made
         archive = DeltaArchive(str(self.path)).open_for_writing()
         rows = pa.RecordBatch.from_pylist(
             [each.row() for each in sorted(made, key=lambda each: each.ts)], ARROW
@@ -113,15 +113,17 @@ class Place:
 
     def _hours(self) -> Fingerprints:
         found: Fingerprints = {}
-        for each in self.held:
+        for each in self.stored:
             words = (int(word) for word in np.frombuffer(each.hash, "<i8"))
             hour = each.ts // HOUR * HOUR
             found[hour] = found.get(hour, NOTHING).joined(Fingerprint(1, *words))
         return found
 
     def grown(self, day: int, count: int) -> list[Message]:
-        """What a day brings: chains with forks, gaps, copies, clocks that lie, hints and cycles;
-        some messages come later.
+        """Generate the messages of a day.
+
+        They form chains with forks, gaps, copies, wrong clocks, hints and cycles. Some are added to
+        ``late`` instead of being returned.
         """
         rng, made = self.random, list[Message]()
         for _ in range(count):
@@ -148,7 +150,7 @@ class Place:
         return made
 
     def come_late(self) -> list[Message]:
-        """Some of what was to come later."""
+        """Remove a random half of the late messages and return it."""
         self.random.shuffle(self.late)
         half = len(self.late) // 2 + 1
         come, self.late = self.late[:half], self.late[half:]
@@ -156,8 +158,9 @@ class Place:
 
 
 def steps(place: Place) -> list[tuple[Callable[[], object], int | None]]:
-    """What happens to an archive between two audits, and how many channels have changed then; None:
-    some or all.
+    """Return changes of an archive between two audits, each with the number of changed channels.
+
+    None stands for an unspecified number.
     """
 
     def compact_and_quiet_days() -> None:
@@ -205,7 +208,7 @@ def test_continuing_is_the_same_as_examining_everything(
         assert found == audit(spark, AuditJob(continued().messages, full=True)).as_json(), happens
         if changed is not None:
             assert f"audit: {changed} channels have changed" in said
-    assert dashboard(place.path, "kitchen") == coverage(place.held, "kitchen")
+    assert dashboard(place.path, "kitchen") == coverage(place.stored, "kitchen")
     references = place.path / "findings" / "references"
     for file in references.glob("*.parquet"):
         file.unlink()
@@ -223,7 +226,7 @@ def test_continuing_is_the_same_as_examining_everything(
 
 
 def dashboard(path: Path, channel: str) -> list[tuple[int, int, int]]:
-    """What the query of the page tells of a channel: day, messages, missing."""
+    """Run the query of docs/pipeline.md for a channel; return day, messages and missing parents."""
     page = (ROOT / "docs" / "pipeline.md").read_text(encoding="utf-8")
     query = page.split("-- DuckDB: messages by day", 1)[1].split("\n", 1)[1].split("```")[0]
     with duckdb.connect() as connection:
@@ -236,12 +239,12 @@ def dashboard(path: Path, channel: str) -> list[tuple[int, int, int]]:
 
 
 def coverage(messages: list[Message], channel: str) -> list[tuple[int, int, int]]:
-    """The same, message by message."""
+    """Compute day, messages and missing parents of a channel message by message."""
     mine = [each for each in messages if each.channel == channel]
-    held = {each.name for each in mine}
+    stored = {each.name for each in mine}
     found: dict[int, tuple[int, set[str]]] = {}
     for each in mine:
         count, missing = found.get(each.ts // DAY, (0, set[str]()))
-        named = {name for name, hint in each.parents if hint is None} - held
+        named = {name for name, hint in each.parents if hint is None} - stored
         found[each.ts // DAY] = count + 1, missing | named
     return [(day, count, len(missing)) for day, (count, missing) in sorted(found.items())]

@@ -44,7 +44,7 @@ def found(result: VerifyReport) -> dict[str, int]:
 
 
 def largest(lake: Path) -> Path:
-    """The file with the most rows; Spark's checksum of it is gone, as after a copy."""
+    """Return the file with the most rows, and delete Spark's checksum of it, as a copy does."""
     file = max(map(Path, published(lake)), key=lambda path: pq.read_metadata(path).num_rows)
     file.with_name(f".{file.name}.crc").unlink(missing_ok=True)
     return file
@@ -69,7 +69,7 @@ def test_a_sound_archive_is_found_sound(spark: SparkSession, url: str, archived:
 def test_messages_after_the_newest_commit_are_not_archived_yet(
     spark: SparkSession, url: str, archived: Path
 ) -> None:
-    """A late message of an archived hour, and the first one of another hour."""
+    """Add a late message of an archived hour and the first message of another hour."""
     more(url, plain(90_001, TODAY - DAY), plain(90_002, TODAY - 9 * DAY))
     result = run(spark, archived, url=url)
     assert (result.sound, result.not_archived_yet) == (True, 2)
@@ -91,11 +91,11 @@ def test_messages_that_the_archive_should_hold_are_missing_from_it(
 
 def test_an_archive_may_hold_some_of_the_commits_after_the_one_that_it_names() -> None:
     one, two = Fingerprint(1, 1, 0, 0, 0), Fingerprint(1, 2, 0, 0, 0)
-    for held_of, missing in ((one, 2), (one.joined(two), 1)):
+    for stored, missing in ((one, 2), (one.joined(two), 1)):
         wanted = {0: one}
         later = [{0: two}, {0: two, HOUR: one}]
-        assert catch_up(wanted, later, {0: held_of}) == missing
-        assert wanted == {0: held_of}
+        assert catch_up(wanted, later, {0: stored}) == missing
+        assert wanted == {0: stored}
     wanted = {0: one}
     assert catch_up(wanted, [{0: two}], {0: two}) == 1
     assert wanted == {0: one}
@@ -167,8 +167,8 @@ def test_damage_is_found_and_named(
     result = run(spark, lake_path)
     assert found(result) == {**wanted, kinds.CHANGED_FILE: 1}
     assert not result.sound
-    told = " ".join(result.lines())
-    assert file.name in told or "times" in told
+    text = " ".join(result.lines())
+    assert file.name in text or "times" in text
 
 
 def test_files_that_cannot_be_read_are_named_and_the_others_verified(
@@ -193,7 +193,7 @@ def test_a_foreign_file_under_the_name_of_one_is_found(
     assert found(run(spark, lake_path))[kinds.UNREADABLE] == 1
 
 
-def test_a_path_without_an_archive_is_told(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_path_without_an_archive_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     with pytest.raises(PipelineError, match="There is no archive in") as caught:
         run(spark, tmp_path)
     assert caught.value.code == 2

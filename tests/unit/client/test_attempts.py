@@ -1,4 +1,4 @@
-"""Which attempts a call makes at which nodes, and what ends them."""
+"""The attempts of a call: the nodes they go to, and the errors that end them."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ Behaviour = Callable[[str, AsyncIterator[bytes], Any], AsyncIterator[bytes]]
 
 
 async def live(method: str, requests: AsyncIterator[bytes], _context: object) -> Any:  # noqa: ANN401
-    """Answer as a node does that holds nothing."""
+    """Respond to a call like a node without messages."""
     if method.startswith("Publish"):
         async for _ in requests:
             yield PUBLISHED.SerializeToString()
@@ -193,7 +193,7 @@ async def nodes() -> AsyncIterator[Nodes]:
 
 @pytest.fixture
 async def others(nodes: Nodes) -> list[str]:
-    """A node that is down, one that accepts no connection in time, and one that never answers."""
+    """Return a node that is down, one that accepts no connection, and one that never responds."""
     return [HeldPort().address, nodes.silent(), await nodes.serve(hung)]
 
 

@@ -1,4 +1,4 @@
-"""What a first program meets: names, arguments, representations, and a client left open."""
+"""The basics of the client package: names, arguments, representations, and a client left open."""
 
 from __future__ import annotations
 

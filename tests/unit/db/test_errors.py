@@ -1,4 +1,4 @@
-"""What errors of the database mean for callers."""
+"""The classification of database errors for callers."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ class Server:
     gone: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request; ``/late`` never, ``/early`` before the body has come."""
+        """Respond to a request; never to ``/late``, to ``/early`` before the body has arrived."""
         exchange = Exchange(scope, receive, send)
         try:
             if scope["path"] == "/late":
@@ -127,7 +127,7 @@ class Server:
 
 @pytest.fixture
 async def server() -> AsyncIterator[Server]:
-    """A server on a free port."""
+    """Start a server on a free port."""
     server = Server()
     where = ListenAddress("--http-listen", "127.0.0.1", 0)
     listener: HttpListener = bind(where, server, None, OpenConnections(100, Metrics("test")))

@@ -15,7 +15,7 @@ from tests.integration.run.helpers import get
 
 @dataclass
 class Node:
-    """What a listener is told of its node."""
+    """The state of a node that a metrics listener reads."""
 
     unready: str | None = None
     free: asyncio.Event = field(default_factory=asyncio.Event)
@@ -30,7 +30,7 @@ class Node:
 
 @pytest.fixture
 async def node() -> AsyncIterator[Node]:
-    """A node with a listener."""
+    """Start a metrics listener for a node."""
     node = Node()
     listener = MetricsListener(
         node.render, None, lambda: node.unready, (), clock=lambda: node.now_s

@@ -1,4 +1,4 @@
-"""What is wrong with a node, from its own metrics."""
+"""The problems of a node that are derived from its own metrics."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Clock:
 
 
 def healthy() -> Metrics:
-    """Metrics of a node with nothing wrong, two peers and an archive."""
+    """Return the metrics of a node without problems, with two peers and an archive."""
     metrics = Metrics("test")
     metrics.ready.set(1)
     metrics.database_up.set(1)
@@ -62,7 +62,7 @@ def slow_reads(metrics: Metrics) -> None:
 
 
 def set_back(metrics: Metrics) -> None:
-    """The clock was set back, and publishers are rejected for it."""
+    """Set metrics as after a clock was set back and publishers are rejected for it."""
     metrics.clock_limit_seconds.set(10)
     metrics.clock_offset_seconds.labels("database").set(7_200)
     metrics.clock_offset_seconds.labels("node-b").set(7_199)
@@ -114,7 +114,7 @@ def test_every_rule_is_provoked_here() -> None:
 
 
 @pytest.mark.parametrize("page", PROVOKED)
-def test_each_problem_is_told_when_it_has_lasted_and_until_it_ends(page: str) -> None:
+def test_each_problem_is_reported_once_it_has_lasted_and_until_it_ends(page: str) -> None:
     metrics, clock = healthy(), Clock()
     (rule,) = (each for each in RULES if each.page == page)
     problems = Problems(metrics, clock)
@@ -135,7 +135,7 @@ def test_each_problem_is_told_when_it_has_lasted_and_until_it_ends(page: str) ->
 
 
 def _aged(for_s: float) -> set[str]:
-    """What the time that has passed brings by itself."""
+    """Return the problems that appear merely because so much time has passed."""
     return {"peer-silent"} if for_s >= 3_600 else set()
 
 
@@ -219,7 +219,7 @@ def test_what_callers_cause_by_themselves_is_no_problem(
         clock.now_s += 150
 
 
-def test_what_a_counter_told_is_forgotten_in_time() -> None:
+def test_a_problem_of_a_counter_expires() -> None:
     metrics, clock = healthy(), Clock()
     problems = Problems(metrics, clock)
     problems.look()

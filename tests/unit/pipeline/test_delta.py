@@ -21,7 +21,7 @@ FILE = WrittenFile("day=2024-10-04/shard=0/part-1.parquet", DAY, 0, 4, 1, 5, 5, 
 
 @pytest.fixture
 def lake(tmp_path: Path) -> DeltaArchive:
-    """An archive with a file that is not published yet."""
+    """Create an archive with a file that is not published yet."""
     found = DeltaArchive(str(tmp_path / "archive")).open_for_writing()
     file = tmp_path / "archive" / "messages" / FILE.path
     file.parent.mkdir(parents=True)
@@ -102,7 +102,7 @@ def test_many_copies_become_one_file_that_is_read_as_they_were(
     assert read_manifest(str(folder)).broken[0] == f"{2:020}.json cannot be read"
 
 
-def test_a_disk_that_does_not_take_a_commit_is_told(
+def test_a_failed_sync_of_a_commit_is_reported(
     lake: DeltaArchive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def sync(place: Path) -> None:

@@ -19,8 +19,8 @@ def values(file: Path) -> dict[tuple[str, ...], float]:
 
 def test_the_last_success_stays_while_a_job_fails(tmp_path: Path) -> None:
     file = tmp_path / "nightly.prom"
-    told = {"sound": True, "messages": 7, "faults": ["a", "b"], "name": "x", "listed": {"a": 1}}
-    write_metrics(file, JobRun("verify", 100.0, 160.0, 0, told))
+    report = {"sound": True, "messages": 7, "faults": ["a", "b"], "name": "x", "listed": {"a": 1}}
+    write_metrics(file, JobRun("verify", 100.0, 160.0, 0, report))
     assert values(file) == {
         ("last_run_timestamp_seconds", "verify"): 160.0,
         ("last_success_timestamp_seconds", "verify"): 160.0,
@@ -42,9 +42,9 @@ def test_the_last_success_stays_while_a_job_fails(tmp_path: Path) -> None:
     assert [each.name for each in tmp_path.iterdir()] == ["nightly.prom"]
 
 
-def test_the_reports_of_several_jobs_are_told_apart(tmp_path: Path) -> None:
+def test_the_reports_of_several_jobs_have_their_own_figures(tmp_path: Path) -> None:
     file = tmp_path / "nightly.prom"
-    told = {"sound": False, "verify": {"sound": True, "files": 3}, "audit": {"sound": False}}
-    write_metrics(file, JobRun("nightly", 1.0, 2.0, 1, told))
+    report = {"sound": False, "verify": {"sound": True, "files": 3}, "audit": {"sound": False}}
+    write_metrics(file, JobRun("nightly", 1.0, 2.0, 1, report))
     figures = {name[1]: value for name, value in values(file).items() if name[0] == "figure"}
     assert figures == {"sound": 0.0, "verify_sound": 1.0, "verify_files": 3.0, "audit_sound": 0.0}

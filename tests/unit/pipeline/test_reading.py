@@ -23,13 +23,13 @@ ANY = Policy(max_drift_ns=None, publisher=False)
 
 
 def plain_tail_bytes(ts: int, pubsub_topic: str, content_topic: str) -> int:
-    """The length of a tail without optional fields, by the encoding of protobuf."""
+    """Compute the protobuf-encoded size of a tail without optional fields, in bytes."""
     topics = (pubsub_topic.encode(), content_topic.encode())
     return 1 + len(varint(2 * ts)) + sum(1 + len(varint(len(t))) + len(t) for t in topics)
 
 
 def rows_of(batch: RecordBatch) -> pa.RecordBatch:
-    """What the statement reads of a batch: a tail without optional fields is not sent."""
+    """Build the rows that the query returns; a tail without optional fields is null."""
     topics = [batch.topics[key] for key in batch.topic_keys]
     tails = [
         None if 2**55 <= ts < 2**62 and len(tail) == plain_tail_bytes(ts, *names) else tail

@@ -1,4 +1,4 @@
-"""What others can send must neither stop a channel nor make it grow."""
+"""Hostile messages of other participants: they neither stop a channel nor make it grow."""
 
 from dataclasses import replace
 
@@ -238,7 +238,7 @@ def test_clocks_far_ahead_do_not_enter_histories() -> None:
     assert [entry.message_id for entry in decode_message(sent.payload).history] == ["honest"]
 
 
-def test_an_empty_filter_makes_nobody_name_more_than_configured() -> None:
+def test_an_empty_filter_adds_no_more_entries_than_configured() -> None:
     me = channel(gap_entries=4, history_entries=2)
     for number in range(300):
         take(me, wire(f"m{number}", lamport=NOW + number, sender="other"))
@@ -291,7 +291,7 @@ def test_wishes_that_are_there_already_do_not_count_twice() -> None:
     assert (len(me.incoming), len(me.incoming.wants)) == (10, 4)
 
 
-def test_parents_that_nobody_has_are_given_up_past_a_bound_for_the_sender_and_in_all() -> None:
+def test_unavailable_parents_are_given_up_past_a_bound_for_the_sender_and_in_all() -> None:
     me = channel(max_missing=30, max_missing_of_sender=20, repair=QUICK_REPAIR)
     assert me.requests is not None
     take(me, wire("honest", sender="alice", after=["cause"]))

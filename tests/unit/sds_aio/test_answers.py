@@ -102,7 +102,7 @@ async def test_what_a_store_holds_is_not_published_again(
 async def test_what_no_store_holds_is_published_as_it_was_while_nodes_take_that(
     age_s: int, *, whole: bool
 ) -> None:
-    """A forgetful bus that refuses what is older than 20 s, like a node."""
+    """Use a bus that stores nothing and, like a node, refuses messages older than 20 s."""
     strict = Strict(Bus(remembers=False))
     config = ChannelConfig(
         "room",

@@ -41,7 +41,7 @@ def of_alice(name: str, content: bytes, lamport: int, causes: Sequence[str] = ()
 
 
 def genuine() -> list[Message]:
-    """As a sender makes them: each names the one before, and something else."""
+    """Return the segments of a sender: each names the one before and another cause."""
     parts = split(CONTENT, 256, Revision.PUBLISHED)
     return [
         of_alice(f"m{number}", part, number, ["other", f"m{number - 1}"])
@@ -134,7 +134,7 @@ async def test_forged_segments_keep_no_content_away(case: str) -> None:
     assert [each.content for each in found if isinstance(each, Content)] == [CONTENT]
 
 
-async def test_a_failed_assembly_is_told_at_once() -> None:
+async def test_a_failed_assembly_is_reported_at_once() -> None:
     messages = [*BEFORE, *AFTER, *forged(1)]
     assert await read(messages) == [AssemblyFailed("alice", COUNT, 1)]
 
@@ -169,7 +169,7 @@ async def test_a_content_that_never_has_its_hash_is_dropped_in_the_end() -> None
     ]
 
 
-async def test_what_is_dropped_for_want_of_room_is_told() -> None:
+async def test_contents_dropped_for_lack_of_space_are_reported() -> None:
     endless = [
         SegmentMessageProto(
             entire_message_hash=number.to_bytes(32), data_segment_count=255, payload=b"x"

@@ -14,7 +14,7 @@ from typing import Final
 
 from rich.console import Console
 
-from store.demo.report import Report
+from store.demo.report import ConsoleReport
 from store.demo.run import run
 from store.demo.story import SCRIPT, Plan
 
@@ -23,7 +23,7 @@ _COLUMNS: Final = 92
 _FETCHED: Final = re.compile(r"@font-face \{.*?\}\s*|<!--.*?-->\s*", re.DOTALL)
 
 
-class _FirstLines(Report):
+class _FirstLines(ConsoleReport):
     """A report that ends the run after the conversation."""
 
     def line(self, text: str, style: str = "") -> None:

@@ -51,7 +51,7 @@ from storenode.sds.aio.participant import Participant
 from storenode.sds.aio.transport import FeedPage, Fetched
 from storenode.sds.bloom import FilterShape, Probe, holds
 from storenode.sds.channel import MessageChannel
-from storenode.sds.codec import Kind, SdsMessage, decode_message
+from storenode.sds.codec import MessageKind, SdsMessage, decode_message
 from storenode.sds.events import (
     Acknowledged,
     Behind,
@@ -425,7 +425,7 @@ class GroupJudge:
     def _received(self, view: View, event: Event, message: SdsMessage | None) -> None:
         assert isinstance(event, Received)
         assert message is not None
-        if event.kind is Kind.CONTENT:
+        if event.kind is MessageKind.CONTENT:
             self.taken.setdefault(event.message_id, set()).add(view.name)
         for entry in message.history:
             if entry.message_id not in view.ids:

@@ -22,7 +22,7 @@ from sim.limits import NS_PER_MS, NS_PER_S
 from sim.network import Caller
 from sim.timeline import Clock
 from storenode.sds.aio.channel import Channel
-from storenode.sds.aio.joining import Joining
+from storenode.sds.aio.join_options import Joining
 from storenode.sds.aio.participant import LeftError, Participant, participating
 from storenode.sds.aio.transport import Fetched
 from storenode.sds.channel import ChannelFullError, MessageChannel
@@ -134,7 +134,7 @@ class Member(Caller):
             route=ROUTE,
             config=self.config,
             clock=self.clock.unix_ns,
-            chance=world.dice,
+            rng=world.dice,
         )
         transports = [GroupTransport(self, life, node) for node in nodes]
         async with participating(joining, None, transports) as participant:

@@ -90,7 +90,7 @@ def demo(
         with _directory(keep) as directory:
             plan = story.Plan(directory, pace, patience_s, limit / NS_PER_S, frozenset(without))
             kept = f"Logs and databases are in {directory}."
-            if not asyncio.run(run.run(plan, report.Report(no_color=plain))):
+            if not asyncio.run(run.run(plan, report.ConsoleReport(no_color=plain))):
                 raise CliError(FAILED, f"Something was not brought back. {kept}")
     except asyncio.CancelledError:
         raise click.Abort from None

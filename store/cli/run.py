@@ -50,12 +50,12 @@ async def _serve(config: NodeConfig) -> None:
     # What is imported stays to the end: the collector need not look at it, now or later.
     gc.disable()
     from store.runtime.errors import NodeError, UnreachableError, WrongConfigurationError  # noqa: PLC0415
-    from store.runtime.node import Node  # noqa: PLC0415
+    from store.runtime.node import NodeRuntime  # noqa: PLC0415
 
     gc.freeze()
     gc.set_threshold(_COLLECT_AFTER, 20, 20)
     gc.enable()
-    node = Node(config, importlib.metadata.version("storenode"), announce)
+    node = NodeRuntime(config, importlib.metadata.version("storenode"), announce)
     _handle_signals(node.stop, node.reload)
     try:
         await node.run()

@@ -35,7 +35,7 @@ _GOOD, _BAD, _FAINT = "green", "bold red", "dim"
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """What a node lacked when a fault ended, and how it came back.
+    """The messages that a node lacked when a fault ended, and how it recovered them.
 
     ``ways`` counts what the node stored from then on, new messages included, by source.
     """
@@ -49,7 +49,7 @@ class Incident:
 
 
 class SafeConsole(Console):
-    """A console that escapes control characters and raises when nobody reads the output."""
+    """A console that escapes control characters, and raises when the output is no longer read."""
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
@@ -63,7 +63,7 @@ class SafeConsole(Console):
         raise BrokenPipeError(errno.EPIPE, "nobody reads the output")
 
 
-class Report:
+class ConsoleReport:
     """The output of one run, line by line."""
 
     def __init__(self, *, no_color: bool = False, console: Console | None = None) -> None:

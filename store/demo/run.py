@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 
-from store.demo.report import Report
+from store.demo.report import ConsoleReport
 from store.demo.story import Plan, Story
 from store.demo.verdict import judge
 
 _END_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-async def run(plan: Plan, report: Report) -> bool:
+async def run(plan: Plan, report: ConsoleReport) -> bool:
     """Tell the story and print the verdict; return True if everything is everywhere.
 
     Ctrl-C, SIGTERM and SIGHUP end it in order, with ``CancelledError``; a second one kills the

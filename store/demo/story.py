@@ -28,12 +28,12 @@ from store.demo.limits import (
 )
 from store.demo.network import Network
 from store.demo.people import CAST, LEAVER, LISTENER, NEIGHBOUR, READER, ROAMER, People, Person
-from store.demo.report import Incident, Report
+from store.demo.report import ConsoleReport, Incident
 from store.demo.sources import stored_by_source
 from store.demo.tap import Way
 from store.demo.tasks import Tasks
 from store.demo.verdict import Verdict
-from store.demo.waiting import Waiter
+from store.demo.waiter import Waiter
 from storenode.client.errors import NodeError
 from storenode.client.node import connect
 from storenode.sds.aio.events import ChannelEvent, Message
@@ -74,7 +74,7 @@ class Plan:
 class Story:
     """One run, with a method for each chapter."""
 
-    def __init__(self, plan: Plan, report: Report) -> None:
+    def __init__(self, plan: Plan, report: ConsoleReport) -> None:
         self._plan = plan
         self.report = report
         self.tasks = Tasks()

@@ -14,7 +14,7 @@ from enum import StrEnum
 from store.demo.ledger import Ledger, hash_of
 from storenode.sds.aio.passing import PassingLink
 from storenode.sds.aio.transport import FeedPage, Fetched, Outbound, Route, Transport, Verdict
-from storenode.sds.codec import Entry, Kind, MessageError, SdsMessage, decode_message
+from storenode.sds.codec import Entry, MessageError, MessageKind, SdsMessage, decode_message
 
 
 class Way(StrEnum):
@@ -177,4 +177,4 @@ def content_of(payload: bytes) -> SdsMessage | None:
         message = decode_message(payload)
     except MessageError:
         return None
-    return message if message.kind is Kind.CONTENT else None
+    return message if message.kind is MessageKind.CONTENT else None

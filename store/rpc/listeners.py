@@ -9,8 +9,8 @@ from typing import Final
 
 import grpc
 
-from store.rpc.accepting import ServiceHandler, make_server
 from store.rpc.credentials import server_credentials
+from store.rpc.grpc_server import ServiceHandler, make_server
 from store.rpc.limits import (
     HANDSHAKE_TIMEOUT_MS,
     IDLE_CONNECTION_MS,

@@ -17,11 +17,11 @@ from store.domain.access import Right
 from store.domain.ports import Services
 from store.domain.quota import CallKind
 from store.rpc import health, reflection
-from store.rpc.accepting import ServiceHandler
 from store.rpc.admin import fetch_messages, get_status, synchronize
 from store.rpc.call import ListenerKind, Wrapper
 from store.rpc.context import RpcContext
 from store.rpc.gossiping import GossipService
+from store.rpc.grpc_server import ServiceHandler
 from store.rpc.peer import PeerService
 from store.rpc.publish import publish_stream
 from store.serving.methods import table

@@ -1,4 +1,4 @@
-"""A node from its start to its end.
+"""The lifecycle of a node, from its start to its end.
 
     starting --everything is up--> serving --stop()--> draining --calls have ended--> ended
     starting --stop()--> ended
@@ -34,7 +34,7 @@ from store.runtime.database import database_host
 from store.runtime.disk import DiskSpace
 from store.runtime.environment import system_environment
 from store.runtime.errors import NodeError, UnreachableError, WrongConfigurationError, ended
-from store.runtime.gossiping import Gossiping, open_gossip
+from store.runtime.gossip import Gossiping, open_gossip
 from store.runtime.hosts import HostWatch, note_hosts
 from store.runtime.identity import kept_node_id
 from store.runtime.limits import (
@@ -85,14 +85,14 @@ _T = TypeVar("_T")
 
 
 async def _within(timeout_s: float, work: Callable[[], Awaitable[None]]) -> None:
-    """Do some work, and give it up when its time has passed."""
+    """Await some work, and cancel it when its time has passed."""
     with suppress(TimeoutError):
         async with asyncio.timeout(timeout_s):
             await work()
 
 
-class Node:
-    """One node, made inside the event loop that runs it; `announce` is given the ready line."""
+class NodeRuntime:
+    """A node, made inside the event loop that runs it; `announce` is given the ready line."""
 
     def __init__(self, config: NodeConfig, version: str, announce: Callable[[str], None]) -> None:
         self._config = config
@@ -155,7 +155,7 @@ class Node:
     # Starting
 
     async def _unless_ending(self, work: Coroutine[Any, Any, _T]) -> _T | None:
-        """Do something unless the node is told to end meanwhile; then None."""
+        """Await some work and return its result; None if `stop` was called first."""
         doing = asyncio.create_task(work)
         ending = asyncio.create_task(self._ending.wait())
         await asyncio.wait({doing, ending}, return_when=asyncio.FIRST_COMPLETED)
@@ -293,7 +293,7 @@ class Node:
         )
 
     def _show_options(self) -> None:
-        """What alerts compare with."""
+        """Set the metrics of the options that alerts compare with."""
         config, metrics = self._config, self._metrics
         metrics.read_only.set(int(config.read_only))
         metrics.retention_seconds.set((config.retention or 0) / NS_PER_S)
@@ -369,7 +369,7 @@ class Node:
     # Ending
 
     async def _end_calls(self, listeners: Listeners) -> None:
-        """Tell probes, end what has no end, and give the other calls the time they may have."""
+        """Fail readiness probes, end endless calls, and drain the others until the timeout."""
         _LOG.info("draining")
         self._readiness.set(Obstacle.DRAINING, present=True)
         await asyncio.sleep(DRAIN_NOTICE_S)
@@ -405,7 +405,7 @@ class Node:
     def _ready_changed(self, ready: bool) -> None:
         self._health.set_serving(serving=ready)
         self._metrics.ready.set(int(ready))
-        # Else what has just ended would be told until the next look.
+        # Else a problem that has just ended would be reported until the next look.
         self._status.look()
 
     def _check_disk(self) -> None:
@@ -427,15 +427,17 @@ class Node:
         self._show_refusal()
 
     def _show_refusal(self) -> None:
-        """Say that a host is refused where that is why there is no database."""
+        """Set the obstacle of a refused host while that is why there is no database."""
         self._readiness.set(Obstacle.REFUSED, present=self._refusing and not self._database_up)
 
     def _host_event(self, name: str, fields: Mapping[str, object]) -> None:
         # Called from the supervisor's threads, also while the loop is closing.
         if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._heard_of_host, name, str(fields.get("reason")))
+            self._loop.call_soon_threadsafe(
+                self._handle_host_event, name, str(fields.get("reason"))
+            )
 
-    def _heard_of_host(self, name: str, reason: str) -> None:
+    def _handle_host_event(self, name: str, reason: str) -> None:
         if self._wiring is None or self._monitor is None or self._ending.is_set():
             return
         self._metrics.database_events.labels(f"postgres_{name}").inc()

@@ -25,7 +25,7 @@ from store.domain.unread import GossipPeerState, UnreadSummary
 from store.observe.limits import RATE_INTERVAL_S
 from store.observe.metrics import Metrics, Rates, samples, total
 from store.observe.problems import Problem, Problems
-from store.runtime.gossiping import Gossiping
+from store.runtime.gossip import Gossiping
 from store.runtime.hour_coverage import read_hour_coverage
 from store.runtime.limits import (
     COVERAGE_REST_S,

@@ -1,4 +1,4 @@
-"""What calls of clients need of the node besides its services; ``store.runtime`` fills it in."""
+"""The context of the node for client calls, besides its services; made by ``store.runtime``."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class NodeIdentity:
-    """Who this node is, towards peers and in its status.
+    """The identity of a node, towards peers and in its status.
 
     ``store_id`` names the database behind the node: two nodes on one database have the same.
     """
@@ -40,30 +40,30 @@ class NodeIdentity:
 
 
 class Tokens(Protocol):
-    """Who may call."""
+    """A source of the rules that say which callers are admitted."""
 
     @property
     def access(self) -> Access:
         """The rules in force."""
 
 
-class Readiness(Protocol):
-    """Whether the node can serve."""
+class ReadinessStatus(Protocol):
+    """The reasons for which a node cannot serve, if there are any."""
 
     @property
     def unready(self) -> str | None:
-        """Why the node cannot do what it was started for; None if it can."""
+        """The reason for which the node cannot do its work; None if it can."""
 
     @property
     def halted(self) -> str | None:
-        """Why it serves no calls at all; None if it does."""
+        """The reason for which the node serves no calls at all; None if it serves."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeState:
-    """What ``Admin.GetStatus`` answers, besides the node's identity.
+    """The state of a node that ``Admin.GetStatus`` reports, besides the node's identity.
 
-    Timestamps in Unix nanoseconds, 0 when nothing is held. ``index_entries``: SyncIDs in memory,
+    Timestamps in Unix nanoseconds, 0 when nothing is stored. ``index_entries``: SyncIDs in memory,
     which begin at ``index_start_ns``. ``gossip``: None where it is switched off. ``conflicts``:
     messages since the start that share a hash with a stored one and differ from it.
     """
@@ -80,18 +80,18 @@ class NodeState:
 
 @dataclass(frozen=True, slots=True)
 class NodeContext:
-    """Everything that the calls of clients take from the node, whatever protocol they come by.
+    """The parts of a node that client calls use, over any protocol.
 
     ``policy``: the rules for messages of clients, as they are now, horizon included.
     ``tokens``: the token file's present content.
     ``now_ns``: the node's clock, Unix nanoseconds. ``monotonic_ns``: one that never goes back.
     ``readiness``: one sentence why the node cannot serve now, or None.
-    ``state``: what the node holds; may raise the errors of ``store.domain.ports``.
-    ``confirmations``: who waits for other stores to confirm what a publisher wants confirmed.
+    ``state``: the stored messages and the index; may raise the errors of ``store.domain.ports``.
+    ``confirmations``: the waits for other stores to confirm published messages.
     ``tracing``: None while it is off.
-    ``coverage``: what is known of other stores; None where nothing is. It is read for one caller at
-    a time, beside the node's sessions.
-    ``intake``: when nodes of the store took messages in; None where that is not recorded.
+    ``coverage``: the recorded coverage of other stores; None where there is none. It is read for
+    one caller at a time, concurrently with the node's sessions.
+    ``intake``: the times at which nodes of the store took messages in; None if not recorded.
     ``missing_parents``: of SDS channels; None where they are not counted.
     ``read_only``: messages of clients are refused.
     """
@@ -101,7 +101,7 @@ class NodeContext:
     tokens: Tokens
     now_ns: Callable[[], int]
     monotonic_ns: Callable[[], int]
-    readiness: Readiness
+    readiness: ReadinessStatus
     state: Callable[[], Awaitable[NodeState]]
     metrics: Metrics
     limits: RequestLimits = field(default_factory=RequestLimits)

@@ -37,8 +37,8 @@ from storenode.sds.claims import Claims, Proof, Verdict, proof_of, said_by
 from storenode.sds.clock import Clock
 from storenode.sds.codec import (
     Entry,
-    Kind,
     MessageError,
+    MessageKind,
     SdsMessage,
     check_id,
     decode_message,
@@ -438,12 +438,12 @@ class MessageChannel:
         kind = message.kind
         own = message.sender_id == self.config.sender_id
         hint = packet.hint if len(packet.hint or b"") <= MAX_HINT_BYTES else None
-        if own and kind is not Kind.CONTENT:
+        if own and kind is not MessageKind.CONTENT:
             self.counts.echoes += 1
-        elif kind is Kind.EPHEMERAL:
+        elif kind is MessageKind.EPHEMERAL:
             assert message.content is not None
             events.append(EphemeralReceived(message.message_id, message.sender_id, message.content))
-        elif kind is Kind.CONTENT and self._is_known(message.message_id):
+        elif kind is MessageKind.CONTENT and self._is_known(message.message_id):
             verdict = self.claims.judge(message)
             if verdict is Verdict.GENUINE or (verdict is Verdict.SAME and self._frees(message)):
                 self._take(now_ms, message, hint, events, own=own)
@@ -593,7 +593,7 @@ class MessageChannel:
     def _learn(self, now_ms: int, message: SdsMessage, events: list[Event]) -> None:
         """Review our messages by another's message (SDS, "Review ACK status"), and repair."""
         named = {entry.message_id for entry in message.history}
-        news = message.kind is Kind.CONTENT or not self.heads.ids.keys() <= named
+        news = message.kind is MessageKind.CONTENT or not self.heads.ids.keys() <= named
         self.pace.heard(now_ms, news=news)
         for entry in message.history:
             if self.outgoing.remove(entry.message_id):

@@ -1,9 +1,9 @@
-"""SDS messages on the wire: what a store node reads of them, and what participants read and write.
+"""The wire format of SDS messages: decoding for store nodes, both directions for participants.
 
 Two revisions of SDS share field 11. An entry is of the newer one when its bytes parse as a
 ``HistoryEntry`` that has a message ID; else it is a plain message ID of the older one.
 
-A **store node** (`decode`) does not know what a payload is. It *is* an SDS message when it parses
+A **store node** (`decode`) receives arbitrary payloads. One *is* an SDS message when it parses
 as ``sds.v1.Message`` without unknown fields (nested ones included; a known number with a wrong wire
 type is unknown), its channel and message ID are not empty and at most 256 bytes, and its causal
 history has at most 256 entries, each of one of the two revisions: a plain ID is UTF-8 and not
@@ -11,11 +11,10 @@ empty. Parents are kept as claimed. One whose ID is longer than 256 bytes can ne
 no readable message has such an ID; it stays listed, so that a causal walk reports it missing
 instead of calling the history complete. The size of the message bounds it.
 
-A **participant** (`decode_message`) knows that the bytes of its channel are SDS messages, so it
-ignores fields that it does not know. A malformed repair request is dropped alone, and so are
-requests past the first 256 and a retrieval hint that is too long: none costs the message. The cause
-that such a hint belongs to is still waited for, by its ID. A causal history may be as long as the
-message has room for.
+A **participant** (`decode_message`) takes the bytes of its channel for SDS messages, so it ignores
+unknown fields. A malformed repair request is dropped alone, and so are requests past the first 256
+and a retrieval hint that is too long: none costs the message. The cause that such a hint belongs to
+is still waited for, by its ID. A causal history may be as long as the message has room for.
 """
 
 from collections.abc import Iterable, Iterator
@@ -54,8 +53,8 @@ _SAFE_ID_CHARS: Final = MAX_ID_BYTES // 4
 """IDs this short cannot be too long as UTF-8."""
 
 
-class Kind(Enum):
-    """What a message is; follows from which fields it has."""
+class MessageKind(Enum):
+    """The kind of a message, which follows from its fields."""
 
     CONTENT = "content"
     SYNC = "sync"
@@ -64,7 +63,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One entry of a causal history or a repair request; the sender may be unknown."""
+    """An entry of a causal history or a repair request; the sender may be unknown."""
 
     message_id: str
     hint: bytes | None = None
@@ -73,7 +72,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class SdsMessage:
-    """One message of a channel. ``lamport`` is None just for ephemeral ones."""
+    """A message of a channel. ``lamport`` is None just for ephemeral ones."""
 
     channel_id: str
     message_id: str
@@ -85,11 +84,11 @@ class SdsMessage:
     content: bytes | None = None
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> MessageKind:
         """Content, sync or ephemeral (SDS, "Periodic sync message", "Ephemeral messages")."""
         if self.lamport is None:
-            return Kind.EPHEMERAL
-        return Kind.CONTENT if self.content else Kind.SYNC
+            return MessageKind.EPHEMERAL
+        return MessageKind.CONTENT if self.content else MessageKind.SYNC
 
     def bare(self) -> Self:
         """Return the message without its sender's state: the filter and the requests."""
@@ -115,7 +114,7 @@ class MessageError(ValueError):
 
 @dataclass(slots=True)
 class SdsMetadata:
-    """What a payload claims as an SDS message: the publisher's word only, but for ``proven``.
+    """The metadata that a payload claims as an SDS message; only ``proven`` is verified.
 
     IDs are UTF-8 and may hold NUL. ``parents`` are (message ID, retrieval hint or ``None``) in
     the order of the causal history, as claimed: repeats, cycles, IDs of any length and hints of

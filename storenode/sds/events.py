@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from storenode.sds.claims import Proof
-from storenode.sds.codec import Entry, Kind
+from storenode.sds.codec import Entry, MessageKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class Received:
     """A message came that was not known; what becomes of it follows."""
 
     message_id: str
-    kind: Kind
+    kind: MessageKind
     sender_id: str
 
 

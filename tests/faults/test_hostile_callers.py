@@ -14,7 +14,7 @@ import grpc
 import psutil
 import pytest
 
-from bench.hostile.attacks.unfinished import unfinished_requests
+from bench.hostile.attacks.incomplete_requests import unfinished_requests
 from bench.hostile.http2 import MESSAGE_HEAD, connected
 from bench.hostile.target import Target
 from storenode.wire.storenode.v1.store_pb2_grpc import StoreStub

@@ -16,7 +16,7 @@ from typing import Any
 
 from storenode.sds.bloom import FilterShape, filter_of
 from storenode.sds.channel import MessageChannel
-from storenode.sds.codec import Entry, Kind, SdsMessage, encode_message
+from storenode.sds.codec import Entry, MessageKind, SdsMessage, encode_message
 from storenode.sds.config import ChannelConfig
 from storenode.sds.events import (
     Acknowledged,
@@ -146,7 +146,7 @@ def names_of(events: list[Event]) -> Names:
                 found.append(("sds:out:sync-sent", event.message_id))
             case Broadcast():
                 pass
-            case Received(kind=Kind.SYNC):
+            case Received(kind=MessageKind.SYNC):
                 found.append(("sds:in:sync-received", event.message_id))
             case PossiblyAcknowledged():
                 seen = [event.message_id, event.filters]

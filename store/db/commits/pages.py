@@ -12,7 +12,7 @@ from store.db.pool import Connection
 from store.db.reading.pages import SHOWN
 from store.db.reading.select import (
     FRAME,
-    Entry,
+    MessageExpression,
     Topics,
     resolve,
     topics_clause,
@@ -190,7 +190,11 @@ def _place(position: object, token: object) -> Place:
 
 
 async def read_feed_page(
-    connection: Connection, wanted: TopicFilter, after: FeedPosition, entry: Entry, size: PageSize
+    connection: Connection,
+    wanted: TopicFilter,
+    after: FeedPosition,
+    entry: MessageExpression,
+    size: PageSize,
 ) -> FeedPage:
     """Read the page after a position, in commits of about `MAX_PAGE_MESSAGES`.
 
@@ -233,7 +237,7 @@ async def _read_rows(
     commits: Sequence[CommitRow],
     after: FeedPosition,
     *,
-    entry: Entry,
+    entry: MessageExpression,
     size: PageSize,
 ) -> tuple[object, ...]:
     at = after.inside
@@ -253,7 +257,7 @@ async def _read_rows(
 
 
 @cache
-def _page_statement(entry: Entry, *, filtered: bool) -> str:
+def _page_statement(entry: MessageExpression, *, filtered: bool) -> str:
     rows = _ROWS.format(
         entry_bytes=entry.size,
         messages=_MESSAGES_OF,

@@ -24,7 +24,7 @@ from store.db.reading.select import (
     FRAME,
     MESSAGE_AT,
     PRESENCE,
-    Entry,
+    MessageExpression,
     filter_clause,
     filter_parameters,
 )
@@ -150,7 +150,7 @@ def _statement_at(*, include_data: bool, filtered: bool) -> str:
 
 
 @cache
-def _page_statement(entry: Entry, *, filtered: bool, forward: bool) -> str:
+def _page_statement(entry: MessageExpression, *, filtered: bool, forward: bool) -> str:
     way = "asc" if forward else "desc"
     topics = filter_clause(filtered=filtered)
     rows = _ROWS.format(message=MESSAGE_AT, way=way, topics=topics)

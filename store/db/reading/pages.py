@@ -12,7 +12,7 @@ from typing import Final
 from store.db.pool import Connection
 from store.db.reading.select import (
     MAX_MERGED_TOPICS,
-    Entry,
+    MessageExpression,
     Topics,
     topics_clause,
     topics_parameters,
@@ -167,7 +167,7 @@ class Shape:
     whether more was seen than shown; ``apart``, they have the position of each message.
     """
 
-    entry: Entry
+    entry: MessageExpression
     show: int
     read: int
     each: int
@@ -205,7 +205,9 @@ NOTHING: Final = Joined(b"", 0, 0, BEFORE_ALL)
 
 
 @cache
-def _statement(entry: Entry, form: Form, source: _Rows, *, filtered: bool, forward: bool) -> str:
+def _statement(
+    entry: MessageExpression, form: Form, source: _Rows, *, filtered: bool, forward: bool
+) -> str:
     way = "asc" if forward else "desc"
     rows = source.value.format(
         beyond=">" if forward else "<",
@@ -219,7 +221,7 @@ def _statement(entry: Entry, form: Form, source: _Rows, *, filtered: bool, forwa
     return template.format(entry=entry.expression, entry_bytes=entry.size, rows=rows)
 
 
-def joined_statement(entry: Entry, rows: str, *, forward: bool) -> str:
+def joined_statement(entry: MessageExpression, rows: str, *, forward: bool) -> str:
     """Statement that joins the entries of ``rows``, cut to a page (parameters of `Shape`)."""
     return _JOINED.format(
         rows=rows,

@@ -30,8 +30,8 @@ small would go on reading all of it when it is large; this one is always a probe
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """One message of a page: an SQL expression over ``m``, and another for its size in bytes."""
+class MessageExpression:
+    """An SQL expression over ``m`` for a message of a page, and one for its size in bytes."""
 
     expression: str
     size: str
@@ -56,18 +56,18 @@ _HEAD: Final = f"{_BEGINNING} || m.hash || m.head"
 _DATA_BYTES: Final = f"""(case when {_BODY_BYTES} < 128 then {_BODY_BYTES} + 2
     when {_BODY_BYTES} < 16384 then {_BODY_BYTES} + 3 else {_BODY_BYTES} + 4 end)"""
 
-FRAME: Final = Entry(f"{_HEAD} || m.payload || m.tail", _DATA_BYTES)
+FRAME: Final = MessageExpression(f"{_HEAD} || m.payload || m.tail", _DATA_BYTES)
 """Field 1 with data."""
 
-PRESENCE: Final = Entry(r"'\x0a220a20'::bytea || m.hash", "36")
+PRESENCE: Final = MessageExpression(r"'\x0a220a20'::bytea || m.hash", "36")
 """Field 1 without data: the hash alone."""
 
-QUERY_FRAME: Final = Entry(
+QUERY_FRAME: Final = MessageExpression(
     rf"'\xa201'::bytea || substr({_HEAD}, 2) || m.payload || m.tail", f"({_DATA_BYTES} + 1)"
 )
 """Field 20 with data (13/WAKU2-STORE, ``StoreQueryResponse.messages``)."""
 
-QUERY_PRESENCE: Final = Entry(r"'\xa201220a20'::bytea || m.hash", "37")
+QUERY_PRESENCE: Final = MessageExpression(r"'\xa201220a20'::bytea || m.hash", "37")
 """Field 20 without data."""
 
 _FILTER: Final = """

@@ -128,12 +128,12 @@ class ConfirmationWaits:
         return [self._confirmation(digest, min_confirms, reason) for digest in hashes]
 
     async def _hopeless(
-        self, lacking: set[bytes], held: frozenset[bytes], min_confirms: int
+        self, lacking: set[bytes], stored: frozenset[bytes], min_confirms: int
     ) -> str:
-        """Why not to wait; empty: wait.
+        """Return the reason not to wait; empty if the wait may succeed.
 
-        What was ``held`` before may have been confirmed by stores that are away. Those that have
-        confirmed a new message already are within reach, unless they are more than these.
+        Messages that were ``stored`` before may have been confirmed by stores that are away. Those
+        that have confirmed a new message already are within reach, unless they are more than these.
         """
         if not lacking:
             return ""
@@ -142,7 +142,7 @@ class ConfirmationWaits:
         reach = self._reach()
         if reach is not None:
             confirmed = {digest: self._counts.get(digest, 0) for digest in lacking}
-            away = [n for digest, n in confirmed.items() if digest in held or n > reach]
+            away = [n for digest, n in confirmed.items() if digest in stored or n > reach]
             few = reach + max(away, default=0) < min_confirms
             if few and not await self._is_shared():
                 stores = "1 other store" if reach == 1 else f"{reach} other stores"

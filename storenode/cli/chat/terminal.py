@@ -90,7 +90,7 @@ class TerminalChat(PlainChat):
                     await asyncio.wait(tasks)
 
     async def _introduce(self) -> None:
-        """Say why no node is reachable, and warn of foreign lines once the history is read."""
+        """Show why no node is reachable, and warn of foreign lines once the history is read."""
         status = await self._channel.wait_for(
             lambda status: status.node is not None or bool(status.trouble)
         )

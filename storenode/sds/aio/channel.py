@@ -16,7 +16,7 @@ from typing import Self, Unpack
 
 from storenode.sds.aio.covered import InStep, NodeCoverage, by_completeness, in_step
 from storenode.sds.aio.events import ChannelEvent, Events, Message
-from storenode.sds.aio.joining import Joining, JoinOptions
+from storenode.sds.aio.join_options import Joining, JoinOptions
 from storenode.sds.aio.limits import MAX_LOG_PAGE, MAX_TRANSPORTS
 from storenode.sds.aio.node import StoreNode
 from storenode.sds.aio.participant import Participant, participating

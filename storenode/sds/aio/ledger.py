@@ -26,7 +26,7 @@ from storenode.sds.aio.schema import (
 from storenode.sds.chance import Chance
 from storenode.sds.channel import MessageChannel, Sealing
 from storenode.sds.claims import Proof
-from storenode.sds.codec import Entry, Kind, SdsMessage, encode_history, encode_message
+from storenode.sds.codec import Entry, MessageKind, SdsMessage, encode_history, encode_message
 from storenode.sds.events import (
     Acknowledged,
     Broadcast,
@@ -288,7 +288,7 @@ class Ledger:
         notes = self._notes
         for event in events:
             match event:
-                case Received() if event.kind is Kind.CONTENT:
+                case Received() if event.kind is MessageKind.CONTENT:
                     self._received(event.message_id)
                 case Delivered():
                     self._delivered(event)

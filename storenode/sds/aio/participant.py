@@ -18,11 +18,10 @@ from functools import partial
 from typing import Any, Final
 
 from storenode.message.hashing import message_hash
-from storenode.sds.aio.answering import Answering
 from storenode.sds.aio.cipher import CipherError
 from storenode.sds.aio.events import ChannelEvent, Hub, Message, Repaired
 from storenode.sds.aio.feed import Feed
-from storenode.sds.aio.joining import Joining
+from storenode.sds.aio.join_options import Joining
 from storenode.sds.aio.ledger import Ledger, Row
 from storenode.sds.aio.limits import (
     CATCH_UP_OVERLAP_NS,
@@ -33,6 +32,7 @@ from storenode.sds.aio.limits import (
 )
 from storenode.sds.aio.publisher import Publisher, Ready
 from storenode.sds.aio.repair import Repair
+from storenode.sds.aio.repair_responses import RepairResponder
 from storenode.sds.aio.revive import revive
 from storenode.sds.aio.rotation import Rotation
 from storenode.sds.aio.saver import Saver
@@ -90,7 +90,7 @@ class Participant:
         self._cipher = cipher
         self._signing = Signing(joining.signer, config.channel_id, config.sender_id)
         self._clock = clock
-        self._chance = joining.chance
+        self._rng = joining.rng
         self._searched_ns = -SEARCH_LOST_EVERY_NS
         self._troubles: dict[str, str] = {}
         self._tasks: list[asyncio.Task[None]] = []
@@ -98,7 +98,7 @@ class Participant:
             ledger, joining.state, thread, self._release, partial(self._trouble, "state")
         )
         rotation = Rotation(links)
-        self.answering = Answering(
+        self.answering = RepairResponder(
             self.core,
             rotation,
             read=self.saver.messages,
@@ -406,11 +406,11 @@ class Participant:
         noted_ns = self._clock()
         while True:
             now_ns = self._clock()
-            due_s = self.core.next_due_ms(self._chance) / 1_000 - now_ns / 1_000_000_000
+            due_s = self.core.next_due_ms(self._rng) / 1_000 - now_ns / 1_000_000_000
             await asyncio.sleep(min(max(due_s, 0.01), MAX_TICK_S))
             await self.saver.room()
             await self.hub.room()
-            events = self.ledger.tick(self._now_ms(), self._chance)
+            events = self.ledger.tick(self._now_ms(), self._rng)
             if events:
                 self.tell(events)
             if self._clock() - noted_ns >= _ONLINE_EVERY_NS:
@@ -447,10 +447,10 @@ async def participating(
     """
     loop = asyncio.get_running_loop()
     participant: Participant | None = None
-    state, config, chance = joining.state, joining.config, joining.chance
+    state, config, rng = joining.state, joining.config, joining.rng
     try:
         now_ms = joining.clock() // _NS_PER_MS
-        ledger = await loop.run_in_executor(thread, revive, state, config, now_ms, chance)
+        ledger = await loop.run_in_executor(thread, revive, state, config, now_ms, rng)
         links = [transport.open(joining.route) for transport in transports]
         participant = Participant(ledger, joining, thread, links)
         participant.start()

@@ -15,7 +15,7 @@ from storenode.client.node import connect
 from storenode.message.hashing import message_hash
 from storenode.sds.aio.channel import Channel
 from storenode.sds.aio.events import Message
-from storenode.sds.aio.many.shared import SharedNode
+from storenode.sds.aio.many.shared_node import SharedNode
 from storenode.sds.aio.node import StoreNode
 from storenode.sds.aio.state import StateTaken
 from storenode.sds.aio.transport import Outbound, Route

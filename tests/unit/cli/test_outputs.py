@@ -19,7 +19,7 @@ import structlog
 from store.cli import db, jobs
 from store.cli.run import announce
 from store.demo.node import NodeFailed
-from store.demo.report import Report, SafeConsole
+from store.demo.report import ConsoleReport, SafeConsole
 from store.domain.partitioning import Bounds
 from store.observe import logging as observed
 from storenode.cli import errors, main
@@ -42,7 +42,7 @@ KNOWN = {
     "store/cli/demo.py": {"demo"},
     "store/cli/jobs.py": {"Runner.say"},
     "store/cli/run.py": {"announce"},
-    "store/demo/report.py": {"Report._line", "Report._print"},
+    "store/demo/report.py": {"ConsoleReport._line", "ConsoleReport._print"},
     "store/embedded/launcher.py": {"main"},
 }
 """The functions that print, of all in the two packages; each is tried below, but the launcher,
@@ -123,7 +123,7 @@ def ended(*arguments: str) -> None:
 
 
 def on_console(width: int = 80) -> None:
-    report = Report(console=SafeConsole(highlight=False, width=width, force_terminal=False))
+    report = ConsoleReport(console=SafeConsole(highlight=False, width=width, force_terminal=False))
     report.line(HOSTILE)
     report.failure([HOSTILE], [HOSTILE])
 

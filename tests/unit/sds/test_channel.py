@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 
 from storenode.sds.channel import ChannelFullError
-from storenode.sds.codec import Entry, Kind, decode_message
+from storenode.sds.codec import Entry, MessageKind, decode_message
 from storenode.sds.config import ChannelConfig, RepairConfig
 from storenode.sds.events import (
     Acknowledged,
@@ -61,7 +61,7 @@ def test_a_sync_message_is_kept_nowhere() -> None:
     sync = payloads(me.send_sync(NOW))
     message = decode_message(sync[0])
     assert (message.kind, message.content, message.history) == (
-        Kind.SYNC,
+        MessageKind.SYNC,
         None,
         (Entry("m", None, "me"),),
     )
@@ -69,7 +69,7 @@ def test_a_sync_message_is_kept_nowhere() -> None:
     assert message.lamport == NOW + 3
     assert (len(me.outgoing), log_ids(me), len(me.filter)) == (1, ["m"], 1)
     events = take(you, *sync)
-    assert [event.kind for event in of(Received, events)] == [Kind.SYNC]
+    assert [event.kind for event in of(Received, events)] == [MessageKind.SYNC]
     assert [entry.message_id for entry in you.missing()] == ["m"]
     assert delivered(take(you, *first)) == ["m"]
     assert (len(you.incoming), log_ids(you), len(you.filter)) == (0, ["m"], 1)

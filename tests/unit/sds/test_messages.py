@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from storenode.sds.codec import (
     Entry,
-    Kind,
+    MessageKind,
     SdsMessage,
     decode,
     decode_message,
@@ -39,7 +39,7 @@ messages = st.builds(
 def test_what_is_encoded_is_decoded(message: SdsMessage) -> None:
     found = decode_message(encode_message(message))
     assert found == message
-    assert found.kind is (Kind.CONTENT if message.content else Kind.SYNC)
+    assert found.kind is (MessageKind.CONTENT if message.content else MessageKind.SYNC)
 
 
 @given(st.lists(hashes, max_size=12), st.binary(min_size=1, max_size=20))
@@ -75,6 +75,6 @@ def test_a_participant_reads_fields_that_it_does_not_know() -> None:
 def test_an_ephemeral_message_has_no_clock() -> None:
     message = SdsMessage("room", "id", "s", content=b"x")
     assert decode_message(encode_message(message)) == message
-    assert message.kind is Kind.EPHEMERAL
+    assert message.kind is MessageKind.EPHEMERAL
     zero = SdsMessage("room", "id", "s", 0, content=b"x")
-    assert decode_message(encode_message(zero)).kind is Kind.CONTENT
+    assert decode_message(encode_message(zero)).kind is MessageKind.CONTENT

@@ -9,8 +9,8 @@ from typing import Any, cast
 
 import pytest
 
-from storenode.sds.aio.answering import Answering
 from storenode.sds.aio.channel import Channel
+from storenode.sds.aio.repair_responses import RepairResponder
 from storenode.sds.aio.rotation import Rotation
 from storenode.sds.aio.transport import Fetched, Link, Outbound, TransportError
 from storenode.sds.codec import Entry, SdsMessage, encode_message
@@ -81,7 +81,7 @@ async def test_what_a_store_holds_is_not_published_again(
     async def read(_: Sequence[str]) -> list[dict[str, Any]]:
         return []
 
-    answering = Answering(
+    answering = RepairResponder(
         core,
         Rotation([cast("Link", each) for each in stores]),
         read=read,

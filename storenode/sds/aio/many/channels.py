@@ -14,10 +14,10 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Self, Unpack
 
 from storenode.sds.aio.channel import Channel, Place, transports_of
-from storenode.sds.aio.joining import Joining, JoinOptions
+from storenode.sds.aio.join_options import Joining, JoinOptions
 from storenode.sds.aio.many.files import StateFiles, StateThread
 from storenode.sds.aio.many.limits import DEFAULT_OPEN_STATES, MAX_LEAVING_AT_ONCE
-from storenode.sds.aio.many.shared import SharedNode
+from storenode.sds.aio.many.shared_node import SharedNode
 from storenode.sds.aio.node import StoreNode
 from storenode.sds.aio.participant import Participant, participating
 from storenode.sds.aio.transport import Transport

@@ -19,7 +19,7 @@ from typing import Final, Self, Unpack
 
 from storenode.sds.aio.channel import Channel, Place
 from storenode.sds.aio.events import ChannelEvent, Events, Hub, Message, NotStored
-from storenode.sds.aio.joining import JoinOptions
+from storenode.sds.aio.join_options import JoinOptions
 from storenode.sds.aio.reliable.encryption import Encryption, Hook
 from storenode.sds.aio.reliable.events import (
     Content,

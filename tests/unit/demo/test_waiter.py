@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from store.demo.waiting import Waiter
+from store.demo.waiter import Waiter
 
 
 async def test_a_wait_goes_on_for_as_long_as_its_count_changes() -> None:

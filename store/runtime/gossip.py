@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Gossiping:
-    """``node`` and ``transport`` are None where gossip is switched off."""
+    """The gossip of a node; ``node`` and ``transport`` are None where it is switched off."""
 
     confirmations: Confirmations
     node: GossipNode | None = None
@@ -52,13 +52,13 @@ class Gossiping:
 
     @property
     def served(self) -> tuple[PeerStreams, GossipTransport] | None:
-        """What the handler of ``Gossip`` works on."""
+        """The streams and the transport that the ``Gossip`` handler uses; None without gossip."""
         if self.node is None or self.transport is None:
             return None
         return self.node.streams, self.transport
 
     def state(self, unread: UnreadSummary) -> GossipState | None:
-        """For the node's status."""
+        """Return the state that the node's status includes; None without gossip."""
         return None if self.node is None else GossipState(unread, self.node.driver.peers())
 
     def measure(self, metrics: Metrics) -> None:
@@ -73,7 +73,7 @@ class Gossiping:
             metrics.gossip_peers.labels(state).set(count)
 
     def drain(self) -> None:
-        """Answer the requests that wait: the node is stopping."""
+        """End the waits for confirmations, since the node is stopping."""
         self.confirmations.stop()
 
 
@@ -92,10 +92,10 @@ class SharedConfirmations(ConfirmationWaits):
         )
 
     async def _hopeless(
-        self, lacking: set[bytes], held: frozenset[bytes], min_confirms: int
+        self, lacking: set[bytes], stored: frozenset[bytes], min_confirms: int
     ) -> str:
         if not lacking or await self._is_shared():
-            return await super()._hopeless(lacking, held, min_confirms)
+            return await super()._hopeless(lacking, stored, min_confirms)
         with suppress(StoreUnavailable, StoreBusy):
             await self._unread.expire(sorted(lacking))
         return "this node exchanges no read confirmations"

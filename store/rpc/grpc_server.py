@@ -40,7 +40,7 @@ class _Server(cygrpc.AioServer):  # type: ignore[misc] # compiled, without types
         return super()._make_request_call_future(method)
 
     async def _refuse_unknown_methods(self) -> None:
-        """Answer calls of methods that are not registered, until the server shuts down."""
+        """Refuse calls of methods that are not registered, until the server shuts down."""
         refusing: set[asyncio.Task[None]] = set()
         while True:
             call = await self._request_call()
@@ -50,7 +50,7 @@ class _Server(cygrpc.AioServer):  # type: ignore[misc] # compiled, without types
 
 
 async def _refuse(call: Any) -> None:  # noqa: ANN401 - a compiled class
-    """Answer one call; its caller may have dropped it meanwhile."""
+    """End a call UNIMPLEMENTED; its caller may have dropped it meanwhile."""
     with suppress(cygrpc.ExecuteBatchError):
         # Nothing public answers a call without its name.
         await cygrpc._send_error_status_from_server(

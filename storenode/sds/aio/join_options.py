@@ -1,4 +1,4 @@
-"""Options of joining a channel, and what a participant is made of."""
+"""The options of joining a channel, and the parameters of a participant."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class JoinOptions(TypedDict, total=False):
     - ``cipher``, ``signer``: see `storenode.sds.aio.cipher` and `storenode.sds.aio.signing`.
     - ``rate_limit``: messages that leave in an epoch, of any kind. What is left of the epoch in
       which a participant goes on from a state counts as used.
-    - ``clock`` (Unix time in nanoseconds) and ``chance`` are for tests.
+    - ``clock`` (Unix time in nanoseconds) and ``rng`` are for tests.
     """
 
     pubsub_topic: str
@@ -41,12 +41,12 @@ class JoinOptions(TypedDict, total=False):
     signer: Signer | None
     rate_limit: RateLimit | None
     clock: Callable[[], int]
-    chance: Chance | None
+    rng: Chance | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Joining:
-    """Who joins which channel, where it is published, with which state and by which means."""
+    """The parameters of a participant: its channel, route, state, and the means that it uses."""
 
     state: DurableState
     route: Route
@@ -55,7 +55,7 @@ class Joining:
     signer: Signer | None = None
     rate_limit: RateLimit | None = None
     clock: Callable[[], int] = time.time_ns
-    chance: Chance = field(default_factory=SystemRandom)
+    rng: Chance = field(default_factory=SystemRandom)
 
     @classmethod
     def of(cls, channel_id: str, sender_id: str, options: JoinOptions) -> Self:
@@ -80,5 +80,5 @@ class Joining:
             signer=options.get("signer"),
             rate_limit=options.get("rate_limit"),
             clock=options.get("clock", time.time_ns),
-            chance=options.get("chance") or SystemRandom(),
+            rng=options.get("rng") or SystemRandom(),
         )

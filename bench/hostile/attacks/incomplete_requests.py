@@ -1,4 +1,4 @@
-"""Calls that are begun and never completed, or dropped at once."""
+"""Attacks with calls that never complete, or that are reset at once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PATHS: Final = ("Publish", "Query", "Scan", "Follow", "PublishStream")
 
 @attack(count=64, short=48)
 async def unfinished_requests(target: Target, _rng: random.Random, count: int) -> str:
-    """Requests of 16 MiB that stay one byte short; places for unfinished requests end it."""
+    """Send requests of 16 MiB without the last byte; the limit of incomplete requests ends them."""
     async with connected(target.address) as connection:
         sent = await asyncio.gather(
             *(_one(connection, _PATHS[number % 2]) for number in range(count))
@@ -36,7 +36,7 @@ async def unfinished_requests(target: Target, _rng: random.Random, count: int) -
 
 @attack(count=64, short=32)
 async def unfinished_streams(target: Target, _rng: random.Random, count: int) -> str:
-    """Streams of publishing whose first request stays one byte short; their budget ends it."""
+    """Open publish streams whose first request lacks the last byte; their budget ends them."""
 
     async def some() -> tuple[int, int]:
         async with connected(target.address) as connection:
@@ -45,14 +45,15 @@ async def unfinished_streams(target: Target, _rng: random.Random, count: int) ->
             await asyncio.sleep(10.0)
             return sum(sent), connection.ended
 
-    told = await asyncio.gather(*(some() for _ in range(_CONNECTIONS)))
-    return _taken(sum(sent for sent, _ in told), count, sum(ended for _, ended in told))
+    results = await asyncio.gather(*(some() for _ in range(_CONNECTIONS)))
+    return _taken(sum(sent for sent, _ in results), count, sum(ended for _, ended in results))
 
 
 @attack(count=30_000, short=6_000)
 async def silent_calls(target: Target, _rng: random.Random, count: int) -> str:
-    """Calls without a message, over many connections; streams per connection and a deadline end
-    it.
+    """Open calls without a message over many connections.
+
+    The limit of streams per connection and a deadline end them.
     """
     async with AsyncExitStack() as stack:
         connections = []
@@ -68,8 +69,9 @@ async def silent_calls(target: Target, _rng: random.Random, count: int) -> str:
 
 @attack(count=40_000, short=4_000)
 async def crowded_calls(target: Target, _rng: random.Random, count: int) -> str:
-    """Queries over 200 connections at once, more than a node takes up in seconds; it serves them in
-    turn, and turns nobody away.
+    """Send more queries over 200 connections than a node serves in seconds.
+
+    The node serves the connections in turn and refuses no query.
     """
     async with AsyncExitStack() as stack:
         opening = (stack.enter_async_context(connected(target.address)) for _ in range(_CROWD))
@@ -86,7 +88,7 @@ async def crowded_calls(target: Target, _rng: random.Random, count: int) -> str:
 
 @attack(count=200_000, short=20_000)
 async def rapid_resets(target: Target, _rng: random.Random, count: int) -> str:
-    """Calls that are begun and dropped at once (CVE-2023-44487); streams per connection end it."""
+    """Open calls and reset them at once (CVE-2023-44487); the limit of streams ends them."""
     async with connected(target.address) as connection:
         for number in range(count):
             if connection.lost.is_set():
@@ -102,7 +104,7 @@ async def rapid_resets(target: Target, _rng: random.Random, count: int) -> str:
 
 @attack(count=200, short=50)
 async def compressed_requests(target: Target, _rng: random.Random, count: int) -> str:
-    """Requests of 16 KB that unpack to 16 MiB; they are refused before anything is unpacked."""
+    """Send requests of 16 KB that unpack to 16 MiB; the node refuses them before unpacking."""
     options = [("grpc.max_send_message_length", -1)]
     async with grpc.aio.insecure_channel(target.address, options=options) as channel:
         publish: Any = channel.unary_unary(STORE + "Publish", None, None)
@@ -117,7 +119,7 @@ async def compressed_requests(target: Target, _rng: random.Random, count: int) -
 
 
 async def _one(connection: Connection, method: str) -> int:
-    """Send all of a message but its last byte; how much the node has taken."""
+    """Send a message without its last byte, and return the number of bytes that the node read."""
     stream = connection.open(STORE + method)
     return await connection.send_zeros(stream, _MESSAGE_BYTES, _MESSAGE_BYTES - 1)
 

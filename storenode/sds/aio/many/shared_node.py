@@ -1,4 +1,4 @@
-"""A store node over one connection for many channels."""
+"""A store node whose connection serves many channels."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class SharedNode:
 
 
 class SharedLink:
-    """One channel at a shared node; the methods are those of `storenode.sds.aio.transport.Link`."""
+    """A channel at a shared node; the methods are those of `storenode.sds.aio.transport.Link`."""
 
     def __init__(self, alone: NodeLink, node: SharedNode) -> None:
         self._alone = alone
@@ -73,30 +73,30 @@ class SharedLink:
 
     @property
     def route(self) -> Route:
-        """Where the channel is published."""
+        """The route on which the channel is published."""
         return self._alone.route
 
     @property
     def dropped(self) -> int:
-        """As `NodeLink.dropped`."""
+        """The number of received messages that were dropped; see `NodeLink.dropped`."""
         return self._alone.dropped
 
     def fetched(self, items: Sequence[WakuMessageKeyValue]) -> list[Fetched]:
-        """Messages of the channel, verified."""
+        """Verify messages, and return those of the channel."""
         return self._alone.fetched(items)
 
     def follow_alone(self, cursor: bytes) -> AsyncGenerator[FeedPage, None]:
-        """A call of ``Follow`` for this channel only."""
+        """Follow the channel with a call of its own."""
         return self._alone.follow(cursor)
 
     def follow(self, cursor: bytes) -> AsyncGenerator[FeedPage, None]:
-        """By a call of ``Follow`` that it shares."""
+        """Follow the channel with a call that it shares with others."""
         return self._node.feeds.follow(self, cursor)
 
     async def publish(
         self, batches: AsyncIterator[Sequence[Outbound]]
     ) -> AsyncGenerator[Sequence[Verdict], None]:
-        """By the ``PublishStream`` of all channels."""
+        """Publish through the ``PublishStream`` of all channels, and yield the verdicts."""
         answers = Answers()
         writer = asyncio.create_task(self._write(batches, answers))
         try:
@@ -106,41 +106,41 @@ class SharedLink:
             await cancelled(writer)
 
     def scan(self, since_ns: int) -> AsyncGenerator[Sequence[Fetched], None]:
-        """As `NodeLink.scan`, in turn."""
+        """Scan as `NodeLink.scan`, once a call of the node is free."""
         return self._in_turn(self._alone.scan(since_ns))
 
     def scan_telling(
         self, since_ns: int, tell: Callable[[AnswerCoverage], None]
     ) -> AsyncGenerator[Sequence[Fetched], None]:
-        """As `NodeLink.scan_telling`, in turn."""
+        """Scan as `NodeLink.scan_telling`, once a call of the node is free."""
         return self._in_turn(self._alone.scan_telling(since_ns, tell))
 
     async def coverage(self) -> AnswerCoverage | None:
-        """As `NodeLink.coverage`, in turn."""
+        """Request the coverage as `NodeLink.coverage`, once a call of the node is free."""
         async with self._node.calls:
             return await self._alone.coverage()
 
     async def holds(self, hints: Sequence[bytes]) -> set[bytes]:
-        """As `NodeLink.holds`, in turn."""
+        """Request which hints the node stores, once a call of the node is free."""
         async with self._node.calls:
             return await self._alone.holds(hints)
 
     def by_hint(self, hints: Sequence[bytes]) -> AsyncGenerator[Sequence[Fetched], None]:
-        """As `NodeLink.by_hint`, in turn."""
+        """Fetch messages by their hints, once a call of the node is free."""
         return self._in_turn(self._alone.by_hint(hints))
 
     def by_id(self, entries: Sequence[Entry]) -> AsyncGenerator[Sequence[Fetched], None]:
-        """As `NodeLink.by_id`, in turn."""
+        """Fetch messages by their IDs, once a call of the node is free."""
         return self._in_turn(self._alone.by_id(entries))
 
     def closure(
         self, heads: Sequence[Entry], known_ids: Sequence[str]
     ) -> AsyncGenerator[Sequence[Fetched], None]:
-        """As `NodeLink.closure`, in turn."""
+        """Fetch the causal histories of heads, once a call of the node is free."""
         return self._in_turn(self._alone.closure(heads, known_ids))
 
     async def close(self) -> None:
-        """Nothing: the connection is the node's, and calls end with their generators."""
+        """Leave the node's connection open; calls end with their generators."""
 
     async def _in_turn(self, pages: AsyncGenerator[_T, None]) -> AsyncGenerator[_T, None]:
         async with aclosing(pages), self._node.calls:
@@ -154,7 +154,7 @@ class SharedLink:
                 judge = partial(self._alone.verdicts, hints=hints)
                 await self._node.publishing.write(request, judge, answers)
         except Exception:
-            # The reader would wait for answers to what nobody asks.
+            # Else the reader would wait for answers to requests that were never sent.
             answers.put(TransportError(f"Publishing at {self.name} has failed."))
             raise
 
@@ -167,5 +167,5 @@ class _CommonLink(NodeLink):
         return self._store.PublishStream(None, metadata=self._metadata)
 
     def translated(self) -> AbstractContextManager[None]:
-        """Failures of calls as `TransportError`."""
+        """Translate failures of calls into `TransportError`."""
         return self._translated()

@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 
-class Answering:
-    """A task that answers for a core; what cannot be read or asked is left to the next request.
+class RepairResponder:
+    """A task that answers repair requests for a core; failed reads are left to the next request.
 
     ``read`` reads rows of the log, ``found`` is given their messages, ``publish`` an answer with
     the message's hint and time (nanoseconds), as far as they are known. ``readable`` is False where
@@ -77,21 +77,21 @@ class Answering:
         self._times.update((each.hint, each.timestamp_ns) for each in messages if each.hint)
 
     def copied(self, message_id: str, hint: bytes) -> None:
-        """Remember that a node holds an answer under a hint."""
+        """Remember that a node stores an answer under a hint."""
         self._copies[message_id] = hint
 
     def want(self, message_ids: Sequence[str]) -> None:
-        """Have messages read; where too many wait, the oldest are left out."""
+        """Queue messages for reading; past the bound, the oldest are dropped."""
         self._wanted.extend(message_ids)
         self._news.set()
 
     def offer(self, answer: Broadcast) -> None:
-        """Have a message published again, unless a node holds it."""
+        """Queue a message for publishing again, unless a node stores it."""
         self._answers.append(answer)
         self._news.set()
 
     async def run(self) -> None:
-        """Read and answer for ever."""
+        """Read and answer until cancelled."""
         while True:
             await self._news.wait()
             self._news.clear()
@@ -109,38 +109,38 @@ class Answering:
             self._found([message_of(self._core.config.channel_id, row) for row in rows])
 
     async def answer(self, answers: list[Broadcast]) -> None:
-        """Publish answers that no node holds; none if no node can be asked."""
+        """Publish answers that no node stores; none if no node can be asked."""
         for link in self._rotation.in_turn() if answers else ():
             try:
-                held = await self._held(link, answers)
+                stored = await self._stored(link, answers)
             except TransportError:
                 continue
             for answer in answers:
-                if answer.message_id not in held:
+                if answer.message_id not in stored:
                     hint = self._hint(answer.message_id)
                     self._publish(answer, hint, None if hint is None else self._times.get(hint))
             return
 
-    async def _held(self, link: Link, answers: list[Broadcast]) -> set[str]:
-        """Return the IDs of what a node holds; what it holds under a known hint costs no budget."""
+    async def _stored(self, link: Link, answers: list[Broadcast]) -> set[str]:
+        """Return the IDs of the answers that a node stores; known hints cost no budget."""
         hints = {
             hint: each.message_id
             for each in answers
             for hint in (self._hint(each.message_id), self._copies.get(each.message_id))
             if hint
         }
-        held = {hints[hint] for hint in await _holds(link, list(hints)) if hint in hints}
-        left = {each.message_id: each for each in answers if each.message_id not in held}
+        stored = {hints[hint] for hint in await _holds(link, list(hints)) if hint in hints}
+        left = {each.message_id: each for each in answers if each.message_id not in stored}
         if self._core.answers is not None:
             for each in answers:
-                if each.message_id in held:
+                if each.message_id in stored:
                     self._core.answers.budget.refund(each.requester, len(each.payload))
         if left and self._readable:
             entries = [Entry(message_id) for message_id in left]
             async with aclosing(link.by_id(entries)) as pages:
                 async for page in pages:
-                    held |= {name for each in page if (name := _same(each, left))}
-        return held
+                    stored |= {name for each in page if (name := _same(each, left))}
+        return stored
 
     def _hint(self, message_id: str) -> bytes | None:
         entry = self._core.log.recent(message_id)
@@ -152,11 +152,11 @@ async def _holds(link: Link, hints: list[bytes]) -> set[bytes]:
         return set()
     if isinstance(link, HoldingLink):
         return await link.holds(hints)
-    held: set[bytes] = set()
+    stored: set[bytes] = set()
     async with aclosing(link.by_hint(hints)) as pages:
         async for page in pages:
-            held.update(each.hint for each in page)
-    return held
+            stored.update(each.hint for each in page)
+    return stored
 
 
 def _same(found: Fetched, answers: dict[str, Broadcast]) -> str | None:

@@ -87,7 +87,7 @@ def test_the_wheel_of_the_node_has_what_a_node_reads(dist: Dist) -> None:
         inside = {path.relative_to(ROOT) for path in (ROOT / package).glob(pattern)}
         names = {path.as_posix() for path in inside}
         assert {name.replace("migrations/", "store/migrations/") for name in names} <= files
-        assert len(names) > 3
+        assert len(names) > 1
     assert not any(name.endswith((".c", ".h")) for name in files)
 
 

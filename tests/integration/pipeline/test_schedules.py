@@ -66,7 +66,7 @@ def test_a_line_for_cron_archives_and_leaves_metrics(database_url: str, tmp_path
         timeout=TIMEOUT_S,
         check=False,
     )
-    assert (done.returncode, b"ArchiveReport 5 messages" in done.stdout) == (0, True), done
+    assert (done.returncode, b"Archived 5 messages" in done.stdout) == (0, True), done
     values = {
         sample.labels.get("figure", family.name): sample.value
         for family in text_string_to_metric_families(

@@ -94,7 +94,7 @@ def named_user(account: pwd.struct_passwd | None) -> Iterator[Mapping[str, str]]
             " libnss-wrapper (Debian's name of the package), or give the user ID a name in"
             " /etc/passwd."
         )
-    with tempfile.TemporaryDirectory(prefix="storenode-user-") as directory:
+    with tempfile.TemporaryDirectory(prefix="storenode-user-", dir=_open_directory()) as directory:
         passwd, group = Path(directory, "passwd"), Path(directory, "group")
         passwd.write_text(f"{NAME}:x:{uid}:{gid}::/:/bin/false\n")
         group.write_text(f"{NAME}:x:{gid}:\n")
@@ -106,6 +106,18 @@ def named_user(account: pwd.struct_passwd | None) -> Iterator[Mapping[str, str]]
             "NSS_WRAPPER_PASSWD": str(passwd),
             "NSS_WRAPPER_GROUP": str(group),
         }
+
+
+def _open_directory() -> str | None:
+    """Return a directory for temporary files that every account can reach; None if none is known.
+
+    That of this process may be below a folder of root's alone.
+    """
+    for name in (tempfile.gettempdir(), "/tmp", "/var/tmp"):  # noqa: S108 - the folder gets a name of its own
+        path = Path(name).resolve()
+        if path.is_dir() and all(each.stat().st_mode & 0o001 for each in (path, *path.parents)):
+            return name
+    return None
 
 
 def _owner_of(cluster: Path) -> int | None:

@@ -3,6 +3,7 @@
 import os
 import pwd
 import shutil
+import tempfile
 from pathlib import Path
 
 import psutil
@@ -149,6 +150,18 @@ def test_root_gives_each_new_cluster_a_user_of_its_own(monkeypatch: pytest.Monke
     shared = account.account_for(Path("/nonexistent"))
     assert shared is not None
     assert shared.pw_name == "nobody"
+
+
+def test_the_files_that_name_a_user_can_be_read_by_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tmp_path.chmod(0o700)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(account, "find_nss_wrapper", lambda: "libnss_wrapper.so")
+    with account.named_user(account._by_uid(NAMELESS)) as variables:
+        path = Path(variables["NSS_WRAPPER_PASSWD"])
+        assert path.stat().st_mode & 0o004
+        assert all(each.stat().st_mode & 0o001 for each in path.parents)
 
 
 def test_a_user_without_a_name_and_nss_wrapper_is_refused_with_both_remedies(

@@ -94,6 +94,7 @@ class SourceOptions:
         text = given.get("columns")
         names = SOURCE.names if text is None else [name.strip() for name in text.split(",")]
         self.names = known_columns(names)
+        self.nullable: frozenset[str] = frozenset()
         self.low_ns = self._number("from", 0)
         self.high_ns = self._number("to", FOREVER)
         self.position = self._number("position", -1)
@@ -112,9 +113,14 @@ class SourceOptions:
             raise PipelineError(f"The option `slices` cannot be read: {error}.", USAGE) from error
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read the rows of one partition."""
+        """Read the rows of one partition, with the nullability that Spark was given."""
         assert isinstance(partition, SlicesPartition)
-        return read_slices(self.url, partition.slices, partition.cut, self.names, self.equal)
+        fields = [SOURCE.field(name) for name in self.names]
+        schema = pa.schema(
+            each.with_nullable(each.nullable or each.name in self.nullable) for each in fields
+        )
+        found = read_slices(self.url, partition.slices, partition.cut, self.names, self.equal)
+        return (pa.RecordBatch.from_arrays(batch.columns, schema=schema) for batch in found)
 
     def narrow(self, condition: Filter) -> None:
         """Reduce what is read by a filter of Spark, which filters the rows again."""
@@ -192,6 +198,7 @@ class StorenodeSource(DataSource):
     def _options(self, schema: StructType) -> SourceOptions:
         options = SourceOptions(self.options)
         options.names = known_columns(schema.names)
+        options.nullable = frozenset(each.name for each in schema if each.nullable)
         return options
 
 

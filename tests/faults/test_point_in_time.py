@@ -13,7 +13,6 @@ from typing import Final
 import pytest
 
 from store.db.schema.migrate import upgrade
-from store.embedded.account import account_for
 from store.embedded.datadir import DATABASE
 from storenode.client.errors import NodeError
 from storenode.client.node import connect
@@ -66,9 +65,7 @@ def backups(tmp_path: Path) -> Iterator[Backups]:
     with tempfile.TemporaryDirectory(prefix="storenode-backup-") as name:
         directory = Path(name)
         directory.chmod(0o755)
-        wal = directory / "wal"
-        wal.mkdir()
-        give_away(wal, wal)
+        (directory / "wal").mkdir()
         yield Backups(directory)
         keep_logs(directory, tmp_path)
 
@@ -87,6 +84,7 @@ def servers(backups: Backups) -> Iterator[tuple[ClusterServer, ClusterServer]]:
     lost, restored = (ClusterServer(backups.directory / name) for name in ("lost", "restored"))
     try:
         lost.create()
+        give_away(backups.directory / "wal", backups.directory)
         backups.configure(lost, "archive_mode")
         lost.start()
         upgrade(lost.url)
@@ -101,19 +99,21 @@ def superuser(server: ClusterServer) -> str:
     return f"postgresql://{SUPERUSER}@127.0.0.1:{server.port}/{DATABASE}"
 
 
-def give_away(tree: Path, cluster: Path) -> None:
-    """Let all of a directory belong to the account that Postgres runs a cluster as."""
-    account = account_for(cluster.with_name("none"))
-    if account is not None:
-        for path in (tree, *tree.rglob("*")):
-            os.chown(path, account.pw_uid, account.pw_gid)
+def give_away(tree: Path, backups: Path) -> None:
+    """Change the owner of a directory to the account that the lost server runs as.
+
+    The restored server runs as the owner of its cluster, and so can read the same archive.
+    """
+    owner = (backups / "lost" / "postgres").stat()
+    for path in (tree, *tree.rglob("*")):
+        os.chown(path, owner.st_uid, owner.st_gid)
 
 
 def put_in_place(backups: Backups, server: ClusterServer) -> None:
     """Steps 2 and 3 of the page."""
     server.data.cluster.mkdir(mode=0o700)
     backups.run("recovery.signal", PGDATA=str(server.data.cluster))
-    give_away(server.data.cluster, server.data.cluster)
+    give_away(server.data.cluster, backups.directory)
     backups.configure(server, "recovery_target_name")
 
 

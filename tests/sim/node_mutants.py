@@ -77,6 +77,13 @@ def _admit_and_honour(self: Admission, messages: Sequence[bytes]) -> None:
 
 _ADMIT = Admission.admit
 
+
+def all_new(batch: str) -> str:
+    """Return an expression for the result of a batch in which every message was new."""
+    module = "__import__('store.messages.conflicts').messages.conflicts"
+    return f"{module}.StoreResult([True] * len({batch}))"
+
+
 CORES = {
     "acknowledges too early": Mutant(replace_with(exchange, "Transfer", EagerTransfer), LOST),
     "takes more than it has room for": Mutant(
@@ -129,13 +136,13 @@ CORES = {
 
 TRANSFERS = {
     "says stored without storing": Mutant(
-        in_transfer("_persist", "await patiently(store)", "[True] * len(effect.batch)"), LOST, 10
+        in_transfer("_persist", "await patiently(store)", all_new("effect.batch")), LOST, 10
     ),
     "answers before it stores": Mutant(
         in_transfer(
             "_persist",
-            "return Persisted(effect.token, await patiently(store))",
-            "self._spawn(store)\n    return Persisted(effect.token, [True] * len(effect.batch))",
+            "result = await patiently(store)",
+            f"self._spawn(store)\n    result = {all_new('effect.batch')}",
         ),
         LOST,
     ),
@@ -284,8 +291,7 @@ OTHERS = {
         in_resume(
             "_take",
             "await self._writer.store(admission.admitted.batch, Source.RESUME)",
-            "__import__('store.messages.conflicts').messages.conflicts.StoreResult("
-            "[True] * len(admission.admitted.batch))",
+            all_new("admission.admitted.batch"),
         ),
         "has passed over",
     ),

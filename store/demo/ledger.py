@@ -22,7 +22,8 @@ class Ledger:
     """The hashes of all messages of a run, and the lines of each channel by ID.
 
     ``offered``: sent to a node to be stored. ``acknowledged``: a node answered that it holds it.
-    ``answers``: published by another participant than the sender (SDS-Repair).
+    ``asked``: IDs that participants asked each other for. ``answers``: published for that, by the
+    sender or by another participant (SDS-Repair).
     """
 
     offered: set[bytes] = field(default_factory=set)

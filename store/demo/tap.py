@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -131,10 +131,17 @@ class TapLink(PassingLink):
 
     def _offer(self, outbound: Outbound) -> None:
         message, digest = content_of(outbound.payload), self._digest(outbound)
-        if message is not None and message.sender_id != self.passage.name:
+        with suppress(MessageError):
+            requests = decode_message(outbound.payload).repair_request
+            self.ledger.asked.update(each.message_id for each in requests)
+        if message is not None and self._is_answer(message):
             self.ledger.answers.add(digest)
         if not outbound.ephemeral:
             self.ledger.offered.add(digest)
+
+    def _is_answer(self, message: SdsMessage) -> bool:
+        """Return True for another's message, and for an own one that a participant asked for."""
+        return message.sender_id != self.passage.name or message.message_id in self.ledger.asked
 
     def _digest(self, message: Outbound | Fetched) -> bytes:
         topics = self.route.pubsub_topic, self.route.content_topic

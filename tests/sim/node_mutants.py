@@ -351,7 +351,7 @@ OTHERS = {
         in_lookup(
             "_take",
             "await self._writer.store(published.batch, Source.TRANSFER)",
-            "[True] * len(published.batch)",
+            all_new("published.batch"),
         ),
         "misses .* SDS messages",
     ),

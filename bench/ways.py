@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import socket
 import sys
 import tempfile
@@ -37,6 +36,7 @@ from storenode.client import Admin, Client, Message
 from storenode.message.topics import DEFAULT_PUBSUB_TOPIC
 from storenode.wire.storenode.v1.admin_pb2 import SyncReport
 from tests.support.node import NodeProcess
+from tools.rooms import lower_ceilings
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 NODE: Final = ROOT / "bench" / "ways_node.py"
@@ -269,21 +269,6 @@ def find_excesses(ways: list[Way], ceilings: dict[str, dict[str, int]]) -> list[
     ]
 
 
-def lower_ceilings(text: str, ways: list[Way]) -> str:
-    """Return the text of the ceilings with each lowered to what was counted."""
-    figures = {way.name: way.figures() for way in ways}
-    lines, name = [], ""
-    for line in text.splitlines():
-        if header := re.fullmatch(r"\[(\w+)\]", line):
-            name = header[1]
-        found = re.fullmatch(r"(\w+) = (\d+)", line)
-        if found and found[1] in figures.get(name, {}):
-            lines.append(f"{found[1]} = {min(int(found[2]), figures[name][found[1]])}")
-        else:
-            lines.append(line)
-    return "\n".join(lines) + "\n"
-
-
 def check(tree: Path, *, update: bool, listed: bool) -> int:
     """Compare the ways with their ceilings; return the exit code."""
     ceilings = read_ceilings()
@@ -294,7 +279,8 @@ def check(tree: Path, *, update: bool, listed: bool) -> int:
             way.show(listed=listed)
         if update:
             text = CEILINGS.read_text(encoding="utf-8")
-            CEILINGS.write_text(lower_ceilings(text, ways), encoding="utf-8")
+            measured = {way.name: way.figures() for way in ways}
+            CEILINGS.write_text(lower_ceilings(text, measured), encoding="utf-8")
         excesses = find_excesses(ways, ceilings)
         if not excesses:
             return 0

@@ -11,14 +11,22 @@ from __future__ import annotations
 
 import argparse
 import ast
-import re
 import sys
 from pathlib import Path
 from typing import Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tools.rooms import BUDGET, ROOT, CheckError, Room, assign_rooms, list_sources, read_rooms
+from tools.rooms import (
+    BUDGET,
+    ROOT,
+    CheckError,
+    Room,
+    assign_rooms,
+    list_sources,
+    lower_ceilings,
+    read_rooms,
+)
 
 FIGURES: Final = ("lines", "files", "classes")
 
@@ -61,21 +69,6 @@ def find_excesses(rooms: list[Room], measured: dict[str, dict[str, int]]) -> lis
         for figure in FIGURES
         if measured[room.name][figure] > room.ceilings[figure]
     ]
-
-
-def lower_ceilings(text: str, measured: dict[str, dict[str, int]]) -> str:
-    """Return the text of the budget with each ceiling lowered to the measured figure."""
-    lines, room = [], ""
-    for line in text.splitlines():
-        if header := re.fullmatch(r'\[room\."?([^"\]]+)"?\]', line):
-            room = header[1]
-        found = re.fullmatch(rf"({'|'.join(FIGURES)}) = (\d+)", line)
-        if found and room in measured:
-            figure, ceiling = found[1], int(found[2])
-            lines.append(f"{figure} = {min(ceiling, measured[room][figure])}")
-        else:
-            lines.append(line)
-    return "\n".join(lines) + "\n"
 
 
 def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:

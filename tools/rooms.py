@@ -6,8 +6,10 @@ A room is a set of path prefixes. The longest prefix that matches a file decides
 
 from __future__ import annotations
 
+import re
 import subprocess
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -114,3 +116,22 @@ def assign_rooms(rooms: list[Room], sources: list[str]) -> dict[str, list[str]]:
             raise CheckError(f"{source} belongs to no room: add its folder to {BUDGET}")
         assigned[prefixes[prefix]].append(source)
     return assigned
+
+
+def lower_ceilings(text: str, measured: Mapping[str, Mapping[str, int]]) -> str:
+    """Return the TOML text of ceilings with each lowered to what was measured, if that is less.
+
+    Args:
+        text: tables ``[NAME]`` or ``[room."NAME"]`` with lines ``FIGURE = NUMBER``.
+        measured: the figures of each table, by its name; others stay as they are.
+    """
+    lines, name = [], ""
+    for line in text.splitlines():
+        if header := re.fullmatch(r'\[(?:room\.)?"?([^"\]]+)"?\]', line):
+            name = header[1]
+        found = re.fullmatch(r"(\w+) = (\d+)", line)
+        if found and found[1] in measured.get(name, {}):
+            lines.append(f"{found[1]} = {min(int(found[2]), measured[name][found[1]])}")
+        else:
+            lines.append(line)
+    return "\n".join(lines) + "\n"

@@ -19,9 +19,10 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any, Final
 
-import psutil
 import pytest
 from _pytest.terminal import TerminalReporter
+
+from bench.pipeline.cpu import tree_cpu_s
 
 RESULT: Final = Path("build/test-times.json")
 SLOWEST: Final = 10
@@ -29,19 +30,6 @@ HEADROOM: Final = 1.1
 """A ceiling is this multiple of what was measured when it was set."""
 START: Final = "(start and collection)"
 _LOOP_STEPS: Final = 100_000
-
-
-def tree_cpu_s() -> float:
-    """Return the processor seconds of this process and its descendants, ended ones included."""
-    total = 0.0
-    own = psutil.Process()
-    for process in [own, *own.children(recursive=True)]:
-        try:
-            times = process.cpu_times()
-        except psutil.NoSuchProcess:
-            continue
-        total += times.user + times.system + times.children_user + times.children_system
-    return total
 
 
 def time_loop_s() -> float:

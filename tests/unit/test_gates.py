@@ -11,7 +11,7 @@ import pytest
 from bench import ways
 from tests.support import processor_time
 from tools import check_size, check_style
-from tools.rooms import ROOT
+from tools.rooms import ROOT, lower_ceilings
 
 BUDGET = """
 [room."store"]
@@ -192,7 +192,8 @@ def test_a_way_above_a_ceiling_is_found() -> None:
 
 
 def test_ceilings_of_ways_only_fall(tmp_path: Path) -> None:
-    lowered = ways.lower_ceilings(ways.CEILINGS.read_text(), [recorded("query", 3, commits=99)])
+    figures = {"query": recorded("query", 3, commits=99).figures()}
+    lowered = lower_ceilings(ways.CEILINGS.read_text(), figures)
     (tmp_path / "ways.toml").write_text(lowered)
     before, after = ways.read_ceilings(), ways.read_ceilings(tmp_path / "ways.toml")
     assert after["query"]["functions"] == 3

@@ -42,7 +42,6 @@ from tests.support.bus import Bus, BusTransport
 PATIENCE_S = 60.0
 SHAPE = FilterShape(200, 0.01)
 PUBSUB, CONTENT = "/waku/2/rs/1/0", "/sds/1/room/proto"
-NOW_MS = time_ns() // 1_000_000
 ROUTE = Route("room", PUBSUB, CONTENT)
 
 
@@ -346,9 +345,10 @@ async def test_who_acknowledged_is_known_after_a_restart(tmp_path: Path) -> None
 
 async def test_a_forged_message_leaves_the_log_also_after_a_restart(tmp_path: Path) -> None:
     bus, path = Bus(), tmp_path / "bob.db"
-    alice = MessageChannel(config_of("alice"), NOW_MS, Random(1))
+    now_ms = _now_ms()
+    alice = MessageChannel(config_of("alice"), now_ms, Random(1))
     (genuine,) = (
-        each.payload for each in alice.send(NOW_MS, b"genuine") if isinstance(each, Broadcast)
+        each.payload for each in alice.send(now_ms, b"genuine") if isinstance(each, Broadcast)
     )
     made = decode_message(genuine)
     sent = made.message_id
@@ -434,8 +434,8 @@ async def test_what_no_history_names_is_found_by_the_filters_of_a_peer(seed: int
 
 async def test_who_lacks_messages_is_known() -> None:
     bus = Bus()
-    said = SdsMessage("room", "m", "ann", NOW_MS - 60_000, content=b"text")
-    shown = SdsMessage("room", "sync", "cy", NOW_MS, bloom_filter=filter_of(SHAPE, ["other"]))
+    said = SdsMessage("room", "m", "ann", _now_ms() - 60_000, content=b"text")
+    shown = SdsMessage("room", "sync", "cy", _now_ms(), bloom_filter=filter_of(SHAPE, ["other"]))
     async with joined(bus.transport("b"), "bob") as bob:
         await bob.wait_for(lambda status: status.synced)
         bus.add(ROUTE, _fetched(said))
@@ -458,9 +458,9 @@ async def test_who_lacks_messages_is_known() -> None:
 
 async def test_what_cannot_be_decoded_is_counted_beside_synced() -> None:
     bus = Bus()
-    long = SdsMessage("room", "m", "s" * 257, NOW_MS, content=b"text")
+    long = SdsMessage("room", "m", "s" * 257, _now_ms(), content=b"text")
     parents = tuple(Entry(f"m{number}") for number in range(300))
-    many = SdsMessage("room", "many", "peer", NOW_MS, parents, content=b"text")
+    many = SdsMessage("room", "many", "peer", _now_ms(), parents, content=b"text")
     async with joined(bus.transport("b"), "bob", config=config_of("bob", repair=None)) as bob:
         await bob.wait_for(lambda status: status.live)
         assert str(bob.status) == "synced"
@@ -491,8 +491,17 @@ async def test_what_was_given_up_for_want_of_room_is_found_by_a_search() -> None
         assert bob.status.lost == 0
 
 
+def _now_ms() -> int:
+    """Return Unix time in milliseconds.
+
+    A participant's scans begin ten minutes ago, which the whole test run may take: a time that is
+    read at import is too old for them.
+    """
+    return time_ns() // 1_000_000
+
+
 def _said(name: str, before: list[str]) -> Fetched:
-    lamport = NOW_MS + len(before)
+    lamport = _now_ms() + len(before)
     seen = filter_of(SHAPE, before)
     content = None if name == "sync" else b"text"
     return _fetched(SdsMessage("room", name, "peer", lamport, (), seen, content=content))
@@ -504,7 +513,7 @@ def _is_cause(_transport: str, message: Fetched) -> bool:
 
 def _of_peer(name: str, causes: list[str]) -> Fetched:
     history = tuple(map(Entry, causes))
-    lamport = NOW_MS + len(causes)
+    lamport = _now_ms() + len(causes)
     return _fetched(SdsMessage("room", name, "peer", lamport, history, content=b"text"))
 
 

@@ -61,7 +61,8 @@ class Client:
     """One address: an IPv4 address, or a /64 of IPv6."""
 
     __slots__ = (
-        *("_arrivals", "_requests", "connections", "network", "queries", "unread", "unsent"),
+        *("_arrivals", "_requests", "connections", "criteria", "network", "queries", "unread"),
+        "unsent",
     )
 
     def __init__(
@@ -69,6 +70,7 @@ class Client:
     ) -> None:
         self.network = network
         self.connections = 0
+        self.criteria = 0
         self.queries = asyncio.Semaphore(CLIENT_QUERIES)
         self.unread = ByteBudget(MAX_CLIENT_UNREAD_BYTES, unread)
         self.unsent = ByteBudget(MAX_CLIENT_UNSENT_BYTES, unsent)

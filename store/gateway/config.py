@@ -50,14 +50,16 @@ class GatewayConfig:
     wss_key: Path | None = access(
         "PEM file with the key of that certificate.", _PATH, metavar="FILE"
     )
-    cluster: int = messages(
-        "Cluster that clients are told.", click.IntRange(0, most.MAX_CLUSTER), 1
-    )
+    cluster: int = messages("Cluster of the network.", click.IntRange(0, most.MAX_CLUSTER), 1)
     shard: frozenset[int] = messages(
-        "Shard that clients are told; repeatable.",
+        "Shard that is served; repeatable.",
         click.IntRange(0, most.MAX_SHARD),
         multiple=True,
         default=tuple(range(8)),
+    )
+    no_light_push: bool = messages("Do not publish what clients push (light push).", is_flag=True)
+    no_filter: bool = messages(
+        "Do not push new messages to clients that subscribe (filter).", is_flag=True
     )
     max_connections: int = limit("Connections at a time.", click.IntRange(1, 65_000), 4_000)
     max_connections_per_address: int = limit(
@@ -67,7 +69,9 @@ class GatewayConfig:
         "Connections that one address may open in a second.", click.IntRange(1), 20
     )
     max_requests_per_s: int = limit(
-        "Queries that one address may send in a second.", click.IntRange(1), 100
+        "Requests that one address may send in a second: queries, pushes and subscriptions.",
+        click.IntRange(1),
+        100,
     )
     max_streams: int = limit("Streams of one connection at a time.", click.IntRange(1, 1_000), 32)
     max_request: int = limit("Size of one query.", size_up_to(_MAX_REQUEST_BYTES), "1MiB")
@@ -79,6 +83,11 @@ class GatewayConfig:
     log_level: str = running(
         "Minimum level to log.", click.Choice(("debug", "info", "warning", "error")), "info"
     )
+
+    @property
+    def pubsub_topics(self) -> frozenset[str]:
+        """The pubsub topics of the shards."""
+        return frozenset(f"/waku/2/rs/{self.cluster}/{each}" for each in self.shard)
 
     @property
     def rules(self) -> ClientRules:

@@ -1,10 +1,11 @@
-"""One connection of a client, from its first byte to its last."""
+"""A connection of a client, from its first byte to its last."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
 
@@ -25,12 +26,12 @@ from store.gateway.multiplexing import (
     Received,
 )
 from store.gateway.noise import SecurePipe, StaticKey, secure
-from store.gateway.reading import Pipe, Reader, negotiate
+from store.gateway.reading import Pipe, Reader, negotiate, propose
 from store.gateway.streams import Stream
 from store.observe.logging import get_logger
 
-Handler = Callable[[Stream, Reader, Client], Awaitable[None]]
-"""Answers on one stream; what it raises resets it."""
+Handler = Callable[[Stream, Reader, "Connection"], Awaitable[None]]
+"""A function that answers on one stream of a connection; what it raises resets the stream."""
 
 _MULTIPLEXERS: Final[dict[str, Callable[[], Multiplexer]]] = {
     yamux.PROTOCOL: yamux.Yamux,
@@ -78,16 +79,17 @@ class Connection:
 
     def __init__(self, secured: Secured, client: Client, around: Surroundings) -> None:
         self.multiplexer = secured.multiplexer
+        self.client = client
         self._secured = secured
-        self._client = client
         self._around = around
         self._streams: dict[int, Stream] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._background: set[asyncio.Task[None]] = set()
         self._frames = Bucket(FRAMES_PER_S, "frames")
 
     @property
     def busy(self) -> bool:
-        """True while streams are open."""
+        """True while requests are being answered."""
         return bool(self._tasks)
 
     async def run(self) -> None:
@@ -115,8 +117,38 @@ class Connection:
         """Send a frame, and wait while the client does not read."""
         await self._secured.pipe.send(frame)
 
+    def start(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        """Run work beside the requests, at the latest until the connection ends."""
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+        return task
+
+    @asynccontextmanager
+    async def opened(self, protocol: str) -> AsyncIterator[Stream]:
+        """Open a stream to the client and agree on a protocol, for the length of a block.
+
+        Raises:
+            Fault: The client does not speak the protocol.
+            Ended, OSError, TimeoutError: The client has gone, or does not answer.
+        """
+        number, frame = self.multiplexer.open()
+        stream = self._streams[number] = Stream(number, self, self.client.unread)
+        try:
+            await self._say(frame)
+            async with asyncio.timeout(REQUEST_TIMEOUT_S):
+                await propose(Reader(stream), stream, protocol)
+            yield stream
+            await self._say(self.multiplexer.finished(number))
+        except (Ended, Fault, OSError, TimeoutError):
+            await self._reset(stream)
+            raise
+        finally:
+            stream.discard()
+            del self._streams[number]
+
     async def say_goodbye(self) -> None:
-        """Tell the client that the connection ends."""
+        """Send the frame that ends the connection."""
         frame = self.multiplexer.goodbye()
         if frame:
             await self._say(frame)
@@ -150,7 +182,7 @@ class Connection:
             self._around.metrics.refused("streams")
             await self._say(self.multiplexer.aborted(number))
             return
-        stream = self._streams[number] = Stream(number, self, self._client.unread)
+        stream = self._streams[number] = Stream(number, self, self.client.unread)
         accepted = self.multiplexer.accepted(number)
         if accepted:
             await self._say(accepted)
@@ -186,7 +218,7 @@ class Connection:
         except (Ended, OSError):
             await self._reset(stream)
         except Exception:  # noqa: BLE001 - the connection and the others go on
-            _log.exception("stream_failed", client=self._client.network)
+            _log.exception("stream_failed", client=self.client.network)
             await self._reset(stream)
         finally:
             stream.discard()
@@ -197,7 +229,7 @@ class Connection:
         async with asyncio.timeout(REQUEST_TIMEOUT_S):
             protocol = await negotiate(reader, stream, self._around.handlers)
         self._around.metrics.streams.labels(protocol).inc()
-        await self._around.handlers[protocol](stream, reader, self._client)
+        await self._around.handlers[protocol](stream, reader, self)
         async with asyncio.timeout(SEND_TIMEOUT_S):
             await self.send(self.multiplexer.finished(stream.number))
 
@@ -209,7 +241,8 @@ class Connection:
                 return
 
     async def _end_streams(self) -> None:
-        for task in self._tasks:
+        tasks = self._tasks | self._background
+        for task in tasks:
             task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        if tasks:
+            await asyncio.wait(tasks)

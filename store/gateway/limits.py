@@ -81,6 +81,47 @@ MAX_PROPOSALS: Final = 16
 MAX_REQUEST_ID_BYTES: Final = 1024
 """A request ID that is repeated in a refusal; the node has the same limit."""
 
+MAX_META_BYTES: Final = 64
+"""The field ``meta`` of a message (14/WAKU2-MESSAGE)."""
+
+MAX_RELAYED_BYTES: Final = 150 * 1024 - 24
+"""A message and its pubsub topic: with its frame, an RPC of gossipsub has at most 150 KiB
+(64/WAKU2-NETWORK)."""
+
+MAX_PUSH_REQUEST_BYTES: Final = 256 * 1024
+"""A request of light push: a message that is too large by less is refused by its status."""
+
+MAX_FILTER_REQUEST_BYTES: Final = 128 * 1024
+"""A request of filter: 100 content topics."""
+
+MAX_REQUESTED_TOPICS: Final = 100
+"""Content topics in a request of filter, as nwaku has it."""
+
+MAX_SUBSCRIBER_CRITERIA: Final = 1_000
+"""Pairs of topics that one connection may subscribe to, as nwaku has it."""
+
+MAX_CLIENT_CRITERIA: Final = 20_000
+"""The same of one address."""
+
+MAX_CRITERIA: Final = 100_000
+"""The same of all connections."""
+
+SUBSCRIPTION_TIMEOUT_S: Final = 5 * 60.0
+"""A subscription ends so long after the last request of its connection; js-waku pings every
+minute."""
+
+MAX_QUEUED_PUSHES: Final = 2_048
+"""Messages that wait for one subscriber; further ones are dropped and counted."""
+
+PUSH_TIMEOUT_S: Final = 30.0
+"""Until a subscriber has taken a message; then its subscription ends."""
+
+FEED_TIMEOUT_S: Final = 5.0
+"""Until the node answers when it is followed for the first subscriber."""
+
+MAX_PUSH_AGE_NS: Final = 60 * 10**9
+"""The age by its timestamp up to which a message is pushed: reconciliation brings older ones."""
+
 MAX_METADATA_BYTES: Final = 64 * 1024
 """A request for metadata: a cluster and shards."""
 

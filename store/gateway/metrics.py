@@ -54,6 +54,21 @@ class GatewayMetrics:
             "storenode_gateway_response_bytes_total",
             "Bytes of the node's answers that clients have taken.",
         )
+        self.light_pushes = counter(
+            "storenode_gateway_light_pushes_total",
+            "Messages that clients pushed, by the status of the response.",
+            ["status"],
+        )
+        self.filter_subscribers = gauge(
+            "storenode_gateway_filter_subscribers", "Connections with subscriptions."
+        )
+        self.filter_pushes = counter(
+            "storenode_gateway_filter_pushes_total", "Messages queued for subscribers."
+        )
+        self.filter_drops = counter(
+            "storenode_gateway_filter_drops_total",
+            "Messages that a subscriber did not get because too many waited for it.",
+        )
         self.refusals = counter(
             "storenode_gateway_refusals_total",
             "Connections, streams and queries that were refused or ended, by reason.",

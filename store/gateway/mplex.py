@@ -1,4 +1,8 @@
-"""mplex 6.7.0 as the side that accepts streams: the only multiplexer that js-waku speaks."""
+"""mplex 6.7.0, the only multiplexer that js-waku speaks.
+
+Both sides number their streams independently. A stream that the gateway opened has the number
+``~n`` here, where ``n`` is its number on the wire.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ from storenode.message.varint import varint
 PROTOCOL: Final = "/mplex/6.7.0"
 
 _OPEN, _MESSAGE, _CLOSE, _RESET = 0, 2, 4, 6
-"""Of streams that the client opened, and sent by it; the answers' flags are one less."""
+"""Flags of the side that opened a stream; those of the other side are one less."""
 
 _MAX_NAME_BYTES: Final = 256
 """Of a stream that is opened; other frames without data have none."""
@@ -26,16 +30,17 @@ class Mplex:
     window_bytes: int | None = None
 
     def __init__(self) -> None:
-        self._held = bytearray()
+        self._buffer = bytearray()
         self._body = Body()
+        self._opened = 0
 
     def feed(self, data: bytes) -> Iterator[Event]:
-        """The events of what is complete now.
+        """Yield the events of what is complete now.
 
         Raises:
             Fault: A frame is none.
         """
-        self._held += data
+        self._buffer += data
         at = 0
         try:
             while True:
@@ -44,54 +49,64 @@ class Mplex:
                     return
                 yield event
         finally:
-            del self._held[:at]
+            del self._buffer[:at]
 
     def _next(self, at: int) -> tuple[Event | None, int]:
-        return self._body.take(self._held, at) if self._body.missing else self._head(at)
+        return self._body.take(self._buffer, at) if self._body.missing else self._head(at)
 
     def _head(self, at: int) -> tuple[Event | None, int]:
         try:
-            header = decode_varint(self._held, at)
-            length = None if header is None else decode_varint(self._held, header[1])
+            header = decode_varint(self._buffer, at)
+            length = None if header is None else decode_varint(self._buffer, header[1])
         except ValueError as error:
             raise Fault("malformed", f"a frame of mplex is broken: {error}") from error
         if header is None or length is None:
             return None, at
-        (stream, flag), (size, start) = divmod(header[0], 8), length
+        (number, flag), (size, start) = divmod(header[0], 8), length
+        stream, flag = (~number, flag + 1) if flag % 2 else (number, flag)
         if flag == _MESSAGE and size:
             if size > MAX_FRAME_BYTES:
                 raise Fault("too_large", f"a frame of mplex has {size:,} bytes")
             self._body = Body(stream, size)
-            return self._body.take(self._held, start)
+            return self._body.take(self._buffer, start)
         if size > _MAX_NAME_BYTES:
             raise Fault("too_large", f"the name of a stream has {size:,} bytes")
-        if start + size > len(self._held):
+        if start + size > len(self._buffer):
             return None, at
         return _event(stream, flag), start + size
 
+    def open(self) -> tuple[int, bytes]:
+        """Return a new stream of the gateway, and the frame that opens it."""
+        number, self._opened = self._opened, self._opened + 1
+        return ~number, varint(number << 3 | _OPEN) + delimited(b"%d" % number)
+
     def accepted(self, stream: int) -> bytes:  # noqa: ARG002 - as the protocol has it
-        """Nothing: mplex has no such frame."""
+        """Return nothing: mplex has no such frame."""
         return b""
 
     def data(self, stream: int, data: bytes) -> bytes:
-        """A frame with data."""
-        return varint(stream << 3 | _MESSAGE - 1) + delimited(data)
+        """Return a frame with data."""
+        return _header(stream, _MESSAGE) + delimited(data)
 
     def credit(self, stream: int, size_bytes: int) -> bytes:  # noqa: ARG002
-        """Nothing: mplex has no flow control."""
+        """Return nothing: mplex has no flow control."""
         return b""
 
     def finished(self, stream: int) -> bytes:
-        """The end of what is sent."""
-        return varint(stream << 3 | _CLOSE - 1) + b"\x00"
+        """Return the frame that ends what the gateway sends."""
+        return _header(stream, _CLOSE) + b"\x00"
 
     def aborted(self, stream: int) -> bytes:
-        """The end of both ways."""
-        return varint(stream << 3 | _RESET - 1) + b"\x00"
+        """Return the frame that gives a stream up, both ways."""
+        return _header(stream, _RESET) + b"\x00"
 
     def goodbye(self) -> bytes:
-        """Nothing: mplex has no such frame."""
+        """Return nothing: mplex has no such frame."""
         return b""
+
+
+def _header(stream: int, flag: int) -> bytes:
+    return varint(~stream << 3 | flag) if stream < 0 else varint(stream << 3 | flag - 1)
 
 
 def _event(stream: int, flag: int) -> Event:
@@ -101,5 +116,4 @@ def _event(stream: int, flag: int) -> Event:
         return Finished(stream)
     if flag == _RESET:
         return Aborted(stream)
-    # An empty message, or a frame of a stream that the gateway opened, of which there are none.
-    return Noted()
+    return Noted()  # an empty message, or a flag that does not exist

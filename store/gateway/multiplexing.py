@@ -1,4 +1,8 @@
-"""What both multiplexers have in common: bytes in, events out, without a socket or a clock."""
+"""The interface of both multiplexers: bytes in, events out, without a socket or a clock.
+
+A stream is a number of the connection: each multiplexer chooses it so that streams of the
+client and of the gateway differ.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +50,7 @@ class Credit:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the multiplexer itself has to send."""
+    """A frame that the multiplexer itself sends."""
 
     data: bytes
 
@@ -65,43 +69,46 @@ class Body:
         self.stream = stream
         self.missing = missing
 
-    def take(self, held: bytearray, at: int) -> tuple[Received | None, int]:
-        """What is held of it from ``at`` on, None where that is nothing, and where it ends."""
-        end = min(at + self.missing, len(held))
+    def take(self, buffered: bytearray, at: int) -> tuple[Received | None, int]:
+        """Return what is buffered of it from ``at`` on, or None, and where that ends."""
+        end = min(at + self.missing, len(buffered))
         self.missing -= end - at
-        return (Received(self.stream, bytes(held[at:end])) if end > at else None), end
+        return (Received(self.stream, bytes(buffered[at:end])) if end > at else None), end
 
 
 Event = Opened | Received | Finished | Aborted | Credit | Answer | Noted
 
 
 class Multiplexer(Protocol):
-    """Streams that the client opens; the gateway opens none."""
+    """The streams of one connection, whichever side opened them."""
 
     window_bytes: int | None
     """What may be sent on a stream before the first `Credit`; None: there is no flow control."""
 
     def feed(self, data: bytes) -> Iterator[Event]:
-        """The events of what is complete now, at least one for each frame.
+        """Yield the events of what is complete now, at least one for each frame.
 
         Raises:
             Fault: A frame is none.
         """
 
+    def open(self) -> tuple[int, bytes]:
+        """Return a new stream of the gateway, and the frame that opens it."""
+
     def accepted(self, stream: int) -> bytes:
-        """The frame that says that a stream is accepted; empty where there is none."""
+        """Return the frame that accepts a stream of the client; empty where there is none."""
 
     def data(self, stream: int, data: bytes) -> bytes:
-        """A frame with data."""
+        """Return a frame with data."""
 
     def credit(self, stream: int, size_bytes: int) -> bytes:
-        """The frame that lets the client send more; empty where there is no flow control."""
+        """Return the frame that lets the client send more; empty without flow control."""
 
     def finished(self, stream: int) -> bytes:
-        """The frame that says that the gateway sends no more on a stream."""
+        """Return the frame that ends what the gateway sends on a stream."""
 
     def aborted(self, stream: int) -> bytes:
-        """The frame that gives a stream up, both ways."""
+        """Return the frame that gives a stream up, both ways."""
 
     def goodbye(self) -> bytes:
-        """The frame that ends the connection; empty where there is none."""
+        """Return the frame that ends the connection; empty where there is none."""

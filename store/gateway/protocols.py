@@ -1,4 +1,4 @@
-"""What the gateway speaks on streams: queries, metadata, identify and ping."""
+"""The protocols store query, metadata, identify and ping."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final
 
 from store.gateway.addresses import ListenAddress
 from store.gateway.clients import Client
-from store.gateway.connection import Handler
+from store.gateway.connection import Connection
 from store.gateway.faults import Ended, Fault
 from store.gateway.identity import Identity
 from store.gateway.limits import (
@@ -22,7 +22,7 @@ from store.gateway.limits import (
     SEND_TIMEOUT_S,
 )
 from store.gateway.metrics import GatewayMetrics
-from store.gateway.node import Node, QueryFailed
+from store.gateway.node import Node, NodeCallError
 from store.gateway.reading import Reader
 from store.gateway.streams import Stream
 from store.gateway.varints import bytes_field, delimited, fields, number_field
@@ -31,7 +31,6 @@ STORE_QUERY: Final = "/vac/waku/store-query/3.0.0"
 METADATA: Final = "/vac/waku/metadata/1.0.0"
 IDENTIFY: Final = "/ipfs/id/1.0.0"
 PING: Final = "/ipfs/ping/1.0.0"
-PROTOCOLS: Final = (STORE_QUERY, METADATA, IDENTIFY, PING)
 
 _PING_BYTES: Final = 32
 _PROTOCOL_VERSION: Final = b"ipfs/0.1.0"
@@ -46,8 +45,9 @@ class StoreQuery:
         self._metrics = metrics
         self._max_request_bytes = max_request_bytes
 
-    async def serve(self, stream: Stream, reader: Reader, client: Client) -> None:
-        """One query. js-waku opens its stream long before it has one."""
+    async def serve(self, stream: Stream, reader: Reader, connection: Connection) -> None:
+        """Serve one query. js-waku opens its stream long before it has one."""
+        client = connection.client
         size_bytes = await reader.length(self._max_request_bytes)
         async with asyncio.timeout(REQUEST_TIMEOUT_S):
             request = await reader.exactly(size_bytes)
@@ -60,7 +60,7 @@ class StoreQuery:
         self._metrics.response_bytes.inc(len(answer))
 
     async def _answer(self, request: bytes, client: Client) -> bytes:
-        """The node's answer or a status of the gateway's own, counted as unsent."""
+        """Return the node's answer or a status of the gateway, counted as unsent."""
         try:
             client.ask(time.monotonic_ns())
             answer = await self._node.query(request, client.queries)
@@ -70,12 +70,12 @@ class StoreQuery:
             self._metrics.refused(fault.reason)
             code = _UNAVAILABLE if fault.reason == "busy" else _TOO_MANY_REQUESTS
             answer = self._failure(request, client, code, str(fault))
-        except QueryFailed as error:
+        except NodeCallError as error:
             answer = self._failure(request, client, error.status_code, str(error))
         return answer
 
     def _failure(self, request: bytes, client: Client, status_code: int, sentence: str) -> bytes:
-        """A ``StoreQueryResponse`` without messages (13/WAKU2-STORE)."""
+        """Return a ``StoreQueryResponse`` without messages (13/WAKU2-STORE)."""
         answer = (
             bytes_field(1, _request_id(request))
             + number_field(10, status_code)
@@ -87,7 +87,7 @@ class StoreQuery:
 
 
 def _request_id(request: bytes) -> bytes:
-    """The first field of a ``StoreQueryRequest``; empty where there is none of use."""
+    """Return the first field of a ``StoreQueryRequest``; empty where it cannot be used."""
     with suppress(ValueError):
         for number, value in fields(request):
             if number == 1 and isinstance(value, bytes) and len(value) <= MAX_REQUEST_ID_BYTES:
@@ -95,18 +95,24 @@ def _request_id(request: bytes) -> bytes:
     return b""
 
 
-class Described:
-    """What the gateway says of itself, made once: identify and metadata."""
+class Identify:
+    """The answer of the identify protocol, made once."""
 
-    def __init__(self, identity: Identity, listens: Sequence[ListenAddress], version: str) -> None:
+    def __init__(
+        self,
+        identity: Identity,
+        listens: Sequence[ListenAddress],
+        version: str,
+        protocols: Sequence[str],
+    ) -> None:
         parts = [bytes_field(5, _PROTOCOL_VERSION), bytes_field(6, f"storenode/{version}".encode())]
         parts.append(bytes_field(1, identity.public_key))
         parts += [bytes_field(2, each.encoded()) for each in listens]
-        parts += [bytes_field(3, each.encode()) for each in PROTOCOLS]
+        parts += [bytes_field(3, each.encode()) for each in protocols]
         self._identify = delimited(b"".join(parts))
 
-    async def serve(self, stream: Stream, reader: Reader, client: Client) -> None:  # noqa: ARG002
-        """Say it, without a question."""
+    async def serve(self, stream: Stream, reader: Reader, connection: Connection) -> None:  # noqa: ARG002
+        """Send it; there is no request."""
         async with asyncio.timeout(SEND_TIMEOUT_S):
             await stream.send(self._identify)
 
@@ -118,15 +124,15 @@ class Metadata:
         parts = [number_field(1, cluster), *(number_field(2, each) for each in sorted(shards))]
         self._answer = delimited(b"".join(parts))
 
-    async def serve(self, stream: Stream, reader: Reader, client: Client) -> None:  # noqa: ARG002
-        """Answer one request; what the client says of its own shards is of no use here."""
+    async def serve(self, stream: Stream, reader: Reader, connection: Connection) -> None:  # noqa: ARG002
+        """Return the same to each request; the client's own shards are not used."""
         async with asyncio.timeout(REQUEST_TIMEOUT_S):
             await reader.delimited(MAX_METADATA_BYTES)
         async with asyncio.timeout(SEND_TIMEOUT_S):
             await stream.send(self._answer)
 
 
-async def serve_pings(stream: Stream, reader: Reader, client: Client) -> None:  # noqa: ARG001
+async def serve_pings(stream: Stream, reader: Reader, connection: Connection) -> None:  # noqa: ARG001
     """Send back what comes, 32 bytes at a time, until the client ends it."""
     with suppress(Ended):
         while True:
@@ -135,13 +141,3 @@ async def serve_pings(stream: Stream, reader: Reader, client: Client) -> None:  
             async with asyncio.timeout(SEND_TIMEOUT_S):
                 await stream.send(data)
             stream.release()
-
-
-def handlers(store: StoreQuery, metadata: Metadata, described: Described) -> dict[str, Handler]:
-    """What serves each protocol."""
-    return {
-        STORE_QUERY: store.serve,
-        METADATA: metadata.serve,
-        IDENTIFY: described.serve,
-        PING: serve_pings,
-    }

@@ -1,4 +1,4 @@
-"""Exact sizes and varints from what arrives in pieces, and the protocols that a client chooses."""
+"""Exact sizes and varints from what arrives in pieces, and the negotiation of protocols."""
 
 from __future__ import annotations
 
@@ -102,6 +102,23 @@ async def negotiate(reader: Reader, pipe: Pipe, protocols: Collection[str]) -> s
             return proposal
         await pipe.send(_message(_NOT_AVAILABLE))
     raise Fault("no_protocol", f"none of {MAX_PROPOSALS} proposed protocols is known")
+
+
+async def propose(reader: Reader, pipe: Pipe, protocol: str) -> None:
+    """Agree on one protocol as the side that opened the pipe.
+
+    Raises:
+        Fault: The other side does not speak it, or answers with something else.
+        Ended: The other side has gone.
+    """
+    await pipe.send(_message(MULTISTREAM) + _message(protocol))
+    if await _line(reader) != MULTISTREAM:
+        raise Fault("malformed", "the client does not answer with /multistream/1.0.0")
+    answer = await _line(reader)
+    if answer == _NOT_AVAILABLE:
+        raise Fault("no_protocol", f"the client does not speak {protocol}")
+    if answer != protocol:
+        raise Fault("malformed", f"the client answers a proposal of {protocol} with another")
 
 
 async def _line(reader: Reader) -> str:

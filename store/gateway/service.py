@@ -11,14 +11,25 @@ from dataclasses import dataclass, replace
 
 from store.gateway.clients import Clients
 from store.gateway.config import GatewayConfig
-from store.gateway.connection import Surroundings
+from store.gateway.connection import Handler, Surroundings
 from store.gateway.faults import GatewayError
+from store.gateway.filter import FILTER_SUBSCRIBE, Filter
 from store.gateway.identity import Identity, kept_identity
+from store.gateway.light_push import LEGACY_LIGHT_PUSH, LIGHT_PUSH, LightPush
 from store.gateway.limits import DRAIN_TIMEOUT_S
 from store.gateway.metrics import GatewayMetrics
 from store.gateway.node import Node
 from store.gateway.noise import StaticKey
-from store.gateway.protocols import Described, Metadata, StoreQuery, handlers
+from store.gateway.protocols import (
+    IDENTIFY,
+    METADATA,
+    PING,
+    STORE_QUERY,
+    Identify,
+    Metadata,
+    StoreQuery,
+    serve_pings,
+)
 from store.gateway.server import Listening, Server, bind
 from store.observe.hosts import ANY
 from store.observe.http import MetricsListener
@@ -77,9 +88,13 @@ class Gateway:
                 bound.append(bind(address))
                 stack.callback(bound[-1].socket.close)
             where = await self._open_metrics(metrics, node, stack)
-            server = self._server(identity, bound, node, metrics, tls)
+            subscriptions = Filter(node, metrics, config.pubsub_topics)
+            served = self._handlers(identity, bound, node, metrics, subscriptions)
+            around = Surroundings(StaticKey(identity), served, metrics, config.max_streams)
+            server = Server(around, Clients(config.rules), tls, config.max_connections)
             tasks = [asyncio.create_task(server.accept(each)) for each in bound]
             tasks.append(asyncio.create_task(node.watch()))
+            tasks.append(asyncio.create_task(subscriptions.run()))
             stack.push_async_callback(_cancelled, tasks)
             self._say_ready(identity, bound, where)
             await self._stopped.wait()
@@ -108,22 +123,30 @@ class Gateway:
         stack.push_async_callback(listener.close)
         return str(replace(address, port=bound))
 
-    def _server(
+    def _handlers(
         self,
         identity: Identity,
         bound: list[Listening],
         node: Node,
         metrics: GatewayMetrics,
-        tls: ssl.SSLContext | None,
-    ) -> Server:
+        subscriptions: Filter,
+    ) -> dict[str, Handler]:
+        """Return what serves each protocol."""
         config = self._config
-        served = handlers(
-            StoreQuery(node, metrics, config.max_request),
-            Metadata(config.cluster, sorted(config.shard)),
-            Described(identity, [each.address for each in bound], self._version),
-        )
-        around = Surroundings(StaticKey(identity), served, metrics, config.max_streams)
-        return Server(around, Clients(config.rules), tls, config.max_connections)
+        served: dict[str, Handler] = {
+            STORE_QUERY: StoreQuery(node, metrics, config.max_request).serve,
+            METADATA: Metadata(config.cluster, sorted(config.shard)).serve,
+            PING: serve_pings,
+        }
+        if not config.no_light_push:
+            light_push = LightPush(node, metrics, config.pubsub_topics)
+            served[LIGHT_PUSH] = light_push.serve
+            served[LEGACY_LIGHT_PUSH] = light_push.serve_legacy
+        if not config.no_filter:
+            served[FILTER_SUBSCRIBE] = subscriptions.serve
+        addresses = [each.address for each in bound]
+        identify = Identify(identity, addresses, self._version, [*served, IDENTIFY])
+        return {**served, IDENTIFY: identify.serve}
 
     def _say_ready(self, identity: Identity, bound: list[Listening], metrics: str | None) -> None:
         addresses = [f"{each.address}/p2p/{identity.peer_id}" for each in bound]

@@ -8,21 +8,26 @@ from typing import Final
 from storenode.message.varint import varint
 
 MAX_VARINT_BYTES: Final = 9
-"""Of an unsigned varint of multiformats."""
+"""The longest unsigned varint of multiformats."""
+
+MAX_FIELD_VARINT_BYTES: Final = 10
+"""The longest varint of protobuf."""
 
 VARINT: Final = 0
 BYTES: Final = 2
 _FIXED: Final = {1: 8, 5: 4}
 
 
-def decode_varint(data: bytes | bytearray | memoryview, start: int) -> tuple[int, int] | None:
+def decode_varint(
+    data: bytes | bytearray | memoryview, start: int, max_bytes: int = MAX_VARINT_BYTES
+) -> tuple[int, int] | None:
     """Return the value at ``start`` and where it ends; None: it is not complete.
 
     Raises:
-        ValueError: It has more than `MAX_VARINT_BYTES`.
+        ValueError: It has more than ``max_bytes``.
     """
     value = 0
-    for place in range(MAX_VARINT_BYTES):
+    for place in range(max_bytes):
         if start + place >= len(data):
             return None
         byte = data[start + place]
@@ -76,8 +81,7 @@ def _length(kind: int, data: bytes, at: int) -> tuple[int, int]:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    # Protobuf writes negative numbers in ten bytes; no field that is read here has one.
-    found = decode_varint(data, at)
+    found = decode_varint(data, at, MAX_FIELD_VARINT_BYTES)
     if found is None:
         raise ValueError("a varint is cut off")
     return found

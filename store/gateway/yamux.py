@@ -1,4 +1,4 @@
-"""yamux (version 0) as the side that accepts streams."""
+"""yamux (version 0) as the side that was dialled: the gateway's own streams have even numbers."""
 
 from __future__ import annotations
 
@@ -24,41 +24,42 @@ class Yamux:
     window_bytes: int | None = WINDOW_BYTES
 
     def __init__(self) -> None:
-        self._held = bytearray()
+        self._buffer = bytearray()
         self._body = Body()
         self._ending: Event | None = None
+        self._opened = 0
 
     def feed(self, data: bytes) -> Iterator[Event]:
-        """The events of what is complete now.
+        """Yield the events of what is complete now.
 
         Raises:
             Fault: A frame is none.
         """
-        self._held += data
+        self._buffer += data
         at = 0
         try:
             while True:
                 if self._body.missing:
-                    received, at = self._body.take(self._held, at)
+                    received, at = self._body.take(self._buffer, at)
                     if received is None:
                         return
                     yield received
                 elif self._ending is not None:
                     ending, self._ending = self._ending, None
                     yield ending
-                elif len(self._held) - at >= _HEADER.size:
-                    head = _HEADER.unpack_from(self._held, at)
+                elif len(self._buffer) - at >= _HEADER.size:
+                    head = _HEADER.unpack_from(self._buffer, at)
                     at += _HEADER.size
                     yield from self._events(*head)
                 else:
                     return
         finally:
-            del self._held[:at]
+            del self._buffer[:at]
 
     def _events(
         self, version: int, kind: int, flags: int, stream: int, length: int
     ) -> Iterator[Event]:
-        """What a head says; its data and then the stream's end are to come."""
+        """Yield the events of a head; its data and then the stream's end are to come."""
         if version != 0 or kind > _GO_AWAY:
             raise Fault("malformed", "a frame of yamux is of no known kind")
         if kind == _GO_AWAY:
@@ -66,7 +67,7 @@ class Yamux:
         if kind == _PING:
             yield Answer(self._frame(_PING, _ACK, _SESSION, length)) if flags & _SYN else Noted()
             return
-        if stream % 2 == 0:
+        if stream % 2 == 0 and (flags & _SYN or not 0 < stream <= self._opened):
             raise Fault("malformed", f"the client may not open the stream {stream}")
         if flags & _SYN:
             yield Opened(stream)
@@ -80,28 +81,33 @@ class Yamux:
         elif flags & _FIN:
             self._ending = Finished(stream)
 
+    def open(self) -> tuple[int, bytes]:
+        """Return a new stream of the gateway, and the frame that opens it."""
+        self._opened += 2
+        return self._opened, self._frame(_WINDOW, _SYN, self._opened, 0)
+
     def accepted(self, stream: int) -> bytes:
-        """The acknowledgement of a stream."""
+        """Return the acknowledgement of a stream."""
         return self._frame(_WINDOW, _ACK, stream, 0)
 
     def data(self, stream: int, data: bytes) -> bytes:
-        """A frame with data."""
+        """Return a frame with data."""
         return self._frame(_DATA, 0, stream, len(data)) + data
 
     def credit(self, stream: int, size_bytes: int) -> bytes:
-        """An update of the window."""
+        """Return an update of the window."""
         return self._frame(_WINDOW, 0, stream, size_bytes)
 
     def finished(self, stream: int) -> bytes:
-        """The end of what is sent."""
+        """Return the frame that ends what the gateway sends."""
         return self._frame(_DATA, _FIN, stream, 0)
 
     def aborted(self, stream: int) -> bytes:
-        """The end of both ways."""
+        """Return the frame that gives a stream up, both ways."""
         return self._frame(_WINDOW, _RST, stream, 0)
 
     def goodbye(self) -> bytes:
-        """The end of the connection, without an error."""
+        """Return the frame that ends the connection, without an error."""
         return self._frame(_GO_AWAY, 0, _SESSION, 0)
 
     @staticmethod

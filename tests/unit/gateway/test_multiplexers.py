@@ -125,7 +125,7 @@ def test_any_bytes_give_events_or_one_fault_and_little_is_held(
         for piece in cut(data, sizes):
             for event in multiplexer.feed(piece):
                 assert isinstance(event, Event)
-            assert len(multiplexer._held) <= HELD_BYTES  # type: ignore[attr-defined]
+            assert len(multiplexer._buffer) <= HELD_BYTES  # type: ignore[attr-defined]
     except Fault as fault:
         reasons.append(fault.reason)
     assert {*reasons} <= {"malformed", "too_large", "goodbye"}
@@ -140,7 +140,7 @@ def test_a_frame_as_large_as_is_allowed_passes_through_without_being_held(
     for piece in cut(whole, [65_536]):
         for event in multiplexer.feed(piece):
             received += len(event.data) if isinstance(event, Received) else 0
-        assert len(multiplexer._held) <= HELD_BYTES  # type: ignore[attr-defined]
+        assert len(multiplexer._buffer) <= HELD_BYTES  # type: ignore[attr-defined]
     assert received == MAX_FRAME_BYTES
 
 
@@ -188,3 +188,44 @@ def test_a_frame_of_yamux_may_open_fill_and_end_a_stream() -> None:
     frame = HEADER.pack(0, 0, 1 | 4, 5, 3) + b"abc"
     events = [each for each in Yamux().feed(frame) if not isinstance(each, Noted)]
     assert events == [Opened(5), Received(5, b"abc"), Finished(5)]
+
+
+@pytest.mark.parametrize("make", [Mplex, Yamux])
+def test_streams_of_the_gateway_and_of_the_client_do_not_meet(
+    make: Callable[[], Multiplexer],
+) -> None:
+    multiplexer = make()
+    (one, opening), (two, _) = multiplexer.open(), multiplexer.open()
+    number = {Mplex: 0, Yamux: 2}[make]
+    if make is Mplex:
+        assert opening == varint(number << 3) + delimited(b"0")
+        assert multiplexer.data(one, b"ab") == varint(number << 3 | 2) + delimited(b"ab")
+        assert multiplexer.finished(one) == varint(number << 3 | 4) + b"\x00"
+        assert multiplexer.aborted(one) == varint(number << 3 | 6) + b"\x00"
+        frames = varint(number << 3 | 1) + delimited(b"cd") + varint(number << 3 | 3) + b"\x00"
+        own = mplex_frame(Opened(0)) + mplex_frame(Received(0, b"ef"))
+        expected: list[Event] = [Opened(0), Received(0, b"ef")]
+    else:
+        assert opening == HEADER.pack(0, 1, 1, number, 0)
+        assert multiplexer.data(one, b"ab") == HEADER.pack(0, 0, 0, number, 2) + b"ab"
+        frames = HEADER.pack(0, 0, 2, number, 2) + b"cd" + HEADER.pack(0, 0, 4, number, 0)
+        own = yamux_frame(Opened(1)) + yamux_frame(Received(1, b"ef"))
+        expected = [Opened(1), Received(1, b"ef")]
+    assert one != two
+    assert joined(multiplexer.feed(frames + own)) == [
+        Received(one, b"cd"),
+        Finished(one),
+        *expected,
+    ]
+
+
+@pytest.mark.parametrize("stream", [0, 4])
+def test_a_client_of_yamux_cannot_open_or_use_streams_of_the_gateway(stream: int) -> None:
+    multiplexer = Yamux()
+    multiplexer.open()
+    with pytest.raises(Fault):
+        list(multiplexer.feed(HEADER.pack(0, 0, 0, stream, 0)))
+    multiplexer = Yamux()
+    multiplexer.open()
+    with pytest.raises(Fault):
+        list(multiplexer.feed(HEADER.pack(0, 1, 1, 2, 0)))

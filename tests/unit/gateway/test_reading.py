@@ -14,7 +14,7 @@ from store.gateway.addresses import ListenAddress, network_of, parse_listen_addr
 from store.gateway.faults import Ended, Fault
 from store.gateway.identity import Identity, base58, require_proof
 from store.gateway.links import TcpLink, WebSocketLink
-from store.gateway.reading import Reader, negotiate
+from store.gateway.reading import Reader, negotiate, propose
 from store.gateway.varints import (
     MAX_VARINT_BYTES,
     bytes_field,
@@ -188,3 +188,26 @@ class Discarding:
 
     async def drain(self) -> None:
         """There is nothing to wait for."""
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (GREETING + delimited(b"/a/1\n"), None),
+        (GREETING + delimited(b"na\n"), "no_protocol"),
+        (GREETING + delimited(b"/b/1\n"), "malformed"),
+        (delimited(b"/multistream/2.0.0\n"), "malformed"),
+        (GREETING + delimited(b"/a/1"), "malformed"),
+    ],
+)
+async def test_a_protocol_is_proposed_and_agreed_on_or_refused(
+    answer: bytes, reason: str | None
+) -> None:
+    pipe = one_by_one(answer)
+    if reason is None:
+        await propose(Reader(pipe), pipe, "/a/1")
+    else:
+        with pytest.raises(Fault) as caught:
+            await propose(Reader(pipe), pipe, "/a/1")
+        assert caught.value.reason == reason
+    assert pipe.sent == GREETING + delimited(b"/a/1\n")

@@ -1,0 +1,135 @@
+"""The feed of new messages from the node, by `Store.Follow`."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Final
+
+from store.gateway.limits import FEED_TIMEOUT_S, MAX_PUSH_AGE_NS
+from store.gateway.node import Node, NodeCallError
+from store.gateway.varints import bytes_field, fields
+from store.observe.logging import get_logger
+from storenode.common.backoff import Backoff
+
+FIRST_PAUSE_S: Final = 0.25
+LONGEST_PAUSE_S: Final = 5.0
+"""Pauses after a failed call."""
+
+_REFUSED_CURSOR: Final = 400
+_log = get_logger("store.gateway")
+
+
+@dataclass(frozen=True, slots=True)
+class FollowedMessage:
+    """A message as the node sent it; ``encoded`` always has the field ``payload``, as nwaku asks.
+
+    ``timestamp_ns`` is the publisher's.
+    """
+
+    pubsub_topic: str
+    content_topic: str
+    timestamp_ns: int
+    encoded: bytes
+
+
+def parse_page(page: bytes) -> tuple[list[FollowedMessage], bytes]:
+    """Return the messages of a ``FollowPage``, and its cursor.
+
+    Raises:
+        ValueError: It is malformed.
+    """
+    messages, cursor = [], b""
+    for number, value in fields(page):
+        if number == 1 and isinstance(value, bytes):
+            messages.append(_parse_message(value))
+        elif number == 2 and isinstance(value, bytes):
+            cursor = value
+    return messages, cursor
+
+
+def _parse_message(entry: bytes) -> FollowedMessage:
+    outer = dict(fields(entry))
+    encoded, pubsub_topic = outer.get(2), outer.get(3)
+    if not isinstance(encoded, bytes) or not isinstance(pubsub_topic, bytes):
+        raise ValueError("a message has no content or no pubsub topic")  # noqa: TRY004 - of a page
+    inner = dict(fields(encoded))
+    content_topic, zigzag = inner.get(2, b""), inner.get(10, 0)
+    if not isinstance(content_topic, bytes) or not isinstance(zigzag, int):
+        raise ValueError("a message has fields of other types")  # noqa: TRY004 - of a page
+    if 1 not in inner:
+        encoded = bytes_field(1, b"") + encoded
+    timestamp_ns = (zigzag >> 1) ^ -(zigzag & 1)
+    return FollowedMessage(pubsub_topic.decode(), content_topic.decode(), timestamp_ns, encoded)
+
+
+class NodeFeed:
+    """A call that follows the node while it has users, and passes each new message to ``deliver``.
+
+    Messages that reconciliation brought long after they were published are left out.
+    """
+
+    def __init__(self, node: Node, deliver: Callable[[FollowedMessage], None]) -> None:
+        self._node = node
+        self._deliver = deliver
+        self._users = 0
+        self._wanted = asyncio.Event()
+        self._live = asyncio.Event()
+        self._cursor = b""
+
+    def acquire(self) -> None:
+        """Add a user; `release` must follow."""
+        self._users += 1
+        self._wanted.set()
+
+    def release(self) -> None:
+        """Remove a user; without any the call ends at its next page."""
+        self._users -= 1
+        assert self._users >= 0, "the feed was released more often than acquired"
+        if not self._users:
+            self._wanted.clear()
+
+    async def is_live(self) -> bool:
+        """Wait until new messages arrive; False if the node cannot be followed."""
+        try:
+            async with asyncio.timeout(FEED_TIMEOUT_S):
+                await self._live.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def run(self) -> None:
+        """Follow while messages are wanted, until cancelled."""
+        backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
+        while True:
+            await self._wanted.wait()
+            reason = "the node ended the call"
+            try:
+                await self._follow(backoff)
+            except (NodeCallError, ValueError) as error:
+                reason = str(error)
+                if isinstance(error, NodeCallError) and error.status_code == _REFUSED_CURSOR:
+                    self._cursor = b""
+            self._live.clear()
+            if self._wanted.is_set():
+                _log.warning("feed_ended", reason=reason)
+                await asyncio.sleep(backoff.take())
+            else:
+                self._cursor = b""
+
+    async def _follow(self, backoff: Backoff) -> None:
+        async with aclosing(self._node.follow(self._cursor)) as pages:
+            async for page in pages:
+                messages, cursor = parse_page(page)
+                self._cursor = cursor or self._cursor
+                self._live.set()
+                backoff.reset()
+                oldest_ns = time.time_ns() - MAX_PUSH_AGE_NS
+                for message in messages:
+                    if message.timestamp_ns >= oldest_ns:
+                        self._deliver(message)
+                if not self._wanted.is_set():
+                    return

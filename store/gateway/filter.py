@@ -1,0 +1,376 @@
+"""Filter: clients subscribe to content topics, and the gateway pushes messages to them.
+
+Source: 12/WAKU2-FILTER, version 2.0.0-beta1; statuses are nwaku's. A subscription belongs to a
+connection. It ends with the connection, five minutes after its last request, and when the client
+does not take what is pushed. js-waku pings, and subscribes again when a ping is answered with 404.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Final
+
+from store.gateway.connection import Connection
+from store.gateway.faults import Ended, Fault
+from store.gateway.feed import FollowedMessage, NodeFeed
+from store.gateway.limits import (
+    MAX_CLIENT_CRITERIA,
+    MAX_CRITERIA,
+    MAX_FILTER_REQUEST_BYTES,
+    MAX_QUEUED_PUSHES,
+    MAX_REQUEST_ID_BYTES,
+    MAX_REQUESTED_TOPICS,
+    MAX_SUBSCRIBER_CRITERIA,
+    PUSH_TIMEOUT_S,
+    REQUEST_TIMEOUT_S,
+    SEND_TIMEOUT_S,
+    SUBSCRIPTION_TIMEOUT_S,
+)
+from store.gateway.metrics import GatewayMetrics
+from store.gateway.node import Node
+from store.gateway.reading import Reader
+from store.gateway.streams import Stream
+from store.gateway.varints import bytes_field, delimited, fields, number_field
+from storenode.message.limits import NS_PER_S
+
+FILTER_SUBSCRIBE: Final = "/vac/waku/filter-subscribe/2.0.0-beta1"
+FILTER_PUSH: Final = "/vac/waku/filter-push/2.0.0-beta1"
+
+_SUBSCRIPTION_NS: Final = int(SUBSCRIPTION_TIMEOUT_S * NS_PER_S)
+_EXPIRE_EVERY_S: Final = 5.0
+_UNREADABLE_ID: Final = b"N/A"
+_NO_SUBSCRIPTION: Final = "NOT_FOUND: peer has no subscriptions"
+
+Criterion = tuple[str, str]
+"""A pubsub topic and a content topic."""
+
+
+class FilterRequestType(IntEnum):
+    """``FilterSubscribeRequest.filter_subscribe_type``."""
+
+    PING = 0
+    SUBSCRIBE = 1
+    UNSUBSCRIBE = 2
+    UNSUBSCRIBE_ALL = 3
+
+
+class FilterRefusedError(Exception):
+    """A request is refused; ``status_code`` is one of HTTP's, as 12/WAKU2-FILTER has it."""
+
+    def __init__(self, status_code: int, sentence: str) -> None:
+        super().__init__(sentence)
+        self.status_code = status_code
+
+
+@dataclass(frozen=True, slots=True)
+class FilterRequest:
+    """A request of a client; ``pubsub_topic`` is None where it names none."""
+
+    request_id: bytes
+    kind: int
+    pubsub_topic: str | None
+    content_topics: tuple[str, ...]
+
+    @property
+    def criteria(self) -> set[Criterion]:
+        """The criteria that a request to subscribe or unsubscribe names.
+
+        Raises:
+            FilterRefusedError: It names none, or too many.
+        """
+        if self.pubsub_topic is None or not self.content_topics:
+            raise FilterRefusedError(
+                400, "BAD_REQUEST: name the pubsub topic and the content topics"
+            )
+        if len(self.content_topics) > MAX_REQUESTED_TOPICS:
+            raise FilterRefusedError(
+                400, f"BAD_REQUEST: more than {MAX_REQUESTED_TOPICS} content topics"
+            )
+        return {(self.pubsub_topic, each) for each in self.content_topics}
+
+
+def parse_request(data: bytes) -> FilterRequest:
+    """Parse a ``FilterSubscribeRequest``.
+
+    Raises:
+        ValueError: It is malformed, or has no request ID.
+    """
+    request_id: bytes | None = None
+    kind, topic, contents = 0, None, []
+    for number, value in fields(data):
+        match number, value:
+            case 1, bytes():
+                request_id = value
+            case 2, int():
+                kind = value
+            case 10, bytes():
+                topic = value.decode()
+            case 11, bytes():
+                contents.append(value.decode())
+    if request_id is None or len(request_id) > MAX_REQUEST_ID_BYTES:
+        raise ValueError(f"a request ID of at most {MAX_REQUEST_ID_BYTES:,} bytes is required")
+    return FilterRequest(request_id, kind, topic, tuple(contents))
+
+
+def encode_response(request_id: bytes, status_code: int, sentence: str) -> bytes:
+    """Encode a ``FilterSubscribeResponse``."""
+    return (
+        bytes_field(1, request_id)
+        + number_field(10, status_code)
+        + bytes_field(11, sentence.encode())
+    )
+
+
+def encode_push(message: FollowedMessage) -> bytes:
+    """Encode a ``MessagePush``."""
+    return bytes_field(1, message.encoded) + bytes_field(2, message.pubsub_topic.encode())
+
+
+@dataclass(slots=True, eq=False)
+class FilterSubscriber:
+    """A connection with subscriptions, and the frames that wait to be pushed to it."""
+
+    connection: Connection
+    expires_ns: int
+    criteria: set[Criterion] = field(default_factory=set)
+    frames: deque[bytes] = field(default_factory=deque)
+    filled: asyncio.Event = field(default_factory=asyncio.Event)
+    pushing: asyncio.Task[None] | None = None
+
+    def push(self, frame: bytes) -> bool:
+        """Queue a frame; False if too many wait."""
+        if len(self.frames) >= MAX_QUEUED_PUSHES:
+            return False
+        try:
+            self.connection.client.unsent.take(len(frame))
+        except Fault:
+            return False
+        self.frames.append(frame)
+        self.filled.set()
+        return True
+
+    async def first(self) -> bytes:
+        """Return the frame that has waited longest, and wait for one if there is none."""
+        await self.filled.wait()
+        return self.frames[0]
+
+    def drop_first(self) -> None:
+        """Forget that frame."""
+        self.connection.client.unsent.give(len(self.frames.popleft()))
+        if not self.frames:
+            self.filled.clear()
+
+    def discard(self) -> None:
+        """Forget all frames."""
+        while self.frames:
+            self.drop_first()
+
+
+class Filter:
+    """The subscriptions of all connections."""
+
+    def __init__(self, node: Node, metrics: GatewayMetrics, pubsub_topics: frozenset[str]) -> None:
+        self._feed = NodeFeed(node, self.deliver)
+        self._metrics = metrics
+        self._pubsub_topics = pubsub_topics
+        self._subscribers: dict[Connection, FilterSubscriber] = {}
+        self._index: dict[Criterion, dict[FilterSubscriber, None]] = {}
+        self._criteria = 0
+
+    def __len__(self) -> int:
+        """Count the subscribers."""
+        return len(self._subscribers)
+
+    async def serve(self, stream: Stream, reader: Reader, connection: Connection) -> None:
+        """Read one request and send the response."""
+        size_bytes = await reader.length(MAX_FILTER_REQUEST_BYTES)
+        async with asyncio.timeout(REQUEST_TIMEOUT_S):
+            data = await reader.exactly(size_bytes)
+        answer = await self._answer(data, connection)
+        async with asyncio.timeout(SEND_TIMEOUT_S):
+            await stream.send(delimited(answer))
+
+    async def run(self) -> None:
+        """Follow the node while there are subscribers, and end old subscriptions."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._feed.run())
+            group.create_task(self._expire_old())
+
+    def deliver(self, message: FollowedMessage) -> None:
+        """Queue a message for all who subscribed to its topics."""
+        criterion = message.pubsub_topic, message.content_topic
+        frame = None
+        for subscriber in self._index.get(criterion, ()):
+            frame = frame or delimited(encode_push(message))
+            queued = subscriber.push(frame)
+            (self._metrics.filter_pushes if queued else self._metrics.filter_drops).inc()
+
+    def expire(self, now_ns: int) -> None:
+        """End the subscriptions of connections that have sent no request for too long."""
+        for subscriber in list(self._subscribers.values()):
+            if subscriber.expires_ns <= now_ns:
+                self._remove(subscriber)
+
+    def check(self) -> None:
+        """Raise AssertionError if an invariant or a bound is broken."""
+        indexed = {(each, criterion) for criterion, named in self._index.items() for each in named}
+        own = {
+            (each, criterion) for each in self._subscribers.values() for criterion in each.criteria
+        }
+        assert indexed == own
+        assert self._criteria == len(own) <= MAX_CRITERIA
+        assert all(self._index.values())
+        assert all(each.criteria for each in self._subscribers.values())
+
+    async def _answer(self, data: bytes, connection: Connection) -> bytes:
+        request_id = _UNREADABLE_ID
+        try:
+            request = parse_request(data)
+            request_id = request.request_id
+            connection.client.ask(time.monotonic_ns())
+            if request.kind == FilterRequestType.SUBSCRIBE:
+                await self._subscribe_live(request, connection)
+            else:
+                self.handle(request, connection, time.monotonic_ns())
+        except ValueError as error:
+            return encode_response(request_id, 400, f"BAD_REQUEST: {error}")
+        except Fault as fault:
+            self._metrics.refused(fault.reason)
+            return encode_response(request_id, 429, f"TOO_MANY_REQUESTS: {fault}")
+        except FilterRefusedError as error:
+            return encode_response(request_id, error.status_code, str(error))
+        return encode_response(request_id, 200, "OK")
+
+    async def _subscribe_live(self, request: FilterRequest, connection: Connection) -> None:
+        """Subscribe when new messages arrive: what is published after the answer is pushed."""
+        self._feed.acquire()
+        try:
+            if not await self._feed.is_live():
+                raise FilterRefusedError(503, "SERVICE_UNAVAILABLE: the node cannot be followed")
+            self.handle(request, connection, time.monotonic_ns())
+        finally:
+            self._feed.release()
+
+    async def _expire_old(self) -> None:
+        while True:
+            await asyncio.sleep(_EXPIRE_EVERY_S)
+            self.expire(time.monotonic_ns())
+
+    def handle(self, request: FilterRequest, connection: Connection, now_ns: int) -> None:
+        """Apply a request.
+
+        Raises:
+            FilterRefusedError: It is refused.
+        """
+        subscriber = self._subscribers.get(connection)
+        if request.kind == FilterRequestType.SUBSCRIBE:
+            self._subscribe(request, connection, now_ns)
+            return
+        if subscriber is None:
+            raise FilterRefusedError(404, _NO_SUBSCRIPTION)
+        subscriber.expires_ns = now_ns + _SUBSCRIPTION_NS
+        match request.kind:
+            case FilterRequestType.PING:
+                pass
+            case FilterRequestType.UNSUBSCRIBE:
+                self._unsubscribe(subscriber, request.criteria)
+            case FilterRequestType.UNSUBSCRIBE_ALL:
+                self._remove(subscriber)
+            case _:
+                raise FilterRefusedError(400, f"BAD_REQUEST: unknown type {request.kind}")
+
+    def _subscribe(self, request: FilterRequest, connection: Connection, now_ns: int) -> None:
+        criteria = request.criteria
+        if request.pubsub_topic not in self._pubsub_topics:
+            raise FilterRefusedError(
+                400, "BAD_REQUEST: the pubsub topic is not one of this gateway's shards"
+            )
+        subscriber = self._subscribers.get(connection)
+        new = criteria if subscriber is None else criteria - subscriber.criteria
+        known = 0 if subscriber is None else len(subscriber.criteria)
+        client = connection.client
+        if (
+            known + len(new) > MAX_SUBSCRIBER_CRITERIA
+            or client.criteria + len(new) > MAX_CLIENT_CRITERIA
+            or self._criteria + len(new) > MAX_CRITERIA
+        ):
+            raise FilterRefusedError(503, "SERVICE_UNAVAILABLE: too many content topics")
+        if subscriber is None:
+            subscriber = FilterSubscriber(connection, 0)
+            self._subscribers[connection] = subscriber
+            self._feed.acquire()
+            subscriber.pushing = connection.start(self._push(subscriber))
+            self._metrics.filter_subscribers.set(len(self))
+        subscriber.expires_ns = now_ns + _SUBSCRIPTION_NS
+        subscriber.criteria |= new
+        client.criteria += len(new)
+        self._criteria += len(new)
+        for criterion in new:
+            self._index.setdefault(criterion, {})[subscriber] = None
+
+    def _unsubscribe(self, subscriber: FilterSubscriber, criteria: set[Criterion]) -> None:
+        common = criteria & subscriber.criteria
+        if not common:
+            raise FilterRefusedError(404, _NO_SUBSCRIPTION)
+        self._drop(subscriber, common)
+        if not subscriber.criteria:
+            self._remove(subscriber)
+
+    def _drop(self, subscriber: FilterSubscriber, criteria: set[Criterion]) -> None:
+        for criterion in criteria:
+            named = self._index[criterion]
+            del named[subscriber]
+            if not named:
+                del self._index[criterion]
+        subscriber.criteria -= criteria
+        subscriber.connection.client.criteria -= len(criteria)
+        self._criteria -= len(criteria)
+
+    def _remove(self, subscriber: FilterSubscriber) -> None:
+        if self._subscribers.get(subscriber.connection) is not subscriber:
+            return
+        del self._subscribers[subscriber.connection]
+        self._feed.release()
+        self._drop(subscriber, set(subscriber.criteria))
+        self._metrics.filter_subscribers.set(len(self))
+        if subscriber.pushing is not None:
+            subscriber.pushing.cancel()
+
+    async def _push(self, subscriber: FilterSubscriber) -> None:
+        """Send a subscriber its frames on a stream that the gateway opens."""
+        try:
+            while await self._push_on_one_stream(subscriber):
+                pass
+        except Fault as fault:
+            self._metrics.refused(fault.reason)
+        except TimeoutError:
+            self._metrics.refused("timeout")
+        except OSError:
+            pass
+        finally:
+            self._remove(subscriber)
+            subscriber.discard()
+
+    async def _push_on_one_stream(self, subscriber: FilterSubscriber) -> bool:
+        """Send frames until the client ends the stream; False if it took none.
+
+        Raises:
+            Fault: The client does not take pushes.
+            OSError, TimeoutError: It has gone, or does not read.
+        """
+        count = 0
+        await subscriber.first()
+        try:
+            async with subscriber.connection.opened(FILTER_PUSH) as stream:
+                while True:
+                    frame = await subscriber.first()
+                    async with asyncio.timeout(PUSH_TIMEOUT_S):
+                        await stream.send(frame)
+                    subscriber.drop_first()
+                    count += 1
+        except Ended:
+            return count > 0

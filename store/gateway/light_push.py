@@ -1,0 +1,211 @@
+"""Light push: a client hands over a message, and the gateway publishes it at the node.
+
+Source: 19/WAKU2-LIGHTPUSH, versions 3.0.0 and 2.0.0-beta1. Statuses are those that nwaku uses and
+js-waku expects; a request that cannot be decoded has the request ID ``N/A`` and status 400, as
+nwaku has it. A duplicate is a success, since clients publish again what they got no answer to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final
+
+from store.gateway.connection import Connection
+from store.gateway.faults import Fault
+from store.gateway.limits import (
+    MAX_META_BYTES,
+    MAX_PUSH_REQUEST_BYTES,
+    MAX_RELAYED_BYTES,
+    MAX_REQUEST_ID_BYTES,
+    REQUEST_TIMEOUT_S,
+    SEND_TIMEOUT_S,
+)
+from store.gateway.metrics import GatewayMetrics
+from store.gateway.node import Node, NodeCallError
+from store.gateway.reading import Reader
+from store.gateway.streams import Stream
+from store.gateway.varints import bytes_field, delimited, fields, number_field
+from storenode.wire.storenode.v1.store_pb2 import PublishResult
+
+LIGHT_PUSH: Final = "/vac/waku/lightpush/3.0.0"
+LEGACY_LIGHT_PUSH: Final = "/vac/waku/lightpush/2.0.0-beta1"
+
+_UNREADABLE_ID: Final = b"N/A"
+_RELAY_PEERS: Final = 1
+"""Peers that a response names: js-waku and nwaku take 0 for a failure. The node is the one."""
+
+
+class PushStatus(IntEnum):
+    """The status of a light push (19/WAKU2-LIGHTPUSH, "Examples of possible error codes")."""
+
+    SUCCESS = 200
+    BAD_REQUEST = 400
+    PAYLOAD_TOO_LARGE = 413
+    INVALID_MESSAGE = 420
+    UNSUPPORTED_PUBSUB_TOPIC = 421
+    TOO_MANY_REQUESTS = 429
+    UNAVAILABLE = 503
+
+
+@dataclass(frozen=True, slots=True)
+class PushRequest:
+    """A message to publish; ``pubsub_topic`` is None where the request names none."""
+
+    request_id: bytes
+    pubsub_topic: str | None
+    message: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PushResponse:
+    """The answer to one request; ``sentence`` is empty for a success."""
+
+    request_id: bytes
+    status: PushStatus
+    sentence: str = ""
+
+
+def parse_request(data: bytes) -> PushRequest:
+    """Parse a ``LightpushRequest``.
+
+    Raises:
+        ValueError: It is malformed, or a required field is missing.
+    """
+    found = dict(fields(data))
+    message = _bytes_of(found, 21, "message")
+    _require_message(message)
+    return PushRequest(_request_id(found), _topic(found.get(20)), message)
+
+
+def parse_legacy_request(data: bytes) -> PushRequest:
+    """Parse a ``PushRPC`` of version 2.0.0-beta1.
+
+    Raises:
+        ValueError: It is malformed, or a required field is missing.
+    """
+    outer = dict(fields(data))
+    inner = dict(fields(_bytes_of(outer, 2, "request")))
+    message = _bytes_of(inner, 2, "message")
+    _require_message(message)
+    topic = _topic(_bytes_of(inner, 1, "pubsub_topic"))
+    return PushRequest(_request_id(outer), topic, message)
+
+
+def encode_response(response: PushResponse) -> bytes:
+    """Encode a ``LightpushResponse``."""
+    encoded = bytes_field(1, response.request_id) + number_field(10, response.status)
+    if response.sentence:
+        encoded += bytes_field(11, response.sentence.encode())
+    if response.status is PushStatus.SUCCESS:
+        encoded += number_field(12, _RELAY_PEERS)
+    return encoded
+
+
+def encode_legacy_response(response: PushResponse) -> bytes:
+    """Encode a ``PushRPC`` with a response."""
+    is_success = response.status is PushStatus.SUCCESS
+    info = response.sentence or "OK"
+    inner = number_field(1, int(is_success)) + bytes_field(2, info.encode())
+    return bytes_field(1, response.request_id) + bytes_field(3, inner)
+
+
+class LightPush:
+    """Publishes messages of clients at the node, one at a time."""
+
+    def __init__(self, node: Node, metrics: GatewayMetrics, pubsub_topics: Collection[str]) -> None:
+        self._node = node
+        self._metrics = metrics
+        self._pubsub_topics = pubsub_topics
+
+    async def serve(self, stream: Stream, reader: Reader, connection: Connection) -> None:
+        """Serve one request of version 3.0.0."""
+        await self._serve(stream, reader, connection, parse_request, encode_response)
+
+    async def serve_legacy(self, stream: Stream, reader: Reader, connection: Connection) -> None:
+        """Serve one request of version 2.0.0-beta1."""
+        await self._serve(stream, reader, connection, parse_legacy_request, encode_legacy_response)
+
+    async def _serve(
+        self,
+        stream: Stream,
+        reader: Reader,
+        connection: Connection,
+        parse: Callable[[bytes], PushRequest],
+        encode: Callable[[PushResponse], bytes],
+    ) -> None:
+        # js-waku opens streams long before it uses them: there is no deadline for the first byte.
+        size_bytes = await reader.length(MAX_PUSH_REQUEST_BYTES)
+        async with asyncio.timeout(REQUEST_TIMEOUT_S):
+            data = await reader.exactly(size_bytes)
+        try:
+            request = parse(data)
+        except ValueError as error:
+            response = PushResponse(_UNREADABLE_ID, PushStatus.BAD_REQUEST, str(error))
+        else:
+            response = await self._answer(request, connection)
+        self._metrics.light_pushes.labels(str(response.status.value)).inc()
+        async with asyncio.timeout(SEND_TIMEOUT_S):
+            await stream.send(delimited(encode(response)))
+
+    async def _answer(self, request: PushRequest, connection: Connection) -> PushResponse:
+        topic, message = request.pubsub_topic, request.message
+
+        def respond(status: PushStatus, sentence: str = "") -> PushResponse:
+            return PushResponse(request.request_id, status, sentence)
+
+        if topic is None or topic not in self._pubsub_topics:
+            sentence = "the pubsub topic is missing, or is not one of this gateway's shards"
+            return respond(PushStatus.UNSUPPORTED_PUBSUB_TOPIC, sentence)
+        if len(message) + len(topic) > MAX_RELAYED_BYTES:
+            sentence = f"the message and its topic have more than {MAX_RELAYED_BYTES:,} bytes"
+            return respond(PushStatus.PAYLOAD_TOO_LARGE, sentence)
+        try:
+            connection.client.ask(time.monotonic_ns())
+            result = await self._node.publish(message, topic, connection.client.queries)
+        except Fault as fault:
+            self._metrics.refused(fault.reason)
+            return respond(PushStatus.TOO_MANY_REQUESTS, str(fault))
+        except NodeCallError as error:
+            return respond(_STATUSES.get(error.status_code, PushStatus.UNAVAILABLE), str(error))
+        if result.outcome == PublishResult.REJECTED:
+            return respond(PushStatus.INVALID_MESSAGE, result.reason)
+        return respond(PushStatus.SUCCESS)
+
+
+_STATUSES: Final = {400: PushStatus.INVALID_MESSAGE, 429: PushStatus.TOO_MANY_REQUESTS}
+"""Statuses by that of the failed call of the node."""
+
+
+def _request_id(found: dict[int, int | bytes]) -> bytes:
+    request_id = _bytes_of(found, 1, "request_id")
+    if len(request_id) > MAX_REQUEST_ID_BYTES:
+        raise ValueError(f"the request ID has more than {MAX_REQUEST_ID_BYTES:,} bytes")
+    return request_id
+
+
+def _topic(value: int | bytes | None) -> str | None:
+    if value is None:
+        return None
+    if not isinstance(value, bytes):
+        raise ValueError("the field pubsub_topic is not a string")  # noqa: TRY004 - of a request
+    return value.decode()
+
+
+def _require_message(message: bytes) -> None:
+    """Raise ValueError if a message lacks a field without which nwaku decodes none."""
+    found = dict(fields(message))
+    _bytes_of(found, 1, "payload")
+    _bytes_of(found, 2, "content_topic")
+    if len(_bytes_of({11: b"", **found}, 11, "meta")) > MAX_META_BYTES:
+        raise ValueError(f"the field meta has more than {MAX_META_BYTES} bytes")
+
+
+def _bytes_of(found: dict[int, int | bytes], number: int, name: str) -> bytes:
+    value = found.get(number)
+    if not isinstance(value, bytes):
+        raise ValueError(f"the required field {name} is missing")  # noqa: TRY004 - of a request
+    return value

@@ -1,0 +1,256 @@
+"""Light push and filter: requests of other implementations, and subscriptions against an oracle."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gzip
+import json
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, Final, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from store.gateway import filter as filter_module
+from store.gateway.clients import Client, ClientRules, Clients
+from store.gateway.connection import Connection
+from store.gateway.feed import parse_page
+from store.gateway.filter import (
+    FILTER_SUBSCRIBE,
+    Filter,
+    FilterRefusedError,
+    FilterRequest,
+    FilterRequestType,
+    encode_push,
+    encode_response,
+    parse_request,
+)
+from store.gateway.light_push import (
+    LEGACY_LIGHT_PUSH,
+    LIGHT_PUSH,
+    PushResponse,
+    PushStatus,
+    encode_legacy_response,
+    parse_legacy_request,
+)
+from store.gateway.light_push import encode_response as encode_push_response
+from store.gateway.light_push import parse_request as parse_push_request
+from store.gateway.metrics import GatewayMetrics
+from store.gateway.node import Node
+from store.gateway.varints import fields
+from storenode.wire.storenode.v1.store_pb2 import FollowPage
+from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
+
+VECTORS: Final = json.loads(
+    gzip.decompress((Path(__file__).parents[2] / "vectors" / "waku_services.json.gz").read_bytes())
+)
+PUBSUB: Final = "/waku/2/rs/7/0"
+PARSERS: Final[dict[str, Callable[[bytes], Any]]] = {
+    LIGHT_PUSH: parse_push_request,
+    LEGACY_LIGHT_PUSH: parse_legacy_request,
+    FILTER_SUBSCRIBE: parse_request,
+}
+UNREADABLE_TO_NWAKU: Final = (b"decode_rpc_failure", b"empty_request_body_failure")
+
+
+@pytest.mark.parametrize("case", VECTORS["requests"], ids=lambda case: case["case"])
+def test_requests_are_unreadable_where_nwaku_does_not_decode_them(case: dict[str, str]) -> None:
+    request = bytes.fromhex(case["request"])
+    answer = None if case["nwaku"] is None else bytes.fromhex(case["nwaku"])
+    readable = answer is not None and not any(each in answer for each in UNREADABLE_TO_NWAKU)
+    if case["case"].endswith("content topic not utf-8"):
+        readable = True  # the node refuses it, and says so
+    try:
+        PARSERS[case["protocol"]](request)
+    except ValueError:
+        assert not readable
+    else:
+        assert readable
+
+
+def test_answers_are_those_that_js_waku_accepted() -> None:
+    counts = dict.fromkeys(("filter", "lightpush 3", "lightpush 2"), 0)
+    for exchange in VECTORS["accepted"]:
+        what = exchange["what"]
+        if what == "filter push":
+            continue
+        answer = bytes.fromhex(exchange["answer"])
+        request, parts = bytes.fromhex(exchange["request"]), dict(fields(answer))
+        if what == "filter":
+            sentence, status = cast("bytes", parts[11]).decode(), cast("int", parts[10])
+            made = encode_response(parse_request(request).request_id, status, sentence)
+        elif what == "lightpush 3":
+            if parts[10] != PushStatus.SUCCESS:
+                continue
+            made = encode_push_response(
+                PushResponse(parse_push_request(request).request_id, PushStatus.SUCCESS)
+            )
+        else:
+            if dict(fields(cast("bytes", parts[3])))[1] != 1:
+                continue
+            made = encode_legacy_response(
+                PushResponse(parse_legacy_request(request).request_id, PushStatus.SUCCESS)
+            )
+        assert made == answer
+        counts[what] += 1
+    assert all(counts.values()), counts
+
+
+def test_pushes_are_those_that_js_waku_accepted() -> None:
+    frames = [each["frame"] for each in VECTORS["accepted"] if each["what"] == "filter push"]
+    for frame in map(bytes.fromhex, frames):
+        encoded, topic = (cast("bytes", value) for _, value in fields(frame))
+        page = FollowPage()
+        entry = page.messages.add(pubsub_topic=topic.decode())
+        entry.message.MergeFromString(encoded)
+        (message,), _ = parse_page(page.SerializeToString())
+        again = dict(fields(encode_push(message)))
+        assert WakuMessage.FromString(cast("bytes", again[1])) == entry.message
+        assert again[2] == topic
+    assert frames
+
+
+@given(st.sampled_from(sorted(PARSERS)), st.binary(max_size=200))
+def test_any_bytes_are_a_request_or_a_value_error(protocol: str, data: bytes) -> None:
+    with contextlib.suppress(ValueError):
+        PARSERS[protocol](data)
+
+
+def test_pushed_messages_always_have_the_field_that_nwaku_requires() -> None:
+    page = FollowPage(cursor=b"c", live=True)
+    page.messages.add(pubsub_topic=PUBSUB).message.MergeFrom(
+        WakuMessage(content_topic="/a/1/b/proto", timestamp=-(2**62))
+    )
+    (message,), cursor = parse_page(page.SerializeToString())
+    assert (cursor, message.content_topic, message.timestamp_ns) == (b"c", "/a/1/b/proto", -(2**62))
+    assert 1 in dict(fields(message.encoded))
+
+
+class FakeConnection:
+    """A connection that runs no work."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+
+    def start(self, work: Coroutine[None, None, None]) -> None:
+        work.close()
+
+
+def subscriptions() -> Filter:
+    return Filter(cast("Node", None), GatewayMetrics("0"), frozenset({PUBSUB}))
+
+
+def connections(count: int) -> list[Connection]:
+    client = Clients(ClientRules(100, 100, 100)).arrive("192.0.2.1", 0)
+    return [cast("Connection", FakeConnection(client)) for _ in range(count)]
+
+
+def request(kind: int, *contents: str, pubsub: str | None = PUBSUB) -> FilterRequest:
+    return FilterRequest(b"r", kind, pubsub, contents)
+
+
+def status_of(found: Filter, asked: FilterRequest, connection: Connection, now_ns: int) -> int:
+    try:
+        found.handle(asked, connection, now_ns)
+    except FilterRefusedError as error:
+        return error.status_code
+    return 200
+
+
+TOPICS: Final = st.lists(st.sampled_from("abcd"), max_size=4)
+STEPS: Final = st.lists(
+    st.tuples(st.integers(0, 2), st.integers(0, 4), TOPICS, st.integers(0, 200)), max_size=30
+)
+
+
+@given(STEPS)
+def test_subscriptions_are_those_of_a_plain_model(
+    steps: list[tuple[int, int, list[str], int]],
+) -> None:
+    async def run() -> None:
+        found, peers = subscriptions(), connections(3)
+        model: dict[int, tuple[int, set[str]]] = {}
+        now_ns = 0
+        for peer, kind, contents, later_s in steps:
+            now_ns += later_s * 10**9
+            found.expire(now_ns)
+            model = {each: kept for each, kept in model.items() if kept[0] > now_ns}
+            status = status_of(found, request(kind, *contents), peers[peer], now_ns)
+            expires_ns = now_ns + 300 * 10**9
+            subscribed = model.get(peer, (0, set[str]()))[1]
+            if kind != FilterRequestType.SUBSCRIBE and peer not in model:
+                assert status == 404
+                continue
+            if peer in model:
+                model[peer] = (expires_ns if kind != 1 else model[peer][0], subscribed)
+            if kind in (FilterRequestType.SUBSCRIBE, FilterRequestType.UNSUBSCRIBE):
+                if not contents:
+                    assert status == 400
+                elif kind == FilterRequestType.SUBSCRIBE:
+                    assert status == 200
+                    model[peer] = expires_ns, subscribed | set(contents)
+                elif not subscribed & set(contents):
+                    assert status == 404
+                else:
+                    model[peer] = expires_ns, subscribed - set(contents)
+            elif kind == FilterRequestType.UNSUBSCRIBE_ALL:
+                del model[peer]
+            else:
+                assert status == (200 if kind == FilterRequestType.PING else 400)
+            model = {each: kept for each, kept in model.items() if kept[1]}
+            found.check()
+            assert len(found) == len(model)
+
+    asyncio.run(run())
+
+
+async def test_subscriptions_are_bounded_for_a_connection_an_address_and_in_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, most in (
+        ("MAX_SUBSCRIBER_CRITERIA", 3),
+        ("MAX_CLIENT_CRITERIA", 5),
+        ("MAX_CRITERIA", 6),
+        ("MAX_REQUESTED_TOPICS", 4),
+    ):
+        monkeypatch.setattr(filter_module, name, most)
+    found, (one, two) = subscriptions(), connections(2)
+    (other,) = connections(1)
+    subscribe = FilterRequestType.SUBSCRIBE
+    assert status_of(found, request(subscribe, *"abcde"), one, 0) == 400
+    assert status_of(found, request(subscribe, "a", pubsub="/waku/2/rs/7/1"), one, 0) == 400
+    assert status_of(found, request(subscribe, *"abcd"), one, 0) == 503
+    assert status_of(found, request(subscribe, *"abc"), one, 0) == 200
+    assert status_of(found, request(subscribe, *"abc"), one, 0) == 200
+    assert status_of(found, request(subscribe, *"abc"), two, 0) == 503
+    assert status_of(found, request(subscribe, *"ab"), two, 0) == 200
+    assert status_of(found, request(subscribe, *"ab"), other, 0) == 503
+    found.check()
+    assert status_of(found, request(FilterRequestType.UNSUBSCRIBE_ALL), one, 0) == 200
+    assert status_of(found, request(subscribe, *"ab"), other, 0) == 200
+    found.check()
+
+
+async def test_pushes_to_a_subscriber_that_takes_none_are_bounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(filter_module, "MAX_QUEUED_PUSHES", 5)
+    found, (one,) = subscriptions(), connections(1)
+    assert status_of(found, request(FilterRequestType.SUBSCRIBE, "/a/1/b/proto"), one, 0) == 200
+    page = FollowPage()
+    message = WakuMessage(payload=b"x", content_topic="/a/1/b/proto", timestamp=1)
+    page.messages.add(pubsub_topic=PUBSUB).message.MergeFrom(message)
+    page.messages.add(pubsub_topic="/waku/2/rs/7/1").message.MergeFrom(message)
+    messages, _ = parse_page(page.SerializeToString())
+    for _ in range(8):
+        for each in messages:
+            found.deliver(each)
+    (subscriber,) = found._subscribers.values()
+    frame = subscriber.frames[0]
+    assert len(subscriber.frames) == 5
+    assert one.client.unsent.used_bytes == 5 * len(frame)
+    subscriber.discard()
+    assert one.client.unsent.used_bytes == 0

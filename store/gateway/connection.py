@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
@@ -45,7 +45,7 @@ class Surroundings:
     """What all connections share. ``max_streams`` is for one connection."""
 
     key: StaticKey
-    handlers: dict[str, Handler]
+    handlers: Mapping[str, Handler]
     metrics: GatewayMetrics
     max_streams: int
 

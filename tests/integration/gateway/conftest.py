@@ -14,9 +14,8 @@ from tests.integration.gateway.messages import CLUSTER, SHARD, made
 from tests.support.gateway import GENEROUS, GatewayProcess, running_gateway
 from tests.support.node import NodeProcess, running_node
 
-collect_ignore = (
-    [] if AVAILABLE else ["test_javascript.py", "test_reliable_channel.py", "test_wss.py"]
-)
+_JAVASCRIPT = ("javascript", "light_client", "reliable_channel", "wss")
+collect_ignore = [] if AVAILABLE else [f"test_{each}.py" for each in _JAVASCRIPT]
 
 
 @pytest.fixture(scope="session")

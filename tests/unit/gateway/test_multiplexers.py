@@ -196,7 +196,7 @@ def test_streams_of_the_gateway_and_of_the_client_do_not_meet(
 ) -> None:
     multiplexer = make()
     (one, opening), (two, _) = multiplexer.open(), multiplexer.open()
-    number = {Mplex: 0, Yamux: 2}[make]
+    number = 0 if make is Mplex else 2
     if make is Mplex:
         assert opening == varint(number << 3) + delimited(b"0")
         assert multiplexer.data(one, b"ab") == varint(number << 3 | 2) + delimited(b"ab")

@@ -1,7 +1,9 @@
-// Answers lines of JSON: `node clients.mjs waku|libp2p|channel MULTIADDR SETTINGS`, a query a line, an answer a line.
+// Answers lines of JSON: `node clients.mjs waku|libp2p|channel|light MULTIADDR SETTINGS`, a query a line, an answer a line.
 //
 // waku: @waku/sdk asks as an application would; an answer has the pages, each with the hashes of its messages.
 // libp2p: js-libp2p over TCP with yamux; a query is the bytes of a request in base64, and so is the answer.
+// light: @waku/sdk pushes messages (light push) and subscribes to them (filter).
+// talk: a ReliableChannel of @waku/sdk that sends and receives live.
 // channel: a ReliableChannel of @waku/sdk; each line is answered with the next message that it received.
 import { createInterface } from "node:readline";
 import { noise } from "@chainsafe/libp2p-noise";
@@ -53,6 +55,88 @@ async function channelClient(address, settings) {
     while (!received.length) await new Promise((resolve) => (arrived = resolve));
     const { hashStr, payload } = received.shift();
     return { hash: hashStr, text: Buffer.from(payload).toString() };
+  }
+
+  return { ask, stop: () => node.stop() };
+}
+
+async function lightClient(address, settings) {
+  const { node, routing } = await lightNode(settings);
+  const protocols = [Protocols.Store, Protocols.LightPush, Protocols.Filter];
+  await node.dial(multiaddr(address), protocols);
+  await node.waitForPeers(protocols, 30_000);
+  const received = [];
+  let arrived = () => {};
+  const decoder = createDecoder(settings.topic, routing);
+
+  async function ask({ subscribe, unsubscribe, push, ephemeral, legacy, stored }) {
+    if (subscribe) {
+      const done = await node.filter.subscribe([decoder], (message) => {
+        received.push(message);
+        arrived();
+      });
+      return { done };
+    }
+    if (unsubscribe) return { done: await node.filter.unsubscribe([decoder]) };
+    if (push !== undefined) {
+      const encoder = createEncoder({ contentTopic: settings.topic, routingInfo: routing, ephemeral: !!ephemeral });
+      const { successes, failures } = await node.lightPush.send(
+        encoder,
+        { payload: Buffer.from(push) },
+        { useLegacy: !!legacy, autoRetry: false },
+      );
+      return { successes: successes.length, failures: failures.map(({ error }) => String(error)) };
+    }
+    if (stored) {
+      const found = [];
+      for await (const page of node.store.queryGenerator([decoder])) {
+        for (const message of await Promise.all(page)) found.push(Buffer.from(message.payload).toString());
+      }
+      return { stored: found };
+    }
+    while (!received.length) await new Promise((resolve) => (arrived = resolve));
+    return { received: Buffer.from(received.shift().payload).toString() };
+  }
+
+  return { ask, stop: () => node.stop() };
+}
+
+async function talkClient(address, settings) {
+  const { node, routing } = await lightNode(settings);
+  const received = [];
+  const acknowledged = new Set();
+  let arrived = () => {};
+  const wake = (note) => ({ detail }) => {
+    note(detail);
+    arrived();
+  };
+  const protocols = [Protocols.Store, Protocols.LightPush, Protocols.Filter];
+  await node.dial(multiaddr(address), protocols);
+  await node.waitForPeers(protocols, 30_000);
+  const channel = await ReliableChannel.create(
+    node,
+    settings.channel,
+    settings.sender,
+    createEncoder({ contentTopic: settings.topic, routingInfo: routing }),
+    createDecoder(settings.topic, routing),
+    { retrieveFrequencyMs: 500, processTaskMinElapseMs: 50, syncMinIntervalMs: 500 },
+  );
+  // The SDK reports a message of its own, too, if filter brings it back before the push is answered.
+  const isOwn = (text) => text.startsWith(settings.sender);
+  channel.addEventListener(
+    "message-received",
+    wake(({ payload }) => {
+      const text = Buffer.from(payload).toString();
+      if (!isOwn(text)) received.push(text);
+    }),
+  );
+  channel.addEventListener("message-acknowledged", wake((id) => acknowledged.add(id)));
+
+  async function ask({ send, wait, acknowledge }) {
+    if (send !== undefined) return { id: channel.send(Buffer.from(send)) };
+    const done = () => (acknowledge ? acknowledged.size >= acknowledge : received.length >= wait);
+    while (!done()) await new Promise((resolve) => (arrived = resolve));
+    return { received: [...received].sort() };
   }
 
   return { ask, stop: () => node.stop() };
@@ -110,7 +194,8 @@ async function libp2pClient(address) {
 }
 
 const [kind, address, settings] = process.argv.slice(2);
-const make = { waku: wakuClient, libp2p: libp2pClient, channel: channelClient }[kind];
+const kinds = { waku: wakuClient, libp2p: libp2pClient, channel: channelClient, light: lightClient, talk: talkClient };
+const make = kinds[kind];
 const client = await make(address, JSON.parse(settings ?? "null"));
 for await (const line of createInterface({ input: process.stdin })) {
   let answer;

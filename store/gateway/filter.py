@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import partial
 from typing import Final
 
 from store.gateway.connection import Connection
-from store.gateway.faults import Ended, Fault
+from store.gateway.faults import Fault
 from store.gateway.feed import FollowedMessage, NodeFeed
 from store.gateway.limits import (
     MAX_CLIENT_CRITERIA,
@@ -25,13 +25,13 @@ from store.gateway.limits import (
     MAX_REQUEST_ID_BYTES,
     MAX_REQUESTED_TOPICS,
     MAX_SUBSCRIBER_CRITERIA,
-    PUSH_TIMEOUT_S,
     REQUEST_TIMEOUT_S,
     SEND_TIMEOUT_S,
     SUBSCRIPTION_TIMEOUT_S,
 )
 from store.gateway.metrics import GatewayMetrics
 from store.gateway.node import Node
+from store.gateway.outgoing import SendQueue
 from store.gateway.reading import Reader
 from store.gateway.streams import Stream
 from store.gateway.varints import bytes_field, delimited, fields, number_field
@@ -135,39 +135,10 @@ class FilterSubscriber:
     """A connection with subscriptions, and the frames that wait to be pushed to it."""
 
     connection: Connection
-    expires_ns: int
+    queue: SendQueue
+    expires_ns: int = 0
     criteria: set[Criterion] = field(default_factory=set)
-    frames: deque[bytes] = field(default_factory=deque)
-    filled: asyncio.Event = field(default_factory=asyncio.Event)
     pushing: asyncio.Task[None] | None = None
-
-    def push(self, frame: bytes) -> bool:
-        """Queue a frame; False if too many wait."""
-        if len(self.frames) >= MAX_QUEUED_PUSHES:
-            return False
-        try:
-            self.connection.client.unsent.take(len(frame))
-        except Fault:
-            return False
-        self.frames.append(frame)
-        self.filled.set()
-        return True
-
-    async def first(self) -> bytes:
-        """Return the frame that has waited longest, and wait for one if there is none."""
-        await self.filled.wait()
-        return self.frames[0]
-
-    def drop_first(self) -> None:
-        """Forget that frame."""
-        self.connection.client.unsent.give(len(self.frames.popleft()))
-        if not self.frames:
-            self.filled.clear()
-
-    def discard(self) -> None:
-        """Forget all frames."""
-        while self.frames:
-            self.drop_first()
 
 
 class Filter:
@@ -206,7 +177,7 @@ class Filter:
         frame = None
         for subscriber in self._index.get(criterion, ()):
             frame = frame or delimited(encode_push(message))
-            queued = subscriber.push(frame)
+            queued = subscriber.queue.put(frame)
             (self._metrics.filter_pushes if queued else self._metrics.filter_drops).inc()
 
     def expire(self, now_ns: int) -> None:
@@ -300,10 +271,12 @@ class Filter:
         ):
             raise FilterRefusedError(503, "SERVICE_UNAVAILABLE: too many content topics")
         if subscriber is None:
-            subscriber = FilterSubscriber(connection, 0)
+            queue = SendQueue(connection, FILTER_PUSH, MAX_QUEUED_PUSHES)
+            subscriber = FilterSubscriber(connection, queue)
             self._subscribers[connection] = subscriber
             self._feed.acquire()
             subscriber.pushing = connection.start(self._push(subscriber))
+            subscriber.pushing.add_done_callback(partial(self._end, subscriber))
             self._metrics.filter_subscribers.set(len(self))
         subscriber.expires_ns = now_ns + _SUBSCRIPTION_NS
         subscriber.criteria |= new
@@ -341,36 +314,16 @@ class Filter:
             subscriber.pushing.cancel()
 
     async def _push(self, subscriber: FilterSubscriber) -> None:
-        """Send a subscriber its frames on a stream that the gateway opens."""
+        """Send a subscriber its frames until it takes no more."""
         try:
-            while await self._push_on_one_stream(subscriber):
-                pass
+            await subscriber.queue.run()
         except Fault as fault:
             self._metrics.refused(fault.reason)
         except TimeoutError:
             self._metrics.refused("timeout")
         except OSError:
             pass
-        finally:
-            self._remove(subscriber)
-            subscriber.discard()
 
-    async def _push_on_one_stream(self, subscriber: FilterSubscriber) -> bool:
-        """Send frames until the client ends the stream; False if it took none.
-
-        Raises:
-            Fault: The client does not take pushes.
-            OSError, TimeoutError: It has gone, or does not read.
-        """
-        count = 0
-        await subscriber.first()
-        try:
-            async with subscriber.connection.opened(FILTER_PUSH) as stream:
-                while True:
-                    frame = await subscriber.first()
-                    async with asyncio.timeout(PUSH_TIMEOUT_S):
-                        await stream.send(frame)
-                    subscriber.drop_first()
-                    count += 1
-        except Ended:
-            return count > 0
+    def _end(self, subscriber: FilterSubscriber, _pushing: asyncio.Task[None]) -> None:
+        self._remove(subscriber)
+        subscriber.queue.discard()

@@ -122,6 +122,33 @@ FEED_TIMEOUT_S: Final = 5.0
 MAX_PUSH_AGE_NS: Final = 60 * 10**9
 """The age by its timestamp up to which a message is pushed: reconciliation brings older ones."""
 
+MAX_RPC_BYTES: Final = 150 * 1024
+"""One RPC of gossipsub; nwaku closes the stream after a larger one."""
+
+MAX_RPC_ENTRIES: Final = 1_000
+"""Entries of an RPC, of all kinds together; message IDs are counted by themselves."""
+
+MAX_RPC_IDS: Final = 5_000
+"""Message IDs of an RPC, of all kinds together."""
+
+MAX_PEER_TOPICS: Final = 100
+"""Subscriptions of one relay peer that are remembered."""
+
+MAX_IWANT_PER_HEARTBEAT: Final = 500
+"""Announced messages that one relay peer is asked for."""
+
+MAX_IDONTWANT_PER_HEARTBEAT: Final = 1_000
+"""Messages that one relay peer may refuse in advance."""
+
+MAX_SEEN_MESSAGES: Final = 200_000
+"""Relayed messages that are recognised when they come again."""
+
+MAX_CACHED_MESSAGE_BYTES: Final = 64 * 1024 * 1024
+"""Relayed messages of the last seconds, for peers that request them."""
+
+MAX_PENALTIES: Final = 10_000
+"""Peers whose faults are remembered."""
+
 MAX_METADATA_BYTES: Final = 64 * 1024
 """A request for metadata: a cluster and shards."""
 

@@ -40,7 +40,7 @@ from store.gateway.light_push import encode_response as encode_push_response
 from store.gateway.light_push import parse_request as parse_push_request
 from store.gateway.metrics import GatewayMetrics
 from store.gateway.node import Node
-from store.gateway.varints import fields
+from store.gateway.varints import delimited, fields
 from storenode.wire.storenode.v1.store_pb2 import FollowPage
 from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
 
@@ -135,8 +135,9 @@ class FakeConnection:
     def __init__(self, client: Client) -> None:
         self.client = client
 
-    def start(self, work: Coroutine[None, None, None]) -> None:
+    def start(self, work: Coroutine[None, None, None]) -> asyncio.Future[None]:
         work.close()
+        return asyncio.get_running_loop().create_future()
 
 
 def subscriptions() -> Filter:
@@ -249,8 +250,7 @@ async def test_pushes_to_a_subscriber_that_takes_none_are_bounded(
         for each in messages:
             found.deliver(each)
     (subscriber,) = found._subscribers.values()
-    frame = subscriber.frames[0]
-    assert len(subscriber.frames) == 5
-    assert one.client.unsent.used_bytes == 5 * len(frame)
-    subscriber.discard()
+    assert len(subscriber.queue) == 5
+    assert one.client.unsent.used_bytes == 5 * len(delimited(encode_push(messages[0])))
+    subscriber.queue.discard()
     assert one.client.unsent.used_bytes == 0

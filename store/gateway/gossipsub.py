@@ -1,0 +1,445 @@
+"""A gossipsub router as a state machine: no socket, no clock, no randomness of its own.
+
+Whatever carries the RPCs calls `Router` and carries out the effects that it returns. Each
+`Arrived` message is judged by `accept`, `ignore` or `reject` before it is forwarded. Times are
+seconds of a clock that never goes back. Parameters are nwaku's (29/WAKU2-CONFIG).
+
+Peers are scored coarsely: penalties add up and halve about every 12 heartbeats, by peer ID, also
+while the peer is away. nwaku remembers a peer for 60 s after its stream ended, and takes a GRAFT
+within that time as a fault that costs 40 minutes outside of its mesh. So no peer is sent a GRAFT
+for `QUIET_S` after its stream opened; until then it is sent messages as if it were in the mesh.
+
+Source: libp2p, "gossipsub v1.1", and IDONTWANT of "v1.2".
+"""
+
+from __future__ import annotations
+
+import random
+from collections import OrderedDict, deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from store.gateway.gossipsub_wire import (
+    GossipMessage,
+    Prune,
+    Rpc,
+    encode_graft,
+    encode_idontwant,
+    encode_ihave,
+    encode_iwant,
+    encode_message,
+    encode_pong,
+    encode_prune,
+    encode_subscriptions,
+    parse_rpc,
+)
+from store.gateway.limits import (
+    MAX_CACHED_MESSAGE_BYTES,
+    MAX_IDONTWANT_PER_HEARTBEAT,
+    MAX_IWANT_PER_HEARTBEAT,
+    MAX_PEER_TOPICS,
+    MAX_PENALTIES,
+    MAX_RPC_BYTES,
+    MAX_SEEN_MESSAGES,
+)
+
+MESH_PEERS: Final = 6
+MIN_MESH_PEERS: Final = 4
+MAX_MESH_PEERS: Final = 8
+"""Peers of a topic's mesh (D, D_low, D_high)."""
+
+GOSSIP_PEERS: Final = 6
+GOSSIP_SHARE: Final = 4
+"""Peers outside of the mesh that a heartbeat announces messages to: so many, or a quarter."""
+
+BACKOFF_S: Final = 60
+BACKOFF_SLACK_S: Final = 2
+MAX_BACKOFF_S: Final = 3_600
+QUIET_S: Final = BACKOFF_S + 2 * BACKOFF_SLACK_S
+SEEN_S: Final = 120
+CACHE_HEARTBEATS: Final = 6
+GOSSIP_HEARTBEATS: Final = 3
+PROMISE_S: Final = 3
+"""Until a message that was requested must have come."""
+
+MAX_SERVED: Final = 3
+"""Times that a message is sent to one peer that requests it."""
+
+IHAVE_IDS: Final = 4_000
+LARGE_MESSAGE_BYTES: Final = 512
+"""A message with more bytes is announced as unwanted before it is judged, as nwaku does."""
+
+MAX_PING_BYTES: Final = 64
+DECAY: Final = 0.944
+REJECTED_PENALTY: Final = 1.0
+MALFORMED_PENALTY: Final = 0.2
+EARLY_GRAFT_PENALTY: Final = 0.2
+GRAFT_PENALTY: Final = 2.0
+"""A peer with more is not grafted."""
+
+CUT_OFF_PENALTY: Final = 20.0
+"""A peer with more is disconnected, and not accepted before it has decayed to half."""
+
+
+@dataclass(frozen=True, slots=True)
+class SendRpc:
+    """An effect: send an encoded RPC to a peer."""
+
+    peer: str
+    rpc: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnect:
+    """An effect: end the stream of a peer, which has left the router."""
+
+    peer: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """An effect: judge a message that no peer has sent before."""
+
+    peer: str
+    message: GossipMessage
+
+
+RouterEffect = SendRpc | Disconnect | Arrived
+
+
+@dataclass(slots=True)
+class _RelayPeer:
+    """A peer; ``requested`` counts the IDs that it was asked for since the last heartbeat."""
+
+    is_outbound: bool
+    topics: set[str] = field(default_factory=set)
+    requested: int = 0
+    served: dict[bytes, int] = field(default_factory=dict)
+    unwanted: deque[set[bytes]] = field(
+        default_factory=lambda: deque([set()], maxlen=CACHE_HEARTBEATS)
+    )
+
+    def wants(self, message_id: bytes) -> bool:
+        return not any(message_id in each for each in self.unwanted)
+
+
+class Router:
+    """The meshes of some topics.
+
+    ``forwards`` False: messages are received and never sent on (a leaf of the network).
+    """
+
+    def __init__(self, topics: Iterable[str], rng: random.Random, *, forwards: bool = True) -> None:
+        self._rng = rng
+        self._forwards = forwards
+        self._now_s = 0.0
+        self._peers: dict[str, _RelayPeer] = {}
+        self._mesh: dict[str, dict[str, None]] = {topic: {} for topic in topics}
+        self._pruned_until_s: dict[tuple[str, str], float] = {}
+        self._quiet_until_s: dict[tuple[str, str], float] = {}
+        self._penalties: OrderedDict[str, float] = OrderedDict()
+        self._seen: OrderedDict[tuple[bytes, str], float] = OrderedDict()
+        self._cache: dict[bytes, GossipMessage] = {}
+        self._cached_bytes = 0
+        self._history: deque[list[bytes]] = deque([[]], maxlen=CACHE_HEARTBEATS)
+        self._promises: dict[bytes, tuple[str, float]] = {}
+        self._effects: list[RouterEffect] = []
+
+    @property
+    def peers(self) -> int:
+        """The number of peers."""
+        return len(self._peers)
+
+    def mesh_peers(self, topic: str) -> int:
+        """Count the peers in the mesh of a topic."""
+        return len(self._mesh[topic])
+
+    def reach(self, topic: str) -> int:
+        """Count the peers that subscribe to a topic."""
+        return sum(topic in peer.topics for peer in self._peers.values())
+
+    # Peers
+
+    def join(self, now_s: float, key: str, *, is_outbound: bool) -> list[RouterEffect]:
+        """Add a peer, to which there is a stream."""
+        self._advance(now_s)
+        if self._penalties.get(key, 0.0) > CUT_OFF_PENALTY / 2:
+            return [Disconnect(key, "the peer was disconnected a short time ago")]
+        self._peers[key] = _RelayPeer(is_outbound)
+        for topic in self._mesh:
+            self._quiet_until_s[topic, key] = now_s + QUIET_S
+        self._send(key, encode_subscriptions(self._mesh))
+        return self._flush()
+
+    def leave(self, key: str) -> None:
+        """Remove a peer; nothing happens for one that has left."""
+        if self._peers.pop(key, None) is not None:
+            for mesh in self._mesh.values():
+                mesh.pop(key, None)
+
+    # What arrives
+
+    def receive(self, now_s: float, key: str, data: bytes) -> list[RouterEffect]:
+        """Take an encoded RPC of a peer; nothing happens for one that has left."""
+        self._advance(now_s)
+        peer = self._peers.get(key)
+        if peer is None:
+            return []
+        try:
+            rpc = parse_rpc(data)
+        except ValueError:
+            self._punish(key, MALFORMED_PENALTY, "it sends RPCs that are malformed or too large")
+            return self._flush()
+        for each in rpc.subscriptions:
+            if not each.is_subscribed:
+                peer.topics.discard(each.topic)
+                self._mesh.get(each.topic, {}).pop(key, None)
+            elif len(peer.topics) < MAX_PEER_TOPICS:
+                peer.topics.add(each.topic)
+        for message in rpc.messages:
+            self._take_message(key, message)
+        self._take_control(key, peer, rpc)
+        return self._flush()
+
+    def _take_message(self, key: str, message: GossipMessage) -> None:
+        if message.topic not in self._mesh:
+            # Not noted as seen: its bytes may still come on a topic that is served.
+            return
+        if message.is_signed:
+            # Not noted either: the same bytes may come without a signature.
+            self._punish(key, REJECTED_PENALTY, "it sends signed messages")
+            return
+        message_id = message.message_id
+        self._promises.pop(message_id, None)
+        if not self._note_seen(message_id, message.topic):
+            return
+        if self._forwards and len(message.data) > LARGE_MESSAGE_BYTES:
+            for other in self._mesh[message.topic]:
+                if other != key:
+                    self._send(other, encode_idontwant([message_id]))
+        self._effects.append(Arrived(key, message))
+
+    def _take_control(self, key: str, peer: _RelayPeer, rpc: Rpc) -> None:
+        for prune in rpc.prune:
+            if prune.topic in self._mesh:
+                self._mesh[prune.topic].pop(key, None)
+                backoff_s = min(prune.backoff_s or BACKOFF_S, MAX_BACKOFF_S) + BACKOFF_SLACK_S
+                self._quiet_until_s[prune.topic, key] = self._now_s + backoff_s
+        room = MAX_IDONTWANT_PER_HEARTBEAT - len(peer.unwanted[0])
+        peer.unwanted[0].update(rpc.idontwant[: max(0, room)])
+        self._request(key, peer, rpc)
+        for topic in rpc.graft:
+            self._take_graft(key, peer, topic)
+        for message_id in rpc.iwant:
+            self._serve(key, peer, message_id)
+        if 0 < len(rpc.ping) < MAX_PING_BYTES:
+            self._send(key, encode_pong(rpc.ping))
+
+    def _request(self, key: str, peer: _RelayPeer, rpc: Rpc) -> None:
+        wanted = []
+        for topic, ids in rpc.ihave:
+            for message_id in ids if topic in self._mesh else ():
+                if peer.requested >= MAX_IWANT_PER_HEARTBEAT:
+                    break
+                if (message_id, topic) in self._seen or message_id in self._promises:
+                    continue
+                peer.requested += 1
+                self._promises[message_id] = key, self._now_s + PROMISE_S
+                wanted.append(message_id)
+        if wanted:
+            self._send(key, encode_iwant(wanted))
+
+    def _take_graft(self, key: str, peer: _RelayPeer, topic: str) -> None:
+        if topic not in self._mesh or key in self._mesh[topic]:
+            return
+        is_early = self._pruned_until_s.get((topic, key), 0.0) - BACKOFF_SLACK_S > self._now_s
+        if is_early:
+            self._punish(key, EARLY_GRAFT_PENALTY, "it asks for a place in the mesh too often")
+        is_full = len(self._mesh[topic]) >= MAX_MESH_PEERS and not peer.is_outbound
+        if key not in self._peers:
+            return
+        if is_early or is_full or self._penalties.get(key, 0.0) > GRAFT_PENALTY:
+            self._prune(topic, key)
+        else:
+            self._mesh[topic][key] = None
+
+    def _serve(self, key: str, peer: _RelayPeer, message_id: bytes) -> None:
+        message, count = self._cache.get(message_id), peer.served.get(message_id, 0)
+        if message is not None and count < MAX_SERVED and self._forwards:
+            peer.served[message_id] = count + 1
+            self._send(key, encode_message(message.topic, message.data))
+
+    # Judgements
+
+    def accept(self, key: str, message: GossipMessage) -> list[RouterEffect]:
+        """Forward a message that a peer has sent."""
+        if self._forwards:
+            self._keep(message)
+            self._forward(message, self._receivers(message.topic), key)
+        return self._flush()
+
+    def reject(self, key: str, reason: str) -> list[RouterEffect]:
+        """Count a fault of a peer for a message that no honest peer forwards."""
+        self._punish(key, REJECTED_PENALTY, reason)
+        return self._flush()
+
+    def publish(self, now_s: float, message: GossipMessage) -> list[RouterEffect]:
+        """Send a message of this node to all peers that subscribe, once."""
+        self._advance(now_s)
+        if self._forwards and self._note_seen(message.message_id, message.topic):
+            self._keep(message)
+            everybody = [key for key, peer in self._peers.items() if message.topic in peer.topics]
+            self._forward(message, everybody, "")
+        return self._flush()
+
+    def _receivers(self, topic: str) -> list[str]:
+        """Return the peers of the mesh, and those that may not be asked to join it yet."""
+        early = [
+            key
+            for key, peer in self._peers.items()
+            if topic in peer.topics
+            and (topic, key) in self._quiet_until_s
+            and (topic, key) not in self._pruned_until_s
+            and key not in self._mesh[topic]
+        ]
+        return [*self._mesh[topic], *early]
+
+    def _forward(self, message: GossipMessage, keys: Iterable[str], source: str) -> None:
+        rpc, message_id = encode_message(message.topic, message.data), message.message_id
+        if len(rpc) <= MAX_RPC_BYTES:
+            for key in keys:
+                if key != source and self._peers[key].wants(message_id):
+                    self._send(key, rpc)
+
+    # Time
+
+    def heartbeat(self, now_s: float) -> list[RouterEffect]:
+        """Forget what is old, keep the meshes at their size, and announce messages; each second."""
+        self._advance(now_s)
+        self._forget()
+        for peer in self._peers.values():
+            peer.requested = 0
+            peer.unwanted.appendleft(set())
+            peer.served = {each: n for each, n in peer.served.items() if each in self._cache}
+        if self._forwards:
+            for topic in self._mesh:
+                self._balance(topic)
+                self._gossip(topic)
+        self._history.appendleft([])
+        return self._flush()
+
+    def _forget(self) -> None:
+        while self._seen and next(iter(self._seen.values())) < self._now_s - SEEN_S:
+            self._seen.popitem(last=False)
+        for table in (self._pruned_until_s, self._quiet_until_s):
+            for pair in [each for each, until_s in table.items() if until_s <= self._now_s]:
+                del table[pair]
+        for message_id, (key, until_s) in list(self._promises.items()):
+            if until_s < self._now_s:
+                del self._promises[message_id]
+                self._punish(key, MALFORMED_PENALTY, "it does not send what it announces")
+        for key, penalty in list(self._penalties.items()):
+            self._penalties[key] = penalty * DECAY
+            if penalty < MALFORMED_PENALTY / 2:
+                del self._penalties[key]
+        if len(self._history) == CACHE_HEARTBEATS:
+            for message_id in self._history[-1]:
+                self._cached_bytes -= len(self._cache.pop(message_id).data)
+
+    def _balance(self, topic: str) -> None:
+        mesh = self._mesh[topic]
+        if len(mesh) < MIN_MESH_PEERS:
+            fit = [key for key in self._peers if self._may_graft(topic, key)]
+            for key in self._rng.sample(fit, min(len(fit), MESH_PEERS - len(mesh))):
+                mesh[key] = None
+                self._send(key, encode_graft(topic))
+        elif len(mesh) > MAX_MESH_PEERS:
+            others = [key for key in mesh if not self._peers[key].is_outbound]
+            count = min(len(others), len(mesh) - MESH_PEERS)
+            for key in self._rng.sample(others, count):
+                del mesh[key]
+                self._prune(topic, key)
+
+    def _may_graft(self, topic: str, key: str) -> bool:
+        return (
+            topic in self._peers[key].topics
+            and key not in self._mesh[topic]
+            and (topic, key) not in self._quiet_until_s
+            and self._penalties.get(key, 0.0) <= GRAFT_PENALTY
+        )
+
+    def _gossip(self, topic: str) -> None:
+        recent = list(self._history)[:GOSSIP_HEARTBEATS]
+        ids = [each for some in recent for each in some if self._cache[each].topic == topic]
+        others = [
+            key
+            for key, peer in self._peers.items()
+            if topic in peer.topics and key not in self._mesh[topic]
+        ]
+        if ids and others:
+            count = min(len(others), max(GOSSIP_PEERS, len(others) // GOSSIP_SHARE))
+            for key in self._rng.sample(others, count):
+                announced = self._rng.sample(ids, min(len(ids), IHAVE_IDS))
+                self._send(key, encode_ihave(topic, announced))
+
+    # Shared steps
+
+    def check(self) -> None:
+        """Raise AssertionError if an invariant or a bound is broken."""
+        assert all(mesh.keys() <= self._peers.keys() for mesh in self._mesh.values())
+        assert len(self._seen) <= MAX_SEEN_MESSAGES
+        assert len(self._penalties) <= MAX_PENALTIES
+        assert self._cached_bytes == sum(len(each.data) for each in self._cache.values())
+        assert self._cached_bytes <= MAX_CACHED_MESSAGE_BYTES
+        listed = [each for some in self._history for each in some]
+        assert sorted(listed) == sorted(self._cache)
+        for peer in self._peers.values():
+            assert len(peer.topics) <= MAX_PEER_TOPICS
+            assert peer.requested <= MAX_IWANT_PER_HEARTBEAT
+            assert all(len(each) <= MAX_IDONTWANT_PER_HEARTBEAT for each in peer.unwanted)
+        assert not self._effects
+
+    def _advance(self, now_s: float) -> None:
+        self._now_s = max(self._now_s, now_s)
+
+    def _flush(self) -> list[RouterEffect]:
+        effects, self._effects = self._effects, []
+        return effects
+
+    def _send(self, key: str, rpc: bytes) -> None:
+        self._effects.append(SendRpc(key, rpc))
+
+    def _prune(self, topic: str, key: str) -> None:
+        until_s = self._now_s + BACKOFF_S
+        self._pruned_until_s[topic, key] = self._quiet_until_s[topic, key] = until_s
+        self._send(key, encode_prune(Prune(topic, BACKOFF_S)))
+
+    def _note_seen(self, message_id: bytes, topic: str) -> bool:
+        """Remember a message; False if it is known."""
+        if (message_id, topic) in self._seen:
+            return False
+        self._seen[message_id, topic] = self._now_s
+        if len(self._seen) > MAX_SEEN_MESSAGES:
+            self._seen.popitem(last=False)
+        return True
+
+    def _keep(self, message: GossipMessage) -> None:
+        message_id, size_bytes = message.message_id, len(message.data)
+        if (
+            message_id not in self._cache
+            and self._cached_bytes + size_bytes <= MAX_CACHED_MESSAGE_BYTES
+        ):
+            self._cache[message_id] = message
+            self._cached_bytes += size_bytes
+            self._history[0].append(message_id)
+
+    def _punish(self, key: str, penalty: float, reason: str) -> None:
+        total = self._penalties[key] = self._penalties.get(key, 0.0) + penalty
+        self._penalties.move_to_end(key)
+        if len(self._penalties) > MAX_PENALTIES:
+            self._penalties.popitem(last=False)
+        if total > CUT_OFF_PENALTY and key in self._peers:
+            self.leave(key)
+            self._effects.append(Disconnect(key, reason))

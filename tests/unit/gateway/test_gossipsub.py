@@ -1,0 +1,319 @@
+"""The gossipsub router: recorded RPCs of nwaku, networks of routers, and peers that lie."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from collections import Counter, deque
+from pathlib import Path
+from typing import Final
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from store.gateway import gossipsub
+from store.gateway.gossipsub import (
+    BACKOFF_S,
+    MAX_MESH_PEERS,
+    QUIET_S,
+    Arrived,
+    Disconnect,
+    Router,
+    RouterEffect,
+    SendRpc,
+)
+from store.gateway.gossipsub_wire import (
+    GossipMessage,
+    Prune,
+    Rpc,
+    encode_graft,
+    encode_idontwant,
+    encode_ihave,
+    encode_iwant,
+    encode_message,
+    encode_prune,
+    encode_subscriptions,
+    parse_rpc,
+)
+from store.gateway.limits import MAX_RPC_BYTES, MAX_RPC_ENTRIES, MAX_RPC_IDS
+from store.gateway.varints import bytes_field, number_field
+
+VECTORS: Final = json.loads(
+    gzip.decompress((Path(__file__).parents[2] / "vectors" / "waku_relay.json.gz").read_bytes())
+)
+TOPICS: Final = ("/waku/2/rs/7/0", "/waku/2/rs/7/1")
+ONE: Final = TOPICS[0]
+
+
+def router(seed: int = 1, **more: bool) -> Router:
+    return Router(TOPICS, random.Random(seed), **more)
+
+
+def sent(effects: list[RouterEffect]) -> list[tuple[str, bytes]]:
+    return [(each.peer, each.rpc) for each in effects if isinstance(each, SendRpc)]
+
+
+@pytest.mark.parametrize("rpc", VECTORS["rpcs"])
+def test_recorded_rpcs_are_read_and_written_alike(rpc: str) -> None:
+    data = bytes.fromhex(rpc)
+    parsed = parse_rpc(data)
+    again = b"".join(
+        bytes_field(
+            1, number_field(1, int(each.is_subscribed)) + bytes_field(2, each.topic.encode())
+        )
+        for each in parsed.subscriptions
+    )
+    again += b"".join(encode_message(each.topic, each.data) for each in parsed.messages)
+    again += b"".join(encode_ihave(topic, ids) for topic, ids in parsed.ihave)
+    again += encode_iwant(parsed.iwant) if parsed.iwant else b""
+    again += b"".join(map(encode_graft, parsed.graft)) + b"".join(map(encode_prune, parsed.prune))
+    again += encode_idontwant(parsed.idontwant) if parsed.idontwant else b""
+    assert parse_rpc(again) == parsed != Rpc()
+
+
+def test_message_ids_are_those_of_nwaku() -> None:
+    for each in VECTORS["messages"]:
+        message = GossipMessage(each["pubsub_topic"], bytes.fromhex(each["bytes"]))
+        assert message.message_id.hex() == each["gossip_id"]
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_are_an_rpc_or_a_value_error(data: bytes) -> None:
+    subject = router()
+    subject.join(0, "a", is_outbound=False)
+    subject.receive(0, "a", data)
+    subject.check()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        bytes_field(1, bytes_field(2, b"t")) * (MAX_RPC_ENTRIES + 1),
+        b"\x0a\x00" * 70_000,
+        encode_ihave(ONE, [bytes(32)] * (MAX_RPC_IDS + 1)),
+        bytes_field(3, bytes_field(3, bytes_field(1, b"t")) * (MAX_RPC_ENTRIES + 1)),
+        bytes_field(3, bytes_field(1, b"\x12\x00" * (MAX_RPC_IDS + 1))),
+        bytes_field(2, bytes_field(4, b"\xff")),
+    ],
+)
+def test_rpcs_that_no_honest_peer_sends_are_refused(data: bytes) -> None:
+    with pytest.raises(ValueError, match=r"RPC|utf-8"):
+        parse_rpc(data)
+
+
+class Network:
+    """Routers that are connected, whose RPCs arrive in order after each step."""
+
+    def __init__(self, count: int, links: set[tuple[int, int]], seed: int) -> None:
+        self.now_s = 0.0
+        self.routers = {str(number): router(seed + number) for number in range(count)}
+        self.got: dict[str, Counter[bytes]] = {name: Counter() for name in self.routers}
+        self.cut: list[tuple[str, str]] = []
+        self.waiting: deque[tuple[str, str, bytes]] = deque()
+        for one, two in sorted(links):
+            self.carry(str(one), self.routers[str(one)].join(0, str(two), is_outbound=True))
+            self.carry(str(two), self.routers[str(two)].join(0, str(one), is_outbound=False))
+        self.settle()
+
+    def carry(self, name: str, effects: list[RouterEffect]) -> None:
+        for effect in effects:
+            match effect:
+                case SendRpc(peer, rpc):
+                    self.waiting.append((name, peer, rpc))
+                case Arrived(peer, message):
+                    self.got[name][message.data] += 1
+                    self.carry(name, self.routers[name].accept(peer, message))
+                case Disconnect(peer):
+                    self.cut.append((name, peer))
+
+    def settle(self) -> None:
+        while self.waiting:
+            source, target, rpc = self.waiting.popleft()
+            self.carry(target, self.routers[target].receive(self.now_s, source, rpc))
+            self.routers[target].check()
+
+    def pass_time(self, seconds: int) -> None:
+        for _ in range(seconds):
+            self.now_s += 1
+            for name, each in self.routers.items():
+                self.carry(name, each.heartbeat(self.now_s))
+                each.check()
+            self.settle()
+
+    def publish(self, name: str, data: bytes) -> None:
+        self.got[name][data] += 1
+        message = GossipMessage(ONE, data)
+        self.carry(name, self.routers[name].publish(self.now_s, message))
+        self.settle()
+
+
+LINKS: Final = st.sets(st.tuples(st.integers(0, 11), st.integers(0, 11)), max_size=50)
+
+
+@settings(max_examples=25)
+@given(LINKS, st.integers(0, 2**16), st.integers(0, 100))
+def test_a_connected_network_receives_each_message_once(
+    extra: set[tuple[int, int]], seed: int, later_s: int
+) -> None:
+    count = 12
+    ring = {(number, number + 1) for number in range(count - 1)}
+    links = ring | {(min(pair), max(pair)) for pair in extra if pair[0] != pair[1]}
+    network = Network(count, links, seed)
+    network.pass_time(later_s)
+    for number in range(0, count, 5):
+        network.publish(str(number), b"said %d" % number + bytes(600 * (number % 2)))
+    network.pass_time(4)
+    for got in network.got.values():
+        assert got == Counter({b"said %d" % n + bytes(600 * (n % 2)): 1 for n in (0, 5, 10)})
+    assert network.cut == []
+    if later_s > QUIET_S:
+        assert all(each.mesh_peers(ONE) >= 1 for each in network.routers.values())
+        assert all(each.mesh_peers(ONE) <= MAX_MESH_PEERS + 12 for each in network.routers.values())
+
+
+def test_no_graft_is_sent_while_a_peer_may_remember_an_earlier_stream() -> None:
+    subject = router()
+    subject.join(0, "a", is_outbound=True)
+    subject.receive(0, "a", encode_subscriptions(TOPICS))
+    early = [each for now in range(1, QUIET_S) for each in sent(subject.heartbeat(now))]
+    assert early == []
+    later = sent(subject.heartbeat(QUIET_S + 1))
+    assert sorted(later) == sorted(("a", encode_graft(topic)) for topic in TOPICS)
+    # Until then it is sent messages as if it were in the mesh.
+    subject = router()
+    for key in "ab":
+        subject.join(0, key, is_outbound=True)
+        subject.receive(0, key, encode_subscriptions(TOPICS))
+    message = GossipMessage(ONE, b"x")
+    assert subject.receive(1, "a", encode_message(ONE, b"x")) == [Arrived("a", message)]
+    assert sent(subject.accept("a", message)) == [("b", encode_message(ONE, b"x"))]
+
+
+def test_a_graft_within_the_backoff_is_pruned_and_repeated_ones_cut_the_peer_off() -> None:
+    subject = router()
+    for number in range(MAX_MESH_PEERS + 1):
+        subject.join(0, str(number), is_outbound=False)
+        subject.receive(0, str(number), encode_subscriptions([ONE]))
+        effects = subject.receive(1, str(number), encode_graft(ONE))
+    assert sent(effects) == [(str(MAX_MESH_PEERS), encode_prune(Prune(ONE, BACKOFF_S)))]
+    assert subject.mesh_peers(ONE) == MAX_MESH_PEERS
+    last = str(MAX_MESH_PEERS)
+    reasons = []
+    for _ in range(200):
+        effects = subject.receive(2, last, encode_graft(ONE))
+        reasons += [each.reason for each in effects if isinstance(each, Disconnect)]
+    assert reasons == ["it asks for a place in the mesh too often"]
+    assert subject.peers == MAX_MESH_PEERS
+    assert isinstance(subject.join(3, last, is_outbound=False)[0], Disconnect)
+    for now in range(4, 60):
+        subject.heartbeat(now)
+    assert not isinstance(subject.join(60, last, is_outbound=False)[0], Disconnect)
+    subject.check()
+
+
+def test_a_flood_of_announcements_is_asked_for_within_its_limit_and_punished() -> None:
+    subject = router()
+    subject.join(0, "liar", is_outbound=False)
+    requested = 0
+    for number in range(20):
+        ids = [(number * 4_000 + each).to_bytes(32, "big") for each in range(4_000)]
+        for _, rpc in sent(subject.receive(1, "liar", encode_ihave(ONE, ids))):
+            requested += len(parse_rpc(rpc).iwant)
+    assert requested == gossipsub.MAX_IWANT_PER_HEARTBEAT
+    effects = [each for now in range(2, 8) for each in subject.heartbeat(now)]
+    assert effects == [Disconnect("liar", "it does not send what it announces")]
+    subject.check()
+
+
+def test_a_message_is_served_three_times_to_a_peer_and_not_to_one_that_refuses_it() -> None:
+    subject = router()
+    for key in ("a", "b"):
+        subject.join(0, key, is_outbound=False)
+        subject.receive(0, key, encode_subscriptions([ONE]))
+    message = GossipMessage(ONE, b"x")
+    subject.receive(1, "b", encode_idontwant([message.message_id]))
+    assert sent(subject.publish(1, message)) == [("a", encode_message(ONE, b"x"))]
+    assert subject.publish(1, message) == []
+    wanted = encode_iwant([message.message_id] * 10)
+    assert len(sent(subject.receive(1, "b", wanted))) == gossipsub.MAX_SERVED
+    for now in range(2, 2 + gossipsub.CACHE_HEARTBEATS + 1):
+        subject.heartbeat(now)
+    assert subject.receive(9, "b", encode_iwant([message.message_id])) == []
+
+
+def test_a_signed_message_or_one_of_another_topic_does_not_hide_the_genuine_one() -> None:
+    subject = router()
+    subject.join(0, "a", is_outbound=False)
+    signed = bytes_field(
+        2, bytes_field(2, b"x") + bytes_field(4, ONE.encode()) + bytes_field(5, b"s")
+    )
+    assert subject.receive(1, "a", signed) == []
+    assert subject.receive(1, "a", encode_message("/waku/2/rs/7/9", b"x")) == []
+    arrived = subject.receive(1, "a", encode_message(ONE, b"x"))
+    assert arrived == [Arrived("a", GossipMessage(ONE, b"x"))]
+    assert subject.receive(1, "a", encode_message(ONE, b"x")) == []
+
+
+def test_a_leaf_receives_and_sends_nothing_on() -> None:
+    subject = router(forwards=False)
+    for key in ("a", "b"):
+        subject.join(0, key, is_outbound=True)
+        subject.receive(0, key, encode_subscriptions([ONE]))
+    message = GossipMessage(ONE, bytes(1_000))
+    assert subject.receive(1, "a", encode_message(ONE, message.data)) == [Arrived("a", message)]
+    assert subject.accept("a", message) == []
+    assert subject.publish(1, GossipMessage(ONE, b"own")) == []
+    assert sent([each for now in range(2, 80) for each in subject.heartbeat(now)]) == []
+
+
+STEPS: Final = st.lists(
+    st.tuples(
+        st.sampled_from("abc"),
+        st.sampled_from(("join", "leave", "graft", "prune", "message", "ihave", "iwant", "beat")),
+        st.integers(0, 5),
+    ),
+    max_size=60,
+)
+
+
+@given(STEPS, st.booleans())
+def test_any_order_of_events_keeps_the_invariants(
+    steps: list[tuple[str, str, int]], forwards: bool
+) -> None:
+    subject, now_s = router(forwards=forwards), 0.0
+    for key, what, number in steps:
+        data = b"message %d" % number
+        message = GossipMessage(TOPICS[number % 2], data)
+        match what:
+            case "join":
+                subject.leave(key)
+                subject.join(now_s, key, is_outbound=number % 2 == 0)
+                subject.receive(now_s, key, encode_subscriptions(TOPICS[: number % 3]))
+            case "leave":
+                subject.leave(key)
+            case "beat":
+                now_s += number
+                subject.heartbeat(now_s)
+            case "message":
+                rpc = encode_message(message.topic, data)
+                for effect in subject.receive(now_s, key, rpc):
+                    if isinstance(effect, Arrived):
+                        subject.accept(key, effect.message)
+            case _:
+                encoded = {
+                    "graft": encode_graft(message.topic),
+                    "prune": encode_prune(Prune(message.topic, number)),
+                    "ihave": encode_ihave(message.topic, [message.message_id]),
+                    "iwant": encode_iwant([message.message_id]),
+                }[what]
+                subject.receive(now_s, key, encoded)
+        subject.check()
+
+
+def test_the_largest_announcement_is_within_the_limits_of_nwaku() -> None:
+    ids = [number.to_bytes(32, "big") for number in range(gossipsub.IHAVE_IDS)]
+    rpc = encode_ihave(ONE, ids)
+    assert len(rpc) <= MAX_RPC_BYTES
+    assert parse_rpc(rpc).ihave == [(ONE, ids)]

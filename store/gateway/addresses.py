@@ -78,6 +78,35 @@ def parse_listen_address(text: str) -> ListenAddress:
     return ListenAddress(str(ip), int(parts[4]), websocket, tls)
 
 
+@dataclass(frozen=True, slots=True)
+class PeerAddress:
+    """Where a libp2p peer listens for TCP, and who it is."""
+
+    host: str
+    port: int
+    peer_id: str
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}/p2p/{self.peer_id}"
+
+
+def parse_peer_address(text: str) -> PeerAddress:
+    """Parse the multiaddr of a peer.
+
+    Raises:
+        ValueError: It is malformed, or names a transport other than TCP.
+    """
+    match text.strip().rstrip("/").split("/"):
+        case ["", "ip4" | "ip6" | "dns" | "dns4" | "dns6", host, "tcp", port, "p2p", peer_id] if (
+            host and peer_id.isalnum() and port.isdecimal() and 0 < int(port) <= _MAX_PORT
+        ):
+            return PeerAddress(host, int(port), peer_id)
+    raise ValueError(
+        f"{text!r} is not the multiaddr of a peer: write one such as"
+        " /ip4/192.0.2.1/tcp/60000/p2p/16Uiu2HAm..."
+    )
+
+
 def _ip6(text: str) -> ipaddress.IPv6Address:
     if "%" in text:
         raise ValueError("a zone is no part of a multiaddr")

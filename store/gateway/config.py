@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,12 +12,27 @@ import click
 from store.config import limits as most
 from store.config.node import ConfigError
 from store.config.options import access, limit, listener, messages, running
-from store.gateway.addresses import ListenAddress, parse_listen_address
+from store.gateway.addresses import (
+    ListenAddress,
+    PeerAddress,
+    parse_listen_address,
+    parse_peer_address,
+)
 from store.gateway.clients import ClientRules
 from store.gateway.limits import MAX_CLIENT_UNREAD_BYTES
 from storenode.cli.options.types import ADDRESS, Address, Parsed, size_up_to
 
 MULTIADDR: Final = Parsed("multiaddr", "MULTIADDR", parse_listen_address)
+PEER_MULTIADDR: Final = Parsed("multiaddr", "MULTIADDR", parse_peer_address)
+
+
+class RelayMode(StrEnum):
+    """The part that the gateway plays in the mesh of relay."""
+
+    ROUTER = "router"
+    LEAF = "leaf"
+
+
 _PATH: Final = click.Path(dir_okay=False, path_type=Path)
 _MAX_REQUEST_BYTES: Final = MAX_CLIENT_UNREAD_BYTES // 2
 
@@ -60,6 +76,18 @@ class GatewayConfig:
     no_light_push: bool = messages("Do not publish what clients push (light push).", is_flag=True)
     no_filter: bool = messages(
         "Do not push new messages to clients that subscribe (filter).", is_flag=True
+    )
+    relay: str | None = messages(
+        "Relay messages between the Waku network and the node: as a router, which forwards without"
+        " verifying proofs of RLN, or as a leaf, which only receives, from --relay-peer; off unless"
+        " given.",
+        click.Choice([each.value for each in RelayMode]),
+    )
+    relay_peer: tuple[PeerAddress, ...] = messages(
+        "Multiaddr of a relay peer to connect to, such as /ip4/192.0.2.1/tcp/60000/p2p/ID;"
+        " repeatable.",
+        PEER_MULTIADDR,
+        multiple=True,
     )
     max_connections: int = limit("Connections at a time.", click.IntRange(1, 65_000), 4_000)
     max_connections_per_address: int = limit(
@@ -108,6 +136,10 @@ class GatewayConfig:
         config = cls(**{**options, "shard": frozenset(options["shard"])})
         if (config.wss_cert is None) != (config.wss_key is None):
             raise ConfigError("--wss-cert and --wss-key go together: give both or neither.")
+        if config.relay_peer and config.relay is None:
+            raise ConfigError("--relay-peer needs --relay router or --relay leaf.")
+        if config.relay == RelayMode.LEAF and not config.relay_peer:
+            raise ConfigError("--relay leaf needs at least one --relay-peer.")
         needs = [str(each) for each in config.listen if each.tls]
         if needs and config.wss_cert is None:
             raise ConfigError(

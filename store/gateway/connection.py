@@ -74,13 +74,32 @@ async def shake_hands(link: Pipe, key: StaticKey) -> Secured:
     return Secured(pipe, inner, _MULTIPLEXERS[chosen]())
 
 
+async def begin_handshake(link: Pipe, key: StaticKey, peer_id: str) -> Secured:
+    """Agree on encryption and yamux with a peer that was connected to.
+
+    Raises:
+        Ended: The peer has gone.
+        Fault: It speaks something else, or is another peer.
+    """
+    reader = Reader(link)
+    await propose(reader, link, noise.PROTOCOL)
+    pipe = await noise.initiate(reader, link, key)
+    if pipe.peer_id != peer_id:
+        raise Fault("identity", f"the peer is {pipe.peer_id}, not {peer_id}")
+    inner = Reader(pipe)
+    await propose(inner, pipe, yamux.PROTOCOL)
+    return Secured(pipe, inner, yamux.Yamux(is_outbound=True))
+
+
 class Connection:
     """The streams of a connection after its handshake."""
 
     def __init__(self, secured: Secured, client: Client, around: Surroundings) -> None:
         self.multiplexer = secured.multiplexer
         self.client = client
+        self.peer_id = secured.pipe.peer_id
         self._secured = secured
+        self._runner: asyncio.Task[None] | None = None
         self._around = around
         self._streams: dict[int, Stream] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -99,6 +118,7 @@ class Connection:
             Fault: The client breaks a rule.
             OSError, TimeoutError: The connection broke, or nothing has arrived for too long.
         """
+        self._runner = asyncio.current_task()
         try:
             while True:
                 async with asyncio.timeout(IDLE_TIMEOUT_S):
@@ -146,6 +166,15 @@ class Connection:
         finally:
             stream.discard()
             del self._streams[number]
+
+    def end(self) -> None:
+        """End the connection, and the task that runs it."""
+        if self._runner is not None:
+            self._runner.cancel()
+
+    def allow_frames(self, frames_per_s: int) -> None:
+        """Set the rate of frames for a peer that is expected to send more than clients do."""
+        self._frames = Bucket(frames_per_s, "frames")
 
     async def say_goodbye(self) -> None:
         """Send the frame that ends the connection."""

@@ -30,6 +30,7 @@ class FollowedMessage:
     ``timestamp_ns`` is the publisher's.
     """
 
+    message_hash: bytes
     pubsub_topic: str
     content_topic: str
     timestamp_ns: int
@@ -53,8 +54,12 @@ def parse_page(page: bytes) -> tuple[list[FollowedMessage], bytes]:
 
 def _parse_message(entry: bytes) -> FollowedMessage:
     outer = dict(fields(entry))
-    encoded, pubsub_topic = outer.get(2), outer.get(3)
-    if not isinstance(encoded, bytes) or not isinstance(pubsub_topic, bytes):
+    message_hash, encoded, pubsub_topic = outer.get(1, b""), outer.get(2), outer.get(3)
+    if not (
+        isinstance(message_hash, bytes)
+        and isinstance(encoded, bytes)
+        and isinstance(pubsub_topic, bytes)
+    ):
         raise ValueError("a message has no content or no pubsub topic")  # noqa: TRY004 - of a page
     inner = dict(fields(encoded))
     content_topic, zigzag = inner.get(2, b""), inner.get(10, 0)
@@ -63,18 +68,20 @@ def _parse_message(entry: bytes) -> FollowedMessage:
     if 1 not in inner:
         encoded = bytes_field(1, b"") + encoded
     timestamp_ns = (zigzag >> 1) ^ -(zigzag & 1)
-    return FollowedMessage(pubsub_topic.decode(), content_topic.decode(), timestamp_ns, encoded)
+    return FollowedMessage(
+        message_hash, pubsub_topic.decode(), content_topic.decode(), timestamp_ns, encoded
+    )
 
 
 class NodeFeed:
-    """A call that follows the node while it has users, and passes each new message to ``deliver``.
+    """A call that follows the node while it has users, and passes each new message to `listeners`.
 
     Messages that reconciliation brought long after they were published are left out.
     """
 
-    def __init__(self, node: Node, deliver: Callable[[FollowedMessage], None]) -> None:
+    def __init__(self, node: Node) -> None:
         self._node = node
-        self._deliver = deliver
+        self.listeners: list[Callable[[FollowedMessage], None]] = []
         self._users = 0
         self._wanted = asyncio.Event()
         self._live = asyncio.Event()
@@ -129,7 +136,7 @@ class NodeFeed:
                 backoff.reset()
                 oldest_ns = time.time_ns() - MAX_PUSH_AGE_NS
                 for message in messages:
-                    if message.timestamp_ns >= oldest_ns:
-                        self._deliver(message)
+                    for listener in self.listeners if message.timestamp_ns >= oldest_ns else ():
+                        listener(message)
                 if not self._wanted.is_set():
                     return

@@ -30,9 +30,8 @@ from store.gateway.limits import (
     SUBSCRIPTION_TIMEOUT_S,
 )
 from store.gateway.metrics import GatewayMetrics
-from store.gateway.node import Node
-from store.gateway.outgoing import SendQueue
 from store.gateway.reading import Reader
+from store.gateway.send_queue import SendQueue
 from store.gateway.streams import Stream
 from store.gateway.varints import bytes_field, delimited, fields, number_field
 from storenode.message.limits import NS_PER_S
@@ -144,8 +143,11 @@ class FilterSubscriber:
 class Filter:
     """The subscriptions of all connections."""
 
-    def __init__(self, node: Node, metrics: GatewayMetrics, pubsub_topics: frozenset[str]) -> None:
-        self._feed = NodeFeed(node, self.deliver)
+    def __init__(
+        self, feed: NodeFeed, metrics: GatewayMetrics, pubsub_topics: frozenset[str]
+    ) -> None:
+        feed.listeners.append(self.deliver)
+        self._feed = feed
         self._metrics = metrics
         self._pubsub_topics = pubsub_topics
         self._subscribers: dict[Connection, FilterSubscriber] = {}
@@ -166,10 +168,10 @@ class Filter:
             await stream.send(delimited(answer))
 
     async def run(self) -> None:
-        """Follow the node while there are subscribers, and end old subscriptions."""
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._feed.run())
-            group.create_task(self._expire_old())
+        """End subscriptions without requests, until cancelled."""
+        while True:
+            await asyncio.sleep(_EXPIRE_EVERY_S)
+            self.expire(time.monotonic_ns())
 
     def deliver(self, message: FollowedMessage) -> None:
         """Queue a message for all who subscribed to its topics."""
@@ -225,11 +227,6 @@ class Filter:
             self.handle(request, connection, time.monotonic_ns())
         finally:
             self._feed.release()
-
-    async def _expire_old(self) -> None:
-        while True:
-            await asyncio.sleep(_EXPIRE_EVERY_S)
-            self.expire(time.monotonic_ns())
 
     def handle(self, request: FilterRequest, connection: Connection, now_ns: int) -> None:
         """Apply a request.

@@ -5,6 +5,7 @@ Source: libp2p, "Peer Ids and Keys" and "noise-libp2p".
 
 from __future__ import annotations
 
+import hashlib
 import os
 import stat
 from collections.abc import Callable
@@ -30,6 +31,8 @@ from store.gateway.varints import bytes_field, fields, number_field
 _RSA, _ED25519, _SECP256K1, _ECDSA = range(4)
 _STATIC_KEY: Final = b"noise-libp2p-static-key:"
 _IDENTITY_MULTIHASH: Final = b"\x00"
+_SHA256_MULTIHASH: Final = b"\x12\x20"
+_MAX_INLINE_KEY_BYTES: Final = 42
 _BASE58: Final = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 _MAX_RSA_BITS: Final = 8192
 _MAX_KEY_FILE_BYTES: Final = 16 * 1024
@@ -55,8 +58,7 @@ class Identity:
     @property
     def peer_id(self) -> str:
         """What clients know the gateway by, in base58, beginning with ``12D3KooW``."""
-        key = self.public_key
-        return base58(_IDENTITY_MULTIHASH + bytes([len(key)]) + key)
+        return peer_id_of(self.public_key)
 
     def handshake_payload(self, static_key: bytes) -> bytes:
         """The proof that a key of Noise is this identity's."""
@@ -115,8 +117,8 @@ def _made(path: Path) -> Identity:
     return identity
 
 
-def require_proof(payload: bytes, static_key: bytes) -> None:
-    """Check what a client says of itself in the handshake of Noise.
+def require_proof(payload: bytes, static_key: bytes) -> str:
+    """Return the peer ID that the other side proves in the handshake of Noise.
 
     Raises:
         Fault: It does not prove that the key of the connection is its own.
@@ -133,6 +135,14 @@ def require_proof(payload: bytes, static_key: bytes) -> None:
         _VERIFIERS[kind](raw, signature, _STATIC_KEY + static_key)
     except (ValueError, InvalidSignature) as error:
         raise Fault("identity", f"the client's identity is not proven: {error}") from error
+    return peer_id_of(key)
+
+
+def peer_id_of(public_key: bytes) -> str:
+    """Return the peer ID of an encoded public key (libp2p, "Peer Ids and Keys")."""
+    if len(public_key) <= _MAX_INLINE_KEY_BYTES:
+        return base58(_IDENTITY_MULTIHASH + bytes([len(public_key)]) + public_key)
+    return base58(_SHA256_MULTIHASH + hashlib.sha256(public_key).digest())
 
 
 def _verify_ed25519(raw: bytes, signature: bytes, data: bytes) -> None:

@@ -27,6 +27,7 @@ from store.gateway.limits import (
 from store.gateway.metrics import GatewayMetrics
 from store.gateway.node import Node, NodeCallError
 from store.gateway.reading import Reader
+from store.gateway.relay import Relay
 from store.gateway.streams import Stream
 from store.gateway.varints import bytes_field, delimited, fields, number_field
 from storenode.wire.storenode.v1.store_pb2 import PublishResult
@@ -116,10 +117,17 @@ def encode_legacy_response(response: PushResponse) -> bytes:
 class LightPush:
     """Publishes messages of clients at the node, one at a time."""
 
-    def __init__(self, node: Node, metrics: GatewayMetrics, pubsub_topics: Collection[str]) -> None:
+    def __init__(
+        self,
+        node: Node,
+        metrics: GatewayMetrics,
+        pubsub_topics: Collection[str],
+        relay: Relay | None = None,
+    ) -> None:
         self._node = node
         self._metrics = metrics
         self._pubsub_topics = pubsub_topics
+        self._relay = relay
 
     async def serve(self, stream: Stream, reader: Reader, connection: Connection) -> None:
         """Serve one request of version 3.0.0."""
@@ -173,6 +181,8 @@ class LightPush:
             return respond(_STATUSES.get(error.status_code, PushStatus.UNAVAILABLE), str(error))
         if result.outcome == PublishResult.REJECTED:
             return respond(PushStatus.INVALID_MESSAGE, result.reason)
+        if self._relay is not None:
+            self._relay.publish(topic, result.message_hash, message)
         return respond(PushStatus.SUCCESS)
 
 

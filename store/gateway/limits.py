@@ -122,6 +122,33 @@ FEED_TIMEOUT_S: Final = 5.0
 MAX_PUSH_AGE_NS: Final = 60 * 10**9
 """The age by its timestamp up to which a message is pushed: reconciliation brings older ones."""
 
+MAX_RELAY_PEERS: Final = 100
+"""Relay peers; those that are configured are always accepted."""
+
+MAX_QUEUED_RPCS: Final = 4_096
+"""RPCs that wait for one relay peer; further ones are dropped and counted."""
+
+RELAY_RPCS_PER_S: Final = 2_000
+RELAY_BYTES_PER_S: Final = 4 * 1024 * 1024
+"""What is read of one relay peer; above it, its stream is left unread for a moment."""
+
+RELAY_FRAMES_PER_S: Final = 50_000
+"""Frames of the connection of a configured relay peer, in place of `FRAMES_PER_S`."""
+
+MAX_KNOWN_MESSAGES: Final = 2**18
+"""Hashes of messages that were in the mesh, so that they are not sent to it again."""
+
+MAX_DELAYED_MESSAGES: Final = 10_000
+"""New messages of the node that wait a moment before they are sent to the mesh."""
+
+MAX_SPOOL_MESSAGES: Final = 20_000
+MAX_SPOOL_BYTES: Final = 32 * 1024 * 1024
+"""Relayed messages that wait for the node; beyond, the oldest are dropped and counted."""
+
+MAX_BATCH_MESSAGES: Final = 1_000
+MAX_BATCH_BYTES: Final = 4 * 1024 * 1024
+"""One request that publishes relayed messages."""
+
 MAX_RPC_BYTES: Final = 150 * 1024
 """One RPC of gossipsub; nwaku closes the stream after a larger one."""
 

@@ -12,9 +12,16 @@ from prometheus_client.process_collector import ProcessCollector
 
 REASONS: Final = (
     *("malformed", "identity", "no_protocol", "too_large", "flood", "timeout", "busy"),
+    "relay_peer",
     *("connections", "connections_of_address", "connection_rate", "request_rate", "streams"),
 )
 """Values of the label ``reason`` of what is refused."""
+
+RELAY_OUTCOMES: Final = (
+    *("received", "invalid", "ignored", "sent"),
+    *("stored", "duplicate", "ephemeral", "rejected", "dropped", "unsent"),
+)
+"""Values of the label ``outcome`` of relayed messages."""
 
 
 class GatewayMetrics:
@@ -69,6 +76,16 @@ class GatewayMetrics:
             "storenode_gateway_filter_drops_total",
             "Messages that a subscriber did not get because too many waited for it.",
         )
+        self.relay_peers = gauge("storenode_gateway_relay_peers", "Relay peers that are connected.")
+        self.relayed = counter(
+            "storenode_gateway_relay_messages_total",
+            "Messages between the mesh and the node, by what became of them: received, invalid,"
+            " ignored, sent; stored, duplicate, ephemeral, rejected by the node; dropped, unsent"
+            " because too many waited.",
+            ["outcome"],
+        )
+        for outcome in RELAY_OUTCOMES:
+            self.relayed.labels(outcome)
         self.refusals = counter(
             "storenode_gateway_refusals_total",
             "Connections, streams and queries that were refused or ended, by reason.",

@@ -7,8 +7,8 @@ does.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import asynccontextmanager, nullcontext
 from typing import Final
 
 import grpc
@@ -81,13 +81,27 @@ class Node:
         Raises:
             NodeCallError: The node gave none.
         """
-        entry = bytes_field(1, message) + bytes_field(2, pubsub_topic.encode())
-        async with self._calling("publish_failed", places):
-            response = await self._publish(bytes_field(1, entry), metadata=self._metadata)
-        if len(response.results) != 1:
-            raise NodeCallError(_UNAVAILABLE, "the node answers with another number of results")
-        result: PublishResult = response.results[0]
+        (result,) = await self.publish_all([(message, pubsub_topic)], places)
         return result
+
+    async def publish_all(
+        self, messages: Sequence[tuple[bytes, str]], places: asyncio.Semaphore | None = None
+    ) -> Sequence[PublishResult]:
+        """Publish encoded messages with their pubsub topics, and return the result of each.
+
+        Raises:
+            NodeCallError: The node gave none.
+        """
+        entries = (
+            bytes_field(1, data) + bytes_field(2, topic.encode()) for data, topic in messages
+        )
+        request = b"".join(bytes_field(1, entry) for entry in entries)
+        async with self._calling("publish_failed", places):
+            response = await self._publish(request, metadata=self._metadata)
+        if len(response.results) != len(messages):
+            raise NodeCallError(_UNAVAILABLE, "the node answers with another number of results")
+        results: Sequence[PublishResult] = response.results
+        return results
 
     async def follow(self, cursor: bytes) -> AsyncGenerator[bytes, None]:
         """Yield the encoded pages of new messages after a cursor, or from now on.
@@ -106,10 +120,10 @@ class Node:
             call.cancel()
 
     @asynccontextmanager
-    async def _calling(self, event: str, places: asyncio.Semaphore) -> AsyncIterator[None]:
+    async def _calling(self, event: str, places: asyncio.Semaphore | None) -> AsyncIterator[None]:
         """Make a call when there is a place for it; raise `NodeCallError` if it fails."""
         try:
-            async with asyncio.timeout(FORWARD_TIMEOUT_S), places, self._places:
+            async with asyncio.timeout(FORWARD_TIMEOUT_S), places or nullcontext(), self._places:
                 yield
         except TimeoutError as error:
             raise NodeCallError(_UNAVAILABLE, "the node did not answer in time") from error

@@ -1,7 +1,4 @@
-"""The encrypted connection: Noise XX with the identities of libp2p ("noise-libp2p").
-
-Only the part that is called: the gateway connects to nobody over libp2p.
-"""
+"""The encrypted connection: Noise XX with the identities of libp2p ("noise-libp2p")."""
 
 from __future__ import annotations
 
@@ -54,9 +51,10 @@ class StaticKey:
 
 
 class SecurePipe:
-    """A pipe in which each piece is one message of Noise."""
+    """A pipe in which each piece is one message of Noise; ``peer_id`` is the other side's."""
 
-    def __init__(self, reader: Reader, pipe: Pipe, noise: NoiseConnection) -> None:
+    def __init__(self, reader: Reader, pipe: Pipe, noise: NoiseConnection, peer_id: str) -> None:
+        self.peer_id = peer_id
         self._reader = reader
         self._pipe = pipe
         self._noise = noise
@@ -83,7 +81,7 @@ class SecurePipe:
         sealed = bytearray()
         for start in range(0, len(data), _MAX_PLAIN_BYTES):
             message = self._noise.encrypt(data[start : start + _MAX_PLAIN_BYTES])
-            sealed += len(message).to_bytes(_LENGTH_BYTES, "big") + message
+            sealed += _framed(message)
         await self._pipe.send(bytes(sealed))
 
 
@@ -102,14 +100,39 @@ async def secure(reader: Reader, pipe: Pipe, key: StaticKey) -> SecurePipe:
     with _checked():
         noise.read_message(first)
         answer = bytes(noise.write_message(key.payload))
-    await pipe.send(len(answer).to_bytes(_LENGTH_BYTES, "big") + answer)
+    await pipe.send(_framed(answer))
     # The library forgets the client's key at the end of the handshake.
     state = noise.noise_protocol.handshake_state
     last = await _message(reader)
     with _checked():
         payload = bytes(noise.read_message(last))
-    require_proof(payload, state.rs.public_bytes)
-    return SecurePipe(reader, pipe, noise)
+    return SecurePipe(reader, pipe, noise, require_proof(payload, state.rs.public_bytes))
+
+
+async def initiate(reader: Reader, pipe: Pipe, key: StaticKey) -> SecurePipe:
+    """Begin the handshake with a peer.
+
+    Raises:
+        Fault: The peer does not answer with one, or does not prove its identity.
+        Ended: The peer has gone.
+    """
+    noise = NoiseConnection.from_name(_NAME)
+    noise.set_as_initiator()
+    noise.set_keypair_from_private_bytes(Keypair.STATIC, key.private)
+    noise.start_handshake()
+    # The library forgets the peer's key at the end of the handshake.
+    state = noise.noise_protocol.handshake_state
+    await pipe.send(_framed(bytes(noise.write_message())))
+    answer = await _message(reader)
+    with _checked():
+        payload = bytes(noise.read_message(answer))
+    peer_id = require_proof(payload, state.rs.public_bytes)
+    await pipe.send(_framed(bytes(noise.write_message(key.payload))))
+    return SecurePipe(reader, pipe, noise, peer_id)
+
+
+def _framed(message: bytes) -> bytes:
+    return len(message).to_bytes(_LENGTH_BYTES, "big") + message
 
 
 async def _message(reader: Reader) -> bytes:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
 from store.gateway.clients import Clients
-from store.gateway.config import GatewayConfig
+from store.gateway.config import GatewayConfig, RelayMode
 from store.gateway.connection import Handler, Surroundings
+from store.gateway.connector import PeerConnector
 from store.gateway.faults import GatewayError
+from store.gateway.feed import NodeFeed
 from store.gateway.filter import FILTER_SUBSCRIBE, Filter
 from store.gateway.identity import Identity, kept_identity
 from store.gateway.light_push import LEGACY_LIGHT_PUSH, LIGHT_PUSH, LightPush
@@ -30,7 +33,9 @@ from store.gateway.protocols import (
     StoreQuery,
     serve_pings,
 )
+from store.gateway.relay import RELAY, Relay
 from store.gateway.server import Listening, Server, bind
+from store.gateway.spool import Spool
 from store.observe.hosts import ANY
 from store.observe.http import MetricsListener
 from store.observe.logging import get_logger
@@ -47,6 +52,52 @@ class Upstream:
     address: str
     token: str | None
     tls: TlsIdentity | None
+
+
+class _Services:
+    """The protocols that pass messages on, as the configuration wants them."""
+
+    def __init__(self, config: GatewayConfig, node: Node, metrics: GatewayMetrics) -> None:
+        self._config = config
+        self._node = node
+        self._metrics = metrics
+        self._feed = NodeFeed(node)
+        self._filter = Filter(self._feed, metrics, config.pubsub_topics)
+        self._spool = Spool(node, metrics)
+        self._relay: Relay | None = None
+        if config.relay is not None:
+            peers = frozenset(each.peer_id for each in config.relay_peer)
+            mode, topics = RelayMode(config.relay), sorted(config.pubsub_topics)
+            self._relay = Relay(
+                mode, topics, peers, spool=self._spool, feed=self._feed, metrics=metrics
+            )
+
+    def handlers(self) -> dict[str, Handler]:
+        """Return what serves each protocol but identify."""
+        config, node, metrics = self._config, self._node, self._metrics
+        served: dict[str, Handler] = {
+            STORE_QUERY: StoreQuery(node, metrics, config.max_request).serve,
+            METADATA: Metadata(config.cluster, sorted(config.shard)).serve,
+            PING: serve_pings,
+        }
+        if not config.no_light_push and config.relay != RelayMode.LEAF:
+            light_push = LightPush(node, metrics, config.pubsub_topics, self._relay)
+            served[LIGHT_PUSH] = light_push.serve
+            served[LEGACY_LIGHT_PUSH] = light_push.serve_legacy
+        if not config.no_filter:
+            served[FILTER_SUBSCRIBE] = self._filter.serve
+        if self._relay is not None:
+            served[RELAY] = self._relay.serve
+        return served
+
+    def work(self, around: Surroundings) -> list[Coroutine[None, None, None]]:
+        """Return what runs as long as the gateway."""
+        work = [self._feed.run(), self._filter.run()]
+        if self._relay is not None:
+            connector = PeerConnector(around, partial(self._relay.join, is_outbound=True))
+            work += [self._spool.run(), self._relay.run()]
+            work += [connector.keep(each) for each in self._config.relay_peer]
+        return work
 
 
 class Gateway:
@@ -88,13 +139,17 @@ class Gateway:
                 bound.append(bind(address))
                 stack.callback(bound[-1].socket.close)
             where = await self._open_metrics(metrics, node, stack)
-            subscriptions = Filter(node, metrics, config.pubsub_topics)
-            served = self._handlers(identity, bound, node, metrics, subscriptions)
+            services = _Services(config, node, metrics)
+            served = services.handlers()
+            addresses = [each.address for each in bound]
+            identify = Identify(identity, addresses, self._version, [*served, IDENTIFY])
+            served[IDENTIFY] = identify.serve
             around = Surroundings(StaticKey(identity), served, metrics, config.max_streams)
             server = Server(around, Clients(config.rules), tls, config.max_connections)
-            tasks = [asyncio.create_task(server.accept(each)) for each in bound]
-            tasks.append(asyncio.create_task(node.watch()))
-            tasks.append(asyncio.create_task(subscriptions.run()))
+            work = [server.accept(each) for each in bound]
+            tasks = [
+                asyncio.create_task(each) for each in (*work, node.watch(), *services.work(around))
+            ]
             stack.push_async_callback(_cancelled, tasks)
             self._say_ready(identity, bound, where)
             await self._stopped.wait()
@@ -122,31 +177,6 @@ class Gateway:
             ) from error
         stack.push_async_callback(listener.close)
         return str(replace(address, port=bound))
-
-    def _handlers(
-        self,
-        identity: Identity,
-        bound: list[Listening],
-        node: Node,
-        metrics: GatewayMetrics,
-        subscriptions: Filter,
-    ) -> dict[str, Handler]:
-        """Return what serves each protocol."""
-        config = self._config
-        served: dict[str, Handler] = {
-            STORE_QUERY: StoreQuery(node, metrics, config.max_request).serve,
-            METADATA: Metadata(config.cluster, sorted(config.shard)).serve,
-            PING: serve_pings,
-        }
-        if not config.no_light_push:
-            light_push = LightPush(node, metrics, config.pubsub_topics)
-            served[LIGHT_PUSH] = light_push.serve
-            served[LEGACY_LIGHT_PUSH] = light_push.serve_legacy
-        if not config.no_filter:
-            served[FILTER_SUBSCRIBE] = subscriptions.serve
-        addresses = [each.address for each in bound]
-        identify = Identify(identity, addresses, self._version, [*served, IDENTIFY])
-        return {**served, IDENTIFY: identify.serve}
 
     def _say_ready(self, identity: Identity, bound: list[Listening], metrics: str | None) -> None:
         addresses = [f"{each.address}/p2p/{identity.peer_id}" for each in bound]

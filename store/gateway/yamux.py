@@ -1,4 +1,4 @@
-"""yamux (version 0) as the side that was dialled: the gateway's own streams have even numbers."""
+"""yamux (version 0). The streams of the side that connected have odd numbers."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ class Yamux:
 
     window_bytes: int | None = WINDOW_BYTES
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_outbound: bool = False) -> None:
         self._buffer = bytearray()
         self._body = Body()
         self._ending: Event | None = None
-        self._opened = 0
+        self._parity = int(is_outbound)
+        self._opened = self._parity - 2 if is_outbound else 0
 
     def feed(self, data: bytes) -> Iterator[Event]:
         """Yield the events of what is complete now.
@@ -67,7 +68,8 @@ class Yamux:
         if kind == _PING:
             yield Answer(self._frame(_PING, _ACK, _SESSION, length)) if flags & _SYN else Noted()
             return
-        if stream % 2 == 0 and (flags & _SYN or not 0 < stream <= self._opened):
+        is_own = stream % 2 == self._parity
+        if stream == _SESSION or (is_own and (flags & _SYN or stream > self._opened)):
             raise Fault("malformed", f"the client may not open the stream {stream}")
         if flags & _SYN:
             yield Opened(stream)

@@ -1,8 +1,10 @@
-"""An application made with @waku/sdk that has only a storenode: push, subscribe, query, talk."""
+"""Unmodified @waku/sdk and js-libp2p that have only a storenode: push, subscribe, talk, relay."""
 
 from __future__ import annotations
 
+import base64
 import json
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,7 +14,8 @@ import pytest
 
 from storenode.client.blocking import Client
 from storenode.client.message import Message
-from tests.integration.gateway.javascript_clients import running_client
+from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
+from tests.integration.gateway.javascript_clients import JavaScriptClient, running_client
 from tests.integration.gateway.messages import CLUSTER, PUBSUB, SHARD
 from tests.support.gateway import GENEROUS, GatewayProcess, running_gateway
 from tests.support.node import NodeProcess, running_node
@@ -110,3 +113,45 @@ def test_a_push_that_the_node_refuses_is_told_and_one_without_a_node_is_unavaila
         refused = client.ask({"push": "x"})
         assert (refused["successes"], len(refused["failures"])) == (0, 1)
         assert gateway.counted('light_pushes_total{status="503"}') == 1
+
+
+@pytest.mark.parametrize("dials", [True, False])
+def test_js_libp2p_and_the_gateway_relay_to_each_other(
+    clients: Path, tmp_path: Path, new_store: Callable[[], str], *, dials: bool
+) -> None:
+    def encoded(text: str) -> str:
+        message = WakuMessage(payload=text.encode(), content_topic=TOPIC, timestamp=time.time_ns())
+        return base64.b64encode(message.SerializeToString()).decode()
+
+    def texts(client: JavaScriptClient, count: int) -> list[str]:
+        found = [base64.b64decode(client.ask({})["received"]) for _ in range(count)]
+        return sorted(WakuMessage.FromString(each).payload.decode() for each in found)
+
+    options = ("--relay", "router", *GENEROUS, *NETWORK)
+    settings = json.dumps({"topic": PUBSUB, "listen": not dials})
+    with ExitStack() as stack:
+        node = stack.enter_context(running_node(tmp_path / "node", database_url=new_store()))
+        if dials:
+            gateway = stack.enter_context(running_gateway(tmp_path, node.listen, *options))
+            address = gateway.address("tcp")
+            peer = stack.enter_context(running_client(clients, "relay", address, settings))
+        else:
+            peer = stack.enter_context(running_client(clients, "relay", "", settings))
+            (address,) = peer.ask({"addresses": True})["addresses"]
+            dialled = ("--relay-peer", address)
+            gateway = stack.enter_context(
+                running_gateway(tmp_path, node.listen, *options, *dialled)
+            )
+        eventually(lambda: gateway.counted("relay_peers") == 1)
+        eventually(lambda: peer.ask({"subscribers": True}) == {"subscribers": 1})
+        for number in range(10):
+            assert peer.ask({"publish": encoded(f"js {number}")}) == {"recipients": 1}
+        with Client([node.listen]) as client:
+            for number in range(10):
+                client.publish(Message(b"py %d" % number, TOPIC, PUBSUB))
+            assert texts(peer, 10) == [f"py {number}" for number in range(10)]
+            eventually(lambda: len(list(client.scan())) == 20)
+            stored = sorted(each.payload.decode() for each in client.scan())
+        said = [f"{who} {number}" for who in ("js", "py") for number in range(10)]
+        assert stored == sorted(said)
+        assert gateway.counted('relay_messages_total{outcome="invalid"}') == 0

@@ -37,7 +37,12 @@ from store.gateway.gossipsub_wire import (
     encode_subscriptions,
     parse_rpc,
 )
-from store.gateway.limits import MAX_RPC_BYTES, MAX_RPC_ENTRIES, MAX_RPC_IDS
+from store.gateway.limits import (
+    MAX_IWANT_PER_HEARTBEAT,
+    MAX_RPC_BYTES,
+    MAX_RPC_ENTRIES,
+    MAX_RPC_IDS,
+)
 from store.gateway.varints import bytes_field, number_field
 
 VECTORS: Final = json.loads(
@@ -221,7 +226,7 @@ def test_a_flood_of_announcements_is_asked_for_within_its_limit_and_punished() -
         ids = [(number * 4_000 + each).to_bytes(32, "big") for each in range(4_000)]
         for _, rpc in sent(subject.receive(1, "liar", encode_ihave(ONE, ids))):
             requested += len(parse_rpc(rpc).iwant)
-    assert requested == gossipsub.MAX_IWANT_PER_HEARTBEAT
+    assert requested == MAX_IWANT_PER_HEARTBEAT
     effects = [each for now in range(2, 8) for each in subject.heartbeat(now)]
     assert effects == [Disconnect("liar", "it does not send what it announces")]
     subject.check()

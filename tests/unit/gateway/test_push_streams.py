@@ -9,6 +9,7 @@ from typing import Final, cast
 
 from store.gateway.clients import ClientRules, Clients
 from store.gateway.connection import Connection, Secured, Surroundings
+from store.gateway.feed import NodeFeed
 from store.gateway.filter import FILTER_PUSH, FILTER_SUBSCRIBE, Filter
 from store.gateway.metrics import GatewayMetrics
 from store.gateway.mplex import Mplex
@@ -26,6 +27,8 @@ TOPIC: Final = "/a/1/b/proto"
 
 class MemoryPipe:
     """Both ways of a connection, in memory."""
+
+    peer_id = "peer"
 
     def __init__(self) -> None:
         self.to_gateway: asyncio.Queue[bytes] = asyncio.Queue()
@@ -111,13 +114,14 @@ class Peer:
 @asynccontextmanager
 async def subscribed() -> AsyncIterator[tuple[Peer, FakeNode, Filter]]:
     node, metrics, pipe = FakeNode(), GatewayMetrics("0"), MemoryPipe()
-    found = Filter(cast("Node", node), metrics, frozenset({PUBSUB}))
+    feed = NodeFeed(cast("Node", node))
+    found = Filter(feed, metrics, frozenset({PUBSUB}))
     client = Clients(ClientRules(10, 10, 10)).arrive("192.0.2.1", 0)
     secured = Secured(cast("SecurePipe", pipe), Reader(pipe), Mplex())
     handlers = {FILTER_SUBSCRIBE: found.serve}
     around = Surroundings(cast("StaticKey", None), handlers, metrics, 8)
     connection, peer = Connection(secured, client, around), Peer(pipe)
-    tasks = [asyncio.create_task(found.run()), asyncio.create_task(connection.run())]
+    tasks = [asyncio.create_task(each) for each in (feed.run(), found.run(), connection.run())]
     try:
         async with asyncio.timeout(60):
             peer.subscribe()

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from store.gateway import filter as filter_module
 from store.gateway.clients import Client, ClientRules, Clients
 from store.gateway.connection import Connection
-from store.gateway.feed import parse_page
+from store.gateway.feed import NodeFeed, parse_page
 from store.gateway.filter import (
     FILTER_SUBSCRIBE,
     Filter,
@@ -141,7 +141,7 @@ class FakeConnection:
 
 
 def subscriptions() -> Filter:
-    return Filter(cast("Node", None), GatewayMetrics("0"), frozenset({PUBSUB}))
+    return Filter(NodeFeed(cast("Node", None)), GatewayMetrics("0"), frozenset({PUBSUB}))
 
 
 def connections(count: int) -> list[Connection]:

@@ -1,11 +1,14 @@
-// Answers lines of JSON: `node clients.mjs waku|libp2p|channel|light MULTIADDR SETTINGS`, a query a line, an answer a line.
+// Answers lines of JSON: `node clients.mjs waku|libp2p|channel|light|talk|relay MULTIADDR SETTINGS`, a query a line, an answer a line.
 //
 // waku: @waku/sdk asks as an application would; an answer has the pages, each with the hashes of its messages.
 // libp2p: js-libp2p over TCP with yamux; a query is the bytes of a request in base64, and so is the answer.
 // light: @waku/sdk pushes messages (light push) and subscribes to them (filter).
 // talk: a ReliableChannel of @waku/sdk that sends and receives live.
+// relay: the gossipsub of js-libp2p as a relay peer; messages are base64.
 // channel: a ReliableChannel of @waku/sdk; each line is answered with the next message that it received.
+import { createHash } from "node:crypto";
 import { createInterface } from "node:readline";
+import { gossipsub } from "@chainsafe/libp2p-gossipsub";
 import { noise } from "@chainsafe/libp2p-noise";
 import { yamux } from "@chainsafe/libp2p-yamux";
 import { identify } from "@libp2p/identify";
@@ -165,6 +168,45 @@ async function wakuClient(address, settings) {
   return { ask, stop: () => node.stop() };
 }
 
+async function relayClient(address, { topic, listen }) {
+  const make = gossipsub({
+    globalSignaturePolicy: "StrictNoSign",
+    msgIdFn: ({ data }) => createHash("sha256").update(data).digest(),
+    allowPublishToZeroTopicPeers: true,
+  });
+  const pubsub = (components) => Object.assign(make(components), { multicodecs: ["/vac/waku/relay/2.0.0"] });
+  const node = await createLibp2p({
+    addresses: { listen: listen ? ["/ip4/127.0.0.1/tcp/0"] : [] },
+    transports: [tcp()],
+    streamMuxers: [yamux()],
+    connectionEncrypters: [noise()],
+    services: { identify: identify(), pubsub },
+  });
+  const { pubsub: relay } = node.services;
+  const received = [];
+  let arrived = () => {};
+  relay.addEventListener("message", ({ detail }) => {
+    received.push(Buffer.from(detail.data).toString("base64"));
+    arrived();
+  });
+  relay.subscribe(topic);
+  if (address) await node.dial(multiaddr(address));
+
+  async function ask({ addresses, subscribers, mesh, publish }) {
+    if (addresses) return { addresses: node.getMultiaddrs().map(String) };
+    if (subscribers) return { subscribers: relay.getSubscribers(topic).length };
+    if (mesh) return { mesh: relay.getMeshPeers(topic).length };
+    if (publish !== undefined) {
+      const { recipients } = await relay.publish(topic, Buffer.from(publish, "base64"));
+      return { recipients: recipients.length };
+    }
+    while (!received.length) await new Promise((resolve) => (arrived = resolve));
+    return { received: received.shift() };
+  }
+
+  return { ask, stop: () => node.stop() };
+}
+
 async function libp2pClient(address) {
   const node = await createLibp2p({
     transports: [tcp()],
@@ -194,7 +236,7 @@ async function libp2pClient(address) {
 }
 
 const [kind, address, settings] = process.argv.slice(2);
-const kinds = { waku: wakuClient, libp2p: libp2pClient, channel: channelClient, light: lightClient, talk: talkClient };
+const kinds = { waku: wakuClient, libp2p: libp2pClient, channel: channelClient, light: lightClient, talk: talkClient, relay: relayClient };
 const make = kinds[kind];
 const client = await make(address, JSON.parse(settings ?? "null"));
 for await (const line of createInterface({ input: process.stdin })) {

@@ -1,0 +1,275 @@
+"""Relay: the gateway as a peer of a Waku network, between the mesh and the node.
+
+Messages of the mesh are validated, forwarded and published at the node. New messages of the node
+that did not come from the mesh are sent to it: those that clients push at this gateway at once,
+others after `DELAY_S`, unless the mesh brings them meanwhile. So several gateways at one store send
+a message once, and messages that reconciliation brings are never sent.
+
+A *router* forwards messages without verifying proofs of RLN, for networks without RLN. A *leaf*
+forwards and sends nothing, accepts configured peers only, and stores what they let through.
+
+Source: 11/WAKU2-RELAY.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from store.domain.quota import Bucket, Exceeded
+from store.gateway.config import RelayMode
+from store.gateway.connection import Connection
+from store.gateway.faults import Ended, Fault
+from store.gateway.feed import FollowedMessage, NodeFeed
+from store.gateway.gossipsub import Arrived, Disconnect, Router, RouterEffect, SendRpc
+from store.gateway.gossipsub_wire import GossipMessage
+from store.gateway.limits import (
+    MAX_DELAYED_MESSAGES,
+    MAX_KNOWN_MESSAGES,
+    MAX_META_BYTES,
+    MAX_QUEUED_RPCS,
+    MAX_RELAY_PEERS,
+    MAX_RELAYED_BYTES,
+    MAX_RPC_BYTES,
+    RELAY_BYTES_PER_S,
+    RELAY_FRAMES_PER_S,
+    RELAY_RPCS_PER_S,
+)
+from store.gateway.metrics import GatewayMetrics
+from store.gateway.reading import Reader
+from store.gateway.send_queue import SendQueue
+from store.gateway.spool import Spool, SpooledMessage
+from store.gateway.streams import Stream
+from store.gateway.varints import delimited, fields
+from store.observe.logging import get_logger
+from storenode.common.bounded import BoundedDict
+from storenode.message.hashing import message_hash
+from storenode.message.limits import NS_PER_S
+
+RELAY: Final = "/vac/waku/relay/2.0.0"
+
+FRESH_NS: Final = 20 * NS_PER_S
+"""The largest difference of a message's timestamp from now at which it is forwarded (nwaku)."""
+
+DELAY_S: Final = 1.0
+DELAY_JITTER_S: Final = 0.5
+HEARTBEAT_S: Final = 1.0
+_PAUSE_S: Final = 0.05
+_log = get_logger("store.gateway")
+
+
+class InvalidMessageError(ValueError):
+    """A message that no honest peer forwards."""
+
+
+@dataclass(frozen=True, slots=True)
+class RelayedMessage:
+    """A message of the mesh; ``message_hash`` is that of 14/WAKU2-MESSAGE."""
+
+    message_hash: bytes
+    timestamp_ns: int
+
+
+def parse_message(message: GossipMessage) -> RelayedMessage | None:
+    """Return what is needed of a ``WakuMessage``; None: its content topic is not UTF-8.
+
+    Raises:
+        InvalidMessageError: It is one that nwaku punishes a peer for.
+    """
+    try:
+        found = dict(fields(message.data))
+    except ValueError as error:
+        raise InvalidMessageError(f"a message is malformed: {error}") from error
+    payload, content_topic, meta = found.get(1), found.get(2), found.get(11)
+    zigzag = found.get(10, 0)
+    if not isinstance(payload, bytes) or not isinstance(content_topic, bytes):
+        raise InvalidMessageError("a message has no payload or no content topic")
+    if not isinstance(zigzag, int):
+        raise InvalidMessageError("a message has a timestamp that is not a number")
+    if meta is not None and not (isinstance(meta, bytes) and len(meta) <= MAX_META_BYTES):
+        raise InvalidMessageError(f"a message has more than {MAX_META_BYTES} bytes of meta")
+    if len(message.data) + len(message.topic) > MAX_RELAYED_BYTES:
+        raise InvalidMessageError("a message is too large to be relayed")
+    timestamp_ns = (zigzag >> 1) ^ -(zigzag & 1)
+    try:
+        content_topic.decode()
+        digest = message_hash(message.topic, payload, content_topic, meta, timestamp_ns)
+    except (UnicodeDecodeError, OverflowError):
+        return None
+    return RelayedMessage(digest, timestamp_ns)
+
+
+class Relay:
+    """The relay peers of the gateway, by peer ID: each has a stream each way."""
+
+    def __init__(
+        self,
+        mode: RelayMode,
+        pubsub_topics: Sequence[str],
+        configured_peers: frozenset[str],
+        *,
+        spool: Spool,
+        feed: NodeFeed,
+        metrics: GatewayMetrics,
+    ) -> None:
+        self._mode = mode
+        self._pubsub_topics = frozenset(pubsub_topics)
+        self._configured_peers = configured_peers
+        self._spool = spool
+        self._metrics = metrics
+        self._rng = random.Random()  # noqa: S311 - which peers receive an announcement
+        self._router = Router(sorted(pubsub_topics), self._rng, forwards=mode is RelayMode.ROUTER)
+        self._peers: dict[str, tuple[Connection, SendQueue]] = {}
+        self._known = BoundedDict[bytes, None](MAX_KNOWN_MESSAGES)
+        self._delayed: dict[bytes, asyncio.TimerHandle] = {}
+        self._feed = feed
+        if mode is RelayMode.ROUTER:
+            feed.listeners.append(self.offer)
+            feed.acquire()
+
+    @property
+    def peers(self) -> int:
+        """The number of relay peers."""
+        return len(self._peers)
+
+    async def run(self) -> None:
+        """Run the heartbeat until cancelled."""
+        while True:
+            await asyncio.sleep(HEARTBEAT_S)
+            self._apply(self._router.heartbeat(time.monotonic()))
+
+    async def serve(self, stream: Stream, reader: Reader, connection: Connection) -> None:
+        """Take the RPCs of a peer, no faster than its limits, until its stream ends."""
+        rpcs, size_rate = Bucket(RELAY_RPCS_PER_S, "RPCs"), Bucket(RELAY_BYTES_PER_S, "bytes")
+        while True:
+            try:
+                rpc = await reader.delimited(MAX_RPC_BYTES)
+            except Ended:
+                return
+            stream.release()
+            if connection.peer_id not in self._peers:
+                self.join(connection, is_outbound=False)
+            await _wait_for_room(rpcs, 1)
+            await _wait_for_room(size_rate, len(rpc))
+            self._apply(self._router.receive(time.monotonic(), connection.peer_id, rpc))
+
+    def join(self, connection: Connection, *, is_outbound: bool) -> None:
+        """Add a peer, and open a stream to it.
+
+        Raises:
+            Fault: It is not accepted.
+        """
+        key = connection.peer_id
+        is_configured = key in self._configured_peers
+        if self._mode is RelayMode.LEAF and not is_configured:
+            raise Fault("identity", f"the relay peer {key} is not one of --relay-peer")
+        if len(self._peers) >= MAX_RELAY_PEERS and not is_configured:
+            raise Fault("busy", f"there are {MAX_RELAY_PEERS} relay peers already")
+        if is_configured:
+            connection.allow_frames(RELAY_FRAMES_PER_S)
+        queue = SendQueue(connection, RELAY, MAX_QUEUED_RPCS)
+        self._peers[key] = connection, queue
+        task = connection.start(self._send(queue))
+        task.add_done_callback(lambda _task: self._leave(key, queue))
+        self._metrics.relay_peers.set(len(self._peers))
+        _log.info("relay_peer_joined", peer=key, outbound=is_outbound)
+        self._apply(self._router.join(time.monotonic(), key, is_outbound=is_outbound))
+
+    def publish(self, topic: str, digest: bytes, encoded: bytes) -> None:
+        """Send a message of this node to the mesh, unless it came from there."""
+        if self._mode is RelayMode.LEAF or topic not in self._pubsub_topics:
+            return
+        if digest not in self._known:
+            self._known[digest] = None
+            self._metrics.relayed.labels("sent").inc()
+            message = GossipMessage(topic, encoded)
+            self._apply(self._router.publish(time.monotonic(), message))
+
+    def offer(self, message: FollowedMessage) -> None:
+        """Send a new message of the node to the mesh, unless the mesh brings it in a moment."""
+        digest = message.message_hash
+        is_fresh = abs(time.time_ns() - message.timestamp_ns) <= FRESH_NS
+        if not is_fresh or digest in self._known or digest in self._delayed:
+            return
+        if len(self._delayed) >= MAX_DELAYED_MESSAGES:
+            self._metrics.relayed.labels("dropped").inc()
+            return
+        pause_s = DELAY_S + self._rng.random() * DELAY_JITTER_S
+        loop = asyncio.get_running_loop()
+        self._delayed[digest] = loop.call_later(pause_s, self._end_delay, message)
+
+    def _end_delay(self, message: FollowedMessage) -> None:
+        del self._delayed[message.message_hash]
+        self.publish(message.pubsub_topic, message.message_hash, message.encoded)
+
+    def _apply(self, effects: Sequence[RouterEffect]) -> None:
+        for effect in effects:
+            match effect:
+                case SendRpc(key, rpc):
+                    peer = self._peers.get(key)
+                    if peer is not None and not peer[1].put(delimited(rpc)):
+                        self._metrics.relayed.labels("unsent").inc()
+                case Disconnect(key, reason):
+                    self._disconnect(key, reason)
+                case Arrived(key, message):
+                    self._judge(key, message)
+
+    def _judge(self, key: str, message: GossipMessage) -> None:
+        try:
+            parsed = parse_message(message)
+        except InvalidMessageError as error:
+            self._metrics.relayed.labels("invalid").inc()
+            self._apply(self._router.reject(key, str(error)))
+            return
+        now_ns = time.time_ns()
+        if parsed is None or abs(now_ns - parsed.timestamp_ns) > FRESH_NS:
+            # A replay of an old message: others forward it, and no peer is punished for it.
+            self._metrics.relayed.labels("ignored").inc()
+            return
+        self._metrics.relayed.labels("received").inc()
+        is_known = parsed.message_hash in self._known
+        self._known[parsed.message_hash] = None
+        self._apply(self._router.accept(key, message))
+        if not is_known:
+            self._spool.put(SpooledMessage(message.topic, message.data))
+
+    def _disconnect(self, key: str, reason: str) -> None:
+        peer = self._peers.get(key)
+        _log.warning("relay_peer_disconnected", peer=key, reason=reason)
+        self._metrics.refused("relay_peer")
+        if peer is not None:
+            peer[0].end()
+
+    async def _send(self, queue: SendQueue) -> None:
+        try:
+            await queue.run()
+        except Fault as fault:
+            self._metrics.refused(fault.reason)
+        except TimeoutError:
+            self._metrics.refused("timeout")
+        except OSError:
+            pass
+
+    def _leave(self, key: str, queue: SendQueue) -> None:
+        queue.discard()
+        peer = self._peers.get(key)
+        if peer is not None and peer[1] is queue:
+            del self._peers[key]
+            self._router.leave(key)
+            self._metrics.relay_peers.set(len(self._peers))
+            _log.info("relay_peer_left", peer=key)
+
+
+async def _wait_for_room(bucket: Bucket, count: int) -> None:
+    """Wait until a rate allows so many more: meanwhile the peer's stream is not read."""
+    while True:
+        try:
+            bucket.take(count, time.monotonic_ns())
+        except Exceeded:
+            await asyncio.sleep(_PAUSE_S)
+        else:
+            return

@@ -1,5 +1,6 @@
 """The client library of storenode, with its names loaded when they are first used."""
 
+import os
 from importlib import import_module
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
@@ -9,6 +10,9 @@ if TYPE_CHECKING:
     from storenode.sds.aio.channel import Channel
 
     __version__: str
+
+# gRPC and BoringSSL print errors of their own on standard error; the library logs and raises them.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 __all__ = ["AsyncClient", "Channel", "Client", "Message", "__version__"]
 

@@ -25,12 +25,14 @@ from storenode.client.errors import (
     NotAuthenticated,
     NotConfirmed,
     NotServed,
+    PositionError,
     PublishError,
     StorenodeError,
     TlsHandshakeError,
     WrongProtocolError,
 )
 from storenode.client.message import Message, Outcome, Page, Published, SdsMessage, SdsResult
+from storenode.client.positions import Position
 from storenode.client.publisher import AsyncPublisher
 from storenode.client.retry import Retry
 from storenode.connection.channel import TlsIdentity
@@ -61,6 +63,8 @@ __all__ = [
     "NotServed",
     "Outcome",
     "Page",
+    "Position",
+    "PositionError",
     "PublishError",
     "Published",
     "Publisher",

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 from typing import Final, Self
 
+from storenode.client.errors import ArgumentError
 from storenode.client.message import (
     Message,
     Page,
@@ -19,9 +20,10 @@ from storenode.client.message import (
 )
 from storenode.client.messages import publish_requests, query_request
 from storenode.client.node import Entry, NodeClient, connect, content_filter
+from storenode.client.positions import Resume, position_of
 from storenode.client.publisher import DEFAULT_MAX_PENDING, AsyncPublisher
 from storenode.client.retry import Retry
-from storenode.client.streams import MessageStream, followed_across
+from storenode.client.streams import MessageStream, followed_across, limited, up_to_live
 from storenode.connection.channel import TlsIdentity
 from storenode.wire.storenode.coverage.v1.coverage_pb2 import AnswerCoverage
 from storenode.wire.storenode.v1.admin_pb2 import FetchReport, NodeStatus, SyncReport
@@ -41,6 +43,10 @@ PATIENT: Final = Retry(at_start=True)
 """The default: nodes that are away are called again for about a quarter of a minute."""
 
 MAX_HASHES_A_CALL: Final = 1_000
+
+MAX_QUERY_PAGE: Final = 1_000
+MAX_SCAN_PAGE: Final = 10_000
+"""Messages of one page, which the contract allows."""
 
 Topics = str | Sequence[str]
 """A content topic, or several."""
@@ -116,11 +122,13 @@ class AsyncClient(_Connected):
         *,
         min_confirms: int = 0,
         confirm_timeout_s: float | None = None,
+        timeout_s: float | None = None,
     ) -> Published:
         """Publish one message; when this returns, the message is durable at the node.
 
         With ``min_confirms`` it is also durable at so many other stores; ``confirm_timeout_s`` is
-        how long the node waits for them, its own default when ``None``.
+        how long the node waits for them, its own default when ``None``. ``timeout_s`` takes the
+        place of the client's for this call.
 
         Examples:
             ```python
@@ -134,7 +142,10 @@ class AsyncClient(_Connected):
             NodeError: No node served the call.
         """
         (result,) = await self.publish_many(
-            [message], min_confirms=min_confirms, confirm_timeout_s=confirm_timeout_s
+            [message],
+            min_confirms=min_confirms,
+            confirm_timeout_s=confirm_timeout_s,
+            timeout_s=timeout_s,
         )
         return result.check(message)
 
@@ -144,8 +155,9 @@ class AsyncClient(_Connected):
         *,
         min_confirms: int = 0,
         confirm_timeout_s: float | None = None,
+        timeout_s: float | None = None,
     ) -> list[Published]:
-        """Publish messages in batches; returns the answer for each, in their order.
+        """Publish messages in batches, and return the answer for each, in their order.
 
         A rejected message raises nothing here: look at `Published.outcome`, or call
         `Published.check`.
@@ -160,9 +172,10 @@ class AsyncClient(_Connected):
             confirm_timeout_s=confirm_timeout_s,
         )
         found: list[Published] = []
+        limit_s = self._timeout_s if timeout_s is None else timeout_s
         for request in requests:
             results = await self._calls.publish_request(
-                request, timeout_s=self._timeout_s + (confirm_timeout_s or 0)
+                request, timeout_s=limit_s + (confirm_timeout_s or 0)
             )
             found += map(Published.decode, results)
         return found
@@ -223,6 +236,7 @@ class AsyncClient(_Connected):
         newest_first: bool = True,
         cursor: bytes | None = None,
         coverage: bool = False,
+        timeout_s: float | None = None,
     ) -> Page:
         """Fetch one page (13/WAKU2-STORE): the newest messages, or the oldest.
 
@@ -240,10 +254,9 @@ class AsyncClient(_Connected):
             CursorRefused: The node does not know the cursor.
             NodeError: The node refused the request, or no node served the call.
         """
-        topics = [content_topics] if isinstance(content_topics, str) else content_topics
         request = query_request(
             pubsub_topic=pubsub_topic,
-            content_topics=topics,
+            content_topics=_listed(content_topics),
             time_start=nanoseconds(start),
             time_end=nanoseconds(end),
             forward=not newest_first,
@@ -251,7 +264,7 @@ class AsyncClient(_Connected):
             limit=limit,
             coverage=coverage,
         )
-        page = await self._calls.query(request)
+        page = await self._calls.query(request, timeout_s=timeout_s)
         following = page.pagination_cursor if page.HasField("pagination_cursor") else None
         return Page(
             [Message.decode(item) for item in page.messages], following, coverage=_coverage(page)
@@ -265,14 +278,20 @@ class AsyncClient(_Connected):
         start: Time | None = None,
         end: Time | None = None,
         cursor: bytes | None = None,
+        resume: Resume | None = None,
+        ack: bool = False,
+        limit: int | None = None,
+        newest_first: bool = False,
         page_size: int = 0,
         coverage: bool = False,
+        timeout_s: float | None = None,
     ) -> MessageStream:
         """Read a time range, the oldest message first, at any size.
 
-        ``start`` is inclusive, ``end`` exclusive. The stream's `MessageStream.cursor` goes on
-        later, also at another node. With ``coverage``, `MessageStream.coverage` says at the end how
-        complete the answer was.
+        ``start`` is inclusive, ``end`` exclusive. ``limit`` ends it after so many messages;
+        ``newest_first`` turns the order around. The stream's `MessageStream.cursor` goes on later,
+        also at another node; ``resume`` and ``ack`` keep it as those of `follow` do. With
+        ``coverage``, `MessageStream.coverage` says at the end how complete the answer was.
 
         Examples:
             ```python
@@ -280,15 +299,41 @@ class AsyncClient(_Connected):
                 print(message.payload)
             ```
         """
-        pages = self._calls.scan(
-            filter=content_filter(pubsub_topic, content_topics),
-            time_start=nanoseconds(start),
-            time_end=nanoseconds(end),
-            cursor=cursor or b"",
-            page_size=page_size,
-            coverage=coverage,
-        )
-        return MessageStream(_scanned(pages), cursor or b"")
+        if limit is not None and limit < 1:
+            raise ArgumentError(f"limit={limit}: ask for at least one message.")
+        if (limit is not None or newest_first) and resume is not None:
+            raise ArgumentError("resume goes neither with limit nor with newest_first.")
+        if newest_first and (cursor or coverage or page_size):
+            raise ArgumentError(
+                "newest_first goes neither with cursor nor with coverage or page_size: use query."
+            )
+
+        def pages(after: bytes) -> AsyncGenerator[Page]:
+            if newest_first:
+                request = query_request(
+                    pubsub_topic=pubsub_topic,
+                    content_topics=_listed(content_topics),
+                    time_start=nanoseconds(start),
+                    time_end=nanoseconds(end),
+                    limit=min(limit or MAX_QUERY_PAGE, MAX_QUERY_PAGE),
+                )
+                found = _newest_first(self._calls.query_pages(request))
+            else:
+                found = _scanned(
+                    self._calls.scan(
+                        filter=content_filter(pubsub_topic, content_topics),
+                        time_start=nanoseconds(start),
+                        time_end=nanoseconds(end),
+                        cursor=after,
+                        page_size=page_size or min(limit or 0, MAX_SCAN_PAGE),
+                        coverage=coverage,
+                        timeout_s=timeout_s,
+                    )
+                )
+            return found if limit is None else limited(found, limit)
+
+        position = None if resume is None else position_of(resume)
+        return MessageStream(pages, cursor or b"", position=position, acknowledges=ack)
 
     async def scan_hashes(
         self,
@@ -351,46 +396,60 @@ class AsyncClient(_Connected):
         *,
         pubsub_topic: str | None = None,
         cursor: bytes | None = None,
+        resume: Resume | None = None,
+        ack: bool = False,
         from_beginning: bool = False,
+        until_live: bool = False,
         overlap_s: float | None = None,
+        timeout_s: float | None = None,
     ) -> MessageStream:
-        """Receive messages in the order in which they are stored, from a cursor on, without end.
+        """Receive messages in the order in which they are stored, without end.
 
-        Without a cursor it begins now, or ``from_beginning``. Keep the stream's
-        `MessageStream.cursor` with what you have processed and pass it next time: nothing that is
-        stored is missed then. A cursor belongs to one store (a database, with any number of nodes).
+        ``resume`` names where the position is kept between runs: a path, a path and a name for
+        SQLite, or an object with ``load`` and ``save``. The position is saved when the messages
+        of a page have been taken and the next one is asked for, or with ``ack`` by
+        `MessageStream.ack` alone: after a kill messages may come again, and none is missed. Without
+        a position it begins now, or ``from_beginning``. ``until_live`` ends it when everything that
+        was stored has come.
+
+        Instead of ``resume``, keep the stream's `MessageStream.cursor` with what you have processed
+        and pass it next time. A cursor belongs to one store (a database, with any number of nodes).
         With nodes of several stores, ``overlap_s`` lets the follower go on at another store when no
         node of the first one is left: it reads what that store holds since ``overlap_s`` seconds
         before the last page, less what came already.
 
         Examples:
             ```python
-            async with client.follow("/my-app/1/chat/proto", cursor=kept) as stream:
-                async for message in stream:
-                    process(message)
-                    keep(stream.cursor)
+            async for message in client.follow("/my-app/1/chat/proto", resume="position"):
+                print(message.payload)
             ```
 
         Raises:
             CursorRefused: By the stream: the cursor is another store's, or the store lost commits
                 since. Scan the time that is in question, and follow without a cursor.
         """
-        wanted, first = content_filter(pubsub_topic, content_topics), cursor or b""
+        wanted, is_first = content_filter(pubsub_topic, content_topics), True
 
         def feed(after: bytes) -> AsyncGenerator[Page]:
+            nonlocal is_first
+            from_start, is_first = from_beginning and is_first and not after, False
             pages = self._calls.follow(
-                filter=wanted,
-                cursor=after,
-                from_beginning=from_beginning and after == first,
+                filter=wanted, cursor=after, from_beginning=from_start, timeout_s=timeout_s
             )
             return _followed(pages)
 
-        def held(since_ns: int) -> AsyncGenerator[Page]:
+        def stored(since_ns: int) -> AsyncGenerator[Page]:
             return _scanned(self._calls.scan(filter=wanted, time_start=since_ns))
 
-        if overlap_s is None:
-            return MessageStream(feed(first), first)
-        return MessageStream(followed_across(feed, held, first, overlap_s), first)
+        def pages(after: bytes) -> AsyncGenerator[Page]:
+            if overlap_s is None:
+                found = feed(after)
+            else:
+                found = followed_across(feed, stored, after, overlap_s)
+            return up_to_live(found) if until_live else found
+
+        position = None if resume is None else position_of(resume)
+        return MessageStream(pages, cursor or b"", position=position, acknowledges=ack)
 
     async def get_sds(
         self,
@@ -498,6 +557,10 @@ class AsyncAdmin(_Connected):
         return await self._calls.fetch_messages(peer, channel_id, map(_entry, ids))
 
 
+def _listed(content_topics: Topics) -> Sequence[str]:
+    return [content_topics] if isinstance(content_topics, str) else content_topics
+
+
 def _entry(name: SdsId) -> Entry:
     return (name, None) if isinstance(name, str) else name
 
@@ -507,6 +570,12 @@ async def _scanned(pages: AsyncGenerator[ScanPage]) -> AsyncGenerator[Page]:
         async for page in pages:
             messages = [Message.decode(item) for item in page.messages]
             yield Page(messages, page.cursor or None, coverage=_coverage(page))
+
+
+async def _newest_first(pages: AsyncGenerator[StoreQueryResponse]) -> AsyncGenerator[Page]:
+    async with aclosing(pages):
+        async for page in pages:
+            yield Page([Message.decode(item) for item in reversed(page.messages)], None)
 
 
 async def _followed(pages: AsyncGenerator[FollowPage]) -> AsyncGenerator[Page]:

@@ -144,7 +144,7 @@ class _Closing(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.close()
 
     @abstractmethod
@@ -155,8 +155,8 @@ class _Closing(ABC):
 class MessageStream(_Closing, Iterator[Message]):
     """Messages of a scan or a follower, one by one, or in pages by `pages`.
 
-    An iterator and context manager; leaving the block ends the call. `cursor` and `live` are those
-    of the asynchronous stream.
+    An iterator and context manager; leaving the block ends the call. `cursor`, `live` and `ack`
+    are those of the asynchronous stream.
     """
 
     def __init__(self, stream: AsyncMessageStream) -> None:
@@ -166,12 +166,12 @@ class MessageStream(_Closing, Iterator[Message]):
 
     @property
     def cursor(self) -> bytes:
-        """Continues after all messages whose processing is over; keep it with what is processed."""
+        """The cursor after all messages whose processing is over."""
         return self._stream.cursor
 
     @property
     def live(self) -> bool:
-        """Whether a follower has caught up with what the node holds."""
+        """True if a follower has caught up with what the node holds."""
         return self._stream.live
 
     def __next__(self) -> Message:
@@ -180,14 +180,21 @@ class MessageStream(_Closing, Iterator[Message]):
         return self._waiting.popleft()
 
     def pages(self) -> Iterator[Page]:
-        """The same in pages; `cursor` stands after a page when the next one is asked for."""
+        """Yield pages; `cursor` stands after a page when the next one is asked for."""
         with suppress(StopIteration):
             while True:
                 yield self._next_page()
 
+    def ack(self) -> None:
+        """Keep the position after the pages whose messages have all been handed out."""
+        _run(self._stream.acknowledge(is_finished=not self._waiting))
+
     def close(self) -> None:
         """End the call."""
-        _run(self._close())
+        _run(self._close(is_finished=False))
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        _run(self._close(is_finished=kind is None and not self._waiting))
 
     def _next_page(self) -> Page:
         page = _run(self._next())
@@ -198,9 +205,9 @@ class MessageStream(_Closing, Iterator[Message]):
     async def _next(self) -> Page | None:
         return await anext(self._pages, None)
 
-    async def _close(self) -> None:
+    async def _close(self, *, is_finished: bool) -> None:
         await self._pages.aclose()
-        await self._stream.aclose()
+        await self._stream.finish(is_finished=is_finished)
 
 
 class Publisher:

@@ -49,6 +49,7 @@ __all__ = [
     "NotAuthenticated",
     "NotConfirmed",
     "NotServed",
+    "PositionError",
     "PublishError",
     "StorenodeError",
     "TlsHandshakeError",
@@ -58,6 +59,10 @@ __all__ = [
 
 class ClientClosed(StorenodeError):
     """The client or the stream was closed: make a new one."""
+
+
+class PositionError(StorenodeError):
+    """The position of a reader cannot be read or written; the sentence names the file."""
 
 
 class PublishError(StorenodeError):

@@ -189,6 +189,7 @@ class NodeClient:
         cursor: bytes = b"",
         page_size: int = 0,
         coverage: bool = False,
+        timeout_s: float | None = None,
     ) -> AsyncGenerator[store_pb2.ScanPage, None]:
         """Every match in ascending (timestamp, hash) order; times in nanoseconds, end exclusive.
 
@@ -210,9 +211,8 @@ class NodeClient:
             request.cursor = after
             return node.store.Scan(request, metadata=_metadata(node))
 
-        return stream(
-            self.nodes, self.retry, self.timeout_s, call, cursor=cursor, cursor_of=_cursor_of
-        )
+        limit_s = self.timeout_s if timeout_s is None else timeout_s
+        return stream(self.nodes, self.retry, limit_s, call, cursor=cursor, cursor_of=_cursor_of)
 
     def coverage(
         self,
@@ -241,6 +241,7 @@ class NodeClient:
         cursor: bytes = b"",
         from_beginning: bool = False,
         include_data: bool = True,
+        timeout_s: float | None = None,
     ) -> AsyncGenerator[store_pb2.FollowPage, None]:
         """Every match in commit order, then live, without end.
 
@@ -261,7 +262,7 @@ class NodeClient:
         return stream(
             self.nodes,
             self.retry,
-            self.timeout_s,
+            self.timeout_s if timeout_s is None else timeout_s,
             call,
             cursor=cursor,
             cursor_of=_cursor_of,

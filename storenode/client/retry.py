@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass
@@ -35,6 +36,8 @@ _R = TypeVar("_R")
 _Q = TypeVar("_Q")
 _P = TypeVar("_P")
 
+_log = logging.getLogger("storenode")
+
 # Past any maximum of the delay, and far from what a float cannot hold.
 _MAX_DOUBLINGS = 64
 
@@ -51,8 +54,8 @@ class Retry:
     Every other node is tried at once. After a round in which all have failed comes a pause, from
     ``first_delay_s`` on twice as long each time up to ``max_delay_s``, and another round;
     ``attempts`` rounds in a row without progress are made, or with ``None`` any number of them. A
-    call that never made progress is given up after the first round unless ``at_start`` is true, or
-    a node ended it unserved, as gRPC does when too many calls wait.
+    call that never made progress is given up after the first round unless ``at_start`` is true or
+    ``attempts`` is ``None``, or a node ended it unserved, as gRPC does when too many calls wait.
 
     Errors that another attempt cannot heal are raised at once, whatever other nodes do: a refused
     request, cursor, token or right, a failed TLS handshake, a port that does not speak gRPC.
@@ -83,7 +86,7 @@ class Attempts:
         self._timeout_s = timeout_s
         # A short time limit is shared out, so that every node is asked within it.
         self._hedge_s = min(HEDGE_DELAY_S, (timeout_s or HEDGE_DELAY_S * len(nodes)) / len(nodes))
-        self._may_repeat = retry.at_start
+        self._may_repeat = retry.at_start or retry.attempts is None
         self._rounds = 0
         self._errors: list[NodeError] = []
         self._refused: CursorRefused | None = None
@@ -198,8 +201,10 @@ class Attempts:
         if isinstance(error, CursorRefused):
             self._refused = error
         elif not isinstance(error, CallTimeout) and not error.retryable:
+            _log.info("node %s refused the call: %s", node.address, error.sentence)
             raise error
         self._nodes.failed(node)
+        _log.info("node %s failed: %s", node.address, error.sentence)
         return error
 
     async def _end_round(self) -> None:
@@ -218,6 +223,9 @@ class Attempts:
         if is_last or not is_repeatable:
             raise errors[-1]
         self._errors = []
+        _log.warning(
+            "no node served the call, trying again in %.1f s: %s", pause_s, errors[-1].sentence
+        )
         await asyncio.sleep(pause_s)
         if attempts is None:
             self._deadline_s = self._next_deadline_s()
@@ -287,6 +295,7 @@ async def stream(
         if isinstance(failure, LimitExceeded):
             # The node needed the memory of pages that were not taken for long.
             failure = ConnectionLost(failure.code, failure.sentence)
+        _log.info("the stream from %s broke and continues: %s", node.address, failure.sentence)
         await attempts.failed(node, failure)
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from contextlib import aclosing
 from typing import Final, Self
 
-from storenode.client.errors import CursorRefused
+from storenode.client.errors import ArgumentError, CursorRefused
 from storenode.client.message import Message, Page
+from storenode.client.positions import Position
 from storenode.common.bounded import BoundedDict
 from storenode.message.limits import NS_PER_S
 from storenode.wire.storenode.coverage.v1.coverage_pb2 import AnswerCoverage
@@ -21,54 +23,142 @@ MAX_REMEMBERED_HASHES: Final = 65_536
 class MessageStream(AsyncIterator[Message]):
     """Messages of a scan or a follower, one by one, or in pages by `pages`.
 
-    An asynchronous iterator and context manager; leaving the block ends the call.
+    An asynchronous iterator and context manager; leaving the block ends the call. With a
+    ``position`` the stream begins where an earlier one has come to, and keeps the position: each
+    page's when the program asks for what follows the page, so that after a kill a message may
+    come again and none is missed. With ``acknowledges`` it is kept by `ack` alone.
     """
 
-    def __init__(self, pages: AsyncGenerator[Page], cursor: bytes) -> None:
-        self._pages = pages
+    def __init__(
+        self,
+        open_pages: Callable[[bytes], AsyncGenerator[Page]],
+        cursor: bytes,
+        *,
+        position: Position | None = None,
+        acknowledges: bool = False,
+    ) -> None:
+        self._position = position
+        self._acknowledges = acknowledges
+        self._saved = b""
+        self._pages = self._opened(open_pages, cursor)
         self._next = cursor
         self._waiting: deque[Message] = deque()
         self.cursor = cursor
         """Continues after all messages whose processing is over: it moves when a page's last
-        message has been handed out and the next one is asked for. Keep it with what you have
-        processed; empty before the first page."""
+        message has been handed out and the next one is asked for. Empty before the first page."""
         self.live = False
-        """Whether a follower has caught up with what the node holds."""
+        """True if a follower has caught up with what the node holds."""
         self.coverage: AnswerCoverage | None = None
         """How complete a scan was that asked for it; known when it has ended. After an outage in
         the middle it is about what came since, as `AnswerCoverage.time_start` says."""
 
     async def __anext__(self) -> Message:
         while not self._waiting:
-            self.cursor = self._next
-            page = await anext(self._pages)
-            self._take(page)
+            await self._finish_page()
+            self._take(await anext(self._pages))
         return self._waiting.popleft()
 
     async def pages(self) -> AsyncGenerator[Page]:
-        """The same in pages; `cursor` stands after the page when the next one is asked for."""
+        """Yield pages; `cursor` stands after a page when the next one is asked for."""
         async with aclosing(self._pages):
             async for page in self._pages:
+                self._next = page.cursor or self._next
+                self.live, self.coverage = page.live, page.coverage
                 yield page
-                self.cursor = page.cursor or self.cursor
-                self.live = page.live
-                self.coverage = page.coverage
+                await self._finish_page()
+
+    async def ack(self) -> None:
+        """Keep the position after the pages whose messages have all been handed out.
+
+        Raises:
+            PositionError: It cannot be written.
+            ArgumentError: The stream has no position.
+        """
+        await self.acknowledge(is_finished=not self._waiting)
+
+    async def acknowledge(self, *, is_finished: bool) -> None:
+        """Keep the position after the last page, or before it unless ``is_finished``.
+
+        Raises:
+            PositionError: It cannot be written.
+            ArgumentError: The stream has no position.
+        """
+        if self._position is None:
+            raise ArgumentError("This stream keeps no position: open it with resume=.")
+        await self._save(self._next if is_finished else self.cursor)
+
+    async def finish(self, *, is_finished: bool) -> None:
+        """End the call; the last page counts as processed if ``is_finished``."""
+        try:
+            if is_finished:
+                await self._finish_page()
+        finally:
+            await self.aclose()
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        await self.finish(is_finished=kind is None and not self._waiting)
 
     async def aclose(self) -> None:
         """End the call."""
         await self._pages.aclose()
+
+    async def _opened(
+        self, open_pages: Callable[[bytes], AsyncGenerator[Page]], cursor: bytes
+    ) -> AsyncGenerator[Page]:
+        if self._position is not None and not cursor:
+            saved = await asyncio.to_thread(self._position.load)
+            cursor = saved or b""
+            self.cursor = self._next = self._saved = cursor
+        try:
+            async with aclosing(open_pages(cursor)) as pages:
+                async for page in pages:
+                    yield page
+        except CursorRefused as error:
+            if self._position is None:
+                raise
+            sentence = f"{error.sentence} The position is kept in {self._position}."
+            raise CursorRefused(error.code, sentence) from error
+
+    async def _finish_page(self) -> None:
+        self.cursor = self._next
+        if not self._acknowledges:
+            await self._save(self.cursor)
+
+    async def _save(self, cursor: bytes) -> None:
+        if self._position is not None and cursor and cursor != self._saved:
+            await asyncio.to_thread(self._position.save, cursor)
+            self._saved = cursor
 
     def _take(self, page: Page) -> None:
         self._waiting.extend(page.messages)
         self._next = page.cursor or self._next
         self.live = page.live
         self.coverage = page.coverage
+
+
+async def up_to_live(pages: AsyncGenerator[Page]) -> AsyncGenerator[Page]:
+    """Yield the pages of a follower up to the first one after which nothing waits."""
+    async with aclosing(pages):
+        async for page in pages:
+            yield page
+            if page.live:
+                return
+
+
+async def limited(pages: AsyncGenerator[Page], limit: int) -> AsyncGenerator[Page]:
+    """Yield pages with so many messages together; the last one that is cut has no cursor."""
+    async with aclosing(pages):
+        async for page in pages:
+            if len(page.messages) > limit:
+                yield Page(page.messages[:limit], None, page.live, page.coverage)
+                return
+            limit -= len(page.messages)
+            yield page
+            if limit == 0:
+                return
 
 
 OpenFollow = Callable[[bytes], AsyncGenerator[Page]]

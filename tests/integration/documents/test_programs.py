@@ -35,15 +35,14 @@ assert refused == []
 assert count == len(hashes) > 10_000
 assert len(page.messages) == len(older.messages) == 20
 
-class Kept(type(Path())):
-    def write_bytes(self, data):
-        super().write_bytes(data)
-        raise EOFError
-
 try:
-    await follow(client, Kept("cursor"))
-except EOFError:
-    assert Path("cursor").read_bytes()
+    async with asyncio.timeout(60):
+        following = asyncio.create_task(follow(client))
+        while not Path("position").exists():
+            await client.publish(Message(b"more", TOPIC))
+finally:
+    following.cancel()
+assert Path("position").read_bytes()
 """
 """What must hold when the lines of the client's page have run."""
 
@@ -75,9 +74,9 @@ def save(folder: Path, page: str, node: NodeProcess) -> None:
         (folder / name).write_text(body.replace(NODE, node.listen))
 
 
-def run(folder: Path, name: str) -> str:
-    """What a program prints; it must end well."""
-    done = subprocess.run(
+def start(folder: Path, name: str) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end."""
+    return subprocess.run(
         [sys.executable, name],
         cwd=folder,
         env=clean_environment(PYTHONPATH=str(ROOT)),
@@ -86,6 +85,11 @@ def run(folder: Path, name: str) -> str:
         timeout=PROGRAM_TIMEOUT_S,
         check=False,
     )
+
+
+def run(folder: Path, name: str) -> str:
+    """Return what a program prints; it must end well."""
+    done = start(folder, name)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -170,11 +174,13 @@ def test_following_survives_kills_of_either_side_and_another_store(
         own.start()
         publish(own, "5")
         assert line(follower) == "5"
-        assert interrupted(follower) == 0
+        assert interrupted(follower) == -signal.SIGINT
     save(folder, TUTORIAL, node)
     publish(node, "elsewhere")
+    done = start(folder, "follow.py")
+    assert (done.returncode, "The position is kept in position." in done.stderr) == (1, True)
+    (folder / "position").unlink()
     with running(folder, "follow.py") as follower:
-        assert line(follower).startswith("reading from the beginning: ")
         assert line(follower) == "elsewhere"
 
 
@@ -187,6 +193,7 @@ def test_every_error_of_the_tutorial_is_shown(
         (NodeProcess.terminate, "draining"),
         (NodeProcess.kill, "connection lost"),
     ):
+        (folder / "position").unlink(missing_ok=True)
         with running(folder, "errors.py") as program:
             assert line(program) == "1"
             stop(own)

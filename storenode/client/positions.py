@@ -1,0 +1,159 @@
+"""Positions of readers that are kept between runs: in a file, in SQLite, or by the application."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Final, Protocol, runtime_checkable
+
+from storenode.client.errors import ArgumentError, PositionError
+
+MAX_POSITION_BYTES: Final = 4_096
+"""The size of a position; a larger file holds something else."""
+
+_SQLITE_TIMEOUT_S: Final = 30.0
+
+
+@runtime_checkable
+class Position(Protocol):
+    """An object that keeps a position: what `save` was last given is what `load` returns.
+
+    Both are called in a thread, one at a time for each stream. A class that processes messages
+    in a database may save the position in the same transaction.
+    """
+
+    def load(self) -> bytes | None:
+        """Return the position; None if none was saved."""
+
+    def save(self, cursor: bytes) -> None:
+        """Save a position durably."""
+
+
+Resume = str | Path | tuple[str | Path, str] | Position
+"""Where a position is kept: a file, a name in a SQLite file, or an object of the application."""
+
+
+class FilePosition:
+    """A position in a file, which is replaced in one step: a kill leaves the old or the new one."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __str__(self) -> str:
+        return str(self._path)
+
+    def load(self) -> bytes | None:
+        """Return the position; None if there is no file.
+
+        Raises:
+            PositionError: The file cannot be read, or is too large.
+        """
+        try:
+            with self._path.open("rb") as file:
+                cursor = file.read(MAX_POSITION_BYTES + 1)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise self._error("read", error) from error
+        if len(cursor) > MAX_POSITION_BYTES:
+            raise PositionError(f"The file {self} is not a position: choose another file.")
+        return cursor or None
+
+    def save(self, cursor: bytes) -> None:
+        """Replace the file.
+
+        Raises:
+            PositionError: It cannot be written.
+        """
+        scratch = self._path.with_name(f"{self._path.name}.{os.getpid()}.new")
+        try:
+            with scratch.open("wb") as file:
+                file.write(cursor)
+                file.flush()
+                os.fsync(file.fileno())
+            scratch.replace(self._path)
+        except OSError as error:
+            scratch.unlink(missing_ok=True)
+            raise self._error("written", error) from error
+
+    def _error(self, what: str, error: OSError) -> PositionError:
+        return PositionError(
+            f"The position in {self} cannot be {what} ({error.strerror}): make the file writable "
+            "for this user, or choose another one."
+        )
+
+
+class SqlitePosition:
+    """A position under a name in a SQLite file, in the table ``storenode_positions``."""
+
+    def __init__(self, path: Path, name: str) -> None:
+        self._path = path
+        self._name = name
+
+    def __str__(self) -> str:
+        return f"{self._path}, name {self._name!r}"
+
+    def load(self) -> bytes | None:
+        """Return the position; None if there is none of this name.
+
+        Raises:
+            PositionError: The file cannot be used.
+        """
+        try:
+            with closing(self._open()) as database:
+                row = database.execute(
+                    "select cursor from storenode_positions where name = ?", (self._name,)
+                ).fetchone()
+        except sqlite3.Error as error:
+            raise self._error(error) from error
+        return None if row is None else bytes(row[0])
+
+    def save(self, cursor: bytes) -> None:
+        """Write the position.
+
+        Raises:
+            PositionError: The file cannot be used.
+        """
+        try:
+            with closing(self._open()) as database, database:
+                database.execute(
+                    "insert into storenode_positions (name, cursor) values (?, ?)"
+                    " on conflict (name) do update set cursor = excluded.cursor",
+                    (self._name, cursor),
+                )
+        except sqlite3.Error as error:
+            raise self._error(error) from error
+
+    def _open(self) -> sqlite3.Connection:
+        database = sqlite3.connect(self._path, timeout=_SQLITE_TIMEOUT_S)
+        database.execute(
+            "create table if not exists storenode_positions"
+            " (name text primary key, cursor blob not null)"
+        )
+        return database
+
+    def _error(self, error: sqlite3.Error) -> PositionError:
+        return PositionError(
+            f"The position in {self} cannot be used ({error}): check the file, or choose another."
+        )
+
+
+def position_of(resume: Resume) -> Position:
+    """Return the position that an argument ``resume`` names.
+
+    Raises:
+        ArgumentError: It names none.
+    """
+    match resume:
+        case str() | Path():
+            return FilePosition(Path(resume))
+        case (str() | Path() as path, str() as name):
+            return SqlitePosition(Path(path), name)
+        case Position():
+            return resume
+    raise ArgumentError(
+        f"resume={resume!r} is not a place for a position: give a path, a path and a name for "
+        "SQLite, or an object with load() and save()."
+    )

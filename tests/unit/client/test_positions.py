@@ -1,0 +1,190 @@
+"""Positions that are kept between runs: kills lose nothing, and repeat at most one page."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from storenode.client import Message
+from storenode.client.errors import ArgumentError, PositionError
+from storenode.client.message import Page
+from storenode.client.positions import (
+    MAX_POSITION_BYTES,
+    FilePosition,
+    Position,
+    SqlitePosition,
+    position_of,
+)
+from storenode.client.streams import MessageStream, limited, up_to_live
+from storenode.connection.errors import CursorRefused
+
+PAGE = 3
+
+
+class MemoryPosition:
+    """A position of an application."""
+
+    def __init__(self) -> None:
+        self.cursor: bytes | None = None
+        self.saves = 0
+
+    def load(self) -> bytes | None:
+        return self.cursor
+
+    def save(self, cursor: bytes) -> None:
+        self.cursor = cursor
+        self.saves += 1
+
+
+def messages(count: int) -> list[Message]:
+    return [
+        Message(b"%d" % number, "/a/1/b/proto", timestamp=1 + number) for number in range(count)
+    ]
+
+
+def follower(
+    stored: list[Message], position: Position | None, *, acknowledges: bool = False
+) -> MessageStream:
+    """A follower whose cursor is a number, and that ends when it has caught up."""
+
+    async def pages(cursor: bytes) -> AsyncGenerator[Page]:
+        at = int(cursor or b"0")
+        yield Page([], b"%d" % at, live=at >= len(stored))
+        while at < len(stored):
+            found = stored[at : at + PAGE]
+            at += len(found)
+            yield Page(found, b"%d" % at, live=at >= len(stored))
+
+    return MessageStream(
+        lambda cursor: up_to_live(pages(cursor)), b"", position=position, acknowledges=acknowledges
+    )
+
+
+async def take(stream: MessageStream, count: int, *, by_page: bool) -> list[bytes]:
+    """Return the payloads of some messages, each processed when the next one is asked for."""
+    taken: list[bytes] = []
+    if by_page:
+        async for page in stream.pages():
+            taken += [each.payload for each in page.messages]
+            if len(taken) >= count:
+                break
+        return taken
+    async for message in stream:
+        taken.append(message.payload)
+        if len(taken) >= count:
+            break
+    return taken
+
+
+@settings(max_examples=30)
+@given(
+    st.integers(0, 12),
+    st.lists(st.tuples(st.integers(1, 6), st.booleans(), st.booleans()), max_size=8),
+)
+def test_kills_at_any_message_lose_none_and_repeat_at_most_a_page(
+    count: int, runs: list[tuple[int, bool, bool]]
+) -> None:
+    async def run() -> None:
+        stored, position = messages(count), MemoryPosition()
+        seen: list[bytes] = []
+        for taken, by_page, is_clean in runs:
+            begins = int(position.cursor or b"0")
+            assert begins <= len(seen) <= begins + PAGE
+            stream = follower(stored, position)
+            got = await take(stream, taken, by_page=by_page)
+            seen = seen[:begins] + got
+            if is_clean:
+                async with stream:
+                    pass
+            else:
+                await stream.aclose()
+            assert [int(each) for each in seen] == list(range(len(seen)))
+        got = await take(follower(stored, position), count + 1, by_page=False)
+        assert [int(each) for each in seen[: count - len(got)] + got] == list(range(count))
+        assert position.cursor == b"%d" % count
+        saves = position.saves
+        assert await take(follower(stored, position), 1, by_page=False) == []
+        assert position.saves == saves
+
+    asyncio.run(run())
+
+
+async def test_a_position_that_is_acknowledged_moves_by_ack_alone() -> None:
+    position = MemoryPosition()
+    async with follower(messages(5), position, acknowledges=True) as stream:
+        assert (await anext(stream)).payload == b"0"
+        await stream.ack()
+        assert position.cursor == b"0"
+        await take(stream, 2, by_page=False)
+        await stream.ack()
+        assert position.cursor == b"3"
+        await take(stream, 2, by_page=False)
+    assert position.cursor == b"3"
+    with pytest.raises(ArgumentError, match="open it with resume="):
+        await follower([], None).ack()
+
+
+@pytest.mark.parametrize("kind", ["file", "sqlite"])
+def test_a_position_is_what_was_saved_last(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "position"
+
+    def position(name: str = "one") -> FilePosition | SqlitePosition:
+        return FilePosition(path) if kind == "file" else SqlitePosition(path, name)
+
+    assert position().load() is None
+    for cursor in (b"\x00\xff", b"x" * 300, b"last"):
+        position().save(cursor)
+        assert position().load() == cursor
+    assert [each.name for each in tmp_path.iterdir()] == ["position"]
+    if kind == "sqlite":
+        assert position("two").load() is None
+        position("two").save(b"2")
+        assert (position().load(), position("two").load()) == (b"last", b"2")
+
+
+def test_positions_that_cannot_be_used_are_named(tmp_path: Path) -> None:
+    large = tmp_path / "large"
+    large.write_bytes(bytes(MAX_POSITION_BYTES + 1))
+    for position in (FilePosition(large), SqlitePosition(large, "x"), FilePosition(tmp_path)):
+        with pytest.raises(PositionError, match=str(tmp_path)):
+            position.load()
+    nowhere = tmp_path / "nowhere" / "position"
+    for each in (FilePosition(nowhere), SqlitePosition(nowhere, "x")):
+        with pytest.raises(PositionError, match="nowhere"):
+            each.save(b"1")
+
+
+def test_an_argument_names_a_position_or_is_refused(tmp_path: Path) -> None:
+    own = MemoryPosition()
+    assert position_of(own) is own
+    assert str(position_of(tmp_path)) == str(position_of(str(tmp_path))) == str(tmp_path)
+    assert str(position_of((tmp_path, "x"))) == f"{tmp_path}, name 'x'"
+    for wrong in (b"bytes", 1, (1, 2), object()):
+        with pytest.raises(ArgumentError, match="give a path"):
+            position_of(wrong)  # type: ignore[arg-type]
+
+
+async def test_a_refused_position_is_named(tmp_path: Path) -> None:
+    async def refused(cursor: bytes) -> AsyncGenerator[Page]:
+        if not cursor:
+            raise CursorRefused("OUT_OF_RANGE", "The cursor is another store's.")
+        yield Page([], cursor)
+
+    stream = MessageStream(refused, b"", position=FilePosition(tmp_path / "kept"))
+    with pytest.raises(CursorRefused, match=r"The position is kept in .*kept"):
+        await anext(stream)
+
+
+async def test_a_limit_cuts_the_last_page() -> None:
+    async def pages() -> AsyncGenerator[Page]:
+        for start in (0, 3, 6):
+            yield Page(messages(9)[start : start + 3], b"%d" % start)
+
+    for limit, sizes in ((1, [1]), (3, [3]), (4, [3, 1]), (9, [3, 3, 3]), (20, [3, 3, 3])):
+        found = [page async for page in limited(pages(), limit)]
+        assert [len(page.messages) for page in found] == sizes

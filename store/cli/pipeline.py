@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -31,7 +31,6 @@ from storenode.client.errors import ClientOptionError, NodeError
 from storenode.client.node import connect
 
 if TYPE_CHECKING:
-    from store.pipeline.report.figures import ReportedPeer
     from storenode.client.types import NodeStatus
     from storenode.connection.channel import TlsIdentity
 
@@ -424,7 +423,7 @@ def report(
     figures behind it.
     """
     from store.pipeline.delta import DeltaArchive  # noqa: PLC0415
-    from store.pipeline.report.outlook import Limits  # noqa: PLC0415
+    from store.pipeline.report.figures import Limits  # noqa: PLC0415
     from store.pipeline.report.report import ReportJob, require_output  # noqa: PLC0415
     from store.pipeline.report.report import report as report_job  # noqa: PLC0415
 
@@ -479,20 +478,17 @@ async def _status(address: str, token: str | None, tls: TlsIdentity | None) -> N
         return await client.status(timeout_s=STATUS_TIMEOUT_S)
 
 
-def peers_of(status: NodeStatus) -> list[ReportedPeer]:
+def peers_of(status: NodeStatus) -> list[dict[str, Any]]:
     """Return the peers of a node for a report, the longest without a reconciliation first."""
-    from store.pipeline.report.figures import ReportedPeer  # noqa: PLC0415 - only with the extra `pipeline`
-
-    ordered = sorted(status.peers, key=lambda each: (each.last_sync, each.address))
     return [
-        ReportedPeer(
-            f"{each.node_id}@{each.address}" if each.node_id else each.address,
-            each.connected,
-            each.last_sync,
-            each.failures,
-            each.last_error,
-            each.lacks,
-            each.has,
-        )
-        for each in ordered
+        {
+            "name": f"{each.node_id}@{each.address}" if each.node_id else each.address,
+            "connected": each.connected,
+            "last_sync_ns": each.last_sync or None,
+            "failures": each.failures,
+            "last_error": each.last_error,
+            "lacks": each.lacks,
+            "has": each.has,
+        }
+        for each in sorted(status.peers, key=lambda each: (each.last_sync, each.address))
     ]

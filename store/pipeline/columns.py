@@ -61,10 +61,18 @@ PARTITIONS: Final = ("day", "shard")
 
 NAMES: Final = tuple(ARROW.names)
 SOURCE: Final = pa.schema(
-    [*ARROW, pa.field("timestamp", pa.timestamp("us", "UTC"), nullable=False)]
+    [
+        *ARROW,
+        pa.field("timestamp", pa.timestamp("us", "UTC"), nullable=False),
+        pa.field("committed_ns", pa.int64()),
+        pa.field("source", pa.string()),
+    ]
 )
-"""The columns of the data source: those of the files, and ``ts`` as a date with a time, to the
-microsecond."""
+"""The columns of the data source: those of the files, ``ts`` as a timestamp in microseconds, and
+time and source of a message's commit (null: the commit is gone), which are read only by name."""
+
+DEFAULT_NAMES: Final = (*NAMES, "timestamp")
+COMMIT_COLUMNS: Final = frozenset({"committed_ns", "source"})
 
 TAIL_COLUMNS: Final = frozenset({"version", "meta", "rate_limit_proof", "ephemeral"})
 SDS_COLUMNS: Final = frozenset({"channel", "message_id", "sender", "lamport", "parents"})

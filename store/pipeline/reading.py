@@ -22,7 +22,14 @@ from adbc_driver_manager import AdbcConnection, AdbcDatabase, AdbcStatement, Err
 from adbc_driver_postgresql import StatementOptions, connect
 from google.protobuf.message import DecodeError
 
-from store.pipeline.columns import HASH_WORDS, PARENT, SDS_COLUMNS, SOURCE, TAIL_COLUMNS
+from store.pipeline.columns import (
+    COMMIT_COLUMNS,
+    HASH_WORDS,
+    PARENT,
+    SDS_COLUMNS,
+    SOURCE,
+    TAIL_COLUMNS,
+)
 from store.pipeline.errors import UNREACHABLE, PipelineError
 from store.pipeline.limits import DAY_NS, SHARD_PARTITIONS
 from store.pipeline.slices import Slice
@@ -56,6 +63,12 @@ _TOPICS: Final = """
 _SDS: Final = """
  left join storenode.export_sds s on s.ts = m.ts and s.hash = m.hash
  and s.ts >= {low} and s.ts < {high}"""
+_COMMITS: Final = """
+ left join (
+   select batch, min_ts, max_ts, source,
+          (extract(epoch from committed_at) * 1000000000)::bigint as committed_ns
+   from storenode.export_commits
+ ) c on c.batch = m.batch and c.max_ts >= {low} and c.min_ts < {high}"""
 _MESSAGES: Final = """
 select {columns} from storenode.export_messages m{joins}
 where m.ts >= {low} and m.ts < {high}{condition}"""
@@ -134,6 +147,9 @@ def _statement(
     if wanted & SDS_COLUMNS:
         columns += [f"s.{name}" for name in _SDS_READ]
         joins += _SDS.format(low=each.low_ns, high=each.high_ns)
+    if wanted & COMMIT_COLUMNS:
+        columns += ["c.committed_ns", "c.source"]
+        joins += _COMMITS.format(low=each.low_ns, high=each.high_ns)
     return _MESSAGES.format(
         columns=", ".join(columns),
         joins=joins,
@@ -180,16 +196,6 @@ def _running(connection: AdbcConnection, text: str) -> Iterator[AdbcStatement]:
             yield statement
     except (Error, pa.ArrowException, OSError) as error:
         raise PipelineError(f"The database refused ({_first_line(error)}).") from error
-
-
-def run_query(url: str, text: str) -> Iterator[pa.RecordBatch]:
-    """Read the rows of a query; no batch is empty.
-
-    Raises:
-        PipelineError: the database cannot be reached or refuses.
-    """
-    with _connection(url) as connection:
-        yield from _batches(connection, text)
 
 
 def _batches(connection: AdbcConnection, text: str) -> Iterator[pa.RecordBatch]:

@@ -1,7 +1,7 @@
 """The Spark data source `storenode`: the messages of a store node's database.
 
 Options of a read: ``url`` of the database; ``columns``, a list with commas (default: all of
-`store.pipeline.columns.SOURCE`); ``from`` and ``to`` in nanoseconds, the end exclusive;
+`store.pipeline.columns.DEFAULT_NAMES`); ``from`` and ``to`` in nanoseconds, the end exclusive;
 ``position``, the commit up to which messages are read (default: the newest); ``slices``, made by
 `store.pipeline.slices.to_text`, instead of a range; ``connections``, how many tasks may read at a
 time. Options of a stream: ``start``, the offset after which it begins, and ``maxrows``, how many
@@ -34,7 +34,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import StructType
 
 from store.domain.partitioning import Bounds
-from store.pipeline.columns import SOURCE, spark_schema
+from store.pipeline.columns import DEFAULT_NAMES, SOURCE, spark_schema
 from store.pipeline.database import FOREVER, connected, read_state
 from store.pipeline.errors import USAGE, PipelineError
 from store.pipeline.limits import DAY_NS, HOUR_NS, MAX_CONNECTIONS, STREAM_BATCH_ROWS
@@ -92,7 +92,7 @@ class SourceOptions:
         self._given = given
         self.url = given["url"]
         text = given.get("columns")
-        names = SOURCE.names if text is None else [name.strip() for name in text.split(",")]
+        names = DEFAULT_NAMES if text is None else [name.strip() for name in text.split(",")]
         self.names = known_columns(names)
         self.nullable: frozenset[str] = frozenset()
         self.low_ns = self._number("from", 0)

@@ -110,7 +110,7 @@ def archive(
             new_manifest,
         )
         if follow:
-            from store.pipeline.follow import follow as follow_job  # noqa: PLC0415
+            from store.pipeline.archive import follow as follow_job  # noqa: PLC0415
 
             return runner.finish(follow_job(session, work, interval))
         return runner.finish(archive_job(session, work))
@@ -299,11 +299,6 @@ def diff(
     is_flag=True,
     help="Examine everything, also what has not changed since a recorded audit.",
 )
-@option(
-    "--against",
-    metavar="ARCHIVE",
-    help="Try what was said of another store by this archive of that store.",
-)
 @between
 @job
 def audit(
@@ -314,7 +309,6 @@ def audit(
     missing: str | None,
     record: bool,
     full: bool,
-    against: str | None,
     low_ns: int,
     high_ns: int,
 ) -> int:
@@ -323,25 +317,20 @@ def audit(
     Finds parents that are missing, messages whose past is incomplete at any depth, how far each
     channel is complete, and claims that cannot all be true. Parents outside of --from and --to are
     looked for, too. Of ARCHIVE as a whole, without --output, only channels that have changed since
-    the last recorded audit are examined, and messages that other stores were once found to hold
-    as well must still be there. The exit code is 1 if anything was found.
+    the last recorded audit are examined. The exit code is 1 if anything was found.
     """
     from store.pipeline.audit.audit import AuditJob  # noqa: PLC0415
     from store.pipeline.audit.audit import audit as audit_job  # noqa: PLC0415
     from store.pipeline.audit.export import AuditOutputs  # noqa: PLC0415
     from store.pipeline.delta import DeltaArchive  # noqa: PLC0415
-    from store.pipeline.message_sets import ArchiveMessages  # noqa: PLC0415
 
-    if (record or against is not None) and (archive is None or low_ns or high_ns != FOREVER):
-        name = "--record" if record else "--against"
-        raise CliError(USAGE, f"{name} needs ARCHIVE, as a whole: leave --from and --to out.")
+    if record and (archive is None or low_ns or high_ns != FOREVER):
+        raise CliError(USAGE, "--record needs ARCHIVE, as a whole: leave --from and --to out.")
     AuditOutputs(output, missing)  # looks whether they can be written
-    opened = None if against is None else DeltaArchive(against).open()
     with runner.messages(archive) as place, runner.session() as session:
         side = place(session)
         lake = DeltaArchive(archive) if record and archive is not None else None
-        other = None if opened is None else ArchiveMessages(session, opened)
-        work = AuditJob(side, low_ns, high_ns, output, missing, runner.say, lake, full, other)
+        work = AuditJob(side, low_ns, high_ns, output, missing, runner.say, lake, full)
         return runner.finish(audit_job(session, work))
 
 

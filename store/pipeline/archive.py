@@ -1,22 +1,22 @@
-"""`archive`: the messages of a database that an archive does not hold, into the archive, once each.
+"""`archive`: copy the messages that an archive lacks from a database, each once.
 
 Hours are compared by their fingerprints. Of those that differ, the messages that the archive does
 not hold are read, written, read back, committed, and then marked in the database, in steps that
 are committed one by one. So it does not matter what was archived before, in which order messages
-arrived, or where another run was killed.
+arrived, or where another run was killed. `--follow` does the same again and again.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import psycopg
 from pyspark.sql import DataFrame, SparkSession
 
 from store.domain.partitioning import Bounds
-from store.pipeline.claims import keep_claims
 from store.pipeline.columns import NAMES
 from store.pipeline.database import (
     FOREVER,
@@ -25,11 +25,10 @@ from store.pipeline.database import (
     lock_archiving,
     mark_archived,
     read_archived,
-    read_horizon,
     read_marked_archives,
     read_marks,
+    read_position,
     read_state,
-    read_stated,
     take_over_marks,
 )
 from store.pipeline.delta import DeltaArchive
@@ -40,6 +39,9 @@ from store.pipeline.reports import time_text
 from store.pipeline.slices import good_slice_rows, in_steps, plan_slices, to_text
 from store.pipeline.source import FORMAT, read_options
 from store.pipeline.writing import ArchiveWriter, known_hours
+
+_COMPACT_EVERY_S: Final = 3_600
+_VACUUM_EVERY_S: Final = 24 * 3_600
 
 
 @dataclass
@@ -52,7 +54,7 @@ class ArchiveReport:
     lacks. ``elsewhere``: no hour was marked, since the marks of the database name that archive.
     ``taken_over`` marks of other archives name this one now; ``absent`` ones of hours that are no
     longer in the database do not, since this archive does not hold them. ``damaged`` hours are not
-    in the files as they were. ``claims`` of equality with other stores were added beside the table.
+    in the files as they were.
     """
 
     position: int
@@ -68,7 +70,6 @@ class ArchiveReport:
     elsewhere: str | None = None
     taken_over: int = 0
     absent: int = 0
-    claims: int = 0
     dry_run: bool = False
 
     @property
@@ -92,7 +93,6 @@ class ArchiveReport:
             "marked_archive": self.elsewhere,
             "marks_taken_over": self.taken_over,
             "marks_left_elsewhere": self.absent,
-            "claims_kept": self.claims,
             "dry_run": self.dry_run,
         }
 
@@ -178,6 +178,61 @@ def archive_locked(
     return _Run(session, job, connection).run()
 
 
+class Follower:
+    """Repeated archive runs, each of which adds what was committed since the one before.
+
+    ``report`` sums them up. The connection holds the archiving lock.
+    """
+
+    def __init__(
+        self, session: SparkSession, job: ArchiveJob, connection: psycopg.Connection[Any]
+    ) -> None:
+        self._run = _Run(session, job, connection)
+        self._connection = connection
+        self._compacted_s = self._vacuumed_s = time.monotonic()
+        self.report = self._run.run()
+
+    def step(self) -> int:
+        """Archive what was committed since the last step; return the number of messages.
+
+        Raises:
+            PipelineError: as `archive`.
+        """
+        total = self.report
+        if read_position(self._connection) == total.position:
+            return 0
+        now_s = time.monotonic()
+        is_compacting = now_s - self._compacted_s >= _COMPACT_EVERY_S
+        is_vacuuming = now_s - self._vacuumed_s >= _VACUUM_EVERY_S
+        found = self._run.again(is_compacting=is_compacting, is_vacuuming=is_vacuuming)
+        self._compacted_s = now_s if is_compacting else self._compacted_s
+        self._vacuumed_s = now_s if is_vacuuming else self._vacuumed_s
+        total.position = found.position
+        for name in ("to_do", "published", "files", "compacted", "removed", "taken_over"):
+            setattr(total, name, getattr(total, name) + getattr(found, name))
+        total.marked = sorted({*total.marked, *found.marked})
+        total.differing, total.damaged = found.differing, found.damaged
+        return found.published
+
+
+def follow(session: SparkSession, job: ArchiveJob, interval_s: int = 60) -> ArchiveReport:
+    """Archive what the database holds, then what is published, until interrupted.
+
+    Raises:
+        PipelineError: as `archive`.
+    """
+    with connected(job.url) as connection:
+        lock_archiving(connection)
+        follower = Follower(session, job, connection)
+        try:
+            while not threading.Event().wait(interval_s):
+                if new := follower.step():
+                    job.say(f"archive: {new:,} messages more, {follower.report.published:,} in all")
+        except KeyboardInterrupt:
+            pass
+        return follower.report
+
+
 class _Run:
     def __init__(
         self, session: SparkSession, job: ArchiveJob, connection: psycopg.Connection[Any]
@@ -192,8 +247,13 @@ class _Run:
             return self._dry_run()
         if job.new_manifest and archive.exists:
             ArchiveWriter(self._session, archive.open(), job.say).begin_manifest()
-        writer = ArchiveWriter(self._session, archive.open_for_writing(), job.say)
-        stated = read_stated(self._connection)
+        archive.open_for_writing()
+        return self.again(is_compacting=True, is_vacuuming=True)
+
+    def again(self, *, is_compacting: bool, is_vacuuming: bool) -> ArchiveReport:
+        """Archive what the database holds and the open archive lacks."""
+        job, archive = self._job, self._job.archive.renew()
+        writer = ArchiveWriter(self._session, archive, job.say)
         state = self._state()
         to_do = _hours_to_do(state, writer.held)
         result = ArchiveReport(state.position, _missing(to_do, writer.held))
@@ -210,12 +270,11 @@ class _Run:
             )
         result.published, result.files = writer.messages, writer.files
         mark_hours(self._connection, job, state, writer, result)
-        if job.is_whole:
-            horizon_ns = read_horizon(self._connection)
-            result.claims = keep_claims(archive, stated, horizon_ns, writer.held)
-        result.compacted = writer.compact()
-        result.removed = archive.vacuum()
-        archive.manifest.roll()
+        if is_compacting:
+            result.compacted = writer.compact()
+        if is_vacuuming:
+            result.removed = archive.vacuum()
+            archive.manifest.roll()
         return result
 
     def _dry_run(self) -> ArchiveReport:

@@ -6,7 +6,6 @@ position and the fingerprints of everything that was committed up to it.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,8 +21,7 @@ from store.db.summaries.deltas import Buckets, merged, unpack
 from store.domain.partitioning import Bounds, parse_bounds
 from store.pipeline.errors import FAILED, PipelineError, of_database
 from store.pipeline.fingerprints import LEVELS_NS, Fingerprint, Fingerprints, of_buckets
-from store.pipeline.limits import HOUR_NS, MAX_STATED
-from store.pipeline.paths import spelled, spellings
+from store.pipeline.limits import HOUR_NS
 
 Connection = psycopg.Connection[Any]
 
@@ -55,7 +53,7 @@ _ARCHIVED: Final[LiteralString] = """
 select start_ns, count, x0, x1, x2, x3 from storenode.archived
 """
 _MARKS: Final[LiteralString] = """
-select start_ns, count, x0, x1, x2, x3 from storenode.archived where archive = any(%s)
+select start_ns, count, x0, x1, x2, x3 from storenode.archived where archive = %s
 """
 _MARKED: Final[LiteralString] = """
 select archive from storenode.archived group by archive order by max(start_ns) desc
@@ -75,24 +73,6 @@ _RESTORED: Final[LiteralString] = """
 select coalesce(sum(messages), 0)::bigint from storenode.export_commits
 where position > %s and source = 'restore'
 """
-_STATED: Final[LiteralString] = """
-select store_id, start_ns, end_ns, compared_ns, keyed, count, fingerprint from storenode.coverage
-where missing_here = 0 and missing_there = 0 and count > 0
-  and start_ns %% %s = 0 and end_ns %% %s = 0
-order by end_ns desc limit %s
-"""
-_PAST: Final[LiteralString] = """
-select concat_ws('/', (select system_identifier from pg_control_system()),
-    left(pg_walfile_name(pg_current_wal_insert_lsn()), 8),
-    (select oid from pg_database where datname = current_database()),
-    'storenode.store'::regclass::oid)
-"""
-_UNREADABLE: Final = (
-    psycopg.errors.InsufficientPrivilege,
-    psycopg.errors.UndefinedFunction,
-    psycopg.errors.FeatureNotSupported,
-    psycopg.errors.ObjectNotInPrerequisiteState,
-)
 _TRY_LOCK: Final[LiteralString] = "select pg_try_advisory_lock(%s)"
 
 
@@ -192,14 +172,14 @@ def read_archived(connection: Connection) -> Fingerprints:
 
 
 def read_marks(connection: Connection, archive: str) -> Fingerprints:
-    """Return the hours that were marked as archived in one archive, under any of its names."""
-    rows = connection.execute(_MARKS, (spellings(archive),)).fetchall()
+    """Return the hours that were marked as archived in one archive."""
+    rows = connection.execute(_MARKS, (archive,)).fetchall()
     return {start: Fingerprint(*rest) for start, *rest in rows}
 
 
 def read_marked_archives(connection: Connection) -> list[str]:
     """Return the archives that hours are marked in; the one with the newest hour first."""
-    return [spelled(archive) for (archive,) in connection.execute(_MARKED)]
+    return [archive for (archive,) in connection.execute(_MARKED)]
 
 
 def mark_archived(
@@ -256,33 +236,9 @@ def restored_since(connection: Connection, position: int) -> int:
     return int(messages)
 
 
-@dataclass(frozen=True)
-class Stated:
-    """What sessions found other stores to hold as well, as of ``time_ns`` or a little later.
-
-    ``past`` stands for the past of the database: another one after a standby was promoted, a backup
-    was recovered or a dump was loaded; None where a managed service hides it. ``rows``: of the
-    newest `MAX_STATED` spans of whole hours that have messages the other store's ID, start, end, as
-    of when, whether by keyed digests, messages, and XOR (32 bytes). Times are in nanoseconds.
-    """
-
-    store_id: str
-    time_ns: int
-    past: str | None
-    rows: list[tuple[Any, ...]]
-
-
-def read_stated(connection: Connection) -> Stated:
-    """Read the statements of equality that are kept, whether or not they still hold."""
-    now_ns = time.time_ns()
-    store_id, *_ = _store(connection)
-    rows = connection.execute(_STATED, (HOUR_NS, HOUR_NS, MAX_STATED)).fetchall()
-    return Stated(store_id, now_ns, _past(connection), rows)
-
-
-def read_horizon(connection: Connection) -> int:
-    """Return the time before which retention may have dropped messages."""
-    return _store(connection)[1]
+def read_position(connection: Connection) -> int:
+    """Return the newest commit position."""
+    return _store(connection)[3]
 
 
 def _store(connection: Connection) -> tuple[str, int, int, int]:
@@ -291,11 +247,3 @@ def _store(connection: Connection) -> tuple[str, int, int, int]:
     if row is None:
         raise PipelineError("The database has no identity: its table `store` is empty.")
     return row
-
-
-def _past(connection: Connection) -> str | None:
-    try:
-        row = connection.execute(_PAST).fetchone()
-    except _UNREADABLE:
-        return None
-    return None if row is None else str(row[0])

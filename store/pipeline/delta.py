@@ -27,6 +27,20 @@ from deltalake.transaction import AddAction, RemoveAction, create_table_with_add
 
 from store.pipeline.columns import ARROW, PARTITIONS
 from store.pipeline.errors import USAGE, PipelineError, of_store
+from store.pipeline.files import (
+    checked,
+    chunks,
+    create,
+    delete,
+    delta_options,
+    listed,
+    move_folder,
+    on_store,
+    require_reachable,
+    require_room,
+    require_visible,
+    settle,
+)
 from store.pipeline.fingerprints import Fingerprints
 from store.pipeline.limits import DAY_NS, MAX_PARQUET_FILES, VACUUM_AFTER_HOURS
 from store.pipeline.listing import Listing, Row
@@ -37,23 +51,6 @@ from store.pipeline.manifest import (
     commit_name,
     read_commits,
     read_manifest,
-)
-from store.pipeline.paths import (
-    checked,
-    for_spark,
-    on_store,
-    require_room,
-    require_visible,
-)
-from store.pipeline.storage import (
-    chunks,
-    create,
-    delete,
-    delta_options,
-    listed,
-    move_folder,
-    require_reachable,
-    settle,
 )
 
 T = TypeVar("T")
@@ -75,7 +72,7 @@ _LOG_FOLDERS: Final = 4
 
 
 class DataFile(NamedTuple):
-    """A file of the table: its path for Spark, day since the epoch, shard, size and rows."""
+    """A file of the table: its path, day since the epoch, shard, size and rows."""
 
     path: str
     day: int
@@ -121,11 +118,10 @@ class DeltaArchive:
         """Check the path; no file is read yet.
 
         Raises:
-            PipelineError: the path is none, see `store.pipeline.paths.checked`.
+            PipelineError: the path is none, see `store.pipeline.files.checked`.
         """
         self.path = checked(path)
-        self.messages = for_spark(f"{self.path}/messages")
-        self._folder = f"{self.path}/messages"
+        self.messages = self._folder = f"{self.path}/messages"
         self._log = f"{self._folder}/_delta_log"
         self._table: DeltaTable | None = None
         self._listing: Listing | None = None
@@ -393,8 +389,7 @@ class DeltaArchive:
             PipelineError: they cannot be listed.
         """
         try:
-            found = (each.path for each in listed(self._folder))
-            return [path for path in found if path.endswith(".parquet")]
+            return [path for path in listed(self._folder) if path.endswith(".parquet")]
         except OSError as error:
             raise of_store(self.path, error) from error
 
@@ -431,7 +426,7 @@ class DeltaArchive:
 
     def _logged_versions(self) -> list[int]:
         try:
-            names = [each.path.partition(".") for each in listed(self._log)]
+            names = [each.partition(".") for each in listed(self._log)]
         except OSError as error:
             raise of_store(self.path, error) from error
         return sorted(int(name) for name, _, end in names if end == "json" and name.isdigit())

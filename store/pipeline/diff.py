@@ -13,10 +13,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
 
 from store.pipeline.errors import SPARK_ERRORS, of_spark
+from store.pipeline.files import require_new_directory
 from store.pipeline.fingerprints import LEVELS_NS, differing
 from store.pipeline.message_sets import ID_COLUMNS, MessageSet
-from store.pipeline.outputs import require_nothing, write_rows
-from store.pipeline.paths import require_new_directory
+from store.pipeline.outputs import write_rows
 from store.pipeline.progress import Say, shown, silent
 
 SIDES: Final = ("first", "second")
@@ -85,8 +85,6 @@ def diff(
     result = DiffReport(first.name, second.name, output=output)
     low_ns, high_ns = bounds
     target = None if output is None else require_output(output)
-    if target is not None:
-        require_nothing(session, target, _WRITTEN)
     starts: list[int] | None = None
     for level, length_ns in LEVELS_NS.items():
         starts = [
@@ -116,10 +114,10 @@ def diff(
 
 
 def require_output(output: str) -> str:
-    """Return the path that Spark is to write the IDs to, checked without Spark.
+    """Return the path that the IDs are to be written to, checked.
 
     Raises:
-        PipelineError: as `store.pipeline.paths.require_new_directory`.
+        PipelineError: as `store.pipeline.files.require_new_directory`.
     """
     return require_new_directory(output, _WRITTEN)
 

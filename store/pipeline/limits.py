@@ -53,9 +53,6 @@ VACUUM_AFTER_HOURS: Final = 7 * 24
 MAX_LISTED: Final = 100
 """Rows, hours or files that a report lists of each kind; the number of all is said."""
 
-MAX_STATED: Final = 200_000
-"""Statements about other stores that one job keeps beside an archive: those of the newest time."""
-
 MAX_PARQUET_FILES: Final = 1_000_000
 """Files of one archive."""
 

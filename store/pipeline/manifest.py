@@ -24,7 +24,7 @@ from urllib.parse import unquote
 
 import numpy as np
 
-from store.pipeline import storage
+from store.pipeline import files
 from store.pipeline.errors import PipelineError, of_store
 from store.pipeline.fingerprints import NOTHING, Fingerprint, Fingerprints
 
@@ -148,7 +148,7 @@ class Manifest:
         """
         name = commit_name(len(self.digests))
         try:
-            storage.create(f"{self.path}/{name}", data, _FOLDERS)
+            files.create(f"{self.path}/{name}", data, _FOLDERS)
         except FileExistsError as error:
             if _content(f"{self.path}/{name}") != data:
                 raise PipelineError(
@@ -166,17 +166,15 @@ class Manifest:
             PipelineError: it cannot be written.
         """
         try:
-            names = sorted(
-                each.path for each in storage.listed(self.path) if _NAME.match(each.path)
-            )
+            names = sorted(each for each in files.listed(self.path) if _NAME.match(each))
             old = names[:-KEPT_SINGLE]
             if len(old) < ROLL_AT:
                 return
             texts = (_content(f"{self.path}/{name}").decode() for name in old)
             data = "".join(f"{json.dumps(text)}\n" for text in texts).encode()
             path = f"{self.path}/{old[0][:20]}-{old[-1][:20]}.jsonl"
-            storage.create(path, data, _FOLDERS)
-            storage.delete(self.path, old)
+            files.create(path, data, _FOLDERS)
+            files.delete(self.path, old)
         except OSError as error:
             raise of_store(self.path, error, "manifest") from error
 
@@ -245,7 +243,7 @@ def read_commits(path: str) -> Iterator[tuple[str, bytes]]:
         PipelineError: the directory cannot be read.
     """
     try:
-        names = sorted(each.path for each in storage.listed(path))
+        names = sorted(files.listed(path))
         last = -1
         for match in filter(None, map(_ROLLED.match, names)):
             first, last = int(match[1]), int(match[2])
@@ -265,7 +263,7 @@ def read_commits(path: str) -> Iterator[tuple[str, bytes]]:
 
 
 def _content(path: str) -> bytes:
-    return b"".join(storage.chunks(path))
+    return b"".join(files.chunks(path))
 
 
 def commit_name(version: int) -> str:

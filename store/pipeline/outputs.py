@@ -1,80 +1,40 @@
-"""Directories of Parquet that a job writes: by Spark, and on an object store by workers.
-
-Spark would need libraries of Hadoop for an object store.
-"""
+"""Directories of Parquet files that a job writes, by Spark's workers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark import TaskContext
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from store.pipeline.columns import ARROW
-from store.pipeline.errors import USAGE, PipelineError, of_store
-from store.pipeline.paths import for_spark, literally, on_store
+from store.pipeline.errors import of_store
+from store.pipeline.files import for_reading, for_writing, listed
 from store.pipeline.scan import Batches, batches_of, spread
-from store.pipeline.storage import for_writing, listed, require_reachable
 
-_WRITTEN = pa.schema([pa.field("path", pa.string())])
-
-
-def require_nothing(session: SparkSession, path: str, what: str) -> None:
-    """Raise if there is something at a path that was `checked`, as Spark sees it.
-
-    Raises:
-        PipelineError: something is there, or nobody can look; ``what`` was to be written.
-    """
-    if on_store(path):
-        try:
-            require_reachable(path)
-            exists = bool(listed(path))
-        except OSError as error:
-            raise of_store(path, error, "output") from error
-    else:
-        found = session.read.format("binaryFile").option("recursiveFileLookup", "true")
-        try:
-            # A session of Spark Connect looks when it is asked for something, and no sooner.
-            exists = bool(found.load(literally(for_spark(path))).columns)
-        except PySparkException as error:
-            exists = error.getCondition() != "PATH_NOT_FOUND"
-    if exists:
-        raise PipelineError(
-            f"{path} exists already: name a directory that does not, for {what}.", USAGE
-        )
+_WRITTEN: Final = pa.schema([pa.field("path", pa.string())])
 
 
 def write_rows(
     rows: DataFrame, folder: str, column: str | None = None, values: Sequence[str] = ()
 ) -> None:
-    """Write rows to a new folder at a path that was `checked`.
-
-    ``column``, if it is given, becomes directories; it has one of some ``values``.
-    """
-    if not on_store(folder):
-        parts = [] if column is None else [column]
-        rows.write.mode("append").partitionBy(*parts).parquet(for_spark(folder))
-    elif column is None:
-        _write(rows, folder)
-    else:
-        for value in values:
-            some = rows.where(F.col(column) == value).drop(column)
-            _write(some, f"{folder}/{column}={value}")
-
-
-def _write(rows: DataFrame, folder: str) -> None:
-    work = partial(_written, folder, to_arrow_schema(rows.schema))
-    rows.mapInArrow(work, from_arrow_schema(_WRITTEN)).collect()
+    """Write rows to a new folder; a ``column`` that has some ``values`` becomes directories."""
+    if column is None:
+        work = partial(_written, folder, to_arrow_schema(rows.schema))
+        rows.mapInArrow(work, from_arrow_schema(_WRITTEN)).collect()
+    for value in values:
+        some = rows.where(F.col(str(column)) == value).drop(str(column))
+        write_rows(some, f"{folder}/{column}={value}")
 
 
 def _written(folder: str, schema: pa.Schema, batches: Batches) -> Batches:
-    """Write a file for the task, which a task that is run again writes over."""
+    """Write a file for the task, which a repeated task replaces."""
     context = TaskContext.get()
     number = 0 if context is None else context.partitionId()
     first = next(batches, None)
@@ -90,22 +50,25 @@ def _written(folder: str, schema: pa.Schema, batches: Batches) -> Batches:
 
 
 def read_rows(session: SparkSession, folder: str, names: Sequence[str]) -> DataFrame:
-    """Read some columns of `ARROW`, and maybe others, of what `write_rows` wrote.
+    """Read some columns of `ARROW` of what `write_rows` wrote.
 
     Raises:
-        PipelineError: the store of the folder cannot be read.
+        PipelineError: the folder cannot be read.
+        KeyError: the files lack a column.
     """
-    if not on_store(folder):
-        return session.read.parquet(literally(for_spark(folder)))
-    try:
-        found = [each.path for each in listed(folder) if each.path.endswith(".parquet")]
-    except OSError as error:
-        raise of_store(folder, error, "directory") from error
     schema = pa.schema([ARROW.field(name) for name in names])
-    paths = [f"{folder}/{each}" for each in found]
+    try:
+        paths = [f"{folder}/{each}" for each in listed(folder) if each.endswith(".parquet")]
+        for path in paths[:1]:
+            with for_reading(path) as source:
+                found = pq.read_schema(source)
+            for name in names:
+                found.field(name)
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise of_store(folder, error, "directory") from error
     return spread(session, partial(_read, schema), paths, schema)
 
 
-def _read(schema: pa.Schema, path: str) -> Iterator[pa.RecordBatch]:
+def _read(schema: pa.Schema, path: str) -> Batches:
     for rows in batches_of(path, schema.names):
         yield rows.cast(schema)

@@ -16,9 +16,9 @@ from pyspark.sql import functions as F  # noqa: N812 - the name that everybody k
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from store.pipeline.columns import ARROW, NAMES, PARTITIONS, file_columns
+from store.pipeline.files import for_writing, settle
 from store.pipeline.fingerprints import HASH_WORDS
 from store.pipeline.limits import HOUR_NS, ROW_GROUP_BYTES
-from store.pipeline.storage import for_writing, settle
 
 WRITTEN: Final = pa.schema([("path", pa.string()), ("rows", pa.int64())])
 """A file that was written: its path relative to the table, and its number of rows."""

@@ -20,9 +20,9 @@ from store.pipeline.database import FOREVER, connected, lock_restoring, read_sta
 from store.pipeline.delta import DeltaArchive
 from store.pipeline.encode import COLUMNS
 from store.pipeline.errors import SPARK_ERRORS, USAGE, PipelineError, of_spark
+from store.pipeline.files import checked
 from store.pipeline.limits import MAX_CONNECTIONS
 from store.pipeline.outputs import read_rows
-from store.pipeline.paths import checked
 from store.pipeline.progress import Say, shown, silent
 from store.pipeline.scan import KEY, read_files
 from store.pipeline.storing import store_task
@@ -134,13 +134,9 @@ def require_diff(path: str) -> str:
 
 def _ids(session: SparkSession, path: str) -> DataFrame:
     try:
-        found = read_rows(session, require_diff(path), KEY)
-        names = set(found.columns)
-    except SPARK_ERRORS as error:
-        raise _no_diff(path) from error
-    if not set(KEY) <= names:
-        raise PipelineError(f"{path} is not the output of a diff.", USAGE)
-    return found.select(*KEY)
+        return read_rows(session, require_diff(path), KEY)
+    except KeyError as error:
+        raise PipelineError(f"{path} is not the output of a diff.", USAGE) from error
 
 
 def _no_diff(path: str) -> PipelineError:

@@ -22,11 +22,10 @@ from store.pipeline.columns import ARROW, PARTITIONS
 from store.pipeline.database import FOREVER
 from store.pipeline.delta import DataFile
 from store.pipeline.errors import SPARK_ERRORS, StoreError, of_file, of_spark
+from store.pipeline.files import chunks, for_reading, on_store
 from store.pipeline.fingerprints import HASH_WORDS, XOR_WORDS, Fingerprints, collected
 from store.pipeline.limits import MAX_PORTION_ROWS, MIN_PORTION_ROWS
-from store.pipeline.paths import on_store
 from store.pipeline.slices import in_shares
-from store.pipeline.storage import chunks, for_reading
 
 T = TypeVar("T")
 Batches = Iterator[pa.RecordBatch]

@@ -19,15 +19,15 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
 
-from store.pipeline.beside import damage
+from store.pipeline.audit.results import damage
 from store.pipeline.checks import CHECKED, row_faults
 from store.pipeline.database import FOREVER, connected, read_as_of, read_marks
 from store.pipeline.delta import DataFile, DeltaArchive
 from store.pipeline.errors import SPARK_ERRORS, USAGE, PipelineError, of_spark
+from store.pipeline.files import checked
 from store.pipeline.fingerprints import NOTHING, Fingerprints, collected
 from store.pipeline.limits import DAY_NS, HOUR_NS, MAX_LISTED
 from store.pipeline.manifest import Manifest, read_manifest, short_hours
-from store.pipeline.paths import checked
 from store.pipeline.progress import Say, shown, silent
 from store.pipeline.reports import time_text
 from store.pipeline.scan import PATH, batches_of, file_digests, read_files, start_of, sums

@@ -12,11 +12,11 @@ from store.pipeline.columns import NAMES
 from store.pipeline.database import State
 from store.pipeline.delta import DataFile, DeltaArchive, WrittenFile
 from store.pipeline.errors import SPARK_ERRORS, PipelineError, of_spark
+from store.pipeline.files import require_visible
 from store.pipeline.fingerprints import NOTHING, Fingerprints, collected
 from store.pipeline.limits import DAY_NS, HOUR_NS, MIN_PORTION_ROWS
 from store.pipeline.manifest import CommitMetadata
 from store.pipeline.parquet import write_files
-from store.pipeline.paths import require_visible
 from store.pipeline.progress import Say, shown, silent
 from store.pipeline.scan import (
     KEY,

@@ -20,7 +20,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the name that everybody k
 
 from store.pipeline.audit.export import AuditOutputs
 from store.pipeline.audit.findings import CYCLE, VIOLATION
-from store.pipeline.audit.results import SUMS, RecordedAudit, read_recorded, record
+from store.pipeline.audit.results import SUMS, RecordedAudit, note_audit, read_recorded, record
 from store.pipeline.audit.summary import AuditReport, summarized
 from store.pipeline.audit.tables import (
     ALWAYS,
@@ -35,8 +35,6 @@ from store.pipeline.audit.tables import (
     require_bounded,
     sums_by_channel,
 )
-from store.pipeline.audits import note_audit
-from store.pipeline.claims import ClaimResults, try_claims
 from store.pipeline.columns import empty
 from store.pipeline.database import FOREVER
 from store.pipeline.delta import DeltaArchive
@@ -57,7 +55,7 @@ class AuditJob:
     ``output`` is a directory for all findings, ``missing`` a file for the missing IDs, which
     ``storenode sync --ids`` reads; both must not exist. ``record``: the archive to whose table of
     audits the result is added, and from which the next audit continues. ``full``: examine
-    everything. ``against``: the archive of another store, to try the claims about that store by.
+    everything.
     """
 
     messages: MessageSet
@@ -68,7 +66,6 @@ class AuditJob:
     say: Say = silent
     record: DeltaArchive | None = None
     full: bool = False
-    against: ArchiveMessages | None = None
 
     @property
     def is_whole(self) -> bool:
@@ -84,7 +81,6 @@ def audit(session: SparkSession, job: AuditJob) -> AuditReport:
             channel is too large to be audited at once.
     """
     outputs = AuditOutputs(job.output, job.missing)
-    outputs.require_absent(session)
     total = sum(each.messages for each in job.messages.fingerprints("hour", None).values())
     try:
         with ExitStack() as stack:
@@ -99,19 +95,9 @@ def audit(session: SparkSession, job: AuditJob) -> AuditReport:
                 note_audit(job.record, tables.channels, tables.counts)
                 run.record(job.record, tables)
             result.output, result.missing_file = job.output, job.missing
-            result.claims = _try_claims(job)
             return result
     except SPARK_ERRORS as error:
         raise of_spark(error) from error
-
-
-def _try_claims(job: AuditJob) -> ClaimResults:
-    """Try the claims of an archive as a whole; others have none."""
-    messages, against = job.messages, job.against
-    if not (isinstance(messages, ArchiveMessages) and job.is_whole):
-        return ClaimResults()
-    other = None if against is None else (against.archive, against.fingerprints("hour", None))
-    return try_claims(messages.archive, messages.fingerprints("hour", None), other)
 
 
 class _Run:

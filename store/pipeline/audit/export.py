@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
 
 from store.pipeline.audit.findings import CYCLE, HEAD, INCOMPLETE, ORPHAN, VIOLATION
 from store.pipeline.audit.tables import AuditTables
 from store.pipeline.errors import PipelineError
-from store.pipeline.outputs import require_nothing, write_rows
-from store.pipeline.paths import require_new, require_new_directory
+from store.pipeline.files import require_new, require_new_directory
+from store.pipeline.outputs import write_rows
 
 _FOUND: Final = "what is found"
 _LISTED: Final = {"incomplete": (INCOMPLETE,), "heads": (HEAD,), "orphans": (ORPHAN,)}
@@ -40,15 +40,6 @@ class AuditOutputs:
     def wanted(self) -> bool:
         """True if anything is to be written."""
         return self._output is not None or self._missing is not None
-
-    def require_absent(self, session: SparkSession) -> None:
-        """Raise if there is something where Spark would write.
-
-        Raises:
-            PipelineError: something is there.
-        """
-        if self._output is not None:
-            require_nothing(session, self._output, _FOUND)
 
     def write(self, tables: AuditTables) -> None:
         """Write the outputs that are wanted.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 from pyspark.sql import DataFrame, Row, Window
@@ -11,7 +11,6 @@ from pyspark.sql import functions as F  # noqa: N812 - the name that everybody k
 
 from store.pipeline.audit.findings import CYCLE, VIOLATION
 from store.pipeline.audit.tables import COUNTED, AuditTables
-from store.pipeline.claims import ClaimResults
 from store.pipeline.limits import MAX_LISTED
 from store.pipeline.reports import time_text
 from storenode.message.text import printable
@@ -40,17 +39,11 @@ class AuditReport:
     conflicts: list[dict[str, Any]]
     output: str | None = None
     missing_file: str | None = None
-    claims: ClaimResults = field(default_factory=ClaimResults)
-
-    @property
-    def complete(self) -> bool:
-        """True if every past is complete and no message contradicts another."""
-        return not any(self.counts[name] for name in _FAULTS)
 
     @property
     def sound(self) -> bool:
-        """True if it is complete, and no claim about another store is untrue."""
-        return self.complete and not self.claims.untrue
+        """True if every past is complete and no message contradicts another."""
+        return not any(self.counts[name] for name in _FAULTS)
 
     def as_json(self) -> dict[str, Any]:
         """Return the report for JSON."""
@@ -58,16 +51,12 @@ class AuditReport:
             "name": self.name,
             "sound": self.sound,
             **self.counts,
-            "claims": self.claims.kept,
-            "claims_tried_against": self.claims.against,
-            "claims_untrue": self.claims.untrue,
             "listed": {
                 "channels": self.channels,
                 "missing": self.missing,
                 "violations": self.violations,
                 "cycles": self.cycles,
                 "conflicts": self.conflicts,
-                "claims_untrue": self.claims.listed,
             },
             "output": self.output,
             "missing_file": self.missing_file,
@@ -88,7 +77,7 @@ class AuditReport:
         lines += self._listed(
             "IDs claimed by different messages", "conflicts", map(_conflict_line, self.conflicts)
         )
-        if not self.complete:
+        if not self.sound:
             lines.append("channels, the least complete first:")
             lines += [f"  {_channel_line(each)}" for each in self.channels]
             lines += _more(self.counts["channels"] - len(self.channels))
@@ -99,10 +88,7 @@ class AuditReport:
                 f"The missing IDs are in {self.missing_file}: ask peers for them with"
                 " `storenode sync --ids`."
             )
-        lines += self.claims.lines()
-        lines.append(
-            "Every past is complete." if self.complete else "The history has gaps or faults."
-        )
+        lines.append("Every past is complete." if self.sound else "The history has gaps or faults.")
         return lines
 
     def _summary(self) -> str:

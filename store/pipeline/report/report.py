@@ -20,10 +20,10 @@ from store.pipeline.audit.audit import AuditJob, audit
 from store.pipeline.database import FOREVER, connected
 from store.pipeline.delta import DeltaArchive
 from store.pipeline.errors import SPARK_ERRORS, PipelineError, of_spark
+from store.pipeline.files import require_new
 from store.pipeline.fingerprints import NOTHING, Fingerprints, coarser, differing
 from store.pipeline.limits import DAY_NS, HOUR_NS, MAX_CONNECTIONS, MAX_LISTED
 from store.pipeline.message_sets import ArchiveMessages, DatabaseMessages
-from store.pipeline.paths import require_new
 from store.pipeline.progress import Say, shown, silent
 from store.pipeline.report.figures import (
     Figures,
@@ -111,7 +111,7 @@ def require_output(output: Path) -> None:
     """Raise unless the page can be written.
 
     Raises:
-        PipelineError: as `store.pipeline.paths.require_new`.
+        PipelineError: as `store.pipeline.files.require_new`.
     """
     require_new(output, "the report")
 

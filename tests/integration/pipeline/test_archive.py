@@ -11,9 +11,10 @@ from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import SparkSession
 
 import store.pipeline.archive as archive_module
@@ -416,15 +417,12 @@ def test_a_path_may_look_like_a_pattern(spark: SparkSession, url: str, tmp_path:
     assert (result.sound, result.messages) == (True, len(held(url)))
 
 
-def test_what_is_no_archive_is_refused(
-    spark: SparkSession, url: str, tmp_path: Path, archived: Path
-) -> None:
+def test_what_is_no_archive_is_refused(spark: SparkSession, url: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("text")
     with pytest.raises(PipelineError, match="could not be read or written"):
         run(spark, url, tmp_path / "file")
     foreign = tmp_path / "foreign"
-    foreign.mkdir()
-    foreign.joinpath("messages").symlink_to(archived / "claims")
+    write_deltalake(foreign / "messages", pa.table({"number": [1]}))
     with pytest.raises(PipelineError, match="a Delta table that is no archive of storenode"):
         run(spark, url, foreign)
 

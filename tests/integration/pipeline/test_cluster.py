@@ -140,7 +140,7 @@ def test_what_is_published_is_followed_through_a_connect_server(
         return DeltaArchive(str(lake)).exists and set(in_lake(lake)) == held(url)
 
     try:
-        wait_for(lambda: bool(list(lake.glob("stream-*/commits/*"))), "the stream begins")
+        wait_for(archived, "what is there is archived")
         for portion in range(2):
             first = 90_000 + 10 * portion
             more(url, *(plain(number, TODAY - DAY + number) for number in range(first, first + 5)))

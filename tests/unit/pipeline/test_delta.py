@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from store.pipeline import delta, listing, manifest, storage
+from store.pipeline import delta, files, listing, manifest
 from store.pipeline.delta import DataFile, DeltaArchive, WrittenFile
 from store.pipeline.errors import PipelineError
 from store.pipeline.fingerprints import NOTHING, Fingerprint
@@ -38,7 +38,7 @@ def test_a_commit_and_its_copy_are_on_the_disk_when_it_is_done(
     lake: DeltaArchive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[Path] = []
-    monkeypatch.setattr(storage, "_sync", synced.append)
+    monkeypatch.setattr(files, "_sync", synced.append)
     publish(lake, [FILE])
     log = tmp_path / "archive" / "messages" / "_delta_log"
     copies = tmp_path / "archive" / "manifest"
@@ -108,7 +108,7 @@ def test_a_failed_sync_of_a_commit_is_reported(
     def sync(place: Path) -> None:
         raise OSError(errno.EIO, "Input/output error", str(place))
 
-    monkeypatch.setattr(storage, "_sync", sync)
+    monkeypatch.setattr(files, "_sync", sync)
     with pytest.raises(PipelineError, match=r"could not be read or written \(.*Input/output error"):
         publish(lake, [FILE])
 
@@ -120,7 +120,7 @@ def test_folders_of_which_no_file_system_knows_a_call_are_passed_over(
         if place.is_dir():
             raise OSError(errno.EINVAL, "Invalid argument", str(place))
 
-    monkeypatch.setattr(storage, "_sync", sync)
+    monkeypatch.setattr(files, "_sync", sync)
     publish(lake, [FILE])
     assert len(lake.files()) == 1
 

@@ -16,7 +16,6 @@ from store.pipeline.report.silence import (
     silences,
 )
 
-
 MONDAY = 20_003 * 24
 """An hour: midnight of a Monday."""
 

@@ -102,8 +102,7 @@ class Runner:
     @contextmanager
     def session(self) -> Iterator[SparkSession]:
         """Open a Spark session for the length of a block."""
-        from store.pipeline.signals import interrupt_here  # noqa: PLC0415
-        from store.pipeline.spark import spark_session  # noqa: PLC0415
+        from store.pipeline.spark import interrupt_here, spark_session  # noqa: PLC0415
 
         self.say("Spark starts")
         with spark_session(self._master, self._settings) as session:
@@ -170,7 +169,7 @@ def job_that_may_need_spark(command: Callable[..., int]) -> Callable[..., int]:
     ) -> int:
         _require_libraries()
         from store.pipeline.errors import PipelineError  # noqa: PLC0415
-        from store.pipeline.signals import TERMINATED, TerminatedError, ended_by_signals  # noqa: PLC0415
+        from store.pipeline.spark import TERMINATED, TerminatedError, ended_by_signals  # noqa: PLC0415
 
         settings = dict(_setting(each) for each in spark_conf)
         runner = Runner(target, master, connections, settings, quiet=quiet)
@@ -195,7 +194,7 @@ class _Measured:
 def _measured(file: Path | None, job: str, runner: Runner) -> Iterator[_Measured]:
     """Write the metrics of what is done in the block, if there is a file for them."""
     from store.pipeline.errors import PipelineError  # noqa: PLC0415
-    from store.pipeline.metrics import JobRun, require_metrics_file, write_metrics  # noqa: PLC0415
+    from store.pipeline.reports import JobRun, require_metrics_file, write_metrics  # noqa: PLC0415
 
     measured, began_s = _Measured(), time.time()
     if file is not None:

@@ -204,8 +204,12 @@ def fingerprint(
     and if its commits do not record its hours.
     """
     from store.pipeline.delta import DeltaArchive  # noqa: PLC0415
-    from store.pipeline.fingerprint import recorded_by, recorded_in, sliced  # noqa: PLC0415
-    from store.pipeline.message_sets import ArchiveMessages  # noqa: PLC0415
+    from store.pipeline.message_sets import (  # noqa: PLC0415
+        ArchiveMessages,
+        recorded_by,
+        recorded_in,
+        sliced,
+    )
 
     if archive is None:
         with runner.url() as url:
@@ -319,9 +323,8 @@ def audit(
     looked for, too. Of ARCHIVE as a whole, without --output, only channels that have changed since
     the last recorded audit are examined. The exit code is 1 if anything was found.
     """
-    from store.pipeline.audit.audit import AuditJob  # noqa: PLC0415
+    from store.pipeline.audit.audit import AuditJob, AuditOutputs  # noqa: PLC0415
     from store.pipeline.audit.audit import audit as audit_job  # noqa: PLC0415
-    from store.pipeline.audit.export import AuditOutputs  # noqa: PLC0415
     from store.pipeline.delta import DeltaArchive  # noqa: PLC0415
 
     if record and (archive is None or low_ns or high_ns != FOREVER):

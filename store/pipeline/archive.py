@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import numpy as np
 import psycopg
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
 
 from store.domain.partitioning import Bounds
 from store.pipeline.columns import NAMES
@@ -31,14 +34,172 @@ from store.pipeline.database import (
     read_state,
     take_over_marks,
 )
-from store.pipeline.delta import DeltaArchive
-from store.pipeline.fingerprints import NOTHING, Fingerprints, differing
-from store.pipeline.limits import HOUR_NS, MAX_CONNECTIONS, MAX_LISTED
-from store.pipeline.progress import Say, silent
+from store.pipeline.delta import CommitMetadata, DataFile, DeltaArchive, WrittenFile
+from store.pipeline.errors import SPARK_ERRORS, PipelineError, of_spark
+from store.pipeline.files import require_visible
+from store.pipeline.fingerprints import NOTHING, Fingerprints, collected, differing
+from store.pipeline.limits import DAY_NS, HOUR_NS, MAX_CONNECTIONS, MAX_LISTED, MIN_PORTION_ROWS
+from store.pipeline.message_sets import known_hours
+from store.pipeline.parquet import (
+    KEY,
+    PATH,
+    file_digests,
+    fingerprints_of,
+    read_files,
+    shuffle_partitions,
+    start_of,
+    sums,
+    write_files,
+)
 from store.pipeline.reports import time_text
-from store.pipeline.slices import good_slice_rows, in_steps, plan_slices, to_text
-from store.pipeline.source import FORMAT, read_options
-from store.pipeline.writing import ArchiveWriter, known_hours
+from store.pipeline.source import (
+    good_slice_rows,
+    in_steps,
+    plan_slices,
+    read_database,
+    to_text,
+)
+from store.pipeline.spark import Say, shown, silent
+
+
+class ArchiveWriter:
+    """Adds messages to an archive that is open for writing.
+
+    ``held`` is what the archive holds by hour; ``messages`` and ``files`` count what was committed.
+    """
+
+    def __init__(self, session: SparkSession, archive: DeltaArchive, say: Say = silent) -> None:
+        self._session = session
+        self._archive = archive
+        self._say = say
+        self.held = known_hours(session, archive)
+        self.messages = 0
+        self.files = 0
+        self._read_back: set[int] = set()
+
+    def append(
+        self,
+        rows: DataFrame,
+        hours: Iterable[int],
+        state: State,
+        *,
+        is_last: bool,
+        messages: int = 0,
+        what: str = "archive",
+    ) -> None:
+        """Commit those messages of some hours that the archive does not hold, all or none.
+
+        ``is_last``: with them, everything up to the position of ``state`` is archived. Progress
+        names ``what``, with about so many ``messages``.
+        """
+        partial = [hour for hour in hours if hour in self.held]
+        new = rows if not partial else self._without_held(rows, partial)
+        with shown(self._session, self._say, what, messages):
+            written, added = self._write(new, messages)
+        if not written:
+            return
+        grown = {hour: self.held.get(hour, NOTHING).joined(each) for hour, each in added.items()}
+        digests = {each.path: each.digest for each in written}
+        known = (state.store_id, state.position) if is_last else (None, None)
+        self._archive.commit(written, (), CommitMetadata(digests, grown, *known))
+        self._read_back |= added.keys() - self.held.keys()
+        self.held |= grown
+        self.messages += sum(each.rows for each in written)
+        self.files += len(written)
+
+    def confirmed(self, hours: Iterable[int]) -> Fingerprints:
+        """Return what the files hold of some hours; those that this has not written are read."""
+        wanted = set(hours)
+        days = {hour // DAY_NS for hour in wanted - self._read_back}
+        found = fingerprints_of(self._session, self._archive.files(days), HOUR_NS)
+        return {
+            hour: self.held[hour] if hour in self._read_back else found.get(hour, NOTHING)
+            for hour in wanted
+        }
+
+    def compact(self) -> int:
+        """Compact small files; return how many are gone."""
+        gone = 0
+        while files := self._archive.crowded():
+            messages = sum(each.rows for each in files)
+            with shown(self._session, self._say, "compact", messages):
+                written, added = self._write(
+                    read_files(self._session, files, NAMES), messages, by_hour=False
+                )
+                before = fingerprints_of(self._session, files, HOUR_NS)
+            if added != before:
+                raise PipelineError(
+                    "Small files that were compacted did not hold the same, so they stay:"
+                    " `storenode pipeline verify` says whether the archive is sound."
+                )
+            digests = {each.path: each.digest for each in written}
+            metadata = CommitMetadata(digests)
+            self._archive.commit(written, files, metadata, is_new=False)
+            gone += len(files)
+        return gone
+
+    def begin_manifest(self) -> None:
+        """Begin the manifest anew from what the files hold."""
+        files = self._archive.files()
+        written, hours = read_back(
+            self._session, self._archive, {self._archive.within(each): each.rows for each in files}
+        )
+        self._archive.begin_manifest(written, hours)
+
+    def _without_held(self, rows: DataFrame, hours: list[int]) -> DataFrame:
+        files = self._archive.files({hour // DAY_NS for hour in hours})
+        held = read_files(self._session, files, KEY, min(hours), max(hours) + HOUR_NS)
+        return rows.join(held, list(KEY), "left_anti")
+
+    def _write(
+        self, rows: DataFrame, messages: int, *, by_hour: bool = True
+    ) -> tuple[list[WrittenFile], Fingerprints]:
+        """Write about so many messages, and read them back; few of them by one task."""
+        wanted = max(1, messages // MIN_PORTION_ROWS)
+        tasks = min(wanted, shuffle_partitions(self._session))
+        try:
+            done = write_files(rows, self._archive.messages, tasks, by_hour=by_hour)
+            return read_back(self._session, self._archive, done)
+        except SPARK_ERRORS as error:
+            raise of_spark(error) from error
+
+
+def read_back(
+    session: SparkSession, archive: DeltaArchive, rows_of: Mapping[str, int]
+) -> tuple[list[WrittenFile], Fingerprints]:
+    """Read files by their paths in the table; return them, and what they hold by hour."""
+    if not rows_of:
+        return [], {}
+    require_visible(archive.path, [f"messages/{path}" for path in rows_of])
+    files = {path: _data_file(archive, path, rows) for path, rows in rows_of.items()}
+    digests = file_digests(session, files.values())
+    ends = [F.min("ts").alias("low"), F.max("ts").alias("high")]
+    rows = read_files(session, files.values(), (*KEY, PATH.name))
+    try:
+        found = rows.groupBy(PATH.name, start_of(HOUR_NS)).agg(*sums(), *ends).collect()
+    except SPARK_ERRORS as error:
+        raise of_spark(error) from error
+    by_path: dict[str, list[Row]] = {}
+    for row in found:
+        by_path.setdefault(row["path"], []).append(row)
+    written = []
+    for path, file in sorted(files.items()):
+        parts = by_path.get(file.path, [])
+        if sum(row["count"] for row in parts) != file.rows or file.path not in digests:
+            raise PipelineError(
+                f"{file.path} does not hold what was written to it: nothing was committed."
+            )
+        low, high = min(row["low"] for row in parts), max(row["high"] for row in parts)
+        size, digest = digests[file.path]
+        written.append(WrittenFile(path, file.day, file.shard, size, file.rows, low, high, digest))
+    return written, collected(found)
+
+
+def _data_file(archive: DeltaArchive, path: str, rows: int) -> DataFile:
+    day, shard = (part.split("=", 1)[1] for part in path.split("/")[:2])
+    number = int(np.datetime64(day, "D").astype(np.int64))
+    return DataFile(f"{archive.messages}/{path}", number, int(shard), 0, rows)
+
 
 _COMPACT_EVERY_S: Final = 3_600
 _VACUUM_EVERY_S: Final = 24 * 3_600
@@ -160,12 +321,7 @@ class ArchiveJob:
 
 
 def archive(session: SparkSession, job: ArchiveJob) -> ArchiveReport:
-    """Append the messages that the archive lacks, and mark complete hours as archived.
-
-    Raises:
-        PipelineError: database or archive do not serve, or another job archives; what was
-            committed stays, and nothing is committed in part.
-    """
+    """Append the messages that the archive lacks, and mark complete hours as archived."""
     with connected(job.url) as connection:
         lock_archiving(connection)
         return archive_locked(session, job, connection)
@@ -193,11 +349,7 @@ class Follower:
         self.report = self._run.run()
 
     def step(self) -> int:
-        """Archive what was committed since the last step; return the number of messages.
-
-        Raises:
-            PipelineError: as `archive`.
-        """
+        """Archive what was committed since the last step; return the number of messages."""
         total = self.report
         if read_position(self._connection) == total.position:
             return 0
@@ -216,11 +368,7 @@ class Follower:
 
 
 def follow(session: SparkSession, job: ArchiveJob, interval_s: int = 60) -> ArchiveReport:
-    """Archive what the database holds, then what is published, until interrupted.
-
-    Raises:
-        PipelineError: as `archive`.
-    """
+    """Archive what the database holds, then what is published, until interrupted."""
     with connected(job.url) as connection:
         lock_archiving(connection)
         follower = Follower(session, job, connection)
@@ -298,14 +446,14 @@ class _Run:
             Bounds(job.low_ns, job.high_ns),
             good_slice_rows(rows, job.connections),
         )
-        options = read_options(
+        return read_database(
+            self._session,
             job.url,
             columns=",".join(NAMES),
             position=state.position,
             slices=to_text(slices),
             connections=job.connections,
         )
-        return self._session.read.format(FORMAT).options(**options).load()
 
 
 def mark_hours(
@@ -320,9 +468,6 @@ def mark_hours(
     Retention drops hours by their marks. So an archive that the marks do not name marks nothing
     unless ``mark_here`` is set; then it takes over the marks of hours that it holds in full, also
     of hours that were dropped.
-
-    Raises:
-        PipelineError: a file that hours to be marked are in is gone or cannot be read.
     """
     stored = writer.held
     marked = read_marked_archives(connection)

@@ -98,12 +98,7 @@ class State:
 
 @contextmanager
 def connected(url: str, what: str = "The database") -> Iterator[Connection]:
-    """Open a connection in autocommit mode to a database with a schema that serves this version.
-
-    Raises:
-        PipelineError: it cannot be reached, refuses, or has another schema; also for what the
-            block raises as `psycopg.Error`.
-    """
+    """Open a connection in autocommit mode to a database with a schema that serves this version."""
     try:
         require_served(url)
         with psycopg.connect(url, autocommit=True) as connection:
@@ -207,11 +202,7 @@ def take_over_marks(connection: Connection, hours: Iterable[int], archive: str) 
 
 
 def lock_archiving(connection: Connection) -> None:
-    """Be the only job that archives this database, as long as the connection lives.
-
-    Raises:
-        PipelineError: another job does.
-    """
+    """Be the only job that archives this database, as long as the connection lives."""
     if connection.execute(_TRY_LOCK, (ARCHIVING,)).fetchone() != (True,):
         raise PipelineError(
             "Another job is archiving this database: wait until it has ended, or end it."
@@ -219,11 +210,7 @@ def lock_archiving(connection: Connection) -> None:
 
 
 def lock_restoring(connection: Connection) -> None:
-    """Be the only job that restores messages into this database, as `lock_archiving`.
-
-    Raises:
-        PipelineError: another job does.
-    """
+    """Be the only job that restores messages into this database, as `lock_archiving`."""
     if connection.execute(_TRY_LOCK, (RESTORING,)).fetchone() != (True,):
         raise PipelineError(
             "Another job is restoring into this database: wait until it has ended, or end it."

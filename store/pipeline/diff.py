@@ -16,8 +16,8 @@ from store.pipeline.errors import SPARK_ERRORS, of_spark
 from store.pipeline.files import require_new_directory
 from store.pipeline.fingerprints import LEVELS_NS, differing
 from store.pipeline.message_sets import ID_COLUMNS, MessageSet
-from store.pipeline.outputs import write_rows
-from store.pipeline.progress import Say, shown, silent
+from store.pipeline.parquet import write_rows
+from store.pipeline.spark import Say, shown, silent
 
 SIDES: Final = ("first", "second")
 """The values of the column ``lacks``: the set that lacks the message."""
@@ -78,9 +78,6 @@ def diff(
 
     ``bounds`` are times in nanoseconds, the end exclusive; None: no bound. ``output`` becomes
     Parquet with the columns `ID_COLUMNS`, partitioned by ``lacks``.
-
-    Raises:
-        PipelineError: one of them cannot be read, or ``output`` exists already.
     """
     result = DiffReport(first.name, second.name, output=output)
     low_ns, high_ns = bounds
@@ -114,11 +111,7 @@ def diff(
 
 
 def require_output(output: str) -> str:
-    """Return the path that the IDs are to be written to, checked.
-
-    Raises:
-        PipelineError: as `store.pipeline.files.require_new_directory`.
-    """
+    """Return the path that the IDs are to be written to, checked."""
     return require_new_directory(output, _WRITTEN)
 
 

@@ -63,12 +63,7 @@ _PROFILE: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 def checked(path: str, what: str = "An archive") -> str:
-    """Return a path without its last slash; a local one is absolute, and has no scheme.
-
-    Raises:
-        PipelineError: it is empty, a database's URL, of another scheme than `STORES`, or has
-            characters that delta-rs does not handle; ``what`` is the subject of the sentence.
-    """
+    """Return a path without its last slash; a local one is absolute, and has no scheme."""
     if not path or path.startswith(_DATABASE):
         raise PipelineError(f"{what} is a directory, not a database: give its path.", USAGE)
     unusable = _UNUSABLE.search(path)
@@ -96,11 +91,7 @@ def on_store(path: str) -> bool:
 
 
 def require_visible(path: str, files: Iterable[str]) -> None:
-    """Raise unless this process sees files that workers have written below a path.
-
-    Raises:
-        PipelineError: the path is one of this machine, and the files are on another one.
-    """
+    """Raise unless this process sees files that workers have written below a path."""
     if not on_store(path) and not all(Path(path, each).is_file() for each in files):
         raise PipelineError(
             f"What Spark has written to {path} is not there for this process: name a directory"
@@ -109,12 +100,7 @@ def require_visible(path: str, files: Iterable[str]) -> None:
 
 
 def require_new(path: Path, what: str, kind: str = "file") -> None:
-    """Raise if something would be overwritten, or if there is no directory to write to.
-
-    Raises:
-        PipelineError: something is there, or no directory, or it cannot be written to; the
-            sentence names ``what`` was to be written, as which ``kind`` of file.
-    """
+    """Raise if something would be overwritten, or if there is no directory to write to."""
     try:
         path.lstat()
     except (FileNotFoundError, NotADirectoryError):
@@ -136,11 +122,7 @@ def require_new(path: Path, what: str, kind: str = "file") -> None:
 
 
 def require_new_directory(path: str, what: str) -> str:
-    """Return the path of a directory that is to be written, checked.
-
-    Raises:
-        PipelineError: as `checked` and `require_new`, or the object store does not answer.
-    """
+    """Return the path of a directory that is to be written, checked."""
     found = checked(path, "The output")
     if not on_store(found):
         require_new(Path(found), what, "directory")
@@ -158,11 +140,7 @@ def require_new_directory(path: str, what: str) -> str:
 
 
 def require_room(path: str) -> None:
-    """Raise unless there is a directory at a path that was `checked`, or can be one.
-
-    Raises:
-        PipelineError: the path, or one above it, is a file or cannot be written to.
-    """
+    """Raise unless there is a directory at a path that was `checked`, or can be one."""
     if on_store(path):
         return
     nearest = next(each for each in (Path(path), *Path(path).parents) if os.path.lexists(each))

@@ -59,9 +59,3 @@ MAX_PARQUET_FILES: Final = 1_000_000
 RESTORE_BATCH_MESSAGES: Final = 10_000
 RESTORE_BATCH_BYTES: Final = 8 * 1024 * 1024
 """Messages, and bytes of them, that a restore stores in one transaction."""
-
-STREAM_BATCH_ROWS: Final = 2_000_000
-"""Messages of one micro-batch, as far as commits allow: one commit at least."""
-
-STREAM_COMMITS: Final = 100_000
-"""Commits that are looked at to find the end of a micro-batch."""

@@ -1,9 +1,10 @@
-"""An archive and a database as sets of messages, with the same methods."""
+"""An archive and a database as sets of messages, with the same methods, and `fingerprint`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Final, Protocol
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -13,15 +14,29 @@ from store.domain.partitioning import Bounds
 from store.pipeline.columns import spark_schema
 from store.pipeline.database import FOREVER, connected, read_state
 from store.pipeline.delta import DeltaArchive
-from store.pipeline.fingerprints import LEVELS_NS, Fingerprints, coarser
+from store.pipeline.fingerprints import LEVELS_NS, NOTHING, Fingerprint, Fingerprints, coarser
 from store.pipeline.limits import DAY_NS, HOUR_NS, MAX_CONNECTIONS, MINUTE_NS
-from store.pipeline.scan import KEY, fingerprints_of, read_files, shuffle_partitions, start_of
-from store.pipeline.slices import good_slice_rows, plan_slices, to_text
-from store.pipeline.source import FORMAT, read_options
-from store.pipeline.writing import known_hours
+from store.pipeline.parquet import KEY, fingerprints_of, read_files, shuffle_partitions, start_of
+from store.pipeline.reports import time_text
+from store.pipeline.source import good_slice_rows, plan_slices, read_database, to_text
 
 ID_COLUMNS: Final = (*KEY, "hash")
 """The columns of an ID: the timestamp, and the hash as words and as bytes."""
+
+
+def known_hours(session: SparkSession, archive: DeltaArchive) -> Fingerprints:
+    """Return what an archive holds by hour, as its commits record it.
+
+    Days that another program has changed are read.
+    """
+    manifest = archive.manifest
+    unknown = manifest.unknown_days
+    if manifest.version < archive.version or manifest.broken:
+        unknown = {each.day for each in archive.files()}
+    hours = {
+        hour: each for hour, each in manifest.held.items() if hour // DAY_NS not in unknown
+    } | fingerprints_of(session, archive.files(unknown), HOUR_NS)
+    return {hour: each for hour, each in hours.items() if each != NOTHING}
 
 
 class MessageSet(Protocol):
@@ -115,14 +130,14 @@ class DatabaseMessages:
         rows = sum(each.messages for each in minutes.values())
         size = good_slice_rows(rows, self._connections)
         slices = plan_slices(minutes, self._state.partitions, within, size, MINUTE_NS)
-        options = read_options(
+        return read_database(
+            self.session,
             self._url,
             columns=",".join(names),
             slices=to_text(slices),
             position=self._state.position,
             connections=self._connections,
         )
-        return self.session.read.format(FORMAT).options(**options).load()
 
 
 def _within(found: Fingerprints, within: Iterable[int] | None, level: str) -> Fingerprints:
@@ -134,3 +149,77 @@ def _within(found: Fingerprints, within: Iterable[int] | None, level: str) -> Fi
     return {
         start: each for start, each in found.items() if start // coarser_ns * coarser_ns in wanted
     }
+
+
+@dataclass(frozen=True)
+class FingerprintReport:
+    """The fingerprints of a set by slice."""
+
+    name: str
+    level: str
+    slices: Fingerprints
+
+    @property
+    def sound(self) -> bool:
+        """True: there is nothing to find wrong."""
+        return True
+
+    @property
+    def total(self) -> Fingerprint:
+        """The fingerprint of all messages."""
+        total = NOTHING
+        for each in self.slices.values():
+            total = total.joined(each)
+        return total
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the report for JSON."""
+        return {
+            "name": self.name,
+            "level": self.level,
+            "messages": self.total.messages,
+            "xor": self.total.hex,
+            "slices": [
+                {"start": time_text(start), "start_ns": start, "messages": each.messages}
+                | {"xor": each.hex}
+                for start, each in sorted(self.slices.items())
+            ],
+        }
+
+    def lines(self) -> list[str]:
+        """Return the report as a table."""
+        found = [
+            f"{time_text(start)} {each.messages:>12,} {each.hex}"
+            for start, each in sorted(self.slices.items())
+        ]
+        return [*found, f"{'all':<20} {self.total.messages:>12,} {self.total.hex}"]
+
+
+def fingerprint(
+    messages: MessageSet, level: str, low_ns: int = 0, high_ns: int = FOREVER
+) -> FingerprintReport:
+    """Return the slices of a level of `LEVELS_NS` that begin in a range of time."""
+    return sliced(messages.name, level, messages.fingerprints(level, None), low_ns, high_ns)
+
+
+def sliced(
+    name: str, level: str, found: Fingerprints, low_ns: int = 0, high_ns: int = FOREVER
+) -> FingerprintReport:
+    """Return the report of fingerprints that are known, of a range of time."""
+    wanted = {start: each for start, each in found.items() if low_ns <= start < high_ns}
+    return FingerprintReport(name, level, wanted)
+
+
+def recorded_in(archive: DeltaArchive, level: str) -> Fingerprints | None:
+    """Return what the commits of an archive record, without Spark; None: it must be computed."""
+    manifest, length_ns = archive.manifest, LEVELS_NS[level]
+    is_current = manifest.version == archive.version and not manifest.broken
+    if length_ns < HOUR_NS or manifest.unknown_days or not is_current:
+        return None
+    return coarser(manifest.held, length_ns)
+
+
+def recorded_by(url: str, level: str) -> Fingerprints:
+    """Return the summaries of a database, without Spark."""
+    with connected(url) as connection:
+        return read_state(connection, level=level).fingerprints

@@ -39,9 +39,6 @@ def nightly(session: SparkSession, job: ArchiveJob, manifest: str | None = None)
     """Update an archive, then verify it against database and manifest, then audit it.
 
     ``manifest`` is the directory of a copy of the archive's manifest.
-
-    Raises:
-        PipelineError: a job cannot go on; those after it have not begun.
     """
     archived = archive(session, job)
     found, say = job.archive, job.say

@@ -1,4 +1,4 @@
-"""`audit`: the parents that a history lacks, and how far each channel is complete.
+"""`audit`: find the parents that a history lacks, and how far each channel is complete.
 
 A message is identified by its ID in its channel, regardless of the claimant. Its causal past are
 its parents and theirs, at any depth; the past is incomplete if something in it is not held. A
@@ -10,16 +10,19 @@ Of an archive whose last audit was recorded, only the channels that have changed
 
 from __future__ import annotations
 
+import json
+import os
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from hashlib import sha256
+from pathlib import Path
 from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
 
-from store.pipeline.audit.export import AuditOutputs
-from store.pipeline.audit.findings import CYCLE, VIOLATION
+from store.pipeline.audit.examine import CYCLE, HEAD, INCOMPLETE, ORPHAN, VIOLATION
 from store.pipeline.audit.results import SUMS, RecordedAudit, note_audit, read_recorded, record
 from store.pipeline.audit.summary import AuditReport, summarized
 from store.pipeline.audit.tables import (
@@ -38,11 +41,12 @@ from store.pipeline.audit.tables import (
 from store.pipeline.columns import empty
 from store.pipeline.database import FOREVER
 from store.pipeline.delta import DeltaArchive
-from store.pipeline.errors import SPARK_ERRORS, of_spark
+from store.pipeline.errors import SPARK_ERRORS, PipelineError, of_spark
+from store.pipeline.files import require_new, require_new_directory
 from store.pipeline.fingerprints import XOR_WORDS
 from store.pipeline.message_sets import ArchiveMessages, MessageSet
-from store.pipeline.progress import Say, shown, silent
-from store.pipeline.scan import read_files
+from store.pipeline.parquet import read_files, write_rows
+from store.pipeline.spark import Say, shown, silent
 
 _SUM: Final = ("count", *XOR_WORDS)
 _DAY: Final = ("channel", "day")
@@ -74,12 +78,7 @@ class AuditJob:
 
 
 def audit(session: SparkSession, job: AuditJob) -> AuditReport:
-    """Audit a history; change nothing in it.
-
-    Raises:
-        PipelineError: it cannot be read, an output exists already or cannot be written, or a
-            channel is too large to be audited at once.
-    """
+    """Audit a history; change nothing in it."""
     outputs = AuditOutputs(job.output, job.missing)
     total = sum(each.messages for each in job.messages.fingerprints("hour", None).values())
     try:
@@ -231,3 +230,77 @@ def _affected(references: DataFrame, messages: DataFrame) -> DataFrame:
     plain = messages.where(F.col("channel").isNull()).select(F.col("hash").alias("hint"))
     by_hint = references.join(plain.distinct(), "hint", "semi")
     return by_id.select("channel").unionByName(by_hint.select("channel"))
+
+
+_FOUND: Final = "what is found"
+_LISTED: Final = {"incomplete": (INCOMPLETE,), "heads": (HEAD,), "orphans": (ORPHAN,)}
+_FAULTS: Final = {"violations": "parent", "cycles": "cycle"}
+
+
+class AuditOutputs:
+    """A directory of Parquet and a file of missing IDs, if they are wanted."""
+
+    def __init__(self, output: str | None, missing: str | None) -> None:
+        """Check the paths; nothing is written yet."""
+        self._output = None if output is None else require_new_directory(output, _FOUND)
+        self._missing = None if missing is None else Path(missing)
+        if self._missing is not None:
+            require_new(self._missing, "the missing IDs")
+
+    @property
+    def wanted(self) -> bool:
+        """True if anything is to be written."""
+        return self._output is not None or self._missing is not None
+
+    def write(self, tables: AuditTables) -> None:
+        """Write the outputs that are wanted."""
+        if self._output is not None:
+            for name, rows in _tables(tables).items():
+                write_rows(rows, f"{self._output}/{name}")
+        if self._missing is not None:
+            _write_ids(self._missing, _ids(tables.references))
+
+
+def _tables(tables: AuditTables) -> dict[str, DataFrame]:
+    """Return what is written, by the name of its directory."""
+    findings = tables.findings
+    about = ("channel", "message_id", "lamport", "ts")
+    found = {
+        "channels": tables.channels,
+        "missing": tables.references.withColumnRenamed("parent", "missing_id"),
+        "conflicts": tables.conflicts,
+    }
+    for name, (kind,) in _LISTED.items():
+        found[name] = findings.where(F.col("kind") == kind).select(*about)
+    for name, kind in (("violations", VIOLATION), ("cycles", CYCLE)):
+        rows = findings.where(F.col("kind") == kind)
+        found[name] = rows.select(*about, F.col("other").alias(_FAULTS[name]))
+    return found
+
+
+def _ids(references: DataFrame) -> Iterator[str]:
+    """Yield missing IDs, each as a line of JSON."""
+    each = references.groupBy("channel", "parent").agg(F.min("hint").alias("hint"))
+    for row in each.orderBy("channel", "parent").toLocalIterator():
+        found = {"channel": row["channel"], "message_id": row["parent"]}
+        if row["hint"] is not None:
+            found["hint"] = bytes(row["hint"]).hex()
+        yield json.dumps(found, ensure_ascii=False)
+
+
+def _write_ids(file: Path, lines: Iterator[str]) -> None:
+    """Write all lines, or no file."""
+    partial = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        try:
+            with partial.open("x", encoding="utf-8") as opened:
+                opened.writelines(f"{line}\n" for line in lines)
+                opened.flush()
+                os.fsync(opened.fileno())
+            os.link(partial, file)
+        finally:
+            partial.unlink(missing_ok=True)
+    except OSError as error:
+        raise PipelineError(
+            f"The missing IDs cannot be written to {file} ({error.strerror}): name another file."
+        ) from error

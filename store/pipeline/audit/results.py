@@ -31,7 +31,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
 
-from store.pipeline.audit.findings import CHANNELS, CONFLICTS, FINDINGS, REFERENCES
+from store.pipeline.audit.examine import CHANNELS, CONFLICTS, FINDINGS, REFERENCES
 from store.pipeline.columns import empty
 from store.pipeline.delta import DeltaArchive
 from store.pipeline.errors import PipelineError, of_store
@@ -105,11 +105,7 @@ class RecordedAudit:
 
 
 def read_recorded(session: SparkSession, archive: DeltaArchive) -> RecordedAudit | None:
-    """Return the last audit; None: there is none, or it was killed while it wrote its results.
-
-    Raises:
-        PipelineError: the tables cannot be read.
-    """
+    """Return the last audit; None: there is none, or it was killed while it wrote its results."""
     tables, audits, days = {}, set(), "{}"
     for name in SCHEMAS:
         table = _open(archive, name)
@@ -126,11 +122,7 @@ def read_recorded(session: SparkSession, archive: DeltaArchive) -> RecordedAudit
 
 
 def record(archive: DeltaArchive, frames: Mapping[str, DataFrame], days: Mapping[int, str]) -> None:
-    """Replace the results of the last audit.
-
-    Raises:
-        PipelineError: they cannot be written, or another audit has written meanwhile.
-    """
+    """Replace the results of the last audit."""
     metadata = {_AUDIT: uuid.uuid4().hex, _DAYS: json.dumps(dict(days))}
     options = delta_options(archive.path)
     for name, schema in SCHEMAS.items():
@@ -154,11 +146,7 @@ def record(archive: DeltaArchive, frames: Mapping[str, DataFrame], days: Mapping
 
 
 def note_audit(archive: DeltaArchive, channels: DataFrame, counts: Mapping[str, int]) -> None:
-    """Append the result of an audit to ``audits``: ``channels`` as `CHANNELS`, and all ``counts``.
-
-    Raises:
-        PipelineError: it cannot be written.
-    """
+    """Append the result of an audit to ``audits``; ``channels`` are as `CHANNELS`."""
     ordered = channels.orderBy(F.desc(F.col("missing") + F.col("incomplete")), "channel")
     worst = ordered.select("channel", *_COUNTS, "point_ts").limit(MAX_CHANNELS).toArrow()
     everything = pa.Table.from_pylist([{name: counts[name] for name in _COUNTS}], worst.schema)
@@ -187,11 +175,7 @@ def damage(archive: DeltaArchive) -> list[str]:
 
 
 def _stored_audits(archive: DeltaArchive) -> set[str]:
-    """Return the files of ``audits`` and of its log.
-
-    Raises:
-        PipelineError: the log is missing, and a new one over the files would hide them.
-    """
+    """Return the files of ``audits`` and of its log."""
     path = f"{archive.path}/audits"
     try:
         found = set(listed(path))

@@ -9,7 +9,7 @@ from typing import Any, Final
 from pyspark.sql import DataFrame, Row, Window
 from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
 
-from store.pipeline.audit.findings import CYCLE, VIOLATION
+from store.pipeline.audit.examine import CYCLE, VIOLATION
 from store.pipeline.audit.tables import COUNTED, AuditTables
 from store.pipeline.limits import MAX_LISTED
 from store.pipeline.reports import time_text

@@ -24,7 +24,6 @@ from store.pipeline.files import require_new
 from store.pipeline.fingerprints import NOTHING, Fingerprints, coarser, differing
 from store.pipeline.limits import DAY_NS, HOUR_NS, MAX_CONNECTIONS, MAX_LISTED
 from store.pipeline.message_sets import ArchiveMessages, DatabaseMessages
-from store.pipeline.progress import Say, shown, silent
 from store.pipeline.report.figures import (
     Figures,
     Limits,
@@ -36,6 +35,7 @@ from store.pipeline.report.figures import (
     traffic_of,
 )
 from store.pipeline.report.page import MAX_PEERS, page_of
+from store.pipeline.spark import Say, shown, silent
 
 _MODE: Final = 0o644
 _TRAFFIC: Final = ("ts", "shard", "pubsub_topic", "content_topic", "payload", "channel")
@@ -92,12 +92,7 @@ class PageReport:
 
 
 def report(session: SparkSession, job: ReportJob) -> PageReport:
-    """Gather the figures and write the page, whole or not at all.
-
-    Raises:
-        PipelineError: the output is there already or cannot be written, or archive or database
-            cannot be read.
-    """
+    """Gather the figures and write the page, whole or not at all."""
     require_output(job.output)
     try:
         figures = _gathered(session, job)
@@ -108,11 +103,7 @@ def report(session: SparkSession, job: ReportJob) -> PageReport:
 
 
 def require_output(output: Path) -> None:
-    """Raise unless the page can be written.
-
-    Raises:
-        PipelineError: as `store.pipeline.files.require_new`.
-    """
+    """Raise unless the page can be written."""
     require_new(output, "the report")
 
 

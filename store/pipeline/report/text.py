@@ -10,7 +10,7 @@ import unicodedata
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from store.pipeline.reading import NO_SHARD
+from store.pipeline.source import NO_SHARD
 from storenode.message.limits import NS_PER_S
 
 MAX_NAME_CHARS: Final = 120

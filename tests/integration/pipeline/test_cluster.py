@@ -22,8 +22,7 @@ from pyspark.sql import SparkSession
 from bench.pipeline_show import run as run_show
 from store.pipeline.delta import DeltaArchive
 from store.pipeline.diff import diff
-from store.pipeline.fingerprint import fingerprint
-from store.pipeline.message_sets import ArchiveMessages, DatabaseMessages
+from store.pipeline.message_sets import ArchiveMessages, DatabaseMessages, fingerprint
 from store.pipeline.verify import VerifyJob, verify
 from tests.integration.pipeline.conftest import QUICK_JVM, QUICK_START
 from tests.integration.pipeline.test_diff import lacking

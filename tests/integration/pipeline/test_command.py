@@ -67,8 +67,6 @@ def test_an_archive_is_made_by_the_command(url: str, tmp_path: Path) -> None:
         (["audit", "{lake}", "--output", "{file}"], {}, 2, "TMP/file exists already"),
         (["audit", "{lake}", "--missing", "{tmp}/no/x"], {}, 2, "There is no directory TMP/no"),
         (["audit", "{lake}", "--missing", "{file}"], {}, 2, "TMP/file exists already"),
-        (["audit", "--against", "{lake}"], {}, 2, "--against needs ARCHIVE"),
-        (["audit", "{lake}", "--against", "{tmp}"], {}, 2, "There is no archive in TMP"),
         (["restore", "{lake}", "--diff", "{tmp}/no"], {}, 2, "as the output of a diff"),
         (["restore", "{lake}", "--diff", "{file}"], {}, 2, "as the output of a diff"),
         (["report", "{tmp}", "--output", "{tmp}"], {}, 2, "TMP exists already"),

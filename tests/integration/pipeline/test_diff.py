@@ -14,8 +14,13 @@ from store.pipeline.archive import ArchiveJob, archive
 from store.pipeline.delta import DeltaArchive
 from store.pipeline.diff import diff
 from store.pipeline.errors import PipelineError
-from store.pipeline.fingerprint import fingerprint, recorded_by, recorded_in
-from store.pipeline.message_sets import ArchiveMessages, DatabaseMessages
+from store.pipeline.message_sets import (
+    ArchiveMessages,
+    DatabaseMessages,
+    fingerprint,
+    recorded_by,
+    recorded_in,
+)
 from tests.integration.pipeline.world import (
     DAY,
     HOUR,

@@ -10,11 +10,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from store.pipeline import archive as archiving
-from store.pipeline import listing
+from store.pipeline import delta
 from store.pipeline.archive import ArchiveJob, Follower
 from store.pipeline.database import connected, lock_archiving
 from store.pipeline.delta import DeltaArchive
-from store.pipeline.stream import end_of_batch, spans_between
 from tests.integration.pipeline.world import (
     DAY,
     TODAY,
@@ -24,7 +23,6 @@ from tests.integration.pipeline.world import (
     more,
     plain,
     published,
-    rows,
 )
 from tests.integration.storage.following import LongTransaction
 from tests.integration.storage.node import running
@@ -48,7 +46,7 @@ def test_each_step_archives_what_was_committed_since_the_last_one(
         assert len(marks(url)) == before > 0
         files = len(published(lake_path))
         monkeypatch.setattr(archiving, "_COMPACT_EVERY_S", 0)
-        monkeypatch.setattr(listing, "COMPACT_AT_FILES", 2)
+        monkeypatch.setattr(delta, "COMPACT_AT_FILES", 2)
         more(url, plain(95_000, TODAY - DAY))
         assert follower.step() == 1
         assert follower.report.compacted >= 2
@@ -64,19 +62,3 @@ async def late_transaction(url: str) -> None:
         await slow.open([random_batch(rng, 5, [TODAY - DAY])])
         await node.store(random_batch(rng, 8, [TODAY - DAY]))
         await slow.commit()
-
-
-def test_a_batch_is_the_same_whenever_it_is_asked_for(url: str) -> None:
-    with connected(url) as connection:
-        ((newest,),) = rows(url, "select max(position) from storenode.commits")
-        first = end_of_batch(connection, 0, 1)
-        assert 0 < first < newest
-        assert end_of_batch(connection, 0, 10**9) == newest
-        assert end_of_batch(connection, newest, 10**9) == newest
-        spans = spans_between(connection, 0, newest)
-        assert sum(each.rows for each in spans) == len(held(url))
-        assert all(any(each.low_ns <= ts < each.high_ns for each in spans) for ts, _ in held(url))
-        more(url, plain(90_000, TODAY - DAY))
-        assert end_of_batch(connection, 0, 1) == first
-        assert spans_between(connection, 0, newest) == spans
-        assert end_of_batch(connection, newest, 1) > newest

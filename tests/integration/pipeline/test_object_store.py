@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from store.db.schema.migrate import upgrade
-from store.pipeline import files, listing
+from store.pipeline import delta, files
 from store.pipeline.archive import ArchiveJob, ArchiveReport, Follower, archive
 from store.pipeline.audit.audit import AuditJob, audit
 from store.pipeline.database import connected, lock_archiving
@@ -21,10 +21,9 @@ from store.pipeline.delta import DeltaArchive
 from store.pipeline.diff import diff
 from store.pipeline.errors import PipelineError
 from store.pipeline.message_sets import ArchiveMessages, DatabaseMessages
-from store.pipeline.outputs import read_rows
+from store.pipeline.parquet import KEY, batches_of, read_rows
 from store.pipeline.repair import RepairJob, repair
 from store.pipeline.restore import RestoreJob, restore
-from store.pipeline.scan import KEY, batches_of
 from store.pipeline.verify import VerifyJob, verify
 from tests.integration.pipeline.test_restore import pruned
 from tests.integration.pipeline.world import held, marks, messages, more, plain, when
@@ -61,7 +60,7 @@ def test_an_archive_on_s3_from_the_first_message_to_an_empty_database(
 
     late = [plain(10_000 + number, when(number) + 1) for number in range(3)]
     more(url, *late)
-    monkeypatch.setattr(listing, "COMPACT_AT_FILES", 2)
+    monkeypatch.setattr(delta, "COMPACT_AT_FILES", 2)
     second = archived(spark, url, path)
     assert (second.published, second.compacted, second.elsewhere) == (3, 4, None)
 

@@ -16,7 +16,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from store.db.schema.migrate import upgrade
-from store.pipeline import files, listing
+from store.pipeline import delta, files
 from store.pipeline.archive import ArchiveJob, archive
 from store.pipeline.audit.audit import AuditJob, audit
 from store.pipeline.delta import DeltaArchive
@@ -70,7 +70,7 @@ def test_an_archive_from_the_first_message_to_an_empty_database(
 ) -> None:
     path = f"{root}/history/one"
     assert archive(spark, ArchiveJob(url, DeltaArchive(path))).published == len(messages())
-    monkeypatch.setattr(listing, "COMPACT_AT_FILES", 2)
+    monkeypatch.setattr(delta, "COMPACT_AT_FILES", 2)
     more(url, plain(10_000, when(0) + 1))
     second = archive(spark, ArchiveJob(url, DeltaArchive(path)))
     assert (second.published, second.compacted > 0) == (1, True)

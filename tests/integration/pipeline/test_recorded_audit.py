@@ -17,16 +17,15 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
+from store.pipeline.archive import read_back
 from store.pipeline.audit import results
 from store.pipeline.audit.audit import AuditJob, audit
 from store.pipeline.columns import ARROW
-from store.pipeline.delta import DataFile, DeltaArchive
+from store.pipeline.delta import CommitMetadata, DataFile, DeltaArchive
 from store.pipeline.errors import PipelineError
 from store.pipeline.fingerprints import NOTHING, Fingerprint, Fingerprints
-from store.pipeline.manifest import CommitMetadata
 from store.pipeline.message_sets import ArchiveMessages
 from store.pipeline.parquet import write_batches
-from store.pipeline.writing import read_back
 from tests.integration.pipeline.world import DAY, HOUR, TODAY
 from tests.support.pages import ROOT
 

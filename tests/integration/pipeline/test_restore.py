@@ -25,7 +25,7 @@ from store.pipeline.diff import DiffReport, diff
 from store.pipeline.errors import PipelineError
 from store.pipeline.message_sets import ArchiveMessages, DatabaseMessages
 from store.pipeline.restore import RestoreJob, RestoreReport, restore
-from store.pipeline.signals import TERMINATED
+from store.pipeline.spark import TERMINATED
 from store.pipeline.verify import VerifyJob, verify
 from storenode.client.messages import new_message
 from tests.integration.database.rows import opened

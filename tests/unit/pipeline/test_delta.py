@@ -9,11 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from store.pipeline import delta, files, listing, manifest
-from store.pipeline.delta import DataFile, DeltaArchive, WrittenFile
+from store.pipeline import delta, files
+from store.pipeline.delta import (
+    CommitMetadata,
+    DataFile,
+    DeltaArchive,
+    WrittenFile,
+    read_commits,
+    read_manifest,
+)
 from store.pipeline.errors import PipelineError
 from store.pipeline.fingerprints import NOTHING, Fingerprint
-from store.pipeline.manifest import CommitMetadata, read_commits, read_manifest
 
 DAY = 20_000
 FILE = WrittenFile("day=2024-10-04/shard=0/part-1.parquet", DAY, 0, 4, 1, 5, 5, "0" * 64)
@@ -79,8 +85,8 @@ def test_a_copy_that_is_gone_or_altered_breaks_the_chain(
 def test_many_copies_become_one_file_that_is_read_as_they_were(
     lake: DeltaArchive, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(manifest, "ROLL_AT", 3)
-    monkeypatch.setattr(manifest, "KEPT_SINGLE", 2)
+    monkeypatch.setattr(delta, "ROLL_AT", 3)
+    monkeypatch.setattr(delta, "KEPT_SINGLE", 2)
     folder = tmp_path / "archive" / "manifest"
     for number in range(9):
         lake.commit([], (), CommitMetadata(store_id="me", position=number))
@@ -176,5 +182,5 @@ def test_only_directories_with_many_small_files_are_crowded(
     publish(lake, [named(number, 3) for number in range(20, 32)])
     assert [len(lake.files({each})) for each in (DAY - 3, DAY - 1)] == [8, 12]
     assert len(lake.crowded()) == 20
-    monkeypatch.setattr(listing, "COMPACT_FILES_AT_ONCE", 8)
+    monkeypatch.setattr(delta, "COMPACT_FILES_AT_ONCE", 8)
     assert {each.day for each in lake.crowded()} == {DAY - 3}

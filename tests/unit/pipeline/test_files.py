@@ -11,7 +11,7 @@ import pytest
 
 from store.pipeline import files
 from store.pipeline.errors import PipelineError, StoreError, of_store
-from store.pipeline.scan import batches_of
+from store.pipeline.parquet import batches_of
 
 STORES = "s3://BUCKET/PATH, gs://BUCKET/PATH or abfss://"
 NO_DATABASE = "An archive is a directory, not a database"

@@ -11,8 +11,7 @@ import pytest
 
 from store.pipeline import files, parquet
 from store.pipeline.columns import ARROW
-from store.pipeline.parquet import WRITTEN, write_batches
-from store.pipeline.scan import batches_of
+from store.pipeline.parquet import WRITTEN, batches_of, write_batches
 
 NAMES = ("ts", "payload", "meta", "parents")
 Row = dict[str, Any]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from store.pipeline.message_sets import MessageSet
-    from store.pipeline.reports import Report
+    from store.pipeline.reports import JobReport
 
 MOST_CONNECTIONS: Final = 64
 FOREVER: Final = 2**63 - 1
@@ -137,7 +137,7 @@ class Runner:
         with self.url() as url:
             yield lambda session: DatabaseMessages(session, url, "the database", self.connections)
 
-    def finish(self, report: Report) -> int:
+    def finish(self, report: JobReport) -> int:
         """Print a report, and return the exit code."""
         self.report_json = report.as_json()
         self.target.print(self.report_json, report.lines())
@@ -145,7 +145,7 @@ class Runner:
 
 
 def job(command: Callable[..., int]) -> Callable[..., int]:
-    """Give a command a `Runner`, and turn errors of jobs into exit codes."""
+    """Return a command that is passed a `Runner`, and whose errors become exit codes."""
 
     def run(runner: Runner, **options: Any) -> int:  # noqa: ANN401
         runner.require_spark()
@@ -155,7 +155,7 @@ def job(command: Callable[..., int]) -> Callable[..., int]:
 
 
 def job_that_may_need_spark(command: Callable[..., int]) -> Callable[..., int]:
-    """Do the same for a command that decides by itself whether it needs Spark."""
+    """Return the same for a command that decides by itself whether it needs Spark."""
 
     def run(
         target: Target,
@@ -214,7 +214,7 @@ def _measured(file: Path | None, job: str, runner: Runner) -> Iterator[_Measured
 
 
 def between(command: Callable[..., int]) -> Callable[..., int]:
-    """Give a command a range of time."""
+    """Return a command that is passed a range of time."""
 
     def run(*, since: int | None, until: int | None, **options: Any) -> int:  # noqa: ANN401
         low, high = 0 if since is None else since, FOREVER if until is None else until

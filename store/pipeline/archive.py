@@ -23,7 +23,7 @@ from store.domain.partitioning import Bounds
 from store.pipeline.columns import NAMES
 from store.pipeline.database import (
     FOREVER,
-    State,
+    DatabaseState,
     connected,
     lock_archiving,
     mark_archived,
@@ -63,16 +63,16 @@ from store.pipeline.spark import Say, shown, silent
 
 
 class ArchiveWriter:
-    """Adds messages to an archive that is open for writing.
+    """A writer of messages to an archive that is open for writing.
 
-    ``held`` is what the archive holds by hour; ``messages`` and ``files`` count what was committed.
+    ``stored`` is what the archive holds by hour; ``messages`` and ``files`` were committed.
     """
 
     def __init__(self, session: SparkSession, archive: DeltaArchive, say: Say = silent) -> None:
         self._session = session
         self._archive = archive
         self._say = say
-        self.held = known_hours(session, archive)
+        self.stored = known_hours(session, archive)
         self.messages = 0
         self.files = 0
         self._read_back: set[int] = set()
@@ -81,7 +81,7 @@ class ArchiveWriter:
         self,
         rows: DataFrame,
         hours: Iterable[int],
-        state: State,
+        state: DatabaseState,
         *,
         is_last: bool,
         messages: int = 0,
@@ -92,18 +92,18 @@ class ArchiveWriter:
         ``is_last``: with them, everything up to the position of ``state`` is archived. Progress
         names ``what``, with about so many ``messages``.
         """
-        partial = [hour for hour in hours if hour in self.held]
-        new = rows if not partial else self._without_held(rows, partial)
+        partial = [hour for hour in hours if hour in self.stored]
+        new = rows if not partial else self._without_stored(rows, partial)
         with shown(self._session, self._say, what, messages):
             written, added = self._write(new, messages)
         if not written:
             return
-        grown = {hour: self.held.get(hour, NOTHING).joined(each) for hour, each in added.items()}
+        grown = {hour: self.stored.get(hour, NOTHING).joined(each) for hour, each in added.items()}
         digests = {each.path: each.digest for each in written}
         known = (state.store_id, state.position) if is_last else (None, None)
         self._archive.commit(written, (), CommitMetadata(digests, grown, *known))
-        self._read_back |= added.keys() - self.held.keys()
-        self.held |= grown
+        self._read_back |= added.keys() - self.stored.keys()
+        self.stored |= grown
         self.messages += sum(each.rows for each in written)
         self.files += len(written)
 
@@ -113,7 +113,7 @@ class ArchiveWriter:
         days = {hour // DAY_NS for hour in wanted - self._read_back}
         found = fingerprints_of(self._session, self._archive.files(days), HOUR_NS)
         return {
-            hour: self.held[hour] if hour in self._read_back else found.get(hour, NOTHING)
+            hour: self.stored[hour] if hour in self._read_back else found.get(hour, NOTHING)
             for hour in wanted
         }
 
@@ -146,10 +146,10 @@ class ArchiveWriter:
         )
         self._archive.begin_manifest(written, hours)
 
-    def _without_held(self, rows: DataFrame, hours: list[int]) -> DataFrame:
+    def _without_stored(self, rows: DataFrame, hours: list[int]) -> DataFrame:
         files = self._archive.files({hour // DAY_NS for hour in hours})
-        held = read_files(self._session, files, KEY, min(hours), max(hours) + HOUR_NS)
-        return rows.join(held, list(KEY), "left_anti")
+        stored = read_files(self._session, files, KEY, min(hours), max(hours) + HOUR_NS)
+        return rows.join(stored, list(KEY), "left_anti")
 
     def _write(
         self, rows: DataFrame, messages: int, *, by_hour: bool = True
@@ -403,8 +403,8 @@ class _Run:
         job, archive = self._job, self._job.archive.renew()
         writer = ArchiveWriter(self._session, archive, job.say)
         state = self._state()
-        to_do = _hours_to_do(state, writer.held)
-        result = ArchiveReport(state.position, _missing(to_do, writer.held))
+        to_do = _hours_to_do(state, writer.stored)
+        result = ArchiveReport(state.position, _missing(to_do, writer.stored))
         steps = in_steps(to_do) if to_do else []
         for number, step in enumerate(steps, 1):
             what = f"archive, step {number} of {len(steps)}" if len(steps) > 1 else "archive"
@@ -413,7 +413,7 @@ class _Run:
                 step,
                 state,
                 is_last=job.is_whole and number == len(steps),
-                messages=_missing(step, writer.held),
+                messages=_missing(step, writer.stored),
                 what=what,
             )
         result.published, result.files = writer.messages, writer.files
@@ -432,11 +432,11 @@ class _Run:
         missing = _missing(_hours_to_do(state, stored), stored)
         return ArchiveReport(state.position, missing, dry_run=True)
 
-    def _state(self) -> State:
+    def _state(self) -> DatabaseState:
         low = self._job.low_ns // HOUR_NS * HOUR_NS
         return read_state(self._connection, low, self._job.high_ns)
 
-    def _rows(self, state: State, hours: Fingerprints) -> DataFrame:
+    def _rows(self, state: DatabaseState, hours: Fingerprints) -> DataFrame:
         """Return the messages of some hours, as far as the job is about them."""
         job = self._job
         rows = sum(each.messages for each in hours.values())
@@ -459,7 +459,7 @@ class _Run:
 def mark_hours(
     connection: psycopg.Connection[Any],
     job: ArchiveJob,
-    state: State,
+    state: DatabaseState,
     writer: ArchiveWriter,
     result: ArchiveReport,
 ) -> None:
@@ -469,7 +469,7 @@ def mark_hours(
     unless ``mark_here`` is set; then it takes over the marks of hours that it holds in full, also
     of hours that were dropped.
     """
-    stored = writer.held
+    stored = writer.stored
     marked = read_marked_archives(connection)
     if marked and job.archive.path not in marked and not job.mark_here:
         result.elsewhere = marked[0]
@@ -495,7 +495,7 @@ def mark_hours(
     result.differing = sorted(hour for hour in new if stored.get(hour) != sealed[hour])
 
 
-def _hours_to_do(state: State, stored: Fingerprints) -> Fingerprints:
+def _hours_to_do(state: DatabaseState, stored: Fingerprints) -> Fingerprints:
     """Return the hours of which the database holds something else than the archive."""
     wanted = state.fingerprints
     return {hour: wanted[hour] for hour in differing(stored, wanted) if hour in wanted}

@@ -2,8 +2,8 @@
 
 ``hash`` again as ``h0`` to ``h3`` is what makes fingerprints native. ``tail`` fields that may be
 absent are null. ``lamport`` is an unsigned number of 64 bits in a signed column, as in the
-database. The SDS columns are null for messages that are none of SDS; what they say is the claim of
-whoever published the message.
+database. The SDS columns are null for messages that are none of SDS; they are claims of the
+message's publisher.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def spark_schema(names: Iterable[str] = NAMES) -> StructType:
 
 
 def empty(session: SparkSession, schema: pa.Schema) -> DataFrame:
-    """No rows of a schema; through Spark Connect none of an Arrow table can be had."""
+    """Return a DataFrame without rows; Spark Connect has none of an empty Arrow table."""
     return session.createDataFrame([], from_arrow_schema(schema))
 
 

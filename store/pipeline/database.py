@@ -1,4 +1,4 @@
-"""What a job knows of a store node's database: its state, its summaries, the hours it has noted.
+"""The state of a store node's database: its position, its summaries, and the archived hours.
 
 Everything is read from the views that the migrations make for it. One snapshot gives a commit
 position and the fingerprints of everything that was committed up to it.
@@ -77,8 +77,8 @@ _TRY_LOCK: Final[LiteralString] = "select pg_try_advisory_lock(%s)"
 
 
 @dataclass(frozen=True)
-class State:
-    """One moment of a database: everything committed up to ``position``, and nothing else.
+class DatabaseState:
+    """A moment of a database: everything committed up to ``position``, and nothing else.
 
     ``fingerprints`` are those of the level that was asked for; ``partitions`` the bounds of the
     partitions of messages, ascending. Times are in nanoseconds.
@@ -111,7 +111,7 @@ def connected(url: str, what: str = "The database") -> Iterator[Connection]:
 
 def read_state(
     connection: Connection, low_ns: int = 0, high_ns: int = FOREVER, level: str = "hour"
-) -> State:
+) -> DatabaseState:
     """Read one moment: fingerprints of the slices that begin in a range of time."""
     with connection.transaction():
         connection.execute(_SNAPSHOT)
@@ -120,7 +120,7 @@ def read_state(
         texts = [text for (text,) in connection.execute(_PARTITIONS)]
     bounds = (None if text is None else parse_bounds(text) for text in texts)
     partitions = tuple(sorted(each for each in bounds if each is not None))
-    return State(store_id, horizon_ns, position, of_buckets(buckets), partitions)
+    return DatabaseState(store_id, horizon_ns, position, of_buckets(buckets), partitions)
 
 
 def read_as_of(
@@ -150,14 +150,14 @@ def _buckets(connection: Connection, level: str, low_ns: int, high_ns: int, fold
     length_ns = LEVELS_NS[level]
     rows = connection.execute(_BUCKETS, (_BUCKET_LEVELS[level], low_ns, high_ns)).fetchall()
     columns = np.array(rows, np.int64).reshape(-1, 6)
-    held = Buckets(
+    stored = Buckets(
         np.ascontiguousarray(columns[:, 0]),
         np.ascontiguousarray(columns[:, 1]),
         np.ascontiguousarray(columns[:, 2:]).view("<u8"),
     )
     deltas = connection.execute(_UNFOLDED, (folded, low_ns, high_ns)).fetchall()
     added = unpack(bytes(summary) for (summary,) in deltas).coarser(length_ns)
-    return merged([held, added.within(low_ns, high_ns)])
+    return merged([stored, added.within(low_ns, high_ns)])
 
 
 def read_archived(connection: Connection) -> Fingerprints:
@@ -178,31 +178,33 @@ def read_marked_archives(connection: Connection) -> list[str]:
 
 
 def mark_archived(
-    connection: Connection, held: Fingerprints, hours: Iterable[int], archive: str
+    connection: Connection, stored: Fingerprints, hours: Iterable[int], archive: str
 ) -> list[int]:
     """Note those hours of which an archive holds exactly what the database does; returns them.
 
-    ``held`` is what the archive holds, by hour. A message that arrives later takes an hour's mark
+    ``stored`` is what the archive holds, by hour. A message that arrives later takes an hour's mark
     away, since the mark counts only while it agrees with the summaries.
     """
     wanted = sorted(hours)
     if not wanted:
         return []
     now = read_state(connection, wanted[0], wanted[-1] + HOUR_NS)
-    equal = [hour for hour in wanted if hour in held and now.fingerprints.get(hour) == held[hour]]
+    equal = [
+        hour for hour in wanted if hour in stored and now.fingerprints.get(hour) == stored[hour]
+    ]
     with connection.transaction(), connection.cursor() as cursor:
-        rows = [(hour, *held[hour], now.position, archive) for hour in equal]
+        rows = [(hour, *stored[hour], now.position, archive) for hour in equal]
         cursor.executemany(_MARK, rows)
     return equal
 
 
 def take_over_marks(connection: Connection, hours: Iterable[int], archive: str) -> int:
-    """Have the marks of some hours name an archive that holds what they say; how many did not."""
+    """Rename the archive of the marks of some hours; return how many marks were changed."""
     return connection.execute(_TAKE_OVER, (archive, list(hours), archive)).rowcount
 
 
 def lock_archiving(connection: Connection) -> None:
-    """Be the only job that archives this database, as long as the connection lives."""
+    """Lock the archiving of this database, as long as the connection lives."""
     if connection.execute(_TRY_LOCK, (ARCHIVING,)).fetchone() != (True,):
         raise PipelineError(
             "Another job is archiving this database: wait until it has ended, or end it."
@@ -210,7 +212,7 @@ def lock_archiving(connection: Connection) -> None:
 
 
 def lock_restoring(connection: Connection) -> None:
-    """Be the only job that restores messages into this database, as `lock_archiving`."""
+    """Lock restores into this database, as `lock_archiving`."""
     if connection.execute(_TRY_LOCK, (RESTORING,)).fetchone() != (True,):
         raise PipelineError(
             "Another job is restoring into this database: wait until it has ended, or end it."

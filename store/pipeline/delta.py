@@ -103,7 +103,7 @@ class FileRecord(NamedTuple):
 
 @dataclass(frozen=True)
 class CommitMetadata:
-    """What a commit records besides the actions of Delta Lake.
+    """The metadata that a commit records besides the actions of Delta Lake.
 
     ``files`` are the digests of the files that it adds; ``hours`` whole hours as they are after it.
     ``position`` is the commit of the database of the store ``store_id`` up to which all of its
@@ -146,11 +146,11 @@ class _Commit:
 
 @dataclass
 class Manifest:
-    """All commits of an archive taken together, as their copies in a directory record them.
+    """The sum of all commits of an archive, as their copies in a directory record them.
 
     ``files`` are those of the newest state, ``removed`` those of earlier ones. ``required`` are the
-    hours that the archive must hold, and ``held`` those that it holds by its newest commits, except
-    on ``unknown_days``: a program that does not record hours has changed their files.
+    hours that the archive must hold, and ``stored`` those of its newest commits, except on
+    ``unknown_days``: a program that does not record hours has changed their files.
     ``digests`` are those of the commits in order. ``broken`` has a line for each place where the
     chain is broken, ``foreign`` the commits that another program made. ``positions`` are by store
     those of the newest commit that has one.
@@ -159,7 +159,7 @@ class Manifest:
     path: str
     files: dict[str, FileRecord] = field(default_factory=dict)
     required: Fingerprints = field(default_factory=dict)
-    held: Fingerprints = field(default_factory=dict)
+    stored: Fingerprints = field(default_factory=dict)
     unknown_days: set[int] = field(default_factory=set)
     removed: set[str] = field(default_factory=set)
     digests: list[str] = field(default_factory=list)
@@ -243,7 +243,7 @@ class Manifest:
         if commit.before is None:
             self.unknown_days |= days
             return
-        self.held |= metadata.hours
+        self.stored |= metadata.hours
         if not metadata.lost:
             self.required |= {
                 hour: each
@@ -294,12 +294,12 @@ def commit_name(version: int) -> str:
     return f"{version:020}.json"
 
 
-def short_hours(wanted: Fingerprints, held: Fingerprints) -> list[int]:
+def short_hours(wanted: Fingerprints, stored: Fingerprints) -> list[int]:
     """Return the hours that lack something: they have fewer messages, or as many others."""
     return sorted(
         hour
         for hour, each in wanted.items()
-        if held.get(hour, NOTHING).messages <= each.messages and held.get(hour) != each
+        if stored.get(hour, NOTHING).messages <= each.messages and stored.get(hour) != each
     )
 
 

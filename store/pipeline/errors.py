@@ -1,4 +1,4 @@
-"""What ends a job: one sentence and an exit code."""
+"""The errors that end a job: one sentence and an exit code."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _STORE_CAUSES: Final = (
 
 
 class StoreError(OSError):
-    """What an object store said of a path, and in a sentence what that comes to."""
+    """The error of an object store about a path, with its cause in words."""
 
     def __init__(self, path: str, said: str) -> None:
         cause = store_cause(said) or " ".join(said.split())[:200]
@@ -61,7 +61,7 @@ class StoreError(OSError):
         self._said = said
 
     def __reduce__(self) -> tuple[type[StoreError], tuple[str, str]]:
-        """Made anew from its parts when it is sent between processes."""
+        """Return its parts, for processes that it is sent to."""
         return type(self), (self.filename, self._said)
 
 
@@ -71,7 +71,7 @@ def store_cause(said: str) -> str | None:
 
 
 class PipelineError(Exception):
-    """Ends a job.
+    """An error that ends a job.
 
     The text begins with the exit code, so that it survives the way from a worker's traceback.
     """
@@ -82,7 +82,7 @@ class PipelineError(Exception):
         self.code = code
 
     def __reduce__(self) -> tuple[type[PipelineError], tuple[str, int]]:
-        """Made anew from its parts when it is sent between processes."""
+        """Return its parts, for processes that it is sent to."""
         return type(self), (self.sentence, self.code)
 
 

@@ -279,13 +279,13 @@ def move_folder(parent: str, name: str, target: str) -> None:
 
         for path in listed(f"{parent}/{name}"):
             with _translated(f"{parent}/{name}/{path}"):
-                old, new = (f"{_key(parent)}/{each}/{path}".lstrip("/") for each in (name, target))
-                obstore.rename(_store(parent), old, new)
+                keys = (f"{_key(parent)}/{each}/{path}".lstrip("/") for each in (name, target))
+                obstore.rename(_store(parent), *keys)
         return
-    old, new = Path(parent, name), Path(parent, target)
-    old.rename(new)
-    sync_folder(old.parent)
-    sync_folder(new.parent)
+    source = Path(parent, name)
+    source.rename(Path(parent, target))
+    sync_folder(source.parent)
+    sync_folder(Path(parent))
 
 
 def settle(paths: Iterable[str], folders: int) -> None:
@@ -416,13 +416,15 @@ def _opened_store(root: str, options: tuple[tuple[str, str], ...]) -> ObjectStor
 
     given = dict(options)
     config: Any = {name: value for name, value in given.items() if name.startswith("aws_")}
+    client: Any = {**_TIMEOUTS, "allow_http": True}
     retries = int(given["max_retries"])
-    return from_url(
+    found: ObjectStore = from_url(
         root,
         config=config or None,
-        client_options={**_TIMEOUTS, "allow_http": True},  # type: ignore[typeddict-item]
+        client_options=client,
         retry_config={"max_retries": retries, "retry_timeout": timedelta(seconds=60)},
     )
+    return found
 
 
 @contextmanager

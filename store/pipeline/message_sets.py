@@ -34,7 +34,7 @@ def known_hours(session: SparkSession, archive: DeltaArchive) -> Fingerprints:
     if manifest.version < archive.version or manifest.broken:
         unknown = {each.day for each in archive.files()}
     hours = {
-        hour: each for hour, each in manifest.held.items() if hour // DAY_NS not in unknown
+        hour: each for hour, each in manifest.stored.items() if hour // DAY_NS not in unknown
     } | fingerprints_of(session, archive.files(unknown), HOUR_NS)
     return {hour: each for hour, each in hours.items() if each != NOTHING}
 
@@ -216,7 +216,7 @@ def recorded_in(archive: DeltaArchive, level: str) -> Fingerprints | None:
     is_current = manifest.version == archive.version and not manifest.broken
     if length_ns < HOUR_NS or manifest.unknown_days or not is_current:
         return None
-    return coarser(manifest.held, length_ns)
+    return coarser(manifest.stored, length_ns)
 
 
 def recorded_by(url: str, level: str) -> Fingerprints:

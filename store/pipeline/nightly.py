@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 from store.pipeline.archive import ArchiveJob, archive
 from store.pipeline.audit.audit import AuditJob, audit
 from store.pipeline.message_sets import ArchiveMessages
-from store.pipeline.reports import Report
+from store.pipeline.reports import JobReport
 from store.pipeline.verify import VerifyJob, verify
 
 
@@ -18,7 +18,7 @@ from store.pipeline.verify import VerifyJob, verify
 class NightlyReport:
     """The reports of the jobs, by name and in their order."""
 
-    reports: dict[str, Report]
+    reports: dict[str, JobReport]
 
     @property
     def sound(self) -> bool:

@@ -163,7 +163,7 @@ def _remove(session: SparkSession, archive: DeltaArchive, lost: list[DataFile]) 
     days = {each.day for each in lost}
     here = [each for each in archive.files(days) if each.path not in paths]
     left = fingerprints_of(session, here, HOUR_NS)
-    before = {hour for hour in archive.manifest.held if hour // DAY_NS in days}
+    before = {hour for hour in archive.manifest.stored if hour // DAY_NS in days}
     hours: Fingerprints = {hour: left.get(hour, NOTHING) for hour in before | left.keys()}
     archive.commit([], lost, CommitMetadata(hours=hours, lost=True))
 

@@ -21,7 +21,7 @@ from storenode.message.limits import NS_PER_S
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-class Report(Protocol):
+class JobReport(Protocol):
     """The result of a job."""
 
     @property

@@ -77,7 +77,7 @@ T = TypeVar("T")
 
 
 class Slice(NamedTuple):
-    """About ``rows`` messages from ``low_ns`` to ``high_ns``, which is excluded."""
+    """A range with about ``rows`` messages, from ``low_ns`` to ``high_ns``, which is excluded."""
 
     low_ns: int
     high_ns: int
@@ -85,7 +85,7 @@ class Slice(NamedTuple):
 
 
 def plan_slices(
-    held: Fingerprints,
+    stored: Fingerprints,
     partitions: Iterable[Bounds],
     within: Bounds,
     slice_rows: int,
@@ -93,14 +93,14 @@ def plan_slices(
 ) -> list[Slice]:
     """Return ascending slices that together hold the messages of some hours ``within`` a range.
 
-    ``held`` may be about minutes as well, which ``length_ns`` says. No slice reaches over the
-    bounds of a partition, or over a gap in what is held. An hour that has much more than
+    ``stored`` may be about minutes as well, which ``length_ns`` says. No slice reaches over the
+    bounds of a partition, or over a gap in what is stored. An hour that has much more than
     ``slice_rows`` messages is cut by time.
     """
     cuts = sorted({edge for each in partitions for edge in (each.low, each.high)})
     pieces: list[Slice] = []
-    for start in sorted(held):
-        for piece in _cut(start, length_ns, held[start].messages, cuts, slice_rows):
+    for start in sorted(stored):
+        for piece in _cut(start, length_ns, stored[start].messages, cuts, slice_rows):
             low, high = max(piece.low_ns, within.low), min(piece.high_ns, within.high)
             if low < high:
                 pieces.append(Slice(low, high, piece.rows))
@@ -118,12 +118,12 @@ def grouped(slices: Sequence[Slice], groups: int) -> list[list[Slice]]:
     return in_shares(slices, lambda each: each.rows, share)
 
 
-def in_steps(held: Fingerprints) -> list[Fingerprints]:
+def in_steps(stored: Fingerprints) -> list[Fingerprints]:
     """Group hours in the order of time to those that are published in one commit."""
-    total = sum(each.messages for each in held.values())
+    total = sum(each.messages for each in stored.values())
     share = min(MAX_STEP_MESSAGES, max(MIN_STEP_MESSAGES, -(-total // STEP_SHARE)))
-    steps = in_shares(sorted(held), lambda hour: held[hour].messages, share)
-    return [{hour: held[hour] for hour in hours} for hours in steps]
+    steps = in_shares(sorted(stored), lambda hour: stored[hour].messages, share)
+    return [{hour: stored[hour] for hour in hours} for hours in steps]
 
 
 def in_shares(items: Sequence[T], rows_of: Callable[[T], int], share: int) -> list[list[T]]:
@@ -486,8 +486,8 @@ class StorenodeReader(DataSourceReader):
             position = state.position if position < 0 else position
             if slices is None:
                 size = good_slice_rows(state.messages, self._connections)
-                held, partitions = state.fingerprints, state.partitions
-                slices = plan_slices(held, partitions, Bounds(*bounds), size)
+                stored, partitions = state.fingerprints, state.partitions
+                slices = plan_slices(stored, partitions, Bounds(*bounds), size)
         # Without any partition Spark has one of its own read.
         groups = grouped(slices, self._connections) or [[]]
         return [SlicesPartition(group, position) for group in groups]

@@ -35,7 +35,7 @@ _FAR_DAYS: Final = 3_650
 """A disk that is full within so many days is a warning; a later date than this is not reported."""
 
 
-class Finding(NamedTuple):
+class ReportFinding(NamedTuple):
     """A sentence of a report: good, a warning or a note; ``part`` is the section it links to."""
 
     kind: str
@@ -104,18 +104,20 @@ def live_messages(lateness: Figures) -> int:
     return sum(each["messages"] for each in lateness["classes"])
 
 
-def findings_of(figures: Figures) -> list[Finding]:
+def findings_of(figures: Figures) -> list[ReportFinding]:
     """Return all findings, warnings first."""
     found = list(_findings(figures))
     return sorted(found, key=lambda each: (WARNING, GOOD, NOTE).index(each.kind))
 
 
-def _findings(figures: Figures) -> Iterator[Finding]:
+def _findings(figures: Figures) -> Iterator[ReportFinding]:
     if figures["completeness"] is not None:
         yield completeness_finding(figures["completeness"])
     traffic = figures["traffic"]
     if traffic is None:
-        yield Finding(WARNING, f"{shown(figures['name'])} holds no messages of this time.", "top")
+        yield ReportFinding(
+            WARNING, f"{shown(figures['name'])} holds no messages of this time.", "top"
+        )
     else:
         yield gap_finding(traffic)
     if figures["compared"] is not None:
@@ -128,31 +130,33 @@ def _findings(figures: Figures) -> Iterator[Finding]:
     if traffic is not None and traffic["not_drawn"]:
         messages = count(traffic["not_drawn"], "message")
         sentence = f"{messages} with a timestamp far from all others: counted, and not drawn."
-        yield Finding(NOTE, sentence, "traffic")
+        yield ReportFinding(NOTE, sentence, "traffic")
 
 
-def gap_finding(traffic: Figures) -> Finding:
+def gap_finding(traffic: Figures) -> ReportFinding:
     """Return the finding on silent hours of shards."""
     if not traffic["gap_count"]:
         text = "No shard was silent for longer than its traffic explains."
-        return Finding(GOOD, text, "gaps")
+        return ReportFinding(GOOD, text, "gaps")
     worst = traffic["gaps"][0]
     text = (
         f"{count(traffic['gap_count'], 'gap')}: the greatest in {shard_name(worst['shard'])},"
         f" {count(worst['hours'], 'hour')} from {time(worst['start_ns'])}, where about"
         f" {count(worst['expected_messages'], 'message')} would have been usual."
     )
-    return Finding(WARNING, text, "gaps")
+    return ReportFinding(WARNING, text, "gaps")
 
 
-def completeness_finding(found: Figures) -> Finding:
+def completeness_finding(found: Figures) -> ReportFinding:
     """Return the finding on missing parents and incomplete pasts."""
     part = "completeness"
     if not found["channels"]:
-        return Finding(NOTE, "No message is one of SDS, so none names others.", part)
+        return ReportFinding(NOTE, "No message is one of SDS, so none names others.", part)
     if not (found["missing"] or found["incomplete"] or found["faults"]):
         channels = count(found["channels"], "channel")
-        return Finding(GOOD, f"Every message that another names is held, in {channels}.", part)
+        return ReportFinding(
+            GOOD, f"Every message that another names is held, in {channels}.", part
+        )
     since = ""
     dated = [each for each in found["least_complete"] if each["missing_since_ns"] is not None]
     if dated:
@@ -162,28 +166,28 @@ def completeness_finding(found: Figures) -> Finding:
     faults = f"; {count(found['faults'], 'contradiction')}" if found["faults"] else ""
     verb = "is" if found["missing"] == 1 else "are"
     missing = f"{count(found['missing'], 'message')} that others name as parents {verb} missing"
-    return Finding(WARNING, f"{missing}{since}{past}{faults}.", part)
+    return ReportFinding(WARNING, f"{missing}{since}{past}{faults}.", part)
 
 
-def compared_finding(compared: Figures) -> Finding:
+def compared_finding(compared: Figures) -> ReportFinding:
     """Return the finding on the hours that differ between archive and database."""
     hours, differing = count(compared["hours"], "hour"), compared["differing"]
     if not compared["hours"]:
         text = "The database holds no hour that is over, to compare the archive with."
-        return Finding(NOTE, text, "gaps")
+        return ReportFinding(NOTE, text, "gaps")
     if not differing:
-        return Finding(GOOD, f"The archive holds {hours} of the database exactly.", "gaps")
+        return ReportFinding(GOOD, f"The archive holds {hours} of the database exactly.", "gaps")
     verb = "is" if differing == 1 else "are"
     text = f"{differing:,} of {hours} of the database {verb} not the same in the archive."
-    return Finding(WARNING, text, "gaps")
+    return ReportFinding(WARNING, text, "gaps")
 
 
-def lateness_finding(lateness: Figures) -> Finding:
+def lateness_finding(lateness: Figures) -> ReportFinding:
     """Return the finding on the lateness of new messages."""
     live = live_messages(lateness)
     if not live:
         text = "Of no message is it known when a client or gossip brought it."
-        return Finding(NOTE, text, "lateness")
+        return ReportFinding(NOTE, text, "lateness")
 
     def within(seconds: float) -> float:
         classes = lateness["classes"][: EDGES_S.index(seconds) + 1]
@@ -196,27 +200,27 @@ def lateness_finding(lateness: Figures) -> Finding:
         f"{within(1.0):.1%} of {count(live, 'message')} that clients and gossip brought were stored"
         f" within a second of their timestamp{latest}."
     )
-    return Finding(WARNING if late >= _LATE_SHARE else GOOD, text, "lateness")
+    return ReportFinding(WARNING if late >= _LATE_SHARE else GOOD, text, "lateness")
 
 
-def outlook_finding(place: Figures) -> Finding:
+def outlook_finding(place: Figures) -> ReportFinding:
     """Return the finding on the growth of an archive or a database."""
     name = place["name"][:1].upper() + place["name"][1:]
     if not place["mean_of_days"]:
         text = f"{name} has no whole day yet, so its growth is unknown."
-        return Finding(NOTE, text, "growth")
+        return ReportFinding(NOTE, text, "growth")
     gains = (
         f"{name} gains {count(place['messages_a_day'], 'message')} and"
         f" {size(place['bytes_a_day'])} a day"
     )
     full = place["full_in_days"]
     if full is None:
-        return Finding(NOTE, f"{gains}{_retention(place)}.", "growth")
+        return ReportFinding(NOTE, f"{gains}{_retention(place)}.", "growth")
     if full > _FAR_DAYS:
-        return Finding(NOTE, f"{gains}, and its disk is not full within ten years.", "growth")
+        return ReportFinding(NOTE, f"{gains}, and its disk is not full within ten years.", "growth")
     when = f"in {count(full, 'day')}" if full else "now"
     kind = WARNING if full < _SOON_DAYS else NOTE
-    return Finding(kind, f"{gains}, and its disk is full {when}.", "growth")
+    return ReportFinding(kind, f"{gains}, and its disk is full {when}.", "growth")
 
 
 def _retention(place: Figures) -> str:
@@ -232,12 +236,12 @@ def _retention(place: Figures) -> str:
     return ""
 
 
-def peers_finding(figures: Figures) -> Finding:
+def peers_finding(figures: Figures) -> ReportFinding:
     """Return the finding on peers that have not reconciled with the node for long, or at all."""
     peers = figures["peers"]
     if not peers:
         text = "The node has no peers, so nothing repairs its gaps."
-        return Finding(NOTE, text, "peers")
+        return ReportFinding(NOTE, text, "peers")
     total = count(figures["peer_count"], "peer")
     failing = [shown(each["name"]) for each in peers if each["failures"]]
     never = [shown(each["name"]) for each in peers if each["last_sync_ns"] is None]
@@ -247,13 +251,13 @@ def peers_finding(figures: Figures) -> Finding:
             f"{len(never):,} of {total} never reconciled with the node since it started:"
             f" {_first_of(never)}.{failures}"
         )
-        return Finding(WARNING, text, "peers")
+        return ReportFinding(WARNING, text, "peers")
     age_ns = max(0, figures["made_ns"] - min(each["last_sync_ns"] for each in peers))
     text = (
         f"All {total} have reconciled with the node, the one longest ago"
         f" {span(age_ns / NS_PER_S)} before this report.{failures}"
     )
-    return Finding(WARNING if failing or age_ns > DAY_NS else GOOD, text, "peers")
+    return ReportFinding(WARNING if failing or age_ns > DAY_NS else GOOD, text, "peers")
 
 
 def _first_of(names: list[str]) -> str:

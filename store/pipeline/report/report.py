@@ -122,7 +122,7 @@ def _gathered(session: SparkSession, job: ReportJob) -> Figures:
         end_ns = min(job.high_ns, time.time_ns())
         compared = None
         if archive is not None:
-            held = archive.fingerprints("hour", None)
+            stored = archive.fingerprints("hour", None)
             complete_ns = archive.archive.changed_ns
             if database is not None:
                 wanted = database.fingerprints("hour", None)
@@ -131,7 +131,7 @@ def _gathered(session: SparkSession, job: ReportJob) -> Figures:
                     for hour, each in wanted.items()
                     if job.low_ns <= hour and hour + HOUR_NS <= end_ns
                 }
-                compared, complete_ns = _compared(held, sealed)
+                compared, complete_ns = _compared(stored, sealed)
             end_ns = min(end_ns, complete_ns)
         rows = messages.messages(_TRAFFIC, *range_ns)
         traffic = traffic_of(session, rows, end_ns)
@@ -153,18 +153,18 @@ def _gathered(session: SparkSession, job: ReportJob) -> Figures:
         }
 
 
-def _compared(held: Fingerprints, sealed: Fingerprints) -> tuple[Figures, int]:
+def _compared(stored: Fingerprints, sealed: Fingerprints) -> tuple[Figures, int]:
     """Compare complete hours of a database with those of an archive.
 
     Returns the hours that differ, and the first hour that is later than all of the archive.
     """
-    wrong = [hour for hour in differing(sealed, held) if hour in sealed]
+    wrong = [hour for hour in differing(sealed, stored) if hour in sealed]
     listed = [
-        {"start_ns": hour, "archive": held.get(hour, NOTHING).messages}
+        {"start_ns": hour, "archive": stored.get(hour, NOTHING).messages}
         | {"database": sealed[hour].messages}
         for hour in wrong[-MAX_LISTED:]
     ]
-    newest = max(held, default=0)
+    newest = max(stored, default=0)
     figures = {"hours": len(sealed), "differing": len(wrong), "listed": listed}
     return figures, min((hour for hour in wrong if hour > newest), default=FOREVER)
 

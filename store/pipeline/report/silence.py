@@ -55,7 +55,7 @@ def silences(starts_ns: Numbers, messages: Numbers, end_ns: int) -> list[Silence
     counts = np.zeros(end_ns // HOUR_NS - first, np.int64)
     counts[starts_ns[known] // HOUR_NS - first] = messages[known]
     edges = np.diff(np.concatenate([[False], counts == 0, [False]]).astype(np.int8))
-    runs = np.flatnonzero(edges).reshape(-1, 2).tolist()
+    runs = [(int(low), int(high)) for low, high in np.flatnonzero(edges).reshape(-1, 2)]
     is_usual = np.ones(len(counts), np.bool_)
     found: list[tuple[int, int, int]] = []
     for _ in range(_PASSES):

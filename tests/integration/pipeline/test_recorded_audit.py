@@ -107,7 +107,7 @@ class Place:
                 part.to_pylist()]  # fmt: skip
         written, _ = read_back(self.spark, archive, {row["path"]: row["rows"] for row in done})
         digests = {each.path: each.digest for each in written}
-        before = dict.fromkeys(archive.manifest.held, NOTHING)
+        before = dict.fromkeys(archive.manifest.stored, NOTHING)
         archive.commit(written, gone, CommitMetadata(digests, before | self._hours(), lost=True))
 
     def _hours(self) -> Fingerprints:

@@ -62,7 +62,7 @@ def test_the_commits_are_a_chain_that_names_files_and_hours(lake: DeltaArchive) 
     found = read_manifest(f"{lake.path}/manifest")
     assert (found.version, found.broken, found.foreign) == (2, [], [])
     assert (found.files, found.removed) == ({}, {FILE.path})
-    assert (found.required, found.held) == ({0: hour}, {0: NOTHING})
+    assert (found.required, found.stored) == ({0: hour}, {0: NOTHING})
     assert found.positions == {"me": 7}
     assert lake.log_faults(found) == []
 

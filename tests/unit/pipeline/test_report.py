@@ -58,7 +58,7 @@ MAX_PAGE_BYTES = 3_200_000
 
 
 def ranking(names: list[str], *keys: str) -> Figures:
-    top = [
+    top: list[Figures] = [
         {**dict.fromkeys(keys, name), "messages": 2_000 - place, "payload_bytes": 5_000}
         | {"first_ns": START, "last_ns": START + place}
         for place, name in enumerate((names * MAX_NAMES)[:MAX_NAMES])
@@ -70,24 +70,23 @@ def ranking(names: list[str], *keys: str) -> Figures:
 
 def traffic(shards: int, steps: int, names: list[str]) -> Figures:
     axis = axis_of(START, START + steps * HOUR_NS - 1)
-    cells = [
+    cells: list[Figures] = [
         {"start_ns": start, "shard": shard, "messages": 1 + (start // HOUR_NS + shard) % 50}
         | {"active_hours": 1, "hours": 1}
         for start in axis.starts
         for shard in range(-1, shards - 1)
     ]
-    found = [
-        {"start_ns": start}
-        | {"messages": sum(cell["messages"] for cell in cells if cell["start_ns"] == start)}
-        for start in axis.starts
-    ]
+    sums = dict.fromkeys(axis.starts, 0)
+    for cell in cells:
+        sums[cell["start_ns"]] += cell["messages"]
+    found = [{"start_ns": start, "messages": messages} for start, messages in sums.items()]
     gaps = [
         {"shard": number % shards - 1, "start_ns": START + number * HOUR_NS, "hours": 3}
         | {"expected_messages": 12}
         for number in range(MAX_GAPS)
     ]
     return {
-        "messages": sum(step["messages"] for step in found),
+        "messages": sum(sums.values()),
         "payload_bytes": 10**6,
         "from_ns": axis.first_ns,
         "to_ns": axis.last_ns,

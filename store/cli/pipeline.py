@@ -177,25 +177,20 @@ def fingerprint(
     Without ARCHIVE it prints those of the database. Spark is started only for minutes of ARCHIVE,
     and if its commits do not record its hours.
     """
+    from store.pipeline import message_sets as sets  # noqa: PLC0415
     from store.pipeline.delta import DeltaArchive  # noqa: PLC0415
-    from store.pipeline.message_sets import (  # noqa: PLC0415
-        ArchiveMessages,
-        recorded_by,
-        recorded_in,
-        sliced,
-    )
 
     if archive is None:
         with runner.url() as url:
-            asked = recorded_by(url, level)
-        return runner.finish(sliced("the database", level, asked, low_ns, high_ns))
+            found = sets.recorded_by(url, level)
+        return runner.finish(sets.fingerprint("the database", level, found, low_ns, high_ns))
     lake = DeltaArchive(archive).open()
-    found = recorded_in(lake, level)
-    if found is None:
+    recorded = sets.recorded_in(lake, level)
+    if recorded is None:
         runner.require_spark()
         with runner.session() as session:
-            found = ArchiveMessages(session, lake).fingerprints(level, None)
-    return runner.finish(sliced(lake.path, level, found, low_ns, high_ns))
+            recorded = sets.computed_in(session, lake, level)
+    return runner.finish(sets.fingerprint(lake.path, level, recorded, low_ns, high_ns))
 
 
 @pipeline.command(cls=LayeredCommand)
@@ -240,14 +235,13 @@ def diff(
 
     if output is not None:
         jobs.require_output(output)
-    bounds = (low_ns, None if high_ns == FOREVER else high_ns)
     with (
         runner.messages(first) as one,
         runner.messages(second) as other,
         runner.session() as session,
     ):
         sides = (one(session), other(session))
-        found = jobs.diff(session, *sides, output=output, bounds=bounds, say=runner.say)
+        found = jobs.diff(session, *sides, output=output, bounds=(low_ns, high_ns), say=runner.say)
         return runner.finish(found)
 
 

@@ -60,9 +60,10 @@ from store.pipeline.files import (
 from store.pipeline.fingerprints import NOTHING, Fingerprint, Fingerprints
 from store.pipeline.limits import (
     COMPACT_AT_FILES,
+    COMPACT_BELOW_BYTES,
     COMPACT_FILES_AT_ONCE,
-    COMPACTION_STEPS,
     DAY_NS,
+    MAX_COMPACTED_BYTES,
     MAX_PARQUET_FILES,
     VACUUM_AFTER_HOURS,
 )
@@ -378,22 +379,22 @@ class Listing:
         return _rows(self._files.filter(pc.is_in(self._files["day"], value_set=wanted)))
 
     def crowded(self) -> list[Row]:
-        """Return files that should be compacted to one per directory.
+        """Return small files that should be compacted to one per directory.
 
-        Files of about the same size are compacted together, so that a message is written a few
-        times in all. The directories are the earliest that have `COMPACT_FILES_AT_ONCE` together.
+        The directories are the earliest that have `COMPACT_FILES_AT_ONCE` together.
         """
-        small = self._files.filter(pc.less(self._files["size_bytes"], COMPACTION_STEPS[-1] // 2))
+        small = self._files.filter(pc.less(self._files["size_bytes"], COMPACT_BELOW_BYTES))
         counted = small.group_by(_DIRECTORY).aggregate([("path", "count")])
         full = counted.filter(pc.greater_equal(counted["path_count"], COMPACT_AT_FILES))
-        found: dict[tuple[int, int], list[Row]] = {}
-        for each in _rows(small.join(full.select(_DIRECTORY), _DIRECTORY, join_type="left semi")):
-            found.setdefault((each[1], each[2]), []).append(each)
         chosen: list[Row] = []
-        for _, directory in sorted(found.items()):
+        for day, shard in sorted(map(itemgetter(*_DIRECTORY), full.to_pylist())):
             if len(chosen) >= COMPACT_FILES_AT_ONCE:
                 break
-            chosen += _compacted_together(directory)
+            is_here = pc.and_(pc.equal(small["day"], day), pc.equal(small["shard"], shard))
+            rows = sorted(_rows(small.filter(is_here)), key=_size_bytes)
+            sizes = accumulate(map(_size_bytes, rows))
+            pairs = zip(rows, sizes, strict=True)
+            chosen += [row for row, size in pairs if size <= MAX_COMPACTED_BYTES]
         return chosen
 
 
@@ -401,17 +402,6 @@ def _rows(files: pa.Table) -> Iterator[Row]:
     columns = (files[name].to_pylist() for name in _NAMES)
     for path, day, shard, size, rows in zip(*columns, strict=True):
         yield unquote(path), day, shard, size, rows or 0
-
-
-def _compacted_together(files: Iterable[Row]) -> list[Row]:
-    """Return the files of one directory that are to become one: none, or at least two."""
-    by_size = sorted(files, key=_size_bytes)
-    for target in COMPACTION_STEPS:
-        small = [each for each in by_size if _size_bytes(each) < target // 2]
-        if len(small) >= COMPACT_AT_FILES:
-            sizes = accumulate(map(_size_bytes, small))
-            return [each for each, size in zip(small, sizes, strict=True) if size <= target]
-    return []
 
 
 T = TypeVar("T")

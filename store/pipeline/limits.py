@@ -37,11 +37,9 @@ MAX_PORTION_ROWS: Final = 4_000_000
 """Messages in files that one task reads, where a file does not have more."""
 
 COMPACT_AT_FILES: Final = 8
-"""Files of one day and shard, of about the same size, from which on they are compacted."""
-
-COMPACTION_STEPS: Final = (4 * 1024 * 1024, 32 * 1024 * 1024, 256 * 1024 * 1024)
-"""Bytes that small files are brought to one after the other: each step writes a message again a
-few times, however small the portions were in which it came."""
+COMPACT_BELOW_BYTES: Final = 32 * 1024 * 1024
+MAX_COMPACTED_BYTES: Final = 256 * 1024 * 1024
+"""So many files below a size, of one day and shard, are compacted to one of at most this size."""
 
 COMPACT_FILES_AT_ONCE: Final = 2_000
 """Files that one commit replaces by larger ones, those of a day and shard together. What they hold

@@ -89,18 +89,16 @@ def plan_slices(
     partitions: Iterable[Bounds],
     within: Bounds,
     slice_rows: int,
-    length_ns: int = HOUR_NS,
 ) -> list[Slice]:
     """Return ascending slices that together hold the messages of some hours ``within`` a range.
 
-    ``stored`` may be about minutes as well, which ``length_ns`` says. No slice reaches over the
-    bounds of a partition, or over a gap in what is stored. An hour that has much more than
-    ``slice_rows`` messages is cut by time.
+    No slice reaches over the bounds of a partition, or over a gap in what is stored. An hour that
+    has much more than ``slice_rows`` messages is cut by time.
     """
     cuts = sorted({edge for each in partitions for edge in (each.low, each.high)})
     pieces: list[Slice] = []
     for start in sorted(stored):
-        for piece in _cut(start, length_ns, stored[start].messages, cuts, slice_rows):
+        for piece in _cut(start, stored[start].messages, cuts, slice_rows):
             low, high = max(piece.low_ns, within.low), min(piece.high_ns, within.high)
             if low < high:
                 pieces.append(Slice(low, high, piece.rows))
@@ -154,12 +152,10 @@ def from_text(text: str) -> list[Slice]:
         raise PipelineError(f"The option `slices` cannot be read: {error}.", USAGE) from error
 
 
-def _cut(
-    start: int, length_ns: int, count: int, cuts: Sequence[int], slice_rows: int
-) -> list[Slice]:
+def _cut(start: int, count: int, cuts: Sequence[int], slice_rows: int) -> list[Slice]:
     parts = max(1, count // slice_rows)
-    edges = {start + length_ns * part // parts for part in range(parts + 1)}
-    edges |= {edge for edge in cuts if start < edge < start + length_ns}
+    edges = {start + HOUR_NS * part // parts for part in range(parts + 1)}
+    edges |= {edge for edge in cuts if start < edge < start + HOUR_NS}
     ordered = sorted(edges)
     rows = count // (len(ordered) - 1)
     return [Slice(low, high, rows) for low, high in pairwise(ordered)]

@@ -80,7 +80,7 @@ class AuditJob:
 def audit(session: SparkSession, job: AuditJob) -> AuditReport:
     """Audit a history; change nothing in it."""
     outputs = AuditOutputs(job.output, job.missing)
-    total = sum(each.messages for each in job.messages.fingerprints("hour", None).values())
+    total = sum(each.messages for each in job.messages.hours.values())
     try:
         with ExitStack() as stack:
             with shown(session, job.say, "audit", total):

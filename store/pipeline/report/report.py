@@ -5,9 +5,6 @@ A database beside an archive adds how late messages were stored, and which hours
 
 from __future__ import annotations
 
-import contextlib
-import os
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,7 +17,7 @@ from store.pipeline.audit.audit import AuditJob, audit
 from store.pipeline.database import FOREVER, connected
 from store.pipeline.delta import DeltaArchive
 from store.pipeline.errors import SPARK_ERRORS, PipelineError, of_spark
-from store.pipeline.files import require_new
+from store.pipeline.files import create, require_new
 from store.pipeline.fingerprints import NOTHING, Fingerprints, coarser, differing
 from store.pipeline.limits import DAY_NS, HOUR_NS, MAX_CONNECTIONS, MAX_LISTED
 from store.pipeline.message_sets import ArchiveMessages, DatabaseMessages
@@ -122,10 +119,10 @@ def _gathered(session: SparkSession, job: ReportJob) -> Figures:
         end_ns = min(job.high_ns, time.time_ns())
         compared = None
         if archive is not None:
-            stored = archive.fingerprints("hour", None)
+            stored = archive.hours
             complete_ns = archive.archive.changed_ns
             if database is not None:
-                wanted = database.fingerprints("hour", None)
+                wanted = database.hours
                 sealed = {
                     hour: each
                     for hour, each in wanted.items()
@@ -175,7 +172,7 @@ def _outlooks(
     limits, found = job.limits, []
     if archive is not None:
         size_bytes = archive.archive.listing.size_bytes
-        by_day = _by_day(archive.fingerprints("day", None))
+        by_day = _by_day(archive.hours)
         disk = Limits(disk_bytes=limits.disk_bytes)
         found.append(outlook_of("the archive", by_day, size_bytes, disk))
     if database is not None and job.url is not None:
@@ -183,36 +180,22 @@ def _outlooks(
             ((size_bytes,),) = connection.execute(_STORED_BYTES).fetchall()
         if archive is not None:
             limits = Limits(limits.retention_ns, limits.retention_bytes)
-        by_day = _by_day(coarser(database.fingerprints("hour", None), DAY_NS))
+        by_day = _by_day(database.hours)
         found.append(outlook_of("the database", by_day, int(size_bytes), limits))
     return found
 
 
-def _by_day(days: Fingerprints) -> dict[int, int]:
-    return {start // DAY_NS: each.messages for start, each in days.items()}
+def _by_day(hours: Fingerprints) -> dict[int, int]:
+    return {start // DAY_NS: each.messages for start, each in coarser(hours, DAY_NS).items()}
 
 
 def _write(output: Path, page: str) -> None:
     """Write a new file, whole or not at all."""
     try:
-        fd, name = tempfile.mkstemp(prefix=f".{output.name[:64]}-", dir=output.parent)
-        try:
-            with os.fdopen(fd, "w", encoding="utf-8") as file:
-                file.write(page)
-                os.fchmod(file.fileno(), _MODE)
-                file.flush()
-                os.fsync(file.fileno())
-            try:
-                output.hardlink_to(name)
-            except FileExistsError:
-                require_output(output)
-            except OSError:
-                # Not every file system has links.
-                require_output(output)
-                Path(name).rename(output)
-        finally:
-            with contextlib.suppress(FileNotFoundError):
-                Path(name).unlink()
+        create(str(output), page.encode())
+        output.chmod(_MODE)
+    except FileExistsError:
+        require_output(output)
     except OSError as error:
         raise PipelineError(
             f"The report could not be written to {output} ({error.strerror})."

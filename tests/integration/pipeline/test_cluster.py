@@ -22,7 +22,7 @@ from pyspark.sql import SparkSession
 from bench.pipeline_show import run as run_show
 from store.pipeline.delta import DeltaArchive
 from store.pipeline.diff import diff
-from store.pipeline.message_sets import ArchiveMessages, DatabaseMessages, fingerprint
+from store.pipeline.message_sets import ArchiveMessages, DatabaseMessages, computed_in, fingerprint
 from store.pipeline.verify import VerifyJob, verify
 from tests.integration.pipeline.conftest import QUICK_JVM, QUICK_START
 from tests.integration.pipeline.test_diff import lacking
@@ -89,7 +89,8 @@ def test_jobs_come_to_the_same_through_a_connect_server(
     assert len(marks(url)) == done.objects[0]["hours_marked"] > 0
     here = ArchiveMessages(spark, DeltaArchive(str(lake)))
     found = answer(url, server, "fingerprint", str(lake), "--level", "minute")
-    assert found == fingerprint(here, "minute").as_json()
+    computed = computed_in(spark, here.archive, "minute")
+    assert found == fingerprint(str(lake), "minute", computed).as_json()
     more(other, *(plain(90_000 + number, TODAY - DAY + number) for number in range(9)))
     told = answer(other, server, "verify", str(lake), "--with-database")
     assert told == verify(spark, VerifyJob(DeltaArchive(str(lake)), other)).as_json()

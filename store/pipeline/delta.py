@@ -695,9 +695,7 @@ class DeltaArchive:
         return file.path.removeprefix(f"{self.messages}/")
 
     def stored(self) -> list[str]:
-        """Return the paths of all Parquet files below the table, whether a commit names them or
-        not.
-        """
+        """Return the paths of all Parquet files below the table, named by a commit or not."""
         try:
             return [path for path in listed(self._folder) if path.endswith(".parquet")]
         except OSError as error:

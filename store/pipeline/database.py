@@ -205,18 +205,17 @@ def take_over_marks(connection: Connection, hours: Iterable[int], archive: str) 
 
 def lock_archiving(connection: Connection) -> None:
     """Lock the archiving of this database, as long as the connection lives."""
-    if connection.execute(_TRY_LOCK, (ARCHIVING,)).fetchone() != (True,):
-        raise PipelineError(
-            "Another job is archiving this database: wait until it has ended, or end it."
-        )
+    _lock(connection, ARCHIVING, "archiving this database")
 
 
 def lock_restoring(connection: Connection) -> None:
-    """Lock restores into this database, as `lock_archiving`."""
-    if connection.execute(_TRY_LOCK, (RESTORING,)).fetchone() != (True,):
-        raise PipelineError(
-            "Another job is restoring into this database: wait until it has ended, or end it."
-        )
+    """Lock restores into this database, as long as the connection lives."""
+    _lock(connection, RESTORING, "restoring into this database")
+
+
+def _lock(connection: Connection, key: int, what: str) -> None:
+    if connection.execute(_TRY_LOCK, (key,)).fetchone() != (True,):
+        raise PipelineError(f"Another job is {what}: wait until it has ended, or end it.")
 
 
 def restored_since(connection: Connection, position: int) -> int:

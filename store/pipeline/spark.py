@@ -412,30 +412,21 @@ def _unreachable(url: str, default_port: int, what: str) -> str | None:
 
 def require_java() -> None:
     """Raise unless there is a Java runtime that Spark can use."""
-    program = _java_program()
-    if program is None:
-        home = os.environ.get("JAVA_HOME")
-        found = f"JAVA_HOME names {home}, which has no bin/java" if home else "found none"
-        raise PipelineError(
-            f"The pipeline needs a Java runtime, version {OLDEST_JAVA} or newer, and {found}:"
-            f" {_REMEDY}",
-            USAGE,
-        )
-    version = _java_version(program)
-    if version is None or version < OLDEST_JAVA:
-        found = "is none that tells its version" if version is None else f"is version {version}"
-        raise PipelineError(
-            f"The pipeline needs a Java runtime, version {OLDEST_JAVA} or newer, and {program}"
-            f" {found}: {_REMEDY}",
-            USAGE,
-        )
-
-
-def _java_program() -> str | None:
     home = os.environ.get("JAVA_HOME")
-    if home:
-        return shutil.which("java", path=str(Path(home) / "bin"))
-    return shutil.which("java")
+    program = shutil.which("java", path=str(Path(home) / "bin") if home else None)
+    if program is None:
+        fault = f"JAVA_HOME names {home}, which has no bin/java" if home else "found none"
+    else:
+        version = _java_version(program)
+        if version is not None and version >= OLDEST_JAVA:
+            return
+        found = "is none that tells its version" if version is None else f"is version {version}"
+        fault = f"{program} {found}"
+    raise PipelineError(
+        f"The pipeline needs a Java runtime, version {OLDEST_JAVA} or newer, and {fault}:"
+        f" {_REMEDY}",
+        USAGE,
+    )
 
 
 def _java_version(program: str) -> int | None:

@@ -336,16 +336,23 @@ def _added(action: Mapping[str, Any]) -> tuple[str, int]:
 _COLUMNS: Final = ("path", "partition.day", "partition.shard", "size_bytes", "num_records")
 _NAMES: Final = ("path", "day", "shard", "size_bytes", "rows")
 _DIRECTORY: Final = ["day", "shard"]
-_size_bytes: Final = itemgetter(3)
 
-Row = tuple[str, int, int, int, int]
-"""Path within the table, day since the epoch, shard, bytes, messages."""
+
+class DataFile(NamedTuple):
+    """A file of the table: its path, day since the epoch, shard, size and rows."""
+
+    path: str
+    day: int
+    shard: int
+    size_bytes: int
+    rows: int
 
 
 class Listing:
     """The files of the state that a table was read in, by day."""
 
-    def __init__(self, table: DeltaTable) -> None:
+    def __init__(self, table: DeltaTable, folder: str) -> None:
+        self._folder = folder
         found = pa.table(table.get_add_actions(flatten=True)).select(_COLUMNS)
         found = found.rename_columns(_NAMES)
         days = found["day"].cast(pa.date32()).cast(pa.int32())
@@ -371,14 +378,19 @@ class Listing:
         """Return the paths of all files within the table."""
         return set(map(unquote, self._files["path"].to_pylist()))
 
-    def rows(self, days: Collection[int] | None = None) -> Iterator[Row]:
+    def rows(self, days: Collection[int] | None = None) -> Iterator[DataFile]:
         """Yield the files, of some days only if they are given."""
         if days is None:
-            return _rows(self._files)
+            return self._rows(self._files)
         wanted = pa.array([day for day in days if -(2**31) <= day < 2**31], pa.int32())
-        return _rows(self._files.filter(pc.is_in(self._files["day"], value_set=wanted)))
+        return self._rows(self._files.filter(pc.is_in(self._files["day"], value_set=wanted)))
 
-    def crowded(self) -> list[Row]:
+    def _rows(self, files: pa.Table) -> Iterator[DataFile]:
+        columns = (files[name].to_pylist() for name in _NAMES)
+        for path, day, shard, size, rows in zip(*columns, strict=True):
+            yield DataFile(f"{self._folder}/{unquote(path)}", day, shard, size, rows or 0)
+
+    def crowded(self) -> list[DataFile]:
         """Return small files that should be compacted to one per directory.
 
         The directories are the earliest that have `COMPACT_FILES_AT_ONCE` together.
@@ -386,22 +398,16 @@ class Listing:
         small = self._files.filter(pc.less(self._files["size_bytes"], COMPACT_BELOW_BYTES))
         counted = small.group_by(_DIRECTORY).aggregate([("path", "count")])
         full = counted.filter(pc.greater_equal(counted["path_count"], COMPACT_AT_FILES))
-        chosen: list[Row] = []
+        chosen: list[DataFile] = []
         for day, shard in sorted(map(itemgetter(*_DIRECTORY), full.to_pylist())):
             if len(chosen) >= COMPACT_FILES_AT_ONCE:
                 break
             is_here = pc.and_(pc.equal(small["day"], day), pc.equal(small["shard"], shard))
-            rows = sorted(_rows(small.filter(is_here)), key=_size_bytes)
-            sizes = accumulate(map(_size_bytes, rows))
-            pairs = zip(rows, sizes, strict=True)
-            chosen += [row for row, size in pairs if size <= MAX_COMPACTED_BYTES]
+            files = sorted(self._rows(small.filter(is_here)), key=lambda each: each.size_bytes)
+            sizes = accumulate(each.size_bytes for each in files)
+            pairs = zip(files, sizes, strict=True)
+            chosen += [file for file, size in pairs if size <= MAX_COMPACTED_BYTES]
         return chosen
-
-
-def _rows(files: pa.Table) -> Iterator[Row]:
-    columns = (files[name].to_pylist() for name in _NAMES)
-    for path, day, shard, size, rows in zip(*columns, strict=True):
-        yield unquote(path), day, shard, size, rows or 0
 
 
 T = TypeVar("T")
@@ -420,21 +426,6 @@ _CONFIGURATION: Final = {
 }
 _LOG_FOLDERS: Final = 4
 """Directories above a commit that are synced: log, table, archive, and what that lies in."""
-
-
-class DataFile(NamedTuple):
-    """A file of the table: its path, day since the epoch, shard, size and rows."""
-
-    path: str
-    day: int
-    shard: int
-    size_bytes: int
-    rows: int
-
-    @property
-    def sort_key(self) -> tuple[int, int, str]:
-        """The key that sorts files by time: day, shard, path."""
-        return self.day, self.shard, self.path
 
 
 class WrittenFile(NamedTuple):
@@ -654,22 +645,18 @@ class DeltaArchive:
                 f"The archive has {len(found)} files, and at most {MAX_PARQUET_FILES} can be read"
                 " at once: split it by time."
             )
-        return self._as_files(found.rows(None if days is None else set(days)))
+        return list(found.rows(None if days is None else set(days)))
 
     def files_between(self, low_ns: int, high_ns: int) -> list[DataFile]:
         """Return the files of the days that a range of time touches, the end exclusive."""
         low, high = low_ns // DAY_NS, -(-high_ns // DAY_NS)
         return [each for each in self.files() if low <= each.day < high]
 
-    def crowded(self) -> list[DataFile]:
-        """Return small files that should be compacted to one per directory, see `Listing`."""
-        return self._as_files(self.listing.crowded())
-
     @property
     def listing(self) -> Listing:
         """The files of the state that was read."""
         if self._listing is None:
-            self._listing = Listing(self._opened)
+            self._listing = Listing(self._opened, self.messages)
         return self._listing
 
     @property
@@ -802,9 +789,6 @@ class DeltaArchive:
         aside = f"{kind}-{time.time_ns()}"
         move_folder(self.path, name, aside)
         return f"{self.path}/{aside}"
-
-    def _as_files(self, rows: Iterable[Row]) -> list[DataFile]:
-        return [DataFile(f"{self.messages}/{path}", *rest) for path, *rest in rows]
 
     @property
     def _options(self) -> dict[str, str] | None:

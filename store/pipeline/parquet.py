@@ -77,7 +77,7 @@ def over_files(
     schema: pa.Schema,
 ) -> DataFrame:
     """Return what ``work`` yields for portions of the files, those of a directory together."""
-    ordered = sorted(files, key=lambda each: each.sort_key)
+    ordered = sorted(files)
     even = -(-sum(each.rows for each in ordered) // shuffle_partitions(session))
     share = min(MAX_PORTION_ROWS, max(MIN_PORTION_ROWS, even))
     portions = in_shares(ordered, lambda each: each.rows, share)

@@ -200,8 +200,8 @@ class _Run:
 def _digests(archive: DeltaArchive) -> dict[int, str]:
     """Return by day since the epoch a digest of the names of its files."""
     names: dict[int, list[str]] = {}
-    for path, day, *_ in archive.listing.rows():
-        names.setdefault(day, []).append(path)
+    for file in archive.files():
+        names.setdefault(file.day, []).append(archive.within(file))
     return {
         day: sha256("\n".join(sorted(each)).encode()).hexdigest() for day, each in names.items()
     }

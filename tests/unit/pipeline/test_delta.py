@@ -177,10 +177,10 @@ def test_only_directories_with_many_small_files_are_crowded(
     monkeypatch.setattr(delta, "require_visible", lambda *_: None)
     large = [named(number, 2)._replace(size_bytes=2**30) for number in range(100, 110)]
     publish(lake, [*(named(number, 1) for number in range(8)), named(8, 2), *large])
-    assert {each.day for each in lake.crowded()} == {DAY - 3}
-    assert len(lake.crowded()) == 8
+    assert {each.day for each in lake.listing.crowded()} == {DAY - 3}
+    assert len(lake.listing.crowded()) == 8
     publish(lake, [named(number, 3) for number in range(20, 32)])
     assert [len(lake.files({each})) for each in (DAY - 3, DAY - 1)] == [8, 12]
-    assert len(lake.crowded()) == 20
+    assert len(lake.listing.crowded()) == 20
     monkeypatch.setattr(delta, "COMPACT_FILES_AT_ONCE", 8)
-    assert {each.day for each in lake.crowded()} == {DAY - 3}
+    assert {each.day for each in lake.listing.crowded()} == {DAY - 3}

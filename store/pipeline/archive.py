@@ -401,6 +401,8 @@ class _Run:
     def again(self, *, is_compacting: bool, is_vacuuming: bool) -> ArchiveReport:
         """Archive what the database holds and the open archive lacks."""
         job, archive = self._job, self._job.archive.renew()
+        if archive.version != archive.manifest.version:
+            archive.open_for_writing()  # another job has committed
         writer = ArchiveWriter(self._session, archive, job.say)
         state = self._state()
         to_do = _hours_to_do(state, writer.stored)

@@ -37,41 +37,33 @@ from store.pipeline.parquet import KEY, read_files, read_rows
 from store.pipeline.spark import Say, shown, silent
 from store.pipeline.verify import count_faults
 from storenode.message.rules import CONFLICT, Policy
-from storenode.message.varint import delimited, varint
+from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
+from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 
+_OPTIONAL: Final = ("version", "meta", "rate_limit_proof", "ephemeral")
 COLUMNS: Final = (
     "ts",
     "hash",
     "pubsub_topic",
     "content_topic",
     "payload",
-    "version",
-    "meta",
-    "rate_limit_proof",
-    "ephemeral",
+    *_OPTIONAL,
 )
 """The columns that a message is made of."""
 
 
 def encoded(row: Mapping[str, Any]) -> bytes:
-    """Encode the ``WakuMessageAndTopic`` of a row, fields in ascending order (14/WAKU2-MESSAGE).
+    """Encode the ``WakuMessageAndTopic`` of a row.
 
     Raises:
-        ValueError: a number is negative.
+        ValueError: a number is out of range.
     """
-    parts = [delimited(b"\x0a", row["payload"])] if row["payload"] else []
-    parts.append(delimited(b"\x12", row["content_topic"].encode()))
-    if row["version"] is not None:
-        parts.append(b"\x18" + varint(row["version"]))
-    parts.append(b"\x50" + varint(2 * row["ts"]))
-    if row["meta"] is not None:
-        parts.append(delimited(b"\x5a", row["meta"]))
-    if row["rate_limit_proof"] is not None:
-        parts.append(delimited(b"\xaa\x01", row["rate_limit_proof"]))
-    if row["ephemeral"] is not None:
-        parts.append(b"\xf8\x01" + varint(row["ephemeral"]))
-    message = delimited(b"\x0a", b"".join(parts))
-    return message + delimited(b"\x12", row["pubsub_topic"].encode())
+    optional = {name: row[name] for name in _OPTIONAL if row[name] is not None}
+    message = WakuMessage(
+        payload=row["payload"], content_topic=row["content_topic"], timestamp=row["ts"], **optional
+    )
+    item = WakuMessageAndTopic(message=message, pubsub_topic=row["pubsub_topic"])
+    return item.SerializeToString()
 
 
 _NO_LIMIT: Final = 2**31 - 1

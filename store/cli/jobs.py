@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from store.pipeline.message_sets import MessageSet
-    from store.pipeline.reports import Report
+    from store.pipeline.reports import JobReport
 
 MOST_CONNECTIONS: Final = 64
 FOREVER: Final = 2**63 - 1
@@ -102,8 +102,7 @@ class Runner:
     @contextmanager
     def session(self) -> Iterator[SparkSession]:
         """Open a Spark session for the length of a block."""
-        from store.pipeline.signals import interrupt_here  # noqa: PLC0415
-        from store.pipeline.spark import spark_session  # noqa: PLC0415
+        from store.pipeline.spark import interrupt_here, spark_session  # noqa: PLC0415
 
         self.say("Spark starts")
         with spark_session(self._master, self._settings) as session:
@@ -138,7 +137,7 @@ class Runner:
         with self.url() as url:
             yield lambda session: DatabaseMessages(session, url, "the database", self.connections)
 
-    def finish(self, report: Report) -> int:
+    def finish(self, report: JobReport) -> int:
         """Print a report, and return the exit code."""
         self.report_json = report.as_json()
         self.target.print(self.report_json, report.lines())
@@ -146,7 +145,7 @@ class Runner:
 
 
 def job(command: Callable[..., int]) -> Callable[..., int]:
-    """Give a command a `Runner`, and turn errors of jobs into exit codes."""
+    """Return a command that is passed a `Runner`, and whose errors become exit codes."""
 
     def run(runner: Runner, **options: Any) -> int:  # noqa: ANN401
         runner.require_spark()
@@ -156,7 +155,7 @@ def job(command: Callable[..., int]) -> Callable[..., int]:
 
 
 def job_that_may_need_spark(command: Callable[..., int]) -> Callable[..., int]:
-    """Do the same for a command that decides by itself whether it needs Spark."""
+    """Return the same for a command that decides by itself whether it needs Spark."""
 
     def run(
         target: Target,
@@ -170,7 +169,7 @@ def job_that_may_need_spark(command: Callable[..., int]) -> Callable[..., int]:
     ) -> int:
         _require_libraries()
         from store.pipeline.errors import PipelineError  # noqa: PLC0415
-        from store.pipeline.signals import TERMINATED, TerminatedError, ended_by_signals  # noqa: PLC0415
+        from store.pipeline.spark import TERMINATED, TerminatedError, ended_by_signals  # noqa: PLC0415
 
         settings = dict(_setting(each) for each in spark_conf)
         runner = Runner(target, master, connections, settings, quiet=quiet)
@@ -195,7 +194,7 @@ class _Measured:
 def _measured(file: Path | None, job: str, runner: Runner) -> Iterator[_Measured]:
     """Write the metrics of what is done in the block, if there is a file for them."""
     from store.pipeline.errors import PipelineError  # noqa: PLC0415
-    from store.pipeline.metrics import JobRun, require_metrics_file, write_metrics  # noqa: PLC0415
+    from store.pipeline.reports import JobRun, require_metrics_file, write_metrics  # noqa: PLC0415
 
     measured, began_s = _Measured(), time.time()
     if file is not None:
@@ -215,7 +214,7 @@ def _measured(file: Path | None, job: str, runner: Runner) -> Iterator[_Measured
 
 
 def between(command: Callable[..., int]) -> Callable[..., int]:
-    """Give a command a range of time."""
+    """Return a command that is passed a range of time."""
 
     def run(*, since: int | None, until: int | None, **options: Any) -> int:  # noqa: ANN401
         low, high = 0 if since is None else since, FOREVER if until is None else until

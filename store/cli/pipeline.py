@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -31,7 +31,6 @@ from storenode.client.errors import ClientOptionError, NodeError
 from storenode.client.node import connect
 
 if TYPE_CHECKING:
-    from store.pipeline.report.figures import ReportedPeer
     from storenode.client.types import NodeStatus
     from storenode.connection.channel import TlsIdentity
 
@@ -76,11 +75,7 @@ def archive(
     archive: str,
     follow: bool,
     interval: int,
-    mark_here: bool,
-    new_manifest: bool,
-    dry_run: bool,
-    low_ns: int,
-    high_ns: int,
+    **options: Any,  # noqa: ANN401 - fields of an ArchiveJob
 ) -> int:
     """Update ARCHIVE with the messages of the database.
 
@@ -88,33 +83,20 @@ def archive(
     the database, for --retention-requires-archive; those of a second ARCHIVE only with
     --mark-here.
     """
-    from store.pipeline.archive import ArchiveJob  # noqa: PLC0415
-    from store.pipeline.archive import archive as archive_job  # noqa: PLC0415
+    from store.pipeline import archive as jobs  # noqa: PLC0415
     from store.pipeline.delta import DeltaArchive  # noqa: PLC0415
 
-    if follow and (dry_run or low_ns or high_ns != FOREVER):
+    is_whole = (options["low_ns"], options["high_ns"]) == (0, FOREVER)
+    if follow and (options["dry_run"] or not is_whole):
         raise CliError(
             USAGE, "--follow takes all that comes: leave --dry-run, --from and --to out."
         )
     lake = DeltaArchive(archive)
     lake.require_usable()
     with runner.url() as url, runner.session() as session:
-        bounds = low_ns, high_ns
-        work = ArchiveJob(
-            url,
-            lake,
-            *bounds,
-            runner.connections,
-            dry_run,
-            runner.say,
-            mark_here,
-            new_manifest,
-        )
-        if follow:
-            from store.pipeline.follow import follow as follow_job  # noqa: PLC0415
-
-            return runner.finish(follow_job(session, work, interval))
-        return runner.finish(archive_job(session, work))
+        work = jobs.ArchiveJob(url, lake, connections=runner.connections, say=runner.say, **options)
+        found = jobs.follow(session, work, interval) if follow else jobs.archive(session, work)
+        return runner.finish(found)
 
 
 @pipeline.command(cls=LayeredCommand)
@@ -131,31 +113,22 @@ def archive(
 )
 @between
 @job
-def verify(
-    runner: Runner,
-    *,
-    archive: str,
-    with_database: bool,
-    manifest: str | None,
-    low_ns: int,
-    high_ns: int,
-) -> int:
+def verify(runner: Runner, *, archive: str, with_database: bool, **options: Any) -> int:  # noqa: ANN401
     """Check that ARCHIVE is sound: every hash, every hour, every row.
 
     Its manifest names the files and hours that must be there; a copy of it, or the database, also
-    tells when both were removed. Changes nothing. The exit code is 1 if anything was found.
+    shows when both were removed. Changes nothing. The exit code is 1 if anything was found.
     """
+    from store.pipeline import verify as jobs  # noqa: PLC0415
     from store.pipeline.delta import DeltaArchive  # noqa: PLC0415
-    from store.pipeline.verify import VerifyJob  # noqa: PLC0415
-    from store.pipeline.verify import verify as verify_job  # noqa: PLC0415
 
     lake = DeltaArchive(archive).open()
     with (
         runner.url() if with_database else nullcontext() as url,
         runner.session() as session,
     ):
-        work = VerifyJob(lake, url, low_ns, high_ns, runner.say, manifest)
-        return runner.finish(verify_job(session, work))
+        work = jobs.VerifyJob(lake, url, say=runner.say, **options)
+        return runner.finish(jobs.verify(session, work))
 
 
 @pipeline.command(cls=LayeredCommand)
@@ -204,21 +177,20 @@ def fingerprint(
     Without ARCHIVE it prints those of the database. Spark is started only for minutes of ARCHIVE,
     and if its commits do not record its hours.
     """
+    from store.pipeline import message_sets as sets  # noqa: PLC0415
     from store.pipeline.delta import DeltaArchive  # noqa: PLC0415
-    from store.pipeline.fingerprint import recorded_by, recorded_in, sliced  # noqa: PLC0415
-    from store.pipeline.message_sets import ArchiveMessages  # noqa: PLC0415
 
     if archive is None:
         with runner.url() as url:
-            asked = recorded_by(url, level)
-        return runner.finish(sliced("the database", level, asked, low_ns, high_ns))
+            found = sets.recorded_by(url, level)
+        return runner.finish(sets.fingerprint("the database", level, found, low_ns, high_ns))
     lake = DeltaArchive(archive).open()
-    found = recorded_in(lake, level)
-    if found is None:
+    recorded = sets.recorded_in(lake, level)
+    if recorded is None:
         runner.require_spark()
         with runner.session() as session:
-            found = ArchiveMessages(session, lake).fingerprints(level, None)
-    return runner.finish(sliced(lake.path, level, found, low_ns, high_ns))
+            recorded = sets.computed_in(session, lake, level)
+    return runner.finish(sets.fingerprint(lake.path, level, recorded, low_ns, high_ns))
 
 
 @pipeline.command(cls=LayeredCommand)
@@ -253,33 +225,24 @@ def nightly(runner: Runner, *, archive: str, manifest: str | None) -> int:
 @between
 @job
 def diff(
-    runner: Runner,
-    *,
-    first: str,
-    second: str | None,
-    output: str | None,
-    low_ns: int,
-    high_ns: int,
+    runner: Runner, *, first: str, second: str | None, output: str | None, low_ns: int, high_ns: int
 ) -> int:
     """Compare the archive FIRST with the archive SECOND, or with the database.
 
     The exit code is 1 if they differ.
     """
-    from store.pipeline.diff import diff as diff_job  # noqa: PLC0415
-    from store.pipeline.diff import require_output  # noqa: PLC0415
+    from store.pipeline import diff as jobs  # noqa: PLC0415
 
     if output is not None:
-        require_output(output)
-    bounds = (low_ns, None if high_ns == FOREVER else high_ns)
+        jobs.require_output(output)
     with (
         runner.messages(first) as one,
         runner.messages(second) as other,
         runner.session() as session,
     ):
         sides = (one(session), other(session))
-        return runner.finish(
-            diff_job(session, *sides, output=output, bounds=bounds, say=runner.say)
-        )
+        found = jobs.diff(session, *sides, output=output, bounds=(low_ns, high_ns), say=runner.say)
+        return runner.finish(found)
 
 
 @pipeline.command(cls=LayeredCommand)
@@ -300,50 +263,33 @@ def diff(
     is_flag=True,
     help="Examine everything, also what has not changed since a recorded audit.",
 )
-@option(
-    "--against",
-    metavar="ARCHIVE",
-    help="Try what was said of another store by this archive of that store.",
-)
 @between
 @job
 def audit(
     runner: Runner,
     *,
     archive: str | None,
-    output: str | None,
-    missing: str | None,
     record: bool,
-    full: bool,
-    against: str | None,
-    low_ns: int,
-    high_ns: int,
+    **options: Any,  # noqa: ANN401 - fields of an AuditJob
 ) -> int:
     """Look for causal gaps in ARCHIVE, or without it in the database.
 
     Finds parents that are missing, messages whose past is incomplete at any depth, how far each
     channel is complete, and claims that cannot all be true. Parents outside of --from and --to are
     looked for, too. Of ARCHIVE as a whole, without --output, only channels that have changed since
-    the last recorded audit are examined, and messages that other stores were once found to hold
-    as well must still be there. The exit code is 1 if anything was found.
+    the last recorded audit are examined. The exit code is 1 if anything was found.
     """
-    from store.pipeline.audit.audit import AuditJob  # noqa: PLC0415
-    from store.pipeline.audit.audit import audit as audit_job  # noqa: PLC0415
-    from store.pipeline.audit.export import AuditOutputs  # noqa: PLC0415
+    from store.pipeline.audit import audit as jobs  # noqa: PLC0415
     from store.pipeline.delta import DeltaArchive  # noqa: PLC0415
-    from store.pipeline.message_sets import ArchiveMessages  # noqa: PLC0415
 
-    if (record or against is not None) and (archive is None or low_ns or high_ns != FOREVER):
-        name = "--record" if record else "--against"
-        raise CliError(USAGE, f"{name} needs ARCHIVE, as a whole: leave --from and --to out.")
-    AuditOutputs(output, missing)  # looks whether they can be written
-    opened = None if against is None else DeltaArchive(against).open()
-    with runner.messages(archive) as place, runner.session() as session:
-        side = place(session)
+    is_whole = (options["low_ns"], options["high_ns"]) == (0, FOREVER)
+    if record and (archive is None or not is_whole):
+        raise CliError(USAGE, "--record needs ARCHIVE, as a whole: leave --from and --to out.")
+    jobs.AuditOutputs(options["output"], options["missing"])  # looks whether they can be written
+    with runner.messages(archive) as opened, runner.session() as session:
         lake = DeltaArchive(archive) if record and archive is not None else None
-        other = None if opened is None else ArchiveMessages(session, opened)
-        work = AuditJob(side, low_ns, high_ns, output, missing, runner.say, lake, full, other)
-        return runner.finish(audit_job(session, work))
+        work = jobs.AuditJob(opened(session), say=runner.say, record=lake, **options)
+        return runner.finish(jobs.audit(session, work))
 
 
 @pipeline.command(cls=LayeredCommand)
@@ -358,23 +304,22 @@ def audit(
 )
 @between
 @job
-def restore(
-    runner: Runner, *, archive: str, diff: str | None, dry_run: bool, low_ns: int, high_ns: int
-) -> int:
+def restore(runner: Runner, *, archive: str, diff: str | None, **options: Any) -> int:  # noqa: ANN401
     """Store the messages of ARCHIVE in the database, whatever their age; skip existing ones.
 
     Nodes that serve see it at once. Give retention more time before, or it is dropped again.
     """
+    from store.pipeline import restore as jobs  # noqa: PLC0415
     from store.pipeline.delta import DeltaArchive  # noqa: PLC0415
-    from store.pipeline.restore import RestoreJob, require_diff  # noqa: PLC0415
-    from store.pipeline.restore import restore as restore_job  # noqa: PLC0415
 
     lake = DeltaArchive(archive).open()
     if diff is not None:
-        require_diff(diff)
+        jobs.require_diff(diff)
     with runner.url() as url, runner.session() as session:
-        work = RestoreJob(lake, url, low_ns, high_ns, diff, runner.connections, dry_run, runner.say)
-        return runner.finish(restore_job(session, work))
+        work = jobs.RestoreJob(
+            lake, url, diff=diff, connections=runner.connections, say=runner.say, **options
+        )
+        return runner.finish(jobs.restore(session, work))
 
 
 @pipeline.command(cls=LayeredCommand)
@@ -409,14 +354,11 @@ def report(
     archive: str | None,
     output: Path,
     with_database: bool,
-    retention: int | None,
-    retention_size: int | None,
-    disk: int | None,
     admin: str | None,
     without_audit: bool,
     low_ns: int,
     high_ns: int,
-    **credentials: Path | None,
+    **options: Any,  # noqa: ANN401 - limits, and credentials for the node
 ) -> int:
     """Write an HTML report on ARCHIVE: completeness, traffic, gaps, lateness, growth, peers.
 
@@ -424,47 +366,43 @@ def report(
     figures behind it.
     """
     from store.pipeline.delta import DeltaArchive  # noqa: PLC0415
-    from store.pipeline.report.outlook import Limits  # noqa: PLC0415
-    from store.pipeline.report.report import ReportJob, require_output  # noqa: PLC0415
-    from store.pipeline.report.report import report as report_job  # noqa: PLC0415
+    from store.pipeline.report import report as jobs  # noqa: PLC0415
+    from store.pipeline.report.figures import Limits  # noqa: PLC0415
 
-    require_output(output)
+    jobs.require_output(output)
     lake = None if archive is None else DeltaArchive(archive).open()
-    peers = () if admin is None else peers_of(ask_status(admin, **credentials))
+    limits = Limits(*(options.pop(name) for name in ("retention", "retention_size", "disk")))
+    peers = [] if admin is None else peers_of(ask_status(admin, **options))
     with (
         runner.url() if with_database or archive is None else nullcontext() as url,
         runner.session() as session,
     ):
-        work = ReportJob(
+        work = jobs.ReportJob(
             output,
             lake,
             url,
             low_ns,
             high_ns,
-            Limits(retention, retention_size, disk),
+            limits,
             admin,
             peers,
-            runner.connections,
-            runner.say,
+            connections=runner.connections,
+            say=runner.say,
             audit=not without_audit,
         )
-        return runner.finish(report_job(session, work))
+        return runner.finish(jobs.report(session, work))
 
 
-def ask_status(
-    address: str,
-    *,
-    token_file: Path | None,
-    tls_ca: Path | None,
-    tls_cert: Path | None,
-    tls_key: Path | None,
-) -> NodeStatus:
+def ask_status(address: str, *, token_file: Path | None, **tls_files: Path | None) -> NodeStatus:
     """Return the state of the node at an address.
 
     Raises:
         CliError: it does not answer, or an option cannot be used.
     """
-    token, tls = token_of(token_file), tls_of(tls_ca, tls_cert, tls_key)
+    token, tls = (
+        token_of(token_file),
+        tls_of(*(tls_files[name] for name in ("tls_ca", "tls_cert", "tls_key"))),
+    )
     try:
         return asyncio.run(_status(address, token, tls))
     except NodeError as error:
@@ -479,20 +417,17 @@ async def _status(address: str, token: str | None, tls: TlsIdentity | None) -> N
         return await client.status(timeout_s=STATUS_TIMEOUT_S)
 
 
-def peers_of(status: NodeStatus) -> list[ReportedPeer]:
+def peers_of(status: NodeStatus) -> list[dict[str, Any]]:
     """Return the peers of a node for a report, the longest without a reconciliation first."""
-    from store.pipeline.report.figures import ReportedPeer  # noqa: PLC0415 - only with the extra `pipeline`
-
-    ordered = sorted(status.peers, key=lambda each: (each.last_sync, each.address))
     return [
-        ReportedPeer(
-            f"{each.node_id}@{each.address}" if each.node_id else each.address,
-            each.connected,
-            each.last_sync,
-            each.failures,
-            each.last_error,
-            each.lacks,
-            each.has,
-        )
-        for each in ordered
+        {
+            "name": f"{each.node_id}@{each.address}" if each.node_id else each.address,
+            "connected": each.connected,
+            "last_sync_ns": each.last_sync or None,
+            "failures": each.failures,
+            "last_error": each.last_error,
+            "lacks": each.lacks,
+            "has": each.has,
+        }
+        for each in sorted(status.peers, key=lambda each: (each.last_sync, each.address))
     ]

@@ -1,45 +1,208 @@
-"""`archive`: the messages of a database that an archive does not hold, into the archive, once each.
+"""`archive`: copy the messages that an archive lacks from a database, each once.
 
 Hours are compared by their fingerprints. Of those that differ, the messages that the archive does
 not hold are read, written, read back, committed, and then marked in the database, in steps that
 are committed one by one. So it does not matter what was archived before, in which order messages
-arrived, or where another run was killed.
+arrived, or where another run was killed. `--follow` does the same again and again.
 """
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
+import numpy as np
 import psycopg
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
 
 from store.domain.partitioning import Bounds
-from store.pipeline.claims import keep_claims
 from store.pipeline.columns import NAMES
 from store.pipeline.database import (
     FOREVER,
-    State,
+    DatabaseState,
     connected,
     lock_archiving,
     mark_archived,
     read_archived,
-    read_horizon,
     read_marked_archives,
     read_marks,
+    read_position,
     read_state,
-    read_stated,
     take_over_marks,
 )
-from store.pipeline.delta import DeltaArchive
-from store.pipeline.fingerprints import NOTHING, Fingerprints, differing
-from store.pipeline.limits import HOUR_NS, MAX_CONNECTIONS, MAX_LISTED
-from store.pipeline.progress import Say, silent
+from store.pipeline.delta import CommitMetadata, DataFile, DeltaArchive, WrittenFile
+from store.pipeline.errors import SPARK_ERRORS, PipelineError, of_spark
+from store.pipeline.files import require_visible
+from store.pipeline.fingerprints import NOTHING, Fingerprints, collected, differing
+from store.pipeline.limits import DAY_NS, HOUR_NS, MAX_CONNECTIONS, MAX_LISTED, MIN_PORTION_ROWS
+from store.pipeline.message_sets import known_hours
+from store.pipeline.parquet import (
+    KEY,
+    PATH,
+    file_digests,
+    fingerprints_of,
+    read_files,
+    shuffle_partitions,
+    start_of,
+    sums,
+    write_files,
+)
 from store.pipeline.reports import time_text
-from store.pipeline.slices import good_slice_rows, in_steps, plan_slices, to_text
-from store.pipeline.source import FORMAT, read_options
-from store.pipeline.writing import ArchiveWriter, known_hours
+from store.pipeline.source import (
+    good_slice_rows,
+    in_steps,
+    plan_slices,
+    read_database,
+    to_text,
+)
+from store.pipeline.spark import Say, shown, silent
+
+
+class ArchiveWriter:
+    """A writer of messages to an archive that is open for writing.
+
+    ``stored`` is what the archive holds by hour; ``messages`` and ``files`` were committed.
+    """
+
+    def __init__(self, session: SparkSession, archive: DeltaArchive, say: Say = silent) -> None:
+        self._session = session
+        self._archive = archive
+        self._say = say
+        self.stored = known_hours(session, archive)
+        self.messages = 0
+        self.files = 0
+        self._read_back: set[int] = set()
+
+    def append(
+        self,
+        rows: DataFrame,
+        hours: Iterable[int],
+        state: DatabaseState,
+        *,
+        is_last: bool,
+        messages: int = 0,
+        what: str = "archive",
+    ) -> None:
+        """Commit those messages of some hours that the archive does not hold, all or none.
+
+        ``is_last``: with them, everything up to the position of ``state`` is archived. Progress
+        names ``what``, with about so many ``messages``.
+        """
+        partial = [hour for hour in hours if hour in self.stored]
+        new = rows if not partial else self._without_stored(rows, partial)
+        with shown(self._session, self._say, what, messages):
+            written, added = self._write(new, messages)
+        if not written:
+            return
+        grown = {hour: self.stored.get(hour, NOTHING).joined(each) for hour, each in added.items()}
+        digests = {each.path: each.digest for each in written}
+        known = (state.store_id, state.position) if is_last else (None, None)
+        self._archive.commit(written, (), CommitMetadata(digests, grown, *known))
+        self._read_back |= added.keys() - self.stored.keys()
+        self.stored |= grown
+        self.messages += sum(each.rows for each in written)
+        self.files += len(written)
+
+    def confirmed(self, hours: Iterable[int]) -> Fingerprints:
+        """Return what the files hold of some hours; those that this has not written are read."""
+        wanted = set(hours)
+        days = {hour // DAY_NS for hour in wanted - self._read_back}
+        found = fingerprints_of(self._session, self._archive.files(days), HOUR_NS)
+        return {
+            hour: self.stored[hour] if hour in self._read_back else found.get(hour, NOTHING)
+            for hour in wanted
+        }
+
+    def compact(self) -> int:
+        """Compact small files; return how many are gone."""
+        gone = 0
+        while files := self._archive.listing.crowded():
+            messages = sum(each.rows for each in files)
+            with shown(self._session, self._say, "compact", messages):
+                written, added = self._write(
+                    read_files(self._session, files, NAMES), messages, by_hour=False
+                )
+                before = fingerprints_of(self._session, files, HOUR_NS)
+            if added != before:
+                raise PipelineError(
+                    "Small files that were compacted did not hold the same, so they stay:"
+                    " `storenode pipeline verify` says whether the archive is sound."
+                )
+            digests = {each.path: each.digest for each in written}
+            metadata = CommitMetadata(digests)
+            self._archive.commit(written, files, metadata, is_new=False)
+            gone += len(files)
+        return gone
+
+    def begin_manifest(self) -> None:
+        """Begin the manifest anew from what the files hold."""
+        files = self._archive.files()
+        written, hours = read_back(
+            self._session, self._archive, {self._archive.within(each): each.rows for each in files}
+        )
+        self._archive.begin_manifest(written, hours)
+
+    def _without_stored(self, rows: DataFrame, hours: list[int]) -> DataFrame:
+        files = self._archive.files({hour // DAY_NS for hour in hours})
+        stored = read_files(self._session, files, KEY, min(hours), max(hours) + HOUR_NS)
+        return rows.join(stored, list(KEY), "left_anti")
+
+    def _write(
+        self, rows: DataFrame, messages: int, *, by_hour: bool = True
+    ) -> tuple[list[WrittenFile], Fingerprints]:
+        """Write about so many messages, and read them back; few of them by one task."""
+        wanted = max(1, messages // MIN_PORTION_ROWS)
+        tasks = min(wanted, shuffle_partitions(self._session))
+        try:
+            done = write_files(rows, self._archive.messages, tasks, by_hour=by_hour)
+            return read_back(self._session, self._archive, done)
+        except SPARK_ERRORS as error:
+            raise of_spark(error) from error
+
+
+def read_back(
+    session: SparkSession, archive: DeltaArchive, rows_of: Mapping[str, int]
+) -> tuple[list[WrittenFile], Fingerprints]:
+    """Read files by their paths in the table; return them, and what they hold by hour."""
+    if not rows_of:
+        return [], {}
+    require_visible(archive.path, [f"messages/{path}" for path in rows_of])
+    files = {path: _data_file(archive, path, rows) for path, rows in rows_of.items()}
+    digests = file_digests(session, files.values())
+    ends = [F.min("ts").alias("low"), F.max("ts").alias("high")]
+    rows = read_files(session, files.values(), (*KEY, PATH.name))
+    try:
+        found = rows.groupBy(PATH.name, start_of(HOUR_NS)).agg(*sums(), *ends).collect()
+    except SPARK_ERRORS as error:
+        raise of_spark(error) from error
+    by_path: dict[str, list[Row]] = {}
+    for row in found:
+        by_path.setdefault(row["path"], []).append(row)
+    written = []
+    for path, file in sorted(files.items()):
+        parts = by_path.get(file.path, [])
+        if sum(row["count"] for row in parts) != file.rows or file.path not in digests:
+            raise PipelineError(
+                f"{file.path} does not hold what was written to it: nothing was committed."
+            )
+        low, high = min(row["low"] for row in parts), max(row["high"] for row in parts)
+        size, digest = digests[file.path]
+        written.append(WrittenFile(path, file.day, file.shard, size, file.rows, low, high, digest))
+    return written, collected(found)
+
+
+def _data_file(archive: DeltaArchive, path: str, rows: int) -> DataFile:
+    day, shard = (part.split("=", 1)[1] for part in path.split("/")[:2])
+    number = int(np.datetime64(day, "D").astype(np.int64))
+    return DataFile(f"{archive.messages}/{path}", number, int(shard), 0, rows)
+
+
+_COMPACT_EVERY_S: Final = 3_600
+_VACUUM_EVERY_S: Final = 24 * 3_600
 
 
 @dataclass
@@ -52,7 +215,7 @@ class ArchiveReport:
     lacks. ``elsewhere``: no hour was marked, since the marks of the database name that archive.
     ``taken_over`` marks of other archives name this one now; ``absent`` ones of hours that are no
     longer in the database do not, since this archive does not hold them. ``damaged`` hours are not
-    in the files as they were. ``claims`` of equality with other stores were added beside the table.
+    in the files as they were.
     """
 
     position: int
@@ -68,7 +231,6 @@ class ArchiveReport:
     elsewhere: str | None = None
     taken_over: int = 0
     absent: int = 0
-    claims: int = 0
     dry_run: bool = False
 
     @property
@@ -92,7 +254,6 @@ class ArchiveReport:
             "marked_archive": self.elsewhere,
             "marks_taken_over": self.taken_over,
             "marks_left_elsewhere": self.absent,
-            "claims_kept": self.claims,
             "dry_run": self.dry_run,
         }
 
@@ -160,12 +321,7 @@ class ArchiveJob:
 
 
 def archive(session: SparkSession, job: ArchiveJob) -> ArchiveReport:
-    """Append the messages that the archive lacks, and mark complete hours as archived.
-
-    Raises:
-        PipelineError: database or archive do not serve, or another job archives; what was
-            committed stays, and nothing is committed in part.
-    """
+    """Append the messages that the archive lacks, and mark complete hours as archived."""
     with connected(job.url) as connection:
         lock_archiving(connection)
         return archive_locked(session, job, connection)
@@ -176,6 +332,53 @@ def archive_locked(
 ) -> ArchiveReport:
     """Run an archive job on a connection that already holds the archiving lock."""
     return _Run(session, job, connection).run()
+
+
+class Follower:
+    """Repeated archive runs, each of which adds what was committed since the one before.
+
+    ``report`` sums them up. The connection holds the archiving lock.
+    """
+
+    def __init__(
+        self, session: SparkSession, job: ArchiveJob, connection: psycopg.Connection[Any]
+    ) -> None:
+        self._run = _Run(session, job, connection)
+        self._connection = connection
+        self._compacted_s = self._vacuumed_s = time.monotonic()
+        self.report = self._run.run()
+
+    def step(self) -> int:
+        """Archive what was committed since the last step; return the number of messages."""
+        total = self.report
+        if read_position(self._connection) == total.position:
+            return 0
+        now_s = time.monotonic()
+        is_compacting = now_s - self._compacted_s >= _COMPACT_EVERY_S
+        is_vacuuming = now_s - self._vacuumed_s >= _VACUUM_EVERY_S
+        found = self._run.again(is_compacting=is_compacting, is_vacuuming=is_vacuuming)
+        self._compacted_s = now_s if is_compacting else self._compacted_s
+        self._vacuumed_s = now_s if is_vacuuming else self._vacuumed_s
+        total.position = found.position
+        for name in ("to_do", "published", "files", "compacted", "removed", "taken_over"):
+            setattr(total, name, getattr(total, name) + getattr(found, name))
+        total.marked = sorted({*total.marked, *found.marked})
+        total.differing, total.damaged = found.differing, found.damaged
+        return found.published
+
+
+def follow(session: SparkSession, job: ArchiveJob, interval_s: int = 60) -> ArchiveReport:
+    """Archive what the database holds, then what is published, until interrupted."""
+    with connected(job.url) as connection:
+        lock_archiving(connection)
+        follower = Follower(session, job, connection)
+        try:
+            while not threading.Event().wait(interval_s):
+                if new := follower.step():
+                    job.say(f"archive: {new:,} messages more, {follower.report.published:,} in all")
+        except KeyboardInterrupt:
+            pass
+        return follower.report
 
 
 class _Run:
@@ -192,11 +395,18 @@ class _Run:
             return self._dry_run()
         if job.new_manifest and archive.exists:
             ArchiveWriter(self._session, archive.open(), job.say).begin_manifest()
-        writer = ArchiveWriter(self._session, archive.open_for_writing(), job.say)
-        stated = read_stated(self._connection)
+        archive.open_for_writing()
+        return self.again(is_compacting=True, is_vacuuming=True)
+
+    def again(self, *, is_compacting: bool, is_vacuuming: bool) -> ArchiveReport:
+        """Archive what the database holds and the open archive lacks."""
+        job, archive = self._job, self._job.archive.renew()
+        if archive.version != archive.manifest.version:
+            archive.open_for_writing()  # another job has committed
+        writer = ArchiveWriter(self._session, archive, job.say)
         state = self._state()
-        to_do = _hours_to_do(state, writer.held)
-        result = ArchiveReport(state.position, _missing(to_do, writer.held))
+        to_do = _hours_to_do(state, writer.stored)
+        result = ArchiveReport(state.position, _missing(to_do, writer.stored))
         steps = in_steps(to_do) if to_do else []
         for number, step in enumerate(steps, 1):
             what = f"archive, step {number} of {len(steps)}" if len(steps) > 1 else "archive"
@@ -205,17 +415,16 @@ class _Run:
                 step,
                 state,
                 is_last=job.is_whole and number == len(steps),
-                messages=_missing(step, writer.held),
+                messages=_missing(step, writer.stored),
                 what=what,
             )
         result.published, result.files = writer.messages, writer.files
         mark_hours(self._connection, job, state, writer, result)
-        if job.is_whole:
-            horizon_ns = read_horizon(self._connection)
-            result.claims = keep_claims(archive, stated, horizon_ns, writer.held)
-        result.compacted = writer.compact()
-        result.removed = archive.vacuum()
-        archive.manifest.roll()
+        if is_compacting:
+            result.compacted = writer.compact()
+        if is_vacuuming:
+            result.removed = archive.vacuum()
+            archive.manifest.roll()
         return result
 
     def _dry_run(self) -> ArchiveReport:
@@ -225,11 +434,11 @@ class _Run:
         missing = _missing(_hours_to_do(state, stored), stored)
         return ArchiveReport(state.position, missing, dry_run=True)
 
-    def _state(self) -> State:
+    def _state(self) -> DatabaseState:
         low = self._job.low_ns // HOUR_NS * HOUR_NS
         return read_state(self._connection, low, self._job.high_ns)
 
-    def _rows(self, state: State, hours: Fingerprints) -> DataFrame:
+    def _rows(self, state: DatabaseState, hours: Fingerprints) -> DataFrame:
         """Return the messages of some hours, as far as the job is about them."""
         job = self._job
         rows = sum(each.messages for each in hours.values())
@@ -239,20 +448,20 @@ class _Run:
             Bounds(job.low_ns, job.high_ns),
             good_slice_rows(rows, job.connections),
         )
-        options = read_options(
+        return read_database(
+            self._session,
             job.url,
             columns=",".join(NAMES),
             position=state.position,
             slices=to_text(slices),
             connections=job.connections,
         )
-        return self._session.read.format(FORMAT).options(**options).load()
 
 
 def mark_hours(
     connection: psycopg.Connection[Any],
     job: ArchiveJob,
-    state: State,
+    state: DatabaseState,
     writer: ArchiveWriter,
     result: ArchiveReport,
 ) -> None:
@@ -261,11 +470,8 @@ def mark_hours(
     Retention drops hours by their marks. So an archive that the marks do not name marks nothing
     unless ``mark_here`` is set; then it takes over the marks of hours that it holds in full, also
     of hours that were dropped.
-
-    Raises:
-        PipelineError: a file that hours to be marked are in is gone or cannot be read.
     """
-    stored = writer.held
+    stored = writer.stored
     marked = read_marked_archives(connection)
     if marked and job.archive.path not in marked and not job.mark_here:
         result.elsewhere = marked[0]
@@ -291,7 +497,7 @@ def mark_hours(
     result.differing = sorted(hour for hour in new if stored.get(hour) != sealed[hour])
 
 
-def _hours_to_do(state: State, stored: Fingerprints) -> Fingerprints:
+def _hours_to_do(state: DatabaseState, stored: Fingerprints) -> Fingerprints:
     """Return the hours of which the database holds something else than the archive."""
     wanted = state.fingerprints
     return {hour: wanted[hour] for hour in differing(stored, wanted) if hour in wanted}

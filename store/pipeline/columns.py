@@ -2,8 +2,8 @@
 
 ``hash`` again as ``h0`` to ``h3`` is what makes fingerprints native. ``tail`` fields that may be
 absent are null. ``lamport`` is an unsigned number of 64 bits in a signed column, as in the
-database. The SDS columns are null for messages that are none of SDS; what they say is the claim of
-whoever published the message.
+database. The SDS columns are null for messages that are none of SDS; they are claims of the
+message's publisher.
 """
 
 from __future__ import annotations
@@ -61,10 +61,18 @@ PARTITIONS: Final = ("day", "shard")
 
 NAMES: Final = tuple(ARROW.names)
 SOURCE: Final = pa.schema(
-    [*ARROW, pa.field("timestamp", pa.timestamp("us", "UTC"), nullable=False)]
+    [
+        *ARROW,
+        pa.field("timestamp", pa.timestamp("us", "UTC"), nullable=False),
+        pa.field("committed_ns", pa.int64()),
+        pa.field("source", pa.string()),
+    ]
 )
-"""The columns of the data source: those of the files, and ``ts`` as a date with a time, to the
-microsecond."""
+"""The columns of the data source: those of the files, ``ts`` as a timestamp in microseconds, and
+time and source of a message's commit (null: the commit is gone), which are read only by name."""
+
+DEFAULT_NAMES: Final = (*NAMES, "timestamp")
+COMMIT_COLUMNS: Final = frozenset({"committed_ns", "source"})
 
 TAIL_COLUMNS: Final = frozenset({"version", "meta", "rate_limit_proof", "ephemeral"})
 SDS_COLUMNS: Final = frozenset({"channel", "message_id", "sender", "lamport", "parents"})
@@ -98,7 +106,7 @@ def spark_schema(names: Iterable[str] = NAMES) -> StructType:
 
 
 def empty(session: SparkSession, schema: pa.Schema) -> DataFrame:
-    """No rows of a schema; through Spark Connect none of an Arrow table can be had."""
+    """Return a DataFrame without rows; Spark Connect has none of an empty Arrow table."""
     return session.createDataFrame([], from_arrow_schema(schema))
 
 

@@ -1,4 +1,4 @@
-"""What a job knows of a store node's database: its state, its summaries, the hours it has noted.
+"""The state of a store node's database: its position, its summaries, and the archived hours.
 
 Everything is read from the views that the migrations make for it. One snapshot gives a commit
 position and the fingerprints of everything that was committed up to it.
@@ -6,7 +6,6 @@ position and the fingerprints of everything that was committed up to it.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,8 +21,7 @@ from store.db.summaries.deltas import Buckets, merged, unpack
 from store.domain.partitioning import Bounds, parse_bounds
 from store.pipeline.errors import FAILED, PipelineError, of_database
 from store.pipeline.fingerprints import LEVELS_NS, Fingerprint, Fingerprints, of_buckets
-from store.pipeline.limits import HOUR_NS, MAX_STATED
-from store.pipeline.paths import spelled, spellings
+from store.pipeline.limits import HOUR_NS
 
 Connection = psycopg.Connection[Any]
 
@@ -55,7 +53,7 @@ _ARCHIVED: Final[LiteralString] = """
 select start_ns, count, x0, x1, x2, x3 from storenode.archived
 """
 _MARKS: Final[LiteralString] = """
-select start_ns, count, x0, x1, x2, x3 from storenode.archived where archive = any(%s)
+select start_ns, count, x0, x1, x2, x3 from storenode.archived where archive = %s
 """
 _MARKED: Final[LiteralString] = """
 select archive from storenode.archived group by archive order by max(start_ns) desc
@@ -75,30 +73,12 @@ _RESTORED: Final[LiteralString] = """
 select coalesce(sum(messages), 0)::bigint from storenode.export_commits
 where position > %s and source = 'restore'
 """
-_STATED: Final[LiteralString] = """
-select store_id, start_ns, end_ns, compared_ns, keyed, count, fingerprint from storenode.coverage
-where missing_here = 0 and missing_there = 0 and count > 0
-  and start_ns %% %s = 0 and end_ns %% %s = 0
-order by end_ns desc limit %s
-"""
-_PAST: Final[LiteralString] = """
-select concat_ws('/', (select system_identifier from pg_control_system()),
-    left(pg_walfile_name(pg_current_wal_insert_lsn()), 8),
-    (select oid from pg_database where datname = current_database()),
-    'storenode.store'::regclass::oid)
-"""
-_UNREADABLE: Final = (
-    psycopg.errors.InsufficientPrivilege,
-    psycopg.errors.UndefinedFunction,
-    psycopg.errors.FeatureNotSupported,
-    psycopg.errors.ObjectNotInPrerequisiteState,
-)
 _TRY_LOCK: Final[LiteralString] = "select pg_try_advisory_lock(%s)"
 
 
 @dataclass(frozen=True)
-class State:
-    """One moment of a database: everything committed up to ``position``, and nothing else.
+class DatabaseState:
+    """A moment of a database: everything committed up to ``position``, and nothing else.
 
     ``fingerprints`` are those of the level that was asked for; ``partitions`` the bounds of the
     partitions of messages, ascending. Times are in nanoseconds.
@@ -118,12 +98,7 @@ class State:
 
 @contextmanager
 def connected(url: str, what: str = "The database") -> Iterator[Connection]:
-    """Open a connection in autocommit mode to a database with a schema that serves this version.
-
-    Raises:
-        PipelineError: it cannot be reached, refuses, or has another schema; also for what the
-            block raises as `psycopg.Error`.
-    """
+    """Open a connection in autocommit mode to a database with a schema that serves this version."""
     try:
         require_served(url)
         with psycopg.connect(url, autocommit=True) as connection:
@@ -136,7 +111,7 @@ def connected(url: str, what: str = "The database") -> Iterator[Connection]:
 
 def read_state(
     connection: Connection, low_ns: int = 0, high_ns: int = FOREVER, level: str = "hour"
-) -> State:
+) -> DatabaseState:
     """Read one moment: fingerprints of the slices that begin in a range of time."""
     with connection.transaction():
         connection.execute(_SNAPSHOT)
@@ -145,7 +120,7 @@ def read_state(
         texts = [text for (text,) in connection.execute(_PARTITIONS)]
     bounds = (None if text is None else parse_bounds(text) for text in texts)
     partitions = tuple(sorted(each for each in bounds if each is not None))
-    return State(store_id, horizon_ns, position, of_buckets(buckets), partitions)
+    return DatabaseState(store_id, horizon_ns, position, of_buckets(buckets), partitions)
 
 
 def read_as_of(
@@ -175,14 +150,14 @@ def _buckets(connection: Connection, level: str, low_ns: int, high_ns: int, fold
     length_ns = LEVELS_NS[level]
     rows = connection.execute(_BUCKETS, (_BUCKET_LEVELS[level], low_ns, high_ns)).fetchall()
     columns = np.array(rows, np.int64).reshape(-1, 6)
-    held = Buckets(
+    stored = Buckets(
         np.ascontiguousarray(columns[:, 0]),
         np.ascontiguousarray(columns[:, 1]),
         np.ascontiguousarray(columns[:, 2:]).view("<u8"),
     )
     deltas = connection.execute(_UNFOLDED, (folded, low_ns, high_ns)).fetchall()
     added = unpack(bytes(summary) for (summary,) in deltas).coarser(length_ns)
-    return merged([held, added.within(low_ns, high_ns)])
+    return merged([stored, added.within(low_ns, high_ns)])
 
 
 def read_archived(connection: Connection) -> Fingerprints:
@@ -192,62 +167,55 @@ def read_archived(connection: Connection) -> Fingerprints:
 
 
 def read_marks(connection: Connection, archive: str) -> Fingerprints:
-    """Return the hours that were marked as archived in one archive, under any of its names."""
-    rows = connection.execute(_MARKS, (spellings(archive),)).fetchall()
+    """Return the hours that were marked as archived in one archive."""
+    rows = connection.execute(_MARKS, (archive,)).fetchall()
     return {start: Fingerprint(*rest) for start, *rest in rows}
 
 
 def read_marked_archives(connection: Connection) -> list[str]:
     """Return the archives that hours are marked in; the one with the newest hour first."""
-    return [spelled(archive) for (archive,) in connection.execute(_MARKED)]
+    return [archive for (archive,) in connection.execute(_MARKED)]
 
 
 def mark_archived(
-    connection: Connection, held: Fingerprints, hours: Iterable[int], archive: str
+    connection: Connection, stored: Fingerprints, hours: Iterable[int], archive: str
 ) -> list[int]:
     """Note those hours of which an archive holds exactly what the database does; returns them.
 
-    ``held`` is what the archive holds, by hour. A message that arrives later takes an hour's mark
+    ``stored`` is what the archive holds, by hour. A message that arrives later takes an hour's mark
     away, since the mark counts only while it agrees with the summaries.
     """
     wanted = sorted(hours)
     if not wanted:
         return []
     now = read_state(connection, wanted[0], wanted[-1] + HOUR_NS)
-    equal = [hour for hour in wanted if hour in held and now.fingerprints.get(hour) == held[hour]]
+    equal = [
+        hour for hour in wanted if hour in stored and now.fingerprints.get(hour) == stored[hour]
+    ]
     with connection.transaction(), connection.cursor() as cursor:
-        rows = [(hour, *held[hour], now.position, archive) for hour in equal]
+        rows = [(hour, *stored[hour], now.position, archive) for hour in equal]
         cursor.executemany(_MARK, rows)
     return equal
 
 
 def take_over_marks(connection: Connection, hours: Iterable[int], archive: str) -> int:
-    """Have the marks of some hours name an archive that holds what they say; how many did not."""
+    """Rename the archive of the marks of some hours; return how many marks were changed."""
     return connection.execute(_TAKE_OVER, (archive, list(hours), archive)).rowcount
 
 
 def lock_archiving(connection: Connection) -> None:
-    """Be the only job that archives this database, as long as the connection lives.
-
-    Raises:
-        PipelineError: another job does.
-    """
-    if connection.execute(_TRY_LOCK, (ARCHIVING,)).fetchone() != (True,):
-        raise PipelineError(
-            "Another job is archiving this database: wait until it has ended, or end it."
-        )
+    """Lock the archiving of this database, as long as the connection lives."""
+    _lock(connection, ARCHIVING, "archiving this database")
 
 
 def lock_restoring(connection: Connection) -> None:
-    """Be the only job that restores messages into this database, as `lock_archiving`.
+    """Lock restores into this database, as long as the connection lives."""
+    _lock(connection, RESTORING, "restoring into this database")
 
-    Raises:
-        PipelineError: another job does.
-    """
-    if connection.execute(_TRY_LOCK, (RESTORING,)).fetchone() != (True,):
-        raise PipelineError(
-            "Another job is restoring into this database: wait until it has ended, or end it."
-        )
+
+def _lock(connection: Connection, key: int, what: str) -> None:
+    if connection.execute(_TRY_LOCK, (key,)).fetchone() != (True,):
+        raise PipelineError(f"Another job is {what}: wait until it has ended, or end it.")
 
 
 def restored_since(connection: Connection, position: int) -> int:
@@ -256,33 +224,9 @@ def restored_since(connection: Connection, position: int) -> int:
     return int(messages)
 
 
-@dataclass(frozen=True)
-class Stated:
-    """What sessions found other stores to hold as well, as of ``time_ns`` or a little later.
-
-    ``past`` stands for the past of the database: another one after a standby was promoted, a backup
-    was recovered or a dump was loaded; None where a managed service hides it. ``rows``: of the
-    newest `MAX_STATED` spans of whole hours that have messages the other store's ID, start, end, as
-    of when, whether by keyed digests, messages, and XOR (32 bytes). Times are in nanoseconds.
-    """
-
-    store_id: str
-    time_ns: int
-    past: str | None
-    rows: list[tuple[Any, ...]]
-
-
-def read_stated(connection: Connection) -> Stated:
-    """Read the statements of equality that are kept, whether or not they still hold."""
-    now_ns = time.time_ns()
-    store_id, *_ = _store(connection)
-    rows = connection.execute(_STATED, (HOUR_NS, HOUR_NS, MAX_STATED)).fetchall()
-    return Stated(store_id, now_ns, _past(connection), rows)
-
-
-def read_horizon(connection: Connection) -> int:
-    """Return the time before which retention may have dropped messages."""
-    return _store(connection)[1]
+def read_position(connection: Connection) -> int:
+    """Return the newest commit position."""
+    return _store(connection)[3]
 
 
 def _store(connection: Connection) -> tuple[str, int, int, int]:
@@ -291,11 +235,3 @@ def _store(connection: Connection) -> tuple[str, int, int, int]:
     if row is None:
         raise PipelineError("The database has no identity: its table `store` is empty.")
     return row
-
-
-def _past(connection: Connection) -> str | None:
-    try:
-        row = connection.execute(_PAST).fetchone()
-    except _UNREADABLE:
-        return None
-    return None if row is None else str(row[0])

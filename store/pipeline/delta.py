@@ -4,57 +4,411 @@
 
     ARCHIVE/messages/_delta_log/           the log of the table, written by delta-rs
     ARCHIVE/messages/day=…/shard=…/        its files
-    ARCHIVE/manifest/                      copies of the commits, see `store.pipeline.manifest`
+    ARCHIVE/manifest/00000000000000001007.json      a copy of commit 1007 of the log
+    ARCHIVE/manifest/00000000000000000000-00000000000000000999.jsonl      commits 0 to 999
 
 A commit succeeds only if no other job has committed since this job read the table's state. So the
 table holds what its last commit says, whatever is killed, and files that no commit names are not
 part of it.
+
+The metadata of a commit has the SHA-256 of the commit before it, the SHA-256 of each file that it
+adds, and count and XOR of the hours that it changes, as they are afterwards. So a commit that is
+removed or altered breaks the chain, and a file or an hour that is lost is named by the commits that
+remain. The log may forget commits; copies are never changed, and only replaced by one file that has
+many of them, each as a JSON string in a line of its own.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import time
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import Final, NamedTuple, TypeVar
+from itertools import accumulate
+from operator import itemgetter
+from typing import Any, Final, NamedTuple, TypeVar
+from urllib.parse import unquote
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from deltalake import CommitProperties, DeltaTable, Schema
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction, create_table_with_add_actions
 
+from store.pipeline import files
 from store.pipeline.columns import ARROW, PARTITIONS
 from store.pipeline.errors import USAGE, PipelineError, of_store
-from store.pipeline.fingerprints import Fingerprints
-from store.pipeline.limits import DAY_NS, MAX_PARQUET_FILES, VACUUM_AFTER_HOURS
-from store.pipeline.listing import Listing, Row
-from store.pipeline.manifest import (
-    FIRST_BEFORE,
-    CommitMetadata,
-    Manifest,
-    commit_name,
-    read_commits,
-    read_manifest,
-)
-from store.pipeline.paths import (
+from store.pipeline.files import (
     checked,
-    for_spark,
-    on_store,
-    require_room,
-    require_visible,
-)
-from store.pipeline.storage import (
     chunks,
     create,
     delete,
     delta_options,
     listed,
     move_folder,
+    on_store,
     require_reachable,
+    require_room,
+    require_visible,
     settle,
 )
+from store.pipeline.fingerprints import NOTHING, Fingerprint, Fingerprints
+from store.pipeline.limits import (
+    COMPACT_AT_FILES,
+    COMPACT_BELOW_BYTES,
+    COMPACT_FILES_AT_ONCE,
+    DAY_NS,
+    MAX_COMPACTED_BYTES,
+    MAX_PARQUET_FILES,
+    VACUUM_AFTER_HOURS,
+)
+
+FIRST_BEFORE: Final = "0" * 64
+"""What the first commit has in place of the digest of the commit before it."""
+
+_PREFIX: Final = "storenode."
+_BEFORE: Final = f"{_PREFIX}before"
+_FILES: Final = f"{_PREFIX}files"
+_HOURS: Final = f"{_PREFIX}hours"
+_POSITION: Final = f"{_PREFIX}position"
+_STORE: Final = f"{_PREFIX}store"
+_LOST: Final = f"{_PREFIX}lost"
+_REPLACES: Final = f"{_PREFIX}replaces"
+_COPY: Final = re.compile(r"\A[0-9]{20}\.json\Z")
+_PATH: Final = re.compile(
+    r"\Aday=\d{4}-\d\d-\d\d/shard=-?\d{1,9}/[\w.-]+\.(?:zstd\.)?parquet\Z", re.ASCII
+)
+_ROLLED: Final = re.compile(r"\A([0-9]{20})-([0-9]{20})\.jsonl\Z")
+ROLL_AT: Final = 1_000
+"""So many copies become one file."""
+
+KEPT_SINGLE: Final = 100
+"""The newest copies stay files of their own, which can be signed."""
+
+_UNREADABLE: Final = b"\0"
+_FOLDERS: Final = 3
+"""Directories above a copy that are synced: the manifest, the archive, and what that lies in."""
+
+
+class FileRecord(NamedTuple):
+    """A file of the table: its day since the epoch, and its SHA-256, None if it is not recorded."""
+
+    day: int
+    digest: str | None
+
+
+@dataclass(frozen=True)
+class CommitMetadata:
+    """The metadata that a commit records besides the actions of Delta Lake.
+
+    ``files`` are the digests of the files that it adds; ``hours`` whole hours as they are after it.
+    ``position`` is the commit of the database of the store ``store_id`` up to which all of its
+    messages are archived. ``lost``: it removes files that are lost, so ``hours`` are no longer what
+    the archive must hold.
+    ``replaces``: it begins a manifest in place of one with so many commits.
+    """
+
+    files: Mapping[str, str] = field(default_factory=dict)
+    hours: Fingerprints = field(default_factory=dict)
+    store_id: str | None = None
+    position: int | None = None
+    lost: bool = False
+    replaces: int = 0
+
+    def encoded(self, before: str) -> dict[str, str]:
+        """Return the metadata of Delta Lake; ``before`` is the digest of the commit before."""
+        rows = [[start, *each] for start, each in sorted(self.hours.items())]
+        found = {
+            _BEFORE: before,
+            _FILES: json.dumps(dict(self.files), separators=(",", ":")),
+            _HOURS: json.dumps(rows, separators=(",", ":")),
+        }
+        if self.store_id is not None and self.position is not None:
+            found |= {_STORE: self.store_id, _POSITION: str(self.position)}
+        if self.lost:
+            found[_LOST] = "true"
+        if self.replaces:
+            found[_REPLACES] = str(self.replaces)
+        return found
+
+
+@dataclass(frozen=True)
+class _Commit:
+    added: list[tuple[str, int]]
+    removed: list[str]
+    before: str | None
+    metadata: CommitMetadata
+
+
+@dataclass
+class Manifest:
+    """The sum of all commits of an archive, as their copies in a directory record them.
+
+    ``files`` are those of the newest state, ``removed`` those of earlier ones. ``required`` are the
+    hours that the archive must hold, and ``stored`` those of its newest commits, except on
+    ``unknown_days``: a program that does not record hours has changed their files.
+    ``digests`` are those of the commits in order. ``broken`` has a line for each place where the
+    chain is broken, ``foreign`` the commits that another program made. ``positions`` are by store
+    those of the newest commit that has one.
+    """
+
+    path: str
+    files: dict[str, FileRecord] = field(default_factory=dict)
+    required: Fingerprints = field(default_factory=dict)
+    stored: Fingerprints = field(default_factory=dict)
+    unknown_days: set[int] = field(default_factory=set)
+    removed: set[str] = field(default_factory=set)
+    digests: list[str] = field(default_factory=list)
+    broken: list[str] = field(default_factory=list)
+    foreign: list[int] = field(default_factory=list)
+    strange: list[str] = field(default_factory=list)
+    positions: dict[str, int] = field(default_factory=dict)
+    replaces: int = 0
+
+    @property
+    def version(self) -> int:
+        """The number of the newest commit; -1: there is none."""
+        return len(self.digests) - 1
+
+    @property
+    def before(self) -> str:
+        """The digest of the newest commit, which the next one records."""
+        return self.digests[-1] if self.digests else FIRST_BEFORE
+
+    def append(self, data: bytes) -> None:
+        """Write the copy of the next commit, on the disk before this returns."""
+        name = commit_name(len(self.digests))
+        try:
+            files.create(f"{self.path}/{name}", data, _FOLDERS)
+        except FileExistsError as error:
+            if _content(f"{self.path}/{name}") != data:
+                raise PipelineError(
+                    f"Another job has written to {self.path} meanwhile: run this one again when the"
+                    " other has ended."
+                ) from error
+        except OSError as error:
+            raise of_store(self.path, error, "manifest") from error
+        self.add(name, data)
+
+    def roll(self) -> None:
+        """Replace old copies by one file that has them, if there are many."""
+        try:
+            names = sorted(each for each in files.listed(self.path) if _COPY.match(each))
+            old = names[:-KEPT_SINGLE]
+            if len(old) < ROLL_AT:
+                return
+            texts = (_content(f"{self.path}/{name}").decode() for name in old)
+            data = "".join(f"{json.dumps(text)}\n" for text in texts).encode()
+            path = f"{self.path}/{old[0][:20]}-{old[-1][:20]}.jsonl"
+            files.create(path, data, _FOLDERS)
+            files.delete(self.path, old)
+        except OSError as error:
+            raise of_store(self.path, error, "manifest") from error
+
+    def add(self, name: str, data: bytes) -> None:
+        """Take in the next commit."""
+        expected = commit_name(len(self.digests))
+        if name != expected and not self.broken:
+            self.broken.append(f"{expected} is missing")
+        try:
+            commit = _parsed(data)
+        except (ValueError, TypeError, KeyError, ArithmeticError, RecursionError):
+            self.broken.append(f"{name} cannot be read")
+        else:
+            if commit.before is None:
+                self.foreign.append(len(self.digests))
+            elif commit.before != self.before and not self.broken:
+                self.broken.append(f"{name} does not follow the commit before it")
+            self._apply(commit)
+        self.digests.append(sha256(data).hexdigest())
+
+    def _apply(self, commit: _Commit) -> None:
+        metadata = commit.metadata
+        days = set()
+        for path in commit.removed:
+            known = self.files.pop(path, None)
+            self.removed.add(path)
+            if known is not None:
+                days.add(known.day)
+        for path, day in commit.added:
+            if not _PATH.match(path):
+                self.strange.append(repr(path))
+            self.removed.discard(path)
+            self.files[path] = FileRecord(day, metadata.files.get(path))
+            days.add(day)
+        if commit.before is None:
+            self.unknown_days |= days
+            return
+        self.stored |= metadata.hours
+        if not metadata.lost:
+            self.required |= {
+                hour: each
+                for hour, each in metadata.hours.items()
+                if each.messages >= self.required.get(hour, NOTHING).messages
+            }
+        if metadata.store_id is not None and metadata.position is not None:
+            self.positions[metadata.store_id] = metadata.position
+        self.replaces = self.replaces or metadata.replaces
+
+
+def read_manifest(path: str) -> Manifest:
+    """Read the manifest in a directory; an empty one if there is none."""
+    found = Manifest(path)
+    for name, data in read_commits(path):
+        found.add(name, data)
+    return found
+
+
+def read_commits(path: str) -> Iterator[tuple[str, bytes]]:
+    """Yield the commits of the manifest in a directory: the name of each in the log, its bytes."""
+    try:
+        names = sorted(files.listed(path))
+        last = -1
+        for match in filter(None, map(_ROLLED.match, names)):
+            first, last = int(match[1]), int(match[2])
+            try:
+                lines = _content(f"{path}/{match[0]}").splitlines()
+                commits = [json.loads(line).encode() for line in lines]
+            except (ValueError, AttributeError, RecursionError):
+                commits = []
+            commits += [_UNREADABLE] * (last + 1 - first - len(commits))
+            for version, data in enumerate(commits, first):
+                yield commit_name(version), data
+        for name in names:
+            if _COPY.match(name) and int(name[:20]) > last:
+                yield name, _content(f"{path}/{name}")
+    except OSError as error:
+        raise of_store(path, error, "manifest") from error
+
+
+def _content(path: str) -> bytes:
+    return b"".join(files.chunks(path))
+
+
+def commit_name(version: int) -> str:
+    """Return the file name of a commit, in the log and in the manifest."""
+    return f"{version:020}.json"
+
+
+def short_hours(wanted: Fingerprints, stored: Fingerprints) -> list[int]:
+    """Return the hours that lack something: they have fewer messages, or as many others."""
+    return sorted(
+        hour
+        for hour, each in wanted.items()
+        if stored.get(hour, NOTHING).messages <= each.messages and stored.get(hour) != each
+    )
+
+
+def _parsed(data: bytes) -> _Commit:
+    actions: Sequence[dict[str, Any]] = [json.loads(line) for line in data.splitlines()]
+    added = [_added(each["add"]) for each in actions if "add" in each]
+    removed = [unquote(each["remove"]["path"]) for each in actions if "remove" in each]
+    infos = (each["commitInfo"] for each in actions if "commitInfo" in each)
+    info: dict[str, Any] = next(infos, {})
+    before = info.get(_BEFORE)
+    files = json.loads(info.get(_FILES, "{}"))
+    hours = {
+        int(start): Fingerprint(*map(int, rest))
+        for start, *rest in json.loads(info.get(_HOURS, "[]"))
+    }
+    position = info.get(_POSITION)
+    metadata = CommitMetadata(
+        {str(path): str(digest) for path, digest in files.items()},
+        hours,
+        info.get(_STORE),
+        None if position is None else int(position),
+        info.get(_LOST) == "true",
+        int(info.get(_REPLACES, 0)),
+    )
+    return _Commit(added, removed, before, metadata)
+
+
+def _added(action: Mapping[str, Any]) -> tuple[str, int]:
+    day = np.datetime64(action["partitionValues"]["day"], "D").astype(np.int64)
+    return unquote(action["path"]), int(day)
+
+
+_COLUMNS: Final = ("path", "partition.day", "partition.shard", "size_bytes", "num_records")
+_NAMES: Final = ("path", "day", "shard", "size_bytes", "rows")
+_DIRECTORY: Final = ["day", "shard"]
+
+
+class DataFile(NamedTuple):
+    """A file of the table: its path, day since the epoch, shard, size and rows."""
+
+    path: str
+    day: int
+    shard: int
+    size_bytes: int
+    rows: int
+
+
+class Listing:
+    """The files of the state that a table was read in, by day."""
+
+    def __init__(self, table: DeltaTable, folder: str) -> None:
+        self._folder = folder
+        found = pa.table(table.get_add_actions(flatten=True)).select(_COLUMNS)
+        found = found.rename_columns(_NAMES)
+        days = found["day"].cast(pa.date32()).cast(pa.int32())
+        found = found.set_column(found.column_names.index("day"), "day", days)
+        # A copy: delta-rs keeps everything that it returned while any of the columns is in use.
+        self._files = found.take(pc.sort_indices(days))
+
+    def __len__(self) -> int:
+        """Return the number of files."""
+        return int(self._files.num_rows)
+
+    @property
+    def messages(self) -> int:
+        """The number of messages in the files."""
+        return pc.sum(self._files["rows"]).as_py() or 0
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of all files."""
+        return pc.sum(self._files["size_bytes"]).as_py() or 0
+
+    def paths(self) -> set[str]:
+        """Return the paths of all files within the table."""
+        return set(map(unquote, self._files["path"].to_pylist()))
+
+    def rows(self, days: Collection[int] | None = None) -> Iterator[DataFile]:
+        """Yield the files, of some days only if they are given."""
+        if days is None:
+            return self._rows(self._files)
+        wanted = pa.array([day for day in days if -(2**31) <= day < 2**31], pa.int32())
+        return self._rows(self._files.filter(pc.is_in(self._files["day"], value_set=wanted)))
+
+    def _rows(self, files: pa.Table) -> Iterator[DataFile]:
+        columns = (files[name].to_pylist() for name in _NAMES)
+        for path, day, shard, size, rows in zip(*columns, strict=True):
+            yield DataFile(f"{self._folder}/{unquote(path)}", day, shard, size, rows or 0)
+
+    def crowded(self) -> list[DataFile]:
+        """Return small files that should be compacted to one per directory.
+
+        The directories are the earliest that have `COMPACT_FILES_AT_ONCE` together.
+        """
+        small = self._files.filter(pc.less(self._files["size_bytes"], COMPACT_BELOW_BYTES))
+        counted = small.group_by(_DIRECTORY).aggregate([("path", "count")])
+        full = counted.filter(pc.greater_equal(counted["path_count"], COMPACT_AT_FILES))
+        chosen: list[DataFile] = []
+        for day, shard in sorted(map(itemgetter(*_DIRECTORY), full.to_pylist())):
+            if len(chosen) >= COMPACT_FILES_AT_ONCE:
+                break
+            is_here = pc.and_(pc.equal(small["day"], day), pc.equal(small["shard"], shard))
+            files = sorted(self._rows(small.filter(is_here)), key=lambda each: each.size_bytes)
+            sizes = accumulate(each.size_bytes for each in files)
+            pairs = zip(files, sizes, strict=True)
+            chosen += [file for file, size in pairs if size <= MAX_COMPACTED_BYTES]
+        return chosen
+
 
 T = TypeVar("T")
 
@@ -72,21 +426,6 @@ _CONFIGURATION: Final = {
 }
 _LOG_FOLDERS: Final = 4
 """Directories above a commit that are synced: log, table, archive, and what that lies in."""
-
-
-class DataFile(NamedTuple):
-    """A file of the table: its path for Spark, day since the epoch, shard, size and rows."""
-
-    path: str
-    day: int
-    shard: int
-    size_bytes: int
-    rows: int
-
-    @property
-    def sort_key(self) -> tuple[int, int, str]:
-        """The key that sorts files by time: day, shard, path."""
-        return self.day, self.shard, self.path
 
 
 class WrittenFile(NamedTuple):
@@ -118,14 +457,9 @@ class DeltaArchive:
     """An archive in a directory or on an object store."""
 
     def __init__(self, path: str) -> None:
-        """Check the path; no file is read yet.
-
-        Raises:
-            PipelineError: the path is none, see `store.pipeline.paths.checked`.
-        """
+        """Check the path; no file is read yet."""
         self.path = checked(path)
-        self.messages = for_spark(f"{self.path}/messages")
-        self._folder = f"{self.path}/messages"
+        self.messages = self._folder = f"{self.path}/messages"
         self._log = f"{self._folder}/_delta_log"
         self._table: DeltaTable | None = None
         self._listing: Listing | None = None
@@ -133,11 +467,7 @@ class DeltaArchive:
 
     @property
     def exists(self) -> bool:
-        """True if an archive was begun here.
-
-        Raises:
-            PipelineError: the store of the archive does not answer.
-        """
+        """True if an archive was begun here."""
         try:
             require_reachable(self.path)
             return bool(DeltaTable.is_deltatable(self._folder, self._options))
@@ -147,11 +477,7 @@ class DeltaArchive:
             return False
 
     def open(self) -> DeltaArchive:
-        """Read the newest state.
-
-        Raises:
-            PipelineError: there is no archive, or something that is none.
-        """
+        """Read the newest state."""
         try:
             require_reachable(self.path)
             self._table = self._delta()
@@ -185,11 +511,7 @@ class DeltaArchive:
         return self
 
     def open_if_readable(self) -> bool:
-        """Read the newest state and return True, unless the log is missing or damaged.
-
-        Raises:
-            PipelineError: something else is there, or an archive of another version.
-        """
+        """Read the newest state and return True, unless the log is missing or damaged."""
         try:
             self._table = self._delta()
         except (DeltaError, OSError, ValueError):
@@ -198,11 +520,7 @@ class DeltaArchive:
         return True
 
     def require_usable(self) -> None:
-        """Raise unless an archive is here, or may be begun.
-
-        Raises:
-            PipelineError: something else is here, or an archive that cannot be read.
-        """
+        """Raise unless an archive is here, or may be begun."""
         if self.exists:
             self.open()
         else:
@@ -213,9 +531,6 @@ class DeltaArchive:
         """Begin an archive where there is none, read its state, and complete its manifest.
 
         Commits of the log that the manifest lacks are copied: a job was killed in between.
-
-        Raises:
-            PipelineError: the path cannot be written to, or log or manifest have lost commits.
         """
         self._require_conditional_writes()
         if not self.exists:
@@ -244,9 +559,6 @@ class DeltaArchive:
         """Begin log and manifest anew from the present state, and move the old ones aside.
 
         ``written`` are all files that the log names, ``hours`` what they hold.
-
-        Raises:
-            PipelineError: something cannot be moved or written.
         """
         old = self.manifest
         replaces = max(old.replaces, 0) + max(len(old.digests), self.version + 1)
@@ -268,12 +580,7 @@ class DeltaArchive:
         *,
         is_new: bool = True,
     ) -> None:
-        """Add files to the table and remove others, all or none, and copy the commit.
-
-        Raises:
-            PipelineError: another job has committed since the state was read, this process does
-                not see the files, or nothing can be written.
-        """
+        """Add files to the table and remove others, all or none, and copy the commit."""
         require_visible(self.path, [f"messages/{each.path}" for each in added])
         version = self.version
         actions: list[AddAction | RemoveAction] = [
@@ -320,9 +627,6 @@ class DeltaArchive:
         """Write the commits of a manifest to the log, in place of what there is of it.
 
         Returns where the old log is now, if there was one.
-
-        Raises:
-            PipelineError: something cannot be moved or written.
         """
         try:
             aside = self._move_aside("messages/_delta_log", "damaged-log")
@@ -334,33 +638,25 @@ class DeltaArchive:
         return aside
 
     def files(self, days: Iterable[int] | None = None) -> list[DataFile]:
-        """Return the files of the state that was read, of some days only if they are given.
-
-        Raises:
-            PipelineError: there are more than `MAX_PARQUET_FILES`.
-        """
+        """Return the files of the state that was read, of some days only if they are given."""
         found = self.listing
         if len(found) > MAX_PARQUET_FILES:
             raise PipelineError(
                 f"The archive has {len(found)} files, and at most {MAX_PARQUET_FILES} can be read"
                 " at once: split it by time."
             )
-        return self._as_files(found.rows(None if days is None else set(days)))
+        return list(found.rows(None if days is None else set(days)))
 
     def files_between(self, low_ns: int, high_ns: int) -> list[DataFile]:
         """Return the files of the days that a range of time touches, the end exclusive."""
         low, high = low_ns // DAY_NS, -(-high_ns // DAY_NS)
         return [each for each in self.files() if low <= each.day < high]
 
-    def crowded(self) -> list[DataFile]:
-        """Return small files that should be compacted to one per directory, see `Listing`."""
-        return self._as_files(self.listing.crowded())
-
     @property
     def listing(self) -> Listing:
         """The files of the state that was read."""
         if self._listing is None:
-            self._listing = Listing(self._opened)
+            self._listing = Listing(self._opened, self.messages)
         return self._listing
 
     @property
@@ -386,15 +682,9 @@ class DeltaArchive:
         return file.path.removeprefix(f"{self.messages}/")
 
     def stored(self) -> list[str]:
-        """Return the paths of all Parquet files below the table, whether a commit names them or
-        not.
-
-        Raises:
-            PipelineError: they cannot be listed.
-        """
+        """Return the paths of all Parquet files below the table, named by a commit or not."""
         try:
-            found = (each.path for each in listed(self._folder))
-            return [path for path in found if path.endswith(".parquet")]
+            return [path for path in listed(self._folder) if path.endswith(".parquet")]
         except OSError as error:
             raise of_store(self.path, error) from error
 
@@ -431,7 +721,7 @@ class DeltaArchive:
 
     def _logged_versions(self) -> list[int]:
         try:
-            names = [each.path.partition(".") for each in listed(self._log)]
+            names = [each.partition(".") for each in listed(self._log)]
         except OSError as error:
             raise of_store(self.path, error) from error
         return sorted(int(name) for name, _, end in names if end == "json" and name.isdigit())
@@ -499,9 +789,6 @@ class DeltaArchive:
         aside = f"{kind}-{time.time_ns()}"
         move_folder(self.path, name, aside)
         return f"{self.path}/{aside}"
-
-    def _as_files(self, rows: Iterable[Row]) -> list[DataFile]:
-        return [DataFile(f"{self.messages}/{path}", *rest) for path, *rest in rows]
 
     @property
     def _options(self) -> dict[str, str] | None:

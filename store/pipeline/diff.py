@@ -1,7 +1,7 @@
 """`diff`: the messages that either of two sets lacks, at any size and offline.
 
-Fingerprints are compared by day, then by hour within the days that differ, then by minute. IDs are
-read only of the minutes that differ. The result is exact.
+Fingerprints are compared by hour, and IDs are read only of the hours that differ. The result is
+exact.
 """
 
 from __future__ import annotations
@@ -9,29 +9,33 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
 
+from store.pipeline.database import FOREVER
 from store.pipeline.errors import SPARK_ERRORS, of_spark
-from store.pipeline.fingerprints import LEVELS_NS, differing
-from store.pipeline.message_sets import ID_COLUMNS, MessageSet
-from store.pipeline.outputs import require_nothing, write_rows
-from store.pipeline.paths import require_new_directory
-from store.pipeline.progress import Say, shown, silent
+from store.pipeline.files import require_new_directory
+from store.pipeline.fingerprints import differing
+from store.pipeline.limits import HOUR_NS
+from store.pipeline.message_sets import MessageSet
+from store.pipeline.parquet import KEY, start_of, write_rows
+from store.pipeline.spark import Say, shown, silent
 
 SIDES: Final = ("first", "second")
 """The values of the column ``lacks``: the set that lacks the message."""
 
-_WRITTEN: Final = "the IDs that differ"
+ID_COLUMNS: Final = (*KEY, "hash")
+"""The columns of an ID: the timestamp, and the hash as words and as bytes."""
 
 
 @dataclass
 class DiffReport:
-    """The number of slices that differ by level, and of messages that either set lacks."""
+    """The number of hours that differ, and of messages that either set lacks."""
 
     first: str
     second: str
-    slices: dict[str, int] = field(default_factory=dict)
+    hours: int = 0
     lacking: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SIDES, 0))
     output: str | None = None
 
@@ -48,7 +52,7 @@ class DiffReport:
             "equal": self.sound,
             "first_lacks": self.lacking["first"],
             "second_lacks": self.lacking["second"],
-            "differing": self.slices,
+            "hours_differing": self.hours,
             "output": self.output,
         }
 
@@ -58,7 +62,7 @@ class DiffReport:
             return [f"{self.first} and {self.second} hold the same messages."]
         found = [
             f"{name} lacks {self.lacking[side]:,} messages."
-            for side, name in (("first", self.first), ("second", self.second))
+            for side, name in zip(SIDES, (self.first, self.second), strict=True)
         ]
         if self.output is not None:
             found.append(f"Their IDs are in {self.output}.")
@@ -71,42 +75,37 @@ def diff(
     second: MessageSet,
     *,
     output: str | None = None,
-    bounds: tuple[int | None, int | None] = (None, None),
+    bounds: tuple[int, int] = (0, FOREVER),
     say: Say = silent,
 ) -> DiffReport:
     """Compare two sets, and write the IDs that either lacks to a directory.
 
-    ``bounds`` are times in nanoseconds, the end exclusive; None: no bound. ``output`` becomes
-    Parquet with the columns `ID_COLUMNS`, partitioned by ``lacks``.
-
-    Raises:
-        PipelineError: one of them cannot be read, or ``output`` exists already.
+    ``bounds`` are times in nanoseconds, the end exclusive. ``output`` becomes Parquet with the
+    columns `ID_COLUMNS`, partitioned by ``lacks``.
     """
     result = DiffReport(first.name, second.name, output=output)
-    low_ns, high_ns = bounds
     target = None if output is None else require_output(output)
-    if target is not None:
-        require_nothing(session, target, _WRITTEN)
-    starts: list[int] | None = None
-    for level, length_ns in LEVELS_NS.items():
-        starts = [
-            start
-            for start in differing(
-                first.fingerprints(level, starts), second.fingerprints(level, starts)
-            )
-            if (low_ns is None or start + length_ns > low_ns)
-            and (high_ns is None or start < high_ns)
-        ]
-        result.slices[level] = len(starts)
-        say(f"diff: {len(starts):,} differ by {level}")
-        if not starts:
-            return result
-    assert starts is not None
+    low_ns, high_ns = bounds
+    hours = [
+        hour
+        for hour in differing(first.hours, second.hours)
+        if hour + HOUR_NS > low_ns and hour < high_ns
+    ]
+    result.hours = len(hours)
+    say(f"diff: {len(hours):,} hours differ")
+    if not hours:
+        return result
     try:
         with shown(session, say, "diff"):
-            found = _compared(first.ids(starts, level), second.ids(starts, level))
-            found = _bounded(found, low_ns, high_ns).cache()
-            _count(found, result)
+            wanted = session.createDataFrame(pa.table({"start_ns": pa.array(hours, pa.int64())}))
+            sides = [
+                each.messages(ID_COLUMNS, *bounds, hours).withColumn("side", F.lit(side))
+                for side, each in enumerate((first, second), 1)
+            ]
+            ids = sides[0].unionByName(sides[1]).withColumn("start_ns", start_of(HOUR_NS))
+            found = _compared(ids.join(F.broadcast(wanted), "start_ns", "left_semi")).cache()
+            for row in found.groupBy("lacks").count().collect():
+                result.lacking[row["lacks"]] = row["count"]
             if target is not None:
                 write_rows(found, target, "lacks", SIDES)
             found.unpersist()
@@ -116,28 +115,12 @@ def diff(
 
 
 def require_output(output: str) -> str:
-    """Return the path that Spark is to write the IDs to, checked without Spark.
-
-    Raises:
-        PipelineError: as `store.pipeline.paths.require_new_directory`.
-    """
-    return require_new_directory(output, _WRITTEN)
+    """Return the path that the IDs are to be written to, checked."""
+    return require_new_directory(output, "the IDs that differ")
 
 
-def _compared(first: DataFrame, second: DataFrame) -> DataFrame:
+def _compared(ids: DataFrame) -> DataFrame:
     """Return `ID_COLUMNS` and ``lacks`` of the messages that only one set holds."""
-    both = first.withColumn("sides", F.lit(1)).unionByName(second.withColumn("sides", F.lit(2)))
-    seen = both.groupBy(*ID_COLUMNS).agg(F.bit_or("sides").alias("sides"))
+    seen = ids.groupBy(*ID_COLUMNS).agg(F.bit_or("side").alias("sides"))
     lacks = F.when(F.col("sides") == 1, SIDES[1]).otherwise(SIDES[0])
     return seen.where("sides <> 3").select(*ID_COLUMNS, lacks.alias("lacks"))
-
-
-def _bounded(found: DataFrame, low_ns: int | None, high_ns: int | None) -> DataFrame:
-    if low_ns is not None:
-        found = found.where(F.col("ts") >= low_ns)
-    return found if high_ns is None else found.where(F.col("ts") < high_ns)
-
-
-def _count(found: DataFrame, result: DiffReport) -> None:
-    for row in found.groupBy("lacks").count().collect():
-        result.lacking[row["lacks"]] = row["count"]

@@ -1,4 +1,4 @@
-"""What ends a job: one sentence and an exit code."""
+"""The errors that end a job: one sentence and an exit code."""
 
 from __future__ import annotations
 
@@ -25,8 +25,6 @@ UNREACHABLE: Final = 3
 _RAISED: Final = re.compile(r"pipeline\.errors\.PipelineError: (?P<code>\d) (?P<sentence>.*)")
 _CALLING: Final = re.compile(r"\AAn error occurred while calling [^\n]*\n: ")
 _FULL: Final = "No space left on device"
-_FILE: Final = re.compile(r"(?:file:/+|[a-z0-9]+://)[^\s'\",;]+\.parquet")
-
 
 _STORE_CAUSES: Final = (
     (
@@ -54,7 +52,7 @@ _STORE_CAUSES: Final = (
 
 
 class StoreError(OSError):
-    """What an object store said of a path, and in a sentence what that comes to."""
+    """The error of an object store about a path, with its cause in words."""
 
     def __init__(self, path: str, said: str) -> None:
         cause = store_cause(said) or " ".join(said.split())[:200]
@@ -63,7 +61,7 @@ class StoreError(OSError):
         self._said = said
 
     def __reduce__(self) -> tuple[type[StoreError], tuple[str, str]]:
-        """Made anew from its parts when it is sent between processes."""
+        """Return its parts, for processes that it is sent to."""
         return type(self), (self.filename, self._said)
 
 
@@ -73,7 +71,7 @@ def store_cause(said: str) -> str | None:
 
 
 class PipelineError(Exception):
-    """Ends a job.
+    """An error that ends a job.
 
     The text begins with the exit code, so that it survives the way from a worker's traceback.
     """
@@ -84,7 +82,7 @@ class PipelineError(Exception):
         self.code = code
 
     def __reduce__(self) -> tuple[type[PipelineError], tuple[str, int]]:
-        """Made anew from its parts when it is sent between processes."""
+        """Return its parts, for processes that it is sent to."""
         return type(self), (self.sentence, self.code)
 
 
@@ -118,9 +116,6 @@ def of_spark(error: Exception) -> PipelineError:
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     # A worker's traceback says last what was wrong, anything else says so first.
     first = lines[-1 if "Traceback" in text else 0] if lines else type(error).__name__
-    file = _FILE.search(text)
-    if file is not None:
-        return _damaged(file[0], first)
     return PipelineError(f"Spark gave up: {first[:500]}")
 
 
@@ -137,13 +132,13 @@ def of_store(path: str, error: Exception, what: str = "archive") -> PipelineErro
 
 def of_file(path: str, error: Exception) -> PipelineError:
     """Return the error for reading a file of an archive."""
-    if isinstance(error, StoreError):
-        return PipelineError(f"{path} could not be read: {error.cause}.")
-    return _damaged(path, " ".join(str(error).split()) or type(error).__name__)
-
-
-def _damaged(path: str, said: str) -> PipelineError:
+    cause = error.cause if isinstance(error, StoreError) else None
+    if cause is None and "://" in path and isinstance(error, OSError):
+        cause = store_cause(str(error))
+    if cause is not None:
+        return PipelineError(f"{path} could not be read: {cause}.")
+    text = " ".join(str(error).split()) or type(error).__name__
     return PipelineError(
         f"{path} could not be read as a file of an archive: it is damaged, of another schema"
-        f" or gone ({said[:200]})."
+        f" or gone ({text[:200]})."
     )

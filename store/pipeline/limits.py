@@ -37,11 +37,9 @@ MAX_PORTION_ROWS: Final = 4_000_000
 """Messages in files that one task reads, where a file does not have more."""
 
 COMPACT_AT_FILES: Final = 8
-"""Files of one day and shard, of about the same size, from which on they are compacted."""
-
-COMPACTION_STEPS: Final = (4 * 1024 * 1024, 32 * 1024 * 1024, 256 * 1024 * 1024)
-"""Bytes that small files are brought to one after the other: each step writes a message again a
-few times, however small the portions were in which it came."""
+COMPACT_BELOW_BYTES: Final = 32 * 1024 * 1024
+MAX_COMPACTED_BYTES: Final = 256 * 1024 * 1024
+"""So many files below a size, of one day and shard, are compacted to one of at most this size."""
 
 COMPACT_FILES_AT_ONCE: Final = 2_000
 """Files that one commit replaces by larger ones, those of a day and shard together. What they hold
@@ -53,18 +51,9 @@ VACUUM_AFTER_HOURS: Final = 7 * 24
 MAX_LISTED: Final = 100
 """Rows, hours or files that a report lists of each kind; the number of all is said."""
 
-MAX_STATED: Final = 200_000
-"""Statements about other stores that one job keeps beside an archive: those of the newest time."""
-
 MAX_PARQUET_FILES: Final = 1_000_000
 """Files of one archive."""
 
 RESTORE_BATCH_MESSAGES: Final = 10_000
 RESTORE_BATCH_BYTES: Final = 8 * 1024 * 1024
 """Messages, and bytes of them, that a restore stores in one transaction."""
-
-STREAM_BATCH_ROWS: Final = 2_000_000
-"""Messages of one micro-batch, as far as commits allow: one commit at least."""
-
-STREAM_COMMITS: Final = 100_000
-"""Commits that are looked at to find the end of a micro-batch."""

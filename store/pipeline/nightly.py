@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 from store.pipeline.archive import ArchiveJob, archive
 from store.pipeline.audit.audit import AuditJob, audit
 from store.pipeline.message_sets import ArchiveMessages
-from store.pipeline.reports import Report
+from store.pipeline.reports import JobReport
 from store.pipeline.verify import VerifyJob, verify
 
 
@@ -18,7 +18,7 @@ from store.pipeline.verify import VerifyJob, verify
 class NightlyReport:
     """The reports of the jobs, by name and in their order."""
 
-    reports: dict[str, Report]
+    reports: dict[str, JobReport]
 
     @property
     def sound(self) -> bool:
@@ -39,9 +39,6 @@ def nightly(session: SparkSession, job: ArchiveJob, manifest: str | None = None)
     """Update an archive, then verify it against database and manifest, then audit it.
 
     ``manifest`` is the directory of a copy of the archive's manifest.
-
-    Raises:
-        PipelineError: a job cannot go on; those after it have not begun.
     """
     archived = archive(session, job)
     found, say = job.archive, job.say

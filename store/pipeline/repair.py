@@ -13,13 +13,12 @@ from typing import Any, Final
 
 from pyspark.sql import SparkSession
 
-from store.pipeline.delta import DataFile, DeltaArchive
+from store.pipeline.delta import CommitMetadata, DataFile, DeltaArchive, FileRecord, Manifest
 from store.pipeline.errors import USAGE, PipelineError
 from store.pipeline.fingerprints import NOTHING, Fingerprints
 from store.pipeline.limits import DAY_NS, HOUR_NS
-from store.pipeline.manifest import CommitMetadata, FileRecord, Manifest
-from store.pipeline.progress import Say, shown, silent
-from store.pipeline.scan import file_digests, fingerprints_of
+from store.pipeline.parquet import file_digests, fingerprints_of
+from store.pipeline.spark import Say, shown, silent
 from store.pipeline.verify import CHANGED_FILE, UNREADABLE, FaultList
 
 _REFUSED: Final = (
@@ -95,12 +94,7 @@ class RepairJob:
 
 
 def repair(session: SparkSession, job: RepairJob) -> RepairReport:
-    """Restore the log of an archive from its manifest.
-
-    Raises:
-        PipelineError: as `require_manifest`; something else is there, or the archive cannot be
-            read or written.
-    """
+    """Restore the log of an archive from its manifest."""
     archive, manifest = job.archive, require_manifest(job.archive)
     is_readable = archive.open_if_readable()
     damaged = not is_readable or bool(archive.log_faults(manifest))
@@ -124,11 +118,7 @@ def repair(session: SparkSession, job: RepairJob) -> RepairReport:
 
 
 def require_manifest(archive: DeltaArchive) -> Manifest:
-    """Return the manifest of an archive.
-
-    Raises:
-        PipelineError: there is none, or it is damaged.
-    """
+    """Return the manifest of an archive."""
     manifest = archive.manifest
     if not manifest.digests:
         raise PipelineError(
@@ -173,7 +163,7 @@ def _remove(session: SparkSession, archive: DeltaArchive, lost: list[DataFile]) 
     days = {each.day for each in lost}
     here = [each for each in archive.files(days) if each.path not in paths]
     left = fingerprints_of(session, here, HOUR_NS)
-    before = {hour for hour in archive.manifest.held if hour // DAY_NS in days}
+    before = {hour for hour in archive.manifest.stored if hour // DAY_NS in days}
     hours: Fingerprints = {hour: left.get(hour, NOTHING) for hour in before | left.keys()}
     archive.commit([], lost, CommitMetadata(hours=hours, lost=True))
 

@@ -1,16 +1,27 @@
-"""What jobs answer: plain data, shown as JSON or as lines for people."""
+"""The results of jobs: JSON, lines for people, and metrics for Prometheus.
+
+Metrics are a file for the textfile collector of the node exporter.
+"""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any, Final, Protocol
 
+from prometheus_client import CollectorRegistry, Gauge, write_to_textfile
+from prometheus_client.parser import text_string_to_metric_families
+
+from store.pipeline.errors import USAGE, PipelineError
 from storenode.message.limits import NS_PER_S
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-class Report(Protocol):
+class JobReport(Protocol):
     """The result of a job."""
 
     @property
@@ -27,3 +38,89 @@ class Report(Protocol):
 def time_text(ns: int) -> str:
     """Return a time in UTC as RFC 3339 to the second."""
     return f"{_EPOCH + timedelta(seconds=ns // NS_PER_S):%Y-%m-%dT%H:%M:%SZ}"
+
+
+_SUCCESS: Final = "storenode_pipeline_last_success_timestamp_seconds"
+_MAX_FILE_BYTES: Final = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class JobRun:
+    """A run of a job: seconds since the epoch, the exit code, and its report for JSON."""
+
+    job: str
+    began_s: float
+    ended_s: float
+    code: int
+    report: Mapping[str, Any]
+
+
+def require_metrics_file(file: Path) -> None:
+    """Raise unless a file can be written or replaced."""
+    if file.is_dir() or not (file.parent.is_dir() and os.access(file.parent, os.W_OK | os.X_OK)):
+        raise PipelineError(
+            f"The metrics cannot be written to {file}: name a file in a directory that there is,"
+            " and that may be written to.",
+            USAGE,
+        )
+
+
+def write_metrics(file: Path, run: JobRun) -> None:
+    """Write a run's metrics in place of those of the run before, whole or not at all.
+
+    The time of the last success stays while the job fails.
+
+    Raises:
+        OSError: they cannot be written.
+    """
+    registry = CollectorRegistry()
+
+    def gauge(name: str, about: str, value: float | None) -> None:
+        if value is not None:
+            Gauge(name, about, ["job"], registry=registry).labels(run.job).set(value)
+
+    success = run.ended_s if run.code == 0 else _last_success(file, run.job)
+    gauge("storenode_pipeline_last_run_timestamp_seconds", "When the job ended.", run.ended_s)
+    gauge(_SUCCESS, "When the job last ended with exit code 0.", success)
+    duration_s = run.ended_s - run.began_s
+    gauge("storenode_pipeline_duration_seconds", "How long the job took.", duration_s)
+    gauge("storenode_pipeline_exit_code", "0: success; 1: failed, or found a fault.", run.code)
+    figures = Gauge(
+        "storenode_pipeline_figure",
+        "A figure of the job's report, named as in its JSON; of a list its length.",
+        ["job", "figure"],
+        registry=registry,
+    )
+    for name, value in _figures(run.report):
+        figures.labels(run.job, name).set(value)
+    write_to_textfile(str(file), registry)
+
+
+def _figures(report: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, float]]:
+    """Yield the numbers of a report, and of the reports of several jobs within it."""
+    for name, value in report.items():
+        if isinstance(value, bool | int | float):
+            yield f"{before}{name}", float(value)
+        elif isinstance(value, list):
+            yield f"{before}{name}", float(len(value))
+        elif isinstance(value, dict) and "sound" in value and not before:
+            yield from _figures(value, f"{name}_")
+
+
+def _last_success(file: Path, job: str) -> float | None:
+    """Return the time in the file, if it is one of this job."""
+    try:
+        if file.stat().st_size > _MAX_FILE_BYTES:
+            return None
+        text = file.read_text(encoding="utf-8")
+        return next(
+            (
+                sample.value
+                for family in text_string_to_metric_families(text)
+                for sample in family.samples
+                if sample.name == _SUCCESS and sample.labels.get("job") == job
+            ),
+            None,
+        )
+    except (OSError, ValueError):
+        return None

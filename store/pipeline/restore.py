@@ -1,31 +1,169 @@
-"""`restore`: messages of an archive back into a store node's database.
+"""`restore`: store messages of an archive in a store node's database.
 
-All messages are verified before the first one is stored. Then they go through the node's own
-admission and writer (`store.pipeline.storing`). Messages that the database has are skipped, so a
-restore that was killed is run again.
+All messages are verified before the first one is stored. Every row goes through the node's own
+admission and writer, so a message that comes back has its indexes, its SDS metadata, its place in
+the commit order and its part of the summaries, and nodes that serve see it at once. Messages that
+the database has are skipped, so tasks and a restore that was killed may be repeated.
 """
 
 from __future__ import annotations
 
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+import psycopg
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from store.pipeline.checks import count_faults
+from store.db.pool import Database, PoolSettings
+from store.db.schema.partitions import PartitionMap
+from store.db.writing.writer import DatabaseWriter
+from store.domain.admission import Admission
+from store.domain.ports import Source, StoreBusy, StoreUnavailable
+from store.messages.transfer import MalformedMessage
 from store.pipeline.columns import file_columns
 from store.pipeline.database import FOREVER, connected, lock_restoring, read_state, restored_since
 from store.pipeline.delta import DeltaArchive
-from store.pipeline.encode import COLUMNS
-from store.pipeline.errors import SPARK_ERRORS, USAGE, PipelineError, of_spark
-from store.pipeline.limits import MAX_CONNECTIONS
-from store.pipeline.outputs import read_rows
-from store.pipeline.paths import checked
-from store.pipeline.progress import Say, shown, silent
-from store.pipeline.scan import KEY, read_files
-from store.pipeline.storing import store_task
+from store.pipeline.errors import SPARK_ERRORS, UNREACHABLE, USAGE, PipelineError, of_spark
+from store.pipeline.files import checked
+from store.pipeline.limits import MAX_CONNECTIONS, RESTORE_BATCH_BYTES, RESTORE_BATCH_MESSAGES
+from store.pipeline.parquet import KEY, read_files, read_rows
+from store.pipeline.spark import Say, shown, silent
+from store.pipeline.verify import count_faults
+from storenode.message.rules import CONFLICT, Policy
+from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
+from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
+
+_OPTIONAL: Final = ("version", "meta", "rate_limit_proof", "ephemeral")
+COLUMNS: Final = (
+    "ts",
+    "hash",
+    "pubsub_topic",
+    "content_topic",
+    "payload",
+    *_OPTIONAL,
+)
+"""The columns that a message is made of."""
+
+
+def encoded(row: Mapping[str, Any]) -> bytes:
+    """Encode the ``WakuMessageAndTopic`` of a row.
+
+    Raises:
+        ValueError: a number is out of range.
+    """
+    optional = {name: row[name] for name in _OPTIONAL if row[name] is not None}
+    message = WakuMessage(
+        payload=row["payload"], content_topic=row["content_topic"], timestamp=row["ts"], **optional
+    )
+    item = WakuMessageAndTopic(message=message, pubsub_topic=row["pubsub_topic"])
+    return item.SerializeToString()
+
+
+_NO_LIMIT: Final = 2**31 - 1
+_POOLS: Final = PoolSettings(write_connections=2, read_connections=1, bulk_connections=1)
+
+POLICY: Final = Policy(
+    max_drift_ns=None,
+    max_message_bytes=_NO_LIMIT,
+    max_meta_bytes=_NO_LIMIT,
+    max_topic_bytes=_NO_LIMIT,
+)
+"""What was stored once was admitted once, perhaps under other limits."""
+
+
+@dataclass
+class Stored:
+    """The counts of one task: messages that it was given, new ones, and conflicts.
+
+    A conflict is not stored, since another message in the database has its hash; the task's log has
+    the digests of both.
+    """
+
+    given: int = 0
+    new: int = 0
+    conflicts: int = 0
+
+
+def store_task(url: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Store the rows of a Spark task, and yield one row with its conflicts."""
+    stored = asyncio.run(store_rows(url, batches))
+    yield pa.RecordBatch.from_pydict({"conflicts": [stored.conflicts]})
+
+
+async def store_rows(url: str, batches: Iterator[pa.RecordBatch]) -> Stored:
+    """Store rows that have `COLUMNS`."""
+    stored = Stored()
+    try:
+        async with _writer(url) as writer:
+            for batch in batches:
+                for rows in _portions(batch):
+                    added, refused = await _store_batch(writer, rows)
+                    stored.given += len(rows)
+                    stored.new += added
+                    stored.conflicts += refused
+    except (StoreUnavailable, StoreBusy) as error:
+        raise PipelineError(f"The database could not be reached: {error}.", UNREACHABLE) from error
+    except psycopg.Error as error:
+        text = str(error).strip().splitlines()
+        raise PipelineError(f"The database refused ({text[0] if text else error}).") from error
+    return stored
+
+
+@asynccontextmanager
+async def _writer(url: str) -> AsyncIterator[DatabaseWriter]:
+    database = await Database.open(url, _POOLS)
+    writer = DatabaseWriter(database, PartitionMap(time.time_ns))
+    try:
+        await writer.start()
+        yield writer
+    finally:
+        await writer.stop()
+        await database.close()
+
+
+def _portions(batch: pa.RecordBatch) -> Iterator[list[dict[str, Any]]]:
+    rows: list[dict[str, Any]] = []
+    size = 0
+    for row in batch.select(list(COLUMNS)).to_pylist():
+        if rows and (
+            len(rows) >= RESTORE_BATCH_MESSAGES or size + len(row["payload"]) > RESTORE_BATCH_BYTES
+        ):
+            yield rows
+            rows, size = [], 0
+        rows.append(row)
+        size += len(row["payload"])
+    if rows:
+        yield rows
+
+
+async def _store_batch(writer: DatabaseWriter, rows: list[dict[str, Any]]) -> tuple[int, int]:
+    """Store rows; return the numbers of new messages and of conflicts."""
+    admission = Admission(POLICY, time.time_ns(), Source.RESTORE)
+    try:
+        admission.admit([encoded(row) for row in rows])
+    except (MalformedMessage, ValueError) as error:
+        raise PipelineError(f"A row of the archive is no message: {error}.") from error
+    published = admission.admitted
+    for place, row in enumerate(rows):
+        refusal = published.refusals.get(place)
+        if refusal is not None and refusal is not CONFLICT:
+            raise PipelineError(
+                f"The archived message {row['hash'].hex()} cannot be stored: {refusal.sentence}."
+            )
+        if published.hashes[place] != row["hash"]:
+            raise PipelineError(
+                f"The archived message {row['hash'].hex()} is not what its hash names: run"
+                " `storenode pipeline verify` on the archive."
+            )
+    stored = await writer.store(published.batch, Source.RESTORE)
+    return sum(stored), len(published.refusals) + len(stored.conflicts)
 
 
 @dataclass(frozen=True)
@@ -86,12 +224,7 @@ class RestoreJob:
 
 
 def restore(session: SparkSession, job: RestoreJob) -> RestoreReport:
-    """Store the messages that an archive holds of a range, or of a diff.
-
-    Raises:
-        PipelineError: there is no archive, something in it is damaged (nothing was stored then),
-            or the database does not serve (whole transactions are stored then).
-    """
+    """Store the messages that an archive holds of a range, or of a diff."""
     try:
         rows = _wanted(session, job)
         if rows is None:
@@ -121,11 +254,7 @@ def _wanted(session: SparkSession, job: RestoreJob) -> DataFrame | None:
 
 
 def require_diff(path: str) -> str:
-    """Return the path of the output of a diff, checked without Spark.
-
-    Raises:
-        PipelineError: it is no path, or one of this machine where no directory is.
-    """
+    """Return the path of the output of a diff, checked without Spark."""
     found = checked(path, "A diff")
     if found.startswith("/") and not Path(found).is_dir():
         raise _no_diff(path)
@@ -134,13 +263,9 @@ def require_diff(path: str) -> str:
 
 def _ids(session: SparkSession, path: str) -> DataFrame:
     try:
-        found = read_rows(session, require_diff(path), KEY)
-        names = set(found.columns)
-    except SPARK_ERRORS as error:
-        raise _no_diff(path) from error
-    if not set(KEY) <= names:
-        raise PipelineError(f"{path} is not the output of a diff.", USAGE)
-    return found.select(*KEY)
+        return read_rows(session, require_diff(path), KEY)
+    except KeyError as error:
+        raise PipelineError(f"{path} is not the output of a diff.", USAGE) from error
 
 
 def _no_diff(path: str) -> PipelineError:

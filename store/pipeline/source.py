@@ -1,27 +1,38 @@
 """The Spark data source `storenode`: the messages of a store node's database.
 
 Options of a read: ``url`` of the database; ``columns``, a list with commas (default: all of
-`store.pipeline.columns.SOURCE`); ``from`` and ``to`` in nanoseconds, the end exclusive;
+`store.pipeline.columns.DEFAULT_NAMES`); ``from`` and ``to`` in nanoseconds, the end exclusive;
 ``position``, the commit up to which messages are read (default: the newest); ``slices``, made by
-`store.pipeline.slices.to_text`, instead of a range; ``connections``, how many tasks may read at a
-time. Options of a stream: ``start``, the offset after which it begins, and ``maxrows``, how many
-messages a batch has, as far as commits allow.
+`to_text`, instead of a range; ``connections``, how many tasks may read at a time.
 
-The offset of a stream is a commit position. No commit appears below one that is visible, so no
-message is skipped, and the messages between two offsets are the same whenever they are read.
+Workers read by ADBC, in one statement per slice of time, which sees one snapshot. Messages that
+were committed after the position are excluded by their batch. Most messages have no optional
+fields: then their stored tail has exactly the length that its topics and its timestamp take, is not
+sent, and nothing has to be decoded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import itertools
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import date, datetime
-from typing import Any, Final
+from functools import lru_cache
+from itertools import pairwise
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple, TypeVar
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+from adbc_driver_manager import AdbcConnection, AdbcDatabase, AdbcStatement, Error
+from adbc_driver_postgresql import StatementOptions, connect
+from google.protobuf.message import DecodeError
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
-    DataSourceStreamReader,
     EqualTo,
     Filter,
     GreaterThan,
@@ -30,27 +41,355 @@ from pyspark.sql.datasource import (
     LessThan,
     LessThanOrEqual,
 )
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
 from pyspark.sql.types import StructType
 
 from store.domain.partitioning import Bounds
-from store.pipeline.columns import SOURCE, spark_schema
+from store.pipeline.columns import (
+    COMMIT_COLUMNS,
+    DEFAULT_NAMES,
+    HASH_WORDS,
+    PARENT,
+    SDS_COLUMNS,
+    SOURCE,
+    TAIL_COLUMNS,
+    spark_schema,
+)
 from store.pipeline.database import FOREVER, connected, read_state
-from store.pipeline.errors import USAGE, PipelineError
-from store.pipeline.limits import DAY_NS, HOUR_NS, MAX_CONNECTIONS, STREAM_BATCH_ROWS
-from store.pipeline.reading import EQUAL_COLUMNS, Cut, read_slices
-from store.pipeline.slices import Slice, from_text, good_slice_rows, grouped, plan_slices
-from store.pipeline.stream import end_of_batch, spans_between
+from store.pipeline.errors import UNREACHABLE, USAGE, PipelineError
+from store.pipeline.fingerprints import Fingerprints
+from store.pipeline.limits import (
+    DAY_NS,
+    HOUR_NS,
+    MAX_CONNECTIONS,
+    MAX_SLICE_ROWS,
+    MAX_STEP_MESSAGES,
+    MIN_SLICE_ROWS,
+    MIN_STEP_MESSAGES,
+    SHARD_PARTITIONS,
+    STEP_SHARE,
+)
+from storenode.message.limits import HASH_BYTES
+from storenode.message.topics import parse_shard
+from storenode.message.varint import delimited
+from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
+
+T = TypeVar("T")
+
+
+class Slice(NamedTuple):
+    """A range with about ``rows`` messages, from ``low_ns`` to ``high_ns``, which is excluded."""
+
+    low_ns: int
+    high_ns: int
+    rows: int
+
+
+def plan_slices(
+    stored: Fingerprints,
+    partitions: Iterable[Bounds],
+    within: Bounds,
+    slice_rows: int,
+) -> list[Slice]:
+    """Return ascending slices that together hold the messages of some hours ``within`` a range.
+
+    No slice reaches over the bounds of a partition, or over a gap in what is stored. An hour that
+    has much more than ``slice_rows`` messages is cut by time.
+    """
+    cuts = sorted({edge for each in partitions for edge in (each.low, each.high)})
+    pieces: list[Slice] = []
+    for start in sorted(stored):
+        for piece in _cut(start, stored[start].messages, cuts, slice_rows):
+            low, high = max(piece.low_ns, within.low), min(piece.high_ns, within.high)
+            if low < high:
+                pieces.append(Slice(low, high, piece.rows))
+    return _joined(pieces, set(cuts), slice_rows)
+
+
+def good_slice_rows(total: int, tasks: int) -> int:
+    """Return the number of messages per slice that keeps ``tasks`` tasks busy."""
+    return min(MAX_SLICE_ROWS, max(MIN_SLICE_ROWS, -(-total // max(1, tasks))))
+
+
+def grouped(slices: Sequence[Slice], groups: int) -> list[list[Slice]]:
+    """Group neighbouring slices into at most ``groups`` with about the same number of messages."""
+    share = max(1, -(-sum(each.rows for each in slices) // max(1, groups)))
+    return in_shares(slices, lambda each: each.rows, share)
+
+
+def in_steps(stored: Fingerprints) -> list[Fingerprints]:
+    """Group hours in the order of time to those that are published in one commit."""
+    total = sum(each.messages for each in stored.values())
+    share = min(MAX_STEP_MESSAGES, max(MIN_STEP_MESSAGES, -(-total // STEP_SHARE)))
+    steps = in_shares(sorted(stored), lambda hour: stored[hour].messages, share)
+    return [{hour: stored[hour] for hour in hours} for hours in steps]
+
+
+def in_shares(items: Sequence[T], rows_of: Callable[[T], int], share: int) -> list[list[T]]:
+    """Group neighbouring items, with about ``share`` rows in each group and no group empty.
+
+    An item belongs to the group that its middle falls into, so no group is far from its share
+    unless one of its items is. There are at most as many groups as shares in all.
+    """
+    groups: dict[int, list[T]] = {}
+    before = 0
+    for each in items:
+        rows = rows_of(each)
+        groups.setdefault(max(0, 2 * before + rows - 1) // (2 * share), []).append(each)
+        before += rows
+    return list(groups.values())
+
+
+def to_text(slices: Iterable[Slice]) -> str:
+    """Return the text of slices for the option of the data source."""
+    return json.dumps([list(each) for each in slices])
+
+
+def from_text(text: str) -> list[Slice]:
+    """Parse slices from the text that `to_text` returns."""
+    try:
+        return [Slice(int(low), int(high), int(count)) for low, high, count in json.loads(text)]
+    except (TypeError, ValueError) as error:
+        raise PipelineError(f"The option `slices` cannot be read: {error}.", USAGE) from error
+
+
+def _cut(start: int, count: int, cuts: Sequence[int], slice_rows: int) -> list[Slice]:
+    parts = max(1, count // slice_rows)
+    edges = {start + HOUR_NS * part // parts for part in range(parts + 1)}
+    edges |= {edge for edge in cuts if start < edge < start + HOUR_NS}
+    ordered = sorted(edges)
+    rows = count // (len(ordered) - 1)
+    return [Slice(low, high, rows) for low, high in pairwise(ordered)]
+
+
+def _joined(pieces: Iterable[Slice], cuts: set[int], slice_rows: int) -> list[Slice]:
+    joined: list[Slice] = []
+    for each in pieces:
+        last = joined[-1] if joined else None
+        fits = last is not None and last.rows + each.rows <= slice_rows
+        if last is not None and fits and last.high_ns == each.low_ns and each.low_ns not in cuts:
+            joined[-1] = Slice(last.low_ns, each.high_ns, last.rows + each.rows)
+        else:
+            joined.append(each)
+    return joined
+
+
+NO_SHARD: Final = -1
+BATCH_BYTES: Final = 4 * 1024 * 1024
+"""The driver puts about this many bytes of rows into one batch."""
+
+_SETTINGS: Final = (
+    "set jit = off",
+    # A worker whose machine is gone must not hold its snapshot and its locks for longer.
+    "set idle_in_transaction_session_timeout = '15min'",
+)
+_UP_TO: Final = """
+ and m.batch not in (select batch from storenode.export_commits where position > {position})"""
+_TAIL: Final = """
+case when m.ts between (1::bigint << 55) and (1::bigint << 62) - 1 and octet_length(m.tail)
+     = 14 + octet_length(t.pubsub_topic) + (octet_length(t.pubsub_topic) > 127)::int
+     + octet_length(t.content_topic) + (octet_length(t.content_topic) > 127)::int
+then null else m.tail end as tail"""
+_TOPICS: Final = """
+ left join (select distinct on (key) key, pubsub_topic, content_topic from storenode.topics) t
+ on t.key = m.topic"""
+_SDS: Final = """
+ left join storenode.export_sds s on s.ts = m.ts and s.hash = m.hash
+ and s.ts >= {low} and s.ts < {high}"""
+_COMMITS: Final = """
+ left join (
+   select batch, min_ts, max_ts, source,
+          (extract(epoch from committed_at) * 1000000000)::bigint as committed_ns
+   from storenode.export_commits
+ ) c on c.batch = m.batch and c.max_ts >= {low} and c.min_ts < {high}"""
+_MESSAGES: Final = """
+select {columns} from storenode.export_messages m{joins}
+where m.ts >= {low} and m.ts < {high}{condition}"""
+EQUAL_COLUMNS: Final[Mapping[str, str]] = {
+    "pubsub_topic": "t.pubsub_topic = convert_from({digits}, 'UTF8')",
+    "content_topic": "t.content_topic = convert_from({digits}, 'UTF8')",
+    "channel": "s.channel = {digits}",
+}
+"""Columns that the database can compare, and the conditions; text is sent as its bytes."""
+
+_SDS_READ: Final = ("channel", "message_id", "sender", "lamport", "parent_ids", "parent_hints")
+
+
+def shard_of(pubsub_topic: str) -> int:
+    """Return the number of the directory that keeps a topic's messages.
+
+    It is the shard of a topic with static sharding (WAKU2-RELAY-SHARDING) modulo
+    `SHARD_PARTITIONS`, and `NO_SHARD` for any other topic.
+    """
+    shard = parse_shard(pubsub_topic)
+    return NO_SHARD if shard is None else shard[1] % SHARD_PARTITIONS
+
+
+def read_slices(
+    url: str,
+    slices: list[Slice],
+    position: int,
+    names: tuple[str, ...],
+    equal: Mapping[str, str] = MappingProxyType({}),
+) -> Iterator[pa.RecordBatch]:
+    """Read some columns of the messages of some slices, committed up to a position.
+
+    ``equal`` maps columns of `EQUAL_COLUMNS` to the value that they must have.
+    """
+    if not slices:
+        return
+    with _connection(url) as connection:
+        for each in slices:
+            for batch in _batches(connection, _statement(each, position, names, equal)):
+                yield _decoded(batch, names)
+
+
+def _statement(each: Slice, position: int, names: tuple[str, ...], equal: Mapping[str, str]) -> str:
+    wanted = {*names, *equal}
+    bounds = {"low": each.low_ns, "high": each.high_ns}
+    columns, joins = ["m.ts", "m.hash"], ""
+    if "payload" in wanted:
+        columns.append("m.payload")
+    if wanted & ({"shard", "pubsub_topic", "content_topic"} | TAIL_COLUMNS):
+        columns += ["t.pubsub_topic", "t.content_topic"]
+        joins += _TOPICS
+    if wanted & TAIL_COLUMNS:
+        columns.append(_TAIL)
+    if wanted & SDS_COLUMNS:
+        columns += [f"s.{name}" for name in _SDS_READ]
+        joins += _SDS.format(**bounds)
+    if wanted & COMMIT_COLUMNS:
+        columns += ["c.committed_ns", "c.source"]
+        joins += _COMMITS.format(**bounds)
+    conditions = itertools.starmap(_is_equal, equal.items())
+    condition = _UP_TO.format(position=position) + "".join(conditions)
+    return _MESSAGES.format(columns=", ".join(columns), joins=joins, condition=condition, **bounds)
+
+
+def _is_equal(name: str, text: str) -> str:
+    digits = f"decode('{text.encode().hex()}', 'hex')"
+    return f" and {EQUAL_COLUMNS[name].format(digits=digits)}"
+
+
+@lru_cache(maxsize=2)
+def _database(url: str) -> AdbcDatabase:
+    """Open a database; the driver reads the server's types once for all tasks of a worker."""
+    opened: AdbcDatabase = connect(url)
+    return opened
+
+
+@contextmanager
+def _connection(url: str) -> Iterator[AdbcConnection]:
+    try:
+        opened = AdbcConnection(_database(url))
+    except Error as error:
+        raise PipelineError(
+            f"The database could not be reached ({_first_line(error)}): check that Postgres runs,"
+            " and the URL.",
+            UNREACHABLE,
+        ) from error
+    with opened:
+        for setting in _SETTINGS:
+            with _running(opened, setting) as statement:
+                statement.execute_update()
+        yield opened
+
+
+@contextmanager
+def _running(connection: AdbcConnection, text: str) -> Iterator[AdbcStatement]:
+    try:
+        with AdbcStatement(connection) as statement:
+            statement.set_sql_query(text)
+            yield statement
+    except (Error, pa.ArrowException, OSError) as error:
+        raise PipelineError(f"The database refused ({_first_line(error)}).") from error
+
+
+def _batches(connection: AdbcConnection, text: str) -> Iterator[pa.RecordBatch]:
+    with _running(connection, text) as statement:
+        statement.set_options(**{StatementOptions.BATCH_SIZE_HINT_BYTES.value: str(BATCH_BYTES)})
+        answer, _ = statement.execute_query()
+        for batch in pa.RecordBatchReader.from_stream(answer):
+            if batch.num_rows:
+                yield batch
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).split("[libpq] ", 1)[-1].splitlines()
+    return lines[0].strip() if lines else type(error).__name__
+
+
+def _decoded(rows: pa.RecordBatch, names: tuple[str, ...]) -> pa.RecordBatch:
+    """Return the wanted columns of rows that `_statement` reads."""
+    wanted, given = set(names), set(rows.schema.names)
+    found: dict[str, pa.Array] = {name: rows[name] for name in given & set(SOURCE.names)}
+    if "day" in wanted:
+        days = rows["ts"].to_numpy(zero_copy_only=False) // DAY_NS
+        found["day"] = pa.array(days.astype(np.int32)).view(pa.date32())
+    if wanted & HASH_WORDS:
+        joined = b"".join(rows["hash"].to_pylist())
+        if len(joined) != HASH_BYTES * len(rows):
+            raise _damaged(rows, 0)
+        words = np.frombuffer(joined, "<i8").reshape(-1, len(HASH_WORDS))
+        found |= {name: pa.array(words[:, int(name[1])]) for name in wanted & HASH_WORDS}
+    if "pubsub_topic" in given and rows["pubsub_topic"].null_count:
+        raise _damaged(rows, rows["pubsub_topic"].is_null().index(True).as_py())
+    if "shard" in wanted:
+        topics = rows["pubsub_topic"].dictionary_encode()
+        shards = pa.array(map(shard_of, topics.dictionary.to_pylist()), pa.int32())
+        found["shard"] = shards.take(topics.indices)
+    if "timestamp" in wanted:
+        found["timestamp"] = pc.divide(rows["ts"], 1_000)
+    if wanted & TAIL_COLUMNS:
+        found |= _optional_fields(rows)
+    if "parents" in wanted:
+        found["parents"] = _parents(rows)
+    columns = [found[name].cast(SOURCE.field(name).type) for name in names]
+    return pa.RecordBatch.from_arrays(columns, schema=pa.schema(map(SOURCE.field, names)))
+
+
+def _optional_fields(rows: pa.RecordBatch) -> dict[str, pa.Array]:
+    """Decode the fields that few messages have from the tails that were sent."""
+    values: dict[str, list[Any]] = {name: [None] * len(rows) for name in TAIL_COLUMNS}
+    places = np.flatnonzero(rows["tail"].is_valid().to_numpy(zero_copy_only=False)).tolist()
+    few = rows.select(["tail", "pubsub_topic"]).take(pa.array(places, pa.int64()))
+    for place, row in zip(places, few.to_pylist(), strict=True):
+        end = delimited(b"\x1a", row["pubsub_topic"].encode())
+        try:
+            message = WakuMessage.FromString(row["tail"].removesuffix(end))
+        except DecodeError as error:
+            raise _damaged(rows, place) from error
+        if not row["tail"].endswith(end) or not message.HasField("timestamp"):
+            raise _damaged(rows, place)
+        for field, value in message.ListFields():
+            if field.name in values:
+                values[field.name][place] = value
+    return {name: pa.array(column, SOURCE.field(name).type) for name, column in values.items()}
+
+
+def _parents(rows: pa.RecordBatch) -> pa.Array:
+    """Join the IDs and hints of parents to a list of pairs; null for messages without SDS."""
+    ids, hints = rows["parent_ids"], rows["parent_hints"]
+    lengths = ids.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
+    offsets = np.concatenate([np.zeros(1, np.int32), np.cumsum(lengths, dtype=np.int32)])
+    fields = [ids.flatten().cast(pa.string()), hints.flatten().cast(pa.binary())]
+    pairs = pa.StructArray.from_arrays(fields, fields=list(PARENT))
+    return pa.ListArray.from_arrays(pa.array(offsets), pairs, mask=ids.is_null())
+
+
+def _damaged(rows: pa.RecordBatch, place: int) -> PipelineError:
+    return PipelineError(
+        "The database holds messages that are not what a node stores, the first with the timestamp"
+        f" {rows['ts'][place].as_py()}: `storenode db check` says what is wrong."
+    )
+
 
 FORMAT: Final = "storenode"
 _OPTIONS: Final = (
     "columns",
     "connections",
     "from",
-    "maxrows",
     "position",
     "slices",
-    "start",
     "to",
     "url",
 )
@@ -60,90 +399,116 @@ _EPOCH: Final = date(1970, 1, 1)
 
 
 class SlicesPartition(InputPartition):
-    """The slices that one task reads."""
+    """The slices that one task reads, up to a commit position."""
 
-    def __init__(self, slices: list[Slice], cut: Cut) -> None:
+    def __init__(self, slices: list[Slice], position: int) -> None:
         super().__init__(None)
         self.slices = slices
-        self.cut = cut
+        self.position = position
 
 
-class SourceOptions:
-    """The options of a read or a write, checked.
+class StorenodeSource(DataSource):
+    """The data source `storenode`."""
 
-    Raises:
-        PipelineError: one is missing, unknown or cannot be parsed.
-    """
+    @classmethod
+    def name(cls) -> str:
+        """Return what `spark.read.format` is given."""
+        return FORMAT
 
-    def __init__(self, given: Mapping[str, str]) -> None:
-        unknown = sorted(set(map(str.lower, given)) - {*_OPTIONS})
+    def schema(self) -> StructType:
+        """Return the wanted columns, in the wanted order."""
+        text = self.options.get("columns")
+        names = DEFAULT_NAMES if text is None else [name.strip() for name in text.split(",")]
+        return spark_schema(known_columns(names))
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Return a reader of a range of time; ``schema`` may have some of the columns."""
+        return StorenodeReader(self.options, schema)
+
+
+class StorenodeReader(DataSourceReader):
+    """A reader of a range of time, which plans slices of it."""
+
+    def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
+        unknown = sorted(set(map(str.lower, options)) - {*_OPTIONS})
         if unknown:
             raise PipelineError(
                 f"The data source storenode has no option {unknown[0]!r}: it has"
                 f" {', '.join(_OPTIONS)}.",
                 USAGE,
             )
-        if "url" not in given:
+        if "url" not in options:
             raise PipelineError(
                 "The data source storenode needs the option `url` of a database; an archive is read"
                 " as a Delta table.",
                 USAGE,
             )
-        self._given = given
-        self.url = given["url"]
-        text = given.get("columns")
-        names = SOURCE.names if text is None else [name.strip() for name in text.split(",")]
-        self.names = known_columns(names)
-        self.nullable: frozenset[str] = frozenset()
-        self.low_ns = self._number("from", 0)
-        self.high_ns = self._number("to", FOREVER)
-        self.position = self._number("position", -1)
-        self.start = self._number("start", 0)
-        self.connections = self._number("connections", MAX_CONNECTIONS)
-        self.max_rows = self._number("maxrows", STREAM_BATCH_ROWS)
-        self.equal: dict[str, str] = {}
+        self._url = options["url"]
+        self._slices = None if (text := options.get("slices")) is None else from_text(text)
+        self._names = known_columns(schema.names)
+        self._nullable = frozenset(each.name for each in schema if each.nullable)
+        self._low_ns = _number(options, "from", 0)
+        self._high_ns = _number(options, "to", FOREVER)
+        self._position = _number(options, "position", -1)
+        self._connections = _number(options, "connections", MAX_CONNECTIONS)
+        self._equal: dict[str, str] = {}
 
-    @property
-    def slices(self) -> list[Slice] | None:
-        """The slices that were given, if any."""
-        text = self._given.get("slices")
-        try:
-            return None if text is None else from_text(text)
-        except ValueError as error:
-            raise PipelineError(f"The option `slices` cannot be read: {error}.", USAGE) from error
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
+        """Read less where filters bound the time, or name a topic or a channel."""
+        for condition in filters:
+            path: tuple[str, ...] = getattr(condition, "attribute", ())
+            value = getattr(condition, "value", None)
+            if len(path) == 1 and value is not None:
+                self._narrow(condition, path[0], value)
+            yield condition  # Spark filters the rows again
+
+    def _narrow(self, condition: Filter, name: str, value: Any) -> None:  # noqa: ANN401
+        if name in EQUAL_COLUMNS and isinstance(condition, EqualTo) and "\0" not in value:
+            self._equal[name] = value
+        span = _span_ns(name, value)
+        if span is not None and isinstance(condition, _AT_LEAST):
+            self._low_ns = max(self._low_ns, span[0])
+        if span is not None and isinstance(condition, _AT_MOST):
+            self._high_ns = min(self._high_ns, span[1])
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """Plan at most as many tasks as there may be connections."""
+        slices, position, bounds = self._slices, self._position, (self._low_ns, self._high_ns)
+        if slices is None and bounds[0] >= bounds[1]:
+            slices = []
+        if slices is None or position < 0:
+            with connected(self._url) as connection:
+                state = read_state(connection, bounds[0] // HOUR_NS * HOUR_NS, bounds[1])
+            position = state.position if position < 0 else position
+            if slices is None:
+                size = good_slice_rows(state.messages, self._connections)
+                stored, partitions = state.fingerprints, state.partitions
+                slices = plan_slices(stored, partitions, Bounds(*bounds), size)
+        # Without any partition Spark has one of its own read.
+        groups = grouped(slices, self._connections) or [[]]
+        return [SlicesPartition(group, position) for group in groups]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read the rows of one partition, with the nullability that Spark was given."""
         assert isinstance(partition, SlicesPartition)
-        fields = [SOURCE.field(name) for name in self.names]
+        fields = [SOURCE.field(name) for name in self._names]
         schema = pa.schema(
-            each.with_nullable(each.nullable or each.name in self.nullable) for each in fields
+            each.with_nullable(each.nullable or each.name in self._nullable) for each in fields
         )
-        found = read_slices(self.url, partition.slices, partition.cut, self.names, self.equal)
+        found = read_slices(
+            self._url, partition.slices, partition.position, self._names, self._equal
+        )
         return (pa.RecordBatch.from_arrays(batch.columns, schema=schema) for batch in found)
 
-    def narrow(self, condition: Filter) -> None:
-        """Reduce what is read by a filter of Spark, which filters the rows again."""
-        path: tuple[str, ...] = getattr(condition, "attribute", ())
-        value = getattr(condition, "value", None)
-        if len(path) != 1 or value is None:
-            return
-        if path[0] in EQUAL_COLUMNS and isinstance(condition, EqualTo) and "\0" not in value:
-            self.equal[path[0]] = value
-        span = _span_ns(path[0], value)
-        if span is not None and isinstance(condition, _AT_LEAST):
-            self.low_ns = max(self.low_ns, span[0])
-        if span is not None and isinstance(condition, _AT_MOST):
-            self.high_ns = min(self.high_ns, span[1])
 
-    def _number(self, name: str, default: int) -> int:
-        text = self._given.get(name)
-        try:
-            return default if text is None else int(text)
-        except ValueError as error:
-            raise PipelineError(
-                f"The option `{name}` must be a whole number, not {text!r}.", USAGE
-            ) from error
+def _number(options: Mapping[str, str], name: str, default: int) -> int:
+    text = options.get(name)
+    try:
+        return default if text is None else int(text)
+    except ValueError as error:
+        raise PipelineError(
+            f"The option `{name}` must be a whole number, not {text!r}.", USAGE
+        ) from error
 
 
 def _span_ns(name: str, value: object) -> tuple[int, int] | None:
@@ -160,11 +525,7 @@ def _span_ns(name: str, value: object) -> tuple[int, int] | None:
 
 
 def known_columns(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the names, all of which are columns of the data source.
-
-    Raises:
-        PipelineError: one is not.
-    """
+    """Return the names, all of which must be columns of the data source."""
     unknown = [name for name in names if name not in SOURCE.names]
     if unknown:
         raise PipelineError(
@@ -175,109 +536,7 @@ def known_columns(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(names)
 
 
-class StorenodeSource(DataSource):
-    """The data source `storenode`."""
-
-    @classmethod
-    def name(cls) -> str:
-        """Return what `spark.read.format` is given."""
-        return FORMAT
-
-    def schema(self) -> StructType:
-        """Return the wanted columns, in the wanted order."""
-        return spark_schema(SourceOptions(self.options).names)
-
-    def reader(self, schema: StructType) -> DataSourceReader:
-        """Return a reader of a range of time; ``schema`` may have some of the columns."""
-        return StorenodeReader(self._options(schema))
-
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
-        """Return a reader of commits."""
-        return StorenodeStreamReader(self._options(schema))
-
-    def _options(self, schema: StructType) -> SourceOptions:
-        options = SourceOptions(self.options)
-        options.names = known_columns(schema.names)
-        options.nullable = frozenset(each.name for each in schema if each.nullable)
-        return options
-
-
-class StorenodeReader(DataSourceReader):
-    """A reader of a range of time, which plans slices of it."""
-
-    def __init__(self, options: SourceOptions) -> None:
-        self._options = options
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
-        """Read less where filters bound the time, or name a topic or a channel."""
-        for each in filters:
-            self._options.narrow(each)
-            yield each
-
-    def partitions(self) -> Sequence[InputPartition]:
-        """Plan at most as many tasks as there may be connections."""
-        options = self._options
-        slices, position = options.slices, options.position
-        if slices is None and options.low_ns >= options.high_ns:
-            slices = []
-        if slices is None or position < 0:
-            with connected(options.url) as connection:
-                state = read_state(connection, options.low_ns // HOUR_NS * HOUR_NS, options.high_ns)
-            position = state.position if position < 0 else position
-            if slices is None:
-                slices = plan_slices(
-                    state.fingerprints,
-                    state.partitions,
-                    Bounds(options.low_ns, options.high_ns),
-                    good_slice_rows(state.messages, options.connections),
-                )
-        cut = Cut(position)
-        groups = grouped(slices, options.connections)
-        # Without any partition Spark has one of its own read.
-        return [SlicesPartition(group, cut) for group in groups or [[]]]
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read the rows of one partition."""
-        return self._options.read(partition)
-
-
-class StorenodeStreamReader(DataSourceStreamReader):
-    """A reader of commits; an offset is ``{"position": N}``."""
-
-    def __init__(self, options: SourceOptions) -> None:
-        self._options = options
-
-    def initialOffset(self) -> dict[str, int]:  # noqa: N802 - Spark's name
-        """Return the offset after which the first batch begins."""
-        return {"position": self._options.start}
-
-    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """Return how much a batch holds at most."""
-        return ReadMaxRows(self._options.max_rows)
-
-    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
-        """Return the offset at which the next batch ends."""
-        rows = FOREVER if isinstance(limit, ReadAllAvailable) else self._options.max_rows
-        with connected(self._options.url) as connection:
-            return {"position": end_of_batch(connection, start["position"], rows)}
-
-    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
-        """Plan the same tasks for the same offsets, as long as retention has dropped nothing."""
-        low, high = start["position"], end["position"]
-        if low >= high:
-            return []
-        with connected(self._options.url) as connection:
-            spans = spans_between(connection, low, high)
-        cut = Cut(high, start=low)
-        return [SlicesPartition(group, cut) for group in grouped(spans, self._options.connections)]
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read the rows of one partition."""
-        return self._options.read(partition)
-
-
-def read_options(url: str, **options: Any) -> dict[str, str]:  # noqa: ANN401 - shown as text
-    """Return options for `spark.read` without those that are None."""
-    return {
-        name: str(value) for name, value in {"url": url, **options}.items() if value is not None
-    }
+def read_database(session: SparkSession, url: str, **options: Any) -> DataFrame:  # noqa: ANN401
+    """Return the rows of the data source with some options."""
+    given = {name: str(value) for name, value in {"url": url, **options}.items()}
+    return session.read.format(FORMAT).options(**given).load()

@@ -1,8 +1,4 @@
-"""Spark of a job: checked, started here, or behind a Spark Connect server.
-
-What differs between a Spark that is started here and a server is in this module and in
-`store.pipeline.progress`.
-"""
+"""Spark of a job: checked, started here or behind a Spark Connect server, its progress and end."""
 
 from __future__ import annotations
 
@@ -10,13 +6,16 @@ import logging
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -28,6 +27,101 @@ from pyspark.sql import SparkSession
 from store.pipeline.errors import SPARK_ERRORS, USAGE, PipelineError, of_spark
 from store.pipeline.limits import ARROW_BATCH_BYTES, OLDEST_JAVA
 from store.pipeline.source import StorenodeSource
+
+TERMINATED: Final = 143
+"""Exit code after SIGTERM, as shells have it: 128 and the number of the signal."""
+
+_SENDING: Final = "KeyboardInterrupt while sending command."
+
+
+class TerminatedError(KeyboardInterrupt):
+    """SIGTERM was received."""
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Let SIGTERM end a block as Ctrl-C does, by an exception: what is temporary is removed.
+
+    It works only in the main thread.
+    """
+    before = signal.signal(signal.SIGTERM, _terminate)
+    interrupt = signal.getsignal(signal.SIGINT)
+    root = logging.getLogger()
+    root.addFilter(_is_relevant)
+    try:
+        yield
+    finally:
+        root.removeFilter(_is_relevant)
+        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGINT, interrupt)
+
+
+def interrupt_here() -> None:
+    """Let Ctrl-C be an exception and nothing else, also after Spark was started.
+
+    The handler of PySpark calls the JVM first, on the connection that waits for its answer.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _terminate(_signal: int, _frame: FrameType | None) -> None:
+    raise TerminatedError
+
+
+def _is_relevant(record: logging.LogRecord) -> bool:
+    """Return False for the report of py4j that it was waiting when the exception came."""
+    return record.msg != _SENDING
+
+
+INTERVAL_S: Final = 10.0
+"""The time between two lines about one piece of work."""
+
+Say = Callable[[str], None]
+"""Shows a line about the progress."""
+
+
+def silent(_line: str) -> None:
+    """Show nothing."""
+
+
+@contextmanager
+def shown(session: SparkSession, say: Say, what: str, messages: int = 0) -> Iterator[None]:
+    """Show that ``what`` begins, how many of Spark's tasks are done, and that it has ended.
+
+    ``messages`` is about how many there are to process. A Spark Connect server does not report its
+    tasks to other programs than its own shell.
+    """
+    if say is silent:
+        yield
+        return
+    ended = threading.Event()
+    watcher = threading.Thread(
+        target=_watch, args=(session, say, what, ended), name="progress", daemon=True
+    )
+    started = time.monotonic()
+    say(f"{what}: begins" + (f", {messages:,} messages" if messages else ""))
+    if isinstance(session, SparkSession):  # the class of Spark Connect only looks like it
+        watcher.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        if watcher.is_alive():
+            watcher.join()
+    seconds = time.monotonic() - started
+    rate = f", {messages / seconds:,.0f} messages/s" if messages and seconds else ""
+    say(f"{what}: done in {seconds:.1f} s{rate}")
+
+
+def _watch(session: SparkSession, say: Say, what: str, ended: threading.Event) -> None:
+    tracker = session.sparkContext.statusTracker()
+    while not ended.wait(INTERVAL_S):
+        found = (tracker.getStageInfo(each) for each in tracker.getActiveStageIds())
+        stages = [each for each in found if each is not None]
+        if stages:
+            done = sum(each.numCompletedTasks for each in stages)
+            say(f"{what}: {done} of {sum(each.numTasks for each in stages)} tasks")
+
 
 LOCAL: Final = "local[*]"
 
@@ -111,10 +205,6 @@ def spark_session(
     ``master`` None: that of a program which is run by spark-submit, the Spark Connect server that
     ``SPARK_REMOTE`` names, else all cores of this machine. ``settings`` win over those of the
     pipeline.
-
-    Raises:
-        PipelineError: there is no Java runtime, Spark does not start, or the Spark Connect server
-            cannot be reached or is of another version.
     """
     remote = remote_url(master)
     active = None if remote else SparkSession.getActiveSession()
@@ -248,13 +338,7 @@ def remote_url(master: str | None) -> str | None:
 
 
 def require_spark(master: str | None) -> None:
-    """Raise, before anything starts, unless there is what Spark needs.
-
-    Raises:
-        PipelineError: there is no Java runtime, the environment names a Spark that is not the one
-            of PySpark, or nothing listens at the address of the Spark Connect server or of the
-            master of a standalone cluster.
-    """
+    """Raise, before anything starts, unless there is what Spark needs."""
     url = remote_url(master)
     if url is None:
         require_java()
@@ -309,11 +393,7 @@ def _require_server(url: str) -> None:
 
 
 def _unreachable(url: str, default_port: int, what: str) -> str | None:
-    """Return why an address cannot be reached; None: it can.
-
-    Raises:
-        PipelineError: it is no address; ``what`` is it to be of.
-    """
+    """Return why an address cannot be reached; None: it can."""
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port or default_port
@@ -331,35 +411,22 @@ def _unreachable(url: str, default_port: int, what: str) -> str | None:
 
 
 def require_java() -> None:
-    """Raise unless there is a Java runtime that Spark can use.
-
-    Raises:
-        PipelineError: there is none, it does not run, or it is older than `OLDEST_JAVA`.
-    """
-    program = _java_program()
-    if program is None:
-        home = os.environ.get("JAVA_HOME")
-        found = f"JAVA_HOME names {home}, which has no bin/java" if home else "found none"
-        raise PipelineError(
-            f"The pipeline needs a Java runtime, version {OLDEST_JAVA} or newer, and {found}:"
-            f" {_REMEDY}",
-            USAGE,
-        )
-    version = _java_version(program)
-    if version is None or version < OLDEST_JAVA:
-        found = "is none that tells its version" if version is None else f"is version {version}"
-        raise PipelineError(
-            f"The pipeline needs a Java runtime, version {OLDEST_JAVA} or newer, and {program}"
-            f" {found}: {_REMEDY}",
-            USAGE,
-        )
-
-
-def _java_program() -> str | None:
+    """Raise unless there is a Java runtime that Spark can use."""
     home = os.environ.get("JAVA_HOME")
-    if home:
-        return shutil.which("java", path=str(Path(home) / "bin"))
-    return shutil.which("java")
+    program = shutil.which("java", path=str(Path(home) / "bin") if home else None)
+    if program is None:
+        fault = f"JAVA_HOME names {home}, which has no bin/java" if home else "found none"
+    else:
+        version = _java_version(program)
+        if version is not None and version >= OLDEST_JAVA:
+            return
+        found = "is none that tells its version" if version is None else f"is version {version}"
+        fault = f"{program} {found}"
+    raise PipelineError(
+        f"The pipeline needs a Java runtime, version {OLDEST_JAVA} or newer, and {fault}:"
+        f" {_REMEDY}",
+        USAGE,
+    )
 
 
 def _java_version(program: str) -> int | None:

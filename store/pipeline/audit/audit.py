@@ -1,4 +1,4 @@
-"""`audit`: the parents that a history lacks, and how far each channel is complete.
+"""`audit`: find the parents that a history lacks, and how far each channel is complete.
 
 A message is identified by its ID in its channel, regardless of the claimant. Its causal past are
 its parents and theirs, at any depth; the past is incomplete if something in it is not held. A
@@ -10,17 +10,20 @@ Of an archive whose last audit was recorded, only the channels that have changed
 
 from __future__ import annotations
 
+import json
+import os
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from hashlib import sha256
+from pathlib import Path
 from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
 
-from store.pipeline.audit.export import AuditOutputs
-from store.pipeline.audit.findings import CYCLE, VIOLATION
-from store.pipeline.audit.results import SUMS, RecordedAudit, read_recorded, record
+from store.pipeline.audit.examine import CYCLE, HEAD, INCOMPLETE, ORPHAN, VIOLATION
+from store.pipeline.audit.results import SUMS, RecordedAudit, note_audit, read_recorded, record
 from store.pipeline.audit.summary import AuditReport, summarized
 from store.pipeline.audit.tables import (
     ALWAYS,
@@ -35,16 +38,15 @@ from store.pipeline.audit.tables import (
     require_bounded,
     sums_by_channel,
 )
-from store.pipeline.audits import note_audit
-from store.pipeline.claims import ClaimResults, try_claims
 from store.pipeline.columns import empty
 from store.pipeline.database import FOREVER
 from store.pipeline.delta import DeltaArchive
-from store.pipeline.errors import SPARK_ERRORS, of_spark
+from store.pipeline.errors import SPARK_ERRORS, PipelineError, of_spark
+from store.pipeline.files import require_new, require_new_directory
 from store.pipeline.fingerprints import XOR_WORDS
 from store.pipeline.message_sets import ArchiveMessages, MessageSet
-from store.pipeline.progress import Say, shown, silent
-from store.pipeline.scan import read_files
+from store.pipeline.parquet import read_files, write_rows
+from store.pipeline.spark import Say, shown, silent
 
 _SUM: Final = ("count", *XOR_WORDS)
 _DAY: Final = ("channel", "day")
@@ -57,7 +59,7 @@ class AuditJob:
     ``output`` is a directory for all findings, ``missing`` a file for the missing IDs, which
     ``storenode sync --ids`` reads; both must not exist. ``record``: the archive to whose table of
     audits the result is added, and from which the next audit continues. ``full``: examine
-    everything. ``against``: the archive of another store, to try the claims about that store by.
+    everything.
     """
 
     messages: MessageSet
@@ -68,7 +70,6 @@ class AuditJob:
     say: Say = silent
     record: DeltaArchive | None = None
     full: bool = False
-    against: ArchiveMessages | None = None
 
     @property
     def is_whole(self) -> bool:
@@ -77,15 +78,9 @@ class AuditJob:
 
 
 def audit(session: SparkSession, job: AuditJob) -> AuditReport:
-    """Audit a history; change nothing in it.
-
-    Raises:
-        PipelineError: it cannot be read, an output exists already or cannot be written, or a
-            channel is too large to be audited at once.
-    """
+    """Audit a history; change nothing in it."""
     outputs = AuditOutputs(job.output, job.missing)
-    outputs.require_absent(session)
-    total = sum(each.messages for each in job.messages.fingerprints("hour", None).values())
+    total = sum(each.messages for each in job.messages.hours.values())
     try:
         with ExitStack() as stack:
             with shown(session, job.say, "audit", total):
@@ -99,19 +94,9 @@ def audit(session: SparkSession, job: AuditJob) -> AuditReport:
                 note_audit(job.record, tables.channels, tables.counts)
                 run.record(job.record, tables)
             result.output, result.missing_file = job.output, job.missing
-            result.claims = _try_claims(job)
             return result
     except SPARK_ERRORS as error:
         raise of_spark(error) from error
-
-
-def _try_claims(job: AuditJob) -> ClaimResults:
-    """Try the claims of an archive as a whole; others have none."""
-    messages, against = job.messages, job.against
-    if not (isinstance(messages, ArchiveMessages) and job.is_whole):
-        return ClaimResults()
-    other = None if against is None else (against.archive, against.fingerprints("hour", None))
-    return try_claims(messages.archive, messages.fingerprints("hour", None), other)
 
 
 class _Run:
@@ -215,8 +200,8 @@ class _Run:
 def _digests(archive: DeltaArchive) -> dict[int, str]:
     """Return by day since the epoch a digest of the names of its files."""
     names: dict[int, list[str]] = {}
-    for path, day, *_ in archive.listing.rows():
-        names.setdefault(day, []).append(path)
+    for file in archive.files():
+        names.setdefault(file.day, []).append(archive.within(file))
     return {
         day: sha256("\n".join(sorted(each)).encode()).hexdigest() for day, each in names.items()
     }
@@ -245,3 +230,77 @@ def _affected(references: DataFrame, messages: DataFrame) -> DataFrame:
     plain = messages.where(F.col("channel").isNull()).select(F.col("hash").alias("hint"))
     by_hint = references.join(plain.distinct(), "hint", "semi")
     return by_id.select("channel").unionByName(by_hint.select("channel"))
+
+
+_FOUND: Final = "what is found"
+_LISTED: Final = {"incomplete": (INCOMPLETE,), "heads": (HEAD,), "orphans": (ORPHAN,)}
+_FAULTS: Final = {"violations": "parent", "cycles": "cycle"}
+
+
+class AuditOutputs:
+    """A directory of Parquet and a file of missing IDs, if they are wanted."""
+
+    def __init__(self, output: str | None, missing: str | None) -> None:
+        """Check the paths; nothing is written yet."""
+        self._output = None if output is None else require_new_directory(output, _FOUND)
+        self._missing = None if missing is None else Path(missing)
+        if self._missing is not None:
+            require_new(self._missing, "the missing IDs")
+
+    @property
+    def wanted(self) -> bool:
+        """True if anything is to be written."""
+        return self._output is not None or self._missing is not None
+
+    def write(self, tables: AuditTables) -> None:
+        """Write the outputs that are wanted."""
+        if self._output is not None:
+            for name, rows in _tables(tables).items():
+                write_rows(rows, f"{self._output}/{name}")
+        if self._missing is not None:
+            _write_ids(self._missing, _ids(tables.references))
+
+
+def _tables(tables: AuditTables) -> dict[str, DataFrame]:
+    """Return what is written, by the name of its directory."""
+    findings = tables.findings
+    about = ("channel", "message_id", "lamport", "ts")
+    found = {
+        "channels": tables.channels,
+        "missing": tables.references.withColumnRenamed("parent", "missing_id"),
+        "conflicts": tables.conflicts,
+    }
+    for name, (kind,) in _LISTED.items():
+        found[name] = findings.where(F.col("kind") == kind).select(*about)
+    for name, kind in (("violations", VIOLATION), ("cycles", CYCLE)):
+        rows = findings.where(F.col("kind") == kind)
+        found[name] = rows.select(*about, F.col("other").alias(_FAULTS[name]))
+    return found
+
+
+def _ids(references: DataFrame) -> Iterator[str]:
+    """Yield missing IDs, each as a line of JSON."""
+    each = references.groupBy("channel", "parent").agg(F.min("hint").alias("hint"))
+    for row in each.orderBy("channel", "parent").toLocalIterator():
+        found = {"channel": row["channel"], "message_id": row["parent"]}
+        if row["hint"] is not None:
+            found["hint"] = bytes(row["hint"]).hex()
+        yield json.dumps(found, ensure_ascii=False)
+
+
+def _write_ids(file: Path, lines: Iterator[str]) -> None:
+    """Write all lines, or no file."""
+    partial = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        try:
+            with partial.open("x", encoding="utf-8") as opened:
+                opened.writelines(f"{line}\n" for line in lines)
+                opened.flush()
+                os.fsync(opened.fileno())
+            os.link(partial, file)
+        finally:
+            partial.unlink(missing_ok=True)
+    except OSError as error:
+        raise PipelineError(
+            f"The missing IDs cannot be written to {file} ({error.strerror}): name another file."
+        ) from error

@@ -1,41 +1,49 @@
-"""The results of the last audit, as Delta tables beside the archive.
+"""The results of audits, as Delta tables beside the archive.
 
 ::
 
+    ARCHIVE/audits/                a row for each audit and channel, and one for all channels
     ARCHIVE/findings/sums/         messages of each channel and day: what was audited
     ARCHIVE/findings/channels/     each channel's counts and its last complete point
     ARCHIVE/findings/references/   references to parents that are missing
     ARCHIVE/findings/faults/       violations and cycles
     ARCHIVE/findings/conflicts/    IDs that different messages claim
 
-The commits of one audit have the same number, so results that a killed job wrote in part are
-ignored: the next audit examines everything.
+``audits`` is only appended to, and no job can compute it again. The others hold the last audit. Its
+commits have the same number, so results that a killed job wrote in part are ignored: the next audit
+examines everything.
 """
 
 from __future__ import annotations
 
 import json
+import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final, Literal
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from deltalake import CommitProperties, DeltaTable, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
 
-from store.pipeline.audit.findings import CHANNELS, CONFLICTS, FINDINGS, REFERENCES
+from store.pipeline.audit.examine import CHANNELS, CONFLICTS, FINDINGS, REFERENCES
 from store.pipeline.columns import empty
 from store.pipeline.delta import DeltaArchive
 from store.pipeline.errors import PipelineError, of_store
+from store.pipeline.files import delete, delta_options, listed
 from store.pipeline.fingerprints import XOR_WORDS
 from store.pipeline.limits import VACUUM_AFTER_HOURS
-from store.pipeline.paths import LOCAL
-from store.pipeline.storage import delete, delta_options
 
 FORMAT: Final = "results of audits, format 3"
 """Results of another format are ignored."""
+
+MAX_CHANNELS: Final = 10_000
+"""The least complete channels of one audit have a row in ``audits``."""
 
 SUMS: Final = pa.schema(
     [
@@ -55,7 +63,20 @@ SCHEMAS: Final[Mapping[str, pa.Schema]] = {
     "conflicts": CONFLICTS,
     "sums": SUMS,
 }
-"""The tables; that of sums is written last."""
+"""The tables of the last audit; that of sums is written last."""
+
+_COUNTS: Final = ("messages", "missing", "incomplete", "orphans", "violations", "cycles")
+_TIME: Final = pa.timestamp("us", "UTC")
+_AUDITS: Final = pa.schema(
+    [
+        pa.field("audited_at", _TIME, nullable=False),
+        pa.field("channel", pa.string()),
+        *(pa.field(name, pa.int64(), nullable=False) for name in _COUNTS),
+        pa.field("complete_to", _TIME),
+    ]
+)
+"""``channel`` null: all channels together. ``complete_to`` is the time of the last complete point:
+up to there nothing is missing; null: from nowhere on, or of all channels."""
 
 _AUDIT: Final = "storenode.audit"
 _DAYS: Final = "storenode.days"
@@ -68,36 +89,23 @@ _CONFIGURATION: Final = {
 
 @dataclass(frozen=True)
 class RecordedAudit:
-    """The tables of one audit; ``days`` are digests of the files that it audited, by day."""
+    """The tables of the last audit; ``days`` are digests of the files that it audited, by day."""
 
     session: SparkSession
+    archive: DeltaArchive
     tables: Mapping[str, DeltaTable]
     days: Mapping[int, str]
 
     def frame(self, name: str) -> DataFrame:
         """Return one of `SCHEMAS`."""
-        return as_frame(self.session, self._read(name), SCHEMAS[name])
-
-    def _read(self, name: str) -> pa.Table:
-        schema, table = SCHEMAS[name], self.tables[name]
-        try:
-            return table.to_pyarrow_table(columns=schema.names).cast(schema)
-        except (DeltaError, OSError, ValueError, pa.ArrowException) as error:
-            path = table.table_uri.removeprefix(LOCAL).rstrip("/")
-            raise _unreadable(path, error) from error
-
-
-def as_frame(session: SparkSession, table: pa.Table, schema: pa.Schema) -> DataFrame:
-    """Return an Arrow table as a DataFrame, also if it is empty."""
-    return session.createDataFrame(table) if len(table) else empty(session, schema)
+        schema = SCHEMAS[name]
+        with _reading(_path(self.archive, name)):
+            found = self.tables[name].to_pyarrow_table(columns=schema.names).cast(schema)
+        return self.session.createDataFrame(found) if len(found) else empty(self.session, schema)
 
 
 def read_recorded(session: SparkSession, archive: DeltaArchive) -> RecordedAudit | None:
-    """Return the last audit; None: there is none, or it was killed while it wrote its results.
-
-    Raises:
-        PipelineError: the tables cannot be read.
-    """
+    """Return the last audit; None: there is none, or it was killed while it wrote its results."""
     tables, audits, days = {}, set(), "{}"
     for name in SCHEMAS:
         table = _open(archive, name)
@@ -110,57 +118,119 @@ def read_recorded(session: SparkSession, archive: DeltaArchive) -> RecordedAudit
     if len(audits) > 1 or None in audits:
         return None
     known = {int(day): str(digest) for day, digest in json.loads(days).items()}
-    return RecordedAudit(session, tables, known)
+    return RecordedAudit(session, archive, tables, known)
 
 
 def record(archive: DeltaArchive, frames: Mapping[str, DataFrame], days: Mapping[int, str]) -> None:
-    """Replace the results of the last audit.
-
-    Raises:
-        PipelineError: they cannot be written, or another audit has written meanwhile.
-    """
-    audit = uuid.uuid4().hex
+    """Replace the results of the last audit."""
+    metadata = {_AUDIT: uuid.uuid4().hex, _DAYS: json.dumps(dict(days))}
+    options = delta_options(archive.path)
     for name, schema in SCHEMAS.items():
-        path, options = f"{archive.path}/findings/{name}", delta_options(archive.path)
-        table = _open(archive, name)
-        metadata = {_AUDIT: audit, _DAYS: json.dumps(dict(days))}
-        try:
-            write_deltalake(
-                path if table is None else table,
-                frames[name].select(*schema.names).toArrow().cast(schema),
-                mode="overwrite",
-                schema_mode="overwrite",
-                name=f"storenode {name}",
-                description=FORMAT,
-                configuration=_CONFIGURATION,
-                storage_options=options,
-                commit_properties=CommitProperties(custom_metadata=metadata, max_commit_retries=0),
-            )
+        path = _path(archive, name)
+        rows = frames[name].select(*schema.names).toArrow().cast(schema)
+        _write(
+            archive,
+            path if (table := _open(archive, name)) is None else table,
+            rows,
+            "overwrite",
+            schema_mode="overwrite",
+            name=f"storenode {name}",
+            description=FORMAT,
+            configuration=_CONFIGURATION,
+            commit_properties=CommitProperties(custom_metadata=metadata, max_commit_retries=0),
+        )
+        with _reading(path):
             written = DeltaTable(path, storage_options=options)
             old = written.vacuum(VACUUM_AFTER_HOURS, enforce_retention_duration=False)
             delete(path, old)
-        except CommitFailedError as error:
-            raise PipelineError(
-                f"Another audit of {archive.path} has written its results meanwhile: run this one"
-                " again when the other has ended."
-            ) from error
-        except (DeltaError, OSError, ValueError) as error:
-            raise of_store(path, error, "table") from error
+
+
+def note_audit(archive: DeltaArchive, channels: DataFrame, counts: Mapping[str, int]) -> None:
+    """Append the result of an audit to ``audits``; ``channels`` are as `CHANNELS`."""
+    ordered = channels.orderBy(F.desc(F.col("missing") + F.col("incomplete")), "channel")
+    worst = ordered.select("channel", *_COUNTS, "point_ts").limit(MAX_CHANNELS).toArrow()
+    everything = pa.Table.from_pylist([{name: counts[name] for name in _COUNTS}], worst.schema)
+    found = pa.concat_tables([everything, worst])
+    now = pa.scalar(time.time_ns() // 1_000, pa.int64()).cast(_TIME)
+    micros = pc.divide(found["point_ts"], 1_000).cast(_TIME)
+    columns = [pa.repeat(now, len(found)), *(found[name] for name in ("channel", *_COUNTS)), micros]
+    _stored_audits(archive)
+    rows = pa.table(columns, schema=_AUDITS)
+    _write(archive, f"{archive.path}/audits", rows, "append", name="storenode audits")
+
+
+def damage(archive: DeltaArchive) -> list[str]:
+    """Return a sentence for each thing that is wrong with ``audits``."""
+    path = f"{archive.path}/audits"
+    try:
+        here = _stored_audits(archive)
+        options = delta_options(archive.path)
+        named = DeltaTable(path, storage_options=options).file_uris() if here else []
+    except PipelineError as error:
+        return [error.sentence]
+    except (DeltaError, OSError, ValueError) as error:
+        return [of_store(path, error, "table of audits").sentence]
+    gone = sum(each.rsplit("/", 1)[-1] not in here for each in named)
+    return [f"{path} lacks {gone:,} of the {len(named):,} files of its log"] if gone else []
+
+
+def _stored_audits(archive: DeltaArchive) -> set[str]:
+    """Return the files of ``audits`` and of its log."""
+    path = f"{archive.path}/audits"
+    try:
+        found = set(listed(path))
+    except OSError as error:
+        raise of_store(path, error, "table of audits") from error
+    files = sum(each.endswith(".parquet") for each in found)
+    if files and not any(each.startswith("_delta_log/") for each in found):
+        raise PipelineError(
+            f"{path} holds {files:,} Parquet files, but the log that names them (_delta_log) is"
+            " missing or damaged: put it back from a copy of the archive, or move the directory"
+            " away, and the next job begins a new table."
+        )
+    return found
+
+
+def _path(archive: DeltaArchive, name: str) -> str:
+    return f"{archive.path}/findings/{name}"
 
 
 def _open(archive: DeltaArchive, name: str) -> DeltaTable | None:
-    path = f"{archive.path}/findings/{name}"
-    try:
-        table = DeltaTable(path, storage_options=delta_options(archive.path))
-    except TableNotFoundError:
-        return None
-    except (DeltaError, OSError, ValueError) as error:
-        raise _unreadable(path, error) from error
+    path = _path(archive, name)
+    with _reading(path):
+        try:
+            table = DeltaTable(path, storage_options=delta_options(archive.path))
+        except TableNotFoundError:
+            return None
     return table if table.metadata().description == FORMAT else None
 
 
-def _unreadable(path: str, error: Exception) -> PipelineError:
-    sentence = of_store(path, error, "table").sentence
-    return PipelineError(
-        f"{sentence} If it is damaged, remove {path}: the next audit examines everything."
-    )
+def _write(
+    archive: DeltaArchive,
+    table: str | DeltaTable,
+    rows: pa.Table,
+    mode: Literal["append", "overwrite"],
+    **options: Any,  # noqa: ANN401 - of write_deltalake
+) -> None:
+    try:
+        write_deltalake(
+            table, rows, mode=mode, storage_options=delta_options(archive.path), **options
+        )
+    except CommitFailedError as error:
+        raise PipelineError(
+            f"Another audit of {archive.path} has written its results meanwhile: run this one"
+            " again when the other has ended."
+        ) from error
+    except (DeltaError, OSError, ValueError) as error:
+        raise of_store(archive.path, error, "results of audits") from error
+
+
+@contextmanager
+def _reading(path: str) -> Iterator[None]:
+    try:
+        yield
+    except (DeltaError, OSError, ValueError, pa.ArrowException) as error:
+        sentence = of_store(path, error, "table").sentence
+        raise PipelineError(
+            f"{sentence} If it is damaged, remove {path}: the next audit examines everything."
+        ) from error

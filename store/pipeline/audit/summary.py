@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
-from pyspark.sql import DataFrame, Row, Window
+from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
 
-from store.pipeline.audit.findings import CYCLE, VIOLATION
-from store.pipeline.audit.tables import COUNTED, AuditTables
-from store.pipeline.claims import ClaimResults
+from store.pipeline.audit.examine import CYCLE, VIOLATION
+from store.pipeline.audit.tables import AuditTables
 from store.pipeline.limits import MAX_LISTED
 from store.pipeline.reports import time_text
 from storenode.message.text import printable
@@ -24,6 +23,7 @@ _NOTHING_MISSING: Final[dict[str, Any]] = {
 MAX_SENDERS: Final = 3
 """So many senders are listed of those whose messages name missing parents of a channel."""
 
+_FAULTY: Final = "missing + incomplete + violations + cycles"
 _FAULTS: Final = ("missing", "incomplete", "violations", "cycles", "conflicts")
 
 
@@ -40,17 +40,11 @@ class AuditReport:
     conflicts: list[dict[str, Any]]
     output: str | None = None
     missing_file: str | None = None
-    claims: ClaimResults = field(default_factory=ClaimResults)
-
-    @property
-    def complete(self) -> bool:
-        """True if every past is complete and no message contradicts another."""
-        return not any(self.counts[name] for name in _FAULTS)
 
     @property
     def sound(self) -> bool:
-        """True if it is complete, and no claim about another store is untrue."""
-        return self.complete and not self.claims.untrue
+        """True if every past is complete and no message contradicts another."""
+        return not any(self.counts[name] for name in _FAULTS)
 
     def as_json(self) -> dict[str, Any]:
         """Return the report for JSON."""
@@ -58,16 +52,12 @@ class AuditReport:
             "name": self.name,
             "sound": self.sound,
             **self.counts,
-            "claims": self.claims.kept,
-            "claims_tried_against": self.claims.against,
-            "claims_untrue": self.claims.untrue,
             "listed": {
                 "channels": self.channels,
                 "missing": self.missing,
                 "violations": self.violations,
                 "cycles": self.cycles,
                 "conflicts": self.conflicts,
-                "claims_untrue": self.claims.listed,
             },
             "output": self.output,
             "missing_file": self.missing_file,
@@ -88,7 +78,7 @@ class AuditReport:
         lines += self._listed(
             "IDs claimed by different messages", "conflicts", map(_conflict_line, self.conflicts)
         )
-        if not self.complete:
+        if not self.sound:
             lines.append("channels, the least complete first:")
             lines += [f"  {_channel_line(each)}" for each in self.channels]
             lines += _more(self.counts["channels"] - len(self.channels))
@@ -99,10 +89,7 @@ class AuditReport:
                 f"The missing IDs are in {self.missing_file}: ask peers for them with"
                 " `storenode sync --ids`."
             )
-        lines += self.claims.lines()
-        lines.append(
-            "Every past is complete." if self.complete else "The history has gaps or faults."
-        )
+        lines.append("Every past is complete." if self.sound else "The history has gaps or faults.")
         return lines
 
     def _summary(self) -> str:
@@ -134,48 +121,78 @@ def summarized(name: str, tables: AuditTables) -> AuditReport:
     A query of a table takes Spark a while, so tables without rows are not queried.
     """
     findings, references, counts = tables.findings, tables.references, dict(tables.counts)
-    worst = _first(tables.channels, F.desc(_worse()), "channel")
-    named = _naming_senders(references, [row["channel"] for row in worst if row["missing"]])
+    channels = _first(tables.channels, F.expr(_FAULTY).desc(), "channel")
+    named = _naming_senders(references, [row["channel"] for row in channels if row["missing"]])
 
-    def of(name: str, rows: DataFrame, *order: str) -> list[Row]:
-        return _first(rows, *order) if counts[name] else []
+    def of(kind: str, rows: DataFrame, *order: str) -> list[dict[str, Any]]:
+        return _first(rows, *order) if counts[kind] else []
 
     order = ("ts", "channel", "message_id")
-    missing = of("missing", _missing(references), "ts", "channel", "parent")
-    violations = of("violations", findings.where(F.col("kind") == VIOLATION), *order, "other")
-    cycles = of("cycles", _cycles(findings), "channel", "cycle")
-    # What is in conflict is claimed several times.
+    violations = findings.where(F.col("kind") == VIOLATION)
+    cycles = findings.where(F.col("kind") == CYCLE).groupBy(
+        "channel", F.col("other").alias("cycle")
+    )
+    # Conflicting IDs are claimed several times.
     conflicts = of("copies", tables.conflicts, *order)
     many = len(conflicts) == MAX_LISTED
     counts["conflicts"] = tables.conflicts.count() if many else len(conflicts)
     return AuditReport(
         name,
         counts,
-        [{**_channel(row), **named.get(row["channel"], _NOTHING_MISSING)} for row in worst],
-        list(map(_missed, missing)),
-        list(map(_violation, violations)),
-        [row.asDict() for row in cycles],
-        list(map(_conflict, conflicts)),
+        [{**_with_point(row), **named.get(row["channel"], _NOTHING_MISSING)} for row in channels],
+        of("missing", _missing(references), "ts", "channel", "message_id"),
+        of(
+            "violations",
+            violations.select(
+                "channel", "message_id", "lamport", "ts", F.col("other").alias("parent")
+            ),
+            *order,
+            "parent",
+        ),
+        of(
+            "cycles",
+            cycles.agg(F.count_distinct("message_id").alias("messages")),
+            "channel",
+            "cycle",
+        ),
+        conflicts,
     )
 
 
-def _worse() -> Any:  # noqa: ANN401 - a column
-    return F.col("missing") + F.col("incomplete") + F.col("violations") + F.col("cycles")
-
-
-def _first(rows: DataFrame, *order: Any) -> list[Row]:  # noqa: ANN401 - columns or their names
-    found: list[Row] = rows.orderBy(*order).limit(MAX_LISTED).collect()
+def _first(rows: DataFrame, *order: Any) -> list[dict[str, Any]]:  # noqa: ANN401 - columns or names
+    """Return the first rows for JSON: bytes as hexadecimal digits, and clocks without a sign."""
+    found = []
+    for row in rows.orderBy(*order).limit(MAX_LISTED).collect():
+        values = row.asDict()
+        for name, value in values.items():
+            if isinstance(value, bytes | bytearray):
+                values[name] = bytes(value).hex()
+            elif name == "hashes":
+                values[name] = [bytes(each).hex() for each in value]
+            elif name in {"lamport", "point_lamport"} and value is not None:
+                values[name] = value % 2**64
+        found.append(values)
     return found
+
+
+def _with_point(row: dict[str, Any]) -> dict[str, Any]:
+    point = {name: row.pop(f"point_{name}") for name in ("message_id", "lamport", "ts")}
+    return {**row, "last_complete": None if point["message_id"] is None else point}
 
 
 def _missing(references: DataFrame) -> DataFrame:
     """Return the missing parents, each once, with the message that named it first."""
-    return references.groupBy("channel", "parent").agg(
-        F.count_distinct("message_id").alias("named_by"),
+    first = F.min_by(F.struct("message_id", "sender"), F.struct("ts", "hash"))
+    found = references.groupBy("channel", "parent").agg(
         F.min("hint").alias("hint"),
-        F.min("elsewhere").alias("elsewhere"),
-        F.min_by(F.struct("message_id", "sender", "lamport"), F.struct("ts", "hash")).alias("who"),
+        F.min("elsewhere").alias("held_in_channel"),
+        F.count_distinct("message_id").alias("named_by"),
+        first.alias("first"),
         F.min("ts").alias("ts"),
+    )
+    return found.selectExpr(
+        *("channel", "parent as message_id", "hint", "held_in_channel", "named_by"),
+        *("first.message_id as first_named_by", "first.sender as sender", "ts"),
     )
 
 
@@ -210,55 +227,6 @@ def _naming_senders(references: DataFrame, channels: list[str]) -> dict[str, dic
         }
         for row in found.collect()
     }
-
-
-def _cycles(findings: DataFrame) -> DataFrame:
-    on = findings.where(F.col("kind") == CYCLE).groupBy("channel", F.col("other").alias("cycle"))
-    return on.agg(F.count_distinct("message_id").alias("messages"))
-
-
-def _lamport(signed: int | None) -> int | None:
-    return None if signed is None else signed % 2**64
-
-
-def _channel(row: Row) -> dict[str, Any]:
-    found = {name: row[name] for name in ("channel", *COUNTED)}
-    complete = None
-    if row["point_message_id"] is not None:
-        complete = {
-            "message_id": row["point_message_id"],
-            "lamport": _lamport(row["point_lamport"]),
-            "ts": row["point_ts"],
-        }
-    return {**found, "last_complete": complete}
-
-
-def _missed(row: Row) -> dict[str, Any]:
-    return {
-        "channel": row["channel"],
-        "message_id": row["parent"],
-        "hint": None if row["hint"] is None else bytes(row["hint"]).hex(),
-        "held_in_channel": row["elsewhere"],
-        "named_by": row["named_by"],
-        "first_named_by": None if row["who"] is None else row["who"]["message_id"],
-        "sender": None if row["who"] is None else row["who"]["sender"],
-        "ts": row["ts"],
-    }
-
-
-def _violation(row: Row) -> dict[str, Any]:
-    return {
-        "channel": row["channel"],
-        "message_id": row["message_id"],
-        "lamport": _lamport(row["lamport"]),
-        "ts": row["ts"],
-        "parent": row["other"],
-    }
-
-
-def _conflict(row: Row) -> dict[str, Any]:
-    hashes = [bytes(each).hex() for each in row["hashes"]]
-    return {**row.asDict(), "hashes": hashes}
 
 
 def _channel_line(each: dict[str, Any]) -> str:

@@ -14,8 +14,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from store.pipeline.audit.examine import examine
-from store.pipeline.audit.findings import (
+from store.pipeline.audit.examine import (
     CHANNEL,
     CHANNELS,
     CLAIMED,
@@ -32,13 +31,7 @@ from store.pipeline.audit.findings import (
     ROWS,
     VIOLATION,
     Kinds,
-)
-from store.pipeline.audit.lookups import (
-    conflicting,
-    elsewhere,
-    find_outside_range,
-    find_without_sds,
-    references_to,
+    examine,
 )
 from store.pipeline.columns import empty
 from store.pipeline.database import FOREVER
@@ -46,7 +39,8 @@ from store.pipeline.errors import PipelineError
 from store.pipeline.fingerprints import HASH_WORDS
 from store.pipeline.limits import DAY_NS
 from store.pipeline.message_sets import DatabaseMessages, MessageSet
-from store.pipeline.scan import shuffle_partitions, start_of, sums
+from store.pipeline.parquet import shuffle_partitions, start_of, sums
+from storenode.message.limits import HASH_BYTES
 from storenode.message.text import printable
 from storenode.sds.limits import MAX_ID_BYTES
 
@@ -131,11 +125,7 @@ SUMMED: Final = ("ts", *HASH_WORDS, "channel", "parents")
 
 
 def require_bounded(sums_: DataFrame) -> int:
-    """Return the number of entries of all channels.
-
-    Raises:
-        PipelineError: a channel has more than `MAX_CHANNEL_ENTRIES`.
-    """
+    """Return the number of entries of all channels."""
     by_channel = (
         sums_.where(F.col("channel").isNotNull())
         .groupBy("channel")
@@ -315,3 +305,90 @@ def _conflicts(history: History, findings: DataFrame) -> DataFrame:
     ((first_ns, last_ns),) = claimed.agg(F.min("ts"), F.max("ts")).collect()
     messages = history.messages.messages(_CONTENT, first_ns, last_ns + 1)
     return checkpointed(conflicting(claimed, messages))
+
+
+_EDGE: Final = ("channel", "message_id", "parent")
+_ID: Final = ("channel", "parent")
+
+
+def references_to(missing: DataFrame, claims: DataFrame) -> DataFrame:
+    """Return the messages that name missing parents, as `REFERENCES` without ``elsewhere``.
+
+    ``missing`` are findings of that kind, ``claims`` the history with ``sender`` and ``hash``. A
+    hint that is no message hash is null. A parent that several claimants of one ID name is there
+    for each of them.
+    """
+    edges = missing.select("channel", "message_id", F.col("other").alias("parent"))
+    named = claims.select(
+        *("channel", "message_id", "sender", "lamport", "ts", "hash"),
+        F.explode("parents").alias("named"),
+    ).withColumn("parent", F.col("named.id"))
+    hint = F.when(F.octet_length("named.hint") == HASH_BYTES, F.col("named.hint"))
+    return (
+        edges.join(named.withColumn("hint", hint).drop("named"), list(_EDGE), "left")
+        .dropDuplicates([*_EDGE, "hash", "hint"])
+        .select(*_ID, "hint", "message_id", "sender", "lamport", "ts", "hash")
+    )
+
+
+def find_outside_range(references: DataFrame, claims: DataFrame) -> DataFrame:
+    """Return (channel, message_id, lamport) of parents that messages outside of a range claim."""
+    wanted = references.select(*_ID).distinct()
+    return (
+        claims.where(F.col("channel").isNotNull())
+        .withColumnRenamed("message_id", "parent")
+        .join(wanted, list(_ID), "semi")
+        .select("channel", F.col("parent").alias("message_id"), "lamport")
+    )
+
+
+def find_without_sds(references: DataFrame, messages: DataFrame) -> DataFrame:
+    """Return (channel, message_id, lamport) of parents whose hint names a held message without SDS.
+
+    ``messages`` have ``hash`` and ``channel``. A message whose payload is not of SDS, such as an
+    encrypted one, is found only by its hint. A hint to a message of SDS finds nothing.
+    """
+    hints = references.where(F.col("hint").isNotNull()).select(*_ID, "hint").distinct()
+    plain = messages.where(F.col("channel").isNull()).select(F.col("hash").alias("hint"))
+    return (
+        hints.join(plain, "hint", "semi")
+        .select("channel", F.col("parent").alias("message_id"))
+        .distinct()
+        .withColumn("lamport", F.lit(None).cast("long"))
+    )
+
+
+def elsewhere(references: DataFrame, claims: DataFrame) -> DataFrame:
+    """Return (channel, parent, elsewhere) of parents that another channel holds, the least one."""
+    wanted = references.select(*_ID).distinct()
+    holders = claims.select(
+        F.col("channel").alias("elsewhere"), F.col("message_id").alias("parent")
+    )
+    return (
+        wanted.join(holders, "parent")
+        .where(F.col("elsewhere") != F.col("channel"))
+        .groupBy(*_ID)
+        .agg(F.min("elsewhere").alias("elsewhere"))
+    )
+
+
+def conflicting(claimants: DataFrame, messages: DataFrame) -> DataFrame:
+    """Return the IDs that messages with different contents claim, as `CONFLICTS`.
+
+    ``claimants`` are findings of that kind; ``messages`` have ``ts``, ``h0``, ``hash`` and
+    ``payload``. A message that was sent again with the same payload is no conflict. ``ts`` is the
+    earliest; ``hashes`` are two messages with different contents.
+    """
+    contents = claimants.select("channel", "message_id", "ts", "h0").join(
+        messages.withColumn("content", F.sha2("payload", 256)).drop("payload"), ["ts", "h0"]
+    )
+    each = contents.groupBy("channel", "message_id", "content").agg(
+        F.count(F.lit(1)).alias("claimants"), F.min("ts").alias("ts"), F.min("hash").alias("hash")
+    )
+    found = each.groupBy("channel", "message_id").agg(
+        F.sum("claimants").alias("claimants"),
+        F.count(F.lit(1)).alias("contents"),
+        F.min("ts").alias("ts"),
+        F.array(F.min("hash"), F.max("hash")).alias("hashes"),
+    )
+    return found.where("contents > 1")

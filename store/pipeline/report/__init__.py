@@ -1,1 +1,1 @@
-"""The figures of a report: gathered by Spark, bounded whatever was published, drawn as a page."""
+"""The report on a history: figures by Spark SQL, drawn as one HTML page."""

@@ -1,291 +1,428 @@
-"""The figures of a report, as plain data and as JSON."""
+"""The figures of a report, gathered by Spark SQL as plain values.
+
+Names of times end in ``_ns``. What reaches the driver is bounded: a row for each day, for each step
+of the time axis and shard, and the largest topics, channels and gaps.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final, NamedTuple
 
-from store.pipeline.report import names
-from store.pipeline.report.arrivals import EDGES_S, Lateness, LatenessSummary
-from store.pipeline.report.limits import MAX_NAME_CHARS
-from store.pipeline.report.outlook import Limits, Outlook
-from store.pipeline.report.traffic import RankedName, Ranking, Traffic
+import pyarrow as pa
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from store.domain.ports import Source
+from store.pipeline.audit.summary import AuditReport
+from store.pipeline.limits import DAY_NS, HOUR_NS
+from store.pipeline.report.silence import silences
+from store.pipeline.report.text import DAY_S, MAX_NAME_CHARS, moment
 from store.pipeline.reports import time_text
+from storenode.message.limits import NS_PER_S
+
+Figures = dict[str, Any]
+
+MAX_NAMES: Final = 1_000
+"""Channels and topics that a report lists; the others are counted."""
+
+MAX_GAPS: Final = 50
+MAX_STEPS: Final = 168
+"""Steps of the time axis: a week by the hour."""
+
+STEPS_NS: Final = tuple(
+    [hours * HOUR_NS for hours in (1, 2, 3, 6, 12)]
+    + [days * DAY_NS for days in (1, 2, 7, 14, 28, 91, 182, 364, 728)]
+)
+"""The lengths that a step may have; the last is enough for all timestamps."""
+
+OUTLIERS: Final = 0.005
+"""The share of messages at either end that is not drawn if it would double the time axis."""
+
+MAX_AHEAD_SHARE: Final = 0.5
+"""The share of its length by which the time axis is extended for a silence at its end."""
+
+OUTLOOK_DAYS: Final = 28
+"""The newest whole days whose mean is the daily growth."""
+
+LIVE: Final = (Source.CLIENT.value, Source.GOSSIP.value)
+"""Sources of messages that are transmitted for the first time."""
+
+EDGES_S: Final = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 60.0, 300.0, 3_600.0, 86_400.0)
+"""The upper bounds of the classes of lateness; the first is for times before the timestamp."""
+
+_GAPS: Final = pa.schema(
+    {"shard": pa.int32(), "low_ns": pa.int64(), "next_ns": pa.int64(), "expected": pa.int64()}
+)
+_GROUPS: Final = """
+select grouping(start_ns) = 0 as by_hour, grouping(content_topic) = 0 as by_topic,
+    start_ns, shard, pubsub_topic, content_topic, channel, count(*) as messages,
+    sum(size) as payload_bytes, min(ts) as first_ns, max(ts) as last_ns
+from (select *, ts - pmod(ts, {hour}) as start_ns from {rows})
+group by grouping sets ((start_ns, shard), (pubsub_topic, content_topic), (channel))"""
+_DAYS: Final = """
+select start_ns div {day} as day, sum(messages) as messages, sum(payload_bytes) as payload_bytes
+from {hours} group by 1 order by 1"""
+_CELLS: Final = """
+select start_ns - pmod(start_ns, {step}) as step_ns, shard, sum(messages) as messages,
+    count(*) as active_hours
+from {hours} group by 1, 2 order by 1, 2"""
+_LARGEST: Final = """
+select *, count(*) over () as names, sum(messages) over () as total,
+    sum(payload_bytes) over () as total_bytes
+from {groups} order by messages desc, payload_bytes desc, {keys} limit {limit}"""
+_LATENESS: Final = """
+select grouping(source) = 0 as by_source, source, is_live, class, step_ns, count(*) as messages,
+    percentile_approx(late_ns, array(0.5, 0.9, 0.99), 1000) as quantiles, max(late_ns) as most_ns
+from (
+    select source, late_ns, source in ({client}, {gossip}) as is_live,
+        size(filter({edges}, edge -> late_ns > edge)) as class,
+        case when ts >= {first} and ts < {last} then ts - pmod(ts, {step}) end as step_ns
+    from (select *, committed_ns - ts as late_ns from {rows})
+)
+group by grouping sets ((source), (is_live, class), (is_live, step_ns))"""
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
-    """An hour that is over and not the same in the archive and in the database, by messages."""
+class Limits:
+    """The retention limits of an archive or a database, as in a node's options; None: no limit.
 
-    start_ns: int
-    archive: int
-    database: int
-
-
-@dataclass(frozen=True, slots=True)
-class ArchiveComparison:
-    """A comparison of an archive with a database: ``hours`` of the database that are over,
-    ``count`` of which differ, and the newest of these.
+    ``disk_bytes`` is the size of its disk.
     """
 
-    hours: int
-    count: int
-    listed: tuple[Difference, ...]
+    retention_ns: int | None = None
+    retention_bytes: int | None = None
+    disk_bytes: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ChannelPast:
-    """The completeness of the past of a channel.
+class Axis(NamedTuple):
+    """Steps of ``step_ns`` from ``low_ns`` up to ``high_ns``, exclusive; all multiples of a step.
 
-    Up to ``complete_ns`` nothing lacks (None: from nowhere on). ``missing`` parents are named since
-    ``since_ns`` by messages of ``senders`` senders, of whom ``named`` are the foremost (None: a
-    message without a sender). ``incomplete`` messages have something missing in their past.
+    ``first_ns`` and ``last_ns``, exclusive, are the whole hours that are drawn.
     """
 
-    channel: str
-    messages: int
-    missing: int
-    incomplete: int
-    complete_ns: int | None
-    since_ns: int | None
-    senders: int
-    named: tuple[str | None, ...]
+    low_ns: int
+    high_ns: int
+    step_ns: int
+    first_ns: int
+    last_ns: int
+
+    @property
+    def starts(self) -> list[int]:
+        """The starts of the steps."""
+        return list(range(self.low_ns, self.high_ns, self.step_ns))
+
+    def hours(self, start_ns: int) -> int:
+        """Return the number of drawn hours in the step that begins at ``start_ns``."""
+        low, high = max(start_ns, self.first_ns), min(start_ns + self.step_ns, self.last_ns)
+        return max(0, high - low) // HOUR_NS
 
 
-@dataclass(frozen=True, slots=True)
-class MissingParent:
-    """A missing parent: who named it first, in which message, and when; ``hint`` is the hash that
-    was named.
+def axis_of(first_ns: int, last_ns: int) -> Axis:
+    """Return the finest axis from one time to another, inclusive."""
+    first_ns = first_ns // HOUR_NS * HOUR_NS
+    end_ns = last_ns // HOUR_NS * HOUR_NS + HOUR_NS
+    for step_ns in STEPS_NS:
+        low_ns, high_ns = first_ns // step_ns * step_ns, -(-end_ns // step_ns) * step_ns
+        if high_ns - low_ns <= MAX_STEPS * step_ns:
+            break
+    return Axis(low_ns, high_ns, step_ns, first_ns, end_ns)
+
+
+def axis_in(traffic: Mapping[str, Any]) -> Axis:
+    """Return the axis of the figures of `traffic_of`."""
+    return axis_of(traffic["from_ns"], traffic["to_ns"] - 1)
+
+
+def usual_days(messages: Mapping[int, int]) -> tuple[int, int]:
+    """Return the first and last day, since the epoch, to draw; one must have messages.
+
+    Few messages with timestamps far from all others are left out if that makes the axis less than
+    half as long.
     """
-
-    channel: str
-    message_id: str
-    named_by: int
-    first: str | None
-    sender: str | None
-    since_ns: int | None
-    hint: str | None
+    days = sorted(messages)
+    low, high = (_inner(each, messages) for each in (days, days[::-1]))
+    for first, last in ((days[0], high), (low, days[-1]), (low, high)):
+        if 2 * (last - first + 1) < days[-1] - days[0] + 1:
+            return first, last
+    return days[0], days[-1]
 
 
-@dataclass(frozen=True, slots=True)
-class Completeness:
-    """The result of an audit: for all channels, for the least complete ones, and the first parents
-    that are missing. ``faults`` are violations, cycles and conflicts; ``untrue`` are claims of the
-    past about other stores that are not borne out.
+def _inner(days: list[int], messages: Mapping[int, int]) -> int:
+    """Return the first of some days before which at most a share of `OUTLIERS` is."""
+    spare, before = OUTLIERS * sum(messages.values()), 0
+    for day in days:
+        before += messages[day]
+        if before > spare:
+            return day
+    return days[-1]
+
+
+def traffic_of(session: SparkSession, messages: DataFrame, end_ns: int) -> Figures | None:
+    """Return messages by time and shard, gaps, and the largest topics and channels.
+
+    ``messages`` have ``ts``, ``shard``, both topics, ``payload`` and ``channel``; ``end_ns`` is the
+    time up to which they are complete. None: there are no messages.
     """
-
-    channels: int
-    missing: int
-    incomplete: int
-    faults: int
-    pasts: tuple[ChannelPast, ...]
-    lost: tuple[MissingParent, ...]
-    untrue: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """An archive or a database, with its limits and its expected growth."""
-
-    name: str
-    limits: Limits
-    outlook: Outlook
-
-
-@dataclass(frozen=True, slots=True)
-class ReportedPeer:
-    """A peer as the queried node reports it; ``last_sync_ns`` 0: no sync since the start.
-
-    ``lacks`` and ``has`` are messages that the peer is known to lack, and to have alone.
-    """
-
-    name: str
-    connected: bool
-    last_sync_ns: int
-    failures: int
-    last_error: str
-    lacks: int
-    has: int
-
-
-@dataclass(frozen=True, slots=True)
-class Gathered:
-    """The figures of a report; None: they do not exist, or were not requested.
-
-    ``name`` of the place; ``made_ns`` is when the figures were gathered. ``peers`` beyond
-    `pipeline.report.limits.MAX_PEERS` are left out, and ``peer_count`` is how many there are.
-    """
-
-    name: str
-    made_ns: int
-    traffic: Traffic | None
-    compared: ArchiveComparison | None
-    arrivals: LatenessSummary | None
-    places: tuple[Place, ...]
-    completeness: Completeness | None = None
-    node: str | None = None
-    peers: tuple[ReportedPeer, ...] = ()
-    peer_count: int = 0
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the figures for JSON; times are RFC 3339."""
+    columns = ("ts", "shard", "pubsub_topic", "content_topic", "channel")
+    rows = messages.selectExpr(*columns, "octet_length(payload) as size")
+    groups = session.sql(_GROUPS, rows=rows, hour=HOUR_NS).cache()
+    try:
+        hours = groups.where("by_hour").select("start_ns", "shard", "messages", "payload_bytes")
+        days = session.sql(_DAYS, hours=hours, day=DAY_NS).collect()
+        if not days:
+            return None
+        first_day, last_day = usual_days({row["day"]: row["messages"] for row in days})
+        hours = hours.where(
+            f"start_ns between {first_day * DAY_NS} and {last_day * DAY_NS + DAY_NS - 1}"
+        )
+        ((first_ns, last_ns),) = hours.selectExpr("min(start_ns)", "max(start_ns)").collect()
+        end_ns = end_ns // HOUR_NS * HOUR_NS
+        ahead_ns = int(MAX_AHEAD_SHARE * (last_ns - first_ns))
+        axis = axis_of(first_ns, max(last_ns, min(end_ns - 1, last_ns + ahead_ns)))
+        cells = session.sql(_CELLS, hours=hours, step=axis.step_ns).collect()
+        gaps, gap_count = _gaps(hours, end_ns)
+        channels = groups.where("not by_hour and not by_topic")
+        ((not_sds,),) = (
+            channels.where("channel is null").selectExpr("coalesce(sum(messages), 0)").collect()
+        )
+        named = channels.where("channel is not null")
         return {
-            "name": self.name,
-            "made": time_text(self.made_ns),
-            "traffic": None if self.traffic is None else _traffic(self.traffic),
-            "compared": None if self.compared is None else _compared(self.compared),
-            "lateness": None if self.arrivals is None else _arrivals(self.arrivals),
-            "places": [_place(each) for each in self.places],
-            "completeness": None if self.completeness is None else _audited(self.completeness),
-            "node": self.node,
-            "peers": [_peer(each) for each in self.peers],
+            "messages": (total := sum(row["messages"] for row in days)),
+            "payload_bytes": sum(row["payload_bytes"] for row in days),
+            "from_ns": axis.first_ns,
+            "to_ns": axis.last_ns,
+            "step_s": axis.step_ns // NS_PER_S,
+            "not_drawn": total - sum(row["messages"] for row in cells),
+            "days": [_day(*row) for row in days],
+            "steps": _steps(axis, cells),
+            "cells": [_cell(axis, *row) for row in cells],
+            "gap_count": gap_count,
+            "gaps": gaps,
+            "topics": _ranking(session, groups.where("by_topic"), "pubsub_topic", "content_topic"),
+            "channels": _ranking(session, named, "channel"),
+            "messages_not_sds": not_sds,
         }
+    finally:
+        groups.unpersist()
 
 
-def _traffic(traffic: Traffic) -> dict[str, Any]:
-    axis = traffic.axis
-    return {
-        "messages": traffic.messages,
-        "payload_bytes": traffic.payload_bytes,
-        "from": time_text(axis.first_ns),
-        "to": time_text(axis.last_ns),
-        "step_s": axis.step_ns // 1_000_000_000,
-        "not_drawn": traffic.not_drawn,
-        "days": [
-            {"day": names.day(day), "messages": messages, "payload_bytes": size}
-            for day, (messages, size) in sorted(traffic.days.items())
-        ],
-        "steps": [
-            {"start": time_text(start), "messages": traffic.steps.get(start, 0)}
-            for start in axis.starts
-        ],
-        "cells": [
-            {"start": time_text(start), "shard": shard, "messages": cell.messages}
-            | {"active_hours": cell.active_hours, "hours": axis.hours(start)}
-            for (start, shard), cell in sorted(traffic.cells.items())
-        ],
-        "gap_count": traffic.gap_count,
-        "gaps": [
-            {"shard": each.shard, "start": time_text(each.start_ns), "hours": each.hours}
-            | {"expected_messages": each.expected}
-            for each in traffic.gaps
-        ],
-        "topics": _ranking(traffic.topics, ("pubsub_topic", "content_topic")),
-        "channels": _ranking(traffic.channels, ("channel",)),
-        "messages_not_sds": traffic.not_sds,
+def _day(day: int, messages: int, size: int) -> Figures:
+    text = f"{moment(day * DAY_NS):%Y-%m-%d}"
+    return {"day": text, "messages": messages, "payload_bytes": size}
+
+
+def _cell(axis: Axis, start_ns: int, shard: int, messages: int, active_hours: int) -> Figures:
+    return {"start_ns": start_ns, "shard": shard, "messages": messages} | {
+        "active_hours": active_hours,
+        "hours": axis.hours(start_ns),
     }
 
 
-def _ranking(ranking: Ranking, keys: Sequence[str]) -> dict[str, Any]:
+def _steps(axis: Axis, cells: list[Row]) -> list[Figures]:
+    steps = dict.fromkeys(axis.starts, 0)
+    for row in cells:
+        steps[row["step_ns"]] += row["messages"]
+    return [{"start_ns": start, "messages": messages} for start, messages in steps.items()]
+
+
+def _gaps(hours: DataFrame, end_ns: int) -> tuple[list[Figures], int]:
+    """Return the gaps that cost most, and the number of all.
+
+    A silence of all shards is listed once, with the shard None.
+    """
+    whole = hours.groupBy("start_ns").sum("messages").toDF("start_ns", "messages")
+    everywhere = _silent(whole.selectExpr("cast(null as int) as shard", "*"), end_ns)
+    single = _silent(hours.select("shard", "start_ns", "messages"), end_ns)
+    single = single.join(everywhere, ["low_ns", "next_ns"], "left_anti")
+    found = everywhere.unionByName(single).cache()
+    try:
+        largest = found.orderBy("expected", "low_ns", "shard", ascending=[False, True, True])
+        gaps = [
+            {"shard": row["shard"], "start_ns": row["low_ns"]}
+            | {"hours": (row["next_ns"] - row["low_ns"]) // HOUR_NS}
+            | {"expected_messages": row["expected"]}
+            for row in largest.limit(MAX_GAPS).collect()
+        ]
+        return gaps, found.count()
+    finally:
+        found.unpersist()
+
+
+def _silent(hours: DataFrame, end_ns: int) -> DataFrame:
+    """Return (shard, low_ns, next_ns, expected) of the gaps between the hours with messages."""
+
+    def gaps_of(rows: pa.Table) -> pa.Table:
+        starts, messages = (
+            rows[name].combine_chunks().to_numpy() for name in ("start_ns", "messages")
+        )
+        found = silences(starts, messages, end_ns)
+        columns = zip(*found, strict=True) if found else ([], [], [])
+        shards = [rows["shard"][0].as_py()] * len(found)
+        return pa.table([shards, *map(list, columns)], schema=_GAPS)
+
+    return hours.groupBy("shard").applyInArrow(gaps_of, from_arrow_schema(_GAPS))
+
+
+def _ranking(session: SparkSession, groups: DataFrame, *keys: str) -> Figures:
+    """Return the largest names by messages, and what the others have together."""
+    cut = [
+        f"if(char_length({key}) > {MAX_NAME_CHARS},"
+        f" concat(substring({key}, 1, {MAX_NAME_CHARS}), '…'), {key}) as {key}"
+        for key in keys
+    ]
+    figures = ("messages", "payload_bytes", "first_ns", "last_ns")
+    order = ", ".join(keys)
+    found = session.sql(
+        _LARGEST.replace("{keys}", order), groups=groups.select(*keys, *figures), limit=MAX_NAMES
+    )
+    rows = [
+        row.asDict()
+        for row in found.selectExpr(*cut, *figures, "names", "total", "total_bytes").collect()
+    ]
+    names, total, total_bytes = (
+        (rows[0]["names"], rows[0]["total"], rows[0]["total_bytes"]) if rows else (0, 0, 0)
+    )
+    top = [{name: row[name] for name in (*keys, *figures)} for row in rows]
     return {
-        "count": ranking.names,
-        "messages": ranking.messages,
-        "top": [_named(each, keys) for each in ranking.top],
-        "others": ranking.other_names,
-        "others_messages": ranking.other_messages,
-        "others_payload_bytes": ranking.other_bytes,
+        "count": names,
+        "messages": total,
+        "top": top,
+        "others": names - len(top),
+        "others_messages": total - sum(row["messages"] for row in top),
+        "others_payload_bytes": total_bytes - sum(row["payload_bytes"] for row in top),
     }
 
 
-def _named(named: RankedName, keys: Sequence[str]) -> dict[str, Any]:
-    # Cut off where a page cuts them off; the escapes of JSON are enough here.
-    cut = (name[:MAX_NAME_CHARS] for name in named.names)
+def lateness_of(session: SparkSession, messages: DataFrame, axis: Axis) -> Figures:
+    """Return the time from the timestamps of messages to their commits.
+
+    ``messages`` have ``ts``, ``committed_ns`` and ``source``, null where the commit is gone.
+    """
+    found = session.sql(
+        _LATENESS.replace(
+            "{edges}", f"array({', '.join(f'{int(e * NS_PER_S)}L' for e in EDGES_S)})"
+        ),
+        rows=messages,
+        client=LIVE[0],
+        gossip=LIVE[1],
+        first=axis.first_ns,
+        last=axis.last_ns,
+        step=axis.step_ns,
+    ).collect()
+    live = [row for row in found if row["is_live"]]
+    classes = {row["class"]: row["messages"] for row in live if row["class"] is not None}
+    by_source = {row["source"]: row for row in found if row["by_source"]}
+    unknown = by_source.pop(None, None)
     return {
-        **dict(zip(keys, cut, strict=True)),
-        "messages": named.messages,
-        "payload_bytes": named.payload_bytes,
-        "first": time_text(named.first_ns),
-        "last": time_text(named.last_ns),
-    }
-
-
-def _compared(compared: ArchiveComparison) -> dict[str, Any]:
-    return {
-        "hours": compared.hours,
-        "differing": compared.count,
-        "listed": [
-            {"start": time_text(each.start_ns), "archive": each.archive, "database": each.database}
-            for each in compared.listed
-        ],
-    }
-
-
-def _audited(found: Completeness) -> dict[str, Any]:
-    return {
-        "channels": found.channels,
-        "missing": found.missing,
-        "incomplete": found.incomplete,
-        "faults": found.faults,
-        "claims_untrue": found.untrue,
-        "least_complete": [
-            {
-                "channel": each.channel[:MAX_NAME_CHARS],
-                "messages": each.messages,
-                "missing": each.missing,
-                "incomplete": each.incomplete,
-                "complete_up_to": _maybe_time(each.complete_ns),
-                "missing_since": _maybe_time(each.since_ns),
-                "naming_senders": each.senders,
-                "named_by": [name and name[:MAX_NAME_CHARS] for name in each.named],
-            }
-            for each in found.pasts
-        ],
-    }
-
-
-def _maybe_time(ns: int | None) -> str | None:
-    return None if ns is None else time_text(ns)
-
-
-def _arrivals(arrivals: LatenessSummary) -> dict[str, Any]:
-    return {
-        "unknown": arrivals.unknown,
-        "sources": {source: _lateness(each) for source, each in sorted(arrivals.sources.items())},
+        "unknown": 0 if unknown is None else unknown["messages"],
+        "sources": {source: _late(row) for source, row in sorted(by_source.items())},
         "classes": [
-            {"up_to_s": edge, "messages": messages}
-            for edge, messages in zip([*EDGES_S, None], arrivals.classes, strict=True)
+            {"up_to_s": edge, "messages": classes.get(number, 0)}
+            for number, edge in enumerate([*EDGES_S, None])
         ],
         "steps": [
-            {"start": time_text(start), **_lateness(each)}
-            for start, each in sorted(arrivals.steps.items())
+            {"start_ns": row["step_ns"], **_late(row)}
+            for row in sorted(live, key=lambda row: row["step_ns"] or 0)
+            if row["step_ns"] is not None
         ],
     }
 
 
-def _lateness(lateness: Lateness) -> dict[str, Any]:
+def _late(row: Row) -> Figures:
+    median, p90, p99 = (each / NS_PER_S for each in row["quantiles"])
     return {
-        "messages": lateness.messages,
-        "median_s": lateness.median_s,
-        "p90_s": lateness.p90_s,
-        "p99_s": lateness.p99_s,
-        "most_s": lateness.most_s,
+        "messages": row["messages"],
+        "median_s": median,
+        "p90_s": p90,
+        "p99_s": p99,
+        "most_s": row["most_ns"] / NS_PER_S,
     }
 
 
-def _place(place: Place) -> dict[str, Any]:
-    outlook = place.outlook
+def outlook_of(
+    name: str, messages_by_day: Mapping[int, int], stored_bytes: int, limits: Limits
+) -> Figures:
+    """Return the size of an archive or a database, its daily growth, and a forecast.
+
+    The oldest and the newest day are left out of the mean, since they may not be whole, and so are
+    days far from all others. ``bytes_under_retention`` is what the retention by age leaves in the
+    long run, ``days_under_retention_size`` how far that by size reaches back, each by itself.
+    ``full_in_days`` is when the disk is full under both; None: never, or nothing is known.
+    """
+    total = sum(messages_by_day.values())
+    oldest, newest = usual_days(messages_by_day) if total else (0, 0)
+    first = max(oldest + 1, newest - OUTLOOK_DAYS)
+    days = max(0, newest - first)
+    counted = sum(count for day, count in messages_by_day.items() if first <= day < newest)
+    a_day = counted / days if days else 0.0
+    bytes_a_day = a_day * stored_bytes / total if total else 0.0
+    by_age = by_size = full = None
+    if days and limits.retention_ns is not None:
+        # Partitions are days: the oldest is dropped when all of it is too old.
+        by_age = bytes_a_day * (limits.retention_ns / DAY_NS + 1)
+    if bytes_a_day and limits.retention_bytes is not None:
+        by_size = limits.retention_bytes / bytes_a_day
+    if bytes_a_day and limits.disk_bytes is not None:
+        bounds = (by_age, limits.retention_bytes)
+        if not any(each is not None and each <= limits.disk_bytes for each in bounds):
+            full = max(0.0, (limits.disk_bytes - stored_bytes) / bytes_a_day)
+    size = limits.retention_bytes
     return {
-        "name": place.name,
-        "messages": outlook.messages,
-        "stored_bytes": outlook.stored_bytes,
-        "mean_of_days": outlook.days,
-        "messages_a_day": outlook.messages_a_day,
-        "bytes_a_day": outlook.bytes_a_day,
-        "bytes_under_retention": outlook.age_bytes,
-        "days_under_retention_size": outlook.size_days,
-        "size_drops_first": outlook.drops_by_size(place.limits),
-        "full_in_days": outlook.full_in_days,
+        "name": name,
+        "messages": total,
+        "stored_bytes": stored_bytes,
+        "mean_of_days": days,
+        "messages_a_day": a_day,
+        "bytes_a_day": bytes_a_day,
+        "retention_days": None
+        if limits.retention_ns is None
+        else limits.retention_ns / NS_PER_S / DAY_S,
+        "retention_bytes": size,
+        "disk_bytes": limits.disk_bytes,
+        "bytes_under_retention": by_age,
+        "days_under_retention_size": by_size,
+        "size_drops_first": size is not None and (by_age is None or size < by_age),
+        "full_in_days": full,
     }
 
 
-def _peer(peer: ReportedPeer) -> dict[str, Any]:
+def completeness_of(found: AuditReport) -> Figures:
+    """Return the result of an audit: the least complete channels, and the first missing parents."""
+    counts = found.counts
     return {
-        "name": peer.name,
-        "connected": peer.connected,
-        "last_sync": time_text(peer.last_sync_ns) if peer.last_sync_ns else None,
-        "failures": peer.failures,
-        "last_error": peer.last_error,
-        "lacks": peer.lacks,
-        "has": peer.has,
+        "channels": counts["channels"],
+        "missing": counts["missing"],
+        "incomplete": counts["incomplete"],
+        "faults": counts["violations"] + counts["cycles"] + counts["conflicts"],
+        "least_complete": [
+            {name: each[name] for name in ("channel", "messages", "missing", "incomplete")}
+            | {
+                "complete_up_to_ns": each["last_complete"] and each["last_complete"]["ts"],
+                "missing_since_ns": each["missing_since"],
+                "naming_senders": each["naming_senders"],
+                "named_by": each["named_by"],
+            }
+            for each in found.channels
+        ],
+        "missing_parents": [
+            {name: each[name] for name in ("channel", "message_id", "named_by", "sender", "hint")}
+            | {"first_named_by": each["first_named_by"], "since_ns": each["ts"]}
+            for each in found.missing
+        ],
     }
+
+
+def to_json(value: Any) -> Any:  # noqa: ANN401 - any figure
+    """Return figures for JSON: times as RFC 3339, under names without ``_ns``."""
+    if isinstance(value, dict):
+        return {
+            name.removesuffix("_ns"): time_text(each)
+            if name.endswith("_ns") and each is not None
+            else to_json(each)
+            for name, each in value.items()
+        }
+    if isinstance(value, list):
+        return [to_json(each) for each in value]
+    return value

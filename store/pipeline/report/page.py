@@ -1,371 +1,265 @@
-"""The page of a report: HTML that needs nothing but itself, with every figure also as a table.
+"""The page of a report: one HTML file, with every figure also in a table.
 
-What strangers have named passes `pipeline.report.names.shown` and then Jinja's escaping; only what
-is drawn here is put in as it is. No script runs, and the page's own policy forbids it to load any
-resource.
+Names that strangers chose pass `store.pipeline.report.text.shown` and then Jinja's escaping. No
+script runs, and the page's own policy forbids it to load any resource.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from store.pipeline.limits import DAY_NS, HOUR_NS
-from store.pipeline.report import names, plots
-from store.pipeline.report.arrivals import EDGES_S, LatenessSummary
-from store.pipeline.report.figures import ChannelPast, Completeness, Gathered, Place
-from store.pipeline.report.findings import (
-    FAR_DAYS,
-    compared_finding,
-    completeness_finding,
-    findings_of,
-    gap_finding,
-    lateness_finding,
-    outlook_finding,
-    peers_finding,
-)
-from store.pipeline.report.limits import MAX_PEERS, OUTLOOK_DAYS, TOP
-from store.pipeline.report.rendering import rendered
-from store.pipeline.report.traffic import RankedName, Ranking, Traffic
+from store.pipeline.report import charts, text
+from store.pipeline.report.figures import EDGES_S, OUTLOOK_DAYS, Figures, axis_in
+from store.pipeline.report.text import count, shard_name, shown, size, span, time
 from storenode.message.limits import NS_PER_S
 
-_TEMPLATE: Final = "page.html"
-_NONE: Final = "\N{EN DASH}"
-_FIRST: Final = "; drops first"
-_LATER: Final = "; has nothing left to drop"
-"""Which of two kinds of retention comes to an end of the history, and which never does."""
+GOOD: Final = "good"
+WARNING: Final = "warning"
+NOTE: Final = "note"
+MAX_PEERS: Final = 100
+_TOP: Final = 15
+"""Rows of a table that are shown at once; the others are folded away."""
+
+_LATE_S: Final = 60.0
+_LATE_SHARE: Final = 0.05
+"""From this share on, messages that are later than `_LATE_S` are a warning."""
+
+_SOON_DAYS: Final = 14
+_FAR_DAYS: Final = 3_650
+"""A disk that is full within so many days is a warning; a later date than this is not reported."""
 
 
-@dataclass(frozen=True, slots=True)
-class Bar:
-    """A row of a ranking: its names, its traffic, and its share of the largest row, from 0 to 1."""
+class ReportFinding(NamedTuple):
+    """A sentence of a report: good, a warning or a note; ``part`` is the section it links to."""
 
-    names: tuple[str, ...]
-    messages: str
-    share: str
-    payload: str
-    last: str
-    length: float
+    kind: str
+    text: str
+    part: str
 
 
-def page_of(gathered: Gathered) -> str:
+def page_of(figures: Figures) -> str:
     """Return the report as HTML."""
-    return rendered(_TEMPLATE, _context(gathered))
-
-
-def _context(gathered: Gathered) -> Mapping[str, Any]:
-    traffic = gathered.traffic
-    return {
-        "gathered": gathered,
-        "title": names.shown(gathered.name),
-        "made": names.time(gathered.made_ns),
-        "findings": findings_of(gathered),
-        "tiles": _tiles(gathered),
-        "traffic": None if traffic is None else _traffic(traffic),
-        "gaps": None if traffic is None else _gaps(gathered, traffic),
-        "lateness": None if traffic is None else _lateness(gathered.arrivals, traffic),
-        "growth": None if traffic is None else _growth(gathered, traffic),
-        "peers": None if gathered.node is None else _peers(gathered),
-        "pasts": None if gathered.completeness is None else _pasts(gathered.completeness),
-        "names": names,
-        "shown_rows": TOP,
-    }
-
-
-def _tiles(gathered: Gathered) -> list[tuple[str, str]]:
-    traffic = gathered.traffic
-    if traffic is None:
-        return []
-    tiles = [
-        (f"{traffic.messages:,}", "messages"),
-        (names.size(traffic.payload_bytes), "of payload"),
-        (f"{traffic.channels.names:,}", "SDS channels"),
-        (f"{traffic.topics.names:,}", "content topics"),
-        (f"{traffic.gap_count:,}", "gaps"),
-    ]
-    if gathered.completeness is not None:
-        tiles.append((f"{gathered.completeness.missing:,}", "missing parents"))
-    if gathered.compared is not None:
-        tiles.append((f"{gathered.compared.count:,}", "hours that differ"))
-    return tiles
-
-
-def _traffic(traffic: Traffic) -> dict[str, Any]:
-    axis = traffic.axis
-    busiest = max(traffic.steps, key=lambda start: (traffic.steps[start], -start))
-    step = _step(axis.step_ns)
-    return {
-        "title": f"The busiest {step} began {names.time(busiest)}, with"
-        f" {names.count(traffic.steps[busiest], 'message')}",
-        "step": step,
-        "drawing": _markup(plots.draw_steps(traffic)),
-        "steps": [(names.time(start), f"{traffic.steps.get(start, 0):,}") for start in axis.starts],
-        "channels": _bars(traffic.channels)[:TOP],
-        "more_channels": _more(traffic.channels),
-        "channels_title": _leading(traffic.channels, "channel", "SDS messages"),
-        "topics": _bars(traffic.topics)[:TOP],
-        "more_topics": _more(traffic.topics),
-        "topics_title": _leading(traffic.topics, "content topic", "messages"),
-        "not_sds": traffic.not_sds,
-        "ranked": traffic.channels,
-        "ranked_topics": traffic.topics,
-    }
-
-
-def _leading(ranking: Ranking, what: str, messages: str) -> str:
-    """Return the title of a ranking, which says the share of the first."""
-    if not ranking.top:
-        return f"No {what} has messages"
-    if ranking.names == 1:
-        return f"One {what} has all {messages}"
-    share = ranking.top[0].messages / ranking.messages
-    return f"The largest of {ranking.names:,} {what}s has {share:.0%} of the {messages}"
-
-
-def _bars(ranking: Ranking) -> list[Bar]:
-    most = max((each.messages for each in ranking.top), default=1)
-    total = max(1, ranking.messages)
-    return [_bar(each, most, total) for each in ranking.top]
-
-
-def _more(ranking: Ranking) -> list[tuple[str, str, str]]:
-    """Return the rows that are listed and not drawn as bars."""
-    bars = _bars(ranking)[TOP:]
-    return [(" · ".join(reversed(each.names)), each.messages, each.last) for each in bars]
-
-
-def _bar(named: RankedName, most: int, total: int) -> Bar:
-    return Bar(
-        tuple(names.shown(name) for name in named.names),
-        f"{named.messages:,}",
-        f"{named.messages / total:.1%}",
-        names.size(named.payload_bytes),
-        names.time(named.last_ns),
-        round(100 * named.messages / most, 1),
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        extensions=["jinja2.ext.do"],
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
+    filters = (text.shown, text.shard_name, text.size, text.span, text.time)
+    environment.filters |= {each.__name__: each for each in filters}
+    environment.filters |= {"number": lambda value: f"{value:,.0f}", "percent": "{:.1%}".format}
+    environment.globals |= {"count": text.count, "top": _TOP, "hour_ns": HOUR_NS}
+    found = findings_of(figures)
+    context = {**figures, "findings": found, "parts": {each.part: each for each in reversed(found)}}
+    if figures["traffic"] is not None:
+        context |= _drawn(figures)
+    return environment.get_template("page.html").render(context) + "\n"
 
 
-def _gaps(gathered: Gathered, traffic: Traffic) -> dict[str, Any]:
-    compared = gathered.compared
+def _drawn(figures: Figures) -> dict[str, Any]:
+    """Return the charts, which contain nothing that strangers chose, and what belongs to them."""
+    traffic, lateness, compared = (figures[name] for name in ("traffic", "lateness", "compared"))
+    axis = axis_in(traffic)
+    rate = figures["places"][0]["messages_a_day"]
+    ahead_days = min(OUTLOOK_DAYS, max(1, (axis.last_ns - axis.first_ns) // DAY_NS))
+    differing = [] if compared is None else compared["listed"]
+    drawn = {
+        "steps": charts.draw_steps(traffic),
+        "growth": charts.draw_growth(traffic, rate, ahead_days),
+        "heat": charts.draw_heat(traffic, differing),
+    }
+    labels = ["before its time", *(f"≤ {span(edge)}" for edge in EDGES_S[1:])]
+    labels.append(f"> {span(EDGES_S[-1])}")
+    if lateness is not None and (live := live_messages(lateness)):
+        shares = [each["messages"] / live for each in lateness["classes"]]
+        drawn["classes"] = charts.draw_classes(labels, shares)
+    if lateness is not None and lateness["steps"]:
+        drawn["lateness"] = charts.draw_lateness(lateness, traffic)
+    shards = {cell["shard"]: [0, 0] for cell in traffic["cells"]}
+    for cell in traffic["cells"]:
+        shards[cell["shard"]][0] += cell["messages"]
+        shards[cell["shard"]][1] += cell["active_hours"]
     return {
-        "title": gap_finding(traffic).text,
-        "drawing": _markup(plots.draw_heat(traffic, compared)),
-        "step": _step(traffic.axis.step_ns),
-        "levels": plots.level_edges(traffic),
-        "listed": [
-            (
-                names.shard_name(gap.shard),
-                names.time(gap.start_ns),
-                names.time(gap.end_ns),
-                f"{gap.hours:,}",
-                f"{gap.expected:,}",
-            )
-            for gap in traffic.gaps
-        ],
-        "count": traffic.gap_count,
-        "compared": None if compared is None else compared_finding(compared).text,
-        "differing": []
-        if compared is None
-        else [
-            (names.time(each.start_ns), f"{each.archive:,}", f"{each.database:,}")
-            for each in compared.listed
-        ],
-        "differing_count": 0 if compared is None else compared.count,
-        "shards": [_shard(traffic, shard) for shard in traffic.shards],
+        "charts": {name: Markup(chart) for name, chart in drawn.items()},  # noqa: S704 - see above
+        "levels": charts.level_edges(traffic),
+        "labels": labels,
+        "ahead_days": ahead_days if rate else 0,
+        "hours": (axis.last_ns - axis.first_ns) // HOUR_NS,
+        "shards": sorted(shards.items()),
+        "step": span(axis.step_ns / NS_PER_S),
+        "busiest": max(traffic["steps"], key=lambda each: each["messages"]),
     }
 
 
-def _shard(traffic: Traffic, shard: int) -> tuple[str, str, str, str]:
-    cells = {start: cell for (start, at), cell in traffic.cells.items() if at == shard}
-    hours = sum(cell.active_hours for cell in cells.values())
-    messages = sum(cell.messages for cell in cells.values())
-    silent = (traffic.axis.last_ns - traffic.axis.first_ns) // HOUR_NS - hours
-    return names.shard_name(shard), f"{messages:,}", f"{hours:,}", f"{silent:,}"
+def live_messages(lateness: Figures) -> int:
+    """Return the number of messages that clients and gossip brought."""
+    return sum(each["messages"] for each in lateness["classes"])
 
 
-def _lateness(arrivals: LatenessSummary | None, traffic: Traffic) -> dict[str, Any] | None:
-    if arrivals is None:
-        return None
-    labels = plots.lateness_labels(EDGES_S)
-    live = max(1, arrivals.live)
-    shares = [messages / live for messages in arrivals.classes]
-    return {
-        "title": lateness_finding(arrivals).text,
-        "classes": _markup(plots.draw_classes(labels, shares)) if arrivals.live else None,
-        "steps": _markup(plots.draw_lateness(arrivals, traffic.axis)) if arrivals.steps else None,
-        "step": _step(traffic.axis.step_ns),
-        "counts": [
-            (label, f"{messages:,}", f"{share:.2%}")
-            for label, messages, share in zip(labels, arrivals.classes, shares, strict=True)
-        ],
-        "quantiles": [
-            (
-                names.time(start),
-                f"{each.messages:,}",
-                *_spans(each.median_s, each.p90_s, each.p99_s),
-            )
-            for start, each in sorted(arrivals.steps.items())
-        ],
-        "sources": [
-            (
-                source,
-                f"{each.messages:,}",
-                *_spans(each.median_s, each.p90_s, each.p99_s, each.most_s),
-            )
-            for source, each in sorted(arrivals.sources.items())
-        ],
-        "unknown": arrivals.unknown,
-    }
+def findings_of(figures: Figures) -> list[ReportFinding]:
+    """Return all findings, warnings first."""
+    found = list(_findings(figures))
+    return sorted(found, key=lambda each: (WARNING, GOOD, NOTE).index(each.kind))
 
 
-def _spans(*seconds: float) -> tuple[str, ...]:
-    return tuple(names.span(each) for each in seconds)
-
-
-def _growth(gathered: Gathered, traffic: Traffic) -> dict[str, Any]:
-    first = gathered.places[0].outlook
-    ahead = min(OUTLOOK_DAYS, max(1, (traffic.axis.last_ns - traffic.axis.first_ns) // DAY_NS))
-    newest = sorted(traffic.days.items())[-OUTLOOK_DAYS:]
-    return {
-        "title": " ".join(outlook_finding(place).text for place in gathered.places),
-        "drawing": _markup(plots.draw_growth(traffic, first.messages_a_day, ahead)),
-        "ahead": names.count(ahead, "day") if first.messages_a_day else None,
-        "days": [
-            (names.day(day), f"{messages:,}", names.size(size)) for day, (messages, size) in newest
-        ],
-        "places": [(place.name, _outlook(gathered, place)) for place in gathered.places],
-    }
-
-
-def _outlook(gathered: Gathered, place: Place) -> list[tuple[str, str]]:
-    outlook, limits = place.outlook, place.limits
-    rows = [
-        ("Held now", f"{outlook.messages:,} messages, {names.size(outlook.stored_bytes)}"),
-        ("Bytes a message", _maybe(_each(outlook.stored_bytes, outlook.messages), names.size)),
-    ]
-    if outlook.days:
-        rows.append(
-            (
-                f"Gained a day (mean of {names.count(outlook.days, 'day')})",
-                f"{outlook.messages_a_day:,.0f} messages, {names.size(outlook.bytes_a_day)}",
-            )
+def _findings(figures: Figures) -> Iterator[ReportFinding]:
+    if figures["completeness"] is not None:
+        yield completeness_finding(figures["completeness"])
+    traffic = figures["traffic"]
+    if traffic is None:
+        yield ReportFinding(
+            WARNING, f"{shown(figures['name'])} holds no messages of this time.", "top"
         )
-    both = None not in (limits.retention_ns, limits.retention_bytes) and outlook.days
-    order = (_LATER, _FIRST) if outlook.drops_by_size(limits) else (_FIRST, _LATER)
-    by_age, by_size = order if both else ("", "")
-    if limits.retention_ns is not None:
-        age = names.span(limits.retention_ns / NS_PER_S)
-        effect = _maybe(outlook.age_bytes, lambda size: f"would settle at {names.size(size)}")
-        rows.append((f"By age, a retention of {age}", effect + by_age))
-    if limits.retention_bytes is not None:
-        size = names.given_size(limits.retention_bytes)
-        effect = _maybe(outlook.size_days, lambda days: f"reaches back {names.count(days, 'day')}")
-        rows.append((f"By size, a retention of {size}", effect + by_size))
-    if limits.disk_bytes is not None:
-        disk = names.given_size(limits.disk_bytes)
-        rows.append((f"A disk of {disk}", _fills(gathered, place)))
-    return rows
+    else:
+        yield gap_finding(traffic)
+    if figures["compared"] is not None:
+        yield compared_finding(figures["compared"])
+    if figures["lateness"] is not None:
+        yield lateness_finding(figures["lateness"])
+    yield from map(outlook_finding, figures["places"])
+    if figures["node"] is not None:
+        yield peers_finding(figures)
+    if traffic is not None and traffic["not_drawn"]:
+        messages = count(traffic["not_drawn"], "message")
+        sentence = f"{messages} with a timestamp far from all others: counted, and not drawn."
+        yield ReportFinding(NOTE, sentence, "traffic")
 
 
-def _each(total: int, number: int) -> float | None:
-    return total / number if number else None
+def gap_finding(traffic: Figures) -> ReportFinding:
+    """Return the finding on silent hours of shards."""
+    if not traffic["gap_count"]:
+        text = "No shard was silent for longer than its traffic explains."
+        return ReportFinding(GOOD, text, "gaps")
+    worst = traffic["gaps"][0]
+    text = (
+        f"{count(traffic['gap_count'], 'gap')}: the greatest in {shard_name(worst['shard'])},"
+        f" {count(worst['hours'], 'hour')} from {time(worst['start_ns'])}, where about"
+        f" {count(worst['expected_messages'], 'message')} would have been usual."
+    )
+    return ReportFinding(WARNING, text, "gaps")
 
 
-def _maybe(value: float | None, text: Callable[[float], str]) -> str:
-    return "unknown" if value is None else text(value)
+def completeness_finding(found: Figures) -> ReportFinding:
+    """Return the finding on missing parents and incomplete pasts."""
+    part = "completeness"
+    if not found["channels"]:
+        return ReportFinding(NOTE, "No message is one of SDS, so none names others.", part)
+    if not (found["missing"] or found["incomplete"] or found["faults"]):
+        channels = count(found["channels"], "channel")
+        return ReportFinding(
+            GOOD, f"Every message that another names is held, in {channels}.", part
+        )
+    since = ""
+    dated = [each for each in found["least_complete"] if each["missing_since_ns"] is not None]
+    if dated:
+        first = min(dated, key=lambda each: int(each["missing_since_ns"]))
+        since = f", first named {time(first['missing_since_ns'])} in {shown(first['channel'])}"
+    past = f"; {count(found['incomplete'], 'message')} with an incomplete past"
+    faults = f"; {count(found['faults'], 'contradiction')}" if found["faults"] else ""
+    verb = "is" if found["missing"] == 1 else "are"
+    missing = f"{count(found['missing'], 'message')} that others name as parents {verb} missing"
+    return ReportFinding(WARNING, f"{missing}{since}{past}{faults}.", part)
 
 
-def _fills(gathered: Gathered, place: Place) -> str:
-    outlook = place.outlook
-    if not outlook.days:
-        return "unknown"
-    if outlook.full_in_days is None:
-        return "is never full"
-    if not outlook.full_in_days:
-        return "is full"
-    if outlook.full_in_days > FAR_DAYS:
-        return "is not full within ten years"
-    day = gathered.made_ns // DAY_NS + int(outlook.full_in_days)
-    return f"is full in {names.count(outlook.full_in_days, 'day')}, {names.day(day)}"
+def compared_finding(compared: Figures) -> ReportFinding:
+    """Return the finding on the hours that differ between archive and database."""
+    hours, differing = count(compared["hours"], "hour"), compared["differing"]
+    if not compared["hours"]:
+        text = "The database holds no hour that is over, to compare the archive with."
+        return ReportFinding(NOTE, text, "gaps")
+    if not differing:
+        return ReportFinding(GOOD, f"The archive holds {hours} of the database exactly.", "gaps")
+    verb = "is" if differing == 1 else "are"
+    text = f"{differing:,} of {hours} of the database {verb} not the same in the archive."
+    return ReportFinding(WARNING, text, "gaps")
 
 
-def _pasts(found: Completeness) -> dict[str, Any]:
-    bad = [each for each in found.pasts if each.missing or each.incomplete]
-    # Of each channel the first row of the table of what is missing.
-    lost = {each.channel: row for row, each in reversed([*enumerate(found.lost, 1)])}
-    return {
-        "title": completeness_finding(found).text,
-        "rows": [
-            (
-                names.shown(each.channel),
-                "nowhere" if each.complete_ns is None else names.time(each.complete_ns),
-                f"{each.missing:,}",
-                _NONE if each.since_ns is None else names.time(each.since_ns),
-                _senders(each),
-                f"{each.incomplete:,} of {each.messages:,}",
-                lost.get(each.channel),
-            )
-            for each in bad
-        ],
-        "whole": found.channels - len(bad),
-        "cut": len(bad) == len(found.pasts) < found.channels,
-        "lost": [
-            (
-                names.shown(each.message_id),
-                names.shown(each.channel),
-                _NONE if each.since_ns is None else names.time(each.since_ns),
-                _NONE if each.first is None else names.shown(each.first),
-                _NONE if each.sender is None else names.shown(each.sender),
-                f"{each.named_by:,}",
-            )
-            for each in found.lost
-        ],
-        "lost_count": found.missing,
-    }
+def lateness_finding(lateness: Figures) -> ReportFinding:
+    """Return the finding on the lateness of new messages."""
+    live = live_messages(lateness)
+    if not live:
+        text = "Of no message is it known when a client or gossip brought it."
+        return ReportFinding(NOTE, text, "lateness")
+
+    def within(seconds: float) -> float:
+        classes = lateness["classes"][: EDGES_S.index(seconds) + 1]
+        share: float = sum(each["messages"] for each in classes) / live
+        return share
+
+    late = 1 - within(_LATE_S)
+    latest = f", and {late:.1%} later than {span(_LATE_S)}" if late else ""
+    text = (
+        f"{within(1.0):.1%} of {count(live, 'message')} that clients and gossip brought were stored"
+        f" within a second of their timestamp{latest}."
+    )
+    return ReportFinding(WARNING if late >= _LATE_SHARE else GOOD, text, "lateness")
 
 
-def _senders(past: ChannelPast) -> str:
-    listed = ", ".join("(no sender)" if each is None else names.shown(each) for each in past.named)
-    more = past.senders - len(past.named)
-    return f"{listed} and {more:,} more" if more else listed or _NONE
+def outlook_finding(place: Figures) -> ReportFinding:
+    """Return the finding on the growth of an archive or a database."""
+    name = place["name"][:1].upper() + place["name"][1:]
+    if not place["mean_of_days"]:
+        text = f"{name} has no whole day yet, so its growth is unknown."
+        return ReportFinding(NOTE, text, "growth")
+    gains = (
+        f"{name} gains {count(place['messages_a_day'], 'message')} and"
+        f" {size(place['bytes_a_day'])} a day"
+    )
+    full = place["full_in_days"]
+    if full is None:
+        return ReportFinding(NOTE, f"{gains}{_retention(place)}.", "growth")
+    if full > _FAR_DAYS:
+        return ReportFinding(NOTE, f"{gains}, and its disk is not full within ten years.", "growth")
+    when = f"in {count(full, 'day')}" if full else "now"
+    kind = WARNING if full < _SOON_DAYS else NOTE
+    return ReportFinding(kind, f"{gains}, and its disk is full {when}.", "growth")
 
 
-def _peers(gathered: Gathered) -> dict[str, Any]:
-    return {
-        "title": peers_finding(gathered).text,
-        "left_out": max(0, gathered.peer_count - MAX_PEERS),
-        "rows": [
-            (
-                names.shown(each.name),
-                "yes" if each.connected else "no",
-                names.time(each.last_sync_ns) if each.last_sync_ns else "never",
-                _ago(gathered.made_ns - each.last_sync_ns) if each.last_sync_ns else "",
-                f"{each.lacks:,}" if each.last_sync_ns else _NONE,
-                f"{each.has:,}" if each.last_sync_ns else _NONE,
-                f"{each.failures:,}",
-                names.shown(each.last_error, "") if each.failures else "",
-            )
-            for each in gathered.peers
-        ],
-    }
+def _retention(place: Figures) -> str:
+    """Return which retention drops messages: the one that is reached first."""
+    if place["size_drops_first"] and place["days_under_retention_size"] is not None:
+        back = count(place["days_under_retention_size"], "day")
+        limit = size(place["retention_bytes"])
+        return f"; the retention by size ({limit}) drops what is older than about {back}"
+    if place["bytes_under_retention"] is not None:
+        age = count(place["retention_days"], "day")
+        remaining = size(place["bytes_under_retention"])
+        return f"; the retention by age drops what is older than {age}, and leaves {remaining}"
+    return ""
 
 
-def _ago(length_ns: int) -> str:
-    return f"{names.span(max(0, length_ns) / NS_PER_S)} before"
+def peers_finding(figures: Figures) -> ReportFinding:
+    """Return the finding on peers that have not reconciled with the node for long, or at all."""
+    peers = figures["peers"]
+    if not peers:
+        text = "The node has no peers, so nothing repairs its gaps."
+        return ReportFinding(NOTE, text, "peers")
+    total = count(figures["peer_count"], "peer")
+    failing = [shown(each["name"]) for each in peers if each["failures"]]
+    never = [shown(each["name"]) for each in peers if each["last_sync_ns"] is None]
+    failures = f" Failing: {_first_of(failing)}." if failing else ""
+    if never:
+        text = (
+            f"{len(never):,} of {total} never reconciled with the node since it started:"
+            f" {_first_of(never)}.{failures}"
+        )
+        return ReportFinding(WARNING, text, "peers")
+    age_ns = max(0, figures["made_ns"] - min(each["last_sync_ns"] for each in peers))
+    text = (
+        f"All {total} have reconciled with the node, the one longest ago"
+        f" {span(age_ns / NS_PER_S)} before this report.{failures}"
+    )
+    return ReportFinding(WARNING if failing or age_ns > DAY_NS else GOOD, text, "peers")
 
 
-def _step(length_ns: int) -> str:
-    """Return the length of a step as a noun."""
-    if length_ns < DAY_NS:
-        hours = length_ns // HOUR_NS
-        return "hour" if hours == 1 else f"{hours} hours"
-    days = length_ns // DAY_NS
-    return "day" if days == 1 else f"{days} days"
-
-
-def _markup(chart: str) -> Markup:
-    """Return a chart as it is: nothing in it was chosen by strangers."""
-    return Markup(chart)  # noqa: S704
+def _first_of(names: list[str]) -> str:
+    more = f" and {len(names) - 1:,} more" if len(names) > 1 else ""
+    return f"{names[0]}{more}"

@@ -1,52 +1,42 @@
-"""`report`: how a place has fared, as a page for people.
+"""`report`: an HTML page on an archive, or on a database.
 
-The messages are an archive's, or without one a database's. A database beside an archive adds what
-only it has: how late messages were stored, and which hours are not the same.
+A database beside an archive adds how late messages were stored, and which hours differ.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-import psycopg
 from pyspark.sql import SparkSession
 
-from store.domain.partitioning import Bounds
 from store.pipeline.audit.audit import AuditJob, audit
-from store.pipeline.audit.summary import AuditReport
-from store.pipeline.database import FOREVER, State, connected, read_state
+from store.pipeline.database import FOREVER, connected
 from store.pipeline.delta import DeltaArchive
 from store.pipeline.errors import SPARK_ERRORS, PipelineError, of_spark
+from store.pipeline.files import create, require_new
 from store.pipeline.fingerprints import NOTHING, Fingerprints, coarser, differing
 from store.pipeline.limits import DAY_NS, HOUR_NS, MAX_CONNECTIONS, MAX_LISTED
-from store.pipeline.message_sets import ArchiveMessages, DatabaseMessages, MessageSet
-from store.pipeline.paths import require_new
-from store.pipeline.progress import Say, shown, silent
-from store.pipeline.report.arrivals import LatenessSummary, arrivals_of
+from store.pipeline.message_sets import ArchiveMessages, DatabaseMessages
 from store.pipeline.report.figures import (
-    ArchiveComparison,
-    ChannelPast,
-    Completeness,
-    Difference,
-    Gathered,
-    MissingParent,
-    Place,
-    ReportedPeer,
+    Figures,
+    Limits,
+    axis_in,
+    completeness_of,
+    lateness_of,
+    outlook_of,
+    to_json,
+    traffic_of,
 )
-from store.pipeline.report.limits import MAX_PEERS
-from store.pipeline.report.outlook import Limits, outlook_of
-from store.pipeline.report.page import page_of
-from store.pipeline.report.traffic import Traffic, sized_messages, traffic_of
-from store.pipeline.writing import known_hours
+from store.pipeline.report.page import MAX_PEERS, page_of
+from store.pipeline.spark import Say, shown, silent
 
 _MODE: Final = 0o644
+_TRAFFIC: Final = ("ts", "shard", "pubsub_topic", "content_topic", "payload", "channel")
+_LATENESS: Final = ("ts", "committed_ns", "source")
 _STORED_BYTES: Final = """
 select coalesce(sum(pg_total_relation_size(c.oid)), 0)::bigint
 from pg_class c where c.relnamespace = 'storenode'::regnamespace and c.relkind = 'r'
@@ -57,9 +47,9 @@ from pg_class c where c.relnamespace = 'storenode'::regnamespace and c.relkind =
 class ReportJob:
     """An output, and a range of an archive or a database in nanoseconds, the end exclusive.
 
-    ``archive`` None: the report is on the database. ``limits`` are what is meant to be kept:
-    ``disk_bytes`` is of the archive if there is one. ``node`` names the node that ``peers`` were
-    requested from; None: there was none. ``audit``: look for causal gaps, too.
+    ``archive`` None: the report is on the database. ``limits`` are the retention limits, and the
+    disk of the archive if there is one. ``node`` names the node that reported the ``peers``.
+    ``audit``: look for causal gaps, too.
     """
 
     output: Path
@@ -69,7 +59,7 @@ class ReportJob:
     high_ns: int = FOREVER
     limits: Limits = field(default_factory=Limits)
     node: str | None = None
-    peers: Sequence[ReportedPeer] = ()
+    peers: Sequence[Figures] = ()
     connections: int = MAX_CONNECTIONS
     say: Say = silent
     audit: bool = True
@@ -79,7 +69,7 @@ class ReportJob:
 class PageReport:
     """The figures, and the page that was written."""
 
-    gathered: Gathered
+    figures: Figures
     output: Path
 
     @property
@@ -89,241 +79,124 @@ class PageReport:
 
     def as_json(self) -> dict[str, Any]:
         """Return the figures behind the page."""
-        return {"output": str(self.output), **self.gathered.as_json()}
+        return {"output": str(self.output), **to_json(self.figures)}
 
     def lines(self) -> list[str]:
         """Return where the page is."""
-        traffic = self.gathered.traffic
-        messages = 0 if traffic is None else traffic.messages
+        traffic = self.figures["traffic"]
+        messages = 0 if traffic is None else traffic["messages"]
         return [f"The report on {messages:,} messages is in {self.output}: open it in a browser."]
 
 
 def report(session: SparkSession, job: ReportJob) -> PageReport:
-    """Gather the figures and write the page, whole or not at all.
-
-    Raises:
-        PipelineError: the output is there already or cannot be written, or a place does not serve.
-    """
+    """Gather the figures and write the page, whole or not at all."""
     require_output(job.output)
     try:
-        gathering = _Gathering(session, job)
-        completeness = gathering.audited() if job.audit else None
-        with shown(session, job.say, "report"):
-            gathered = gathering.gather(completeness)
+        figures = _gathered(session, job)
     except SPARK_ERRORS as error:
         raise of_spark(error) from error
-    _write(job.output, page_of(gathered))
-    return PageReport(gathered, job.output)
+    _write(job.output, page_of(figures))
+    return PageReport(figures, job.output)
 
 
 def require_output(output: Path) -> None:
-    """Raise unless the page can be written.
-
-    Raises:
-        PipelineError: as `store.pipeline.paths.require_new`.
-    """
+    """Raise unless the page can be written."""
     require_new(output, "the report")
 
 
-class _Gathering:
-    def __init__(self, session: SparkSession, job: ReportJob) -> None:
-        self._session = session
-        self._job = job
-        self._archive = None if job.archive is None else job.archive.open()
-        self._state: State | None = None
-        self._stored_bytes = 0
-        self._lacking_ns = FOREVER
-        if job.url is not None:
-            with connected(job.url) as connection:
-                self._state = read_state(connection)
-                self._stored_bytes = _stored_bytes(connection)
-
-    def audited(self) -> Completeness:
-        """Return the result of an audit of the same messages."""
-        job = self._job
-        work = AuditJob(self._messages(), job.low_ns, job.high_ns, say=job.say)
-        found = audit(self._session, work)
-        return completeness_of(found)
-
-    def gather(self, completeness: Completeness | None) -> Gathered:
-        """Gather all other figures."""
-        job = self._job
-        compared = self._compared()
-        traffic = self._traffic(compared)
-        return Gathered(
-            "the database" if self._archive is None else self._archive.path,
-            time.time_ns(),
-            traffic,
-            compared,
-            self._arrivals(traffic),
-            tuple(self._places()),
-            completeness,
-            job.node,
-            tuple(job.peers[:MAX_PEERS]),
-            len(job.peers),
-        )
-
-    def _messages(self) -> MessageSet:
-        if self._archive is not None:
-            return ArchiveMessages(self._session, self._archive)
-        url, connections = self._job.url, self._job.connections
-        assert url is not None
-        return DatabaseMessages(self._session, url, "the database", connections)
-
-    def _traffic(self, compared: ArchiveComparison | None) -> Traffic | None:
-        rows = sized_messages(self._messages(), self._job.low_ns, self._job.high_ns)
-        return traffic_of(rows, self._end_ns(compared))
-
-    def _end_ns(self, compared: ArchiveComparison | None) -> int:
-        """Return the time up to which all messages are here.
-
-        Of an archive it is that of its newest commit, or beside a database the present or the first
-        hour of the database that is after all of the archive.
-        """
-        end_ns = min(self._job.high_ns, time.time_ns())
-        if self._archive is None:
-            return end_ns
-        if compared is None:
-            return min(end_ns, self._archive.changed_ns)
-        return min(end_ns, self._lacking_ns)
-
-    def _compared(self) -> ArchiveComparison | None:
-        if self._archive is None or self._state is None:
-            return None
-        stored = known_hours(self._session, self._archive)
-        wanted = self._sealed(self._state.fingerprints)
-        wrong = [hour for hour in differing(wanted, stored) if hour in wanted]
-        newest = max(stored, default=0)
-        self._lacking_ns = min((hour for hour in wrong if hour > newest), default=FOREVER)
-        listed = (
-            Difference(hour, stored.get(hour, NOTHING).messages, wanted[hour].messages)
-            for hour in sorted(wrong)[-MAX_LISTED:]
-        )
-        return ArchiveComparison(len(wanted), len(wrong), tuple(listed))
-
-    def _sealed(self, hours: Fingerprints) -> Fingerprints:
-        """Return the complete hours that are wholly in the range of the report."""
-        job = self._job
+def _gathered(session: SparkSession, job: ReportJob) -> Figures:
+    archive = None if job.archive is None else ArchiveMessages(session, job.archive)
+    database = None
+    if job.url is not None:
+        database = DatabaseMessages(session, job.url, "the database", job.connections)
+    messages = archive or database
+    assert messages is not None
+    range_ns = (job.low_ns, job.high_ns)
+    completeness = None
+    if job.audit:
+        completeness = completeness_of(audit(session, AuditJob(messages, *range_ns, say=job.say)))
+    with shown(session, job.say, "report"):
         end_ns = min(job.high_ns, time.time_ns())
+        compared = None
+        if archive is not None:
+            stored = archive.hours
+            complete_ns = archive.archive.changed_ns
+            if database is not None:
+                wanted = database.hours
+                sealed = {
+                    hour: each
+                    for hour, each in wanted.items()
+                    if job.low_ns <= hour and hour + HOUR_NS <= end_ns
+                }
+                compared, complete_ns = _compared(stored, sealed)
+            end_ns = min(end_ns, complete_ns)
+        rows = messages.messages(_TRAFFIC, *range_ns)
+        traffic = traffic_of(session, rows, end_ns)
+        lateness = None
+        if database is not None and traffic is not None:
+            committed = database.messages(_LATENESS, *range_ns)
+            lateness = lateness_of(session, committed, axis_in(traffic))
         return {
-            hour: each
-            for hour, each in hours.items()
-            if job.low_ns <= hour and hour + HOUR_NS <= end_ns
+            "name": messages.name,
+            "made_ns": time.time_ns(),
+            "traffic": traffic,
+            "compared": compared,
+            "lateness": lateness,
+            "places": _outlooks(job, archive, database),
+            "completeness": completeness,
+            "node": job.node,
+            "peers": list(job.peers[:MAX_PEERS]),
+            "peer_count": len(job.peers),
         }
 
-    def _arrivals(self, traffic: Traffic | None) -> LatenessSummary | None:
-        job = self._job
-        if job.url is None or self._state is None or traffic is None:
-            return None
-        bounds = Bounds(job.low_ns, job.high_ns)
-        return arrivals_of(
-            self._session,
-            job.url,
-            self._state,
-            bounds,
-            axis=traffic.axis,
-            connections=job.connections,
-        )
 
-    def _places(self) -> list[Place]:
-        limits = self._job.limits
-        places = []
-        if self._state is not None:
-            disk = limits.disk_bytes if self._archive is None else None
-            kept = Limits(limits.retention_ns, limits.retention_bytes, disk)
-            days = _by_day(self._state.fingerprints)
-            outlook = outlook_of(days, self._stored_bytes, kept)
-            places.append(Place("the database", kept, outlook))
-        if self._archive is not None:
-            files = self._archive.files()
-            by_day: dict[int, int] = {}
-            for each in files:
-                by_day[each.day] = by_day.get(each.day, 0) + each.rows
-            kept = Limits(disk_bytes=limits.disk_bytes)
-            outlook = outlook_of(by_day, sum(each.size_bytes for each in files), kept)
-            places.insert(0, Place("the archive", kept, outlook))
-        return places
+def _compared(stored: Fingerprints, sealed: Fingerprints) -> tuple[Figures, int]:
+    """Compare complete hours of a database with those of an archive.
+
+    Returns the hours that differ, and the first hour that is later than all of the archive.
+    """
+    wrong = [hour for hour in differing(sealed, stored) if hour in sealed]
+    listed = [
+        {"start_ns": hour, "archive": stored.get(hour, NOTHING).messages}
+        | {"database": sealed[hour].messages}
+        for hour in wrong[-MAX_LISTED:]
+    ]
+    newest = max(stored, default=0)
+    figures = {"hours": len(sealed), "differing": len(wrong), "listed": listed}
+    return figures, min((hour for hour in wrong if hour > newest), default=FOREVER)
 
 
-def completeness_of(found: AuditReport) -> Completeness:
-    """Return the result of an audit for a report."""
-    counts = found.counts
-    pasts = (
-        ChannelPast(
-            each["channel"],
-            each["messages"],
-            each["missing"],
-            each["incomplete"],
-            None if each["last_complete"] is None else each["last_complete"]["ts"],
-            each["missing_since"],
-            each["naming_senders"],
-            tuple(each["named_by"]),
-        )
-        for each in found.channels
-    )
-    lost = (
-        MissingParent(
-            each["channel"],
-            each["message_id"],
-            each["named_by"],
-            each["first_named_by"],
-            each["sender"],
-            each["ts"],
-            each["hint"],
-        )
-        for each in found.missing
-    )
-    return Completeness(
-        counts["channels"],
-        counts["missing"],
-        counts["incomplete"],
-        counts["violations"] + counts["cycles"] + counts["conflicts"],
-        tuple(pasts),
-        tuple(lost),
-        found.claims.untrue,
-    )
+def _outlooks(
+    job: ReportJob, archive: ArchiveMessages | None, database: DatabaseMessages | None
+) -> list[Figures]:
+    limits, found = job.limits, []
+    if archive is not None:
+        size_bytes = archive.archive.listing.size_bytes
+        by_day = _by_day(archive.hours)
+        disk = Limits(disk_bytes=limits.disk_bytes)
+        found.append(outlook_of("the archive", by_day, size_bytes, disk))
+    if database is not None and job.url is not None:
+        with connected(job.url) as connection:
+            ((size_bytes,),) = connection.execute(_STORED_BYTES).fetchall()
+        if archive is not None:
+            limits = Limits(limits.retention_ns, limits.retention_bytes)
+        by_day = _by_day(database.hours)
+        found.append(outlook_of("the database", by_day, int(size_bytes), limits))
+    return found
 
 
 def _by_day(hours: Fingerprints) -> dict[int, int]:
     return {start // DAY_NS: each.messages for start, each in coarser(hours, DAY_NS).items()}
 
 
-def _stored_bytes(connection: psycopg.Connection[Any]) -> int:
-    """Return the size of the database's tables on disk, with their indexes."""
-    ((size,),) = connection.execute(_STORED_BYTES).fetchall()
-    return int(size)
-
-
 def _write(output: Path, page: str) -> None:
-    """Write a file that is there whole or not at all, and never over another."""
+    """Write a new file, whole or not at all."""
     try:
-        fd, name = tempfile.mkstemp(prefix=f".{output.name[:64]}-", dir=output.parent)
-    except OSError as error:
-        raise _unwritable(output, error) from error
-    try:
-        with os.fdopen(fd, "w", encoding="utf-8") as file:
-            file.write(page)
-            os.fchmod(file.fileno(), _MODE)
-            file.flush()
-            os.fsync(file.fileno())
-        _name(Path(name), output)
-    except OSError as error:
-        raise _unwritable(output, error) from error
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            Path(name).unlink()
-
-
-def _unwritable(output: Path, error: OSError) -> PipelineError:
-    return PipelineError(f"The report could not be written to {output} ({error.strerror}).")
-
-
-def _name(temporary: Path, output: Path) -> None:
-    try:
-        output.hardlink_to(temporary)
+        create(str(output), page.encode())
+        output.chmod(_MODE)
     except FileExistsError:
         require_output(output)
-    except OSError:
-        # Not every file system has links; between this look and the renaming nobody is likely.
-        require_output(output)
-        temporary.rename(output)
+    except OSError as error:
+        raise PipelineError(
+            f"The report could not be written to {output} ({error.strerror})."
+        ) from error

@@ -1,9 +1,8 @@
-"""Hours without a message that are not usual for the time of the day and of the week.
+"""Detection of hours without a message that are unusual for the time of the day and of the week.
 
-Pure: the hours of one shard come in, its gaps come out. What is usual in an hour is the mean of the
-same hour of the week, or while there are few weeks of the same hour of the day, or while there are
-few days of all hours; the silence that is judged takes no part in it, nor do
-other gaps.
+The expected traffic of an hour is the mean of the same hour of the week, or while there are few
+weeks of the same hour of the day, or while there are few days of all hours. The silence that is
+judged and other gaps are excluded from the mean.
 """
 
 from __future__ import annotations
@@ -14,24 +13,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 from store.pipeline.limits import HOUR_NS
-from store.pipeline.report.limits import (
-    MIN_ACTIVE_HOURS,
-    MIN_ACTIVE_SHARE,
-    MIN_EXPECTED,
-    MIN_SAMPLES,
-)
+
+MIN_EXPECTED: Final = 10
+"""Messages that a silence must have cost, at the usual rate, to be a gap."""
+
+MIN_ACTIVE_HOURS: Final = 12
+"""Hours with messages that a shard must have before its silences are judged."""
+
+MIN_ACTIVE_SHARE: Final = 2 / 3
+MIN_SAMPLES: Final = 3
+"""The number of comparable hours, and the share of them that must have messages."""
 
 _PERIODS: Final = (7 * 24, 24, 1)
 """Hours after which the same is usual again, the most exact first."""
 
 _PASSES: Final = 4
-"""What is found to be a gap takes no part in what is usual for the others, so often."""
+"""Passes in which the gaps of the pass before are excluded from the means."""
 
 Numbers = NDArray[np.int64]
+Means = NDArray[np.float64]
 
 
 class Silence(NamedTuple):
-    """Hours without a message, the end exclusive; ``expected`` would have been usual."""
+    """Hours without a message, the end exclusive; ``expected`` messages are usual in them."""
 
     start_ns: int
     end_ns: int
@@ -41,8 +45,8 @@ class Silence(NamedTuple):
 def silences(starts_ns: Numbers, messages: Numbers, end_ns: int) -> list[Silence]:
     """Return the gaps of a shard, in the order of time.
 
-    ``starts_ns`` are hours that have messages, each once, and ``end_ns`` the end of the last hour
-    that is over: a silence may last up to it.
+    ``starts_ns`` are the distinct hours that have messages, and ``end_ns`` is the end of the last
+    hour that is over, up to which a silence may last.
     """
     known = starts_ns < end_ns
     if np.count_nonzero(known) < MIN_ACTIVE_HOURS:
@@ -50,67 +54,45 @@ def silences(starts_ns: Numbers, messages: Numbers, end_ns: int) -> list[Silence
     first = int(starts_ns[known].min()) // HOUR_NS
     counts = np.zeros(end_ns // HOUR_NS - first, np.int64)
     counts[starts_ns[known] // HOUR_NS - first] = messages[known]
-    runs = _runs(counts == 0)
-    usual = np.ones(len(counts), np.bool_)
-    found: list[Silence] = []
+    edges = np.diff(np.concatenate([[False], counts == 0, [False]]).astype(np.int8))
+    runs = [(int(low), int(high)) for low, high in np.flatnonzero(edges).reshape(-1, 2)]
+    is_usual = np.ones(len(counts), np.bool_)
+    found: list[tuple[int, int, int]] = []
     for _ in range(_PASSES):
-        profile = _Profile(counts, first, usual)
-        judged = [_judged(profile, first, low, high) for low, high in runs]
-        before, found = found, [each for each in judged if each is not None]
+        before, found = found, _gaps(counts, first, is_usual, runs)
         if found == before:
             break
-        usual[:] = True
-        for each in found:
-            usual[each.start_ns // HOUR_NS - first : each.end_ns // HOUR_NS - first] = False
-    return found
+        is_usual[:] = True
+        for low, high, _expected in found:
+            is_usual[low:high] = False
+    return [
+        Silence((first + low) * HOUR_NS, (first + high) * HOUR_NS, expected)
+        for low, high, expected in found
+    ]
 
 
-class _Profile:
-    """The usual traffic of an hour, by its position in each of `_PERIODS`."""
-
-    def __init__(self, counts: Numbers, first: int, usual: NDArray[np.bool_]) -> None:
-        """Count hours and messages by position; ``usual`` are the hours that take part."""
-        places = np.arange(first, first + len(counts))
-        self._usual = usual
-        self._slots = [places % period for period in _PERIODS]
-        self._hours, self._active, self._messages = (
-            [
-                np.bincount(slots, weights, period)
-                for slots, period in zip(self._slots, _PERIODS, strict=True)
-            ]
-            for weights in (usual, counts > 0, counts)
-        )
-
-    def of(self, low: int, high: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return, for each hour of a silence, the share of active hours and the mean number of
-        messages among the other hours at the same position.
-        """
+def _gaps(
+    counts: Numbers, first: int, is_usual: NDArray[np.bool_], runs: list[tuple[int, int]]
+) -> list[tuple[int, int, int]]:
+    """Return the unusual part of each run of silent hours, and the messages expected in it."""
+    slots = [np.arange(first, first + len(counts)) % period for period in _PERIODS]
+    sums = [
+        [np.bincount(slot, weights, period) for slot, period in zip(slots, _PERIODS, strict=True)]
+        for weights in (is_usual, counts > 0, counts)
+    ]
+    found = []
+    for low, high in runs:
         share, rate = np.zeros(high - low), np.zeros(high - low)
-        unknown = np.ones(high - low, np.bool_)
-        for slots, period, hours, active, messages in zip(
-            self._slots, _PERIODS, self._hours, self._active, self._messages, strict=True
-        ):
-            here = slots[low:high]
-            others = (hours - np.bincount(here, self._usual[low:high], period))[here]
-            enough = unknown & (others >= MIN_SAMPLES)
+        is_open = np.ones(high - low, np.bool_)
+        for slot, period, hours, active, messages in zip(slots, _PERIODS, *sums, strict=True):
+            here = slot[low:high]
+            others: Means = (hours - np.bincount(here, is_usual[low:high], period))[here]
+            enough = is_open & (others >= MIN_SAMPLES)
             share[enough] = (active[here] / np.maximum(others, 1))[enough]
             rate[enough] = (messages[here] / np.maximum(others, 1))[enough]
-            unknown &= ~enough
-        return share, rate
-
-
-def _judged(profile: _Profile, first: int, low: int, high: int) -> Silence | None:
-    """Return the part of a silence that is not usual, from its first such hour to its last."""
-    share, rate = profile.of(low, high)
-    unusual = np.flatnonzero(share >= MIN_ACTIVE_SHARE)
-    expected = int(rate[unusual].sum())
-    if expected < MIN_EXPECTED:
-        return None
-    begin, end = first + low + int(unusual[0]), first + low + int(unusual[-1]) + 1
-    return Silence(begin * HOUR_NS, end * HOUR_NS, expected)
-
-
-def _runs(silent: NDArray[np.bool_]) -> list[tuple[int, int]]:
-    """Return the runs of silent hours: first, and end, which is excluded."""
-    edges = np.flatnonzero(np.diff(np.concatenate([[False], silent, [False]]).astype(np.int8)))
-    return [(int(low), int(high)) for low, high in edges.reshape(-1, 2)]
+            is_open &= ~enough
+        unusual = np.flatnonzero(share >= MIN_ACTIVE_SHARE)
+        expected = int(rate[unusual].sum())
+        if expected >= MIN_EXPECTED:
+            found.append((low + int(unusual[0]), low + int(unusual[-1]) + 1, expected))
+    return found

@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 from store.pipeline.archive import ArchiveJob, archive
 from store.pipeline.audit import tables
 from store.pipeline.audit.audit import AuditJob, audit
-from store.pipeline.audit.summary import AuditReport as Report
+from store.pipeline.audit.summary import AuditReport as JobReport
 from store.pipeline.delta import DeltaArchive
 from store.pipeline.errors import PipelineError
 from store.pipeline.message_sets import ArchiveMessages, DatabaseMessages
@@ -103,7 +103,7 @@ def unsigned(lamport: int | None) -> int | None:
     return None if lamport is None else lamport % 2**64
 
 
-def check(output: Path, result: Report, claims: list[Claim]) -> None:
+def check(output: Path, result: JobReport, claims: list[Claim]) -> None:
     """What was written and reported is what a plain audit finds."""
     wanted = audited(claims)
     for folder in output.iterdir():

@@ -22,8 +22,7 @@ from pyspark.sql import SparkSession
 from bench.pipeline_show import run as run_show
 from store.pipeline.delta import DeltaArchive
 from store.pipeline.diff import diff
-from store.pipeline.fingerprint import fingerprint
-from store.pipeline.message_sets import ArchiveMessages, DatabaseMessages
+from store.pipeline.message_sets import ArchiveMessages, DatabaseMessages, computed_in, fingerprint
 from store.pipeline.verify import VerifyJob, verify
 from tests.integration.pipeline.conftest import QUICK_JVM, QUICK_START
 from tests.integration.pipeline.test_diff import lacking
@@ -90,7 +89,8 @@ def test_jobs_come_to_the_same_through_a_connect_server(
     assert len(marks(url)) == done.objects[0]["hours_marked"] > 0
     here = ArchiveMessages(spark, DeltaArchive(str(lake)))
     found = answer(url, server, "fingerprint", str(lake), "--level", "minute")
-    assert found == fingerprint(here, "minute").as_json()
+    computed = computed_in(spark, here.archive, "minute")
+    assert found == fingerprint(str(lake), "minute", computed).as_json()
     more(other, *(plain(90_000 + number, TODAY - DAY + number) for number in range(9)))
     told = answer(other, server, "verify", str(lake), "--with-database")
     assert told == verify(spark, VerifyJob(DeltaArchive(str(lake)), other)).as_json()
@@ -140,7 +140,7 @@ def test_what_is_published_is_followed_through_a_connect_server(
         return DeltaArchive(str(lake)).exists and set(in_lake(lake)) == held(url)
 
     try:
-        wait_for(lambda: bool(list(lake.glob("stream-*/commits/*"))), "the stream begins")
+        wait_for(archived, "what is there is archived")
         for portion in range(2):
             first = 90_000 + 10 * portion
             more(url, *(plain(number, TODAY - DAY + number) for number in range(first, first + 5)))

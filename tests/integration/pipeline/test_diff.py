@@ -14,8 +14,14 @@ from store.pipeline.archive import ArchiveJob, archive
 from store.pipeline.delta import DeltaArchive
 from store.pipeline.diff import diff
 from store.pipeline.errors import PipelineError
-from store.pipeline.fingerprint import fingerprint, recorded_by, recorded_in
-from store.pipeline.message_sets import ArchiveMessages, DatabaseMessages
+from store.pipeline.message_sets import (
+    ArchiveMessages,
+    DatabaseMessages,
+    computed_in,
+    fingerprint,
+    recorded_by,
+    recorded_in,
+)
 from tests.integration.pipeline.world import (
     DAY,
     HOUR,
@@ -51,7 +57,7 @@ def test_the_same_is_found_the_same_without_reading_it(
         DatabaseMessages(spark, url, "it"),
     )
     assert result.sound
-    assert result.slices == {"day": 0}
+    assert result.hours == 0
 
 
 def test_the_result_is_that_of_two_nodes_that_reconcile(
@@ -80,7 +86,7 @@ def test_the_result_is_that_of_two_nodes_that_reconcile(
     name = "lacks=first"
     assert written_columns(output / name) == documented_columns(name)
     assert result.lacking == {"first": 21, "second": 0}
-    assert result.slices["day"] == 2 <= result.slices["hour"] <= result.slices["minute"]
+    assert 2 <= result.hours <= 21
 
 
 def test_two_archives_that_both_lack_something(
@@ -117,18 +123,15 @@ def test_two_archives_that_both_lack_something(
 def test_both_kinds_of_places_have_the_same_fingerprints(
     spark: SparkSession, url: str, archived: Path, level: str
 ) -> None:
-    lake = fingerprint(ArchiveMessages(spark, DeltaArchive(str(archived))), level)
-    database = fingerprint(DatabaseMessages(spark, url, "it"), level)
-    assert lake.slices == database.slices
+    opened = DeltaArchive(str(archived)).open()
+    lake = fingerprint("it", level, computed_in(spark, opened, level))
+    assert lake.slices == recorded_by(url, level)
     assert lake.total.messages == len(held(url))
     wanted = 0
     for _, digest in held(url):
         wanted ^= int.from_bytes(digest, "big")
     assert lake.total.hex == f"{wanted:064x}"
-    assert recorded_by(url, level) == lake.slices
-    assert recorded_in(DeltaArchive(str(archived)).open(), level) == (
-        None if level == "minute" else lake.slices
-    )
-    part = fingerprint(ArchiveMessages(spark, DeltaArchive(str(archived))), level, TODAY - DAY, NOW)
+    assert recorded_in(opened, level) == (None if level == "minute" else lake.slices)
+    part = fingerprint("it", level, lake.slices, TODAY - DAY, NOW)
     assert 0 < part.total.messages < lake.total.messages
     assert part.lines()[-1].endswith(part.total.hex)

@@ -16,7 +16,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from store.db.schema.migrate import upgrade
-from store.pipeline import listing, storage
+from store.pipeline import delta, files
 from store.pipeline.archive import ArchiveJob, archive
 from store.pipeline.audit.audit import AuditJob, audit
 from store.pipeline.delta import DeltaArchive
@@ -57,7 +57,7 @@ def root(
     account |= dict.fromkeys(("client_email", "private_key", "private_key_id"), "")
     profile.with_name("google.json").write_text(json.dumps(account))
     with running_store(folder) as store, google_dialect(port, store.s3.address):
-        storage.create(f"gs://{BUCKET}/made", b"")
+        files.create(f"gs://{BUCKET}/made", b"")
         yield f"gs://{BUCKET}"
 
 
@@ -70,11 +70,11 @@ def test_an_archive_from_the_first_message_to_an_empty_database(
 ) -> None:
     path = f"{root}/history/one"
     assert archive(spark, ArchiveJob(url, DeltaArchive(path))).published == len(messages())
-    monkeypatch.setattr(listing, "COMPACT_AT_FILES", 2)
+    monkeypatch.setattr(delta, "COMPACT_AT_FILES", 2)
     more(url, plain(10_000, when(0) + 1))
     second = archive(spark, ArchiveJob(url, DeltaArchive(path)))
     assert (second.published, second.compacted > 0) == (1, True)
-    storage.move_folder(path, "messages/_delta_log", "gone")
+    files.move_folder(path, "messages/_delta_log", "gone")
     assert repair(spark, RepairJob(DeltaArchive(path))).restored > 0
     sound = verify(spark, VerifyJob(DeltaArchive(path), url))
     assert (sound.faults, sound.messages) == ([], len(messages()) + 1)
@@ -98,10 +98,10 @@ def test_the_store_refuses_one_of_two_writers(
 
 def test_files_of_several_parts_and_buckets_that_are_not_there(root: str) -> None:
     path = f"{root}/large"
-    with storage.for_writing(path) as sink:
+    with files.for_writing(path) as sink:
         sink.write(bytes(_LARGE))
-    assert sum(map(len, storage.chunks(path))) == _LARGE
-    with storage.for_reading(path) as source:
+    assert sum(map(len, files.chunks(path))) == _LARGE
+    with files.for_reading(path) as source:
         assert (source.size(), len(source.read(_LARGE))) == (_LARGE, _LARGE)
     with pytest.raises(PipelineError, match="there is no such bucket") as caught:
         DeltaArchive(path.replace(BUCKET, "none-such")).require_usable()

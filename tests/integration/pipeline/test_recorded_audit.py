@@ -17,16 +17,15 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
+from store.pipeline.archive import read_back
 from store.pipeline.audit import results
 from store.pipeline.audit.audit import AuditJob, audit
 from store.pipeline.columns import ARROW
-from store.pipeline.delta import DataFile, DeltaArchive
+from store.pipeline.delta import CommitMetadata, DataFile, DeltaArchive
 from store.pipeline.errors import PipelineError
 from store.pipeline.fingerprints import NOTHING, Fingerprint, Fingerprints
-from store.pipeline.manifest import CommitMetadata
 from store.pipeline.message_sets import ArchiveMessages
 from store.pipeline.parquet import write_batches
-from store.pipeline.writing import read_back
 from tests.integration.pipeline.world import DAY, HOUR, TODAY
 from tests.support.pages import ROOT
 
@@ -108,7 +107,7 @@ class Place:
                 part.to_pylist()]  # fmt: skip
         written, _ = read_back(self.spark, archive, {row["path"]: row["rows"] for row in done})
         digests = {each.path: each.digest for each in written}
-        before = dict.fromkeys(archive.manifest.held, NOTHING)
+        before = dict.fromkeys(archive.manifest.stored, NOTHING)
         archive.commit(written, gone, CommitMetadata(digests, before | self._hours(), lost=True))
 
     def _hours(self) -> Fingerprints:

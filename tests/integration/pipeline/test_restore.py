@@ -25,7 +25,7 @@ from store.pipeline.diff import DiffReport, diff
 from store.pipeline.errors import PipelineError
 from store.pipeline.message_sets import ArchiveMessages, DatabaseMessages
 from store.pipeline.restore import RestoreJob, RestoreReport, restore
-from store.pipeline.signals import TERMINATED
+from store.pipeline.spark import TERMINATED
 from store.pipeline.verify import VerifyJob, verify
 from storenode.client.messages import new_message
 from tests.integration.database.rows import opened
@@ -155,7 +155,7 @@ def test_what_is_no_diff_is_refused(
     with pytest.raises(PipelineError, match="cannot be read as the output of a diff"):
         run(spark, url, archived, diff=str(tmp_path / "none"))
     with pytest.raises(PipelineError, match="is not the output of a diff"):
-        run(spark, url, archived, diff=str(archived / "claims"))
+        run(spark, url, archived, diff=str(archived / "messages" / "day=1970-01-01"))
 
 
 def test_a_restore_that_is_killed_is_run_again(

@@ -11,13 +11,13 @@ from deltalake import DeltaTable, Field
 from deltalake.schema import PrimitiveType
 from pyspark.errors import PySparkException
 from pyspark.sql import Row, SparkSession
-from pyspark.sql.datasource import EqualTo, GreaterThan, LessThan
+from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, LessThan
 
 from store.pipeline.archive import ArchiveJob, archive
+from store.pipeline.columns import spark_schema
 from store.pipeline.delta import DeltaArchive
 from store.pipeline.errors import of_spark
-from store.pipeline.reading import shard_of
-from store.pipeline.source import FORMAT, SourceOptions
+from store.pipeline.source import FORMAT, StorenodeReader, shard_of
 from store.pipeline.verify import VerifyJob, verify
 from storenode.message.hashing import message_hash
 from storenode.sds.codec import decode
@@ -183,16 +183,16 @@ def test_filters_reduce_what_is_read_and_not_what_is_found(spark: SparkSession, 
 
 
 def test_filters_bound_the_time_and_name_topics_and_channels() -> None:
-    options = SourceOptions({"url": "postgresql://nowhere"})
-    for each in (
+    reader = StorenodeReader({"url": "postgresql://nowhere"}, spark_schema())
+    filters: list[Filter] = [
         GreaterThan(("ts",), 5),
         LessThan(("day",), date(1970, 1, 3)),
         EqualTo(("channel",), "it's"),
         EqualTo(("sender",), "somebody"),
         LessThan(("lamport",), 3),
-    ):
-        options.narrow(each)
-    assert (options.low_ns, options.high_ns, options.equal) == (5, 3 * DAY, {"channel": "it's"})
+    ]
+    assert list(reader.pushFilters(filters)) == filters, "Spark filters the rows again"
+    assert (reader._low_ns, reader._high_ns, reader._equal) == (5, 3 * DAY, {"channel": "it's"})
 
 
 def test_columns_that_a_newer_version_added_are_passed_over(

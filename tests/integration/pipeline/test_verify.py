@@ -10,7 +10,6 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from store.pipeline import checks
 from store.pipeline import verify as kinds
 from store.pipeline.archive import ArchiveJob, archive
 from store.pipeline.delta import DeltaArchive
@@ -141,19 +140,19 @@ def fewer(rows: Rows) -> Rows:
 @pytest.mark.parametrize(
     ("change", "wanted"),
     [
-        (tampered, {checks.WRONG_HASH: 2}),
-        (moved, {checks.WRONG_WORDS: 1, kinds.LOST_HOUR: 1}),
-        (elsewhere, {checks.WRONG_HASH: 1, checks.WRONG_PLACE: 1}),
+        (tampered, {kinds.WRONG_HASH: 2}),
+        (moved, {kinds.WRONG_WORDS: 1, kinds.LOST_HOUR: 1}),
+        (elsewhere, {kinds.WRONG_HASH: 1, kinds.WRONG_PLACE: 1}),
         (
             another_day,
             {
-                checks.WRONG_HASH: 1,
+                kinds.WRONG_HASH: 1,
                 kinds.WRONG_DAY: 1,
                 kinds.LOST_HOUR: 1,
             },
         ),
         (twice, {kinds.WRONG_ROWS: 1, kinds.TWICE: 1}),
-        (strange, {checks.NOT_ELIGIBLE: 3, checks.WRONG_HASH: 3, checks.TOO_LONG: 1}),
+        (strange, {kinds.NOT_ELIGIBLE: 3, kinds.WRONG_HASH: 3, kinds.TOO_LONG: 1}),
         (fewer, {kinds.WRONG_ROWS: 1, kinds.LOST_HOUR: 1}),
     ],
 )

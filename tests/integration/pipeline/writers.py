@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from store.pipeline import delta
-from store.pipeline.delta import DeltaArchive
+from store.pipeline.delta import CommitMetadata, DeltaArchive, read_manifest
 from store.pipeline.errors import PipelineError
-from store.pipeline.manifest import CommitMetadata, read_manifest
 
 
 def refuse_one_of_two_writers(path: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,8 +17,7 @@ from store.db.writing.writer import DatabaseWriter
 from store.domain.ports import Source
 from store.messages.conflicts import Conflict
 from store.messages.record import RecordBatch
-from store.pipeline.encode import COLUMNS
-from store.pipeline.storing import store_rows
+from store.pipeline.restore import COLUMNS, store_rows
 from tests.integration.database.rows import until_some
 from tests.integration.storage.following import LongTransaction
 from tests.integration.storage.node import WORKERS, Node

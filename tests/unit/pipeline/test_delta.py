@@ -9,11 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from store.pipeline import delta, listing, manifest, storage
-from store.pipeline.delta import DataFile, DeltaArchive, WrittenFile
+from store.pipeline import delta, files
+from store.pipeline.delta import (
+    CommitMetadata,
+    DataFile,
+    DeltaArchive,
+    WrittenFile,
+    read_commits,
+    read_manifest,
+)
 from store.pipeline.errors import PipelineError
 from store.pipeline.fingerprints import NOTHING, Fingerprint
-from store.pipeline.manifest import CommitMetadata, read_commits, read_manifest
 
 DAY = 20_000
 FILE = WrittenFile("day=2024-10-04/shard=0/part-1.parquet", DAY, 0, 4, 1, 5, 5, "0" * 64)
@@ -38,7 +44,7 @@ def test_a_commit_and_its_copy_are_on_the_disk_when_it_is_done(
     lake: DeltaArchive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[Path] = []
-    monkeypatch.setattr(storage, "_sync", synced.append)
+    monkeypatch.setattr(files, "_sync", synced.append)
     publish(lake, [FILE])
     log = tmp_path / "archive" / "messages" / "_delta_log"
     copies = tmp_path / "archive" / "manifest"
@@ -56,7 +62,7 @@ def test_the_commits_are_a_chain_that_names_files_and_hours(lake: DeltaArchive) 
     found = read_manifest(f"{lake.path}/manifest")
     assert (found.version, found.broken, found.foreign) == (2, [], [])
     assert (found.files, found.removed) == ({}, {FILE.path})
-    assert (found.required, found.held) == ({0: hour}, {0: NOTHING})
+    assert (found.required, found.stored) == ({0: hour}, {0: NOTHING})
     assert found.positions == {"me": 7}
     assert lake.log_faults(found) == []
 
@@ -79,8 +85,8 @@ def test_a_copy_that_is_gone_or_altered_breaks_the_chain(
 def test_many_copies_become_one_file_that_is_read_as_they_were(
     lake: DeltaArchive, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(manifest, "ROLL_AT", 3)
-    monkeypatch.setattr(manifest, "KEPT_SINGLE", 2)
+    monkeypatch.setattr(delta, "ROLL_AT", 3)
+    monkeypatch.setattr(delta, "KEPT_SINGLE", 2)
     folder = tmp_path / "archive" / "manifest"
     for number in range(9):
         lake.commit([], (), CommitMetadata(store_id="me", position=number))
@@ -108,7 +114,7 @@ def test_a_failed_sync_of_a_commit_is_reported(
     def sync(place: Path) -> None:
         raise OSError(errno.EIO, "Input/output error", str(place))
 
-    monkeypatch.setattr(storage, "_sync", sync)
+    monkeypatch.setattr(files, "_sync", sync)
     with pytest.raises(PipelineError, match=r"could not be read or written \(.*Input/output error"):
         publish(lake, [FILE])
 
@@ -120,7 +126,7 @@ def test_folders_of_which_no_file_system_knows_a_call_are_passed_over(
         if place.is_dir():
             raise OSError(errno.EINVAL, "Invalid argument", str(place))
 
-    monkeypatch.setattr(storage, "_sync", sync)
+    monkeypatch.setattr(files, "_sync", sync)
     publish(lake, [FILE])
     assert len(lake.files()) == 1
 
@@ -171,10 +177,10 @@ def test_only_directories_with_many_small_files_are_crowded(
     monkeypatch.setattr(delta, "require_visible", lambda *_: None)
     large = [named(number, 2)._replace(size_bytes=2**30) for number in range(100, 110)]
     publish(lake, [*(named(number, 1) for number in range(8)), named(8, 2), *large])
-    assert {each.day for each in lake.crowded()} == {DAY - 3}
-    assert len(lake.crowded()) == 8
+    assert {each.day for each in lake.listing.crowded()} == {DAY - 3}
+    assert len(lake.listing.crowded()) == 8
     publish(lake, [named(number, 3) for number in range(20, 32)])
     assert [len(lake.files({each})) for each in (DAY - 3, DAY - 1)] == [8, 12]
-    assert len(lake.crowded()) == 20
-    monkeypatch.setattr(listing, "COMPACT_FILES_AT_ONCE", 8)
-    assert {each.day for each in lake.crowded()} == {DAY - 3}
+    assert len(lake.listing.crowded()) == 20
+    monkeypatch.setattr(delta, "COMPACT_FILES_AT_ONCE", 8)
+    assert {each.day for each in lake.listing.crowded()} == {DAY - 3}

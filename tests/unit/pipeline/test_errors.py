@@ -25,11 +25,6 @@ TRACEBACK = 'Traceback (most recent call last):\n  File "worker.py", line 1, in 
             "No space is left on a disk",
         ),
         ("java.io.IOException: No space left on device\n\tat x", 1, "No space is left on a disk"),
-        (
-            "Cannot read file:///a/day=1/x.parquet: short",
-            1,
-            "file:///a/day=1/x.parquet could not be read as a file of an archive",
-        ),
     ],
 )
 def test_a_sentence_says_what_was_wrong(text: str, code: int, sentence: str) -> None:

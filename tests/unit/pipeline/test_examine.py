@@ -8,8 +8,7 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from store.pipeline.audit.examine import examine
-from store.pipeline.audit.findings import (
+from store.pipeline.audit.examine import (
     CHANNEL,
     CLAIMED,
     COUNTS,
@@ -20,6 +19,7 @@ from store.pipeline.audit.findings import (
     ORPHAN,
     ROWS,
     VIOLATION,
+    examine,
 )
 from tests.support.audited import Claim, audited
 

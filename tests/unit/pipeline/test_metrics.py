@@ -6,7 +6,7 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from store.pipeline.metrics import JobRun, write_metrics
+from store.pipeline.reports import JobRun, write_metrics
 
 
 def values(file: Path) -> dict[tuple[str, ...], float]:

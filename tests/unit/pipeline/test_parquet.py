@@ -9,10 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from store.pipeline import parquet, storage
+from store.pipeline import files, parquet
 from store.pipeline.columns import ARROW
-from store.pipeline.parquet import WRITTEN, write_batches
-from store.pipeline.scan import batches_of
+from store.pipeline.parquet import WRITTEN, batches_of, write_batches
 
 NAMES = ("ts", "payload", "meta", "parents")
 Row = dict[str, Any]
@@ -47,19 +46,19 @@ def rows() -> list[Row]:
 
 def written(folder: Path, rows: list[Row], size: int) -> list[Row]:
     batches = (batch(rows[start : start + size]) for start in range(0, len(rows), size))
-    files = [each for found in write_batches(f"file://{folder}", batches) for each in
+    made = [each for found in write_batches(str(folder), batches) for each in
             found.cast(WRITTEN).to_pylist()]  # fmt: skip
-    for each in files:
+    for each in made:
         assert pq.read_metadata(folder / each["path"]).num_rows == each["rows"]
-    return files
+    return made
 
 
-def read(folder: Path, files: list[Row]) -> list[tuple[str, Row]]:
+def read(folder: Path, made: list[Row]) -> list[tuple[str, Row]]:
     """Read every row, with its directory."""
     return [
         (str(Path(each["path"]).parent), found)
-        for each in files
-        for rows in batches_of(f"file://{folder}/{each['path']}", NAMES)
+        for each in made
+        for rows in batches_of(f"{folder}/{each['path']}", NAMES)
         for found in rows.to_pylist()
     ]
 
@@ -78,20 +77,20 @@ def by_time(found: list[tuple[str, Row]]) -> list[tuple[str, Row]]:
 
 
 def test_every_row_is_in_the_file_of_its_directory(tmp_path: Path, rows: list[Row]) -> None:
-    files = written(tmp_path, rows, 33)
-    assert len(files) == 28
-    assert by_time(read(tmp_path, files)) == expected(rows)
+    made = written(tmp_path, rows, 33)
+    assert len(made) == 28
+    assert by_time(read(tmp_path, made)) == expected(rows)
 
 
 def test_row_groups_are_of_bounded_size(
     tmp_path: Path, rows: list[Row], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(parquet, "ROW_GROUP_BYTES", 1_000)
-    files = written(tmp_path, rows, 10)
-    assert len(files) == 28
-    groups = [pq.read_metadata(tmp_path / each["path"]).num_row_groups for each in files]
+    made = written(tmp_path, rows, 10)
+    assert len(made) == 28
+    groups = [pq.read_metadata(tmp_path / each["path"]).num_row_groups for each in made]
     assert sum(groups) > 28
-    assert by_time(read(tmp_path, files)) == expected(rows)
+    assert by_time(read(tmp_path, made)) == expected(rows)
 
 
 def test_every_file_and_its_folders_reach_the_disk(
@@ -102,9 +101,9 @@ def test_every_file_and_its_folders_reach_the_disk(
     def sync(place: Path) -> None:
         synced[place] = place.stat().st_size
 
-    monkeypatch.setattr(storage, "_sync", sync)
-    files = written(tmp_path / "messages", rows, 33)
-    for each in files:
+    monkeypatch.setattr(files, "_sync", sync)
+    made = written(tmp_path / "messages", rows, 33)
+    for each in made:
         file = tmp_path / "messages" / each["path"]
         assert synced[file] == file.stat().st_size
         assert set(file.parents[:3]) <= synced.keys()
@@ -122,6 +121,6 @@ def test_only_row_groups_that_may_hold_a_time_are_read(
     monkeypatch.setattr(parquet, "ROW_GROUP_BYTES", 1)
     same = sorted(({**each, "day": 20_000, "shard": 0} for each in rows), key=lambda e: e["ts"])
     (file,) = written(tmp_path, same, 20)
-    path = f"file://{tmp_path}/{file['path']}"
+    path = f"{tmp_path}/{file['path']}"
     found = [ts for part in batches_of(path, ["ts"], 45, 61) for ts in part["ts"].to_pylist()]
     assert found == list(range(40, 80))

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from store.pipeline import progress
-from store.pipeline.progress import shown, silent
+from store.pipeline import spark
+from store.pipeline.spark import shown, silent
 
 
 class Session(SparkSession):
@@ -29,7 +29,7 @@ class Session(SparkSession):
 
 
 def test_the_begin_the_tasks_and_the_end_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "INTERVAL_S", 0.001)
+    monkeypatch.setattr(spark, "INTERVAL_S", 0.001)
     said: list[str] = []
     with shown(Session(said), said.append, "verify", 1_000):
         while len(said) < 2:

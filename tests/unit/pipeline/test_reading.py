@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from store.messages.record import RecordBatch
 from store.pipeline.columns import NAMES, SDS_COLUMNS
-from store.pipeline.encode import encoded
 from store.pipeline.errors import PipelineError
-from store.pipeline.reading import NO_SHARD, _decoded, shard_of
+from store.pipeline.restore import encoded
+from store.pipeline.source import NO_SHARD, _decoded, shard_of
 from storenode.message.rules import Policy
 from storenode.message.varint import varint
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic

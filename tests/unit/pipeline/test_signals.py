@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from store.pipeline.signals import TerminatedError, ended_by_signals, interrupt_here
+from store.pipeline.spark import TerminatedError, ended_by_signals, interrupt_here
 
 
 def test_both_signals_are_exceptions_within_the_block_only() -> None:

@@ -7,13 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from store.pipeline.limits import HOUR_NS
-from store.pipeline.report.limits import (
+from store.pipeline.report.silence import (
     MIN_ACTIVE_HOURS,
     MIN_ACTIVE_SHARE,
     MIN_EXPECTED,
     MIN_SAMPLES,
+    Silence,
+    silences,
 )
-from store.pipeline.report.silence import Silence, silences
 
 MONDAY = 20_003 * 24
 """An hour: midnight of a Monday."""

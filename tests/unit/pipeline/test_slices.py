@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from store.domain.partitioning import Bounds
+from store.pipeline.errors import PipelineError
 from store.pipeline.fingerprints import Fingerprint
 from store.pipeline.limits import (
     HOUR_NS,
@@ -17,7 +18,7 @@ from store.pipeline.limits import (
     MIN_SLICE_ROWS,
     MIN_STEP_MESSAGES,
 )
-from store.pipeline.slices import (
+from store.pipeline.source import (
     Slice,
     from_text,
     good_slice_rows,
@@ -88,7 +89,7 @@ def test_slices_are_read_back() -> None:
     "text", ["", "{", "1", "[1]", "[[1, 2]]", '[["a", 1, 2]]', "[[null, 1, 2]]"]
 )
 def test_what_are_no_slices_is_refused(text: str) -> None:
-    with pytest.raises(ValueError):  # noqa: PT011 - of whichever kind
+    with pytest.raises(PipelineError, match="cannot be read"):
         from_text(text)
 
 

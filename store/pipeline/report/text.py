@@ -1,7 +1,7 @@
 """Names that strangers have chosen, and figures, as text for people.
 
-What a page shows goes through Jinja's escaping besides; here nothing that does not print, turns the
-direction of writing or is endless is left of a name.
+Jinja escapes HTML. These functions remove what does not print, what turns the direction of writing,
+and what is endless.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import unicodedata
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from store.pipeline.reading import NO_SHARD
-from store.pipeline.report.limits import MAX_NAME_CHARS
+from store.pipeline.source import NO_SHARD
 from storenode.message.limits import NS_PER_S
 
+MAX_NAME_CHARS: Final = 120
 MINUTE_S: Final = 60
 HOUR_S: Final = 3_600
 DAY_S: Final = 86_400
@@ -21,19 +21,20 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _HIDDEN: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 _MARKS: Final = frozenset({"Mn", "Me"})
 _MAX_MARKS: Final = 2
-"""Marks above and below one letter; more are piled up to cover what stands around."""
+"""Marks above and below one letter; more of them would cover the text around it."""
 
 
-def shown(name: str, otherwise: str = "(empty)") -> str:
-    """Return a name with escapes for what does not print, and cut off."""
+def shown(name: str | None, otherwise: str = "(empty)") -> str:
+    """Return a name with escapes for what does not print, cut off after `MAX_NAME_CHARS`."""
     text, marks = [], 0
+    name = name or ""
     for char in name[:MAX_NAME_CHARS]:
         category = unicodedata.category(char)
         marks = marks + 1 if category in _MARKS else 0
-        if category in _HIDDEN or marks > _MAX_MARKS:
-            text.append(char.encode("unicode_escape", "surrogatepass").decode("ascii"))
-        else:
-            text.append(char)
+        is_shown = category not in _HIDDEN and marks <= _MAX_MARKS
+        text.append(
+            char if is_shown else char.encode("unicode_escape", "surrogatepass").decode("ascii")
+        )
     if len(name) > MAX_NAME_CHARS:
         text.append("…")
     return "".join(text) if name.strip() else otherwise
@@ -52,25 +53,19 @@ def count(number: float, one: str, many: str | None = None) -> str:
 
 
 def size(number: float) -> str:
-    """Return bytes to three digits, such as `12.3 MB`."""
-    units = ("bytes", "kB", "MB", "GB", "TB", "PB")
-    for unit in units[:-1]:
+    """Return bytes to three digits, such as `12.3 MB`; a multiple of 1 GiB or so as `200 GiB`."""
+    for places, unit in ((40, "TiB"), (30, "GiB"), (20, "MiB")):
+        if number and number % (1 << places) == 0:
+            return f"{int(number) >> places:,} {unit}"
+    for unit in ("bytes", "kB", "MB", "GB", "TB"):
         if number < 999.5:
             return f"{number:.3g} {unit}"
         number /= 1_000
-    return f"{number:,.3g} {units[-1]}"
-
-
-def given_size(number: int) -> str:
-    """Return a configured size in the unit that it was probably given in: `200 GiB`."""
-    for places, unit in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
-        if number and number % (1 << places) == 0:
-            return f"{number >> places:,} {unit}"
-    return size(number)
+    return f"{number:,.3g} PB"
 
 
 def short_count(number: float) -> str:
-    """Return a number for the scale of a drawing, such as `1.5M`."""
+    """Return a number for the scale of a chart, such as `1.5M`."""
     for unit in ("", "k", "M", "G"):
         if abs(number) < 1_000:
             return f"{number:.3g}{unit}"
@@ -83,9 +78,13 @@ def span(seconds: float) -> str:
     sign, rest = ("-" if seconds < 0 else ""), abs(seconds)
     if rest < 1:
         return f"{sign}{rest * 1_000:.0f} ms"
-    for limit, unit in ((2 * MINUTE_S, 1), (2 * HOUR_S, MINUTE_S), (2 * DAY_S, HOUR_S)):
-        if rest < limit:
-            return f"{sign}{rest / unit:.3g} {({1: 's', MINUTE_S: 'min', HOUR_S: 'h'})[unit]}"
+    for limit_s, unit_s, unit in (
+        (2 * MINUTE_S, 1, "s"),
+        (2 * HOUR_S, MINUTE_S, "min"),
+        (2 * DAY_S, HOUR_S, "h"),
+    ):
+        if rest < limit_s:
+            return f"{sign}{rest / unit_s:.3g} {unit}"
     return f"{sign}{rest / DAY_S:,.0f} days"
 
 
@@ -94,11 +93,6 @@ def moment(ns: int) -> datetime:
     return _EPOCH + timedelta(seconds=ns // NS_PER_S)
 
 
-def time(ns: int) -> str:
+def time(ns: int | None, otherwise: str = "\N{EN DASH}") -> str:
     """Return a time to the minute."""
-    return f"{moment(ns):%Y-%m-%d %H:%M}"
-
-
-def day(number: int) -> str:
-    """Return a day since the epoch."""
-    return f"{_EPOCH + timedelta(days=number):%Y-%m-%d}"
+    return otherwise if ns is None else f"{moment(ns):%Y-%m-%d %H:%M}"

@@ -1,0 +1,270 @@
+"""The charts of a report: inline SVG by matplotlib, with the colours of the page's style.
+
+Text stays text, so it can be searched and read aloud. No chart has a name that strangers chose.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.dates import AutoDateLocator, date2num, num2date
+from matplotlib.figure import Figure
+from matplotlib.patches import PathPatch
+from matplotlib.path import Path
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+
+from store.pipeline.limits import DAY_NS, HOUR_NS
+from store.pipeline.report.figures import Figures, axis_in
+from store.pipeline.report.text import moment, shard_name, short_count, span
+
+LEVELS: Final = 5
+"""Shades of the heat map."""
+
+_WIDTH_PX: Final = 880
+_HEIGHT_PX: Final = 210
+_TOP_PX: Final = 12
+_RIGHT_PX: Final = 14
+_BOTTOM_PX: Final = 26
+_DPI: Final = 72
+_LEAST_LATE_S: Final = 0.001
+_LATE_TICKS_S: Final = (0.001, 0.01, 0.1, 1, 10, 60, 600, 3_600, 86_400, 864_000, 86_400_000)
+
+# These colours are placeholders, which are replaced by variables of the page's style.
+_COLOURS: Final[Mapping[str, str]] = {
+    "ink": "#010203",
+    "muted": "#020304",
+    "grid": "#030405",
+    "series": "#040506",
+    "second": "#050607",
+    "gap": "#060708",
+    "differs": "#070809",
+    **{f"level{level}": f"#08090{level}" for level in range(1, LEVELS + 1)},
+}
+_STYLE: Final[dict[str, Any]] = {
+    "svg.fonttype": "none",
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans"],
+    "text.parse_math": False,
+    "text.color": _COLOURS["muted"],
+    "axes.edgecolor": _COLOURS["grid"],
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.spines.left": False,
+    "axes.axisbelow": True,
+    "xtick.color": _COLOURS["grid"],
+    "ytick.color": _COLOURS["grid"],
+    "xtick.labelcolor": _COLOURS["muted"],
+    "ytick.labelcolor": _COLOURS["muted"],
+    "ytick.major.size": 0,
+    "grid.color": _COLOURS["grid"],
+    "grid.linewidth": 1,
+}
+_TIME_TEXTS: Final[tuple[tuple[int, Callable[[datetime], str]], ...]] = (
+    (2 * DAY_NS, lambda time: f"{time:%H:%M}" if time.hour or time.minute else f"{time:%b %d}"),
+    (200 * DAY_NS, lambda time: f"{time:%b} {time.day}"),
+    (3_000 * DAY_NS, lambda time: f"{time:%b %Y}"),
+    (2**63, lambda time: f"{time:%Y}"),
+)
+"""The format of times on an axis of up to each length."""
+
+
+def draw_steps(traffic: Figures) -> str:
+    """Return a chart of the messages per step of the axis."""
+    axis = axis_in(traffic)
+    values = [each["messages"] for each in traffic["steps"]]
+
+    def draw(ax: Axes) -> None:
+        ax.stairs(values, _times([*axis.starts, axis.high_ns]), fill=True, color=_COLOURS["series"])
+        ax.set_ylim(0, 1.08 * max(values))
+        _count_axis(ax)
+        _time_axis(ax, axis.low_ns, axis.high_ns)
+
+    title = f"Messages over time; the most in one step are {max(values):,}"
+    return _drawn("steps", title, draw)
+
+
+def draw_growth(traffic: Figures, messages_a_day: float, ahead_days: int) -> str:
+    """Return a chart of the messages held at each time, and ahead at the present rate."""
+    axis = axis_in(traffic)
+    first_day = f"{moment(axis.low_ns):%Y-%m-%d}"
+    before = sum(each["messages"] for each in traffic["days"] if each["day"] < first_day)
+    totals = before + np.cumsum([0, *(each["messages"] for each in traffic["steps"])])
+    end_ns = axis.last_ns + (ahead_days * DAY_NS if messages_a_day else 0)
+    last = float(totals[-1]) + messages_a_day * (end_ns - axis.last_ns) / DAY_NS
+
+    def draw(ax: Axes) -> None:
+        times = _times([*axis.starts, axis.last_ns])
+        ax.fill_between(times, totals, color=_COLOURS["series"], alpha=0.18, linewidth=0)
+        ax.plot(times, totals, color=_COLOURS["series"], linewidth=2)
+        if end_ns > axis.last_ns:
+            ahead = _times([axis.last_ns, end_ns])
+            ax.plot(ahead, [totals[-1], last], color=_COLOURS["second"], linewidth=2, dashes=(4, 3))
+        ax.set_ylim(0, 1.08 * max(last, 1.0))
+        _count_axis(ax)
+        _time_axis(ax, axis.low_ns, end_ns)
+
+    return _drawn("growth", "Messages held over time, and ahead at the present rate", draw)
+
+
+def draw_heat(traffic: Figures, differing: Sequence[Figures]) -> str:
+    """Return a heat map of shards by time, with marks for gaps and for hours that differ."""
+    axis = axis_in(traffic)
+    shards = sorted({cell["shard"] for cell in traffic["cells"]})
+    rows: list[int | None] = [None, *shards] if differing else [*shards]
+    most = max(map(_rate, traffic["cells"]))
+    boxes: dict[str, list[tuple[int, int, int]]] = {}
+    for cell in traffic["cells"]:
+        level = math.ceil(LEVELS * math.sqrt(_rate(cell) / most))
+        start_ns = cell["start_ns"]
+        box = (rows.index(cell["shard"]), start_ns, start_ns + axis.step_ns)
+        boxes.setdefault(f"level{max(1, level)}", []).append(box)
+    for gap in traffic["gaps"]:
+        end_ns = min(gap["start_ns"] + gap["hours"] * HOUR_NS, axis.high_ns)
+        for shard in shards if gap["shard"] is None else [gap["shard"]]:
+            boxes.setdefault("gap", []).append((rows.index(shard), gap["start_ns"], end_ns))
+    for hour in differing:
+        box = (0, hour["start_ns"], hour["start_ns"] + HOUR_NS)
+        boxes.setdefault("differs", []).append(box)
+
+    def draw(ax: Axes) -> None:
+        for colour in _COLOURS.keys() & boxes.keys():
+            _draw_boxes(ax, boxes[colour], _COLOURS[colour])
+        labels = [
+            shard_name(row).removeprefix("shard ") if row is not None else "≠ database"
+            for row in rows
+        ]
+        ax.set_yticks(range(len(rows)), labels)
+        ax.set_ylim(len(rows) - 0.5, -0.5)
+        _time_axis(ax, axis.low_ns, axis.high_ns)
+
+    row_px = 20 if len(rows) <= 16 else 13
+    height_px = row_px * len(rows) + _TOP_PX + _BOTTOM_PX
+    title = f"Messages of {len(shards)} shards over time"
+    return _drawn("heat", title, draw, height_px, left_px=96, font_px=min(12, row_px - 2))
+
+
+def level_edges(traffic: Figures) -> list[tuple[int, str]]:
+    """Return the shades, and the greatest number of messages an hour that each stands for."""
+    most = max(map(_rate, traffic["cells"]))
+    edges = (most * (level / LEVELS) ** 2 for level in range(1, LEVELS + 1))
+    return [(level, short_count(float(f"{edge:.2g}"))) for level, edge in enumerate(edges, 1)]
+
+
+def draw_classes(labels: Sequence[str], shares: Sequence[float]) -> str:
+    """Return a bar chart of the share of messages in each class of lateness."""
+
+    def draw(ax: Axes) -> None:
+        bars = ax.barh(range(len(shares)), shares, height=0.7, color=_COLOURS["series"])
+        ax.bar_label(bars, [f"{share:.1%}" for share in shares], padding=4, color=_COLOURS["ink"])
+        ax.set_yticks(range(len(shares)), labels)
+        ax.invert_yaxis()
+        ax.set_xlim(0, 1.2 * max(*shares, 0.01))
+        ax.set_xticks([])
+        ax.spines["bottom"].set_visible(False)
+
+    height_px = 22 * len(shares) + _TOP_PX
+    title = "Share of messages by lateness"
+    return _drawn("classes", title, draw, height_px, left_px=112, bottom_px=4)
+
+
+def draw_lateness(lateness: Figures, traffic: Figures) -> str:
+    """Return a chart of the median and the 99th percentile of the lateness over time."""
+    axis, steps = axis_in(traffic), lateness["steps"]
+    times = _times([each["start_ns"] + axis.step_ns // 2 for each in steps])
+
+    def draw(ax: Axes) -> None:
+        for name, colour in (("p99_s", "second"), ("median_s", "series")):
+            late = [max(each[name], _LEAST_LATE_S) for each in steps]
+            ax.plot(times, late, color=_COLOURS[colour], linewidth=2, marker="o", ms=3)
+        earliest = max(_LEAST_LATE_S, min(each["median_s"] for each in steps))
+        latest = max(each["p99_s"] for each in steps)
+        ax.set_yscale("log")
+        ax.set_ylim(earliest / 2, 2 * max(latest, 2 * earliest))
+        ax.yaxis.set_major_locator(FixedLocator(_LATE_TICKS_S))
+        ax.yaxis.set_minor_locator(NullLocator())
+        ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: span(value)))
+        ax.yaxis.grid(True)
+        _time_axis(ax, axis.low_ns, axis.high_ns)
+
+    return _drawn("lateness", "Lateness over time: the median and the 99th percentile", draw)
+
+
+def _rate(cell: Figures) -> float:
+    rate: float = cell["messages"] / max(1, cell["active_hours"])
+    return rate
+
+
+def _draw_boxes(ax: Axes, boxes: Iterable[tuple[int, int, int]], colour: str) -> None:
+    """Draw boxes of (row, from, to) as one shape; thousands of elements would make a page slow."""
+    shapes = []
+    for row, low_ns, high_ns in boxes:
+        low, high = _times([low_ns, high_ns])
+        top, bottom = row - 0.44, row + 0.44
+        shapes.append(Path([(low, top), (high, top), (high, bottom), (low, bottom), (low, top)]))
+    joined = Path.make_compound_path(*shapes)
+    ax.add_patch(PathPatch(joined, facecolor=colour, linewidth=0))
+
+
+def _times(times_ns: Sequence[int]) -> list[float]:
+    """Return times as matplotlib counts them."""
+    moments = [moment(ns) for ns in times_ns]
+    return [float(each) for each in date2num(moments)]  # type: ignore[no-untyped-call]
+
+
+def _time_axis(ax: Axes, low_ns: int, high_ns: int) -> None:
+    text = next(text for length_ns, text in _TIME_TEXTS if high_ns - low_ns <= length_ns)
+    ax.set_xlim(*_times([low_ns, high_ns]))
+    ax.xaxis.set_major_locator(AutoDateLocator(minticks=2, maxticks=9))  # type: ignore[no-untyped-call]
+    ax.xaxis.set_major_formatter(
+        FuncFormatter(lambda value, _: text(num2date(value)))  # type: ignore[no-untyped-call]
+    )
+
+
+def _count_axis(ax: Axes) -> None:
+    ax.yaxis.set_major_locator(MaxNLocator(4, integer=True))
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: short_count(value)))
+    ax.yaxis.grid(True)
+
+
+def _drawn(
+    name: str,
+    title: str,
+    draw: Callable[[Axes], None],
+    height_px: int = _HEIGHT_PX,
+    *,
+    left_px: int = 54,
+    bottom_px: int = _BOTTOM_PX,
+    font_px: int = 12,
+) -> str:
+    """Return a chart as an SVG element with unique IDs and the colours of the page."""
+    style: Any = {**_STYLE, "svg.hashsalt": name, "font.size": font_px}
+    with mpl.rc_context(style):
+        figure = Figure(figsize=(_WIDTH_PX / _DPI, height_px / _DPI), dpi=_DPI)
+        figure.patch.set_alpha(0)
+        width = 1 - (left_px + _RIGHT_PX) / _WIDTH_PX
+        height = 1 - (_TOP_PX + bottom_px) / height_px
+        ax = figure.add_axes((left_px / _WIDTH_PX, bottom_px / height_px, width, height))
+        ax.patch.set_alpha(0)
+        draw(ax)
+        file = io.StringIO()
+        metadata: Any = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        figure.savefig(file, format="svg", metadata=metadata)
+    text = file.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(
+        r"<metadata>.*?</metadata>|<style.*?</style>|<defs>\s*</defs>", "", text, flags=re.DOTALL
+    )
+    text = re.sub(r'\s(?:xmlns(?::\w+)?|version|width|height)="[^"]*"', "", text, count=5)
+    text = re.sub(r'\bid="', f'id="{name}-', text)
+    text = re.sub(r'(href="#|url\(#)', rf"\g<1>{name}-", text)
+    for variable, colour in _COLOURS.items():
+        text = text.replace(colour, f"var(--{variable})")
+    return text.replace("<svg", f'<svg role="img" aria-label="{title}"', 1).strip()

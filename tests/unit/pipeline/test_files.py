@@ -1,0 +1,188 @@
+"""Files and paths: written whole or not at all, and every path refused that cannot be used."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from store.pipeline import files
+from store.pipeline.errors import PipelineError, StoreError, of_store
+from store.pipeline.parquet import batches_of
+
+STORES = "s3://BUCKET/PATH, gs://BUCKET/PATH or abfss://"
+NO_DATABASE = "An archive is a directory, not a database"
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    path = f"{tmp_path}/a b/day=1/part-ж.parquet"
+    table = pa.table({"ts": range(1_000), "h0": range(1_000)})
+    with files.for_writing(path) as sink:
+        pq.write_table(table, sink)
+    (batch,) = batches_of(path, ["h0", "ts"])
+    assert batch.to_pydict() == {"h0": list(range(1_000)), "ts": list(range(1_000))}
+    assert b"".join(files.chunks(path)) == Path(path).read_bytes()
+    with pytest.raises(PipelineError, match=r"none.parquet could not be read as a file of an arch"):
+        list(batches_of(f"{tmp_path}/none.parquet", ["ts"]))
+
+
+def test_a_file_is_created_once_listed_moved_and_deleted(tmp_path: Path) -> None:
+    path = f"{tmp_path}/new/entry"
+    files.create(path, b"one")
+    with pytest.raises(FileExistsError):
+        files.create(path, b"two")
+    assert files.listed(str(tmp_path)) == ["new/entry"]
+    files.move_folder(str(tmp_path), "new", "old")
+    assert Path(tmp_path, "old", "entry").read_bytes() == b"one"
+    files.delete(f"{tmp_path}/old", ["entry", "none"])
+    assert files.listed(str(tmp_path)) == files.listed(f"{tmp_path}/none") == []
+
+
+@pytest.fixture
+def profile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Files of the AWS tools, and no variable besides."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_REGION", "AWS_ENDPOINT_URL", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    config, keys = tmp_path / "config", tmp_path / "credentials"
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(keys))
+    config.write_text("[default]\nregion = eu-1\n[profile other]\nregion = eu-2\noutput = json\n")
+    keys.write_text("[other]\naws_access_key_id = k\naws_secret_access_key = %s\n")
+    return config
+
+
+def aws(path: str) -> dict[str, str]:
+    options = files.delta_options(path) or {}
+    return {name: value for name, value in options.items() if name.startswith("aws_")}
+
+
+def test_settings_come_from_the_profile_unless_the_environment_has_them(
+    profile: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert files.delta_options("/b/x") is None
+    assert aws("gs://b/x") == {}
+    assert aws("s3://b/x") == {"aws_region": "eu-1"}
+    monkeypatch.setenv("AWS_PROFILE", "other")
+    keys = {"aws_access_key_id": "k", "aws_secret_access_key": "%s"}
+    assert aws("s3://b/x") == {"aws_region": "eu-2", **keys}
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "mine")
+    monkeypatch.setenv("AWS_REGION", "eu-3")
+    assert aws("s3://b/x") == {"aws_endpoint_url": "http://127.0.0.1:9"}
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    profile.write_text("no section")
+    with pytest.raises(StoreError, match="cannot be read"):
+        aws("s3://b/x")
+
+
+@pytest.mark.parametrize(
+    ("said", "sentence"),
+    [
+        ("Generic S3 error: <Code>NoSuchBucket</Code>", "there is no such bucket"),
+        ("PUT failed: 403 Forbidden: <Code>SignatureDoesNotMatch</Code>", "refuses these cred"),
+        ("error sending request for url (http://169.254.169.254/latest)", "no credentials were"),
+        ("Error performing GET https://x in 5s: error sending request", "cannot be reached"),
+    ],
+)
+def test_errors_of_a_store_are_one_sentence(said: str, sentence: str) -> None:
+    for error in (StoreError("s3://b/x", said), OSError(said)):
+        found = of_store("s3://b/x", error).sentence
+        assert sentence in found
+        assert "Generic" not in found
+    again = pickle.loads(pickle.dumps(StoreError("s3://b/x", said)))
+    assert sentence in again.cause
+
+
+@pytest.mark.parametrize(
+    ("given", "path"),
+    [
+        ("/archive/one/", "/archive/one"),
+        ("file:///archive/one", "/archive/one"),
+        ("file:/archive/one", "/archive/one"),
+        ("/co:lon/a b#c", "/co:lon/a b#c"),
+        ("s3a://bucket/one//", "s3://bucket/one"),
+        ("s3://bucket/one", "s3://bucket/one"),
+        ("gs://bucket", "gs://bucket"),
+        ("abfss://c@a.dfs.core.windows.net/x", "abfss://c@a.dfs.core.windows.net/x"),
+        ("/", "/"),
+    ],
+)
+def test_a_path_has_one_spelling(given: str, path: str) -> None:
+    assert files.checked(given) == path
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        *(
+            (path, STORES)
+            for path in ("hdfs://h:9000/x", "gcs://b/x", "http://h/x", "s3://", "gs:///")
+        ),
+        *((path, NO_DATABASE) for path in ("", "postgresql://host/name", "postgres://host/name")),
+        *(
+            (path, "choose a path without")
+            for path in ("/a[b", "/a]b", "/a\\b", "/100%", "/a\nb", "s3a://b/\x7f")
+        ),
+    ],
+)
+def test_other_stores_databases_and_unusable_names_are_refused(path: str, words: str) -> None:
+    with pytest.raises(PipelineError, match=words) as caught:
+        files.checked(path)
+    assert len(caught.value.sentence.splitlines()) == 1
+    assert caught.value.code == 2
+
+
+def test_a_path_of_this_machine_is_absolute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert files.checked("lake") == files.checked("file:lake") == str(tmp_path / "lake")
+    assert files.checked("co:lon") == str(tmp_path / "co:lon")
+
+
+def test_files_that_this_process_does_not_see_are_an_error(tmp_path: Path) -> None:
+    tmp_path.joinpath("part").write_bytes(b"")
+    files.require_visible(str(tmp_path), ["part"])
+    files.require_visible("s3://bucket/archive", ["part"])
+    with pytest.raises(PipelineError, match="Nothing was published"):
+        files.require_visible(str(tmp_path), ["part", "run-1/part"])
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(PipelineError) as caught:
+        files.require_new(path, "the report")
+    assert caught.value.code == 2
+    return caught.value.sentence
+
+
+def test_nothing_is_written_over(tmp_path: Path) -> None:
+    tmp_path.joinpath("dangling").symlink_to("nowhere")
+    for path in (tmp_path, tmp_path / "dangling", Path()):
+        assert refusal(path).endswith("exists already: name a file that does not, for the report.")
+    assert list(tmp_path.iterdir()) == [tmp_path / "dangling"]
+
+
+def test_a_place_that_cannot_be_written_to_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tmp_path.joinpath("file").touch()
+    for parent in ("none", "file"):
+        assert refusal(tmp_path / parent / "page").startswith("There is no directory")
+    assert "File name too long" in refusal(tmp_path / ("x" * 300))
+    files.require_new(tmp_path / "page", "the report")
+    assert files.require_new_directory(f"file://{tmp_path}/new/", "IDs") == f"{tmp_path}/new"
+    with pytest.raises(PipelineError, match="no directory"):
+        files.require_new_directory(str(tmp_path / "none" / "new"), "IDs")
+    for path in (tmp_path / "file", tmp_path / "file" / "lake"):
+        with pytest.raises(PipelineError, match=r"file is no directory") as caught:
+            files.require_room(str(path))
+        assert caught.value.code == 2
+    files.require_room(str(tmp_path / "none" / "lake"))
+    files.require_room("s3://bucket/lake")
+    monkeypatch.setattr("os.access", lambda *_: False)  # root may write to everything
+    assert refusal(tmp_path / "page").startswith("Nothing may be written to")
+    with pytest.raises(PipelineError, match="Nothing may be written to"):
+        files.require_room(str(tmp_path / "lake"))

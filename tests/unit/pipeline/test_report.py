@@ -1,0 +1,402 @@
+"""The page of a report: names stay text, nothing is loaded, and findings are true."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Callable
+from functools import cache
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from store.pipeline.limits import DAY_NS, HOUR_NS, MAX_LISTED
+from store.pipeline.report import text
+from store.pipeline.report.figures import (
+    EDGES_S,
+    MAX_GAPS,
+    MAX_NAMES,
+    MAX_STEPS,
+    OUTLIERS,
+    Figures,
+    Limits,
+    axis_of,
+    outlook_of,
+    to_json,
+    usual_days,
+)
+from store.pipeline.report.page import (
+    GOOD,
+    MAX_PEERS,
+    NOTE,
+    WARNING,
+    lateness_finding,
+    outlook_finding,
+    page_of,
+)
+
+START = 20_000 * DAY_NS
+TIMES = st.integers(0, 2**63 - 1)
+MB = 1_000_000
+HOSTILE = [
+    "<script>alert(1)</script>",
+    '"><img src=x onerror=alert(1)>',
+    "</title></style></svg><a href=//evil.example>",
+    "{{ 7 * 7 }}{% raw %}",
+    "$\\frac{1}{2}$",
+    "&lt;b&gt;",
+    "\u202egnp.exe",
+    "a\nb\x1b[31m\x00",
+    "",
+    "x" * 121,
+    "\U0001f600" * 121,
+]
+MAX_PAGE_BYTES = 3_200_000
+
+
+def ranking(names: list[str], *keys: str) -> Figures:
+    top: list[Figures] = [
+        {**dict.fromkeys(keys, name), "messages": 2_000 - place, "payload_bytes": 5_000}
+        | {"first_ns": START, "last_ns": START + place}
+        for place, name in enumerate((names * MAX_NAMES)[:MAX_NAMES])
+    ]
+    total = sum(each["messages"] for each in top) + 20_000
+    others = {"others": 10_000, "others_messages": 20_000, "others_payload_bytes": 400}
+    return {"count": MAX_NAMES + 10_000, "messages": total, "top": top, **others}
+
+
+def traffic(shards: int, steps: int, names: list[str]) -> Figures:
+    axis = axis_of(START, START + steps * HOUR_NS - 1)
+    cells: list[Figures] = [
+        {"start_ns": start, "shard": shard, "messages": 1 + (start // HOUR_NS + shard) % 50}
+        | {"active_hours": 1, "hours": 1}
+        for start in axis.starts
+        for shard in range(-1, shards - 1)
+    ]
+    sums = dict.fromkeys(axis.starts, 0)
+    for cell in cells:
+        sums[cell["start_ns"]] += cell["messages"]
+    found = [{"start_ns": start, "messages": messages} for start, messages in sums.items()]
+    gaps = [
+        {"shard": number % shards - 1, "start_ns": START + number * HOUR_NS, "hours": 3}
+        | {"expected_messages": 12}
+        for number in range(MAX_GAPS)
+    ]
+    return {
+        "messages": sum(sums.values()),
+        "payload_bytes": 10**6,
+        "from_ns": axis.first_ns,
+        "to_ns": axis.last_ns,
+        "step_s": axis.step_ns // 10**9,
+        "not_drawn": 3,
+        "days": [{"day": f"2024-10-{day:02}", "messages": 5, "payload_bytes": 9} for day in (4, 5)],
+        "steps": found,
+        "cells": cells,
+        "gap_count": 99,
+        "gaps": gaps,
+        "topics": ranking(names, "pubsub_topic", "content_topic"),
+        "channels": ranking(names, "channel"),
+        "messages_not_sds": 17,
+    }
+
+
+def lateness(*classes: int) -> Figures:
+    late = {"messages": 10, "median_s": 0.2, "p90_s": 1.0, "p99_s": 70.0, "most_s": 4_000.0}
+    return {
+        "unknown": 3,
+        "sources": {"client": late, "transfer": late},
+        "classes": [
+            {"up_to_s": edge, "messages": count}
+            for edge, count in zip([*EDGES_S, None], classes, strict=True)
+        ],
+        "steps": [{"start_ns": START, **late}],
+    }
+
+
+def past(channel: str, missing: int, senders: list[str | None], more: int = 0) -> Figures:
+    return {
+        "channel": channel,
+        "messages": 9,
+        "missing": missing,
+        "incomplete": missing,
+        "complete_up_to_ns": None,
+        "missing_since_ns": START if missing else None,
+        "naming_senders": len(senders) + more,
+        "named_by": senders,
+    }
+
+
+def completeness(names: list[str]) -> Figures:
+    parents = [
+        {"channel": name, "message_id": name, "named_by": 2, "sender": name, "hint": None}
+        | {"first_named_by": name, "since_ns": START}
+        for name in (names * MAX_LISTED)[:MAX_LISTED]
+    ]
+    pasts = [past(name, 3, [None, name], 4) for name in (names * MAX_LISTED)[:MAX_LISTED]]
+    counts = {"channels": 1_000, "missing": 154, "incomplete": 200, "faults": 1}
+    return {**counts, "least_complete": pasts, "missing_parents": parents}
+
+
+def peer(name: str, last_sync_ns: int | None, failures: int = 0) -> Figures:
+    about = {"failures": failures, "last_error": name, "lacks": 1, "has": 2}
+    return {"name": name, "connected": True, "last_sync_ns": last_sync_ns, **about}
+
+
+def figures(names: list[str], shards: int = 3, steps: int = MAX_STEPS, **parts: Any) -> Figures:  # noqa: ANN401
+    limits = Limits(30 * DAY_NS, 10**9, 10**9)
+    listed = [{"start_ns": START + n * HOUR_NS, "archive": 1, "database": 2} for n in range(9)]
+    found = {
+        "name": "/archive/" + names[0],
+        "made_ns": START + 10 * DAY_NS,
+        "traffic": traffic(shards, steps, names),
+        "compared": {"hours": 500, "differing": 200, "listed": listed},
+        "lateness": lateness(*range(len(EDGES_S) + 1)),
+        "places": [outlook_of("the archive", STEADY, 10**6, limits)],
+        "completeness": completeness(names),
+        "node": "127.0.0.1:7421",
+        "peers": [peer(name, START, 2) for name in (names * MAX_PEERS)[:MAX_PEERS]],
+        "peer_count": MAX_PEERS + 1,
+    }
+    return {**found, **parts}
+
+
+STEADY = {1_010: 7} | dict.fromkeys(range(1_011, 1_021), 100) | {1_021: 30}
+"""1,037 messages: ten whole days of 100 each."""
+
+
+class Elements(HTMLParser):
+    """The elements and the text of a page."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str]] = []
+        self.texts: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += [(name, value or "") for name, value in attrs]
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data.strip())
+
+
+@cache
+def full_page() -> str:
+    """A page with as much on it as there can be, and names that strangers chose."""
+    return page_of(figures(HOSTILE, 65))
+
+
+def test_a_page_loads_nothing_and_runs_nothing() -> None:
+    found = Elements(full_page())
+    forbidden = {"script", "link", "img", "iframe", "object", "embed", "base", "form", "image"}
+    assert not forbidden & set(found.tags)
+    for name, value in found.attributes:
+        assert not name.startswith("on")
+        assert name not in {"src", "srcset", "action", "data", "xmlns", "xmlns:xlink"}
+        assert not name.endswith("href") or value.startswith("#")
+    assert not re.search(r"https?:|@import", full_page())
+    assert "default-src 'none'" in full_page()
+    assert set(re.findall(r"url\((.)", full_page())) <= {"#"}
+    assert len(full_page().encode()) < MAX_PAGE_BYTES
+
+
+def test_names_of_strangers_are_text_and_nothing_else() -> None:
+    found = Elements(full_page())
+    assert found.tags == Elements(page_of(figures(["room"] * len(HOSTILE), 65))).tags
+    for name in ("<script>alert(1)</script>", "{{ 7 * 7 }}{% raw %}", "&lt;b&gt;"):
+        assert name in found.texts
+    for escape in (r"\u202egnp.exe", r"a\nb\x1b[31m\x00", "(empty)", "x" * 120 + "…"):
+        assert escape in found.texts
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\u202a-\u202e\u2066-\u2069]", full_page())
+
+
+def test_links_ids_and_colours_of_a_page_are_its_own() -> None:
+    found = Elements(full_page())
+    ids = [value for name, value in found.attributes if name == "id"]
+    assert len(ids) == len(set(ids))
+    wanted = set(re.findall(r'(?:href="|url\()#([^")]+)', full_page()))
+    assert {"completeness", "gaps", "lateness", "growth", "peers"} <= wanted <= set(ids)
+    style, _, body = full_page().partition("</style>")
+    assert "prefers-color-scheme: dark" in style
+    assert set(re.findall(r"#[0-9a-f]{6}\b", body)) <= {"#000000", "#ffffff"}
+    assert set(re.findall(r"var\((--\w+)\)", body)) <= set(re.findall(r"(--\w+):", style))
+
+
+def test_every_chart_is_there_once_named_and_of_every_width() -> None:
+    charts = re.findall(r"<svg([^>]*)>", full_page())
+    assert len(charts) == 5
+    for each in charts:
+        assert all(part in each for part in ('role="img"', "aria-label=", "viewBox="))
+
+
+@pytest.mark.parametrize(
+    ("parts", "sentence"),
+    [
+        ({"traffic": None, "lateness": None}, "holds no messages of this time"),
+        ({"lateness": None}, "an archive does not hold when messages were stored"),
+        ({"node": None}, "only a node knows its peers"),
+        ({"peers": [], "peer_count": 0}, "The node has no peers"),
+        ({"compared": {"hours": 0, "differing": 0, "listed": []}}, "holds no hour that is over"),
+        ({"compared": {"hours": 2, "differing": 0, "listed": []}}, "holds 2 hours of the database"),
+        ({"lateness": lateness(*[0] * 12)}, "Of no message is it known"),
+        ({"traffic": traffic(1, 1, [""])}, "Messages per hour"),
+    ],
+)
+def test_absent_figures_are_explained(parts: Figures, sentence: str) -> None:
+    page = page_of(figures(["room"], 1, 2, **parts))
+    assert sentence in page
+    assert Elements(page).tags[0] == "html"
+
+
+def test_peers_that_never_reconciled_are_a_warning() -> None:
+    peers = [peer("two@h:1", None, 3), peer("one@h:1", START)]
+    page = page_of(figures(["room"], 1, 2, peers=peers, peer_count=2))
+    assert "1 of 2 peers never reconciled with the node since it started: two@h:1." in page
+    assert "Failing: two@h:1." in page
+    recent = [peer("one@h:1", START + 10 * DAY_NS - 60 * 10**9)]
+    page = page_of(figures(["room"], 1, 2, peers=recent, peer_count=1))
+    assert "the one longest ago 60 s before this report." in page
+
+
+def test_a_channel_is_listed_with_what_it_lacks_since_when_and_by_whom() -> None:
+    found = completeness(["room"]) | {"missing": 3, "incomplete": 7, "faults": 0}
+    found["least_complete"] = [past("room", 3, ["alice", None], 2), past("ok", 0, [])]
+    page = page_of(figures(["room"], 1, 2, completeness=found))
+    assert (
+        f"3 messages that others name as parents are missing, first named {text.time(START)} in"
+        " room; 7 messages with an incomplete past."
+    ) in page
+    assert "alice, (no sender) and 2 more" in page
+    whole = found | {"missing": 0, "incomplete": 0, "least_complete": [], "missing_parents": []}
+    page = page_of(figures(["room"], 1, 2, completeness=whole))
+    assert "Every message that another names is held, in 1,000 channels." in page
+
+
+@pytest.mark.parametrize(("late", "kind"), [(4, GOOD), (5, WARNING)])
+def test_lateness_is_a_warning_from_a_share_on(late: int, kind: str) -> None:
+    classes = [0] * (len(EDGES_S) + 1)
+    classes[1], classes[EDGES_S.index(60.0) + 1] = 100 - late, late
+    found = lateness_finding(lateness(*classes))
+    assert (found.kind, f"{late}.0% later than 60 s" in found.text) == (kind, True)
+
+
+def test_json_has_times_as_text() -> None:
+    found = to_json({"start_ns": START, "complete_up_to_ns": None, "listed": [{"since_ns": START}]})
+    day = "2024-10-04T00:00:00Z"
+    assert found == {"start": day, "complete_up_to": None, "listed": [{"since": day}]}
+
+
+@given(st.text(max_size=300))
+def test_a_name_is_shown_by_what_prints_alone(name: str) -> None:
+    shown = text.shown(name)
+    assert shown.strip()
+    categories = {unicodedata.category(char) for char in shown}
+    assert not categories & {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
+    assert len(shown) <= 10 * text.MAX_NAME_CHARS + 1
+
+
+@pytest.mark.parametrize(
+    ("show", "given", "wanted"),
+    [
+        (text.shown, " \t", "(empty)"),
+        (text.shown, "\ud800", r"\ud800"),
+        (text.shown, "چت日本", "چت日本"),
+        (text.shown, "e" + 4 * "\u0301", "e\u0301\u0301" + 2 * r"\u0301"),
+        (text.shown, "x" * 121, "x" * 120 + "…"),
+        (text.span, -0.03, "-30 ms"),
+        (text.span, 1.26, "1.26 s"),
+        (text.span, 5_400, "90 min"),
+        (text.span, 9_000, "2.5 h"),
+        (text.span, 864_000, "10 days"),
+        (text.size, 200 * 2**30, "200 GiB"),
+        (text.size, 10**9, "1 GB"),
+        (text.size, 0, "0 bytes"),
+    ],
+)
+def test_names_spans_and_sizes(show: Callable[[Any], str], given: object, wanted: str) -> None:
+    assert show(given) == wanted
+
+
+@given(TIMES, TIMES)
+def test_an_axis_holds_every_hour_once(one: int, other: int) -> None:
+    first, last = sorted((one, other))
+    axis = axis_of(first, last)
+    assert axis.low_ns <= axis.first_ns <= first <= last < axis.last_ns <= axis.high_ns
+    assert len(axis.starts) <= MAX_STEPS
+    assert all(start % axis.step_ns == 0 for start in axis.starts)
+    hours = sum(map(axis.hours, axis.starts))
+    assert hours == (axis.last_ns - axis.first_ns) // HOUR_NS
+    assert axis_of(axis.first_ns, axis.last_ns - 1) == axis
+
+
+@given(st.dictionaries(st.integers(0, 30_000), st.integers(1, 1_000), min_size=1))
+def test_few_messages_are_left_out_of_an_axis_and_only_if_it_shrinks(days: dict[int, int]) -> None:
+    first, last = usual_days(days)
+    assert {first, last} <= days.keys()
+    left_out = [day for day in days if not first <= day <= last]
+    assert sum(days[day] for day in left_out) <= 2 * OUTLIERS * sum(days.values())
+    assert not left_out or 2 * (last - first + 1) < max(days) - min(days) + 1
+
+
+@pytest.mark.parametrize(
+    ("limits", "by_age", "by_size", "full", "size_first"),
+    [
+        (Limits(), None, None, None, False),
+        (Limits(retention_ns=9 * DAY_NS), MB, None, None, False),
+        (Limits(retention_bytes=5 * MB), None, 50, None, True),
+        (Limits(retention_ns=9 * DAY_NS, retention_bytes=MB // 2), MB, 5, None, True),
+        (Limits(retention_ns=4 * DAY_NS, retention_bytes=5 * MB), MB // 2, 50, None, False),
+        (Limits(disk_bytes=2_037_000), None, None, 10, False),
+        (Limits(disk_bytes=MB), None, None, 0, False),
+        (Limits(retention_ns=9 * DAY_NS, disk_bytes=2 * MB), MB, None, None, False),
+        (Limits(retention_bytes=2 * MB, disk_bytes=2 * MB), None, 20, None, True),
+    ],
+)
+def test_the_outlook_is_that_of_whole_days_under_limits(
+    limits: Limits,
+    by_age: float | None,
+    by_size: float | None,
+    full: float | None,
+    size_first: bool,
+) -> None:
+    found = outlook_of("the archive", STEADY, 1_037 * 1_000, limits)
+    assert (found["mean_of_days"], found["messages_a_day"], found["bytes_a_day"]) == (10, 100, 1e5)
+    assert found["bytes_under_retention"] == by_age
+    assert found["days_under_retention_size"] == by_size
+    assert found["full_in_days"] == full
+    assert found["size_drops_first"] == size_first
+
+
+@pytest.mark.parametrize("days", [{}, {5: 10}, {5: 10, 6: 10}])
+def test_without_a_whole_day_there_is_no_forecast(days: dict[int, int]) -> None:
+    found = outlook_of("the archive", days, 1_000, Limits(DAY_NS, 10, 10))
+    assert (found["mean_of_days"], found["bytes_a_day"], found["full_in_days"]) == (0, 0, None)
+    assert "its growth is unknown" in outlook_finding(found).text
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence", "kind"),
+    [
+        ({"full_in_days": 13.0}, "its disk is full in 13 days", WARNING),
+        ({"full_in_days": 3_650.0}, "its disk is full in 3,650 days", NOTE),
+        ({"full_in_days": 41_241.0}, "its disk is not full within ten years", NOTE),
+        (
+            {"size_drops_first": True, "days_under_retention_size": 3, "retention_bytes": 2**30},
+            "the retention by size (1 GiB) drops what is older than about 3 days",
+            NOTE,
+        ),
+        (
+            {"bytes_under_retention": 310 * MB, "retention_days": 30},
+            "the retention by age drops what is older than 30 days, and leaves 310 MB",
+            NOTE,
+        ),
+    ],
+)
+def test_the_outlook_names_what_ends_first(change: Figures, sentence: str, kind: str) -> None:
+    found = outlook_finding(outlook_of("the archive", STEADY, MB, Limits()) | change)
+    assert (found.kind, sentence in found.text) == (kind, True)

@@ -91,7 +91,7 @@ CATCH_UP_OVERLAP_NS: Final = 600 * 10**9
 """How far before the last moment online a scan begins: clocks differ, and nodes reconcile every
 few minutes."""
 
-SEARCH_LOST_EVERY_NS: Final = 60 * 10**9
+SEARCH_LOST_EVERY_S: Final = 60.0
 """Time between scans for causes that were given up for want of room."""
 
 LEAVE_TIMEOUT_S: Final = 10.0

@@ -28,7 +28,7 @@ from storenode.sds.aio.limits import (
     LEAVE_TIMEOUT_S,
     MAX_TICK_S,
     PACKETS_AT_ONCE,
-    SEARCH_LOST_EVERY_NS,
+    SEARCH_LOST_EVERY_S,
 )
 from storenode.sds.aio.publisher import Publisher, Ready
 from storenode.sds.aio.repair import Repair
@@ -91,7 +91,8 @@ class Participant:
         self._signing = Signing(joining.signer, config.channel_id, config.sender_id)
         self._clock = clock
         self._rng = joining.rng
-        self._searched_ns = -SEARCH_LOST_EVERY_NS
+        self._lost_from_ns: int | None = None
+        self._search_due_s = 0.0
         self._troubles: dict[str, str] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self.saver = Saver(
@@ -130,6 +131,7 @@ class Participant:
         self.feed = Feed(
             ledger,
             rotation,
+            searched=Rotation(links),
             clock=clock,
             take=self.take,
             relieve=self._relieve,
@@ -232,6 +234,8 @@ class Participant:
             if isinstance(thing, Behind):
                 self.feed.search(thing.since_ms * _NS_PER_MS)
             elif isinstance(thing, Lost) and thing.early:
+                if self._lost_from_ns is None:
+                    self._lost_from_ns = max(self._clock() - CATCH_UP_OVERLAP_NS, 0)
                 self._search_lost()
             elif isinstance(thing, Recall):
                 self.answering.want(thing.message_ids)
@@ -305,10 +309,10 @@ class Participant:
 
     def _search_lost(self) -> None:
         """Scan for what was given up for want of room, at most once a minute."""
-        now_ns = self._clock()
-        if now_ns - self._searched_ns >= SEARCH_LOST_EVERY_NS:
-            self._searched_ns = now_ns
-            self.feed.search(max(now_ns - CATCH_UP_OVERLAP_NS, 0))
+        now_s = asyncio.get_running_loop().time()
+        if self._lost_from_ns is not None and self._search_due_s <= now_s:
+            self.feed.search(self._lost_from_ns)
+            self._lost_from_ns, self._search_due_s = None, now_s + SEARCH_LOST_EVERY_S
 
     def _release(self, commit: int, things: list[Any]) -> None:
         shown: list[ChannelEvent] = []
@@ -413,6 +417,7 @@ class Participant:
             events = self.ledger.tick(self._now_ms(), self._rng)
             if events:
                 self.tell(events)
+            self._search_lost()
             if self._clock() - noted_ns >= _ONLINE_EVERY_NS:
                 noted_ns = self._clock()
                 self.feed.still_online()

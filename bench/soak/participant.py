@@ -20,10 +20,10 @@ from pathlib import Path
 from random import Random
 
 from bench.soak.checker.hashing import fingerprint, message_hash
+from store.demo.passing import PassingLink
 from storenode.sds.aio.channel import Channel
 from storenode.sds.aio.events import Message, NotStored
 from storenode.sds.aio.node import StoreNode
-from storenode.sds.aio.passing import PassingLink
 from storenode.sds.aio.transport import Outbound, Route, Verdict
 from storenode.sds.bloom import FilterShape
 from storenode.sds.config import ChannelConfig, RepairConfig

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from store.demo.ledger import Ledger, hash_of
-from storenode.sds.aio.passing import PassingLink
+from store.demo.passing import PassingLink
 from storenode.sds.aio.transport import FeedPage, Fetched, Outbound, Route, Transport, Verdict
 from storenode.sds.codec import Entry, MessageError, MessageKind, SdsMessage, decode_message
 

@@ -15,7 +15,6 @@ from storenode.client.node import connect
 from storenode.message.hashing import message_hash
 from storenode.sds.aio.channel import Channel
 from storenode.sds.aio.events import Message
-from storenode.sds.aio.many.shared_node import SharedNode
 from storenode.sds.aio.node import StoreNode
 from storenode.sds.aio.state import StateTaken
 from storenode.sds.aio.transport import Outbound, Route
@@ -105,13 +104,10 @@ async def test_a_node_tells_which_messages_it_holds_without_sending_them(
     route = Route(room, PUBSUB, topic(room))
     said = await past(node, room, 40)
     hints = [message_hash(PUBSUB, m.payload, topic(room), None, m.timestamp_ns) for m in said]
-    for transport in (StoreNode(node.listen), SharedNode(StoreNode(node.listen))):
-        link = transport.open(route)
-        assert await link.holds([*hints, bytes(32), b"no hash"]) == set(hints)
-        assert await link.holds([b"no hash"]) == set()
-        await link.close()
-        if isinstance(transport, SharedNode):
-            await transport.close()
+    link = StoreNode(node.listen).open(route)
+    assert await link.holds([*hints, bytes(32), b"no hash"]) == set(hints)
+    assert await link.holds([b"no hash"]) == set()
+    await link.close()
 
 
 async def test_ephemeral_content_reaches_whoever_listens_and_stays_nowhere(

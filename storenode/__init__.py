@@ -6,15 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from storenode.client import AsyncClient, Client, Message
-    from storenode.sds.aio.channel import Channel
+    from storenode.sds.aio.blocking import Channel
+    from storenode.sds.aio.channel import AsyncChannel
 
     __version__: str
 
-__all__ = ["AsyncClient", "Channel", "Client", "Message", "__version__"]
+__all__ = ["AsyncChannel", "AsyncClient", "Channel", "Client", "Message", "__version__"]
 
 _MODULES = {
+    "AsyncChannel": "storenode.sds.aio.channel",
     "AsyncClient": "storenode.client",
-    "Channel": "storenode.sds.aio.channel",
+    "Channel": "storenode.sds.aio.blocking",
     "Client": "storenode.client",
     "Message": "storenode.client",
 }

@@ -114,14 +114,18 @@ class AsyncChannel:
         """Return how complete each of the nodes says that it is, the one to prefer first."""
         return [coverage for _, coverage in await by_completeness(self._participant.links)]
 
-    async def wait_for(self, condition: Callable[[Status], bool]) -> Status:
+    async def wait_for(
+        self, condition: Callable[[Status], bool], timeout_s: float | None = None
+    ) -> Status:
         """Wait until the status meets a condition, and return it.
 
         Raises:
+            TimeoutError: it did not within the time.
             StateTaken: another process took the state; the channel has ended.
         """
-        while not condition(self.status):
-            await self._participant.hub.changed()
+        async with asyncio.timeout(timeout_s):
+            while not condition(self.status):
+                await self._participant.hub.changed()
         return self.status
 
     async def send(self, content: bytes, message_id: str | None = None) -> str:

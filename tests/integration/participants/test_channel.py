@@ -13,6 +13,7 @@ import pytest
 from storenode.client.messages import new_message
 from storenode.client.node import connect
 from storenode.message.hashing import message_hash
+from storenode.sds.aio.blocking import Channel as BlockingChannel
 from storenode.sds.aio.channel import Channel
 from storenode.sds.aio.events import Message
 from storenode.sds.aio.node import StoreNode
@@ -294,3 +295,34 @@ async def test_a_history_that_does_not_fit_the_buffer_is_taken_in_parts(
         async with asyncio.timeout(PATIENCE_S):
             await until(late, len(said) - 2)
         assert late.status.lost == 2
+
+
+def test_a_program_without_an_event_loop_has_the_same_channel(
+    node: NodeProcess, room: str, tmp_path: Path
+) -> None:
+    state = tmp_path / "alice.db"
+    with (
+        BlockingChannel.join(node.listen, room, "alice", state=state) as alice,
+        BlockingChannel.join(node.listen, room, "bob") as bob,
+    ):
+        bob.wait_for(lambda status: status.synced, PATIENCE_S)
+        events = alice.events()
+        sent = alice.send_all([b"one", b"two"])
+        heard = [message for _, message in zip(sent, bob.messages(), strict=False)]
+        assert [message.message_id for message in heard] == sent
+        answer = bob.send(b"three")
+        acknowledged = set[str]()
+        for event in events:
+            if isinstance(event, Acknowledged):
+                acknowledged.add(event.message_id)
+            if acknowledged == set(sent):
+                break
+        alice.wait_for(lambda status: not status.unpublished, PATIENCE_S)
+        assert [message.message_id for message in alice.log()] == [*sent, answer]
+        with pytest.raises(TimeoutError):
+            alice.wait_for(lambda status: status.lost > 0, 0.01)
+        with pytest.raises(ValueError, match="needs content"):
+            alice.send(b"")
+        assert (alice.missing(), alice.lacking(), alice.unpublished()) == ((), {}, frozenset())
+    with BlockingChannel.join(node.listen, room, "alice", state=state) as alice:
+        assert [message.content for message in alice.log()] == [b"one", b"two", b"three"]

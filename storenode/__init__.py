@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from storenode.client import AsyncClient, Client, Message
-    from storenode.sds.aio.blocking import Channel
+    from storenode.sds.aio.blocking_channel import Channel
     from storenode.sds.aio.channel import AsyncChannel
 
     __version__: str
@@ -16,7 +16,7 @@ __all__ = ["AsyncChannel", "AsyncClient", "Channel", "Client", "Message", "__ver
 _MODULES = {
     "AsyncChannel": "storenode.sds.aio.channel",
     "AsyncClient": "storenode.client",
-    "Channel": "storenode.sds.aio.blocking",
+    "Channel": "storenode.sds.aio.blocking_channel",
     "Client": "storenode.client",
     "Message": "storenode.client",
 }

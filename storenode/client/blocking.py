@@ -24,8 +24,8 @@ from storenode.client.message import Message, Page, Published
 from storenode.client.publisher import DEFAULT_MAX_PENDING, AsyncPublisher
 from storenode.client.retry import Retry
 from storenode.client.streams import MessageStream as AsyncMessageStream
-from storenode.connection.blocking import call_on_loop, iterate_blocking, run_blocking
 from storenode.connection.channel import TlsIdentity
+from storenode.connection.event_loop import call_on_loop, iterate_blocking, run_blocking
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")

@@ -11,19 +11,18 @@ from base64 import b64decode, b64encode
 from collections import Counter
 from dataclasses import asdict, astuple
 from hashlib import blake2b
-from random import Random
 from typing import Any, Final
 
 from storenode.sds.bloom import RollingFilter
 from storenode.sds.channel import MessageChannel
-from storenode.sds.claims import Claims, Unproven
+from storenode.sds.claims import IdClaims, Unproven
 from storenode.sds.codec import Entry, SdsMessage, decode_message, encode_message
 from storenode.sds.config import ChannelConfig
 from storenode.sds.events import Counts
 from storenode.sds.ids import IdSet
-from storenode.sds.incoming import Waiting, Want
-from storenode.sds.log import Log
-from storenode.sds.outgoing import Outgoing
+from storenode.sds.incoming_buffer import WaitingMessage, Want
+from storenode.sds.log import MessageLog
+from storenode.sds.outgoing_buffer import Outgoing
 
 MAGIC: Final = b"SDSC"
 VERSION: Final = 5
@@ -69,6 +68,12 @@ def restore(config: ChannelConfig, data: bytes) -> MessageChannel:
         raise SnapshotError(f"the snapshot cannot be read: {error}") from error
 
 
+class _FixedRng:
+    def uniform(self, a: float, b: float) -> float:
+        """Return a value that is replaced at once."""
+        return min(a, b)
+
+
 def _state(channel: MessageChannel) -> dict[str, object]:
     config, log, clock = channel.config, channel.log, channel.clock
     incoming, pace, claims = channel.incoming, channel.pace, channel.claims
@@ -78,7 +83,7 @@ def _state(channel: MessageChannel) -> dict[str, object]:
         "filter": (config.filter.bits, config.filter.hashes, channel.filter.pairs()),
         "log": (log.met.salt, *log.pages(), log.met.digests(), log.pruned),
         "clock": (clock.value, clock.latest_ms, clock.set_back_ms),
-        "channel": (channel.sends, channel.told_ms, channel.asks_in_vain),
+        "channel": (channel.sends, channel.reported_ms, channel.asks_in_vain),
         "counts": asdict(channel.counts),
         "lost": list(channel.lost),
         "outgoing": [
@@ -92,7 +97,7 @@ def _state(channel: MessageChannel) -> dict[str, object]:
         "wants": [(key, astuple(each)) for key, each in incoming.wants.items()],
         "pace": (pace.active_ms, pace.spoke_ms, pace.silence, pace.limits, pace.rarer),
         "owed": list(pace.owed.items()),
-        "gaps": (channel.gaps.looked_ms, list(channel.gaps.told.items())),
+        "gaps": (channel.gaps.looked_ms, list(channel.gaps.pending.items())),
         "showing": (channel.showing.due, channel.showing.last_ms),
         "heads": list(channel.heads.ids),
         "unproven": [(key, astuple(each)) for key, each in claims.unproven.items()],
@@ -112,15 +117,15 @@ def _state(channel: MessageChannel) -> dict[str, object]:
 
 def _restored(config: ChannelConfig, state: dict[str, Any]) -> MessageChannel:
     _check_identity(config, state)
-    channel = MessageChannel(config, 0, Random())  # noqa: S311 - its values are replaced
+    channel = MessageChannel(config, 0, _FixedRng())
     salt, packed, newest, met, pruned = state["log"]
-    channel.log = Log(salt)
+    channel.log = MessageLog(salt)
     channel.log.restore(packed, newest, met)
     channel.log.pruned = pruned
     channel.filters.own = RollingFilter.from_pairs(config.filter, state["filter"][2])
     clock, pace = channel.clock, channel.pace
     clock.value, clock.latest_ms, clock.set_back_ms = state["clock"]
-    channel.sends, channel.told_ms, channel.asks_in_vain = state["channel"]
+    channel.sends, channel.reported_ms, channel.asks_in_vain = state["channel"]
     channel.counts = Counts(**state["counts"])
     channel.lost = dict.fromkeys(state["lost"])
     for encoded, *rest in state["outgoing"]:
@@ -128,7 +133,7 @@ def _restored(config: ChannelConfig, state: dict[str, Any]) -> MessageChannel:
         channel.outgoing.add(Outgoing(message, config.filter.probe(message.message_id), *rest))
     channel.incoming.restore(
         [
-            Waiting(_message(encoded), hint, arrived_ms, set(unmet))
+            WaitingMessage(_message(encoded), hint, arrived_ms, set(unmet))
             for encoded, hint, arrived_ms, unmet in state["waiting"]
         ],
         [(key, Want(*fields)) for key, fields in state["wants"]],
@@ -136,11 +141,11 @@ def _restored(config: ChannelConfig, state: dict[str, Any]) -> MessageChannel:
     pace.active_ms, pace.spoke_ms, pace.silence, limits, pace.rarer = state["pace"]
     pace.limits = limits and (limits[0], limits[1])
     pace.owed = dict(state["owed"])
-    channel.gaps.looked_ms, told = state["gaps"]
-    channel.gaps.told = dict(told)
+    channel.gaps.looked_ms, pending = state["gaps"]
+    channel.gaps.pending = dict(pending)
     channel.showing.due, channel.showing.last_ms = state["showing"]
     channel.heads.ids = dict.fromkeys(state["heads"])
-    channel.claims = Claims(salt)
+    channel.claims = IdClaims(salt)
     channel.claims.unproven.update((key, Unproven(*each)) for key, each in state["unproven"])
     channel.claims.older = IdSet.from_digests(salt, state["older"])
     _restore_repair(channel, state["requests"], state["answers"])

@@ -268,7 +268,7 @@ class Channels:
     async def open(
         cls, places: Place | Sequence[Place], *, open_states: int = DEFAULT_OPEN_STATES
     ) -> AsyncIterator[Self]:
-        """Have channels for the length of an ``async with`` block, which leaves all of them.
+        """Open channels for the length of an ``async with`` block, which leaves all of them.
 
         - ``places``: as in `AsyncChannel.join`.
         - ``open_states``: state files that are open at one time, each with two descriptors. A

@@ -21,12 +21,11 @@ from storenode.sds.aio.limits import CATCH_UP_OVERLAP_NS, FIRST_DELAY_S, MAX_DEL
 from storenode.sds.aio.transport import CursorRefused, FeedPage, Fetched, TransportError
 
 if TYPE_CHECKING:
-    from storenode.sds.aio.ledger import Ledger
-    from storenode.sds.aio.rotation import Rotation
-    from storenode.sds.aio.transport import Link
+    from storenode.sds.aio.ledger import ParticipantLedger
+    from storenode.sds.aio.transport import Link, Rotation
 
 
-class Feed:
+class ChannelFeed:
     """The feed of a channel, and scans for what it has missed.
 
     ``take`` accepts messages and returns the time of the first one for which there was no room;
@@ -37,7 +36,7 @@ class Feed:
 
     def __init__(
         self,
-        ledger: Ledger,
+        ledger: ParticipantLedger,
         rotation: Rotation,
         *,
         searched: Rotation,
@@ -183,7 +182,7 @@ class Feed:
             raise TransportError("Too much waits for what is missing: trying again.")
 
     async def _scan(self, link: Link, since_ns: int) -> int | None:
-        """Answer the time of the first message for which there was no room."""
+        """Return the time of the first message for which there was no room."""
         self.calls["scan"] += 1
         first_refused_ns: int | None = None
         async with aclosing(link.scan(since_ns)) as pages:
@@ -204,7 +203,7 @@ class Feed:
         self._ledger.gap(from_ns if known is None else min(known, from_ns))
 
     def _cursor(self, link: Link) -> bytes | None:
-        """The link's own cursor, else one of another node that may be on the same database."""
+        """Return the link's own cursor, else one of a node that may be on the same database."""
         known = self._ledger.cursors
         for name in (link.name, self._last, *known):
             cursor = known.get(name)
@@ -213,7 +212,7 @@ class Feed:
         return None
 
     def _forget_cursor(self, link: Link) -> bool:
-        """A cursor was refused; False when there was none."""
+        """Remove a cursor that was refused; return False when there was none."""
         if self._tried is None:
             return False
         self._refused.add(self._tried)

@@ -1,4 +1,4 @@
-"""One call of ``Follow`` for up to 100 channels, and how a channel joins it without a gap.
+"""Calls of ``Follow`` for up to 100 channels each, which a channel joins without a gap.
 
 1. A channel's topic joins a shared feed, which begins again at its own cursor with one topic more.
 2. From its first page on, new messages of the channel are queued.
@@ -69,7 +69,7 @@ class _Member:
         self._news.set()
 
     def drop(self) -> None:
-        """Empty the queue."""
+        """Clear the queue."""
         self._pages.clear()
         self._count(-self._size)
 
@@ -114,7 +114,7 @@ class _Member:
 
 
 class _SharedFeed:
-    """One call for the members' topics; it begins again when one is added."""
+    """A call for the members' topics, which begins again when one is added."""
 
     def __init__(
         self, pubsub_topic: str, follow: Follow, ended: Callable[[_SharedFeed], None]
@@ -167,7 +167,7 @@ class _SharedFeed:
                 member.fail(failure)
 
     async def _read(self, topics: Sequence[str]) -> None:
-        """Distribute pages of these topics until another channel is added."""
+        """Read pages of these topics until another channel is added."""
         wanted = store_pb2.ContentFilter(pubsub_topic=self.pubsub_topic, content_topics=topics)
         async with aclosing(self._follow(wanted, self._cursor)) as pages:
             self._distribute(await anext(pages), topics)
@@ -196,7 +196,7 @@ class _SharedFeed:
 
 
 class SharedFeeds:
-    """All feeds of one node. ``calls`` bounds the calls of single channels."""
+    """The feeds of one node. ``calls`` bounds the calls of single channels."""
 
     def __init__(self, follow: Follow, calls: asyncio.Semaphore) -> None:
         self._follow = follow

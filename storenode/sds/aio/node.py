@@ -40,9 +40,9 @@ from storenode.sds.aio.transport import (
     FeedPage,
     Fetched,
     Outbound,
+    PublishResult,
     Route,
     TransportError,
-    Verdict,
 )
 from storenode.sds.codec import Entry
 from storenode.wire.sds.v1.message_pb2 import HistoryEntry
@@ -57,8 +57,8 @@ from storenode.wire.waku.store.v3.store_pb2 import (
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 
 _P = TypeVar("_P")
-_Answers = asyncio.Queue[Sequence[Verdict] | TransportError]
-_Judge = Callable[[store_pb2.PublishResponse], Sequence[Verdict]]
+_Answers = asyncio.Queue[Sequence[PublishResult] | TransportError]
+_Judge = Callable[[store_pb2.PublishResponse], Sequence[PublishResult]]
 _STORED = frozenset(
     {
         store_pb2.PublishResult.STORED,
@@ -262,7 +262,7 @@ class NodeLink:
 
     async def publish(
         self, batches: AsyncIterator[Sequence[Outbound]]
-    ) -> AsyncGenerator[Sequence[Verdict], None]:
+    ) -> AsyncGenerator[Sequence[PublishResult], None]:
         """Publish through the ``PublishStream`` of all channels, and yield the verdicts."""
         answers: _Answers = asyncio.Queue()
         writer = asyncio.create_task(self._write(batches, answers))
@@ -429,11 +429,11 @@ class NodeLink:
 
     def _verdicts(
         self, response: store_pb2.PublishResponse, hints: Sequence[bytes]
-    ) -> list[Verdict]:
+    ) -> list[PublishResult]:
         if not hints or len(response.results) != len(hints):
             raise TransportError(f"The node at {self.name} answered what was not published.")
         return [
-            Verdict(result.outcome in _STORED, hint, result.reason[:MAX_REASON_CHARS])
+            PublishResult(result.outcome in _STORED, hint, result.reason[:MAX_REASON_CHARS])
             for result, hint in zip(response.results, hints, strict=True)
         ]
 

@@ -13,7 +13,7 @@ import pytest
 from storenode.client.messages import new_message
 from storenode.client.node import connect
 from storenode.message.hashing import message_hash
-from storenode.sds.aio.blocking import Channel as BlockingChannel
+from storenode.sds.aio.blocking_channel import Channel as BlockingChannel
 from storenode.sds.aio.channel import Channel
 from storenode.sds.aio.events import Message
 from storenode.sds.aio.node import StoreNode
@@ -223,7 +223,7 @@ async def test_what_goes_wrong_where_messages_come_from_ends_the_publishing(
         raise kind(room)
 
     async def published() -> list[bool]:
-        return [verdict.held async for (verdict,) in link.publish(batches())]
+        return [verdict.stored async for (verdict,) in link.publish(batches())]
 
     link = StoreNode(node.listen).open(Route(room, PUBSUB, topic(room)))
     publishing = asyncio.create_task(published())

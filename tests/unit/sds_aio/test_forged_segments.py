@@ -11,6 +11,7 @@ import pytest
 
 from storenode.sds.aio.channel import Channel
 from storenode.sds.aio.events import Message
+from storenode.sds.aio.reliable.assembly import ContentReader, Found
 from storenode.sds.aio.reliable.channel import ReliableChannel
 from storenode.sds.aio.reliable.events import (
     AssemblyFailed,
@@ -19,7 +20,6 @@ from storenode.sds.aio.reliable.events import (
     MessageSent,
     SegmentRefused,
 )
-from storenode.sds.aio.reliable.reading import Found, Reader
 from storenode.sds.aio.signing import Signed
 from storenode.sds.claims import Proof
 from storenode.sds.codec import SdsMessage
@@ -78,7 +78,7 @@ class Log:
 
 async def read(messages: Sent) -> list[Found]:
     log = Log()
-    reader = Reader(cast("Channel", log), 86_400_000)
+    reader = ContentReader(cast("Channel", log), 86_400_000)
     found: list[Found] = []
     for message in messages:
         log.messages[message.key] = message

@@ -10,10 +10,9 @@ from typing import Any
 from sim.bridge import Life, TimelineLoop
 from sim.limits import NS_PER_S, START_NS
 from sim.timeline import Timeline
-from storenode.sds.aio.feed import Feed
-from storenode.sds.aio.ledger import Ledger
-from storenode.sds.aio.rotation import Rotation
-from storenode.sds.aio.transport import Fetched, TransportError
+from storenode.sds.aio.feed import ChannelFeed
+from storenode.sds.aio.ledger import ParticipantLedger
+from storenode.sds.aio.transport import Fetched, Rotation, TransportError
 from storenode.sds.channel import MessageChannel
 from storenode.sds.config import ChannelConfig
 
@@ -67,8 +66,8 @@ def searched(stores: Sequence[Any], receiver: Receiver, seconds: int, *since_ns:
 
     async def run() -> None:
         core = MessageChannel(ChannelConfig("room", "alice"), 0, random.Random(1))
-        feed = Feed(
-            Ledger(core),
+        feed = ChannelFeed(
+            ParticipantLedger(core),
             Rotation(stores),
             searched=Rotation(stores),
             clock=lambda: timeline.now_ns,

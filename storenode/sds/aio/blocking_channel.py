@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack
 
-from storenode.connection.blocking import call_on_loop, iterate_blocking, run_blocking
+from storenode.connection.event_loop import call_on_loop, iterate_blocking, run_blocking
 from storenode.sds.aio.channel import AsyncChannel, Place
 from storenode.sds.aio.events import ChannelEvent, Events
 from storenode.sds.aio.join_options import JoinOptions

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass
 
-from storenode.sds.aio.transport import FeedPage, Fetched, Link, Outbound, Verdict
+from storenode.sds.aio.transport import FeedPage, Fetched, Link, Outbound, PublishResult
 from storenode.sds.codec import Entry
 
 
@@ -22,7 +22,7 @@ class PassingLink:
 
     def publish(
         self, batches: AsyncIterator[Sequence[Outbound]]
-    ) -> AsyncGenerator[Sequence[Verdict], None]:
+    ) -> AsyncGenerator[Sequence[PublishResult], None]:
         """Publish through the inner link."""
         return self.inner.publish(batches)
 

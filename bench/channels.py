@@ -17,8 +17,7 @@ from typing import Final
 import psutil
 
 from bench.pipeline.cpu import apart
-from storenode.sds.aio.channel import Channel
-from storenode.sds.aio.many.channels import Channels
+from storenode.sds.aio.channel import Channel, Channels
 
 SILENCE_S: Final = 5.0
 

@@ -7,18 +7,20 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from storenode.client import AsyncClient, Client, Message
-    from storenode.sds.aio.channel import Channel
+    from storenode.sds.aio.blocking_channel import Channel
+    from storenode.sds.aio.channel import AsyncChannel
 
     __version__: str
 
 # gRPC and BoringSSL print errors of their own on standard error; the library logs and raises them.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
-__all__ = ["AsyncClient", "Channel", "Client", "Message", "__version__"]
+__all__ = ["AsyncChannel", "AsyncClient", "Channel", "Client", "Message", "__version__"]
 
 _MODULES = {
+    "AsyncChannel": "storenode.sds.aio.channel",
     "AsyncClient": "storenode.client",
-    "Channel": "storenode.sds.aio.channel",
+    "Channel": "storenode.sds.aio.blocking_channel",
     "Client": "storenode.client",
     "Message": "storenode.client",
 }

@@ -20,11 +20,11 @@ from pathlib import Path
 from random import Random
 
 from bench.soak.checker.hashing import fingerprint, message_hash
+from store.demo.forwarding import PassingLink
 from storenode.sds.aio.channel import Channel
 from storenode.sds.aio.events import Message, NotStored
 from storenode.sds.aio.node import StoreNode
-from storenode.sds.aio.passing import PassingLink
-from storenode.sds.aio.transport import Outbound, Route, Verdict
+from storenode.sds.aio.transport import Outbound, PublishResult, Route
 from storenode.sds.bloom import FilterShape
 from storenode.sds.config import ChannelConfig, RepairConfig
 from storenode.sds.events import Lost
@@ -63,7 +63,7 @@ class TellingLink(PassingLink):
 
     async def publish(
         self, batches: AsyncIterator[Sequence[Outbound]]
-    ) -> AsyncGenerator[Sequence[Verdict], None]:
+    ) -> AsyncGenerator[Sequence[PublishResult], None]:
         """Tell what leaves, and what a node says that it holds: not what it has passed on only."""
         passing: set[str] = set()
 
@@ -80,7 +80,7 @@ class TellingLink(PassingLink):
 
         async with aclosing(self.inner.publish(told())) as answers:
             async for verdicts in answers:
-                held = {each.hint.hex() for each in verdicts if each.held}
+                held = {each.hint.hex() for each in verdicts if each.stored}
                 tell(held=sorted(held - passing), node=self.name)
                 yield verdicts
 

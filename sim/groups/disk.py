@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sim.dice import happens
-from storenode.sds.aio.ledger import TABLES, Batch, Row
+from storenode.sds.aio.ledger import TABLES, Row, StateBatch
 from storenode.sds.aio.schema import LAMPORT_OFFSET
 from storenode.sds.aio.state import StateError, StateTaken
 from storenode.sds.pages import Key
@@ -36,7 +36,7 @@ class Disk:
         self.log: dict[str, Row] = {}
         self.away = False
 
-    def write(self, batch: Batch) -> None:
+    def write(self, batch: StateBatch) -> None:
         """Write all of a batch."""
         self.row.update(batch.small)
         for message_id in batch.gone:
@@ -76,7 +76,7 @@ class SimState:
     def close(self) -> None:
         """Nothing is open."""
 
-    def commit(self, batch: Batch) -> None:
+    def commit(self, batch: StateBatch) -> None:
         """Write a batch, unless something goes wrong.
 
         Raises:

@@ -45,7 +45,7 @@ from sim.groups.view import View
 from sim.judge import Violation
 from sim.limits import NS_PER_MS, NS_PER_S
 from storenode.sds.aio.events import Message
-from storenode.sds.aio.ledger import Batch
+from storenode.sds.aio.ledger import StateBatch
 from storenode.sds.aio.limits import MAX_REQUESTS_IN_FLIGHT
 from storenode.sds.aio.participant import Participant
 from storenode.sds.aio.transport import FeedPage, Fetched
@@ -191,7 +191,7 @@ class GroupJudge:
 
     # What its driver does
 
-    def saved(self, view: View, disk: Disk, batch: Batch) -> None:
+    def saved(self, view: View, disk: Disk, batch: StateBatch) -> None:
         """A transaction was written (rule 15)."""
         gap_ns: int | None = disk.row["gap_from_ns"]
         for row in batch.rows["cursors"].values():

@@ -21,9 +21,9 @@ from storenode.sds.aio.transport import (
     FeedPage,
     Fetched,
     Outbound,
+    PublishResult,
     Route,
     TransportError,
-    Verdict,
 )
 from storenode.sds.codec import Entry
 
@@ -93,7 +93,7 @@ class GroupLink:
 
     async def publish(
         self, batches: AsyncIterator[Sequence[Outbound]]
-    ) -> AsyncGenerator[Sequence[Verdict], None]:
+    ) -> AsyncGenerator[Sequence[PublishResult], None]:
         """Let the others hear each batch, and have the store take it."""
         self._begin(PUBLISH)
         view = self._member.view
@@ -200,16 +200,16 @@ class GroupLink:
 
     async def _to_others(
         self, batches: AsyncIterator[Sequence[Outbound]]
-    ) -> AsyncGenerator[Sequence[Verdict], None]:
+    ) -> AsyncGenerator[Sequence[PublishResult], None]:
         async with aclosing(self._left(batches)) as leaving:
             async for batch in leaving:
                 if self._world.network.breaks_now():
                     raise TransportError("The radio fails.")
-                yield [Verdict(held=True, hint=each.hint) for each in batch]
+                yield [PublishResult(stored=True, hint=each.hint) for each in batch]
 
     async def _to_store(
         self, batches: AsyncIterator[Sequence[Outbound]]
-    ) -> AsyncGenerator[Sequence[Verdict], None]:
+    ) -> AsyncGenerator[Sequence[PublishResult], None]:
         async with self._call(PUBLISH) as end:
             writing = asyncio.create_task(self._write(end, batches))
             try:

@@ -205,7 +205,7 @@ class Member(Caller):
         """A scan begins, which will bring these; what else is searched for closes no gap."""
         if since_ns in self.view.searched:
             self.view.searched.remove(since_ns)
-        elif self.participant is not None:
+        elif self.participant is not None and self.participant.ledger.gap_from_ns == since_ns:
             self.world.judge.scans(self.view, messages, self.participant.ledger.commits)
 
     def _watch(self, core: Any) -> None:  # noqa: ANN401 - a channel, whose methods are replaced

@@ -19,7 +19,7 @@ from sim.dice import happens
 from sim.groups.shelf import Shelf
 from sim.limits import NS_PER_S
 from storenode.message.hashing import message_hash
-from storenode.sds.aio.transport import FeedPage, Fetched, Outbound, Route, Verdict
+from storenode.sds.aio.transport import FeedPage, Fetched, Outbound, PublishResult, Route
 from storenode.sds.codec import Entry
 
 if TYPE_CHECKING:
@@ -156,14 +156,16 @@ class StoreNode:
             await end.send(verdicts)
         end.finish()
 
-    def _store(self, message: Fetched) -> Verdict:
+    def _store(self, message: Fetched) -> PublishResult:
         drift_ns = self._world.scenario.drift_ns
         if abs(message.timestamp_ns - self._world.timeline.now_ns) > drift_ns:
             self._world.mark("a store refused a message for its time")
-            return Verdict(held=False, hint=b"", reason="The time is too far from the node's.")
+            return PublishResult(
+                stored=False, hint=b"", reason="The time is too far from the node's."
+            )
         if message.hint:
             self.shelf.add(message)
-        return Verdict(held=True, hint=message.hint)
+        return PublishResult(stored=True, hint=message.hint)
 
     def _stir(self) -> None:
         self._news.set()

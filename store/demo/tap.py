@@ -11,9 +11,9 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from store.demo.forwarding import PassingLink
 from store.demo.ledger import Ledger, hash_of
-from storenode.sds.aio.passing import PassingLink
-from storenode.sds.aio.transport import FeedPage, Fetched, Outbound, Route, Transport, Verdict
+from storenode.sds.aio.transport import FeedPage, Fetched, Outbound, PublishResult, Route, Transport
 from storenode.sds.codec import Entry, MessageError, MessageKind, SdsMessage, decode_message
 
 
@@ -69,7 +69,7 @@ class TapLink(PassingLink):
 
     async def publish(
         self, batches: AsyncIterator[Sequence[Outbound]]
-    ) -> AsyncGenerator[Sequence[Verdict], None]:
+    ) -> AsyncGenerator[Sequence[PublishResult], None]:
         """Publish, and record what is offered and what a node holds."""
         sent: deque[Sequence[Outbound]] = deque()
 
@@ -86,7 +86,7 @@ class TapLink(PassingLink):
                 self.ledger.acknowledged.update(
                     verdict.hint
                     for outbound, verdict in zip(sent.popleft(), verdicts, strict=True)
-                    if verdict.held and not outbound.ephemeral
+                    if verdict.stored and not outbound.ephemeral
                 )
                 yield verdicts
 

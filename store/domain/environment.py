@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping, MutableSequence, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from storenode.sds.chance import Chance
+from storenode.sds.rng import Rng
 
 _T = TypeVar("_T")
 
 
-class Random(Chance, Protocol):
+class Random(Rng, Protocol):
     """The methods of the standard library's generators that are used."""
 
     def choice(self, seq: Sequence[_T]) -> _T:

@@ -6,14 +6,12 @@ The calls run on one event loop in a background thread, which all clients of a p
 from __future__ import annotations
 
 import asyncio
-import sys
-import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import Future
 from contextlib import suppress
-from functools import cache, partial, wraps
+from functools import wraps
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 from storenode.client.asynchronous import (
@@ -27,115 +25,10 @@ from storenode.client.publisher import DEFAULT_MAX_PENDING, AsyncPublisher
 from storenode.client.retry import Retry
 from storenode.client.streams import MessageStream as AsyncMessageStream
 from storenode.connection.channel import TlsIdentity
+from storenode.connection.event_loop import call_on_loop, iterate_blocking, run_blocking
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
-
-
-@cache
-def _loop() -> asyncio.AbstractEventLoop:
-    """The event loop of all blocking clients, in a thread that ends with the process."""
-    loop = asyncio.new_event_loop()
-    # By default the loop lists every generator that has begun. Dropping one then runs a callback
-    # in the program's thread, and Python swallows an interruption that comes in a callback. The
-    # list is not needed: each generator is closed with its stream.
-    loop.call_soon(partial(sys.set_asyncgen_hooks, firstiter=None))
-    threading.Thread(target=loop.run_forever, name="storenode-client", daemon=True).start()
-    return loop
-
-
-class _Call(Generic[_T]):
-    """A call on the event loop, for the thread that waits for its end.
-
-    An interruption may come between any two instructions of this thread. So it waits for a bare
-    lock, since one of Python's own futures may be left locked, and the loop would stand still; and
-    it holds no task, since asyncio forgets tasks in a callback that swallows an interruption.
-    """
-
-    def __init__(self, call: Coroutine[Any, Any, _T]) -> None:
-        self._call = call
-        self._cancel: Callable[[], object] = call.close
-        self._ended = threading.Lock()
-        self._ended.acquire()
-        self._outcome: Callable[[], _T] | None = None
-
-    def start(self) -> None:
-        """On the loop: begin."""
-        task = asyncio.get_running_loop().create_task(self._call)
-        self._cancel = task.cancel
-        task.add_done_callback(self._end)
-
-    def stop(self) -> None:
-        """On the loop: cancel the call, which may not have begun, or have ended."""
-        self._cancel()
-        if self._cancel == self._call.close:
-            self._tell(_raising(CancelledError()))
-
-    def wait(self) -> None:
-        """Wait for the end; more than once does no harm."""
-        if self._outcome is None:
-            self._ended.acquire()
-
-    def result(self) -> _T:
-        """What it came to."""
-        assert self._outcome is not None
-        return self._outcome()
-
-    def _end(self, task: asyncio.Task[_T]) -> None:
-        self._cancel = _nothing
-        if task.cancelled():
-            self._tell(_raising(CancelledError()))
-        elif (fault := task.exception()) is not None:
-            self._tell(_raising(fault))
-        else:
-            result = task.result()
-            self._tell(lambda: result)
-
-    def _tell(self, outcome: Callable[[], _T]) -> None:
-        self._outcome = outcome
-        self._ended.release()
-
-
-def _nothing() -> None:
-    """Cancel what has ended."""
-
-
-def _raising(fault: BaseException) -> Callable[[], Any]:
-    def outcome() -> None:
-        raise fault
-
-    return outcome
-
-
-def _run(coroutine: Coroutine[Any, Any, _T]) -> _T:
-    """Run a call to its end; an interruption cancels it, and waits for its end once more."""
-    call, loop = _Call(coroutine), _loop()
-    try:
-        loop.call_soon_threadsafe(call.start)
-        call.wait()
-    except BaseException:
-        loop.call_soon_threadsafe(call.stop)
-        call.wait()
-        raise
-    return call.result()
-
-
-def _each(items: AsyncGenerator[_T]) -> Iterator[_T]:
-    """What an asynchronous generator yields, none of it None; it is closed at the end."""
-
-    async def following() -> _T | None:
-        return await anext(items, None)
-
-    try:
-        while (item := _run(following())) is not None:
-            yield item
-    finally:
-        _run(items.aclose())
-
-
-async def _made(kind: Callable[..., _T], *arguments: Any, **options: Any) -> _T:  # noqa: ANN401 - of `kind`
-    """Make something on the event loop that it belongs to."""
-    return kind(*arguments, **options)
 
 
 class _Closing(ABC):
@@ -187,17 +80,17 @@ class MessageStream(_Closing, Iterator[Message]):
 
     def ack(self) -> None:
         """Keep the position after the pages whose messages have all been handed out."""
-        _run(self._stream.acknowledge(is_finished=not self._waiting))
+        run_blocking(self._stream.acknowledge(is_finished=not self._waiting))
 
     def close(self) -> None:
         """End the call."""
-        _run(self._close(is_finished=False))
+        run_blocking(self._close(is_finished=False))
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        _run(self._close(is_finished=kind is None and not self._waiting))
+        run_blocking(self._close(is_finished=kind is None and not self._waiting))
 
     def _next_page(self) -> Page:
-        page = _run(self._next())
+        page = run_blocking(self._next())
         if page is None:
             raise StopIteration
         return page
@@ -226,18 +119,18 @@ class Publisher:
 
         The future need not be waited for. Raises as `AsyncPublisher.send` does.
         """
-        return _run(self._send(message))
+        return run_blocking(self._send(message))
 
     def flush(self) -> None:
         """Wait until everything that was handed over is acknowledged."""
-        _run(self._publisher.flush())
+        run_blocking(self._publisher.flush())
 
     def __enter__(self) -> Self:
-        _run(self._publisher.__aenter__())
+        run_blocking(self._publisher.__aenter__())
         return self
 
     def __exit__(self, *raised: Any) -> None:  # noqa: ANN401 - what the publisher takes
-        _run(self._publisher.__aexit__(*raised))
+        run_blocking(self._publisher.__aexit__(*raised))
 
     async def _send(self, message: Message) -> Future[Published]:
         answer = await self._publisher.send(message)
@@ -265,7 +158,7 @@ class _Blocking(_Closing, Generic[_A]):
 
     def close(self) -> None:
         """End all calls and connections."""
-        _run(self._asynchronous.aclose())
+        run_blocking(self._asynchronous.aclose())
 
     def __repr__(self) -> str:
         return repr(self._asynchronous).removeprefix("Async")
@@ -276,7 +169,7 @@ def _blocking(
 ) -> Callable[Concatenate[_Blocking[_A], _P], _T]:
     @wraps(call)
     def blocking(client: _Blocking[_A], /, *given: _P.args, **options: _P.kwargs) -> _T:
-        return _run(call(client._asynchronous, *given, **options))
+        return run_blocking(call(client._asynchronous, *given, **options))
 
     return blocking
 
@@ -286,7 +179,7 @@ def _iterating(
 ) -> Callable[Concatenate[_Blocking[_A], _P], Iterator[_T]]:
     @wraps(call)
     def blocking(client: _Blocking[_A], /, *given: _P.args, **options: _P.kwargs) -> Iterator[_T]:
-        return _each(call(client._asynchronous, *given, **options))
+        return iterate_blocking(call(client._asynchronous, *given, **options))
 
     return blocking
 
@@ -326,8 +219,10 @@ class Client(_Blocking[AsyncClient]):
         retry: Retry = PATIENT,
         timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> None:
-        made = _made(AsyncClient, nodes, token=token, tls=tls, retry=retry, timeout_s=timeout_s)
-        self._asynchronous = _run(made)
+        made = call_on_loop(
+            AsyncClient, nodes, token=token, tls=tls, retry=retry, timeout_s=timeout_s
+        )
+        self._asynchronous = run_blocking(made)
 
     def publisher(
         self,
@@ -338,14 +233,14 @@ class Client(_Blocking[AsyncClient]):
         strict: bool = True,
     ) -> Publisher:
         """Make a publisher for many messages, as `AsyncClient.publisher`."""
-        made = _made(
+        made = call_on_loop(
             self._asynchronous.publisher,
             min_confirms=min_confirms,
             confirm_timeout_s=confirm_timeout_s,
             max_pending=max_pending,
             strict=strict,
         )
-        return Publisher(_run(made))
+        return Publisher(run_blocking(made))
 
     publish = _blocking(AsyncClient.publish)
     publish_many = _blocking(AsyncClient.publish_many)
@@ -377,8 +272,8 @@ class Admin(_Blocking[AsyncAdmin]):
         tls: TlsIdentity | None = None,
         timeout_s: float | None = DEFAULT_TIMEOUT_S,
     ) -> None:
-        made = _made(AsyncAdmin, node, token=token, tls=tls, timeout_s=timeout_s)
-        self._asynchronous = _run(made)
+        made = call_on_loop(AsyncAdmin, node, token=token, tls=tls, timeout_s=timeout_s)
+        self._asynchronous = run_blocking(made)
 
     status = _blocking(AsyncAdmin.status)
     synchronize = _blocking(AsyncAdmin.synchronize)

@@ -1,7 +1,7 @@
 """Bloom filters over message IDs, bit for bit those of the field's JavaScript library.
 
 A filter has no header: both sides must know the number of positions and of hashes, or infer them
-(`storenode.sds.shapes`). Positions come from two signed MurmurHash3 values, ``(a + n*b) mod m``.
+(`storenode.sds.filters`). Positions come from two signed MurmurHash3 values, ``(a + n*b) mod m``.
 The bytes are 64-bit words, big-endian: position p is bit ``p mod 8`` of byte ``(p div 8) xor 7``.
 
 Source: SDS, "Participant state"; the layout is that of the published implementations.
@@ -24,11 +24,11 @@ WORD_BITS: Final = 64
 _LOW: Final = 0xFFFFFFFF
 
 Probe = tuple[tuple[int, int], ...]
-"""Where an ID's bits are: (byte, mask) of each position."""
+"""The bits of an ID: (byte, mask) of each position."""
 
 
 class Shape(ABC):
-    """How IDs are placed in a filter; `FilterShape` where it is chosen."""
+    """The positions and hashes of a filter; `FilterShape` where they are chosen."""
 
     capacity: int
     """IDs after which a filter is rolled over."""
@@ -36,45 +36,45 @@ class Shape(ABC):
     @property
     @abstractmethod
     def bits(self) -> int:
-        """Positions in all (m)."""
+        """The number of positions in all (m)."""
 
     @property
     @abstractmethod
     def hashes(self) -> int:
-        """Positions of one ID (k)."""
+        """The number of positions of one ID (k)."""
 
     @cached_property
     def size_bytes(self) -> int:
-        """Length of an encoded filter."""
+        """The length of an encoded filter."""
         return (1 + self.bits // WORD_BITS) * (WORD_BITS // 8)
 
     def pair(self, message_id: str) -> tuple[int, int]:
-        """The two values that all of an ID's positions follow from."""
+        """Return the two values that all of an ID's positions follow from."""
         first, step = hashes_of(message_id)
         return first % self.bits, step % self.bits
 
     def positions(self, message_id: str) -> list[int]:
-        """Positions of an ID, in the order of their making; some may be equal."""
+        """Return the positions of an ID in order; some may be equal."""
         first, step = self.pair(message_id)
         return [(first + n * step) % self.bits for n in range(self.hashes)]
 
     def probe(self, message_id: str) -> Probe:
-        """The same as bytes and masks of an encoded filter."""
+        """Return the positions as bytes and masks of an encoded filter."""
         return tuple((p >> 3 ^ 7, 1 << (p & 7)) for p in self.positions(message_id))
 
     def reads(self, data: bytes | None) -> bool:
-        """Whether bytes can be a filter of this shape."""
+        """Return True if bytes can be a filter of this shape."""
         return data is not None and len(data) == self.size_bytes
 
     def false_positive_rate(self, data: bytes) -> float:
-        """Probability that an ID which was never inserted seems to be in an encoded filter."""
+        """Return the probability that an encoded filter shows an ID that was not inserted."""
         filled = int.from_bytes(data).bit_count() / self.bits
         return float(min(filled, 1.0) ** self.hashes)
 
 
 @dataclass(frozen=True)
 class FilterShape(Shape):
-    """Capacity (IDs) and error rate of a channel's filters, and what follows from them.
+    """The capacity (IDs) and error rate of a channel's filters, and what follows from them.
 
     Raises:
         ValueError: the capacity is not positive or too large, or the rate not inside (0, 1).
@@ -93,27 +93,27 @@ class FilterShape(Shape):
 
     @cached_property
     def bits_per_id(self) -> int:
-        """Bits that one ID takes at the wanted error rate."""
+        """The number of bits that one ID takes at the wanted error rate."""
         return ceil(-log(self.error_rate) / log(2) ** 2)
 
     @cached_property
     def hashes(self) -> int:
-        """Positions of one ID (k)."""
+        """The number of positions of one ID (k)."""
         return int(log(2) * self.bits_per_id + 0.5)
 
     @cached_property
     def bits(self) -> int:
-        """Positions in all (m)."""
+        """The number of positions in all (m)."""
         return self.capacity * self.bits_per_id
 
 
 def hashes_of(message_id: str) -> tuple[int, int]:
-    """The two hashes of an ID, before they are made to fit a filter."""
+    """Return the two hashes of an ID, before they are reduced to a filter's positions."""
     return abs(mmh3.hash(message_id, 0)), abs(mmh3.hash(message_id + " b", 0))
 
 
 def holds(data: bytes | bytearray, probe: Probe) -> bool:
-    """Whether an encoded filter has all bits of a probe; never wrong when it says no."""
+    """Return True if an encoded filter has all bits of a probe; False is never wrong."""
     for position, mask in probe:  # noqa: SIM110 - a generator would take twice as long
         if not data[position] & mask:
             return False
@@ -140,7 +140,7 @@ class RollingFilter:
         self._pairs: array[int] = array("Q")
 
     def __len__(self) -> int:
-        """IDs in the present filter."""
+        """Return the number of IDs in the present filter."""
         return len(self._pairs)
 
     def add(self, message_id: str) -> None:
@@ -155,22 +155,22 @@ class RollingFilter:
         return holds(self._bits, self.shape.probe(message_id))
 
     def encode(self) -> bytes:
-        """The filter as it is sent."""
+        """Return the filter as it is sent."""
         return bytes(self._bits)
 
     def known(self) -> int:
-        """The bits of this filter and of the one before it."""
+        """Return the bits of this filter and of the one before it."""
         bits = int.from_bytes(self._bits)
         return bits if self._before is None else bits | int.from_bytes(self._before)
 
     def span(self) -> int:
-        """How many of the newest IDs `known` covers."""
+        """Return how many of the newest IDs `known` covers."""
         capacity = self.shape.capacity
         before = 0 if self._before is None else capacity - capacity // 2
         return before + len(self._pairs)
 
     def pairs(self) -> bytes:
-        """What the filter is made of, oldest first: 8 bytes per ID, big-endian."""
+        """Return the content of the filter, oldest first: 8 bytes per ID, big-endian."""
         return struct.pack(f">{len(self._pairs)}Q", *self._pairs)
 
     @classmethod
@@ -213,7 +213,7 @@ class RollingFilter:
 
 
 def filter_of(shape: Shape, message_ids: Iterable[str]) -> bytes:
-    """The encoded filter that holds just these IDs, however many they are."""
+    """Return the encoded filter that contains just these IDs, however many they are."""
     bits = bytearray(shape.size_bytes)
     for message_id in message_ids:
         for position, mask in shape.probe(message_id):

@@ -19,7 +19,7 @@ Rules:
 | `Receive`        | content: acknowledgements, filter, then delivered or waits for its causes;  |
 |                  | sync: the same, never delivered; ephemeral: handed out; known: owed again,  |
 |                  | or forged, or the genuine one, which takes the other's place                |
-| `Tick`           | what waits is delivered, lost or told; resends; repair answers; sync; prune |
+| `Tick`           | waiting: delivered, lost or reported; resends; repair answers; sync; prune  |
 
 Source: SDS, "Protocol steps", in the newest revision.
 """
@@ -30,10 +30,8 @@ from heapq import heappop, heappush
 from math import ceil, inf
 from typing import assert_never
 
-from storenode.sds.behind import Lacks
 from storenode.sds.bloom import RollingFilter
-from storenode.sds.chance import Chance
-from storenode.sds.claims import Claims, Proof, Verdict, proof_of, said_by
+from storenode.sds.claims import IdClaims, Judgement, Proof, proof_of, said_by
 from storenode.sds.clock import Clock
 from storenode.sds.codec import (
     Entry,
@@ -78,10 +76,10 @@ from storenode.sds.events import (
     Withdrawn,
 )
 from storenode.sds.filters import Filters
-from storenode.sds.gaps import Gaps
+from storenode.sds.gaps import GapDetector, PeerGaps
 from storenode.sds.history import Heads, history_of
 from storenode.sds.ids import draw_salt
-from storenode.sds.incoming import IncomingBuffer, Waiting
+from storenode.sds.incoming_buffer import IncomingBuffer, WaitingMessage
 from storenode.sds.limits import (
     ASK_EVERY_MS,
     ASKS_IN_VAIN,
@@ -93,20 +91,20 @@ from storenode.sds.limits import (
     MAX_SDS_MESSAGE_BYTES,
     UNATTENDED_SWEEPS,
 )
-from storenode.sds.log import Log
+from storenode.sds.log import MessageLog
 from storenode.sds.naming import content_id, ephemeral_id, sync_id
-from storenode.sds.outgoing import Outgoing, OutgoingBuffer
-from storenode.sds.pace import Pace
+from storenode.sds.outgoing_buffer import Outgoing, OutgoingBuffer
 from storenode.sds.pages import LogEntry
-from storenode.sds.repair import Answers, Requests, may_answer
-from storenode.sds.showing import Showing
+from storenode.sds.repair import RepairAnswers, RepairRequests, may_answer
+from storenode.sds.rng import Rng
+from storenode.sds.schedule import FilterSchedule, SyncTimer
 
 Sealing = Callable[[int, tuple[Entry, ...]], bytes]
 """Makes the content as it travels, from the Lamport timestamp and the causal history."""
 
 
 class ChannelFullError(RuntimeError):
-    """Too many own messages are unacknowledged: send again when some are acknowledged."""
+    """An error for too many unacknowledged messages: send again when some are acknowledged."""
 
 
 class MessageChannel:
@@ -116,25 +114,25 @@ class MessageChannel:
     Their times are running time (`storenode.sds.clock`).
     """
 
-    def __init__(self, config: ChannelConfig, now_ms: int, chance: Chance) -> None:
+    def __init__(self, config: ChannelConfig, now_ms: int, rng: Rng) -> None:
         self.config = config
         self.clock = Clock(now_ms, config.max_clock_ahead_ms)
-        self.log = Log(draw_salt(chance))
-        self.claims = Claims(self.log.met.salt)
+        self.log = MessageLog(draw_salt(rng))
+        self.claims = IdClaims(self.log.met.salt)
         self.filters = Filters(config.filter)
         self.outgoing = OutgoingBuffer(config.filter)
         self.incoming = IncomingBuffer()
         self.counts = Counts()
         self.lost: dict[str, None] = {}
-        self.pace = Pace(now_ms, config)
-        self.lacks = Lacks(self.filters, config.behind_after_ms)
+        self.pace = SyncTimer(now_ms, config)
+        self.lacks = GapDetector(self.filters, config.behind_after_ms)
         self.heads = Heads()
-        self.showing = Showing(config.filter_every, config.filter_every_ms, now_ms)
+        self.showing = FilterSchedule(config.filter_every, config.filter_every_ms, now_ms)
         repair = config.repair
-        self.gaps = Gaps(config)
-        self.requests = None if repair is None else Requests(repair, config.sender_id)
-        self.answers = None if repair is None else Answers(repair, config.sender_id)
-        self.told_ms = now_ms
+        self.gaps = PeerGaps(config)
+        self.requests = None if repair is None else RepairRequests(repair, config.sender_id)
+        self.answers = None if repair is None else RepairAnswers(repair, config.sender_id)
+        self.reported_ms = now_ms
         self.asks_in_vain = 0
         self.sends = 0
 
@@ -143,7 +141,7 @@ class MessageChannel:
         """The filter that is sent."""
         return self.filters.own
 
-    def step(self, now_ms: int, given: Input, chance: Chance) -> list[Event]:
+    def step(self, now_ms: int, given: Input, rng: Rng) -> list[Event]:
         """Take one input; return what follows from it, in order.
 
         Raises:
@@ -154,7 +152,7 @@ class MessageChannel:
             case Receive():
                 return self.receive(now_ms, given.packets)
             case Tick():
-                return self.tick(now_ms, chance)
+                return self.tick(now_ms, rng)
             case Send():
                 return self.send(now_ms, given.content, given.message_id)
             case Published():
@@ -271,11 +269,11 @@ class MessageChannel:
         self._prune(events)
         return events
 
-    def tick(self, now_ms: int, chance: Chance) -> list[Event]:
-        """Do what is due: both sweeps, repair, sync messages, pruning."""
+    def tick(self, now_ms: int, rng: Rng) -> list[Event]:
+        """Run what is due: both sweeps, repair, sync messages, pruning."""
         now_ms = self._running(now_ms)
         events: list[Event] = []
-        tell = now_ms - self.told_ms >= self.config.missing_every_ms
+        tell = now_ms - self.reported_ms >= self.config.missing_every_ms
         self._sweep_incoming(now_ms, events, tell=tell)
         self._sweep_outgoing(now_ms, events)
         self._answer(now_ms, events)
@@ -283,20 +281,20 @@ class MessageChannel:
         missing, lost = self.incoming.wants, self.lost
         found, asks = self.lacks.sweep(missing, lost, self.clock, now_ms)
         events += found
-        if asks or min(self.pace.due_ms(chance), self._ask_due_ms()) <= now_ms:
+        if asks or min(self.pace.due_ms(rng), self._ask_due_ms()) <= now_ms:
             events += self._send_sync(now_ms, shows=asks)
         self._prune(events)
         return events
 
     def abandon(self, now_ms: int, message_ids: Iterable[str]) -> list[Event]:
-        """Give up what the application knows to be irretrievable, of what is missing."""
+        """Mark missing messages that the application cannot retrieve as lost."""
         events: list[Event] = []
         chosen = [key for key in dict.fromkeys(message_ids) if key in self.incoming.wants]
         self._lose(chosen, self._running(now_ms), events)
         return events
 
     def recalled(self, messages: Iterable[SdsMessage]) -> list[Event]:
-        """Answer repair requests with what the application has of the messages of a `Recall`.
+        """Send what the application has of the messages of a `Recall`.
 
         What is in the log no longer is left out, and what others are to answer.
         """
@@ -309,16 +307,16 @@ class MessageChannel:
         return events
 
     def sweep_incoming(self, now_ms: int) -> list[Event]:
-        """Sweep the incoming buffer alone, and always report what is missing."""
+        """Run the sweep of the incoming buffer alone, and always report what is missing."""
         events: list[Event] = []
         self._sweep_incoming(self._running(now_ms), events, tell=True)
         return events
 
-    def next_due_ms(self, chance: Chance) -> int:
+    def next_due_ms(self, rng: Rng) -> int:
         """Return when the next `Tick` is needed; ticks before that do nothing."""
-        times: list[float] = [self.pace.due_ms(chance)]
+        times: list[float] = [self.pace.due_ms(rng)]
         if self.incoming.waiting:
-            times.append(self.told_ms + self.config.missing_every_ms)
+            times.append(self.reported_ms + self.config.missing_every_ms)
         times += [self._ask_due_ms(), self.lacks.next_due_ms()]
         parts = (self.outgoing, self.answers)
         times += [due for part in parts if part and (due := part.next_due_ms()) is not None]
@@ -341,7 +339,7 @@ class MessageChannel:
     # --- sending
 
     def _history(self, lamport: int, *, last: int) -> tuple[Entry, ...]:
-        named = self.gaps.take(self.config.gap_entries) if self.gaps.told else []
+        named = self.gaps.take(self.config.gap_entries) if self.gaps.pending else []
         if self.config.name_heads:
             named += [*self.heads.ids, *list(self.pace.owed)[:MAX_OWED_NAMED]]
         return history_of(self.config, self.log, named, lamport, last=last)
@@ -445,9 +443,9 @@ class MessageChannel:
             events.append(EphemeralReceived(message.message_id, message.sender_id, message.content))
         elif kind is MessageKind.CONTENT and self._is_known(message.message_id):
             verdict = self.claims.judge(message)
-            if verdict is Verdict.GENUINE or (verdict is Verdict.SAME and self._frees(message)):
+            if verdict is Judgement.GENUINE or (verdict is Judgement.SAME and self._frees(message)):
                 self._take(now_ms, message, hint, events, own=own)
-            elif verdict is Verdict.FORGED:
+            elif verdict is Judgement.FORGED:
                 self._reject(message, hint, events)
             else:
                 self._again(now_ms, message.message_id, hint, own=own)
@@ -480,7 +478,7 @@ class MessageChannel:
         config = self.config
         unmet = self._unmet(message)
         proof = proof_of(message) if content else Proof.NONE
-        taken = Waiting(message, hint, now_ms, unmet, proof)
+        taken = WaitingMessage(message, hint, now_ms, unmet, proof)
         bounds = config.max_waiting, config.max_waiting_bytes, config.max_missing
         if unmet and not self.incoming.fits(taken, *bounds):
             self.counts.buffer_full += 1
@@ -518,7 +516,7 @@ class MessageChannel:
             named.discard(message.message_id)
         return {key for key in named if key not in self.log and key not in self.lost}
 
-    def _wait(self, now_ms: int, waiting: Waiting, events: list[Event]) -> None:
+    def _wait(self, now_ms: int, waiting: WaitingMessage, events: list[Event]) -> None:
         if waiting.message.content:
             self._stop_asking(waiting.message.message_id)
         missing = self.incoming.add(waiting, now_ms)
@@ -534,7 +532,7 @@ class MessageChannel:
 
     # --- delivering
 
-    def _deliver(self, now_ms: int, taken: Waiting, events: list[Event]) -> None:
+    def _deliver(self, now_ms: int, taken: WaitingMessage, events: list[Event]) -> None:
         message, hint = taken.message, taken.hint
         message_id, lamport = message.message_id, message.lamport or 0
         if not self.clock.adopt(lamport, self.clock.unix_ms(now_ms)):
@@ -570,13 +568,12 @@ class MessageChannel:
         self._stop_asking(message_id)
 
     def _stop_asking(self, message_id: str) -> None:
-        """No longer ask others for a message."""
         if self.requests is not None:
             self.requests.discard(message_id)
 
     def _release(self, now_ms: int, events: list[Event]) -> None:
         """Deliver what is ready and what becomes ready by that, in log order."""
-        ready: list[tuple[int, str, Waiting]] = []
+        ready: list[tuple[int, str, WaitingMessage]] = []
         while ready or self.incoming.ready:
             for waiting in self.incoming.take_ready():
                 message = waiting.message
@@ -591,10 +588,10 @@ class MessageChannel:
     # --- learning from others
 
     def _learn(self, now_ms: int, message: SdsMessage, events: list[Event]) -> None:
-        """Review our messages by another's message (SDS, "Review ACK status"), and repair."""
+        """Update acknowledgements by another's message (SDS, "Review ACK status"), and repair."""
         named = {entry.message_id for entry in message.history}
         news = message.kind is MessageKind.CONTENT or not self.heads.ids.keys() <= named
-        self.pace.heard(now_ms, news=news)
+        self.pace.received(now_ms, news=news)
         for entry in message.history:
             if self.outgoing.remove(entry.message_id):
                 events.append(Acknowledged(entry.message_id, 0.0, message.sender_id))
@@ -626,7 +623,7 @@ class MessageChannel:
         if shape is None:
             self.counts.filters_unreadable += 1
             return
-        self.showing.heard(now_ms)
+        self.showing.received(now_ms)
         if self.outgoing.by_id:
             events += self.outgoing.witness(
                 bloom_filter,
@@ -646,9 +643,9 @@ class MessageChannel:
     # --- forged messages
     #
     # Where an ID proves the content alone, copies with that content may name different senders,
-    # clocks and histories, and nobody can tell which is genuine. The first that can be delivered
-    # counts: otherwise a copy with invented causes would hold up the content for as long as they
-    # are waited for.
+    # clocks and histories, and the genuine one cannot be identified. The first that can be
+    # delivered counts: otherwise a copy with invented causes would hold up the content for as long
+    # as they are waited for.
 
     def _reject(self, message: SdsMessage, hint: bytes | None, events: list[Event]) -> None:
         """Report a forged message, once."""
@@ -738,7 +735,7 @@ class MessageChannel:
                 if self.incoming.force(serial):
                     self.counts.circles += 1
                     self._release(now_ms, events)
-            self.told_ms = now_ms
+            self.reported_ms = now_ms
             missing = self.incoming.missing()
             if missing:
                 events.append(Missing(missing))

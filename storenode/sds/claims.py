@@ -1,9 +1,9 @@
-"""Which message an ID belongs to, where several claim it.
+"""The message that an ID belongs to, where several claim it.
 
 An ID that is a hash of the message proves that the message is the one that the ID was made for: it
-is *proven*. Any other ID is a claim, and whoever knows it can claim it too. A proven message takes
+is *proven*. Any other ID is a claim, which others can make too. A proven message takes
 the place of one that is not, whichever came first; what else claims its ID is forged. Between two
-that are not proven nobody can decide: the first stays, and the second is reported all the same.
+that are not proven there is no decision: the first stays, and the second is reported all the same.
 
 | known under the ID      | another that is proven    | another that is not                    |
 |-------------------------|---------------------------|----------------------------------------|
@@ -25,7 +25,7 @@ from typing import Final
 from storenode.common.bounded import BoundedDict
 from storenode.sds.codec import SdsMessage
 from storenode.sds.ids import IdSet
-from storenode.sds.limits import MAX_FORGERIES_TOLD, MAX_UNPROVEN
+from storenode.sds.limits import MAX_FORGERIES_REPORTED, MAX_UNPROVEN
 from storenode.sds.naming import content_id
 from storenode.sds.proofs import proves_content
 
@@ -33,7 +33,7 @@ _DIGEST_BYTES: Final = 16
 
 
 class Proof(Enum):
-    """What is known of a message's ID; the value is how it is stored."""
+    """The kind of proof in a message's ID; the value is how it is stored."""
 
     NONE = ""
     """It cannot be recomputed."""
@@ -53,8 +53,8 @@ class Proof(Enum):
         return self is not Proof.NONE
 
 
-class Verdict(Enum):
-    """What becomes of a message whose ID is known."""
+class Judgement(Enum):
+    """The decision about a message whose ID is known."""
 
     SAME = "same"
     FORGED = "forged"
@@ -63,7 +63,7 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Unproven:
-    """What a message said that is here and not proven; ``own``: this participant sent it."""
+    """The digest of an unproven message; ``own``: this participant sent it."""
 
     lamport: int
     digest: bytes
@@ -80,18 +80,18 @@ def proof_of(message: SdsMessage) -> Proof:
 
 
 def said_by(message: SdsMessage, *, own: bool = False) -> Unproven:
-    """What a message says, to tell it from another one with its ID."""
+    """Return a digest of a message, which differs from that of another one with its ID."""
     return said(message.sender_id, message.lamport or 0, message.content or b"", own=own)
 
 
 def said(sender_id: str, lamport: int, content: bytes, *, own: bool = False) -> Unproven:
-    """The same of what was stored of a message."""
+    """Return the digest of a stored message."""
     sender = sender_id.encode()
     head = len(sender).to_bytes(4) + sender + lamport.to_bytes(8)
     return Unproven(lamport, blake2b(head + content, digest_size=_DIGEST_BYTES).digest(), own)
 
 
-class Claims:
+class IdClaims:
     """The messages in the log and the incoming buffer that are not proven.
 
     Attributes:
@@ -99,56 +99,56 @@ class Claims:
         older: IDs of those before; 16 bytes each.
     """
 
-    __slots__ = ("_told", "older", "unproven")
+    __slots__ = ("_reported", "older", "unproven")
 
     def __init__(self, salt: bytes) -> None:
         self.unproven: OrderedDict[str, Unproven] = OrderedDict()
         self.older = IdSet(salt)
-        self._told = BoundedDict[tuple[str, bytes], None](MAX_FORGERIES_TOLD)
+        self._reported = BoundedDict[tuple[str, bytes], None](MAX_FORGERIES_REPORTED)
 
     def add(self, message_id: str, unproven: Unproven) -> None:
-        """A message that is not proven was taken, or sent."""
+        """Add a message that is not proven."""
         self.unproven[message_id] = unproven
         if len(self.unproven) > MAX_UNPROVEN:
             self.older.add(self.unproven.popitem(last=False)[0])
 
     def add_older(self, message_ids: Iterable[str]) -> None:
-        """Messages are here that are not proven, of which nothing else is known."""
+        """Add messages that are not proven, of which only the ID is known."""
         for message_id in message_ids:
             if message_id not in self.unproven:
                 self.older.add(message_id)
 
-    def judge(self, message: SdsMessage) -> Verdict:
+    def judge(self, message: SdsMessage) -> Judgement:
         """Compare a message with what is known under its ID."""
         message_id = message.message_id
         known = self.unproven.get(message_id)
         if known is None and message_id in self.older:
-            return Verdict.SAME
+            return Judgement.SAME
         if known is not None and said_by(message).digest == known.digest:
-            return Verdict.SAME
+            return Judgement.SAME
         proven = bool(proof_of(message))
         if known is None:
-            return Verdict.SAME if proven else Verdict.FORGED
-        return Verdict.GENUINE if proven and not known.own else Verdict.FORGED
+            return Judgement.SAME if proven else Judgement.FORGED
+        return Judgement.GENUINE if proven and not known.own else Judgement.FORGED
 
     def is_certain(self, message_id: str) -> bool:
-        """Whether the message that is known under an ID is the genuine one."""
+        """Return True if the message that is known under an ID is the genuine one."""
         known = self.unproven.get(message_id)
         return known is None or known.own
 
     def is_news(self, message: SdsMessage) -> bool:
-        """Whether a forged message was not reported lately."""
+        """Return True if a forged message was not reported lately."""
         return self._tell(message.message_id, said_by(message))
 
     def withdraw(self, message_id: str) -> int:
-        """The genuine message is here: forget the other one, and answer its clock."""
+        """Remove the forged message of an ID, and return its clock."""
         forged = self.unproven.pop(message_id)
         self._tell(message_id, forged)
         return forged.lamport
 
     def _tell(self, message_id: str, forged: Unproven) -> bool:
         key = message_id, forged.digest
-        if key in self._told:
+        if key in self._reported:
             return False
-        self._told[key] = None
+        self._reported[key] = None
         return True

@@ -3,7 +3,7 @@
 A received clock takes ours along only as far as ``max_ahead_ms`` past the time: without a bound,
 one message with the largest clock would leave no room for any other.
 
-Timers must go on when somebody sets the clock back. They count in *running* time, which goes on
+Timers must go on when the clock is set back. They count in *running* time, which goes on
 from where it was with the time as it is now; it is `set_back_ms` ahead of the time.
 
 Source: SDS, "Participant state" and "Deliver message", in the newest revision.
@@ -24,7 +24,7 @@ class Clock:
         self.set_back_ms = 0
 
     def running_ms(self, now_ms: int) -> int:
-        """The running time, as it is at a time."""
+        """Return the running time at a time."""
         running_ms = now_ms + self.set_back_ms
         if running_ms < self.latest_ms:
             self.set_back_ms += self.latest_ms - running_ms
@@ -33,11 +33,11 @@ class Clock:
         return running_ms
 
     def unix_ms(self, running_ms: int) -> int:
-        """The time that a running time stands for."""
+        """Return the time of a running time."""
         return running_ms - self.set_back_ms
 
     def tick(self, now_ms: int) -> int:
-        """The timestamp of the next message: the time, or one more than the last.
+        """Return the timestamp of the next message: the time, or one more than the last.
 
         Raises:
             OverflowError: it does not fit 64 unsigned bits.
@@ -49,7 +49,7 @@ class Clock:
         return following
 
     def adopt(self, lamport: int, now_ms: int) -> bool:
-        """Follow a delivered message's clock; answer whether it was followed all the way."""
+        """Update the clock by a delivered message's; return False if that is too far ahead."""
         allowed = min(lamport, now_ms + self.max_ahead_ms)
         self.value = max(self.value, allowed)
         return allowed == lamport or lamport <= self.value

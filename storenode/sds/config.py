@@ -1,4 +1,4 @@
-"""What an application chooses for a channel. All times are in milliseconds."""
+"""The configuration of a channel. All times are in milliseconds."""
 
 from dataclasses import dataclass, field
 from typing import Final
@@ -25,7 +25,7 @@ PARTICIPANTS_PER_GROUP: Final = 128
 
 
 def response_groups(participants: int) -> int:
-    """How many response groups SDS-R recommends for so many participants.
+    """Return the number of response groups that SDS-R recommends for so many participants.
 
     Raises:
         ValueError: there is none.
@@ -62,10 +62,10 @@ class RepairConfig:
 
 @dataclass(frozen=True, slots=True)
 class ChannelConfig:
-    """One participant of one channel; each participant has a ``sender_id`` of its own.
+    """The configuration of one participant of a channel; each has a ``sender_id`` of its own.
 
     - ``history_entries``: causal history of a message; ``gap_entries`` more name messages that
-      a filter has just shown missing at somebody, out of the last ``gap_window``.
+      a filter has just shown missing at a peer, out of the last ``gap_window``.
     - ``possible_acks`` filters with a message acknowledge it, if the probability that all of
       them are wrong is at most ``max_ack_error``.
     - ``resend_ms``, ``resend_possible_ms``: when a message is sent again, by its state; after
@@ -73,16 +73,16 @@ class ChannelConfig:
     - ``lost_after_ms``: when a missing dependency is given up; None: never.
     - ``behind_after_ms``: how long a message may be on its way before a filter that has it proves
       that we lack it; None: filters are not compared.
-    - ``missing_every_ms``: how often what is missing is told again.
+    - ``missing_every_ms``: how often what is missing is reported again.
     - ``sync_min_ms``, ``sync_max_ms``: silence after which a sync message is sent, drawn anew
       each time, and four times as long after each in a row, up to ``sync_at_least_ms``;
       ``sync_owed_ms``: how long acknowledgements may be owed in a busy channel;
       ``sync_at_least_ms``: how long a participant may be silent in any channel.
     - ``max_clock_ahead_ms``: how far a received clock may take the own one past the time.
     - ``filter_every``: the filter goes with every n-th message of content; ``filter_every_ms``:
-      with a sync message, when nobody has shown one for so long; and when it is needed
-      (`storenode.sds.showing`).
-    - ``name_heads``: histories also name what no other message names, and what nobody has
+      with a sync message, when none was sent for so long; and when it is needed
+      (`storenode.sds.schedule`).
+    - ``name_heads``: histories also name what no other message names, and what no peer has
       acknowledged. Without it the filter goes with each sync message.
     - ``max_waiting``, ``max_waiting_bytes``: bounds of the incoming buffer; what is past them is
       refused. ``max_missing`` dependencies are waited for, ``max_missing_of_sender`` of them

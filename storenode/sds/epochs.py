@@ -13,7 +13,7 @@ _NS_PER_S: Final = 10**9
 
 @dataclass(frozen=True, slots=True)
 class RateLimit:
-    """At most ``messages`` in each epoch of ``epoch_s`` seconds, counted from the Unix epoch."""
+    """A limit of ``messages`` in each epoch of ``epoch_s`` seconds, counted from the Unix epoch."""
 
     messages: int
     epoch_s: int = 600
@@ -24,7 +24,7 @@ class RateLimit:
 
 
 class Epochs:
-    """What is left of the present epoch; times are Unix time in nanoseconds.
+    """The budget of the present epoch; times are Unix time in nanoseconds.
 
     ``used_up`` is True where messages of the present epoch may have left before: then none is left
     of it. A clock that is set back stays in its epoch.
@@ -36,18 +36,18 @@ class Epochs:
         self._sent = limit.messages if used_up else 0
 
     def left(self, now_ns: int) -> int:
-        """How many messages may leave now."""
+        """Return how many messages may leave now."""
         epoch = self._epoch_of(now_ns)
         if epoch > self._epoch:
             self._epoch, self._sent = epoch, 0
         return self._limit.messages - self._sent
 
     def spend(self, count: int) -> None:
-        """So many leave, at most what was left."""
+        """Consume a number of messages, at most what was left."""
         self._sent += count
 
     def wait_s(self, now_ns: int) -> float:
-        """Seconds until the next epoch."""
+        """Return the seconds until the next epoch."""
         begin_ns = (self._epoch + 1) * self._limit.epoch_s * _NS_PER_S
         return max(begin_ns - now_ns, 0) / _NS_PER_S
 

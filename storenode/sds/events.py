@@ -1,4 +1,4 @@
-"""What goes into a channel and what comes out of it, as plain values.
+"""The inputs and the events of a channel, as plain values.
 
 Inputs are `Send`, `SendEphemeral`, `Published`, `Receive` and `Tick`; events are the rest. The
 events of one step are in the order in which they happened.
@@ -67,7 +67,7 @@ Input = Send | SendEphemeral | SendSync | Published | Receive | Tick
 
 
 class Reason(Enum):
-    """Why something is broadcast."""
+    """The reason of a broadcast."""
 
     CONTENT = "content"
     RESEND = "resend"
@@ -77,7 +77,7 @@ class Reason(Enum):
 
 
 class Refusal(Enum):
-    """Why a packet was not taken."""
+    """The reason why a packet was not accepted."""
 
     MALFORMED = "malformed"
     FOREIGN = "foreign"
@@ -183,10 +183,10 @@ class PossiblyAcknowledged:
 
 @dataclass(frozen=True, slots=True)
 class Acknowledged:
-    """An own message arrived at somebody; certain (0.0) if a causal history named it.
+    """An own message arrived at a participant; certain (0.0) if a causal history named it.
 
-    ``sender_id`` is whose message showed it. Others may have it too: nobody names again what
-    somebody has named.
+    ``sender_id`` is whose message showed it. Others may have it too: a message
+    that was named once is not named again.
     """
 
     message_id: str
@@ -245,7 +245,7 @@ class Behind:
 
 @dataclass(frozen=True, slots=True)
 class CaughtUp:
-    """All that a peer's filters have shown is here, or known to be missing."""
+    """A report that all that a peer's filters have shown is here, or missing by name."""
 
     sender_id: str
 
@@ -267,8 +267,9 @@ class RepairAnswered:
 
 @dataclass(frozen=True, slots=True)
 class Recall:
-    """Others asked for these, which are in the log and have left memory: give what is stored of
-    them to `MessageChannel.recalled`. Nothing happens to what is not given.
+    """A request for messages of the log that have left memory, since others ask for them.
+
+    Pass what is stored of them to `MessageChannel.recalled`.
     """
 
     message_ids: tuple[str, ...]
@@ -324,7 +325,7 @@ Event = (
 
 @dataclass(slots=True)
 class Counts:
-    """What happened since the channel was made, for metrics."""
+    """The counters of a channel since it was made, for metrics."""
 
     received: int = 0
     duplicates: int = 0

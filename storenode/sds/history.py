@@ -2,8 +2,9 @@
 
 The last entries of the log alone hide what was said at the same time, and acknowledge only
 themselves. So the *heads* are named too: the messages that no other message in the log names. All
-heads together lead to the whole log, since each message leads to its causes; so whoever receives
-one message and fetches what it lacks has everything that its sender had, without any filter.
+heads together lead to the whole log, since each message leads to its causes; so a participant
+that receives one message and fetches what it lacks has everything that its sender had, without any
+filter.
 """
 
 from collections.abc import Iterable
@@ -12,7 +13,7 @@ from typing import Final
 from storenode.sds.codec import Entry, size_of
 from storenode.sds.config import ChannelConfig
 from storenode.sds.limits import MAX_HEADS, MAX_HISTORY_BYTES
-from storenode.sds.log import Log
+from storenode.sds.log import MessageLog
 
 RECENT_MS: Final = 120_000
 """An entry of the log that is older need not be named besides the heads: sync messages have named
@@ -28,7 +29,7 @@ class Heads:
         self.ids: dict[str, None] = {}
 
     def add(self, message_id: str, history: Iterable[Entry], *, named: bool = False) -> bool:
-        """A message is in the log; ``named`` if one that is there names it already.
+        """Add a message of the log; ``named`` if another one names it already.
 
         False if there are too many heads: the oldest was forgotten.
         """
@@ -43,9 +44,9 @@ class Heads:
 
 
 def history_of(
-    config: ChannelConfig, log: Log, named: Iterable[str], lamport: int, *, last: int
+    config: ChannelConfig, log: MessageLog, named: Iterable[str], lamport: int, *, last: int
 ) -> tuple[Entry, ...]:
-    """What precedes a message with this clock, in log order: the ``last`` entries and ``named``.
+    """Return the causes of a message with this clock, in log order.
 
     Messages whose clock is ahead of ours do not precede it: one with the largest clock would be
     in every history from then on. What is neither named nor recent has been named by others since.

@@ -1,7 +1,7 @@
 """A set of message IDs: about 20 bytes per ID, in constant time. It never shrinks.
 
 It is what remembers that a dependency was met when the log entry itself has left memory. An ID
-is kept as 128 bits of BLAKE2 with a salt that nobody else knows, in small unordered shards. The
+is kept as 128 bits of BLAKE2 with a secret salt, in small unordered shards. The
 shards are split one at a time as the set grows (linear hashing), so that no insertion is slow.
 """
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from hashlib import blake2b
 from typing import Final, Self
 
-from storenode.sds.chance import Chance
+from storenode.sds.rng import Rng
 
 DIGEST_BYTES: Final = 16
 SALT_BYTES: Final = 16
@@ -17,9 +17,9 @@ SHARD_IDS: Final = 64
 """Average number of IDs in a shard, which is searched from its beginning."""
 
 
-def draw_salt(chance: Chance) -> bytes:
-    """A salt that others cannot guess, if they cannot guess what the generator gives."""
-    return bytes(int(chance.uniform(0, 256)) & 0xFF for _ in range(SALT_BYTES))
+def draw_salt(rng: Rng) -> bytes:
+    """Return a random salt."""
+    return bytes(int(rng.uniform(0, 256)) & 0xFF for _ in range(SALT_BYTES))
 
 
 class IdSet:
@@ -37,7 +37,7 @@ class IdSet:
 
     @property
     def salt(self) -> bytes:
-        """What digests depend on."""
+        """The salt of the digests."""
         return self._salt
 
     def __len__(self) -> int:
@@ -63,7 +63,7 @@ class IdSet:
             self._count -= 1
 
     def digests(self) -> bytes:
-        """All digests, 16 bytes each, in no particular order."""
+        """Return all digests, 16 bytes each, in no particular order."""
         return b"".join(self._shards)
 
     @classmethod
@@ -125,7 +125,7 @@ def _find(shard: bytearray, digest: bytes) -> bool:
 
 
 def _position(shard: bytearray, digest: bytes) -> int:
-    """Where a digest is; negative when it is not there."""
+    """Return the position of a digest; negative when it is not there."""
     found = shard.find(digest)
     while found >= 0 and found % DIGEST_BYTES:
         found = shard.find(digest, found + 1)

@@ -132,7 +132,7 @@ MAX_UNPROVEN: Final = 10_000
 """Messages whose ID proves nothing, of which is remembered what they said; of older ones nothing
 else that claims their ID is judged."""
 
-MAX_FORGERIES_TOLD: Final = 1_000
+MAX_FORGERIES_REPORTED: Final = 1_000
 """Forged messages that are not reported again when they come again."""
 
 MAX_SEGMENTS: Final = 255

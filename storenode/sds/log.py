@@ -23,7 +23,7 @@ OPEN_ENTRIES: Final = 2_048
 """Newest entries that stay objects; a page's worth more, and the oldest are packed."""
 
 
-class Log:
+class MessageLog:
     """Entries in order. ``salt`` (16 bytes) is that of the set of IDs."""
 
     __slots__ = (
@@ -52,19 +52,19 @@ class Log:
         self._open: list[LogEntry] = []
 
     def __len__(self) -> int:
-        """Entries in memory; those pruned are not counted."""
+        """Return the number of entries in memory."""
         return self._packed + len(self._tail)
 
     def __contains__(self, message_id: str) -> bool:
-        """Whether the message was delivered at any time, pruned or not."""
+        """Return True if the message was delivered at any time, pruned or not."""
         return message_id in self._recent or message_id in self.met
 
     def recent(self, message_id: str) -> LogEntry | None:
-        """The entry, when it is one of the newest."""
+        """Return the entry, when it is one of the newest."""
         return self._recent.get(message_id)
 
     def insert(self, entry: LogEntry) -> int:
-        """Insert a message that is not in the log; answer how many entries come after it."""
+        """Insert a message that is not in the log; return how many entries come after it."""
         key = entry.key
         if not self._pages or self._belongs_to_tail(key):
             return self._insert_in_tail(entry, key)
@@ -73,7 +73,7 @@ class Log:
         return self._insert_in_page(max(bisect_right(self._firsts, key) - 1, 0), entry)
 
     def remove(self, key: Key) -> None:
-        """Take a message out again, as if it had not come."""
+        """Remove a message, as if it had not come."""
         _, message_id = key
         self.met.discard(message_id)
         if self._recent.pop(message_id, None) is not None:
@@ -82,7 +82,7 @@ class Log:
             self._remove_from_page(bisect_right(self._firsts, key) - 1, key)
 
     def preceding(self, key: Key, count: int) -> list[LogEntry]:
-        """The last entries before a place, in log order: at most `count`."""
+        """Return the last entries before a key, in log order: at most `count`."""
         tail = self._tail
         end = len(tail) if tail and tail[-1] < key else tail.bisect_left(key)
         found = [self._recent[message_id] for _, message_id in tail[max(end - count, 0) : end]]
@@ -94,14 +94,14 @@ class Log:
         return found
 
     def entries(self) -> Iterator[LogEntry]:
-        """All entries in memory, in order; the log must not change meanwhile."""
+        """Yield all entries in memory, in order; the log must not change meanwhile."""
         for page in range(len(self._pages)):
             yield from self._read(page)
         for _, message_id in self._tail:
             yield self._recent[message_id]
 
     def prune(self, keep: int) -> list[bytes]:
-        """Let the oldest pages go while at least `keep` entries stay; answer them."""
+        """Remove and return the oldest pages while at least `keep` entries stay."""
         gone: list[bytes] = []
         left = len(self)
         while len(gone) < len(self._pages) and left - self._counts[len(gone)] >= keep:
@@ -114,7 +114,7 @@ class Log:
         return gone
 
     def pages(self) -> tuple[list[bytes], list[bytes]]:
-        """The log in memory as pages, in order: those that are packed, and the newest."""
+        """Return the log in memory as pages, in order: those that are packed, and the newest."""
         self._close()
         newest = [self._recent[message_id] for _, message_id in self._tail]
         runs = range(0, len(newest), PAGE_ENTRIES)
@@ -142,7 +142,7 @@ class Log:
                 self._tail.update(keys)
 
     def after(self, key: Key) -> int:
-        """How many entries come after a place near the end of the log."""
+        """Return how many entries come after a key near the end of the log."""
         return len(self._tail) - self._tail.bisect_right(key)
 
     def load(self, entries: Iterable[LogEntry]) -> None:
@@ -158,7 +158,7 @@ class Log:
         self._tail.update(entry.key for entry in newest)
 
     def remember(self, message_ids: Iterable[str]) -> None:
-        """Take messages for delivered whose entries are not in memory."""
+        """Add messages that were delivered, whose entries are not in memory."""
         for message_id in message_ids:
             self.met.add(message_id)
 

@@ -17,7 +17,7 @@ _SIGNED = b"sds.v1.signed"
 def content_id(
     channel_id: str, sender_id: str, lamport: int, history: Iterable[Entry], content: bytes
 ) -> str:
-    """ID of a message with content: 64 lower-case hexadecimal digits."""
+    """Return the ID of a message with content: 64 lower-case hexadecimal digits."""
     parents = [entry.message_id.encode() for entry in history]
     return message_digest(channel_id.encode(), sender_id.encode(), lamport, parents, content)
 
@@ -25,7 +25,7 @@ def content_id(
 def canonical(
     channel_id: str, sender_id: str, lamport: int, history: Iterable[Entry], content: bytes
 ) -> bytes:
-    """What an application signs of a message: what a `content_id` covers, under another name.
+    """Return the bytes that an application signs: what a `content_id` covers, renamed.
 
     Each part after its length as four bytes, big-endian: ``sds.v1.signed``, channel, sender, the
     Lamport timestamp in decimal digits, the IDs of the causal history, nothing, the content.
@@ -36,13 +36,13 @@ def canonical(
 
 
 def sync_id(channel_id: str, sender_id: str, lamport: int) -> str:
-    """ID of a sync message; it does not have to be unique (SDS, "Periodic sync message")."""
+    """Return the ID of a sync message, which need not be unique."""
     parts = [b"sds.v1.sync", channel_id.encode(), sender_id.encode(), str(lamport).encode()]
     return f"sync-{_digest(parts)[:24]}"
 
 
 def ephemeral_id(channel_id: str, sender_id: str, number: int, content: bytes) -> str:
-    """ID of an ephemeral message; ``number`` tells apart what one participant sends."""
+    """Return the ID of an ephemeral message, the ``number``-th of a participant."""
     parts = [b"sds.v1.ephemeral", channel_id.encode(), sender_id.encode(), str(number).encode()]
     return _digest([*parts, content])
 

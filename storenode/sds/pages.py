@@ -42,7 +42,7 @@ class LogEntry:
 
     @property
     def key(self) -> Key:
-        """Its place (SDS, "Resolve conflicts")."""
+        """The position in the log (SDS, "Resolve conflicts")."""
         return self.lamport, self.message_id
 
 
@@ -81,7 +81,7 @@ def unpack_page(page: bytes) -> list[LogEntry]:
 
 
 def page_length(page: bytes) -> int:
-    """Number of entries of a page."""
+    """Return the number of entries of a page."""
     return int(_COUNT.unpack_from(page)[0])
 
 

@@ -1,4 +1,4 @@
-"""Which message IDs prove their message: those that can be recomputed from what the message says.
+"""The message IDs that prove their message: those that can be recomputed from its fields.
 
 Nodes and participants judge alike. An ID that covers channel, sender, clock, causal history and
 content proves all of that; one that is the SHA-256 of the content, as `@waku/sds` makes it, proves
@@ -16,14 +16,14 @@ _NAMED: Final = b"sds.v1"
 
 
 def joined(parts: Iterable[bytes]) -> bytes:
-    """Parts one after the other, each behind its length as four bytes, big-endian."""
+    """Return parts one after the other, each behind its length as four bytes, big-endian."""
     return b"".join([len(part).to_bytes(4) + part for part in parts])
 
 
 def message_digest(
     channel_id: bytes, sender_id: bytes, lamport: int, parents: Iterable[bytes], content: bytes
 ) -> str:
-    """What an ID is that proves a message: 64 lower-case hexadecimal digits.
+    """Return the ID that proves a message: 64 lower-case hexadecimal digits.
 
     IDs are UTF-8, ``parents`` those of the causal history.
     """
@@ -32,7 +32,7 @@ def message_digest(
 
 
 def proves_content(message_id: str, content: bytes) -> bool:
-    """Whether an ID is the SHA-256 of the content.
+    """Return True if an ID is the SHA-256 of the content.
 
     With the bytes that another's ID is made of as content, anybody would prove that ID: such
     content proves nothing.

@@ -1,7 +1,7 @@
 """Incomplete contents: the places of their segments in the log, bounded in number and time.
 
 Only the places of segments are kept, never their bytes: what is complete is read from the log. So
-a set costs little whoever sends it, and goes on after a restart.
+a set costs little, and goes on after a restart.
 
 1. Segments belong together if sender, hash, count and length are equal. One that lies about one of
    these begins a set of its own.
@@ -101,11 +101,11 @@ def _link(before: _Candidate, after: _Candidate) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """A set that was given up with segments for ``held`` of its indices."""
+    """A set that was given up with segments for ``received`` of its indices."""
 
     sender_id: str
     whole: SegmentSet
-    held: int
+    received: int
 
 
 class Reassembly:
@@ -191,7 +191,7 @@ class Reassembly:
         self._places_of[sender] -= known.size
         if not self._sets_of[sender]:
             del self._sets_of[sender], self._places_of[sender]
-        return Dropped(*name, held=len(known.of_index))
+        return Dropped(*name, received=len(known.of_index))
 
     def sweep(self, now_ms: int) -> list[Dropped]:
         """Drop the sets that are too old or too many."""

@@ -26,12 +26,14 @@ from storenode.sds.limits import (
     MAX_ANSWER_BYTES_PER_REQUESTER,
     MAX_ANSWERS_AT_ONCE,
     MAX_PENDING_ANSWERS,
+    MAX_PENDING_RECALLS,
+    MAX_RECALLED_AT_ONCE,
     MAX_REMEMBERED_ANSWERS,
     MAX_REPAIR_ANSWERED,
     MAX_REPAIR_REQUESTS,
+    RECALL_EVERY_MS,
 )
-from storenode.sds.log import Log
-from storenode.sds.recalls import Recalls
+from storenode.sds.log import MessageLog
 
 
 @lru_cache(maxsize=1024)
@@ -60,8 +62,8 @@ def may_answer(config: RepairConfig, own_id: str, sender_id: str, message_id: st
     return own % config.groups == sender % config.groups
 
 
-class Requests:
-    """What this participant asks for, by when it is due."""
+class RepairRequests:
+    """The requests of this participant, by when they are due."""
 
     __slots__ = ("_config", "_own_id", "_queue", "due")
 
@@ -88,7 +90,7 @@ class Requests:
         self.due.pop(message_id, None)
 
     def put_off(self, message_id: str, now_ms: int) -> None:
-        """Another participant asked for the same."""
+        """Delay a request that another participant has made."""
         if message_id in self.due:
             self.put(self.due[message_id][1], now_ms + self._delay_ms(message_id))
 
@@ -147,11 +149,47 @@ class AnswerBudget:
         return True
 
     def refund(self, requester: str, size_bytes: int) -> None:
-        """Give back what need not be sent."""
+        """Return bytes to the budget that need not be sent."""
         self.spent[requester] = max(self.spent[requester] - size_bytes, 0)
 
 
-class Answers:
+class Recalls:
+    """The IDs of messages to recall from the application, by when their answer is due.
+
+    Eight a second at most are recalled, whatever is asked for: a participant asks for three.
+    """
+
+    __slots__ = ("_next_ms", "due")
+
+    def __init__(self) -> None:
+        self.due: dict[str, int] = {}
+        self._next_ms = 0
+
+    def add(self, message_id: str, due_ms: int) -> bool:
+        """Schedule the recall of a message; return False when too many wait for that."""
+        if len(self.due) >= MAX_PENDING_RECALLS:
+            return False
+        self.due[message_id] = due_ms
+        return True
+
+    def take(self, now_ms: int) -> tuple[str, ...]:
+        """Return what is to be recalled now, the longest due first."""
+        if not self.due or now_ms < self._next_ms:
+            return ()
+        due = sorted((at, key) for key, at in self.due.items() if at <= now_ms)
+        taken = tuple(key for _, key in due[:MAX_RECALLED_AT_ONCE])
+        for message_id in taken:
+            del self.due[message_id]
+        if taken:
+            self._next_ms = now_ms + RECALL_EVERY_MS
+        return taken
+
+    def next_due_ms(self) -> int | None:
+        """Return when something is to be recalled next."""
+        return max(min(self.due.values()), self._next_ms) if self.due else None
+
+
+class RepairAnswers:
     """Messages that can be sent again, those that will be, and those that were lately."""
 
     __slots__ = (
@@ -191,7 +229,7 @@ class Answers:
             self._bytes -= _size(message)
             self.pending.pop(message_id, None)
 
-    def asked(self, entries: Sequence[Entry], log: Log, now_ms: int, requester: str) -> int:
+    def asked(self, entries: Sequence[Entry], log: MessageLog, now_ms: int, requester: str) -> int:
         """Note what another participant asked for; return of how many of these nothing comes.
 
         Most messages of the ``log`` are not in memory.
@@ -199,7 +237,7 @@ class Answers:
         looked_at = entries[:MAX_REPAIR_ANSWERED]
         return len(entries) - sum(self.offer(each, log, now_ms, requester) for each in looked_at)
 
-    def offer(self, entry: Entry, log: Log, now_ms: int, requester: str) -> bool:
+    def offer(self, entry: Entry, log: MessageLog, now_ms: int, requester: str) -> bool:
         """Note that a participant wants a message; return False if nothing comes of it."""
         message_id = entry.message_id
         message = self.kept.get(message_id)
@@ -226,7 +264,7 @@ class Answers:
         return self.requesters.get(message_id, "")
 
     def seen(self, message_id: str) -> None:
-        """Cancel the answer with a message that came again: somebody else has answered."""
+        """Cancel the answer with a message that came again: another participant has answered."""
         self.pending.pop(message_id, None)
         self.recalls.due.pop(message_id, None)
 

@@ -31,7 +31,7 @@ class SegmentError(ValueError):
 
 
 class Revision(Enum):
-    """How segments are written."""
+    """The revision in which segments are written."""
 
     PUBLISHED = "published"
     """As the text of June 2026 says."""
@@ -41,7 +41,7 @@ class Revision(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SegmentSet:
-    """What all segments of one content have in common; ``length`` in bytes where they tell it."""
+    """The fields that all segments of one content share; ``length`` in bytes, if known."""
 
     content_hash: bytes
     count: int
@@ -50,7 +50,7 @@ class SegmentSet:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One part of a content; ``index`` counts from 0."""
+    """A part of a content; ``index`` counts from 0."""
 
     whole: SegmentSet
     index: int
@@ -58,7 +58,7 @@ class Segment:
 
 
 def content_hash(content: bytes) -> bytes:
-    """Keccak-256, 32 bytes."""
+    """Return the Keccak-256 of a content, 32 bytes."""
     return keccak.new(digest_bits=256, data=content).digest()
 
 

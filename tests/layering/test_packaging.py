@@ -87,7 +87,7 @@ def test_both_distributions_have_one_version_and_name_each_other_by_it() -> None
     for extra, needed in library["optional-dependencies"].items():
         own = [each for each in needed if each.startswith("storenode-node")]
         inner = "" if extra == "node" else f"[{extra}]"
-        assert own == ([] if extra == "postgres" else [f"storenode-node{inner}=={version}"])
+        assert own == [f"storenode-node{inner}=={version}"]
         if inner and own:
             assert extra in node["optional-dependencies"]
 

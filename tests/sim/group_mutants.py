@@ -9,41 +9,40 @@ from functools import partial
 from storenode.sds import channel
 from storenode.sds.aio import publisher, revive, saver
 from storenode.sds.aio.events import Events
-from storenode.sds.aio.feed import Feed
-from storenode.sds.aio.ledger import Ledger
+from storenode.sds.aio.feed import ChannelFeed
+from storenode.sds.aio.ledger import ParticipantLedger
 from storenode.sds.aio.participant import Participant
-from storenode.sds.aio.publisher import Publisher
-from storenode.sds.aio.rotation import Rotation
+from storenode.sds.aio.publisher import OutboxPublisher
 from storenode.sds.aio.saver import Saver
-from storenode.sds.behind import Lacks, _Lack
+from storenode.sds.aio.transport import Rotation
 from storenode.sds.bloom import RollingFilter
 from storenode.sds.channel import MessageChannel
-from storenode.sds.claims import Claims, Proof, Verdict
+from storenode.sds.claims import IdClaims, Judgement, Proof
 from storenode.sds.clock import Clock
-from storenode.sds.gaps import Gaps
-from storenode.sds.incoming import IncomingBuffer
-from storenode.sds.log import Log
-from storenode.sds.outgoing import OutgoingBuffer
+from storenode.sds.gaps import GapDetector, PeerGaps, _Lack
+from storenode.sds.incoming_buffer import IncomingBuffer
+from storenode.sds.log import MessageLog
+from storenode.sds.outgoing_buffer import OutgoingBuffer
 from storenode.sds.pages import LogEntry
-from storenode.sds.repair import Answers, Requests
-from storenode.sds.showing import Showing
+from storenode.sds.repair import RepairAnswers, RepairRequests
+from storenode.sds.schedule import FilterSchedule
 from tests.sim.planting import Asyncio, Mutant, edit, nothing, replace_with, sleep_not, together
 
 in_saver = partial(edit, Saver)
 in_participant = partial(edit, Participant)
-in_feed = partial(edit, Feed)
-in_publisher = partial(edit, Publisher)
+in_feed = partial(edit, ChannelFeed)
+in_publisher = partial(edit, OutboxPublisher)
 in_clock = partial(edit, Clock)
 
 UNEQUAL = "do not become equal"
 
 
-def _at_the_end(self: Log, entry: LogEntry) -> int:
+def _at_the_end(self: MessageLog, entry: LogEntry) -> int:
     _insert(self, entry)
     return 0
 
 
-_insert = Log.insert
+_insert = MessageLog.insert
 
 
 _SWALLOWED = 10
@@ -51,14 +50,14 @@ _SWALLOWED = 10
 leaves nothing to the garbage collector: that cannot end a task that swallows everything."""
 
 
-async def _run_whatever_happens(self: Feed) -> None:
+async def _run_whatever_happens(self: ChannelFeed) -> None:
     for _ in range(_SWALLOWED):
         with suppress(asyncio.CancelledError):
             await _RUN(self)
     await _RUN(self)
 
 
-_RUN = Feed.run
+_RUN = ChannelFeed.run
 
 WITHOUT_STORE = {
     "never sends again": Mutant(
@@ -78,7 +77,9 @@ WITHOUT_STORE = {
         ),
         "comes without .* causes|before its causes",
     ),
-    "inserts at the end": Mutant(replace_with(Log, "insert", _at_the_end), "at another place"),
+    "inserts at the end": Mutant(
+        replace_with(MessageLog, "insert", _at_the_end), "at another place"
+    ),
     "does not adopt clocks": Mutant(
         replace_with(Clock, "adopt", lambda *_: True), "before what it has"
     ),
@@ -103,11 +104,11 @@ WITHOUT_STORE = {
         "acknowledged, and nobody has it",
     ),
     "answers what was answered": Mutant(
-        replace_with(Answers, "seen", nothing), "nobody waits for that"
+        replace_with(RepairAnswers, "seen", nothing), "nobody waits for that"
     ),
     "offers what nobody lacks": Mutant(
         edit(
-            Gaps,
+            PeerGaps,
             "look",
             "offered: list[str] = []",
             "offered, entries = list[str](), list(entries)",
@@ -116,11 +117,11 @@ WITHOUT_STORE = {
         ),
         "nobody waits for that",
     ),
-    "never asks": Mutant(replace_with(Requests, "add", nothing), UNEQUAL, 23),
+    "never asks": Mutant(replace_with(RepairRequests, "add", nothing), UNEQUAL, 23),
     "never looks for gaps of others": Mutant(
-        replace_with(Gaps, "look", lambda *_: []), UNEQUAL, 16
+        replace_with(PeerGaps, "look", lambda *_: []), UNEQUAL, 16
     ),
-    "never shows its filter": Mutant(replace_with(Showing, "_take", nothing), UNEQUAL),
+    "never shows its filter": Mutant(replace_with(FilterSchedule, "_take", nothing), UNEQUAL),
     "believes that a search has found all": Mutant(
         edit(
             _Lack,
@@ -131,20 +132,21 @@ WITHOUT_STORE = {
         "has caught up and lacks",
     ),
     "takes the first of an ID for genuine": Mutant(
-        replace_with(Claims, "judge", lambda *_: Verdict.SAME), "keeps a forged message"
+        replace_with(IdClaims, "judge", lambda *_: Judgement.SAME), "keeps a forged message"
     ),
     "takes anything for proven": Mutant(
         replace_with(channel, "proof_of", lambda *_: Proof.MESSAGE),
         "taken for what it is not|keeps a forged message",
     ),
     "calls everything forged": Mutant(
-        replace_with(Claims, "judge", lambda *_: Verdict.FORGED), "calls the genuine .* forged"
+        replace_with(IdClaims, "judge", lambda *_: Judgement.FORGED), "calls the genuine .* forged"
     ),
     "gives others what it knows to be forged": Mutant(
-        replace_with(Answers, "drop", nothing), "sends a forged message that it knows"
+        replace_with(RepairAnswers, "drop", nothing), "sends a forged message that it knows"
     ),
     "lets a forged message stay in its log": Mutant(
-        replace_with(Log, "remove", nothing), "log of .* is not what it was told|AssertionError"
+        replace_with(MessageLog, "remove", nothing),
+        "log of .* is not what it was told|AssertionError",
     ),
     "overlooks causes": Mutant(
         edit(
@@ -157,7 +159,7 @@ WITHOUT_STORE = {
         "synced and lacks|comes without",
     ),
     "keeps a forged message on disk": Mutant(
-        replace_with(Ledger, "_withdrawn", nothing), "is written twice"
+        replace_with(ParticipantLedger, "_withdrawn", nothing), "is written twice"
     ),
     "hands out events before they are saved": Mutant(
         in_saver(
@@ -183,7 +185,7 @@ WITHOUT_STORE = {
         "twice|another place",
     ),
     "forgets who acknowledged": Mutant(
-        replace_with(Ledger, "_acknowledged", nothing), "has forgotten who acknowledged"
+        replace_with(ParticipantLedger, "_acknowledged", nothing), "has forgotten who acknowledged"
     ),
     "gives up after a restart at once": Mutant(
         edit(
@@ -211,7 +213,7 @@ WITH_STORE = {
     ),
     "forgets its outbox": Mutant(
         edit(
-            Ledger,
+            ParticipantLedger,
             "revived",
             "self.outbox.update((item.number, item) for item in items)\n"
             "    self.unpublished.update(item.message_id for item in items)\n",
@@ -234,13 +236,13 @@ WITH_STORE = {
         together(
             replace_with(Rotation, "in_turn", lambda self: [self.link]),
             # Comparing filters heals what this leaves.
-            replace_with(Lacks, "look", nothing),
+            replace_with(GapDetector, "look", nothing),
         ),
         UNEQUAL,
         124,
     ),
     "swallows cancellation": Mutant(
-        replace_with(Feed, "run", _run_whatever_happens), "does not leave|has not left"
+        replace_with(ChannelFeed, "run", _run_whatever_happens), "does not leave|has not left"
     ),
     "never opens a broken feed again": Mutant(
         in_feed("_failed", "asyncio.sleep(self._rotation.failed())", "asyncio.Event().wait()"),

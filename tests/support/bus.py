@@ -18,8 +18,8 @@ from storenode.sds.aio.transport import (
     FeedPage,
     Fetched,
     Outbound,
+    PublishResult,
     TransportError,
-    Verdict,
 )
 from storenode.sds.codec import Entry, MessageError, SdsMessage, decode_message
 
@@ -131,7 +131,7 @@ class BusLink:
 
     async def publish(
         self, batches: AsyncIterator[Sequence[Outbound]]
-    ) -> AsyncGenerator[Sequence[Verdict], None]:
+    ) -> AsyncGenerator[Sequence[PublishResult], None]:
         """Add each message to the bus at once."""
         async for batch in batches:
             self._check("publish")
@@ -140,7 +140,7 @@ class BusLink:
                 hint = b"" if each.ephemeral else self._hash(each)
                 message = Fetched(each.payload, hint, each.timestamp_ns)
                 self._bus.add(self._route, message)
-                verdicts.append(Verdict(held=True, hint=message.hint))
+                verdicts.append(PublishResult(stored=True, hint=message.hint))
             yield verdicts
 
     async def follow(self, cursor: bytes) -> AsyncGenerator[FeedPage, None]:

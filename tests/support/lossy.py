@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
-from storenode.sds.aio.passing import PassingLink
+from store.demo.forwarding import PassingLink
 from storenode.sds.aio.transport import FeedPage, Fetched, Route, Transport
 
 

@@ -13,8 +13,8 @@ from storenode.sds.aio.events import (
     Repaired,
 )
 from storenode.sds.aio.status import Status
-from storenode.sds.behind import MAX_SEARCHES
 from storenode.sds.events import Behind, CaughtUp, GaveUp, Lost
+from storenode.sds.gaps import MAX_SEARCHES
 
 _JOINED: Final = {
     "offline": "offline:",

@@ -1,6 +1,6 @@
-"""A channel as an application has it: join, send, read; it heals itself.
+"""A channel for an application with an event loop: join, send, read; gaps are closed by themselves.
 
-async with Channel.join("127.0.0.1:7420", "my-room", "alice", state="alice.db") as channel:
+async with AsyncChannel.join("127.0.0.1:7420", "my-room", "alice", state="alice.db") as channel:
 await channel.send(b"hello")
 async for message in channel.messages():
 ...
@@ -8,18 +8,24 @@ async for message in channel.messages():
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from typing import Self, Unpack
 
-from storenode.sds.aio.covered import InStep, NodeCoverage, by_completeness, in_step
+from storenode.sds.aio.completeness import InStep, NodeCoverage, by_completeness, in_step
 from storenode.sds.aio.events import ChannelEvent, Events, Message
 from storenode.sds.aio.join_options import Joining, JoinOptions
-from storenode.sds.aio.limits import MAX_LOG_PAGE, MAX_TRANSPORTS
+from storenode.sds.aio.limits import (
+    DEFAULT_OPEN_STATES,
+    MAX_LEAVING_AT_ONCE,
+    MAX_LOG_PAGE,
+    MAX_TRANSPORTS,
+)
 from storenode.sds.aio.node import StoreNode
 from storenode.sds.aio.participant import Participant, participating
+from storenode.sds.aio.state_files import StateFiles, StateThread
 from storenode.sds.aio.status import Status
 from storenode.sds.aio.transport import Transport
 from storenode.sds.config import DEFAULT_CHANNEL_ID, ChannelConfig
@@ -27,26 +33,25 @@ from storenode.sds.events import Counts, MissingMessage, Withdrawn
 from storenode.sds.pages import Key
 
 Place = str | Transport
-"""Where a channel can be reached: HOST:PORT of a store node, or a transport."""
+"""HOST:PORT of a store node, or a transport."""
 
 _BEGINNING: Key = (0, "")
 
 
-class Channel:
-    """A participant of a channel; made by `join`, and to be used in the event loop of that."""
+class AsyncChannel:
+    """A participant of a channel; made by `join`, and used in the event loop of that."""
 
     def __init__(self, participant: Participant) -> None:
         self._participant = participant
 
-    @classmethod
+    @staticmethod
     @asynccontextmanager
     async def join(
-        cls,
         places: Place | Sequence[Place],
         channel_id: str = DEFAULT_CHANNEL_ID,
         sender_id: str = "",
         **options: Unpack[JoinOptions],
-    ) -> AsyncIterator[Self]:
+    ) -> AsyncIterator[AsyncChannel]:
         """Take part in a channel for the length of an ``async with`` block.
 
         - ``places``: store nodes, best first; the next one is used when one goes away. A
@@ -62,14 +67,8 @@ class Channel:
             ValueError: an ID, the configuration or an address is none that can be used.
             StateError: the state cannot be used: in use, of another version, or damaged.
         """
-        transports = transports_of(places)
-        joining = Joining.of(channel_id, sender_id, options)
-        thread = ThreadPoolExecutor(1, thread_name_prefix="sds-state")
-        try:
-            async with participating(joining, thread, transports) as participant:
-                yield cls(participant)
-        finally:
-            thread.shutdown(wait=False)
+        async with Channels.open(places) as channels:
+            yield await channels.join(channel_id, sender_id, **options)
 
     @property
     def status(self) -> Status:
@@ -103,7 +102,7 @@ class Channel:
         return self._participant.core.gaps.behind()
 
     async def in_step(self, since_ns: int = 0) -> InStep:
-        """Until when everything from a time on (Unix nanoseconds) was certainly taken over.
+        """Return until when everything from a time on (Unix nanoseconds) was certainly received.
 
         Reads what the most complete of the nodes holds since then once more, and goes by what the
         node says of that answer. None is certain where no node was found equal to another store, or
@@ -113,17 +112,20 @@ class Channel:
 
     async def nodes_by_completeness(self) -> list[NodeCoverage]:
         """Return how complete each of the nodes says that it is, the one to prefer first."""
-        found = await by_completeness(self._participant.links)
-        return [told for _, told in found]
+        return [coverage for _, coverage in await by_completeness(self._participant.links)]
 
-    async def wait_for(self, condition: Callable[[Status], bool]) -> Status:
+    async def wait_for(
+        self, condition: Callable[[Status], bool], timeout_s: float | None = None
+    ) -> Status:
         """Wait until the status meets a condition, and return it.
 
         Raises:
+            TimeoutError: it did not within the time.
             StateTaken: another process took the state; the channel has ended.
         """
-        while not condition(self.status):
-            await self._participant.hub.changed()
+        async with asyncio.timeout(timeout_s):
+            while not condition(self.status):
+                await self._participant.hub.changed()
         return self.status
 
     async def send(self, content: bytes, message_id: str | None = None) -> str:
@@ -155,11 +157,11 @@ class Channel:
         return sent
 
     def unacknowledged(self) -> frozenset[str]:
-        """Own messages that are sent again until somebody acknowledges them."""
+        """Return the own messages that are sent again until they are acknowledged."""
         return frozenset(self._participant.core.outgoing.by_id)
 
     def unpublished(self) -> frozenset[str]:
-        """Own messages that no node holds yet."""
+        """Return the own messages that no node stores yet."""
         return frozenset(self._participant.ledger.unpublished)
 
     async def send_ephemeral(self, content: bytes) -> None:
@@ -245,13 +247,100 @@ class Channel:
         return [participant.message_of(row) for row in rows]
 
 
-def transports_of(places: Place | Sequence[Place]) -> list[Transport]:
-    """Return the places where a channel can be reached as transports.
+class Channels:
+    """Channels that share connections, threads and files; made by `open`, used in its event loop.
 
-    Raises:
-        ValueError: there is none, or there are too many.
+    async with Channels.open("127.0.0.1:7420") as channels:
+    kitchen = await channels.join("kitchen", "alice", state="kitchen.db")
+    garden = await channels.join("garden", "alice", state="garden.db")
+    await kitchen.send(b"the kettle is on")
     """
+
+    def __init__(self, transports: Sequence[Transport], files: StateFiles) -> None:
+        self._transports = transports
+        self._files = files
+        self._joined: dict[
+            AsyncChannel, tuple[AbstractAsyncContextManager[Participant], StateThread]
+        ] = {}
+
+    @classmethod
+    @asynccontextmanager
+    async def open(
+        cls, places: Place | Sequence[Place], *, open_states: int = DEFAULT_OPEN_STATES
+    ) -> AsyncIterator[Self]:
+        """Open channels for the length of an ``async with`` block, which leaves all of them.
+
+        - ``places``: as in `AsyncChannel.join`.
+        - ``open_states``: state files that are open at one time, each with two descriptors. A
+          file is locked while it is open only: a process that opens it meanwhile takes the state,
+          and here the channel ends with `StateTaken` before it sends anything.
+
+        Raises:
+            ValueError: an address or a number is none that can be used.
+        """
+        channels = cls(_transports(places), StateFiles(open_states))
+        try:
+            yield channels
+        finally:
+            try:
+                await channels._leave_all()
+            finally:
+                channels._files.close()
+
+    def __len__(self) -> int:
+        """Count the channels."""
+        return len(self._joined)
+
+    def __iter__(self) -> Iterator[AsyncChannel]:
+        """Iterate over the channels in the order of joining."""
+        return iter(tuple(self._joined))
+
+    async def join(
+        self,
+        channel_id: str = DEFAULT_CHANNEL_ID,
+        sender_id: str = "",
+        **options: Unpack[JoinOptions],
+    ) -> AsyncChannel:
+        """Take part in a channel until it is left; arguments and errors as `AsyncChannel.join`."""
+        joining = Joining.of(channel_id, sender_id, options)
+        thread = self._files.thread(joining.state)
+        taking_part = participating(joining, thread, self._transports)
+        channel = AsyncChannel(await taking_part.__aenter__())
+        self._joined[channel] = taking_part, thread
+        return channel
+
+    async def leave(self, channel: AsyncChannel) -> None:
+        """Leave a channel, waiting up to 10 seconds for what is not published yet.
+
+        Raises:
+            KeyError: it is none of these, or was left before.
+        """
+        taking_part, thread = self._joined.pop(channel)
+        try:
+            await taking_part.__aexit__(None, None, None)
+        finally:
+            self._files.forget(thread)
+
+    async def _leave_all(self) -> None:
+        places = asyncio.Semaphore(MAX_LEAVING_AT_ONCE)
+
+        async def leave(channel: AsyncChannel) -> None:
+            async with places:
+                await self.leave(channel)
+
+        # All are left, also where one of them fails.
+        ended = await asyncio.gather(*map(leave, self), return_exceptions=True)
+        for each in ended:
+            if isinstance(each, BaseException):
+                raise each
+
+
+def _transports(places: Place | Sequence[Place]) -> list[Transport]:
     given = [places] if isinstance(places, str) or not isinstance(places, Sequence) else places
     if not 0 < len(given) <= MAX_TRANSPORTS:
         raise ValueError(f"name 1 to {MAX_TRANSPORTS} nodes to reach the channel by")
     return [StoreNode(each) if isinstance(each, str) else each for each in given]
+
+
+Channel = AsyncChannel
+"""The same class, under the name that it has among the other asynchronous ones."""

@@ -1,8 +1,8 @@
-"""Encryption is the application's: what it gives for that, and where it is applied.
+"""The encryption of an application, and the bytes to which it is applied.
 
 Over the content alone, store nodes read who depends on what, and serve by ID. Over the whole
 message, nodes see bytes only: missing messages are then found by their hints, generation by
-generation, and whoever lacks a hint finds nothing.
+generation, and a participant without a hint finds nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Cipher(Protocol):
 
     @property
     def whole(self) -> bool:
-        """What is sealed; the same for all participants."""
+        """A flag, the same for all participants: True if whole messages are sealed."""
 
     def seal(self, clear: bytes) -> bytes:
         """Encrypt."""
@@ -33,14 +33,14 @@ class Cipher(Protocol):
 
 
 class Clear:
-    """No encryption."""
+    """A cipher that does not encrypt."""
 
     whole = False
 
     def seal(self, clear: bytes) -> bytes:
-        """The same."""
+        """Return the bytes unchanged."""
         return clear
 
     def open(self, sealed: bytes) -> bytes:
-        """The same."""
+        """Return the bytes unchanged."""
         return sealed

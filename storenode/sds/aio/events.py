@@ -1,4 +1,4 @@
-"""What a participant tells its application besides the core's own events, and who reads it."""
+"""The events of a participant besides those of its core, and their readers."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ class Message:
     ``entries_after`` is how far from the end of the log it was put when it came: 0 is its end.
     ``unmet`` are causes that are not there. ``readable`` is False, and ``content`` as it came,
     when the cipher could not open it. ``published`` is False while no node holds an own message.
-    ``acknowledged_by`` is who was the first known to have an own message, as of when the log was
-    read; None: nobody, or it is another's. The name may be empty. ``proof`` is of the ID; a message
-    that is not proven leaves the log when the genuine one comes (`Withdrawn`). ``signature`` is the
-    application's, and ``signed`` whether it is valid (`storenode.sds.aio.signing`). ``causes`` are
-    the IDs of its causal history.
+    ``acknowledged_by`` is the first participant known to have an own message, as of when the log
+    was read; None: none, or it is another's. The name may be empty. ``proof`` is of the ID; a
+    message that is not proven leaves the log when the genuine one comes (`Withdrawn`).
+    ``signature`` is the application's, and ``signed`` whether it is valid. ``causes`` are the IDs
+    of its causal history.
     """
 
     message_id: str
@@ -65,20 +65,20 @@ class Message:
 
     @property
     def key(self) -> Key:
-        """Its place in the log."""
+        """The position in the log."""
         return self.lamport, self.message_id
 
 
 @dataclass(frozen=True, slots=True)
 class Connected:
-    """The feed of a node is read now."""
+    """A report that the feed of a node is read."""
 
     node: str
 
 
 @dataclass(frozen=True, slots=True)
 class Disconnected:
-    """The feed of a node ended; another one is tried."""
+    """A report that the feed of a node ended; another one is tried."""
 
     node: str
     sentence: str
@@ -86,8 +86,9 @@ class Disconnected:
 
 @dataclass(frozen=True, slots=True)
 class NotStored:
-    """No node will hold an own message, for this reason. It stays in the log, and is sent again
-    as long as nobody acknowledges it.
+    """A report that no node stores an own message, for this reason.
+
+    It stays in the log, and is sent again until it is acknowledged.
     """
 
     message_id: str
@@ -132,13 +133,13 @@ _E = TypeVar("_E")
 
 
 class Events(Generic[_E]):
-    """One reader's events, from the moment of its making on. Close it, or drop it.
+    """A reader of the events after its creation. Close it, or drop it.
 
     A reader that does not read holds the participant up: after 10,000 events nothing more is
     received, until it reads or is closed.
     """
 
-    def __init__(self, hub: Hub[_E], after_commit: int) -> None:
+    def __init__(self, hub: EventHub[_E], after_commit: int) -> None:
         self._hub = hub
         self.after_commit = after_commit
         self._queue: deque[_E] = deque()
@@ -165,11 +166,11 @@ class Events(Generic[_E]):
 
     @property
     def full(self) -> bool:
-        """Whether the participant waits for this reader."""
+        """A flag: the participant waits for this reader."""
         return len(self._queue) >= MAX_QUEUED_EVENTS
 
     def put(self, commit: int, events: Iterable[_E]) -> None:
-        """Hand over what a transaction brought."""
+        """Add the events of a transaction."""
         if commit > self.after_commit and not self._closed:
             self._queue.extend(events)
 
@@ -179,8 +180,8 @@ class Events(Generic[_E]):
         self._hub.remove(self)
 
 
-class Hub(Generic[_E]):
-    """All readers of a participant. ``failure`` is raised to whoever waits."""
+class EventHub(Generic[_E]):
+    """The readers of a participant. ``failure`` is raised to those that wait."""
 
     def __init__(self) -> None:
         self._readers: WeakSet[Events[_E]] = WeakSet()
@@ -189,38 +190,38 @@ class Hub(Generic[_E]):
 
     @property
     def readers(self) -> bool:
-        """Whether anybody reads."""
+        """A flag: there are readers."""
         return bool(self._readers)
 
     def reader(self, after_commit: int) -> Events[_E]:
-        """A new reader of what transactions after one bring."""
+        """Create a reader of the events of all transactions after one."""
         made = Events(self, after_commit)
         self._readers.add(made)
         return made
 
     def remove(self, reader: Events[_E]) -> None:
-        """A reader has ended."""
+        """Remove a reader."""
         self._readers.discard(reader)
         self.stir()
 
     def put(self, commit: int, events: list[_E]) -> None:
-        """Hand events to all readers."""
+        """Add events to all readers."""
         for reader in tuple(self._readers):
             reader.put(commit, events)
         self.stir()
 
     def stir(self) -> None:
-        """Wake whoever waits for a change of any kind."""
+        """Wake all tasks that wait for a change."""
         self._change.set()
         self._change = asyncio.Event()
 
     def fail(self, error: Exception) -> None:
-        """Nothing will come any longer."""
+        """Raise an error to all readers from now on."""
         self.failure = self.failure or error
         self.stir()
 
     def end(self) -> None:
-        """The participant has left: readers end when they have read what is queued."""
+        """Close all readers, which may still read their queues."""
         for reader in tuple(self._readers):
             reader.close()
 

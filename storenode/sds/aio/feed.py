@@ -12,32 +12,34 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
+from storenode.common.backoff import Backoff
 from storenode.sds.aio.events import Connected, Disconnected
-from storenode.sds.aio.limits import CATCH_UP_OVERLAP_NS
+from storenode.sds.aio.limits import CATCH_UP_OVERLAP_NS, FIRST_DELAY_S, MAX_DELAY_S
 from storenode.sds.aio.transport import CursorRefused, FeedPage, Fetched, TransportError
 
 if TYPE_CHECKING:
-    from storenode.sds.aio.ledger import Ledger
-    from storenode.sds.aio.rotation import Rotation
-    from storenode.sds.aio.transport import Link
+    from storenode.sds.aio.ledger import ParticipantLedger
+    from storenode.sds.aio.transport import Link, Rotation
 
 
-class Feed:
-    """Follows a channel. ``take`` is given what comes, and answers the time of the first message
-    for which there was no room; ``relieve`` makes room when too much waits.
+class ChannelFeed:
+    """The feed of a channel, and scans for what it has missed.
 
-    ``node`` is whose feed is read, and ``live`` says that its backlog is through; both are told
-    by ``changed``.
+    ``take`` accepts messages and returns the time of the first one for which there was no room;
+    ``relieve`` makes room when too much waits. Scans of `search` use the links of ``searched``.
+    ``node`` is the name of the node whose feed is read, and ``live`` is True when its backlog is
+    through; ``changed`` is called when one of them changes.
     """
 
     def __init__(
         self,
-        ledger: Ledger,
+        ledger: ParticipantLedger,
         rotation: Rotation,
         *,
+        searched: Rotation,
         clock: Callable[[], int],
         take: Callable[[Sequence[Fetched]], Awaitable[int | None]],
         relieve: Callable[[], Awaitable[None]],
@@ -46,6 +48,7 @@ class Feed:
     ) -> None:
         self._ledger = ledger
         self._rotation = rotation
+        self._searched = searched
         self._clock = clock
         self._take = take
         self._relieve = relieve
@@ -83,26 +86,45 @@ class Feed:
         await asyncio.sleep(self._rotation.failed())
 
     def search(self, since_ns: int) -> None:
-        """Have what is stored from a time on scanned again: something in it was missed."""
+        """Request a scan of what is stored from a time on, since something in it was missed."""
         known = self._search_ns
         self._search_ns = since_ns if known is None else min(known, since_ns)
         self._searching.set()
 
     async def searches(self) -> None:
-        """Scan for ever what `search` names; one that fails is left to the next `search`."""
+        """Run the scans that `search` requests; each goes on until one node was read to its end."""
+        backoff = Backoff(FIRST_DELAY_S, MAX_DELAY_S)
         while True:
             await self._searching.wait()
             self._searching.clear()
             since_ns, self._search_ns = self._search_ns or 0, None
-            with suppress(TransportError):
-                await self._look_through(since_ns)
+            left_ns, pause_s = await self._search(since_ns)
+            if left_ns is None:
+                backoff.reset()
+                continue
+            if left_ns > since_ns:
+                backoff.reset()
+            self.search(left_ns)
+            await asyncio.sleep(max(pause_s, backoff.take()))
 
-    async def _look_through(self, since_ns: int) -> None:
+    async def _search(self, since_ns: int) -> tuple[int | None, float]:
+        """Scan from a time on; return where to go on, None at the end, and after which pause."""
         self.calls["scan"] += 1
-        async with aclosing(self._rotation.link.scan(since_ns)) as pages:
-            async for messages in pages:
-                if await self._take(messages) is not None:
-                    return
+        try:
+            async with aclosing(self._searched.link.scan(since_ns)) as pages:
+                async for messages in pages:
+                    refused_ns = await self._take(messages)
+                    if refused_ns is not None:
+                        since_ns = max(since_ns, refused_ns)
+                        break
+                    since_ns = max(since_ns, messages[-1].timestamp_ns)
+                else:
+                    self._searched.worked()
+                    return None, 0.0
+        except TransportError:
+            return since_ns, self._searched.failed()
+        await self._relieve()
+        return since_ns, 0.0
 
     def still_online(self) -> None:
         """Note the time while nothing comes."""
@@ -160,7 +182,7 @@ class Feed:
             raise TransportError("Too much waits for what is missing: trying again.")
 
     async def _scan(self, link: Link, since_ns: int) -> int | None:
-        """Answer the time of the first message for which there was no room."""
+        """Return the time of the first message for which there was no room."""
         self.calls["scan"] += 1
         first_refused_ns: int | None = None
         async with aclosing(link.scan(since_ns)) as pages:
@@ -181,7 +203,7 @@ class Feed:
         self._ledger.gap(from_ns if known is None else min(known, from_ns))
 
     def _cursor(self, link: Link) -> bytes | None:
-        """The link's own cursor, else one of another node that may be on the same database."""
+        """Return the link's own cursor, else one of a node that may be on the same database."""
         known = self._ledger.cursors
         for name in (link.name, self._last, *known):
             cursor = known.get(name)
@@ -190,7 +212,7 @@ class Feed:
         return None
 
     def _forget_cursor(self, link: Link) -> bool:
-        """A cursor was refused; False when there was none."""
+        """Remove a cursor that was refused; return False when there was none."""
         if self._tried is None:
             return False
         self._refused.add(self._tried)

@@ -12,11 +12,11 @@ from typing import Self, TypedDict
 from storenode.message.topics import DEFAULT_PUBSUB_TOPIC
 from storenode.sds.aio.cipher import Cipher, Clear
 from storenode.sds.aio.signing import Signer
-from storenode.sds.aio.state import DurableState, Identity, State, StatePlace
+from storenode.sds.aio.state import DurableState, State, StateIdentity, StatePlace
 from storenode.sds.aio.transport import Route
-from storenode.sds.chance import Chance
 from storenode.sds.config import ChannelConfig
 from storenode.sds.epochs import RateLimit
+from storenode.sds.rng import Rng
 
 
 class JoinOptions(TypedDict, total=False):
@@ -41,7 +41,7 @@ class JoinOptions(TypedDict, total=False):
     signer: Signer | None
     rate_limit: RateLimit | None
     clock: Callable[[], int]
-    rng: Chance | None
+    rng: Rng | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ class Joining:
     signer: Signer | None = None
     rate_limit: RateLimit | None = None
     clock: Callable[[], int] = time.time_ns
-    rng: Chance = field(default_factory=SystemRandom)
+    rng: Rng = field(default_factory=SystemRandom)
 
     @classmethod
     def of(cls, channel_id: str, sender_id: str, options: JoinOptions) -> Self:
@@ -73,7 +73,7 @@ class Joining:
             topic = f"/sds/1/{channel_id}/proto"
         pubsub_topic = options.get("pubsub_topic", DEFAULT_PUBSUB_TOPIC)
         return cls(
-            state=State(StatePlace.of(options.get("state")), Identity(channel_id, sender_id)),
+            state=State(StatePlace.of(options.get("state")), StateIdentity(channel_id, sender_id)),
             route=Route(channel_id, pubsub_topic, topic),
             config=config,
             cipher=options.get("cipher") or Clear(),

@@ -2,7 +2,7 @@
 
 `Ledger.step` and its like run the core and note which rows follow from its events; `take` hands
 the notes over as one `Batch`. What came and went between two transactions never becomes a row.
-Pure: time and chance are arguments, and the database is somebody else's.
+Pure: time and random values are arguments, and no database is used.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from storenode.sds.aio.schema import (
     UNACKNOWLEDGED,
     WAITING,
 )
-from storenode.sds.chance import Chance
 from storenode.sds.channel import MessageChannel, Sealing
 from storenode.sds.claims import Proof
 from storenode.sds.codec import Entry, MessageKind, SdsMessage, encode_history, encode_message
@@ -44,8 +43,9 @@ from storenode.sds.events import (
     Withdrawn,
 )
 from storenode.sds.limits import MAX_LOST_IDS
-from storenode.sds.outgoing import Outgoing
+from storenode.sds.outgoing_buffer import Outgoing
 from storenode.sds.pages import Key, unpack_page
+from storenode.sds.rng import Rng
 
 Row = dict[str, Any]
 Rows = dict[Any, Row | None]
@@ -86,9 +86,10 @@ class OwnMessage:
 
 
 @dataclass(slots=True)
-class Batch:
-    """What one transaction writes. ``small`` are columns of the participant's row; ``gone`` leave
-    the log before ``log`` is added.
+class StateBatch:
+    """The content of one transaction.
+
+    ``small`` are columns of the participant's row; ``gone`` leave the log before ``log`` is added.
     """
 
     number: int
@@ -114,7 +115,7 @@ class _Notes:
     pruned: Key | None = None
 
 
-class Ledger:
+class ParticipantLedger:
     """A participant: its core, its outbox, where its feeds are, and what changed of all that.
 
     ``gap_from_ns`` is the time from which on something may be missing for want of a scan, or None;
@@ -165,19 +166,19 @@ class Ledger:
         return OwnMessage(number, message, hint, proof, rest)
 
     def receive(self, now_ms: int, packets: Iterable[Packet]) -> list[Event]:
-        """Take packets."""
+        """Run `MessageChannel.receive`."""
         return self._note(self.core.receive(now_ms, packets))
 
-    def tick(self, now_ms: int, chance: Chance) -> list[Event]:
-        """Do what is due."""
-        return self._note(self.core.tick(now_ms, chance))
+    def tick(self, now_ms: int, rng: Rng) -> list[Event]:
+        """Run `MessageChannel.tick`."""
+        return self._note(self.core.tick(now_ms, rng))
 
     def abandon(self, now_ms: int, message_ids: Iterable[str]) -> list[Event]:
-        """Give up missing messages."""
+        """Run `MessageChannel.abandon`."""
         return self._note(self.core.abandon(now_ms, message_ids))
 
     def recalled(self, messages: Iterable[SdsMessage]) -> list[Event]:
-        """Answer others with messages that were read from the state."""
+        """Run `MessageChannel.recalled`."""
         return self._note(self.core.recalled(messages))
 
     def ephemeral(self, content: bytes) -> list[Event]:
@@ -186,23 +187,23 @@ class Ledger:
         return self.core.send_ephemeral(content)
 
     def published(self, message_id: str, hint: bytes) -> list[Event]:
-        """A node holds an own message under a hint."""
+        """Record that a node stores an own message under a hint."""
         return self._note(self.core.published(message_id, hint))
 
     def settle(self, number: int) -> None:
-        """A message of the outbox needs no more publishing."""
+        """Remove a message from the outbox."""
         self.unpublished.discard(self.outbox.pop(number).message_id)
         self._notes.outbox[number] = None
         self.dirty = True
 
     def restamp(self, number: int, timestamp_ns: int) -> None:
-        """Give a message of the outbox another time."""
+        """Set the time of a message of the outbox."""
         item = self.outbox[number]
         item.timestamp_ns = timestamp_ns
         self._put(item)
 
     def stand(self, node: str, cursor: bytes | None) -> None:
-        """A node's feed was read up to a cursor; None forgets it."""
+        """Set the cursor of a node's feed; None removes it."""
         if cursor is None:
             self.cursors.pop(node, None)
         else:
@@ -211,17 +212,17 @@ class Ledger:
         self.dirty = True
 
     def gap(self, from_ns: int | None) -> None:
-        """Something may be missing from a time on; None: nothing any longer."""
+        """Set the time from which on messages may be missing; None: there is no gap."""
         self.gap_from_ns = from_ns
         self.dirty = True
 
     def online(self, now_ns: int) -> None:
-        """A feed is live."""
+        """Set the time when a feed was last live."""
         self.online_ns = now_ns
         self.dirty = True
 
-    def take(self) -> Batch | None:
-        """What changed since the last call; None when nothing did."""
+    def take(self) -> StateBatch | None:
+        """Return what changed since the last call; None when nothing did."""
         if not self.dirty:
             return None
         self._forget_lost()
@@ -240,12 +241,12 @@ class Ledger:
         log = list(notes.log.values())
         for row in log:
             row["committed"] = self.commits
-        return Batch(
+        return StateBatch(
             self.commits, self._small(), list(notes.gone), log, notes.hints, rows, notes.pruned
         )
 
     def revived(self, items: Sequence[OutboxItem]) -> None:
-        """Take over an outbox that was saved, in order."""
+        """Add the saved outbox, in order."""
         self.outbox.update((item.number, item) for item in items)
         self.unpublished.update(item.message_id for item in items)
         self._next_item = items[-1].number + 1 if items else 0

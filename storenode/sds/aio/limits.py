@@ -5,6 +5,7 @@ from typing import Final
 from storenode.message.limits import (
     MAX_CAUSAL_HEADS,
     MAX_CAUSAL_KNOWN_IDS,
+    MAX_QUERY_CONTENT_TOPICS,
     MAX_QUERY_HASHES,
     MAX_SDS_ENTRIES,
 )
@@ -91,7 +92,7 @@ CATCH_UP_OVERLAP_NS: Final = 600 * 10**9
 """How far before the last moment online a scan begins: clocks differ, and nodes reconcile every
 few minutes."""
 
-SEARCH_LOST_EVERY_NS: Final = 60 * 10**9
+SEARCH_LOST_EVERY_S: Final = 60.0
 """Time between scans for causes that were given up for want of room."""
 
 LEAVE_TIMEOUT_S: Final = 10.0
@@ -102,3 +103,28 @@ MAX_TICK_S: Final = 1.0
 
 MAX_TRANSPORTS: Final = 64
 """Nodes of one participant."""
+
+MAX_TOPICS_PER_FEED: Final = MAX_QUERY_CONTENT_TOPICS
+"""Content topics of one call of ``Follow``: a node allows no more in a filter."""
+
+MAX_CALLS_AT_ONCE: Final = 64
+"""Concurrent scans, look-ups and feeds of single channels over one connection; others wait. Nodes
+allow 256 calls per connection."""
+
+MAX_QUEUED_PAGES: Final = 256
+MAX_QUEUED_BYTES: Final = 4 * 1024 * 1024
+MAX_ALL_QUEUED_BYTES: Final = 64 * 1024 * 1024
+"""The queue of a channel at a shared feed, and of all channels of a node; a channel whose queue is
+full reads the rest by a call of its own."""
+
+GATHER_S: Final = 0.05
+"""How long a shared feed waits for more channels before it begins again with those that joined."""
+
+MAX_THREADS: Final = 4
+"""Threads that read and write states."""
+
+DEFAULT_OPEN_STATES: Final = 64
+"""State files that are open at one time, with two descriptors each."""
+
+MAX_LEAVING_AT_ONCE: Final = 64
+"""Channels that are left at one time."""

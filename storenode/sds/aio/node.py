@@ -1,27 +1,32 @@
-"""A store node as a transport: gRPC calls of ``storenode.v1.Store``, and what they may give.
+"""A store node as a transport: gRPC calls of ``storenode.v1.Store``, and bounds on the responses.
 
-Hashes are computed here, from what came: a message under another hash than its own, on another
-topic, or that was not asked for is dropped. Streams have a deadline from page to page, and bounds
-on pages without messages and on bytes.
+All links of a `StoreNode` share one connection, one ``PublishStream`` and few calls of ``Follow``
+(`storenode.sds.aio.feeds`). The connection is opened with the first link and closed with the last.
+
+Hashes are computed here, from the received bytes: a message under another hash than its own, on
+another topic, or that was not requested is dropped. Streams have a deadline from page to page, and
+bounds on pages without messages and on bytes.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 import grpc
 
-from storenode.connection.channel import Metadata, TlsIdentity, open_channel
+from storenode.connection.channel import TlsIdentity, open_channel
 from storenode.connection.ending import Ending, cancelled
 from storenode.connection.errors import node_error
 from storenode.message.hashing import message_hash
+from storenode.sds.aio.feeds import SharedFeeds
 from storenode.sds.aio.limits import (
     CALL_TIMEOUT_S,
+    MAX_CALLS_AT_ONCE,
     MAX_CLOSURE_MESSAGES,
     MAX_CURSOR_BYTES,
     MAX_EMPTY_PAGES,
@@ -35,8 +40,9 @@ from storenode.sds.aio.transport import (
     FeedPage,
     Fetched,
     Outbound,
+    PublishResult,
+    Route,
     TransportError,
-    Verdict,
 )
 from storenode.sds.codec import Entry
 from storenode.wire.sds.v1.message_pb2 import HistoryEntry
@@ -50,16 +56,10 @@ from storenode.wire.waku.store.v3.store_pb2 import (
 )
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from storenode.sds.aio.transport import Route
-
-    Call = grpc.aio.StreamStreamCall[store_pb2.PublishRequest, store_pb2.PublishResponse]
-
 _P = TypeVar("_P")
-_PAGE_FULL = MAX_HINTS_PER_CALL
-_HELD = frozenset(
+_Answers = asyncio.Queue[Sequence[PublishResult] | TransportError]
+_Judge = Callable[[store_pb2.PublishResponse], Sequence[PublishResult]]
+_STORED = frozenset(
     {
         store_pb2.PublishResult.STORED,
         store_pb2.PublishResult.DUPLICATE,
@@ -69,18 +69,24 @@ _HELD = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
 class StoreNode:
     """A node at ``HOST:PORT``.
 
     ``token`` authenticates the participant, ``tls`` encrypts; without it the connection is in
-    clear, and a token is then sent over loopback only. What is wrong with them is raised by
-    `open` as ``ClientOptionError``.
+    clear, and a token is then sent over loopback only. Wrong values are reported by `open`, as
+    ``ClientOptionError``. A subclass may have its own `link_class`.
     """
 
-    address: str
-    token: str | None = None
-    tls: TlsIdentity | None = None
+    link_class: type[NodeLink]
+
+    def __init__(
+        self, address: str, token: str | None = None, tls: TlsIdentity | None = None
+    ) -> None:
+        self.address = address
+        self.token = token
+        self.tls = tls
+        # By event loop: channels of gRPC belong to one.
+        self._connections: dict[asyncio.AbstractEventLoop, _Connection] = {}
 
     @property
     def name(self) -> str:
@@ -88,139 +94,240 @@ class StoreNode:
         return self.address
 
     def open(self, route: Route) -> NodeLink:
-        """Make a link; it connects with its first call."""
-        channel, metadata = open_channel(
-            self.address, self.token, self.tls, max_response_bytes=MAX_NODE_RESPONSE_BYTES
+        """Make a link of one channel; it connects with its first call."""
+        loop = asyncio.get_running_loop()
+        connection = self._connections.get(loop)
+        if connection is None:
+            connection = self._connections[loop] = _Connection(self)
+        connection.links += 1
+        return self.link_class(route, connection, partial(self._release, loop))
+
+    async def _release(self, loop: asyncio.AbstractEventLoop) -> None:
+        connection = self._connections[loop]
+        connection.links -= 1
+        if not connection.links:
+            del self._connections[loop]
+            await connection.close()
+
+
+class _Connection:
+    """The connection to a node; ``calls`` bounds the calls of single channels."""
+
+    def __init__(self, node: StoreNode) -> None:
+        self.name = node.address
+        self.links = 0
+        self._channel, self.metadata = open_channel(
+            node.address, node.token, node.tls, max_response_bytes=MAX_NODE_RESPONSE_BYTES
         )
-        return NodeLink(self.address, route, channel, metadata)
+        self.store: store_pb2_grpc.StoreAsyncStub = store_pb2_grpc.StoreStub(self._channel)
+        self.calls = asyncio.Semaphore(MAX_CALLS_AT_ONCE)
+        self.feeds = SharedFeeds(self.follow, self.calls)
+        self._turn = asyncio.Lock()
+        self._publishing: (
+            grpc.aio.StreamStreamCall[store_pb2.PublishRequest, store_pb2.PublishResponse] | None
+        ) = None
+        self._sent: deque[tuple[_Judge, _Answers]] = deque()
+        self._reader: asyncio.Task[None] | None = None
+
+    async def close(self) -> None:
+        """End all calls and the connection."""
+        await self.feeds.close()
+        if self._reader is not None:
+            self._reader.cancel()
+            await asyncio.wait({self._reader})
+        await self._channel.close(grace=None)
+
+    async def follow(
+        self, wanted: store_pb2.ContentFilter, cursor: bytes
+    ) -> AsyncGenerator[store_pb2.FollowPage, None]:
+        """Yield the responses to ``Follow``, without end."""
+        request = store_pb2.FollowRequest(filter=wanted, cursor=cursor, include_data=True)
+        call = self.store.Follow(request, metadata=self.metadata)
+        pages = aiter(call)
+        timeout_s: float | None = CALL_TIMEOUT_S
+        with self.translated():
+            try:
+                while (page := await self.next_page(pages, timeout_s)) is not None:
+                    if len(page.cursor) > MAX_CURSOR_BYTES:
+                        raise TransportError(f"The node at {self.name} gives no usable cursor.")
+                    yield page
+                    timeout_s = None
+            finally:
+                call.cancel()
+        raise TransportError(f"The node at {self.name} ended the feed.")
+
+    async def publish(
+        self, request: store_pb2.PublishRequest, judge: _Judge, answers: _Answers
+    ) -> None:
+        """Send a request; the verdicts, or the failure of the stream, are put into ``answers``.
+
+        The stream is opened with the first request, and again after it has failed.
+        """
+        async with self._turn:
+            call = self._publishing
+            if call is None:
+                call = self._publishing = self.store.PublishStream(None, metadata=self.metadata)
+                self._reader = asyncio.create_task(self._read_answers(call))
+            # Listed before it is written: the answer may be quicker than this task.
+            self._sent.append((judge, answers))
+            try:
+                await call.write(request)
+            except (grpc.aio.AioRpcError, grpc.aio.BaseError, asyncio.InvalidStateError):
+                # The call is over; the reader reports the reason to all that wait.
+                return
+
+    async def next_page(self, pages: AsyncIterator[_P], timeout_s: float | None) -> _P | None:
+        """Return the next response of a stream; None at its end."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await anext(pages, None)
+        except TimeoutError:
+            raise TransportError(
+                f"The node at {self.name} gave nothing for {CALL_TIMEOUT_S:.0f} s."
+            ) from None
+
+    @contextmanager
+    def translated(self) -> Iterator[None]:
+        """Translate failures of calls into `TransportError`."""
+        try:
+            yield
+        except grpc.aio.AioRpcError as error:
+            sentence = node_error(error, self.name).sentence[:MAX_REASON_CHARS]
+            if error.code() is grpc.StatusCode.OUT_OF_RANGE:
+                raise CursorRefused(sentence) from error
+            raise TransportError(sentence) from error
+        except grpc.aio.UsageError as error:
+            raise TransportError(f"The link to {self.name} is closed.") from error
+
+    async def _read_answers(
+        self, call: grpc.aio.StreamStreamCall[store_pb2.PublishRequest, store_pb2.PublishResponse]
+    ) -> None:
+        failure = TransportError(f"The node at {self.name} ended the stream of publishing.")
+        ending = Ending(call)
+        try:
+            with self.translated():
+                try:
+                    async for response in call:
+                        self._answer(response)
+                except grpc.aio.AioRpcError as error:
+                    if (status := await ending.failure(error)) is not None:
+                        raise status from error
+        except TransportError as error:
+            failure = error
+        finally:
+            call.cancel()
+            self._publishing = None
+            waiting = [answers for _, answers in self._sent]
+            self._sent.clear()
+            for answers in dict.fromkeys(waiting):
+                answers.put_nowait(failure)
+
+    def _answer(self, response: store_pb2.PublishResponse) -> None:
+        if not self._sent:
+            raise TransportError(f"The node at {self.name} answered what was not published.")
+        judge, answers = self._sent[0]
+        verdicts = judge(response)
+        self._sent.popleft()
+        answers.put_nowait(verdicts)
 
 
 class NodeLink:
-    """One channel at one node; the methods are those of `storenode.sds.aio.transport.Link`."""
+    """A channel at a node; the methods are those of `storenode.sds.aio.transport.Link`.
 
-    def __init__(
-        self, name: str, route: Route, channel: grpc.aio.Channel, metadata: Metadata
-    ) -> None:
-        self._name = name
-        self._route = route
-        self._channel = channel
-        self._metadata = metadata
-        self._store: store_pb2_grpc.StoreAsyncStub = store_pb2_grpc.StoreStub(channel)
+    ``dropped`` counts messages under a wrong hash or topic.
+    """
+
+    def __init__(self, route: Route, connection: _Connection, release: Callable[[], Any]) -> None:
+        self.route = route
+        self._connection = connection
+        self._release = release
+        self._closed = False
         # Encoded once: every message is hashed.
         self._topics = route.pubsub_topic.encode(), route.content_topic.encode()
         self._filter = store_pb2.ContentFilter(
             pubsub_topic=route.pubsub_topic, content_topics=[route.content_topic]
         )
         self.dropped = 0
-        """Messages that were under a wrong hash or topic, or were not asked for."""
 
     @property
     def name(self) -> str:
         """The node's address."""
-        return self._name
-
-    @property
-    def route(self) -> Route:
-        """Where the channel is published."""
-        return self._route
+        return self._connection.name
 
     async def close(self) -> None:
-        """End all calls and the connection."""
-        await self._channel.close(grace=None)
+        """Release the connection, which is closed with its last link."""
+        if not self._closed:
+            self._closed = True
+            await self._release()
 
     async def publish(
         self, batches: AsyncIterator[Sequence[Outbound]]
-    ) -> AsyncGenerator[Sequence[Verdict], None]:
-        """By ``PublishStream``."""
-        with self._translated():
-            call: Call = self._store.PublishStream(None, metadata=self._metadata)
-            ending = Ending(call)
-            sent: deque[list[bytes]] = deque()
-            writer = asyncio.create_task(self._write(call, batches, sent))
-            try:
-                async for response in call:
-                    verdicts = self.verdicts(response, sent[0] if sent else [])
-                    sent.popleft()
-                    yield verdicts
-            except grpc.aio.AioRpcError as error:
-                if (failure := await ending.failure(error)) is not None:
-                    raise failure from error
-            finally:
-                call.cancel()
-                await cancelled(writer)
-        raise TransportError(f"The node at {self._name} ended the stream of publishing.")
+    ) -> AsyncGenerator[Sequence[PublishResult], None]:
+        """Publish through the ``PublishStream`` of all channels, and yield the verdicts."""
+        answers: _Answers = asyncio.Queue()
+        writer = asyncio.create_task(self._write(batches, answers))
+        try:
+            while True:
+                answer = await answers.get()
+                if isinstance(answer, TransportError):
+                    raise answer
+                yield answer
+        finally:
+            await cancelled(writer)
 
-    async def follow(self, cursor: bytes) -> AsyncGenerator[FeedPage, None]:
-        """By ``Follow``."""
-        async with aclosing(self.pages(self._filter, cursor)) as pages:
+    def follow(self, cursor: bytes) -> AsyncGenerator[FeedPage, None]:
+        """Follow the channel with a call that it shares with others."""
+        return self._connection.feeds.follow(self, cursor)
+
+    async def follow_alone(self, cursor: bytes) -> AsyncGenerator[FeedPage, None]:
+        """Follow the channel with a call of its own."""
+        async with aclosing(self._connection.follow(self._filter, cursor)) as pages:
             async for page in pages:
                 yield FeedPage(self.fetched(page.messages), page.cursor, page.live)
 
-    async def pages(
-        self, wanted: store_pb2.ContentFilter, cursor: bytes
-    ) -> AsyncGenerator[store_pb2.FollowPage, None]:
-        """The responses to ``Follow``, without end."""
-        request = store_pb2.FollowRequest(filter=wanted, cursor=cursor, include_data=True)
-        call = self._store.Follow(request, metadata=self._metadata)
-        pages = aiter(call)
-        timeout_s: float | None = CALL_TIMEOUT_S
-        with self._translated():
-            try:
-                while (page := await self._next(pages, timeout_s)) is not None:
-                    if len(page.cursor) > MAX_CURSOR_BYTES:
-                        raise TransportError(f"The node at {self._name} gives no usable cursor.")
-                    yield page
-                    timeout_s = None
-            finally:
-                call.cancel()
-        raise TransportError(f"The node at {self._name} ended the feed.")
-
     def scan(self, since_ns: int) -> AsyncGenerator[Sequence[Fetched], None]:
-        """By ``Scan``; a node whose messages go back in time has lost its turn."""
-        return self.scan_telling(since_ns, None)
+        """Scan with ``Scan``; a node whose messages go back in time fails."""
+        return self.scan_with_coverage(since_ns, None)
 
-    async def scan_telling(
-        self, since_ns: int, tell: Callable[[AnswerCoverage], None] | None
+    async def scan_with_coverage(
+        self, since_ns: int, report: Callable[[AnswerCoverage], None] | None
     ) -> AsyncGenerator[Sequence[Fetched], None]:
-        """The same; ``tell`` is given how complete the answer is, if the node can tell."""
+        """Scan, and pass the statement of how complete the answer is to ``report``, if any."""
 
         def messages_of(page: store_pb2.ScanPage) -> Iterable[WakuMessageKeyValue]:
-            if tell is not None and page.HasField("coverage"):
-                tell(page.coverage)
+            if report is not None and page.HasField("coverage"):
+                report(page.coverage)
             return page.messages
 
         request = store_pb2.ScanRequest(
             filter=self._filter,
             time_start=since_ns,
             include_data=True,
-            coverage=tell is not None,
+            coverage=report is not None,
         )
         last_ns = since_ns
-        call = self._store.Scan(request, metadata=self._metadata)
-        async for messages in self._pages(call, messages_of, bounded=False):
-            for message in messages:
-                if message.timestamp_ns < last_ns:
-                    raise TransportError(
-                        f"The node at {self._name} does not scan in order of time."
-                    )
-                last_ns = message.timestamp_ns
-            yield messages
+        call = partial(self._connection.store.Scan, request)
+        async with aclosing(self._pages(call, messages_of, bounded=False)) as pages:
+            async for messages in pages:
+                for message in messages:
+                    if message.timestamp_ns < last_ns:
+                        raise TransportError(
+                            f"The node at {self.name} does not scan in order of time."
+                        )
+                    last_ns = message.timestamp_ns
+                yield messages
 
     async def by_hint(self, hints: Sequence[bytes]) -> AsyncGenerator[Sequence[Fetched], None]:
-        """By ``Query``; a hint that is no hash of this topic's messages finds nothing."""
+        """Fetch by ``Query``; a hint that is no hash of this topic's messages finds nothing."""
         request = StoreQueryRequest(
             include_data=True,
             message_hashes=[hint for hint in hints if len(hint) == 32],
             pagination_forward=True,
-            pagination_limit=_PAGE_FULL,
+            pagination_limit=MAX_HINTS_PER_CALL,
         )
         wanted = set(request.message_hashes)
         while wanted:
-            with self._translated():
-                response = await self._store.Query(
-                    request, metadata=self._metadata, timeout=CALL_TIMEOUT_S
-                )
-            self._check_status(response)
+            response = await self._query(request)
             found = [each for each in self.fetched(response.messages) if each.hint in wanted]
             wanted.difference_update(each.hint for each in found)
             if found:
@@ -230,54 +337,50 @@ class NodeLink:
             request.pagination_cursor = response.pagination_cursor
 
     async def holds(self, hints: Sequence[bytes]) -> set[bytes]:
-        """Return the hints of messages that the node holds, by ``Query`` without data."""
+        """Return the hints of messages that the node stores, by ``Query`` without data."""
         wanted = {hint for hint in hints if len(hint) == 32}
         if not wanted:
             return set()
-        request = StoreQueryRequest(message_hashes=sorted(wanted), pagination_limit=_PAGE_FULL)
-        with self._translated():
-            response = await self._store.Query(
-                request, metadata=self._metadata, timeout=CALL_TIMEOUT_S
-            )
-        self._check_status(response)
+        response = await self._query(
+            StoreQueryRequest(message_hashes=sorted(wanted), pagination_limit=MAX_HINTS_PER_CALL)
+        )
         return wanted & {each.message_hash for each in response.messages}
 
-    async def by_id(self, entries: Sequence[Entry]) -> AsyncGenerator[Sequence[Fetched], None]:
-        """By ``GetSdsMessages``."""
+    def by_id(self, entries: Sequence[Entry]) -> AsyncGenerator[Sequence[Fetched], None]:
+        """Fetch by ``GetSdsMessages``."""
         request = store_pb2.GetSdsMessagesRequest(
-            channel_id=self._route.channel_id,
+            channel_id=self.route.channel_id,
             entries=_history(entries),
             filter=self._filter,
             prefer_proven=True,
         )
         wanted = {entry.message_id for entry in entries}
-        call = self._store.GetSdsMessages(request, metadata=self._metadata)
-        async for messages in self._pages(call, lambda page: _stored(page.messages, wanted)):
-            yield messages
+        call = partial(self._connection.store.GetSdsMessages, request)
+        return self._pages(call, lambda page: _stored(page.messages, wanted))
 
     async def coverage(self) -> AnswerCoverage | None:
-        """How complete the node is, by ``GetSdsMessages``; None: it cannot tell."""
+        """Return how complete the node is, by ``GetSdsMessages``; None if it does not state it."""
         request = store_pb2.GetSdsMessagesRequest(
-            channel_id=self._route.channel_id, filter=self._filter, coverage=True
+            channel_id=self.route.channel_id, filter=self._filter, coverage=True
         )
-        told: list[AnswerCoverage] = []
+        found: AnswerCoverage | None = None
 
         def messages_of(page: store_pb2.SdsMessagesPage) -> Iterable[WakuMessageKeyValue]:
-            if page.HasField("coverage"):
-                told.append(page.coverage)
+            nonlocal found
+            found = page.coverage if page.HasField("coverage") else found
             return ()
 
-        call = self._store.GetSdsMessages(request, metadata=self._metadata)
+        call = partial(self._connection.store.GetSdsMessages, request)
         async for _ in self._pages(call, messages_of):
             pass
-        return told[-1] if told else None
+        return found
 
     async def closure(
         self, heads: Sequence[Entry], known_ids: Sequence[str]
     ) -> AsyncGenerator[Sequence[Fetched], None]:
-        """By ``GetCausalHistory``."""
+        """Fetch causal histories by ``GetCausalHistory``."""
         request = store_pb2.GetCausalHistoryRequest(
-            channel_id=self._route.channel_id,
+            channel_id=self.route.channel_id,
             heads=_history(heads),
             known_ids=known_ids,
             max_messages=MAX_CLOSURE_MESSAGES,
@@ -285,77 +388,17 @@ class NodeLink:
             prefer_proven=True,
         )
         left = MAX_CLOSURE_MESSAGES
-        call = self._store.GetCausalHistory(request, metadata=self._metadata)
-        async for messages in self._pages(call, lambda page: _stored(page.messages, None)):
-            yield messages[:left]
-            left -= len(messages)
-            if left <= 0:
-                return
-
-    async def _write(
-        self, call: Call, batches: AsyncIterator[Sequence[Outbound]], sent: deque[list[bytes]]
-    ) -> None:
-        try:
-            async for batch in batches:
-                request, hints = self.request(batch)
-                # Listed before it is written: the answer may be quicker than this task.
-                sent.append(hints)
-                try:
-                    await call.write(request)
-                except (grpc.aio.AioRpcError, grpc.aio.BaseError, asyncio.InvalidStateError):
-                    # The call is over; whoever reads its answers learns why.
+        call = partial(self._connection.store.GetCausalHistory, request)
+        async with aclosing(self._pages(call, lambda page: _stored(page.messages, None))) as pages:
+            async for messages in pages:
+                yield messages[:left]
+                left -= len(messages)
+                if left <= 0:
                     return
-        except Exception:
-            # Whoever reads the answers waits for some that nobody asks for, and is told here.
-            call.cancel()
-            raise
-
-    def request(self, batch: Sequence[Outbound]) -> tuple[store_pb2.PublishRequest, list[bytes]]:
-        """A request that publishes a batch, and the hashes of its messages."""
-        messages = [self._message(each) for each in batch]
-        return (
-            store_pb2.PublishRequest(messages=messages),
-            [self._hash(item.message) for item in messages],
-        )
-
-    def verdicts(
-        self, response: store_pb2.PublishResponse, hints: Sequence[bytes]
-    ) -> list[Verdict]:
-        """What a response says of the messages with these hashes.
-
-        Raises:
-            TransportError: it says it of others, or there are none.
-        """
-        if not hints or len(response.results) != len(hints):
-            raise TransportError(f"The node at {self._name} answered what was not published.")
-        return [
-            Verdict(result.outcome in _HELD, hint, result.reason[:MAX_REASON_CHARS])
-            for result, hint in zip(response.results, hints, strict=True)
-        ]
-
-    def _message(self, item: Outbound) -> WakuMessageAndTopic:
-        route = self._route
-        message = WakuMessage(
-            payload=item.payload,
-            content_topic=route.content_topic,
-            timestamp=item.timestamp_ns,
-            ephemeral=item.ephemeral or None,
-        )
-        return WakuMessageAndTopic(message=message, pubsub_topic=route.pubsub_topic)
-
-    def _check_status(self, response: StoreQueryResponse) -> None:
-        if not 200 <= response.status_code < 300:
-            reason = response.status_desc[:MAX_REASON_CHARS]
-            raise TransportError(reason or f"The node at {self._name} gave no reason.")
-
-    def _hash(self, message: WakuMessage) -> bytes:
-        meta = message.meta if message.HasField("meta") else None
-        pubsub_topic, content_topic = self._topics
-        return message_hash(pubsub_topic, message.payload, content_topic, meta, message.timestamp)
 
     def fetched(self, items: Iterable[WakuMessageKeyValue]) -> list[Fetched]:
-        """Messages of the channel under their own hashes; others are dropped."""
-        route = self._route
+        """Return the messages of the channel under their own hashes; others are dropped."""
+        route = self.route
         found = []
         for item in items:
             message = item.message
@@ -365,54 +408,90 @@ class NodeLink:
             )
             hint = self._hash(message) if on_route and message.timestamp else b""
             if hint and hint == item.message_hash:
-                kept = b"" if message.ephemeral else hint
-                found.append(Fetched(message.payload, kept, message.timestamp))
+                stored_hint = b"" if message.ephemeral else hint
+                found.append(Fetched(message.payload, stored_hint, message.timestamp))
             else:
                 self.dropped += 1
         return found
 
+    async def _write(self, batches: AsyncIterator[Sequence[Outbound]], answers: _Answers) -> None:
+        try:
+            async for batch in batches:
+                messages = [self._message(each) for each in batch]
+                hints = [self._hash(item.message) for item in messages]
+                request = store_pb2.PublishRequest(messages=messages)
+                judge = partial(self._verdicts, hints=hints)
+                await self._connection.publish(request, judge, answers)
+        except Exception:
+            # Else the reader would wait for answers to requests that were never sent.
+            answers.put_nowait(TransportError(f"Publishing at {self.name} has failed."))
+            raise
+
+    def _verdicts(
+        self, response: store_pb2.PublishResponse, hints: Sequence[bytes]
+    ) -> list[PublishResult]:
+        if not hints or len(response.results) != len(hints):
+            raise TransportError(f"The node at {self.name} answered what was not published.")
+        return [
+            PublishResult(result.outcome in _STORED, hint, result.reason[:MAX_REASON_CHARS])
+            for result, hint in zip(response.results, hints, strict=True)
+        ]
+
+    def _message(self, item: Outbound) -> WakuMessageAndTopic:
+        message = WakuMessage(
+            payload=item.payload,
+            content_topic=self.route.content_topic,
+            timestamp=item.timestamp_ns,
+            ephemeral=item.ephemeral or None,
+        )
+        return WakuMessageAndTopic(message=message, pubsub_topic=self.route.pubsub_topic)
+
+    def _hash(self, message: WakuMessage) -> bytes:
+        meta = message.meta if message.HasField("meta") else None
+        pubsub_topic, content_topic = self._topics
+        return message_hash(pubsub_topic, message.payload, content_topic, meta, message.timestamp)
+
+    async def _query(self, request: StoreQueryRequest) -> StoreQueryResponse:
+        connection = self._connection
+        async with connection.calls:
+            with connection.translated():
+                response = await connection.store.Query(
+                    request, metadata=connection.metadata, timeout=CALL_TIMEOUT_S
+                )
+        if not 200 <= response.status_code < 300:
+            reason = response.status_desc[:MAX_REASON_CHARS]
+            raise TransportError(reason or f"The node at {self.name} gave no reason.")
+        return response
+
     async def _pages(
         self,
-        call: grpc.aio.UnaryStreamCall[Any, _P],
+        begin: Callable[..., grpc.aio.UnaryStreamCall[Any, _P]],
         items: Callable[[_P], Iterable[WakuMessageKeyValue]],
         *,
         bounded: bool = True,
     ) -> AsyncGenerator[list[Fetched], None]:
+        connection = self._connection
         empty = taken_bytes = 0
-        pages = aiter(call)
-        with self._translated():
-            try:
-                while (page := await self._next(pages, CALL_TIMEOUT_S)) is not None:
-                    messages = self.fetched(items(page))
-                    taken_bytes += sum(len(each.payload) for each in messages) if bounded else 0
-                    empty = 0 if messages else empty + 1
-                    if messages:
-                        yield messages
-                    if empty > MAX_EMPTY_PAGES or taken_bytes > MAX_FETCHED_BYTES:
-                        raise TransportError(f"The node at {self._name} gives pages without end.")
-            finally:
-                call.cancel()
+        async with connection.calls:
+            with connection.translated():
+                call = begin(metadata=connection.metadata)
+                pages = aiter(call)
+                try:
+                    while (page := await connection.next_page(pages, CALL_TIMEOUT_S)) is not None:
+                        messages = self.fetched(items(page))
+                        taken_bytes += sum(len(each.payload) for each in messages) * bounded
+                        empty = 0 if messages else empty + 1
+                        if messages:
+                            yield messages
+                        if empty > MAX_EMPTY_PAGES or taken_bytes > MAX_FETCHED_BYTES:
+                            raise TransportError(
+                                f"The node at {self.name} gives pages without end."
+                            )
+                finally:
+                    call.cancel()
 
-    async def _next(self, pages: AsyncIterator[_P], timeout_s: float | None) -> _P | None:
-        try:
-            async with asyncio.timeout(timeout_s):
-                return await anext(pages, None)
-        except TimeoutError:
-            raise TransportError(
-                f"The node at {self._name} gave nothing for {CALL_TIMEOUT_S:.0f} s."
-            ) from None
 
-    @contextmanager
-    def _translated(self) -> Iterator[None]:
-        try:
-            yield
-        except grpc.aio.AioRpcError as error:
-            sentence = node_error(error, self._name).sentence[:MAX_REASON_CHARS]
-            if error.code() is grpc.StatusCode.OUT_OF_RANGE:
-                raise CursorRefused(sentence) from error
-            raise TransportError(sentence) from error
-        except grpc.aio.UsageError as error:
-            raise TransportError(f"The link to {self._name} is closed.") from error
+StoreNode.link_class = NodeLink
 
 
 def _history(entries: Sequence[Entry]) -> list[HistoryEntry]:

@@ -1,4 +1,4 @@
-"""The parts of a participant, joined: who tells whom, in one event loop.
+"""A participant: the parts around its core, connected in one event loop.
 
 The ledger (the core, and what it changed) is only touched between two awaits. Everything that
 follows from a step goes to the saver, and comes back by `_release` when the transaction is
@@ -19,27 +19,26 @@ from typing import Any, Final
 
 from storenode.message.hashing import message_hash
 from storenode.sds.aio.cipher import CipherError
-from storenode.sds.aio.events import ChannelEvent, Hub, Message, Repaired
-from storenode.sds.aio.feed import Feed
+from storenode.sds.aio.events import ChannelEvent, EventHub, Message, Repaired
+from storenode.sds.aio.feed import ChannelFeed
 from storenode.sds.aio.join_options import Joining
-from storenode.sds.aio.ledger import Ledger, Row
+from storenode.sds.aio.ledger import ParticipantLedger, Row
 from storenode.sds.aio.limits import (
     CATCH_UP_OVERLAP_NS,
     LEAVE_TIMEOUT_S,
     MAX_TICK_S,
     PACKETS_AT_ONCE,
-    SEARCH_LOST_EVERY_NS,
+    SEARCH_LOST_EVERY_S,
 )
-from storenode.sds.aio.publisher import Publisher, Ready
+from storenode.sds.aio.publisher import OutboxPublisher, Ready
 from storenode.sds.aio.repair import Repair
 from storenode.sds.aio.repair_responses import RepairResponder
 from storenode.sds.aio.revive import revive
-from storenode.sds.aio.rotation import Rotation
 from storenode.sds.aio.saver import Saver
 from storenode.sds.aio.schema import LAMPORT_OFFSET
-from storenode.sds.aio.signing import Opened, Signing, unframe
+from storenode.sds.aio.signing import OpenedContent, Signing, unframe
 from storenode.sds.aio.status import Status
-from storenode.sds.aio.transport import Fetched, Link, Transport
+from storenode.sds.aio.transport import Fetched, Link, Rotation, Transport
 from storenode.sds.channel import ChannelFullError
 from storenode.sds.claims import Proof
 from storenode.sds.codec import Entry, decode_history
@@ -74,7 +73,7 @@ class Participant:
 
     def __init__(
         self,
-        ledger: Ledger,
+        ledger: ParticipantLedger,
         joining: Joining,
         thread: Executor | None,
         links: Sequence[Link],
@@ -82,7 +81,7 @@ class Participant:
         clock, cipher, config = joining.clock, joining.cipher, joining.config
         self.ledger = ledger
         self.core = ledger.core
-        self.hub: Hub[ChannelEvent] = Hub()
+        self.hub: EventHub[ChannelEvent] = EventHub()
         self.status = Status()
         self.links = links
         self._route = joining.route
@@ -91,7 +90,8 @@ class Participant:
         self._signing = Signing(joining.signer, config.channel_id, config.sender_id)
         self._clock = clock
         self._rng = joining.rng
-        self._searched_ns = -SEARCH_LOST_EVERY_NS
+        self._lost_from_ns: int | None = None
+        self._search_due_s = 0.0
         self._troubles: dict[str, str] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self.saver = Saver(
@@ -109,7 +109,7 @@ class Participant:
         epochs = None
         if joining.rate_limit is not None:
             epochs = Epochs(joining.rate_limit, clock(), used_up=ledger.commits > 0)
-        self.publisher = Publisher(
+        self.publisher = OutboxPublisher(
             ledger,
             Rotation(links),
             clock,
@@ -127,9 +127,10 @@ class Participant:
             ended=lambda asked, found, calls: self.tell((Repaired(asked, found, calls),)),
             readable=not cipher.whole,
         )
-        self.feed = Feed(
+        self.feed = ChannelFeed(
             ledger,
             rotation,
+            searched=Rotation(links),
             clock=clock,
             take=self.take,
             relieve=self._relieve,
@@ -219,19 +220,21 @@ class Participant:
             )
 
     def send_ephemeral(self, content: bytes) -> None:
-        """Send content to whoever listens now; nothing happens while offline."""
+        """Send content without reliability; nothing happens while offline."""
         events = self.ledger.ephemeral(self._seal_content(content))
         if self.feed.node is not None:
             self.tell(events)
 
     def tell(self, things: Sequence[Any]) -> None:
-        """Hand on what follows from a step, when it is saved."""
+        """Queue the events of a step, which are handed out when they are saved."""
         if any(isinstance(thing, Missing) for thing in things):
             self.repair.wake()
         for thing in things:
             if isinstance(thing, Behind):
                 self.feed.search(thing.since_ms * _NS_PER_MS)
             elif isinstance(thing, Lost) and thing.early:
+                if self._lost_from_ns is None:
+                    self._lost_from_ns = max(self._clock() - CATCH_UP_OVERLAP_NS, 0)
                 self._search_lost()
             elif isinstance(thing, Recall):
                 self.answering.want(thing.message_ids)
@@ -239,7 +242,7 @@ class Participant:
         self.refresh()
 
     async def take(self, messages: Sequence[Fetched]) -> int | None:
-        """Take what a link gave; the time of the first message for which there was no room."""
+        """Receive messages; return the time of the first one for which there was no room."""
         refused_ns: int | None = None
         for start in range(0, len(messages), PACKETS_AT_ONCE):
             await self.hub.room()
@@ -277,7 +280,7 @@ class Participant:
         )
 
     def refresh(self) -> None:
-        """Make the status anew; whoever waits for a change is woken."""
+        """Update the status, and wake those that wait for a change."""
         incoming = self.core.incoming
         status = Status(
             node=self.feed.node,
@@ -305,10 +308,10 @@ class Participant:
 
     def _search_lost(self) -> None:
         """Scan for what was given up for want of room, at most once a minute."""
-        now_ns = self._clock()
-        if now_ns - self._searched_ns >= SEARCH_LOST_EVERY_NS:
-            self._searched_ns = now_ns
-            self.feed.search(max(now_ns - CATCH_UP_OVERLAP_NS, 0))
+        now_s = asyncio.get_running_loop().time()
+        if self._lost_from_ns is not None and self._search_due_s <= now_s:
+            self.feed.search(self._lost_from_ns)
+            self._lost_from_ns, self._search_due_s = None, now_s + SEARCH_LOST_EVERY_S
 
     def _release(self, commit: int, things: list[Any]) -> None:
         shown: list[ChannelEvent] = []
@@ -366,10 +369,10 @@ class Participant:
 
     def _open(
         self, content: bytes, sender_id: str, lamport: int, history: Sequence[Entry]
-    ) -> Opened:
+    ) -> OpenedContent:
         clear, readable = self._open_content(content)
         if not readable:
-            return Opened(clear, readable=False)
+            return OpenedContent(clear, readable=False)
         return self._signing.read(clear, sender_id, lamport, history)
 
     def _open_content(self, content: bytes) -> tuple[bytes, bool]:
@@ -413,6 +416,7 @@ class Participant:
             events = self.ledger.tick(self._now_ms(), self._rng)
             if events:
                 self.tell(events)
+            self._search_lost()
             if self._clock() - noted_ns >= _ONLINE_EVERY_NS:
                 noted_ns = self._clock()
                 self.feed.still_online()

@@ -32,13 +32,13 @@ from storenode.sds.aio.limits import (
     REPUBLISH_NS,
     RESTAMP_AFTER_NS,
 )
-from storenode.sds.aio.transport import Outbound, TransportError, Verdict
+from storenode.sds.aio.transport import Outbound, PublishResult, TransportError
 from storenode.sds.epochs import Epochs
 from storenode.sds.events import Broadcast, Reason
 
 if TYPE_CHECKING:
-    from storenode.sds.aio.ledger import Ledger
-    from storenode.sds.aio.rotation import Rotation
+    from storenode.sds.aio.ledger import ParticipantLedger
+    from storenode.sds.aio.transport import Rotation
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +58,14 @@ class _Item:
     """It is published as it was before, and with a new time only if a node refuses that."""
 
 
-class Publisher:
+class OutboxPublisher:
     """A publisher of a ledger's outbox. ``tell`` gets what follows, to be saved and handed out;
     ``answered`` the hint under which a node holds an answer to a repair request.
     """
 
     def __init__(
         self,
-        ledger: Ledger,
+        ledger: ParticipantLedger,
         rotation: Rotation,
         clock: Callable[[], int],
         tell: Callable[[Sequence[Any]], None],
@@ -93,7 +93,7 @@ class Publisher:
         self._window = asyncio.Semaphore(MAX_REQUESTS_IN_FLIGHT)
 
     def offer(self, number: int) -> None:
-        """Let a message of the outbox leave."""
+        """Publish a message of the outbox."""
         self._restamped.discard(number)
         insort(self._ready, number)
         self._news.set()
@@ -152,8 +152,8 @@ class Publisher:
                 self._settle(items, verdicts)
 
     async def _answer(
-        self, answers: AsyncGenerator[Sequence[Verdict], None]
-    ) -> Sequence[Verdict] | None:
+        self, answers: AsyncGenerator[Sequence[PublishResult], None]
+    ) -> Sequence[PublishResult] | None:
         """Return the next answer. Nothing need come while nothing is asked."""
         waiting = asyncio.ensure_future(anext(answers, None))
         try:
@@ -198,10 +198,7 @@ class Publisher:
             await asyncio.sleep(min(self._epochs.wait_s(self._clock()), MAX_TICK_S))
 
     def _refresh(self, count: int) -> None:
-        """Give what leaves next and has waited for its epoch a new time: nodes refuse what is old.
-
-        It leaves when that is saved.
-        """
+        """Set a new time of messages that waited for their epoch; they leave when it is saved."""
         stale_ns = self._clock() - RESTAMP_AFTER_NS
         head = [self._ready.popleft() for _ in range(min(count, len(self._ready)))]
         again = [number for number in head if self._stamp(number) < stale_ns]
@@ -252,22 +249,22 @@ class Publisher:
             self._ready.extendleft(reversed(numbers))
         self._sent.clear()
 
-    def _settle(self, items: list[_Item], verdicts: Sequence[Verdict]) -> None:
-        told: list[Any] = []
+    def _settle(self, items: list[_Item], verdicts: Sequence[PublishResult]) -> None:
+        events: list[Any] = []
         for item, verdict in zip(items, verdicts, strict=True):
-            if verdict.held:
-                told += self._held(item, verdict.hint)
+            if verdict.stored:
+                events += self._stored(item, verdict.hint)
             elif item.number is not None:
-                told += self._refused(item.number, item.message_id, verdict.reason)
+                events += self._refused(item.number, item.message_id, verdict.reason)
             elif item.has_own_time:
                 outbound = replace(item.outbound, timestamp_ns=self._clock())
                 self._volatile.append(_Item(None, item.message_id, item.reason, outbound))
                 self._news.set()
             else:
                 self._troubled(verdict.reason)
-        self._tell(told)
+        self._tell(events)
 
-    def _held(self, item: _Item, hint: bytes) -> Sequence[Any]:
+    def _stored(self, item: _Item, hint: bytes) -> Sequence[Any]:
         if item.number is not None:
             self._tries.pop(item.number, None)
             self._ledger.settle(item.number)

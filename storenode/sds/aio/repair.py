@@ -38,8 +38,7 @@ from storenode.sds.codec import Entry
 from storenode.sds.events import MissingMessage
 
 if TYPE_CHECKING:
-    from storenode.sds.aio.rotation import Rotation
-    from storenode.sds.aio.transport import Link
+    from storenode.sds.aio.transport import Link, Rotation
     from storenode.sds.channel import MessageChannel
 
 _T = TypeVar("_T")
@@ -55,8 +54,8 @@ class _Attempts:
     due_ms: int
 
 
-class Book:
-    """Which missing messages were asked for in vain, and when each is asked for again.
+class RepairAttempts:
+    """A record of the missing messages that were not found, and of when to ask again.
 
     Times are those of the event loop, in milliseconds.
     """
@@ -65,14 +64,14 @@ class Book:
         self._attempts: dict[str, _Attempts] = {}
 
     def due(self, missing: Iterable[MissingMessage], now_ms: int) -> list[MissingMessage]:
-        """What may be asked for now, 10,000 at most, and forget what is missing no longer."""
+        """Return what may be asked for now, 10,000 at most; drop what is not missing any more."""
         found = list(missing)
         kept = {each.message_id for each in found}
         self._attempts = {key: each for key, each in self._attempts.items() if key in kept}
         return [each for each in found if self._is_due(each.message_id, now_ms)][:MAX_REPAIR_IDS]
 
     def failed(self, message_ids: Iterable[str], now_ms: int) -> None:
-        """These were asked for, and are still missing."""
+        """Record that messages were asked for and not found."""
         for message_id in message_ids:
             known = self._attempts.get(message_id)
             if known is None and len(self._attempts) >= MAX_TRACKED_IDS:
@@ -83,7 +82,7 @@ class Book:
             self._attempts[message_id] = _Attempts(tries, due_ms)
 
     def next_due_ms(self) -> int | None:
-        """When the next one may be asked for again."""
+        """Return when the next message may be asked for again."""
         return min((each.due_ms for each in self._attempts.values()), default=None)
 
     def _is_due(self, message_id: str, now_ms: int) -> bool:
@@ -115,17 +114,17 @@ class Repair:
         self._abandon = abandon
         self._ended = ended
         self._readable = readable
-        self._book = Book()
+        self._book = RepairAttempts()
         self._turn = asyncio.Lock()
         self._news = asyncio.Event()
         self.calls: Counter[str] = Counter()
 
     def wake(self) -> None:
-        """Something more is missing."""
+        """Wake the task, since more is missing."""
         self._news.set()
 
     async def run(self, may_run: Callable[[], Awaitable[None]]) -> None:
-        """Repair for ever; before each round, wait for ``may_run``."""
+        """Run rounds until cancelled; before each, wait for ``may_run``."""
         while True:
             await self._until_due()
             await asyncio.sleep(_GRACE_S)
@@ -133,7 +132,7 @@ class Repair:
             await self.round()
 
     async def round(self) -> bool:
-        """One round, when no other is under way; True if anything came of it."""
+        """Run one round, when no other is under way; return True if messages were found."""
         async with self._turn:
             wanted = self._book.due(self._core.missing(), _loop_ms())
             if not wanted:
@@ -159,7 +158,7 @@ class Repair:
         self._news.clear()
 
     async def _ask_in_turn(self, wanted: list[MissingMessage]) -> bool:
-        """Ask every node for what is left; whether any has answered to the end."""
+        """Ask every node for what is left; return True if one answered to the end."""
         answered = False
         for link in self._rotation.in_turn():
             left = [each for each in wanted if each.message_id in self._core.incoming.wants]
@@ -210,7 +209,7 @@ class Repair:
         return [each for each in self._core.missing() if each.message_id not in asked]
 
     def _known(self, heads: list[MissingMessage]) -> list[str]:
-        """IDs at which a walk from these heads may stop: what waits, and the log before them."""
+        """Return IDs at which a walk from these heads may stop."""
         incoming = self._core.incoming
         waiting = list(incoming.ids)[-MAX_KNOWN_IDS // 4 :]
         waiters = (waiter for each in heads for waiter in incoming.waiters(each.message_id))
@@ -219,7 +218,7 @@ class Repair:
         return waiting + [entry.message_id for entry in entries]
 
     def _is_old(self, message_id: str) -> bool:
-        """Whether all that name a message had as long to see it come as anybody waits."""
+        """Return True if all messages that name one are older than the longest wait."""
         lost_after_ms = self._core.config.lost_after_ms
         if lost_after_ms is None:
             return False
@@ -229,7 +228,7 @@ class Repair:
 
 
 def _loop_ms() -> int:
-    """The time of the event loop: pauses go on when somebody sets the clock."""
+    """Return the time of the event loop, which does not change when the clock is set."""
     return int(asyncio.get_running_loop().time() * 1_000)
 
 

@@ -32,8 +32,7 @@ from storenode.sds.codec import (
 from storenode.sds.limits import MAX_ANSWERS_AT_ONCE, MAX_PENDING_RECALLS, MAX_RECALLED_AT_ONCE
 
 if TYPE_CHECKING:
-    from storenode.sds.aio.rotation import Rotation
-    from storenode.sds.aio.transport import Link
+    from storenode.sds.aio.transport import Link, Rotation
     from storenode.sds.channel import MessageChannel
     from storenode.sds.events import Broadcast
 

@@ -9,31 +9,31 @@ from __future__ import annotations
 
 import json
 
-from storenode.sds.aio.ledger import Ledger, OutboxItem, Row
+from storenode.sds.aio.ledger import OutboxItem, ParticipantLedger, Row
 from storenode.sds.aio.schema import LAMPORT_OFFSET
 from storenode.sds.aio.state import DurableState, StateError
 from storenode.sds.bloom import FilterShape
-from storenode.sds.chance import Chance
 from storenode.sds.channel import MessageChannel
 from storenode.sds.claims import Proof, proof_of, said, said_by
 from storenode.sds.codec import Entry, MessageError, decode_message
 from storenode.sds.config import ChannelConfig
 from storenode.sds.events import Counts
-from storenode.sds.incoming import Waiting
+from storenode.sds.incoming_buffer import WaitingMessage
 from storenode.sds.limits import MAX_LOST_IDS, MAX_UNPROVEN
-from storenode.sds.outgoing import Outgoing
+from storenode.sds.outgoing_buffer import Outgoing
 from storenode.sds.pages import LogEntry
+from storenode.sds.rng import Rng
 
 
-def revive(state: DurableState, config: ChannelConfig, now_ms: int, chance: Chance) -> Ledger:
+def revive(state: DurableState, config: ChannelConfig, now_ms: int, rng: Rng) -> ParticipantLedger:
     """Open a state and make its ledger; a new one for a new state.
 
     Raises:
         StateError: the state cannot be used, or holds what this program did not write.
     """
     row = state.open()
-    core = MessageChannel(config, now_ms, chance)
-    ledger = Ledger(core)
+    core = MessageChannel(config, now_ms, rng)
+    ledger = ParticipantLedger(core)
     ledger.commits = row["commits"]
     if row["commits"]:
         try:
@@ -45,14 +45,14 @@ def revive(state: DurableState, config: ChannelConfig, now_ms: int, chance: Chan
 
 
 def filter_length(shape: FilterShape, inserted: int) -> int:
-    """How many of the last IDs a rolling filter holds after so many insertions."""
+    """Return how many of the last IDs a rolling filter contains after so many insertions."""
     kept = shape.capacity // 2
     if inserted <= shape.capacity:
         return inserted
     return kept + 1 + (inserted - shape.capacity - 1) % (shape.capacity - kept)
 
 
-def _fill(state: DurableState, ledger: Ledger, row: Row) -> None:
+def _fill(state: DurableState, ledger: ParticipantLedger, row: Row) -> None:
     core = ledger.core
     core.clock.value = row["clock"] + LAMPORT_OFFSET
     core.sends = row["sends"]
@@ -94,13 +94,13 @@ def _fill_claims(state: DurableState, core: MessageChannel) -> None:
     core.claims.add_older(state.unproven_ids())
 
 
-def _fill_lost(state: DurableState, ledger: Ledger) -> None:
+def _fill_lost(state: DurableState, ledger: ParticipantLedger) -> None:
     names = [each["message_id"].decode() for each in state.rows("lost")]
     ledger.lost_rows.update(names)
     ledger.core.lost = dict.fromkeys(names[-MAX_LOST_IDS:])
 
 
-def _fill_waiting(ledger: Ledger, rows: list[Row]) -> None:
+def _fill_waiting(ledger: ParticipantLedger, rows: list[Row]) -> None:
     core = ledger.core
     made = [_waiting(core, row) for row in rows]
     core.incoming.restore(made, [])
@@ -115,8 +115,8 @@ def _fill_waiting(ledger: Ledger, rows: list[Row]) -> None:
                 _ask(core, entry, since_ms)
 
 
-def _missing_since_ms(core: MessageChannel, waiting: Waiting) -> int:
-    """Nobody has looked for its causes while the participant was off: there is time for that yet.
+def _missing_since_ms(core: MessageChannel, waiting: WaitingMessage) -> int:
+    """Return since when causes count as missing: time while the participant was off does not.
 
     The clock may have been set back since; it is not missing since a time to come.
     """
@@ -125,12 +125,12 @@ def _missing_since_ms(core: MessageChannel, waiting: Waiting) -> int:
     return min(max(waiting.arrived_ms, earliest_ms), now_ms)
 
 
-def _waiting(core: MessageChannel, row: Row) -> Waiting:
+def _waiting(core: MessageChannel, row: Row) -> WaitingMessage:
     message = decode_message(row["payload"], stored=True)
     named = [entry.message_id for entry in message.history]
     unmet = {name for name in named if name not in core.log and name not in core.lost}
     unmet.discard(message.message_id)
-    return Waiting(message, row["hint"], row["arrived_ms"], unmet, proof_of(message))
+    return WaitingMessage(message, row["hint"], row["arrived_ms"], unmet, proof_of(message))
 
 
 def _ask(core: MessageChannel, entry: Entry, since_ms: int) -> None:
@@ -138,7 +138,7 @@ def _ask(core: MessageChannel, entry: Entry, since_ms: int) -> None:
         core.requests.add(entry, since_ms)
 
 
-def _fill_filter(state: DurableState, ledger: Ledger, waiting: list[Row]) -> None:
+def _fill_filter(state: DurableState, ledger: ParticipantLedger, waiting: list[Row]) -> None:
     """Insert again what the filter had; where a message was withdrawn the newest one fills its
     place, so that the filter rolls over when it would have.
     """

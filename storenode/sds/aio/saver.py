@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, Final
 
 from storenode.common.backoff import Backoff
-from storenode.sds.aio.ledger import Batch, Ledger, Row
+from storenode.sds.aio.ledger import ParticipantLedger, Row, StateBatch
 from storenode.sds.aio.limits import FIRST_DELAY_S, MAX_DELAY_S
 from storenode.sds.aio.state import DurableState, StateError, StateTaken
 from storenode.sds.pages import Key
@@ -23,11 +23,11 @@ MAX_UNSAVED: Final = 5_000
 
 
 class Saver:
-    """Saves a ledger. ``release`` gets the number of a transaction and what waited for it."""
+    """A saver of a ledger. ``release`` gets the number of a transaction and what waited for it."""
 
     def __init__(
         self,
-        ledger: Ledger,
+        ledger: ParticipantLedger,
         state: DurableState,
         thread: Executor | None,
         release: Callable[[int, list[Any]], None],
@@ -70,12 +70,12 @@ class Saver:
             await self._done.wait()
 
     def stop(self) -> None:
-        """Have `run` return when all is saved."""
+        """Make `run` return when all is saved."""
         self._stopping = True
         self._wake.set()
 
     def fail(self, error: Exception) -> None:
-        """Nothing will be saved any longer: whoever waits for it learns why."""
+        """Stop saving, and raise an error to all that wait."""
         self._failure = self._failure or error
         for waiter in self._waiters:
             if not waiter.done():
@@ -96,17 +96,17 @@ class Saver:
     async def page(
         self, limit: int, *, after: Key | None, before: Key | None, committed: int
     ) -> list[Row]:
-        """A page of the log, as `State.page` has it."""
+        """Return a page of the log, as `State.page`."""
         read = partial(self._state.page, limit, after=after, before=before, committed=committed)
         return await asyncio.get_running_loop().run_in_executor(self._thread, read)
 
     async def messages(self, message_ids: Sequence[str]) -> list[Row]:
-        """Messages of the log, as `State.messages` has them."""
+        """Return messages of the log, as `State.messages`."""
         read = partial(self._state.messages, message_ids)
         return await asyncio.get_running_loop().run_in_executor(self._thread, read)
 
     async def _save(self) -> None:
-        """One transaction with all that waits."""
+        """Write one transaction with all that waits."""
         pending, self._pending = self._pending, []
         count = len(self._waiters)
         batch = self._ledger.take()
@@ -124,7 +124,7 @@ class Saver:
                 waiter.set_result(None)
         self._done.set()
 
-    async def _commit(self, batch: Batch) -> None:
+    async def _commit(self, batch: StateBatch) -> None:
         backoff = Backoff(FIRST_DELAY_S, MAX_DELAY_S)
         while True:
             try:

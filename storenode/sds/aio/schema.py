@@ -17,7 +17,7 @@ LAMPORT_OFFSET: Final = 2**63
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class StateTable:
     """A table whose first column is its key; ``columns`` are (name, type)."""
 
     name: str
@@ -48,7 +48,7 @@ _INTEGER: Final = "bigint not null"
 _BYTES: Final = "blob not null"
 _TEXT: Final = "text not null"
 
-PARTICIPANT: Final = Table(
+PARTICIPANT: Final = StateTable(
     "sds_participant",
     (
         ("id", _INTEGER),
@@ -68,9 +68,9 @@ PARTICIPANT: Final = Table(
 """One row. ``commits`` counts transactions, ``serial`` messages that entered the filter;
 ``gap_from_ns`` is where a scan must begin, ``online_ns`` when the feed was last live."""
 
-CURSORS: Final = Table("sds_cursors", (("node", _TEXT), ("cursor", _BYTES)))
+CURSORS: Final = StateTable("sds_cursors", (("node", _TEXT), ("cursor", _BYTES)))
 
-LOG: Final = Table(
+LOG: Final = StateTable(
     "sds_log",
     (
         ("serial", _INTEGER),
@@ -93,12 +93,12 @@ LOG_ID: Final = "create index sds_log_id on sds_log (message_id)"
 
 LOG_ORDER: Final = "create unique index sds_log_order on sds_log (lamport, message_id)"
 
-WAITING: Final = Table(
+WAITING: Final = StateTable(
     "sds_waiting",
     (("serial", _INTEGER), ("payload", _BYTES), ("hint", "blob"), ("arrived_ms", _INTEGER)),
 )
 
-UNACKNOWLEDGED: Final = Table(
+UNACKNOWLEDGED: Final = StateTable(
     "sds_unacknowledged",
     (
         ("message_id", _BYTES),
@@ -110,7 +110,7 @@ UNACKNOWLEDGED: Final = Table(
     ),
 )
 
-OUTBOX: Final = Table(
+OUTBOX: Final = StateTable(
     "sds_outbox",
     (
         ("number", _INTEGER),
@@ -121,9 +121,11 @@ OUTBOX: Final = Table(
 )
 """Own messages that no node has taken yet, byte for byte as they will be published."""
 
-LOST: Final = Table("sds_lost", (("message_id", _BYTES),))
+LOST: Final = StateTable("sds_lost", (("message_id", _BYTES),))
 
-ACKNOWLEDGED: Final = Table("sds_acknowledged", (("message_id", _BYTES), ("sender_id", _BYTES)))
+ACKNOWLEDGED: Final = StateTable(
+    "sds_acknowledged", (("message_id", _BYTES), ("sender_id", _BYTES))
+)
 """Own messages that somebody has, and whose message showed it first."""
 
 ALL: Final = (PARTICIPANT, CURSORS, LOG, WAITING, UNACKNOWLEDGED, OUTBOX, LOST, ACKNOWLEDGED)

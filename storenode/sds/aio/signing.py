@@ -34,7 +34,7 @@ class Signer(Protocol):
 
 
 class Signed(Enum):
-    """What is known of a message's signature."""
+    """The result of verifying a message's signature."""
 
     NO = "not signed"
     UNCHECKED = "unchecked"
@@ -47,7 +47,7 @@ class Signed(Enum):
         return self is Signed.VALID
 
 
-class Opened(NamedTuple):
+class OpenedContent(NamedTuple):
     """A content as the application sees it, and what was around it."""
 
     content: bytes
@@ -57,7 +57,7 @@ class Opened(NamedTuple):
 
 
 class Signing:
-    """Signs and verifies the messages of one participant."""
+    """A signer and verifier of the messages of one participant."""
 
     def __init__(self, signer: Signer | None, channel_id: str, sender_id: str) -> None:
         self._signer = signer
@@ -83,16 +83,18 @@ class Signing:
             return content
         return content + signature + len(signature).to_bytes(_LENGTH_BYTES) + _MARK
 
-    def read(self, framed: bytes, sender_id: str, lamport: int, history: Sequence[Entry]) -> Opened:
+    def read(
+        self, framed: bytes, sender_id: str, lamport: int, history: Sequence[Entry]
+    ) -> OpenedContent:
         """Return a content without its signature."""
         content, signature = unframe(framed)
         if not signature:
-            return Opened(content)
+            return OpenedContent(content)
         if self._signer is None:
-            return Opened(content, signature=signature, signed=Signed.UNCHECKED)
+            return OpenedContent(content, signature=signature, signed=Signed.UNCHECKED)
         signed = canonical(self._channel_id, sender_id, lamport, history, content)
         valid = _verifies(self._signer, signed, signature, sender_id)
-        return Opened(
+        return OpenedContent(
             content, signature=signature, signed=Signed.VALID if valid else Signed.INVALID
         )
 

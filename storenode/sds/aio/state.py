@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 from urllib.parse import unquote, urlsplit
 
-from storenode.sds.aio.ledger import TABLES, Batch, Row
+from storenode.sds.aio.ledger import TABLES, Row, StateBatch
 from storenode.sds.aio.schema import (
     ALL,
     LAMPORT_OFFSET,
@@ -25,7 +25,7 @@ from storenode.sds.aio.schema import (
     LOG_ORDER,
     PARTICIPANT,
     VERSION,
-    Table,
+    StateTable,
 )
 from storenode.sds.pages import Key
 
@@ -51,12 +51,12 @@ class StateError(Exception):
 
 
 class StateTaken(StateError):
-    """Another process has the state."""
+    """An error for a state that another process uses."""
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
-    """Whose state it is."""
+class StateIdentity:
+    """The channel and the sender of a state."""
 
     channel_id: str
     sender_id: str
@@ -94,7 +94,7 @@ class StatePlace:
 
 
 class DurableState(Protocol):
-    """What a participant needs of its state; `State` keeps it in a database.
+    """The interface of a participant's state; `State` is one in a database.
 
     Every method blocks, is called from one thread, and may raise `StateError`.
     """
@@ -108,12 +108,12 @@ class DurableState(Protocol):
         """The place, for messages."""
 
     def open(self) -> Row:
-        """Make it ready, and return the participant's row."""
+        """Open the state, and return the participant's row."""
 
     def close(self) -> None:
-        """Give it up."""
+        """Close the state."""
 
-    def commit(self, batch: Batch) -> None:
+    def commit(self, batch: StateBatch) -> None:
         """Write a batch whole or not at all; nothing happens when it was written before."""
 
     def rows(self, name: str) -> list[Row]:
@@ -132,9 +132,7 @@ class DurableState(Protocol):
         """Return the delivered messages that came last, with their serial numbers."""
 
     def unproven(self, limit: int) -> Iterator[tuple[str, int, str, bytes, str]]:
-        """ID, Lamport timestamp, sender, content and proof of the messages of the log that cannot
-        be proven and came last, the newest first.
-        """
+        """Yield ID, clock, sender, content and proof of the newest messages without proof."""
 
     def unproven_ids(self) -> Iterator[str]:
         """Yield the IDs of all messages of the log of which nothing is proven."""
@@ -142,10 +140,10 @@ class DurableState(Protocol):
     def page(
         self, limit: int, *, after: Key | None, before: Key | None, committed: int
     ) -> list[Row]:
-        """Messages of the log in order, of transactions up to one: the first after a place, or
-        the last before one, or with neither the last of all.
+        """Return messages of the log in order, of transactions up to ``committed``.
 
-        Rows have ``acknowledged_by`` too: None for those that nobody has acknowledged.
+        They are the first after a key, or the last before one, or with neither the last of all.
+        Rows have ``acknowledged_by`` too: None for those without acknowledgement.
         """
 
     def messages(self, message_ids: Sequence[str]) -> list[Row]:
@@ -164,7 +162,7 @@ class _Transaction:
     def many(self, text: str, rows: Sequence[Sequence[Any]]) -> None:
         self._cursor.executemany(text, rows)
 
-    def insert(self, table: Table, rows: Iterable[Row]) -> None:
+    def insert(self, table: StateTable, rows: Iterable[Row]) -> None:
         self.many(table.insert(), [[row[name] for name in table.names] for row in rows])
 
     def one(self, text: str, *values: Any) -> Any:  # noqa: ANN401 - of any column
@@ -172,7 +170,7 @@ class _Transaction:
         found = self.run(text, *values).fetchone()
         return None if found is None else found[0]
 
-    def rows(self, table: Table, rest: str, *values: Any) -> list[Row]:  # noqa: ANN401 - as above
+    def rows(self, table: StateTable, rest: str, *values: Any) -> list[Row]:  # noqa: ANN401 - as above
         """Return whole rows of a table."""
         found = self.run(f"select {', '.join(table.names)} from {table.name} {rest}", *values)  # noqa: S608
         return [dict(zip(table.names, row, strict=True)) for row in found.fetchall()]
@@ -181,7 +179,7 @@ class _Transaction:
 class State:
     """An open state. Every method may raise `StateError`."""
 
-    def __init__(self, place: StatePlace, identity: Identity) -> None:
+    def __init__(self, place: StatePlace, identity: StateIdentity) -> None:
         self.place = place
         self._identity = identity
         self._owner = uuid.uuid4().hex
@@ -212,7 +210,7 @@ class State:
             self._connection.close()
             self._connection = None
 
-    def commit(self, batch: Batch) -> None:
+    def commit(self, batch: StateBatch) -> None:
         """Write a batch; nothing happens when it was written before.
 
         Raises:
@@ -303,7 +301,7 @@ class State:
         return found if after is not None else found[::-1]
 
     def messages(self, message_ids: Sequence[str]) -> list[Row]:
-        """As `DurableState.messages`."""
+        """Return as `DurableState.messages`."""
         found: list[Row] = []
         with self._transaction() as transaction:
             for name in message_ids:
@@ -386,14 +384,14 @@ class State:
                 f"The state {self.place.shown} has version {row['version']}, and this program "
                 f"reads {VERSION}: use the program that wrote it, or begin a new state."
             )
-        found = Identity(row["channel_id"], row["sender_id"])
+        found = StateIdentity(row["channel_id"], row["sender_id"])
         if found != self._identity:
             raise StateError(
                 f"The state {self.place.shown} is of channel {found.channel_id!r} and sender "
                 f"{found.sender_id!r}: each participant needs one of its own."
             )
 
-    def _advance(self, transaction: _Transaction, batch: Batch) -> bool:
+    def _advance(self, transaction: _Transaction, batch: StateBatch) -> bool:
         """Take the participant's row a step on; False when this step was made before."""
         names = ", ".join(f"{name} = ?" for name in batch.small)
         step = f"update sds_participant set {names} where id = 1 and owner = ? and commits = ?"  # noqa: S608
@@ -427,7 +425,7 @@ def _values(key: Key) -> tuple[int, int, bytes]:
     return lamport, lamport, key[1].encode()
 
 
-def _write(transaction: _Transaction, batch: Batch) -> None:
+def _write(transaction: _Transaction, batch: StateBatch) -> None:
     transaction.many(_WITHDRAW, [(name.encode(),) for name in batch.gone])
     transaction.insert(LOG, batch.log)
     transaction.many(_HINT, [(hint, name.encode()) for name, hint in batch.hints.items()])

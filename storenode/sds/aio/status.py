@@ -1,4 +1,4 @@
-"""How a participant is: a value that an application can show at any time."""
+"""The status of a participant, which an application can show at any time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """How far a participant is in step with its channel.
+    """The status of a participant in its channel.
 
     - ``node``: whose feed is read; None while offline.
     - ``live``: the feed's backlog, and the scan of what was missed, are through.
@@ -15,7 +15,7 @@ class Status:
     - ``lost``: causes that were given up.
     - ``unreadable``: packets, ever, that could not be decoded, so that what they hold was not
       delivered; one that comes again counts again. `Refused` events say what is wrong with them.
-    - ``behind``: messages, at least so many, that a peer's filter proves and nobody has named.
+    - ``behind``: messages, at least so many, that a peer's filter proves and no history names.
     - ``incomparable``: peers whose newest filter cannot show that we lack something.
     - ``unpublished``: own messages that no node holds; ``unacknowledged``: by no participant.
     - ``trouble``: the last failure of a node or of the state, while it lasts.
@@ -35,7 +35,7 @@ class Status:
 
     @property
     def synced(self) -> bool:
-        """Everything that the feed's node holds, and all that it depends on, was delivered.
+        """True if all that the feed's node stores was delivered, with its causes.
 
         What others have beyond that is counted by ``behind``, and what could not be decoded by
         ``unreadable``.

@@ -1,8 +1,8 @@
-"""What a participant needs of whatever carries its channel.
+"""The interface of the networks that can carry a channel.
 
 A `Transport` is where a channel can be reached; `open` gives a `Link` for one channel. A link has
-a feed of what is published, and may remember: then it can be scanned and asked. What a link gives
-is judged by whoever receives it; a link that gives strange things loses its turn, nothing else.
+a feed of what is published; if the transport stores messages, it can be scanned and queried too.
+Participants verify what a link returns: one that returns invalid data loses its turn.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from storenode.common.backoff import Backoff
+from storenode.sds.aio.limits import FIRST_DELAY_S, MAX_DELAY_S
 from storenode.sds.codec import Entry
 
 
@@ -28,7 +30,7 @@ class CursorRefused(TransportError):
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Where the messages of one channel are published."""
+    """The topics under which the messages of one channel are published."""
 
     channel_id: str
     pubsub_topic: str
@@ -45,10 +47,10 @@ class Outbound:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """What became of an `Outbound`: held under ``hint``, or refused for a ``reason``."""
+class PublishResult:
+    """The result of publishing: stored under ``hint``, or refused for a ``reason``."""
 
-    held: bool
+    stored: bool
     hint: bytes
     reason: str = ""
 
@@ -75,40 +77,40 @@ class FeedPage:
 
 
 class Link(Protocol):
-    """One channel at one transport. Every method may raise `TransportError`.
+    """A link to one channel at one transport. Every method may raise `TransportError`.
 
     Generators may be closed early, which ends the call.
     """
 
     @property
     def name(self) -> str:
-        """What users know it by; cursors are kept under it."""
+        """The name for users; cursors are stored under it."""
 
     def publish(
         self, batches: AsyncIterator[Sequence[Outbound]]
-    ) -> AsyncGenerator[Sequence[Verdict], None]:
+    ) -> AsyncGenerator[Sequence[PublishResult], None]:
         """Publish batches as they come; verdicts on each batch, in order, when it is durable."""
 
     def follow(self, cursor: bytes) -> AsyncGenerator[FeedPage, None]:
-        """What is published from a cursor on, or with none from now on; the first page at once.
+        """Yield what is published after a cursor, or from now on; the first page at once.
 
         Raises:
             CursorRefused: the cursor is not one that can be served.
         """
 
     def scan(self, since_ns: int) -> AsyncGenerator[Sequence[Fetched], None]:
-        """What is remembered from a time on, in ascending order of time."""
+        """Yield what is stored from a time on, in ascending order of time."""
 
     def by_hint(self, hints: Sequence[bytes]) -> AsyncGenerator[Sequence[Fetched], None]:
-        """Messages by their hints, 1,000 at most."""
+        """Yield messages by their hints, 1,000 at most."""
 
     def by_id(self, entries: Sequence[Entry]) -> AsyncGenerator[Sequence[Fetched], None]:
-        """Messages by their IDs, 1,000 at most."""
+        """Yield messages by their IDs, 1,000 at most."""
 
     def closure(
         self, heads: Sequence[Entry], known_ids: Sequence[str]
     ) -> AsyncGenerator[Sequence[Fetched], None]:
-        """Heads (100 at most) and what they depend on, parents first, not past ``known_ids``."""
+        """Yield heads (100 at most) and their causes, parents first, not past ``known_ids``."""
 
     async def close(self) -> None:
         """End all calls."""
@@ -127,11 +129,41 @@ class HoldingLink(Protocol):
 
 
 class Transport(Protocol):
-    """Where a channel can be reached: a store node, or a bus in memory."""
+    """A place that carries channels: a store node, or a bus in memory."""
 
     @property
     def name(self) -> str:
-        """What users know it by."""
+        """The name for users."""
 
     def open(self, route: Route) -> Link:
         """Make a link; it connects when it is used. Called inside the event loop."""
+
+
+class Rotation:
+    """A choice of one link until it fails, with a pause when all have failed in a row."""
+
+    def __init__(self, links: Sequence[Link]) -> None:
+        self._links = links
+        self._at = 0
+        self._failures = 0
+        self._backoff = Backoff(FIRST_DELAY_S, MAX_DELAY_S)
+
+    @property
+    def link(self) -> Link:
+        """The link to use now."""
+        return self._links[self._at]
+
+    def worked(self) -> None:
+        """Record a success of the link."""
+        self._failures = 0
+        self._backoff.reset()
+
+    def failed(self) -> float:
+        """Record a failure, turn to the next link, and return the pause in seconds."""
+        self._failures += 1
+        self._at = (self._at + 1) % len(self._links)
+        return 0.0 if self._failures % len(self._links) else self._backoff.take()
+
+    def in_turn(self) -> list[Link]:
+        """Return all links, beginning with the one to use now."""
+        return [*self._links[self._at :], *self._links[: self._at]]

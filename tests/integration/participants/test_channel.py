@@ -13,9 +13,9 @@ import pytest
 from storenode.client.messages import new_message
 from storenode.client.node import connect
 from storenode.message.hashing import message_hash
+from storenode.sds.aio.blocking_channel import Channel as BlockingChannel
 from storenode.sds.aio.channel import Channel
 from storenode.sds.aio.events import Message
-from storenode.sds.aio.many.shared_node import SharedNode
 from storenode.sds.aio.node import StoreNode
 from storenode.sds.aio.state import StateTaken
 from storenode.sds.aio.transport import Outbound, Route
@@ -105,13 +105,10 @@ async def test_a_node_tells_which_messages_it_holds_without_sending_them(
     route = Route(room, PUBSUB, topic(room))
     said = await past(node, room, 40)
     hints = [message_hash(PUBSUB, m.payload, topic(room), None, m.timestamp_ns) for m in said]
-    for transport in (StoreNode(node.listen), SharedNode(StoreNode(node.listen))):
-        link = transport.open(route)
-        assert await link.holds([*hints, bytes(32), b"no hash"]) == set(hints)
-        assert await link.holds([b"no hash"]) == set()
-        await link.close()
-        if isinstance(transport, SharedNode):
-            await transport.close()
+    link = StoreNode(node.listen).open(route)
+    assert await link.holds([*hints, bytes(32), b"no hash"]) == set(hints)
+    assert await link.holds([b"no hash"]) == set()
+    await link.close()
 
 
 async def test_ephemeral_content_reaches_whoever_listens_and_stays_nowhere(
@@ -226,7 +223,7 @@ async def test_what_goes_wrong_where_messages_come_from_ends_the_publishing(
         raise kind(room)
 
     async def published() -> list[bool]:
-        return [verdict.held async for (verdict,) in link.publish(batches())]
+        return [verdict.stored async for (verdict,) in link.publish(batches())]
 
     link = StoreNode(node.listen).open(Route(room, PUBSUB, topic(room)))
     publishing = asyncio.create_task(published())
@@ -298,3 +295,34 @@ async def test_a_history_that_does_not_fit_the_buffer_is_taken_in_parts(
         async with asyncio.timeout(PATIENCE_S):
             await until(late, len(said) - 2)
         assert late.status.lost == 2
+
+
+def test_a_program_without_an_event_loop_has_the_same_channel(
+    node: NodeProcess, room: str, tmp_path: Path
+) -> None:
+    state = tmp_path / "alice.db"
+    with (
+        BlockingChannel.join(node.listen, room, "alice", state=state) as alice,
+        BlockingChannel.join(node.listen, room, "bob") as bob,
+    ):
+        bob.wait_for(lambda status: status.synced, PATIENCE_S)
+        events = alice.events()
+        sent = alice.send_all([b"one", b"two"])
+        heard = [message for _, message in zip(sent, bob.messages(), strict=False)]
+        assert [message.message_id for message in heard] == sent
+        answer = bob.send(b"three")
+        acknowledged = set[str]()
+        for event in events:
+            if isinstance(event, Acknowledged):
+                acknowledged.add(event.message_id)
+            if acknowledged == set(sent):
+                break
+        alice.wait_for(lambda status: not status.unpublished, PATIENCE_S)
+        assert [message.message_id for message in alice.log()] == [*sent, answer]
+        with pytest.raises(TimeoutError):
+            alice.wait_for(lambda status: status.lost > 0, 0.01)
+        with pytest.raises(ValueError, match="needs content"):
+            alice.send(b"")
+        assert (alice.missing(), alice.lacking(), alice.unpublished()) == ((), {}, frozenset())
+    with BlockingChannel.join(node.listen, room, "alice", state=state) as alice:
+        assert [message.content for message in alice.log()] == [b"one", b"two", b"three"]

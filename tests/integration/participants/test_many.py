@@ -10,9 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from storenode.sds.aio.channel import Channel
-from storenode.sds.aio.many import feeds
-from storenode.sds.aio.many.channels import Channels
+from storenode.sds.aio import feeds
+from storenode.sds.aio.channel import Channel, Channels
 from storenode.sds.aio.state import StateTaken
 from storenode.sds.config import ChannelConfig
 from tests.support.node import NodeProcess, running_node

@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from storenode.sds.aio.channel import Channel
+from storenode.sds.aio.channel import Channel, Channels
 from storenode.sds.aio.events import Events
-from storenode.sds.aio.many.channels import Channels
 from storenode.sds.aio.node import StoreNode
 from storenode.sds.aio.reliable.channel import ReliableChannel, SegmentationConfig
 from storenode.sds.aio.reliable.events import (

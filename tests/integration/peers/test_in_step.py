@@ -10,8 +10,7 @@ import psycopg
 
 from storenode.message.topics import DEFAULT_PUBSUB_TOPIC
 from storenode.sds import codec
-from storenode.sds.aio.channel import Channel
-from storenode.sds.aio.many.channels import Channels
+from storenode.sds.aio.channel import Channel, Channels
 from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 from tests.integration.peers.harness import PeerNode

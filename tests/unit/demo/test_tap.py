@@ -124,6 +124,6 @@ async def test_what_goes_out_as_ephemeral_is_not_acknowledged_as_stored() -> Non
         yield [Outbound(b"kept", 1), Outbound(b"passing", 2, ephemeral=True)]
 
     answers = link.publish(batches())
-    assert [verdict.held for verdict in await anext(answers)] == [True, True]
+    assert [verdict.stored for verdict in await anext(answers)] == [True, True]
     await answers.aclose()
     assert ledger.acknowledged == ledger.offered == {hash_of("/p", b"kept", "/c", 1)}

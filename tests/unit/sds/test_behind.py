@@ -1,8 +1,8 @@
 """What a peer's filter proves that we lack."""
 
-from storenode.sds.behind import MAX_SEARCHES
 from storenode.sds.bloom import FilterShape, filter_of
 from storenode.sds.events import Behind, Broadcast, CaughtUp, Reason
+from storenode.sds.gaps import MAX_SEARCHES
 from storenode.sds.limits import MAX_BEHIND_PEERS, MAX_COMPARED_PEERS, MAX_EXPLAINED_IDS
 from storenode.sds.snapshot import restore, snapshot
 from tests.unit.sds.worlds import NOW, SMALL, channel, later, of, take, wire

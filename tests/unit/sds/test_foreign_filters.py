@@ -18,8 +18,8 @@ from storenode.sds.events import (
     Event,
     PossiblyAcknowledged,
 )
+from storenode.sds.filters import FilterSample, InferredShape
 from storenode.sds.limits import MAX_FOREIGN_SHAPES, MAX_SDS_MESSAGE_BYTES
-from storenode.sds.shapes import InferredShape, Sample
 from tests.unit.sds.worlds import NOW, SMALL, channel, dice, later, of, payloads, take, wire
 
 OTHERS = [
@@ -65,7 +65,7 @@ def test_a_shape_is_found_out_or_left_open_and_never_mistaken(
     for message_id in held:
         rolling.add(message_id)
     data = rolling.encode()
-    found = Sample(data, ids[-64:]).infer()
+    found = FilterSample(data, ids[-64:]).infer()
     if found is None:
         newest = len(set(held[-len(rolling) :]) & set(ids[-64:]))
         assert newest < 32 or absent > 0.5
@@ -203,7 +203,7 @@ def test_some_chosen_ids_do_not_make_a_shape_of_more_hashes(shape: FilterShape) 
     alike = (each for each in numbered(10**6, 1) if not shape.pair(each)[1])
     ids = [*numbered(400), *islice(alike, 40)]
     data = filter_of(shape, ids)
-    assert Sample(data, ids[-64:]).infer() is None
+    assert FilterSample(data, ids[-64:]).infer() is None
     me = channel(filter=shape)
     take(me, *[wire(each, lamport=NOW + n) for n, each in enumerate(ids)], now=NOW + 1_000)
     take(me, shown(ids, shape, NOW + 2_000), now=NOW + 2_000)
@@ -256,7 +256,7 @@ def test_the_channels_own_shape_is_taken_where_nothing_speaks_for_another() -> N
 
 
 def test_unfit_numbers_are_left_out() -> None:
-    assume_nothing = Sample(b"", ["a"])
+    assume_nothing = FilterSample(b"", ["a"])
     assert assume_nothing.infer() is None
-    assert Sample(bytes(64), ["a"]).infer() is None
-    assert Sample(b"\xff" * 64, []).infer() is None
+    assert FilterSample(bytes(64), ["a"]).infer() is None
+    assert FilterSample(b"\xff" * 64, []).infer() is None

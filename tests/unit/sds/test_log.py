@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from storenode.sds import log as log_module
 from storenode.sds.ids import IdSet
-from storenode.sds.log import Log
+from storenode.sds.log import MessageLog
 from storenode.sds.pages import LogEntry, PageError, pack_page, page_length, unpack_page
 from tests.unit.sds.worlds import dice
 
@@ -53,7 +53,7 @@ def test_a_page_that_is_cut_or_longer_is_refused(
 @pytest.mark.usefixtures("small_pages")
 @pytest.mark.parametrize("seed", range(6))
 def test_random_insertions_match_a_sorted_list(seed: int) -> None:
-    chance, log = dice(seed), Log(SALT)
+    chance, log = dice(seed), MessageLog(SALT)
     expected: list[tuple[int, str]] = []
     gone = 0
     for number in range(300):
@@ -83,7 +83,7 @@ def test_random_insertions_match_a_sorted_list(seed: int) -> None:
 
 @pytest.mark.usefixtures("small_pages")
 def test_a_pruned_message_stays_met() -> None:
-    log = Log(SALT)
+    log = MessageLog(SALT)
     for number in range(100):
         log.insert(LogEntry(number, f"id{number}", "s"))
     pages = log.prune(keep=20)
@@ -98,7 +98,7 @@ def test_a_pruned_message_stays_met() -> None:
 
 @pytest.mark.usefixtures("small_pages")
 def test_entries_far_ahead_do_not_keep_others_from_being_inserted() -> None:
-    log = Log(SALT)
+    log = MessageLog(SALT)
     for number in range(50):
         log.insert(LogEntry(2**63 + number, f"far{number}", "s"))
     for number in range(50):

@@ -16,7 +16,7 @@ from storenode.sds.events import (
     RepairAnswered,
 )
 from storenode.sds.gaps import GAP_GRACE_MS, MAX_OFFERS, MAX_TELLINGS
-from storenode.sds.pace import Pace
+from storenode.sds.schedule import SyncTimer
 from tests.unit.sds.worlds import (
     NOW,
     SMALL,
@@ -35,12 +35,12 @@ NAMING: Final[dict[str, Any]] = {"name_heads": True, "filter_every": 200}
 
 
 def test_whoever_hears_draws_a_new_silence_and_keeps_its_limits() -> None:
-    pace, chance = Pace(NOW, config(sync_at_least_ms=10**9)), dice()
+    pace, chance = SyncTimer(NOW, config(sync_at_least_ms=10**9)), dice()
     pace.due_ms(chance)
     limits = pace.limits
     silences = set()
     for turn in range(5):
-        pace.heard(NOW + turn, news=True)
+        pace.received(NOW + turn, news=True)
         silences.add(pace.due_ms(chance) - NOW - turn)
         assert pace.limits == limits
     assert len(silences) == 5
@@ -51,9 +51,9 @@ def test_whoever_hears_draws_a_new_silence_and_keeps_its_limits() -> None:
 
 
 def test_a_participant_need_not_repeat_what_another_one_has_named() -> None:
-    pace, chance = Pace(NOW, config(sync_at_least_ms=100_000)), dice()
+    pace, chance = SyncTimer(NOW, config(sync_at_least_ms=100_000)), dice()
     for turn in range(20):
-        pace.heard(NOW + turn * 10_000, news=False)
+        pace.received(NOW + turn * 10_000, news=False)
     assert pace.due_ms(chance) >= NOW + 190_000 + 50_000
 
 
@@ -65,9 +65,9 @@ def test_who_sent_the_last_message_leaves_the_first_sync_message_to_others() -> 
 
 
 def test_a_participant_is_not_silent_for_ever() -> None:
-    pace, chance = Pace(NOW, config(sync_at_least_ms=100_000)), dice()
+    pace, chance = SyncTimer(NOW, config(sync_at_least_ms=100_000)), dice()
     for turn in range(20):
-        pace.heard(NOW + turn * 10_000, news=True)
+        pace.received(NOW + turn * 10_000, news=True)
     assert pace.due_ms(chance) >= NOW + 50_000
     assert pace.due_ms(chance) <= NOW + 100_000
 
@@ -114,9 +114,9 @@ def test_anothers_naming_is_enough() -> None:
     me = channel(gap_entries=4)
     take(me, wire("gap", lamport=NOW))
     take(me, wire("sync", seen=[], sender="b", content=None, lamport=LATER), now=LATER)
-    assert list(me.gaps.told) == ["gap"]
+    assert list(me.gaps.pending) == ["gap"]
     take(me, wire("c", after=["gap"], sender="c", lamport=LATER), now=LATER)
-    assert me.gaps.told == {}
+    assert me.gaps.pending == {}
 
 
 def test_what_somebody_goes_on_lacking_is_sent_again_a_few_times() -> None:
@@ -143,10 +143,10 @@ def test_what_may_be_on_its_way_and_the_senders_own_are_no_gaps() -> None:
     now = LATER + GAP_GRACE_MS
     empty = bytes(SMALL.size_bytes)
     take(me, wire("s", bloom_filter=empty, sender="b", content=None, lamport=now), now=now)
-    assert me.gaps.told == {}
+    assert me.gaps.pending == {}
     sync = wire("s", bloom_filter=empty, sender="b", content=None, lamport=now + 1)
     take(me, sync, now=now + 1)
-    assert list(me.gaps.told) == ["new"]
+    assert list(me.gaps.pending) == ["new"]
 
 
 def test_a_gap_shows_although_the_clock_of_its_message_is_ahead() -> None:
@@ -172,7 +172,7 @@ def test_a_gap_shows_however_many_messages_follow_it_while_filters_cover_it(
         now = LATER + turn
         sync = wire(f"s{turn}", bloom_filter=seen, sender="b", content=None, lamport=now)
         take(me, sync, now=now)
-    assert list(me.gaps.told) == (["m077"] if is_found else [])
+    assert list(me.gaps.pending) == (["m077"] if is_found else [])
 
 
 def test_only_sync_messages_that_say_something_new_are_to_be_stored() -> None:

@@ -133,7 +133,7 @@ def test_sets_are_those_of_a_naive_reading(steps: list[tuple[int, str, int, int,
             assert found == name
             newest = tuple(places[each][-1] for each in range(count))
             assert next(reassembly.attempts(name)) == newest
-            assert reassembly.remove(name).held == count
+            assert reassembly.remove(name).received == count
             del naive[name]
         else:
             assert found is None

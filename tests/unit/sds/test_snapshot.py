@@ -52,7 +52,7 @@ def test_a_restored_channel_behaves_as_the_saved_one() -> None:
     again = restore(me.config, data)
     again.check()
     assert snapshot(again) == data
-    assert (me.lost, len(me.incoming), bool(me.gaps.told)) == ({"lost": None}, 2, True)
+    assert (me.lost, len(me.incoming), bool(me.gaps.pending)) == ({"lost": None}, 2, True)
     packets = [Packet(wire("m", lamport=NOW)), Packet(wire("later", after=["m", "waits"]))]
     for now in range(NOW + 91_000, NOW + 200_000, 700):
         ours, theirs = me.tick(now, dice(now)), again.tick(now, dice(now))

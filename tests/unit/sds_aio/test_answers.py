@@ -11,8 +11,7 @@ import pytest
 
 from storenode.sds.aio.channel import Channel
 from storenode.sds.aio.repair_responses import RepairResponder
-from storenode.sds.aio.rotation import Rotation
-from storenode.sds.aio.transport import Fetched, Link, Outbound, TransportError
+from storenode.sds.aio.transport import Fetched, Link, Outbound, Rotation, TransportError
 from storenode.sds.codec import Entry, SdsMessage, encode_message
 from storenode.sds.config import ChannelConfig, RepairConfig
 from storenode.sds.events import Broadcast, Packet, Reason

@@ -16,11 +16,10 @@ from storenode.cli.chat.transcript import Transcript
 from storenode.message.hashing import message_hash
 from storenode.sds.aio.channel import Channel
 from storenode.sds.aio.cipher import CipherError
-from storenode.sds.aio.events import ChannelEvent, Events, Hub, Message, Repaired
+from storenode.sds.aio.events import ChannelEvent, EventHub, Events, Message, Repaired
 from storenode.sds.aio.limits import MAX_QUEUED_EVENTS
-from storenode.sds.aio.repair import Book
-from storenode.sds.aio.rotation import Rotation
-from storenode.sds.aio.transport import Fetched, Route
+from storenode.sds.aio.repair import RepairAttempts
+from storenode.sds.aio.transport import Fetched, Rotation, Route
 from storenode.sds.bloom import FilterShape, filter_of
 from storenode.sds.channel import ChannelFullError, MessageChannel
 from storenode.sds.claims import Proof
@@ -256,7 +255,7 @@ async def test_joining_with_a_wrong_config_or_address_is_refused() -> None:
 
 
 async def test_a_reader_that_does_not_read_holds_up_until_it_is_closed() -> None:
-    hub: Hub[ChannelEvent] = Hub()
+    hub: EventHub[ChannelEvent] = EventHub()
     slow, quick = hub.reader(0), hub.reader(0)
     hub.put(1, [Sent("x", None)] * MAX_QUEUED_EVENTS)
     waiting = asyncio.create_task(hub.room())
@@ -275,7 +274,7 @@ async def test_a_reader_that_does_not_read_holds_up_until_it_is_closed() -> None
 
 
 async def test_a_reader_gets_what_came_after_its_making_and_ends_with_the_hub() -> None:
-    hub: Hub[ChannelEvent] = Hub()
+    hub: EventHub[ChannelEvent] = EventHub()
     reader: Events[ChannelEvent] = hub.reader(3)
     hub.put(3, [Sent("before", None)])
     hub.put(4, [Sent("after", None)])
@@ -284,7 +283,7 @@ async def test_a_reader_gets_what_came_after_its_making_and_ends_with_the_hub() 
 
 
 def test_missing_messages_are_asked_for_less_and_less() -> None:
-    book = Book()
+    book = RepairAttempts()
     wanted = [MissingMessage("a"), MissingMessage("b")]
     now_ms, gaps = 0, []
     assert book.due(wanted, now_ms) == wanted

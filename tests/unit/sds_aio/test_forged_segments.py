@@ -11,6 +11,7 @@ import pytest
 
 from storenode.sds.aio.channel import Channel
 from storenode.sds.aio.events import Message
+from storenode.sds.aio.reliable.assembly import ContentReader, Found
 from storenode.sds.aio.reliable.channel import ReliableChannel
 from storenode.sds.aio.reliable.events import (
     AssemblyFailed,
@@ -19,7 +20,6 @@ from storenode.sds.aio.reliable.events import (
     MessageSent,
     SegmentRefused,
 )
-from storenode.sds.aio.reliable.reading import Found, Reader
 from storenode.sds.aio.signing import Signed
 from storenode.sds.claims import Proof
 from storenode.sds.codec import SdsMessage
@@ -28,7 +28,7 @@ from storenode.sds.pages import Key
 from storenode.sds.segments import Revision, content_hash, split
 from storenode.wire.waku.segmentation.v1.segment_pb2 import SegmentMessageProto
 from tests.support.bus import Bus
-from tests.unit.sds_aio.test_bus import NOW_MS, ROUTE, _fetched, has, joined
+from tests.unit.sds_aio.test_bus import ROUTE, _fetched, _now_ms, has, joined
 
 CONTENT = random.Random(1).randbytes(8 * 256)
 COUNT = 8
@@ -78,7 +78,7 @@ class Log:
 
 async def read(messages: Sent) -> list[Found]:
     log = Log()
-    reader = Reader(cast("Channel", log), 86_400_000)
+    reader = ContentReader(cast("Channel", log), 86_400_000)
     found: list[Found] = []
     for message in messages:
         log.messages[message.key] = message
@@ -184,7 +184,7 @@ async def test_contents_dropped_for_lack_of_space_are_reported() -> None:
 async def test_a_segment_published_under_our_name_is_no_request_of_ours() -> None:
     bus = Bus()
     forged_segment = _fetched(
-        SdsMessage("room", "forged", "alice", NOW_MS, content=forged(1)[0].content)
+        SdsMessage("room", "forged", "alice", _now_ms(), content=forged(1)[0].content)
     )
     async with (
         joined(bus.transport("a"), "alice") as channel,

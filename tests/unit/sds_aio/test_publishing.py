@@ -11,7 +11,7 @@ import pytest
 from storenode.sds.aio.channel import Channel
 from storenode.sds.aio.events import NotStored
 from storenode.sds.aio.participant import LeftError
-from storenode.sds.aio.transport import Outbound, Route, Verdict
+from storenode.sds.aio.transport import Outbound, PublishResult, Route
 from storenode.sds.config import ChannelConfig
 from storenode.sds.events import Sent
 from tests.support.bus import Bus, BusLink, BusTransport
@@ -43,17 +43,17 @@ class StrictLink(BusLink):
 
     async def publish(
         self, batches: AsyncIterator[Sequence[Outbound]]
-    ) -> AsyncGenerator[Sequence[Verdict], None]:
+    ) -> AsyncGenerator[Sequence[PublishResult], None]:
         async for batch in batches:
             self._check("publish")
             self.strict.offered += batch
             yield [await self._judge(each) for each in batch]
 
-    async def _judge(self, message: Outbound) -> Verdict:
+    async def _judge(self, message: Outbound) -> PublishResult:
         if b"forbidden" in message.payload:
-            return Verdict(held=False, hint=b"", reason="That word is not allowed.")
+            return PublishResult(stored=False, hint=b"", reason="That word is not allowed.")
         if self.strict.now_ns - message.timestamp_ns > 20 * S:
-            return Verdict(held=False, hint=b"", reason="It is too old.")
+            return PublishResult(stored=False, hint=b"", reason="It is too old.")
 
         async def one() -> AsyncIterator[Sequence[Outbound]]:
             yield [message]

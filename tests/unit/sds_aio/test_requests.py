@@ -13,7 +13,7 @@ from storenode.sds.aio.reliable.events import (
     MessageSendError,
     MessageSent,
 )
-from storenode.sds.aio.reliable.requests import Requests
+from storenode.sds.aio.reliable.requests import SendRequests
 from storenode.sds.segments import Segment, SegmentSet
 
 COUNTS = st.lists(st.integers(1, 4), min_size=1, max_size=5)
@@ -23,7 +23,7 @@ COUNTS = st.lists(st.integers(1, 4), min_size=1, max_size=5)
 def test_a_request_is_sent_and_then_delivered_or_not_once(
     counts: list[int], lost: set[tuple[int, int]], dice: random.Random
 ) -> None:
-    requests = Requests()
+    requests = SendRequests()
     steps = []
     for number, count in enumerate(counts):
         # All contents are equal: what belongs together follows from the order alone.
@@ -33,7 +33,7 @@ def test_a_request_is_sent_and_then_delivered_or_not_once(
             added = requests.add(name, Segment(whole, index, b""), unsent=True, unacknowledged=True)
             assert added == f"{number}-0"
             ends = requests.given_up if (number, index) in lost else requests.acknowledged
-            steps += [(name, requests.held), (name, ends), (name, requests.held)]
+            steps += [(name, requests.stored), (name, ends), (name, requests.stored)]
     dice.shuffle(steps)
     told = [event for name, step in steps for event in step(name)]
     for number, count in enumerate(counts):
@@ -46,20 +46,20 @@ def test_a_request_is_sent_and_then_delivered_or_not_once(
 
 def test_a_request_of_the_last_life_goes_on_under_its_id() -> None:
     """Two of three segments were acknowledged before, and nodes hold all."""
-    requests = Requests()
+    requests = SendRequests()
     whole = SegmentSet(bytes(32), 3)
     for index in range(3):
         requests.add(
             f"m{index}", Segment(whole, index, b""), unsent=False, unacknowledged=index == 1
         )
     requests.loaded()
-    assert requests.held("m1") == []
+    assert requests.stored("m1") == []
     assert requests.acknowledged("m1") == [MessageDelivered("m0")]
     assert len(requests) == 0
 
 
 def test_what_was_given_up_before_is_not_delivered_now() -> None:
-    requests = Requests()
+    requests = SendRequests()
     whole = SegmentSet(bytes(32), 2)
     requests.add("m0", Segment(whole, 0, b""), unsent=False, unacknowledged=False, given_up=True)
     requests.add("m1", Segment(whole, 1, b""), unsent=False, unacknowledged=True)
@@ -70,10 +70,10 @@ def test_what_was_given_up_before_is_not_delivered_now() -> None:
 
 
 def test_a_refusal_is_told_once() -> None:
-    requests = Requests()
+    requests = SendRequests()
     for index in range(2):
         segment = Segment(SegmentSet(bytes(32), 2), index, b"")
         requests.add(f"m{index}", segment, unsent=True, unacknowledged=True)
     assert requests.refused("m1", "too large") == [MessageSendError("m0", "too large")]
     assert requests.refused("m0", "too large") == []
-    assert requests.refused("unknown", "too large") == requests.held("unknown") == []
+    assert requests.refused("unknown", "too large") == requests.stored("unknown") == []

@@ -18,17 +18,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storenode.sds.aio.ledger import Batch, Ledger
+from storenode.sds.aio.ledger import ParticipantLedger, StateBatch
 from storenode.sds.aio.participant import LeftError
 from storenode.sds.aio.revive import filter_length, revive
 from storenode.sds.aio.saver import Saver
-from storenode.sds.aio.state import Identity, State, StateError, StatePlace, StateTaken
+from storenode.sds.aio.state import State, StateError, StateIdentity, StatePlace, StateTaken
 from storenode.sds.bloom import FilterShape, RollingFilter
 from storenode.sds.channel import MessageChannel
 from storenode.sds.codec import Entry, SdsMessage, decode_message, encode_message
 from storenode.sds.config import ChannelConfig
 from storenode.sds.events import Broadcast, Packet, Reason
-from storenode.sds.log import OPEN_ENTRIES, Log
+from storenode.sds.log import OPEN_ENTRIES, MessageLog
 from storenode.sds.pages import PAGE_ENTRIES
 from tests.unit.sds.worlds import SMALL, grows_when_written
 
@@ -36,7 +36,7 @@ START_NS = 1_763_625_600_000_000_000
 NS_PER_MS = 1_000_000
 NOW_MS = START_NS // NS_PER_MS
 SHAPE = FilterShape(40, 0.01)
-WHO = Identity("room", "alice")
+WHO = StateIdentity("room", "alice")
 
 
 def config_of(sender: str, **chosen: Any) -> ChannelConfig:  # noqa: ANN401 - its options
@@ -50,12 +50,12 @@ def config_of(sender: str, **chosen: Any) -> ChannelConfig:  # noqa: ANN401 - it
     return ChannelConfig("room", sender, **{**usual, **chosen})
 
 
-def opened(path: Path, **chosen: Any) -> tuple[State, Ledger]:  # noqa: ANN401 - options
+def opened(path: Path, **chosen: Any) -> tuple[State, ParticipantLedger]:  # noqa: ANN401 - options
     state = State(StatePlace.of(path), WHO)
     return state, revive(state, config_of("alice", **chosen), NOW_MS, Random(1))
 
 
-def save(state: State, ledger: Ledger) -> Batch:
+def save(state: State, ledger: ParticipantLedger) -> StateBatch:
     """Commit what has changed."""
     batch = ledger.take()
     assert batch is not None
@@ -102,11 +102,11 @@ class World:
     def now_ms(self) -> int:
         return self.now_ns // NS_PER_MS
 
-    def step(self, ledger: Ledger) -> None:
+    def step(self, ledger: ParticipantLedger) -> None:
         self.now_ns += self.dice.randrange(1, 3_000) * NS_PER_MS
         self.dice.choice((self.own, self.other, self.other, self.other, self.tick))(ledger)
 
-    def own(self, ledger: Ledger) -> None:
+    def own(self, ledger: ParticipantLedger) -> None:
         sent = ledger.send(
             self.now_ns, self.dice.randbytes(20), None, bytes, lambda *_: self.dice.randbytes(32)
         )
@@ -117,7 +117,7 @@ class World:
             ledger.published(sent.message.message_id, sent.hint)
             ledger.settle(sent.number)
 
-    def other(self, ledger: Ledger) -> None:
+    def other(self, ledger: ParticipantLedger) -> None:
         speaker, listener = self.dice.sample(self.others, 2)
         (sent,) = (
             each
@@ -141,7 +141,7 @@ class World:
             given.insert(self.dice.randrange(len(given) + 1), packet)
         ledger.receive(self.now_ms, given)
 
-    def tick(self, ledger: Ledger) -> None:
+    def tick(self, ledger: ParticipantLedger) -> None:
         ledger.tick(self.now_ms, self.dice)
         wanted = [each.message_id for each in ledger.core.missing()]
         if wanted and self.dice.random() < 0.3:
@@ -238,9 +238,9 @@ def test_a_second_process_is_refused_while_the_first_lives(tmp_path: Path) -> No
     save(state, ledger)
     script = (
         "import sys\n"
-        "from storenode.sds.aio.state import Identity, State, StatePlace, StateTaken\n"
+        "from storenode.sds.aio.state import StateIdentity, State, StatePlace, StateTaken\n"
         "try:\n"
-        "    State(StatePlace.of(sys.argv[1]), Identity('room', 'alice')).open()\n"
+        "    State(StatePlace.of(sys.argv[1]), StateIdentity('room', 'alice')).open()\n"
         "except StateTaken as error:\n"
         "    print(error)\n"
     )
@@ -308,7 +308,7 @@ def test_anothers_state_is_refused_with_a_sentence(tmp_path: Path) -> None:
     path = tmp_path / "alice.db"
     opened(path)[0].close()
     with pytest.raises(StateError, match="is of channel 'room' and sender 'alice'"):
-        State(StatePlace.of(path), Identity("room", "bob")).open()
+        State(StatePlace.of(path), StateIdentity("room", "bob")).open()
 
 
 @pytest.mark.parametrize("where", ["sqlite:////no/such/folder/x.db", "nonsense://x", "http://"])
@@ -377,7 +377,7 @@ def test_ids_of_any_text_are_kept_in_order(tmp_path: Path) -> None:
         bob.clock.value = NOW_MS - 1
         sent = bob.send(NOW_MS, b"x", name)[0]
         assert isinstance(sent, Broadcast)
-        bob.log = Log(bytes(16))  # none of them depends on another
+        bob.log = MessageLog(bytes(16))  # none of them depends on another
         ledger.receive(NOW_MS, [Packet(sent.payload)])
     save(state, ledger)
     state.close()

@@ -18,16 +18,16 @@ from dataclasses import dataclass, replace
 from typing import Final, Self, Unpack
 
 from storenode.sds.aio.channel import Channel, Place
-from storenode.sds.aio.events import ChannelEvent, Events, Hub, Message, NotStored
+from storenode.sds.aio.events import ChannelEvent, EventHub, Events, Message, NotStored
 from storenode.sds.aio.join_options import JoinOptions
+from storenode.sds.aio.reliable.assembly import ContentReader, segment_of
 from storenode.sds.aio.reliable.encryption import Encryption, Hook
 from storenode.sds.aio.reliable.events import (
     Content,
     MessageReceived,
     ReliableEvent,
 )
-from storenode.sds.aio.reliable.reading import Reader, segment_of
-from storenode.sds.aio.reliable.requests import Requests
+from storenode.sds.aio.reliable.requests import SendRequests
 from storenode.sds.aio.status import Status
 from storenode.sds.config import DEFAULT_CHANNEL_ID
 from storenode.sds.events import Acknowledged, GaveUp, Sent
@@ -43,7 +43,7 @@ MAX_SEGMENT_BYTES: Final = 102_400
 
 @dataclass(frozen=True, slots=True)
 class SegmentationConfig:
-    """How contents are split: by parts of ``segment_bytes``.
+    """The way in which contents are split: in parts of ``segment_bytes``.
 
     A content of which no segment came for ``patience_ms`` is given up.
     """
@@ -68,8 +68,8 @@ class ReliableChannel:
         self.channel = channel
         self._segmentation = segmentation
         self._clock = clock
-        self._requests = Requests()
-        self._hub: Hub[ReliableEvent] = Hub()
+        self._requests = SendRequests()
+        self._hub: EventHub[ReliableEvent] = EventHub()
         # Of one moment: what follows is told by the events.
         self._events = channel.events()
         self._unsent, self._open = channel.unpublished(), channel.unacknowledged()
@@ -152,14 +152,14 @@ class ReliableChannel:
 
     async def messages(self) -> AsyncGenerator[Content, None]:
         """Yield the whole contents of the log, own ones too, then each as it is completed."""
-        reader = Reader(self.channel, self._segmentation.patience_ms)
+        reader = ContentReader(self.channel, self._segmentation.patience_ms)
         async for message in self.channel.messages():
             for found in await reader.take(self._now_ms(), message):
                 if isinstance(found, Content):
                     yield found
 
     async def _run(self) -> None:
-        reader = Reader(self.channel, self._segmentation.patience_ms)
+        reader = ContentReader(self.channel, self._segmentation.patience_ms)
         try:
             for message, segment in await self._newest():
                 if message.own:
@@ -175,7 +175,7 @@ class ReliableChannel:
             self._hub.fail(error)
             raise
 
-    async def _follow(self, reader: Reader, event: ChannelEvent) -> list[ReliableEvent]:
+    async def _follow(self, reader: ContentReader, event: ChannelEvent) -> list[ReliableEvent]:
         match event:
             case Message() if event.own and not event.published:
                 with suppress(SegmentError):
@@ -188,7 +188,7 @@ class ReliableChannel:
                     MessageReceived(each) if isinstance(each, Content) else each for each in found
                 ]
             case Sent():
-                return [*self._requests.held(event.message_id)]
+                return [*self._requests.stored(event.message_id)]
             case NotStored():
                 return [*self._requests.refused(event.message_id, event.reason)]
             case Acknowledged():
@@ -200,9 +200,7 @@ class ReliableChannel:
         return []
 
     async def _newest(self) -> list[tuple[Message, Segment]]:
-        """The segments at the end of the log in order, without their parts, as far back as a
-        content may be incomplete.
-        """
+        """Return the newest segments of the log, without their parts, as far as they may matter."""
         since_ms = self._now_ms() - self._segmentation.patience_ms
         found: list[tuple[Message, Segment]] = []
         looked = 0

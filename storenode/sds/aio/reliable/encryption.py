@@ -8,7 +8,7 @@ from storenode.sds.aio.cipher import CipherError
 
 
 class Encryption(Protocol):
-    """What an application encrypts segments with."""
+    """An application's encryption of segments."""
 
     def encrypt(self, content: bytes, /) -> bytes:
         """Encrypt; it must not fail."""

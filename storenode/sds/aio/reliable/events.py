@@ -1,4 +1,4 @@
-"""What a reliable channel tells, and what it hands out.
+"""The events of a reliable channel, and the contents that it yields.
 
 Source: RELIABLE-CHANNEL-API, "Type definitions".
 """
@@ -12,8 +12,9 @@ from storenode.sds.pages import Key
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """A whole content of the log. ``request_id`` names it at its sender, and ``key`` is the place
-    of the segment that completed it.
+    """A whole content of the log.
+
+    ``request_id`` names it at its sender, and ``key`` is the position of the last segment to come.
     """
 
     request_id: str
@@ -25,30 +26,28 @@ class Content:
 
 @dataclass(frozen=True, slots=True)
 class MessageReceived:
-    """All segments of another's content came, and they have its hash."""
+    """A report that all segments of another's content came, with the right hash."""
 
     content: Content
 
 
 @dataclass(frozen=True, slots=True)
 class MessageSent:
-    """Nodes hold all segments. Nobody need have received them."""
+    """A report that nodes store all segments; perhaps no participant has received them."""
 
     request_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class MessageDelivered:
-    """Other participants have acknowledged all segments; follows `MessageSent`."""
+    """A report that other participants acknowledged all segments; follows `MessageSent`."""
 
     request_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class MessageSendError:
-    """No node took a segment. It is sent again like all that nobody acknowledges, so a
-    `MessageDelivered` may follow.
-    """
+    """An error: no node took a segment. It is sent again, so a `MessageDelivered` may follow."""
 
     request_id: str
     error: str
@@ -56,7 +55,7 @@ class MessageSendError:
 
 @dataclass(frozen=True, slots=True)
 class MessageDeliveryError:
-    """Nobody has acknowledged a segment, however often it was sent. Nodes hold it."""
+    """An error: no participant has acknowledged a segment, which nodes store."""
 
     request_id: str
     error: str
@@ -64,20 +63,23 @@ class MessageDeliveryError:
 
 @dataclass(frozen=True, slots=True)
 class ContentDropped:
-    """Segments of a content that is given up: too few came in time, there were too many others, or
-    all attempts to put it together are used up. ``held`` is for how many indices some came.
+    """A content that is given up.
+
+    Too few segments came in time, there were too many others, or all attempts to assemble it are
+    used up. ``received`` is for how many indices some came.
     """
 
     sender_id: str
-    held: int
+    received: int
     count: int
 
 
 @dataclass(frozen=True, slots=True)
 class AssemblyFailed:
-    """Segments for all ``count`` indices of a content are here, some of them are not the sender's,
-    and none of the ``attempts`` to put it together gave its hash. A segment that comes yet may
-    complete it.
+    """A report that no choice of segments has the hash of a content.
+
+    There are segments for all ``count`` indices, some of them forged, and ``attempts`` to assemble
+    it have failed. A segment that comes later may complete it.
     """
 
     sender_id: str

@@ -1,4 +1,4 @@
-"""Requests: which own segments belong to one `send`, and what has become of them.
+"""SendRequests: which own segments belong to one `send`, and what has become of them.
 
 The ID of a request is that of the SDS message with its first segment, so it is the same after a
 restart. Segments of one request follow each other among the own messages of the log.
@@ -32,12 +32,12 @@ class _Request:
 
     @property
     def begun(self) -> bool:
-        """Whether segments are still to come."""
+        """A flag: segments are still to come."""
         return len(self.ids) < self.whole.count
 
 
-class Requests:
-    """The requests that are not at their end."""
+class SendRequests:
+    """The requests that have not ended."""
 
     def __init__(self) -> None:
         self._of: dict[str, _Request] = {}
@@ -56,7 +56,7 @@ class Requests:
         unacknowledged: bool,
         given_up: bool = False,
     ) -> str:
-        """An own segment of the log, in its order; answers the ID of its request.
+        """Add an own segment, in the order of the log, and return the ID of its request.
 
         A segment whose first ones are unknown has a request of its own.
         """
@@ -81,21 +81,21 @@ class Requests:
         return request.request_id
 
     def loaded(self) -> None:
-        """What was added until now is from before: what is sent of it was told then."""
+        """Mark the requests so far as those of an earlier run, which were reported then."""
         for request in self._of.values():
             request.sent = not request.unsent
 
-    def held(self, message_id: str) -> list[RequestEvent]:
-        """A node holds a segment."""
+    def stored(self, message_id: str) -> list[RequestEvent]:
+        """Record that a node stores a segment."""
         request = self._of.get(message_id)
         if request is None:
             return []
         request.unsent.discard(message_id)
         request.refused.discard(message_id)
-        return self._told(request)
+        return self._news(request)
 
     def refused(self, message_id: str, reason: str) -> list[RequestEvent]:
-        """No node will hold a segment, for now."""
+        """Record that no node stores a segment."""
         request = self._of.get(message_id)
         if request is None:
             return []
@@ -103,38 +103,37 @@ class Requests:
         request.refused.add(message_id)
         first, request.failed = not request.failed, True
         error = MessageSendError(request.request_id, reason)
-        return [error, *self._told(request)] if first else self._told(request)
+        return [error, *self._news(request)] if first else self._news(request)
 
     def acknowledged(self, message_id: str) -> list[RequestEvent]:
-        """Somebody has a segment, so it has left."""
+        """Record that a participant has a segment."""
         request = self._of.get(message_id)
         if request is None:
             return []
         request.open.discard(message_id)
-        return self.held(message_id)
+        return self.stored(message_id)
 
     def given_up(self, message_id: str) -> list[RequestEvent]:
-        """A segment is not sent any longer, and nobody has acknowledged it."""
+        """Record that a segment was given up without acknowledgement."""
         request = self._of.get(message_id)
         if request is None:
             return []
         request.open.discard(message_id)
         request.given_up += 1
-        return self._told(request)
+        return self._news(request)
 
-    def _told(self, request: _Request) -> list[RequestEvent]:
-        """What has become true of a request."""
+    def _news(self, request: _Request) -> list[RequestEvent]:
         if request.begun or request.unsent:
             return []
-        told: list[RequestEvent] = []
+        news: list[RequestEvent] = []
         if not request.sent and not request.refused:
             request.sent = True
-            told.append(MessageSent(request.request_id))
+            news.append(MessageSent(request.request_id))
         if not request.open:
             for each in request.ids:
                 self._of.pop(each, None)
-            told.append(self._end(request))
-        return told
+            news.append(self._end(request))
+        return news
 
     def _end(self, request: _Request) -> RequestEvent:
         if not request.given_up:

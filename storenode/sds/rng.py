@@ -3,8 +3,8 @@
 from typing import Protocol
 
 
-class Chance(Protocol):
+class Rng(Protocol):
     """The one method of the standard library's generators that is used."""
 
     def uniform(self, a: float, b: float) -> float:
-        """A number between the two."""
+        """Return a number between the two."""

@@ -56,20 +56,20 @@ class OutgoingBuffer:
         return message_id in self.by_id
 
     def add(self, outgoing: Outgoing) -> None:
-        """Put a message in that is not there."""
+        """Add a message that is not there."""
         message_id = outgoing.message.message_id
         self.by_id[message_id] = outgoing
         heappush(self._queue, (outgoing.due_ms, message_id))
 
     def remove(self, message_id: str) -> bool:
-        """Take a message out; False when it is not there."""
+        """Remove a message; return False when it is not there."""
         if self.by_id.pop(message_id, None) is None:
             return False
         self._tidy()
         return True
 
     def hits(self, bloom_filter: bytes, shape: Shape) -> list[str]:
-        """IDs that an encoded filter shows, in the order of their sending."""
+        """Return the IDs that an encoded filter shows, in the order of their sending."""
         if shape is self.shape:
             return [key for key, value in self.by_id.items() if holds(bloom_filter, value.probe)]
         oldest = islice(self.by_id, MAX_FOREIGN_HITS)
@@ -85,7 +85,7 @@ class OutgoingBuffer:
         max_error: float,
         resend_ms: int,
     ) -> list[Event]:
-        """Review against a filter and the message that it came with.
+        """Compare the messages with a filter and the message that it came with.
 
         A possibly acknowledged message is due ``resend_ms`` later than it would have been.
         """
@@ -113,7 +113,7 @@ class OutgoingBuffer:
     def due(
         self, now_ms: int, resend_ms: int, possible_ms: int, max_sends: int
     ) -> tuple[list[SdsMessage], list[Event]]:
-        """Messages to send again, unacknowledged ones first, and those that are given up."""
+        """Return messages to send again, unacknowledged ones first, and those given up."""
         again: list[tuple[bool, int, SdsMessage]] = []
         gave_up: list[Event] = []
         while self._queue and self._queue[0][0] <= now_ms:
@@ -134,7 +134,7 @@ class OutgoingBuffer:
         return [message for _, _, message in again], gave_up
 
     def next_due_ms(self) -> int | None:
-        """When `due` has something to do next; may be early, never late."""
+        """Return when `due` has something to do next; may be early, never late."""
         while self._queue:
             due_ms, message_id = self._queue[0]
             outgoing = self.by_id.get(message_id)
@@ -144,7 +144,7 @@ class OutgoingBuffer:
         return None
 
     def check(self) -> None:
-        """Verify the invariants: the queue knows every message."""
+        """Verify the invariants: the queue contains every message."""
         queued = set(self._queue)
         assert all((value.due_ms, key) in queued for key, value in self.by_id.items())
         assert len(self._queue) <= 2 * len(self.by_id) + 33
@@ -160,7 +160,7 @@ class OutgoingBuffer:
 
 
 def witness_of(message: SdsMessage) -> int:
-    """What tells one message from another, 64 bits; a message that comes twice is one witness."""
+    """Return 64 bits that identify a message; one that comes twice is one witness."""
     parts = (message.sender_id, message.message_id, str(message.lamport))
     text = "\0".join(parts).encode()
     return int.from_bytes(blake2b(text, digest_size=8).digest())

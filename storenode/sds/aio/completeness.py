@@ -1,9 +1,9 @@
-"""Until when a participant is in step, by what store nodes say of how complete their answers are.
+"""Statements of store nodes about how complete their answers are, and what follows from them.
 
-A node says with the last page of an answer over which time other stores were found to hold nothing
-that is not in it. A scan that says so, and of which every message was taken, brings the participant
-in step over that time: it has what the node and these stores held as of their comparison. What the
-feed brought rests on no such statement, and counts for nothing here.
+A node states with the last page of an answer over which time other stores were found to store
+nothing that is not in it. A scan with such a statement, of which every message was received, brings
+the participant in step over that time: it has what the node and these stores stored as of their
+comparison. Messages from the feed rest on no such statement, and do not count here.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ _CONFIRMED = frozenset({AnswerCoverage.COMPLETE, AnswerCoverage.PARTIAL})
 
 
 @runtime_checkable
-class TellingLink(Protocol):
-    """A link whose answers can say how complete they are; methods may raise `TransportError`."""
+class CoverageLink(Protocol):
+    """A link whose answers can state how complete they are; methods may raise `TransportError`."""
 
     @property
     def dropped(self) -> int:
-        """Messages that were not taken for those of the channel."""
+        """The number of messages that were not accepted as those of the channel."""
 
     async def coverage(self) -> AnswerCoverage | None:
-        """How complete the node is over all the time that it keeps; None: it cannot tell."""
+        """Return how complete the node is over all the time that it stores; None: unknown."""
 
-    def scan_telling(
-        self, since_ns: int, tell: Callable[[AnswerCoverage], None]
+    def scan_with_coverage(
+        self, since_ns: int, report: Callable[[AnswerCoverage], None]
     ) -> AsyncGenerator[Sequence[Fetched], None]:
-        """As `Link.scan`; ``tell`` is given how complete it was, if the node can tell."""
+        """Scan as `Link.scan`, and pass the statement of how complete it was to ``report``."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeCoverage:
-    """How complete a node says that it is.
+    """A node's statement of how complete it is.
 
-    It held what the stores ``store_ids`` held as of ``as_of_ns``, from ``from_ns`` to ``until_ns``
-    (nanoseconds, exclusive); ``until_ns`` 0: it cannot say so of any time. ``keyed``: compared by
+    It stored what the stores ``store_ids`` stored as of ``as_of_ns``, from ``from_ns`` to
+    ``until_ns`` (nanoseconds, exclusive); ``until_ns`` 0: of no time. ``keyed``: compared by
     keyed digests, else by XOR, which a publisher can forge. ``reason``: why not of all the time.
     ``lacks``: it is known to lack messages. ``answered``: the node was reached.
     """
@@ -65,11 +65,11 @@ class NodeCoverage:
 
 @dataclass(frozen=True, slots=True)
 class InStep:
-    """Everything that ``node`` and the stores ``store_ids`` held as of ``as_of_ns`` of the channel,
-    with timestamps from ``from_ns`` to ``until_ns`` (exclusive), has been taken over and saved.
+    """The time over which everything of the channel has been received and saved.
 
-    ``until_ns`` None: that is not certain of any time. ``keyed``: as in `NodeCoverage`.
-    ``reason``: why, or why not of all the time.
+    That is what ``node`` and the stores ``store_ids`` stored as of ``as_of_ns`` with timestamps
+    from ``from_ns`` to ``until_ns`` (exclusive). ``until_ns`` None: that is not certain of any
+    time. ``keyed``: as in `NodeCoverage`. ``reason``: why, or why not of all the time.
     """
 
     until_ns: int | None
@@ -82,21 +82,21 @@ class InStep:
 
 
 async def by_completeness(links: Sequence[Link]) -> list[tuple[Link, NodeCoverage]]:
-    """Ask all links at once; the most complete first, else in their order.
+    """Query all links at once, and return the most complete first, else in their order.
 
-    First those whose statements reach furthest, then those that nothing is known of, then those
-    that are known to lack messages, then those that do not answer.
+    First those whose statements reach furthest, then those without one, then those that are known
+    to lack messages, then those that do not answer.
     """
-    told = await asyncio.gather(*map(_coverage, links))
-    return sorted(zip(links, told, strict=True), key=lambda pair: _place(pair[1]))
+    found = await asyncio.gather(*map(_coverage, links))
+    return sorted(zip(links, found, strict=True), key=lambda pair: _rank(pair[1]))
 
 
 async def in_step(participant: Participant, since_ns: int) -> InStep:
-    """Scan the most complete node from a time on, and say what is certain then."""
+    """Scan the most complete node from a time on, and return what is certain then."""
     (link, best), *_ = await by_completeness(participant.links)
-    if best.until_ns and isinstance(link, TellingLink):
+    if best.until_ns and isinstance(link, CoverageLink):
         try:
-            best = await _taken_over(participant, link, best.node, since_ns)
+            best = await _scan(participant, link, best.node, since_ns)
         except TransportError as error:
             best = NodeCoverage(best.node, reason=error.sentence)
     if not best.until_ns:
@@ -112,12 +112,12 @@ async def in_step(participant: Participant, since_ns: int) -> InStep:
     )
 
 
-async def _taken_over(
-    participant: Participant, link: TellingLink, node: str, since_ns: int
+async def _scan(
+    participant: Participant, link: CoverageLink, node: str, since_ns: int
 ) -> NodeCoverage:
-    told: list[AnswerCoverage] = []
+    statements: list[AnswerCoverage] = []
     dropped = link.dropped
-    async with aclosing(link.scan_telling(since_ns, told.append)) as pages:
+    async with aclosing(link.scan_with_coverage(since_ns, statements.append)) as pages:
         async for messages in pages:
             if await participant.take(messages) is not None:
                 raise TransportError("There is no room for messages that wait for missing ones.")
@@ -128,11 +128,11 @@ async def _taken_over(
     if incoming.wants or incoming.waiting:
         missing = max(len(incoming.wants), 1)
         raise TransportError(f"Missing are {missing:,} or more messages that others name.")
-    return _read(node, told[-1] if told else None)
+    return _read(node, statements[-1] if statements else None)
 
 
 async def _coverage(link: Link) -> NodeCoverage:
-    if not isinstance(link, TellingLink):
+    if not isinstance(link, CoverageLink):
         return _read(link.name, None)
     try:
         return _read(link.name, await link.coverage())
@@ -140,23 +140,23 @@ async def _coverage(link: Link) -> NodeCoverage:
         return NodeCoverage(link.name, reason=error.sentence, answered=False)
 
 
-def _place(told: NodeCoverage) -> tuple[bool, bool, int, int]:
-    return not told.answered, told.lacks, -told.until_ns, told.from_ns
+def _rank(coverage: NodeCoverage) -> tuple[bool, bool, int, int]:
+    return not coverage.answered, coverage.lacks, -coverage.until_ns, coverage.from_ns
 
 
-def _read(node: str, told: AnswerCoverage | None) -> NodeCoverage:
-    if told is None:
+def _read(node: str, statement: AnswerCoverage | None) -> NodeCoverage:
+    if statement is None:
         return NodeCoverage(node, reason=f"{node} does not say how complete it is.")
-    reason = told.reason[:MAX_REASON_CHARS]
-    if told.state not in _CONFIRMED or told.complete_from >= told.complete_until:
-        lacks = told.state == AnswerCoverage.INCOMPLETE
+    reason = statement.reason[:MAX_REASON_CHARS]
+    if statement.state not in _CONFIRMED or statement.complete_from >= statement.complete_until:
+        lacks = statement.state == AnswerCoverage.INCOMPLETE
         return NodeCoverage(node, reason=reason or f"{node} gives no reason.", lacks=lacks)
     return NodeCoverage(
         node,
-        told.complete_from,
-        told.complete_until,
-        told.compared_at,
-        tuple(told.store_ids[:MAX_COVERING_STORES]),
-        told.keyed,
+        statement.complete_from,
+        statement.complete_until,
+        statement.compared_at,
+        tuple(statement.store_ids[:MAX_COVERING_STORES]),
+        statement.keyed,
         reason,
     )

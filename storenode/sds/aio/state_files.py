@@ -1,4 +1,4 @@
-"""State files of many channels: a few threads for all of them, and a bound on those that are open.
+"""State files of channels: a few threads for all of them, and a bound on those that are open.
 
 A state is used by one thread at a time, in the order of the calls. One that has not been used for
 the longest time is closed and opened again by its next transaction, which finds out whether
@@ -13,7 +13,7 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from threading import Lock
 from typing import Any, ParamSpec, TypeVar
 
-from storenode.sds.aio.many.limits import MAX_THREADS
+from storenode.sds.aio.limits import MAX_THREADS
 from storenode.sds.aio.state import DurableState
 
 _T = TypeVar("_T")
@@ -21,7 +21,7 @@ _P = ParamSpec("_P")
 
 
 class StateFiles:
-    """The threads, and which states are open."""
+    """The threads of states, and the states that are open."""
 
     def __init__(self, max_open: int) -> None:
         if max_open < 1:
@@ -32,15 +32,15 @@ class StateFiles:
         self._open: OrderedDict[StateThread, None] = OrderedDict()
 
     def thread(self, state: DurableState) -> StateThread:
-        """Where a state is used."""
+        """Return the executor of a state."""
         return StateThread(state, self)
 
     def run(self, work: Callable[[], None]) -> None:
-        """Have some thread do this."""
+        """Run a call in one of the threads."""
         self._threads.submit(work)
 
     def make_room(self, wanted: StateThread) -> None:
-        """A state is about to be used: close those that were unused for longest, if need be."""
+        """Close the states that were unused for longest, if too many are open."""
         with self._lock:
             self._open.pop(wanted, None)
             closing = []
@@ -55,7 +55,7 @@ class StateFiles:
             each.park()
 
     def forget(self, thread: StateThread) -> None:
-        """A state is not used any longer."""
+        """Forget a state that is no longer used."""
         with self._lock:
             self._open.pop(thread, None)
 
@@ -65,7 +65,7 @@ class StateFiles:
 
 
 class StateThread(Executor):
-    """Runs what is submitted for one state, one after the other, in the shared threads."""
+    """An executor that runs the calls for one state one after the other in the shared threads."""
 
     def __init__(self, state: DurableState, files: StateFiles) -> None:
         self._state = state
@@ -75,7 +75,7 @@ class StateThread(Executor):
         self._taken = False
 
     def submit(self, fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> Future[_T]:
-        """As `Executor.submit`."""
+        """Submit a call, as `Executor.submit`."""
         future: Future[_T] = Future()
         with self._lock:
             self._waiting.append(lambda: _fulfil(future, lambda: fn(*args, **kwargs)))
@@ -85,7 +85,7 @@ class StateThread(Executor):
         return future
 
     def borrow(self) -> bool:
-        """Have nothing of it run until `park`; False while something is."""
+        """Stop running calls until `park`; return False while one is running."""
         with self._lock:
             free, self._taken = not self._taken, True
         return free

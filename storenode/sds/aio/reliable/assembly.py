@@ -1,4 +1,4 @@
-"""From messages of the log to whole contents."""
+"""The assembly of whole contents from messages of the log."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _QUICK_BYTES: Final = 256 * 1024
 """Hashed in the event loop: under a millisecond."""
 
 
-class Reader:
-    """Takes messages in any order; segments are read from the log again when all are there."""
+class ContentReader:
+    """A reader of messages in any order; segments are read from the log when all are there."""
 
     def __init__(self, channel: Channel, patience_ms: int) -> None:
         self._channel = channel
         self._reassembly = Reassembly(patience_ms)
 
     def note(self, now_ms: int, message: Message, segment: Segment) -> None:
-        """Remember a segment that was taken before; what it completes was told then."""
+        """Add a segment from before; what it completes was reported then."""
         complete = self._add(now_ms, message, segment)
         if complete is not None:
             self._reassembly.remove(complete)
@@ -107,4 +107,4 @@ def _rank(message: Message) -> int:
 
 
 def _dropped(dropped: Dropped) -> ContentDropped:
-    return ContentDropped(dropped.sender_id, dropped.held, dropped.whole.count)
+    return ContentDropped(dropped.sender_id, dropped.received, dropped.whole.count)

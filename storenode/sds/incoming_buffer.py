@@ -27,7 +27,7 @@ from storenode.sds.limits import ENTRY_BYTES, MAX_HINTS_PER_MISSING, MAX_WAITING
 
 
 @dataclass(slots=True)
-class Waiting:
+class WaitingMessage:
     """A message that waits; sync messages wait too, and are dropped when they are ready.
 
     ``unmet`` are the IDs that it waits for; ``proof`` is of its ID, where that was looked at.
@@ -73,7 +73,7 @@ class IncomingBuffer:
     )
 
     def __init__(self) -> None:
-        self.waiting: dict[int, Waiting] = {}
+        self.waiting: dict[int, WaitingMessage] = {}
         self.ids: dict[str, int] = {}
         self.wants: dict[str, Want] = {}
         self._wants_of: dict[str, dict[str, None]] = {}
@@ -87,7 +87,7 @@ class IncomingBuffer:
     def __len__(self) -> int:
         return len(self.waiting)
 
-    def fits(self, waiting: Waiting, messages: int, size_bytes: int, missing: int) -> bool:
+    def fits(self, waiting: WaitingMessage, messages: int, size_bytes: int, missing: int) -> bool:
         """Return True if a message can be added within these bounds, a sync message within half.
 
         Sync messages bring nothing but wishes; content must not wait for them. For content the
@@ -101,7 +101,7 @@ class IncomingBuffer:
             and len(self.wants) + new <= missing // 2
         )
 
-    def _has_room(self, waiting: Waiting, messages: int, size_bytes: int) -> bool:
+    def _has_room(self, waiting: WaitingMessage, messages: int, size_bytes: int) -> bool:
         return len(self.waiting) < messages and self._bytes + waiting.size_bytes <= size_bytes
 
     def surplus(self, most: int, most_of_sender: int, sender_id: str) -> list[str]:
@@ -125,7 +125,7 @@ class IncomingBuffer:
             heapreplace(sizes, (size + 1, sender))
         return found
 
-    def add(self, waiting: Waiting, now_ms: int) -> list[str]:
+    def add(self, waiting: WaitingMessage, now_ms: int) -> list[str]:
         """Add a message; return which of its dependencies are missing, in its order."""
         serial = self._next
         self._next += 1
@@ -166,7 +166,7 @@ class IncomingBuffer:
             if not waiting.unmet:
                 self.ready[serial] = None
 
-    def take_ready(self) -> list[Waiting]:
+    def take_ready(self) -> list[WaitingMessage]:
         """Remove and return the messages that are ready, in the order of their coming."""
         serials = sorted(self.ready)
         self.ready.clear()
@@ -205,7 +205,7 @@ class IncomingBuffer:
             if (want := self.wants.get(key)) is not None
         )
 
-    def waiters(self, message_id: str) -> list[Waiting]:
+    def waiters(self, message_id: str) -> list[WaitingMessage]:
         """Return the messages that wait for a dependency."""
         return [self.waiting[serial] for serial in self._waiters.get(message_id, ())]
 
@@ -237,7 +237,7 @@ class IncomingBuffer:
         self.ready[serial] = None
         return True
 
-    def restore(self, waiting: list[Waiting], wants: list[tuple[str, Want]]) -> None:
+    def restore(self, waiting: list[WaitingMessage], wants: list[tuple[str, Want]]) -> None:
         """Fill an empty buffer."""
         for serial, value in enumerate(waiting):
             self._put(serial, value)
@@ -265,7 +265,7 @@ class IncomingBuffer:
         assert all(self._wants_of.values())
         assert self._bytes == sum(waiting.size_bytes for waiting in self.waiting.values())
 
-    def _put(self, serial: int, waiting: Waiting) -> None:
+    def _put(self, serial: int, waiting: WaitingMessage) -> None:
         self.waiting[serial] = waiting
         self._bytes += waiting.size_bytes
         for message_id in waiting.unmet:
@@ -275,7 +275,7 @@ class IncomingBuffer:
         else:
             self._syncs[serial] = None
 
-    def _remove(self, serial: int) -> Waiting:
+    def _remove(self, serial: int) -> WaitingMessage:
         waiting = self.waiting.pop(serial)
         self._bytes -= waiting.size_bytes
         if waiting.message.content:

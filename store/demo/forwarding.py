@@ -1,11 +1,11 @@
-"""A link that hands everything on, for those that look on, count or lose something on the way."""
+"""A link that forwards every call, for those that count or drop messages on the way."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass
 
-from storenode.sds.aio.transport import FeedPage, Fetched, Link, Outbound, Verdict
+from storenode.sds.aio.transport import FeedPage, Fetched, Link, Outbound, PublishResult
 from storenode.sds.codec import Entry
 
 
@@ -17,37 +17,37 @@ class PassingLink:
 
     @property
     def name(self) -> str:
-        """That of the other."""
+        """The name of the inner link."""
         return self.inner.name
 
     def publish(
         self, batches: AsyncIterator[Sequence[Outbound]]
-    ) -> AsyncGenerator[Sequence[Verdict], None]:
-        """Publish by the other."""
+    ) -> AsyncGenerator[Sequence[PublishResult], None]:
+        """Publish through the inner link."""
         return self.inner.publish(batches)
 
     def follow(self, cursor: bytes) -> AsyncGenerator[FeedPage, None]:
-        """The other's feed."""
+        """Return the feed of the inner link."""
         return self.inner.follow(cursor)
 
     def scan(self, since_ns: int) -> AsyncGenerator[Sequence[Fetched], None]:
-        """What the other remembers from a time on."""
+        """Scan the inner link."""
         return self.inner.scan(since_ns)
 
     def by_hint(self, hints: Sequence[bytes]) -> AsyncGenerator[Sequence[Fetched], None]:
-        """What the other has under hints."""
+        """Fetch by hints from the inner link."""
         return self.inner.by_hint(hints)
 
     def by_id(self, entries: Sequence[Entry]) -> AsyncGenerator[Sequence[Fetched], None]:
-        """What the other has under IDs."""
+        """Fetch by IDs from the inner link."""
         return self.inner.by_id(entries)
 
     def closure(
         self, heads: Sequence[Entry], known_ids: Sequence[str]
     ) -> AsyncGenerator[Sequence[Fetched], None]:
-        """What heads depend on, by the other."""
+        """Fetch causal histories from the inner link."""
         return self.inner.closure(heads, known_ids)
 
     async def close(self) -> None:
-        """End all calls of the other."""
+        """Close the inner link."""
         await self.inner.close()

@@ -1,0 +1,122 @@
+"""Calls on an event loop in a background thread, for programs that have no event loop.
+
+All blocking objects of a process share one loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from concurrent.futures import CancelledError
+from functools import cache, partial
+from typing import Any, Generic, TypeVar
+
+_T = TypeVar("_T")
+
+
+@cache
+def _loop() -> asyncio.AbstractEventLoop:
+    """Return the event loop of all blocking objects, in a thread that ends with the process."""
+    loop = asyncio.new_event_loop()
+    # By default the loop lists every generator that has begun. Dropping one then runs a callback
+    # in the program's thread, and Python swallows an interruption that comes in a callback. The
+    # list is not needed: each generator is closed with its stream.
+    loop.call_soon(partial(sys.set_asyncgen_hooks, firstiter=None))
+    threading.Thread(target=loop.run_forever, name="storenode-client", daemon=True).start()
+    return loop
+
+
+class _Call(Generic[_T]):
+    """A call on the event loop, for the thread that waits for its end.
+
+    An interruption may come between any two instructions of this thread. So it waits for a bare
+    lock, since one of Python's own futures may be left locked, and the loop would stand still; and
+    it holds no task, since asyncio forgets tasks in a callback that swallows an interruption.
+    """
+
+    def __init__(self, call: Coroutine[Any, Any, _T]) -> None:
+        self._call = call
+        self._cancel: Callable[[], object] = call.close
+        self._ended = threading.Lock()
+        self._ended.acquire()
+        self._outcome: Callable[[], _T] | None = None
+
+    def start(self) -> None:
+        """Begin; called on the loop."""
+        task = asyncio.get_running_loop().create_task(self._call)
+        self._cancel = task.cancel
+        task.add_done_callback(self._end)
+
+    def stop(self) -> None:
+        """Cancel the call, which may not have begun, or have ended; called on the loop."""
+        self._cancel()
+        if self._cancel == self._call.close:
+            self._tell(_raising(CancelledError()))
+
+    def wait(self) -> None:
+        """Wait for the end; more than once does no harm."""
+        if self._outcome is None:
+            self._ended.acquire()
+
+    def result(self) -> _T:
+        """Return the result, or raise the error."""
+        assert self._outcome is not None
+        return self._outcome()
+
+    def _end(self, task: asyncio.Task[_T]) -> None:
+        self._cancel = _nothing
+        if task.cancelled():
+            self._tell(_raising(CancelledError()))
+        elif (fault := task.exception()) is not None:
+            self._tell(_raising(fault))
+        else:
+            result = task.result()
+            self._tell(lambda: result)
+
+    def _tell(self, outcome: Callable[[], _T]) -> None:
+        self._outcome = outcome
+        self._ended.release()
+
+
+def _nothing() -> None:
+    """Cancel a call that has ended."""
+
+
+def _raising(fault: BaseException) -> Callable[[], Any]:
+    def outcome() -> None:
+        raise fault
+
+    return outcome
+
+
+def run_blocking(coroutine: Coroutine[Any, Any, _T]) -> _T:
+    """Run a call to its end; an interruption cancels it, and waits for its end once more."""
+    call, loop = _Call(coroutine), _loop()
+    try:
+        loop.call_soon_threadsafe(call.start)
+        call.wait()
+    except BaseException:
+        loop.call_soon_threadsafe(call.stop)
+        call.wait()
+        raise
+    return call.result()
+
+
+def iterate_blocking(items: AsyncGenerator[_T]) -> Iterator[_T]:
+    """Yield what an asynchronous generator yields, none of it None, and close it at the end."""
+
+    async def following() -> _T | None:
+        return await anext(items, None)
+
+    try:
+        while (item := run_blocking(following())) is not None:
+            yield item
+    finally:
+        run_blocking(items.aclose())
+
+
+async def call_on_loop(kind: Callable[..., _T], *arguments: Any, **options: Any) -> _T:  # noqa: ANN401 - of `kind`
+    """Call a function on the event loop."""
+    return kind(*arguments, **options)

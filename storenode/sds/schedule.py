@@ -1,0 +1,165 @@
+"""The schedules of sync messages and of the Bloom filter.
+
+A sync message is sent after a silence of the channel whose length is drawn again each time; the
+participant with the shortest one speaks for all. While only sync messages are sent, which bring
+nothing new, each silence is 16 times as long as the one before, up to a bound. In a channel that is
+never silent, a participant that only listens would never acknowledge anything, nor would others
+learn what it lacks. So a sync message is also sent when messages that were delivered here have not
+been named by another's history for long, and when for very long neither the participant itself nor
+another one has named all that it could name.
+
+Histories show what a participant has (`storenode.sds.history`), so the filter, most of a message,
+is needed only where they do not suffice. It is sent
+
+- with every n-th message of content;
+- with the next message after something that histories do not repair: a cause was given up, so that
+  what led to it is unknown; a restart; too many heads;
+- with a sync message, if none was sent for long. One is enough for all: its receivers search for
+  what it shows, and name what it lacks, which all others receive.
+
+Source: SDS, "Periodic sync message".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from storenode.sds.codec import Entry
+from storenode.sds.config import ChannelConfig
+from storenode.sds.limits import MAX_OWED_IDS
+from storenode.sds.rng import Rng
+
+_RARER: Final = 16
+
+
+class SyncTimer:
+    """Times are in milliseconds. What is drawn is None before the draw.
+
+    ``silence`` is that of the channel after which we speak, and ``rarer`` by what it is prolonged;
+    ``limits`` are how long we may owe an acknowledgement, and how long we may be silent since
+    ``named_ms``, when our heads were last named.
+    """
+
+    __slots__ = (
+        "_config",
+        "active_ms",
+        "limits",
+        "named_ms",
+        "owed",
+        "rarer",
+        "silence",
+        "spoke_ms",
+    )
+
+    def __init__(self, now_ms: int, config: ChannelConfig) -> None:
+        self._config = config
+        self.active_ms = now_ms
+        self.spoke_ms = now_ms
+        self.named_ms = now_ms
+        self.owed: dict[str, int] = {}
+        self.silence: float | None = None
+        self.limits: tuple[float, float] | None = None
+        self.rarer = 1.0
+
+    def active(self, now_ms: int) -> None:
+        """Record a broadcast of any kind."""
+        self.active_ms = now_ms
+        self.silence = None
+
+    def received(self, now_ms: int, *, news: bool) -> None:
+        """Record another's message; one without news makes sync messages rarer."""
+        self.active(now_ms)
+        if not news:
+            self.named_ms = now_ms
+            self.limits = None
+        self.rarer = 1.0 if news else self._rarest(self.rarer * _RARER)
+
+    def named(self, now_ms: int) -> None:
+        """Record a sync message that named all heads: ours is not needed."""
+        self.named_ms = now_ms
+        self.silence = self.limits = None
+        self.rarer = max(self.rarer, self._rarest(_RARER))
+
+    def spoke(self, now_ms: int, history: Iterable[Entry] | None, *, news: bool) -> None:
+        """Record an own message, which acknowledges what it names; None: all messages."""
+        self.received(now_ms, news=news)
+        if news:
+            # What is left to be said of it is for others to say: that they have it.
+            self.rarer = self._rarest(_RARER)
+        self.spoke_ms = now_ms
+        if history is None:
+            self.owed.clear()
+        for entry in history or ():
+            self.owed.pop(entry.message_id, None)
+        self.limits = None
+
+    def repeats(self) -> bool:
+        """Return True if an own sync message would repeat the last one of the channel."""
+        return self.rarer > 1 and not self.owed
+
+    def delivered(self, message_id: str, now_ms: int, *, again: bool = False) -> None:
+        """Record a delivered message, which no other participant has acknowledged yet.
+
+        One that is sent ``again`` is waited for: it is answered like what is new.
+        """
+        if again:
+            self.rarer, self.silence = 1.0, None
+        if len(self.owed) < MAX_OWED_IDS:
+            self.owed.setdefault(message_id, now_ms)
+
+    def acknowledged(self, message_id: str) -> None:
+        """Record that another's history names a message."""
+        self.owed.pop(message_id, None)
+
+    def due_ms(self, rng: Rng) -> float:
+        """Return when a sync message is due, if nothing happens until then."""
+        config = self._config
+        if self.silence is None:
+            self.silence = self.rarer * rng.uniform(config.sync_min_ms, config.sync_max_ms)
+        if self.limits is None:
+            owing, longest = config.sync_owed_ms, config.sync_at_least_ms
+            self.limits = rng.uniform(owing / 2, owing), rng.uniform(longest / 2, longest)
+        owing_ms, longest_ms = self.limits
+        named_ms = max(self.spoke_ms, self.named_ms)
+        due = min(self.active_ms + self.silence, named_ms + longest_ms)
+        if self.owed:
+            due = min(due, next(iter(self.owed.values())) + owing_ms)
+        return due
+
+    def _rarest(self, rarer: float) -> float:
+        return min(rarer, max(self._config.sync_at_least_ms / self._config.sync_max_ms, 1.0))
+
+
+class FilterSchedule:
+    """Decides for each message; ``due`` asks for the filter with the next one.
+
+    ``every_ms`` is the longest time without a filter in the channel, and ``last_ms`` when there
+    was one, in running time.
+    """
+
+    __slots__ = ("_every", "_every_ms", "due", "last_ms")
+
+    def __init__(self, every: int, every_ms: int, now_ms: int) -> None:
+        self._every = every
+        self._every_ms = every_ms
+        self.due = False
+        self.last_ms = now_ms
+
+    def content(self, number: int, now_ms: int) -> bool:
+        """Return True if a message of content carries it, the ``number``-th message in all."""
+        return self._take(now_ms, wanted=number % self._every == 0)
+
+    def sync(self, now_ms: int, *, wanted: bool) -> bool:
+        """Return True if a sync message carries it, where it need not be ``wanted``."""
+        return self._take(now_ms, wanted=wanted or now_ms - self.last_ms >= self._every_ms)
+
+    def received(self, now_ms: int) -> None:
+        """Record that a participant has shown a filter."""
+        self.last_ms = now_ms
+
+    def _take(self, now_ms: int, *, wanted: bool) -> bool:
+        if not (wanted or self.due):
+            return False
+        self.due, self.last_ms = False, now_ms
+        return True

@@ -1,0 +1,122 @@
+"""Scans for messages that were missed: wanted until one node was read to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+from sim.bridge import Life, TimelineLoop
+from sim.limits import NS_PER_S, START_NS
+from sim.timeline import Timeline
+from storenode.sds.aio.feed import ChannelFeed
+from storenode.sds.aio.ledger import ParticipantLedger
+from storenode.sds.aio.transport import Fetched, Rotation, TransportError
+from storenode.sds.channel import MessageChannel
+from storenode.sds.config import ChannelConfig
+
+MESSAGES = tuple(Fetched(b"%d" % number, b"", number * 10) for number in range(1, 9))
+PAGE = 2
+
+
+class Store:
+    """A link that can only be scanned, and that fails after so many pages of each scan."""
+
+    def __init__(self, *fails_after: int) -> None:
+        self.name = "store"
+        self.fails_after = list(fails_after)
+        self.scans: list[int] = []
+
+    async def scan(self, since_ns: int) -> AsyncGenerator[Sequence[Fetched], None]:
+        self.scans.append(since_ns)
+        left = self.fails_after.pop(0) if self.fails_after else len(MESSAGES)
+        found = [each for each in MESSAGES if each.timestamp_ns >= since_ns]
+        for start in range(0, len(found), PAGE):
+            if start >= left * PAGE:
+                raise TransportError("The line is cut.")
+            yield found[start : start + PAGE]
+        if not left:
+            raise TransportError("The line is cut.")
+
+
+class Receiver:
+    """What accepts messages; it has no room for one of them until it was relieved so often."""
+
+    def __init__(self, refuses: Fetched | None = None, until: int = 0) -> None:
+        self.came: dict[Fetched, None] = {}
+        self.relieved = 0
+        self._refuses, self._until = refuses, until
+
+    async def take(self, messages: Sequence[Fetched]) -> int | None:
+        for each in messages:
+            if each == self._refuses and self.relieved < self._until:
+                return each.timestamp_ns
+            self.came[each] = None
+        return None
+
+    async def relieve(self) -> None:
+        self.relieved += 1
+
+
+def searched(stores: Sequence[Any], receiver: Receiver, seconds: int, *since_ns: int) -> None:
+    """Request scans, and let virtual time pass."""
+    timeline = Timeline(START_NS)
+    loop = TimelineLoop(timeline, random.Random(1))  # type: ignore[abstract]
+
+    async def run() -> None:
+        core = MessageChannel(ChannelConfig("room", "alice"), 0, random.Random(1))
+        feed = ChannelFeed(
+            ParticipantLedger(core),
+            Rotation(stores),
+            searched=Rotation(stores),
+            clock=lambda: timeline.now_ns,
+            take=receiver.take,
+            relieve=receiver.relieve,
+            tell=lambda _: None,
+            changed=lambda _: None,
+        )
+        task = asyncio.create_task(feed.searches())
+        for each in since_ns:
+            feed.search(each)
+        await asyncio.sleep(seconds)
+        task.cancel()
+
+    with loop.running():
+        life = Life()
+        loop.begin(life, run())
+        while timeline.now_ns <= START_NS + (seconds + 1) * NS_PER_S and timeline.step():
+            loop.check()
+
+
+def test_a_search_that_fails_is_tried_again_until_it_is_complete() -> None:
+    store, receiver = Store(0, 1, 0, 0, 2), Receiver()
+    searched([store], receiver, 60, 10)
+    assert tuple(receiver.came) == MESSAGES
+    # It goes on from the last page that came, and ends with the first scan that is complete.
+    assert store.scans == [10, 10, 20, 20, 20, 50]
+
+
+def test_a_search_goes_to_the_next_node_at_once() -> None:
+    silent, store, receiver = Store(*[0] * 100), Store(), Receiver()
+    searched([silent, store], receiver, 60, 10)
+    assert (silent.scans, store.scans, tuple(receiver.came)) == ([10], [10], MESSAGES)
+
+
+def test_a_search_without_room_is_relieved_and_goes_on_from_the_refused_message() -> None:
+    store, receiver = Store(), Receiver(MESSAGES[4], until=3)
+    searched([store], receiver, 60, 0)
+    assert tuple(receiver.came) == MESSAGES
+    assert store.scans == [0, 50, 50, 50]
+
+
+def test_a_search_that_cannot_succeed_is_tried_every_few_seconds() -> None:
+    store, receiver = Store(), Receiver(MESSAGES[4], until=10_000)
+    searched([store], receiver, 600, 0)
+    assert 100 < len(store.scans) < 200
+
+
+def test_requests_of_one_moment_are_one_scan_of_the_longest_time() -> None:
+    store, receiver = Store(), Receiver()
+    searched([store], receiver, 60, 50, 10, 30)
+    assert (store.scans, tuple(receiver.came)) == ([10], MESSAGES)

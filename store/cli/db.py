@@ -37,11 +37,10 @@ from store.domain.partitioning import UNBOUNDED_HIGH, UNBOUNDED_LOW, Bounds
 from store.domain.retention import Partition, RetentionPolicy
 from store.domain.retention_clock import Reading, RetentionClock
 from store.embedded.datadir import DataDir, release_reserve
-from store.embedded.errors import EmbeddedPostgresError
-from store.embedded.settings import EmbeddedSettings
-from store.embedded.supervisor import EmbeddedPostgres, running_url
-from store.runtime.limits import MAX_CLOCK_LEAD_NS
-from store.runtime.seen import SeenFiles
+from store.embedded.process import EmbeddedPostgresError
+from store.embedded.supervisor import EmbeddedPostgres, EmbeddedSettings, running_url
+from store.runtime.node_files import SeenFiles
+from store.runtime.services import MAX_CLOCK_LEAD_NS
 from storenode.cli.client.text import TIME, format_time, safe
 from storenode.cli.errors import FAILED, OK, UNREACHABLE, USAGE, CliError
 from storenode.cli.options.layers import LayeredCommand, option

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import click
 
-from store.config import limits as most
+from store.config import options as most
 from store.config.options import access, data, limit, listener, messages, peers, running
 from store.domain.limits import DEFAULT_UNSENT_BYTES
 from store.domain.quota import DEFAULT_RECEIVED_BYTES_PER_S, ClientLimits

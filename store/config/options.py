@@ -1,4 +1,4 @@
-"""How a field of a configuration declares the option of `storenode run` that fills it."""
+"""The declaration of options of `storenode run` by the fields of a configuration, and bounds."""
 
 from __future__ import annotations
 
@@ -88,3 +88,19 @@ def options_of(config: type, *names: str, **others: str) -> Decorator:
         return command
 
     return decorate
+
+
+MAX_CLUSTER: Final = 65_535
+MAX_SHARD: Final = 65_535
+MAX_CONNECTIONS: Final = 1_000
+"""To the database, for one kind of work."""
+
+LARGEST_CONNECTIONS: Final = 100_000
+DEFAULT_CONNECTIONS: Final = 4_096
+DEFAULT_CONNECTIONS_PER_HOST: Final = 1_024
+"""Of callers. A proxy that does not end HTTP/2 makes one connection for each client."""
+
+LARGEST_MESSAGE_BYTES: Final = 3 * 1024 * 1024
+"""A message must fit into a response, and gRPC clients take 4 MiB by default."""
+
+LARGEST_UNSENT_BYTES: Final = 1024 * 1024 * 1024 * 1024

@@ -20,8 +20,7 @@ from store.gateway.node import Node
 from store.gateway.noise import StaticKey
 from store.gateway.protocols import Described, Metadata, StoreQuery, handlers
 from store.gateway.server import Listening, Server, bind
-from store.observe.hosts import ANY
-from store.observe.http import MetricsListener
+from store.observe.http import ANY, MetricsListener
 from store.observe.logging import get_logger
 from store.serving.tls import TlsError, TlsFiles, renewing_context
 from storenode.connection.channel import TlsIdentity, open_channel

@@ -25,8 +25,11 @@ from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.samples import Sample
 
-from store.observe.limits import RATE_SAMPLES
 from storenode.message.rules import Reason
+
+RATE_INTERVAL_S: Final = 2.0
+RATE_SAMPLES: Final = 150
+"""How often the status page's rates are taken, and how many are kept: five minutes of them."""
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 

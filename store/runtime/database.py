@@ -1,6 +1,6 @@
-"""Where the database comes from: an embedded server of the node's own, or a URL.
+"""The database of a node: an embedded server or an external one, and the choice among its hosts.
 
-Either is started before anything that needs the database, stopped after it.
+A database is started before anything that needs it, and stopped after it.
 """
 
 from __future__ import annotations
@@ -9,27 +9,48 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Mapping
+from typing import Final
 
 import psycopg
 
 from store.config.node import NodeConfig
 from store.db.errors import SchemaError, is_login_refused, sentence
-from store.db.pool import HostRefused, complete_url
-from store.db.primary.guard import GuardEvent, PrimaryGuard
+from store.db.pool import Database, HostRefused, complete_url
+from store.db.primary.guard import Choice, GuardEvent, PrimaryGuard
 from store.db.primary.hosts import hosts_of
 from store.db.schema import migrate
+from store.domain.ports import StoreUnavailable
 from store.embedded.datadir import DataDir
-from store.embedded.errors import EmbeddedPostgresError
-from store.embedded.settings import EmbeddedSettings
-from store.embedded.supervisor import EmbeddedPostgres
+from store.embedded.process import EmbeddedPostgresError
+from store.embedded.supervisor import EmbeddedPostgres, EmbeddedSettings
 from store.observe.logging import get_logger
-from store.runtime.errors import NodeError, UnreachableError, WrongConfigurationError, ended
-from store.runtime.limits import CONNECT_RETRY_FIRST_S, CONNECT_RETRY_MOST_S
-from store.runtime.seen import SeenFiles
+from store.observe.metrics import Metrics
+from store.runtime.node_files import (
+    NodeError,
+    SeenFiles,
+    UnreachableError,
+    WrongConfigurationError,
+    ended,
+)
 from storenode.common.backoff import Backoff
 from storenode.message.limits import NS_PER_S
 
 _LOG = get_logger("store.runtime.database")
+
+HOSTS_TIMEOUT_S: Final = 15.0
+"""How long all of that may take."""
+
+HOSTS_KEEP_INTERVAL_S: Final = 10.0
+"""How often the newest commit that was seen is written to the data directory."""
+
+HOSTS_END_TIMEOUT_S: Final = 5.0
+HOSTS_AWAY_END_TIMEOUT_S: Final = 1.0
+"""How long a node that shuts down waits for the newest commit; the latter where no host served when
+they were last asked."""
+
+CONNECT_RETRY_FIRST_S: Final = 0.1
+CONNECT_RETRY_MOST_S: Final = 2.0
+"""Pauses between attempts to reach the database at the start."""
 
 HostEvent = Callable[[str, Mapping[str, object]], None]
 """Told, from any thread, what happens to an embedded server: `exited`, `restarted`, ..."""
@@ -213,3 +234,66 @@ def _upgrade_failed(error: Exception) -> str:
 def _sentence(error: Exception) -> str:
     text = str(error)
     return ended(text[:1].upper() + text[1:])
+
+
+_ALARMING = frozenset({"commits_lost", "host_refused", "timeline_not_kept"})
+
+
+def note_hosts(metrics: Metrics) -> Callable[[str, Mapping[str, object]], None]:
+    """Log and count what happens to hosts."""
+
+    def note(name: str, fields: Mapping[str, object]) -> None:
+        write = _LOG.error if name in _ALARMING else _LOG.info
+        write(name if name == "commits_lost" else f"database_{name}", **fields)
+        metrics.database_events.labels(name).inc()
+
+    return note
+
+
+class HostWatch:
+    """Keeps the pools on the newest server; `url` names all hosts."""
+
+    def __init__(
+        self,
+        guard: PrimaryGuard,
+        url: str,
+        metrics: Metrics,
+        *,
+        database: Database,
+        on_look: Callable[[Choice], None],
+    ) -> None:
+        self._guard = guard
+        self._url = url
+        self._metrics = metrics
+        self._database = database
+        self._on_look = on_look
+        self._kept_s = time.monotonic()
+        self._moved_to = url
+        self._served = True
+
+    async def look(self) -> None:
+        """Look at the hosts once."""
+        try:
+            async with asyncio.timeout(HOSTS_TIMEOUT_S):
+                choice = await self._guard.choose(self._url)
+        except (psycopg.Error, OSError, TimeoutError) as error:
+            _LOG.debug("database_hosts_not_seen", reason=str(error))
+            return
+        self._served = choice.served
+        if choice.url != self._moved_to:
+            self._moved_to = choice.url
+            self._database.move(choice.url)
+        self._metrics.database_hosts_refused.set(len(choice.refused))
+        self._metrics.database_timeline.set(self._guard.timeline)
+        self._on_look(choice)
+        if time.monotonic() - self._kept_s > HOSTS_KEEP_INTERVAL_S:
+            self._kept_s = time.monotonic()
+            await asyncio.to_thread(self._guard.keep)
+
+    async def end(self) -> None:
+        """Keep what was seen up to the end, as far as the database still answers."""
+        patience_s = HOSTS_END_TIMEOUT_S if self._served else HOSTS_AWAY_END_TIMEOUT_S
+        with contextlib.suppress(psycopg.Error, StoreUnavailable, TimeoutError):
+            async with asyncio.timeout(patience_s):
+                await self._database.read(self._guard.reach)
+        await asyncio.to_thread(self._guard.keep)

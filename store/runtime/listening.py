@@ -6,6 +6,7 @@ import asyncio
 import resource
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from store.config.node import NodeConfig
 from store.domain.ports import Services
@@ -16,7 +17,6 @@ from store.observe.logging import get_logger
 from store.rpc.context import PeerRules, RpcContext
 from store.rpc.listeners import Listener, bind
 from store.rpc.server import build_handlers
-from store.runtime.limits import RESERVED_DESCRIPTORS
 from store.serving.addresses import ListenAddress, require_free
 from store.serving.context import NodeContext
 from store.serving.crowds import Crowds
@@ -24,6 +24,9 @@ from store.serving.tls import TlsFiles, check, first_dns_name
 from storenode.cli.options.types import Address
 
 _LOG = get_logger("store.runtime.listening")
+
+RESERVED_DESCRIPTORS: Final = 256
+"""Of the process, for all but connections of callers: the database, files, and calls of others."""
 
 
 @dataclass(frozen=True, slots=True)

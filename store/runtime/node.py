@@ -14,7 +14,7 @@ import json
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from uuid import UUID
 
 from store.config.node import NodeConfig
@@ -23,45 +23,37 @@ from store.domain.ports import StoreUnavailable
 from store.embedded.process import is_full_disk
 from store.observe.clocks import ClockComparison
 from store.observe.http import MetricsListener
-from store.observe.limits import RATE_INTERVAL_S
 from store.observe.logging import get_logger, write_suppressed
-from store.observe.metrics import Metrics, total
+from store.observe.metrics import RATE_INTERVAL_S, Metrics, total
 from store.observe.problems import Problem
 from store.rpc.context import RpcContext
 from store.rpc.health import Health
 from store.rpc.limits import MAX_CALLERS
-from store.runtime.database import database_host
-from store.runtime.disk import DiskSpace
-from store.runtime.environment import system_environment
-from store.runtime.errors import NodeError, UnreachableError, WrongConfigurationError, ended
-from store.runtime.gossip import Gossiping, open_gossip
-from store.runtime.hosts import HostWatch, note_hosts
-from store.runtime.identity import kept_node_id
-from store.runtime.limits import (
-    CONDITION_INTERVAL_S,
-    CONNECTIONS_INTERVAL_S,
-    DISK_INTERVAL_S,
-    DRAIN_NOTICE_S,
-    HOSTS_INTERVAL_S,
-    LOG_SUMMARY_INTERVAL_S,
-    ONLINE_END_TIMEOUT_S,
-    PROBLEMS_INTERVAL_S,
-    SUMMARY_INTERVAL_S,
-    TOKEN_CHECK_INTERVAL_S,
-    TRIM_INTERVAL_S,
-)
+from store.runtime.database import HostWatch, database_host, note_hosts
+from store.runtime.exchange import Gossiping, Peering, open_gossip, open_peering
 from store.runtime.listening import (
     Listeners,
     bind_listeners,
     check_addresses,
     check_certificates,
 )
-from store.runtime.memory import Trimmer, map_large_blocks
 from store.runtime.monitor import DatabaseHealth, DatabaseMonitor
-from store.runtime.peering import Peering, open_peering
-from store.runtime.policy import PolicySource, client_limits
+from store.runtime.node_files import (
+    NodeError,
+    UnreachableError,
+    WrongConfigurationError,
+    ended,
+    kept_node_id,
+)
 from store.runtime.readiness import Obstacle, Readiness
-from store.runtime.services import Wiring, open_wiring
+from store.runtime.resources import TRIM_INTERVAL_S, DiskSpace, Trimmer, map_large_blocks
+from store.runtime.services import (
+    PolicySource,
+    Wiring,
+    client_limits,
+    open_wiring,
+    system_environment,
+)
 from store.runtime.status import Parts, StatusReport
 from store.runtime.tasks import BackgroundTasks
 from store.runtime.telemetry import Telemetry
@@ -81,6 +73,38 @@ if TYPE_CHECKING:
     from store.observe.tracing import Tracing
 
 _LOG = get_logger("store.runtime.node")
+
+HOSTS_INTERVAL_S: Final = 2.0
+"""How often every host of an external database's URL is asked whether it takes writes."""
+
+ONLINE_END_TIMEOUT_S: Final = 2.0
+"""How long a node that shuts down tries to record until when it was online: the write waits for a
+synchronous standby."""
+
+SUMMARY_INTERVAL_S: Final = 10.0
+"""How often the metrics and the horizon are taken from what the database holds."""
+
+CONDITION_INTERVAL_S: Final = 30.0
+"""How often sizes, dead rows, partitions ahead, standbys and what is archived are looked at, where
+nobody asks for the metrics."""
+
+TOKEN_CHECK_INTERVAL_S: Final = 2.0
+"""How often the token file is looked at."""
+
+CONNECTIONS_INTERVAL_S: Final = 1.0
+"""How often connections of one host are counted."""
+
+DISK_INTERVAL_S: Final = 1.0
+"""How often the disk of an embedded database is measured."""
+
+PROBLEMS_INTERVAL_S: Final = 5.0
+"""How often the node looks for what is wrong with it."""
+
+LOG_SUMMARY_INTERVAL_S: Final = 10.0
+"""How often the count of suppressed log events is written."""
+
+DRAIN_NOTICE_S: Final = 0.2
+"""Time between telling those that watch the node's health and ending their calls."""
 _T = TypeVar("_T")
 
 

@@ -1,4 +1,4 @@
-"""Joins the database's side of the node to what its gRPC side consumes.
+"""Composition of the services on the database, and the policy for messages of clients.
 
 The one place that knows the constructors of both. Everything is closed by the stack that it was
 opened on, in the reverse order.
@@ -6,11 +6,12 @@ opened on, in the reverse order.
 
 from __future__ import annotations
 
+import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 from store.config.node import NodeConfig
 from store.db.commits.feed import DatabaseFeed, follow_cursors
@@ -27,28 +28,80 @@ from store.db.writing.tracking import Tracking
 from store.db.writing.unread import UnreadEvents
 from store.db.writing.writer import DatabaseWriter
 from store.domain.commits import CommitRow, WrittenIds
+from store.domain.environment import Environment
 from store.domain.hub import Place
 from store.domain.ports import Services, Source
+from store.domain.quota import ClientLimits
 from store.domain.retention import RetentionPolicy
 from store.gossip.driver.driver import GossipDriver
 from store.messages.conflicts import Conflict
 from store.messages.record import RecordBatch
 from store.observe.logging import get_logger
 from store.observe.metrics import Metrics, total
-from store.runtime.disk import DiskSpace
-from store.runtime.environment import system_environment
-from store.runtime.heard import HeardTopics
-from store.runtime.limits import MAX_CLOCK_LEAD_NS
+from store.runtime.resources import DiskSpace
 from store.sync.coverage import Coverage
 from store.sync.index.hot import HotIndex
 from store.sync.index.views import IndexedReconcilable
 from store.sync.limits import index_window_ns
+from storenode.common.bounded import BoundedDict
 from storenode.message.limits import NS_PER_S
+from storenode.message.rules import Policy
 
 if TYPE_CHECKING:
     from store.observe.tracing import Tracing
 
 _LOG = get_logger("store.runtime.services")
+
+MAX_CLOCK_LEAD_NS: Final = 3_600 * NS_PER_S
+"""A node whose clock is further ahead of the database's drops nothing: what is new looks old."""
+
+
+def client_limits(config: NodeConfig) -> ClientLimits:
+    """The limits of a client for which the token file sets none."""
+    return ClientLimits(
+        requests_per_s=config.max_requests_per_second,
+        messages_per_s=config.max_messages_per_second,
+        received_bytes_per_s=config.max_received_per_second,
+        calls=config.max_calls,
+        streams=config.max_streams,
+        request_bytes=config.max_request_size,
+    )
+
+
+class PolicySource:
+    """Gives the policy for messages of clients; the retention horizon moves with the clock.
+
+    `raise_horizon` tells it how far the database has dropped messages, which a node with a longer
+    retention, or none, must respect too.
+    """
+
+    def __init__(self, config: NodeConfig, now_ns: Callable[[], int]) -> None:
+        self._config = config
+        self._now_ns = now_ns
+        self._dropped_ns = 0
+
+    def raise_horizon(self, horizon_ns: int) -> None:
+        """Nothing below this time is held or admitted any more; never goes back."""
+        self._dropped_ns = max(self._dropped_ns, horizon_ns)
+
+    def current(self) -> Policy:
+        """The policy for messages of clients, now."""
+        config = self._config
+        horizon_ns = self._dropped_ns
+        if config.retention is not None:
+            horizon_ns = max(horizon_ns, self._now_ns() - config.retention)
+        return Policy(
+            max_drift_ns=config.max_clock_drift,
+            horizon_ns=horizon_ns or None,
+            cluster=config.cluster,
+            shards=config.shard,
+            max_message_bytes=config.max_message_size,
+        )
+
+
+MAX_STATUS_TOPICS: Final = 64
+"""Pubsub topics that the status page shows."""
+
 _NS_PER_MS = 1_000_000
 _ROUTINE_EVENTS = frozenset(
     {
@@ -214,4 +267,39 @@ def _maintainer(config: NodeConfig, database: Database, metrics: Metrics) -> Mai
         max_lead_ns=MAX_CLOCK_LEAD_NS,
         steady_ns=time.monotonic_ns,
         last_online_ns=database.last_online_ns,
+    )
+
+
+class HeardTopics:
+    """Of the pubsub topics that were heard last, `MAX_STATUS_TOPICS` of them."""
+
+    def __init__(self, now_s: Callable[[], float] = time.time) -> None:
+        self._now_s = now_s
+        self._since_s = now_s()
+        self._last_s = BoundedDict[str, float](MAX_STATUS_TOPICS)
+
+    def take(self, batch: RecordBatch) -> None:
+        """Note a batch that was stored, or that was held already."""
+        now_s = self._now_s()
+        for pubsub, _ in batch.topics.values():
+            self._last_s[pubsub] = now_s
+
+    def fields(self, held: Iterable[str]) -> dict[str, Any]:
+        """For the status page: the topics ``held`` and heard, silent ones first. Unix seconds."""
+        last_s = {**dict.fromkeys(held, 0.0), **self._last_s}
+        ascending = sorted(last_s.items(), key=lambda each: (each[1], each[0]))
+        return {
+            "since": int(self._since_s),
+            "last": [[name, int(when)] for name, when in ascending[:MAX_STATUS_TOPICS]],
+        }
+
+
+def system_environment(component: str, metrics: Metrics) -> Environment:
+    """The clocks of the system, unpredictable randomness, and a log that names the component."""
+    return Environment(
+        now_ns=time.time_ns,
+        steady_ns=time.monotonic_ns,
+        random=random.SystemRandom(),
+        log=get_logger(component),
+        counts=metrics,
     )

@@ -1,4 +1,4 @@
-"""What the status page shows, as JSON: see docs/operations.md, "The status page".
+"""The content of the status page, as JSON: see docs/operations.md, "The status page".
 
 Times are Unix seconds, 0 for never; what is not known yet is null. Nothing secret is in it, and
 texts of peers are cut.
@@ -11,39 +11,45 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from store.db.summaries.timeline import (
+    TIMELINE_DAYS,
     Timeline,
     Upkeep,
     read_pubsub_topics,
     read_timeline,
     read_upkeep,
 )
+from store.domain.completeness import CoverageReads
+from store.domain.coverage import HOUR_NS, CoverageStep, StoreCoverage, aligned
+from store.domain.partitioning import DAY_NS
 from store.domain.ports import PeerState, ResumeState, StoreSummary, SyncDone
 from store.domain.unread import GossipPeerState, UnreadSummary
-from store.observe.limits import RATE_INTERVAL_S
-from store.observe.metrics import Metrics, Rates, samples, total
+from store.observe.metrics import RATE_INTERVAL_S, Metrics, Rates, samples, total
 from store.observe.problems import Problem, Problems
-from store.runtime.gossip import Gossiping
-from store.runtime.hour_coverage import read_hour_coverage
-from store.runtime.limits import (
-    COVERAGE_REST_S,
-    MAX_STATUS_NOTES,
-    MAX_STATUS_TEXT_CHARS,
-    MAX_STATUS_TOPICS,
-    STATUS_PATIENCE_S,
-    STATUS_REST_S,
-    SUMMARY_AGE_S,
-    TIMELINE_REST_S,
-    UPKEEP_REST_S,
-)
-from store.runtime.peering import Peering
+from store.runtime.exchange import Gossiping, Peering
 from store.runtime.readiness import Readiness
-from store.runtime.services import Wiring
-from store.runtime.single_flight import SingleFlightCache
+from store.runtime.services import MAX_STATUS_TOPICS, Wiring
+from store.runtime.tasks import SingleFlightCache
+from store.runtime.telemetry import SUMMARY_AGE_S
 from store.serving.context import NodeIdentity
 from storenode.message.limits import NS_PER_S
+
+STATUS_REST_S: Final = 1.0
+"""How often the data of the status page is put together, however many look at it."""
+
+STATUS_PATIENCE_S: Final = 2.0
+"""How long it waits for the database; then it shows what was read before."""
+
+TIMELINE_REST_S: Final = 3.0
+COVERAGE_REST_S: Final = 15.0
+UPKEEP_REST_S: Final = 15.0
+"""How often it reads what is held by time, and how the database does."""
+
+MAX_STATUS_TEXT_CHARS: Final = 300
+MAX_STATUS_NOTES: Final = 5
+"""Of a text that a peer may have written, and of the notes of one session."""
 
 Fields = dict[str, Any]
 """An object of JSON."""
@@ -391,3 +397,51 @@ def _seconds(time_ns: int) -> int:
 
 def _text(text: str) -> str:
     return text if len(text) <= MAX_STATUS_TEXT_CHARS else text[:MAX_STATUS_TEXT_CHARS] + "…"
+
+
+MAX_STORES: Final = 16
+"""Stores that are shown; a node has fewer peers."""
+
+
+async def read_hour_coverage(reads: CoverageReads, now_ns: int) -> Fields:
+    """By store, runs of hours of which the same is known; raises as `CoverageReads.steps`.
+
+    A run is its first hour, their number, the state, as of when, up to when it is equal, how many
+    messages were missing here and there, how many of each hour were held here then, where that is
+    known, and as of when it was last equal. Times are Unix seconds.
+    """
+    end_ns = now_ns // DAY_NS * DAY_NS + DAY_NS
+    hours = list(aligned(end_ns - TIMELINE_DAYS * DAY_NS, end_ns, HOUR_NS))
+    steps = await reads.steps(hours)
+    stores = sorted({each.store_id for step in steps for each in step.stores})[:MAX_STORES]
+    return {
+        "start": hours[0][0] // NS_PER_S,
+        "stores": [{"store_id": name, "runs": _runs(name, steps)} for name in stores],
+    }
+
+
+def _runs(store_id: str, steps: Sequence[CoverageStep]) -> list[list[Any]]:
+    runs: list[list[Any]] = []
+    for place, step in enumerate(steps):
+        found = next((each for each in step.stores if each.store_id == store_id), None)
+        if found is None:
+            continue
+        known = _known(step, found)
+        if runs and runs[-1][0] + runs[-1][1] == place and runs[-1][2:] == known:
+            runs[-1][1] += 1
+        else:
+            runs.append([place, 1, *known])
+    return runs
+
+
+def _known(step: CoverageStep, found: StoreCoverage) -> list[Any]:
+    partly = step.start_ns < found.equal_until_ns < step.end_ns
+    return [
+        found.state.value,
+        found.compared_ns // NS_PER_S,
+        found.equal_until_ns // NS_PER_S if partly else 0,
+        found.missing_here,
+        found.missing_there,
+        found.held_here,
+        found.last_equal_ns // NS_PER_S,
+    ]

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
+from typing import Final
 
 from store.db.maintenance.condition import StoreCondition, read_condition
 from store.db.schema.partitions import read_catalog
@@ -14,10 +15,15 @@ from store.domain.unread import UnreadSummary
 from store.observe.clocks import ClockComparison
 from store.observe.logging import suppressed_total
 from store.observe.metrics import Metrics
-from store.runtime.limits import SUMMARY_AGE_S, SUMMARY_INTERVAL_S, SUMMARY_TIMEOUT_S
-from store.runtime.policy import PolicySource
-from store.runtime.services import Wiring
+from store.runtime.node import SUMMARY_INTERVAL_S
+from store.runtime.services import PolicySource, Wiring
 from storenode.message.limits import NS_PER_S
+
+SUMMARY_AGE_S: Final = 1.0
+"""Metrics that are asked for show what the database held this long ago, or later."""
+
+SUMMARY_TIMEOUT_S: Final = 2.0
+"""How long a request for metrics waits for that; then it shows older numbers."""
 
 
 class Telemetry:

@@ -11,16 +11,20 @@ from typing import Final
 from store.domain.access import Access, TokenFileError, parse_token_file
 from store.domain.quota import ClientLimits
 from store.observe.logging import get_logger
-from store.runtime.errors import WrongConfigurationError, ended
-from store.runtime.limits import (
-    MAX_TOKEN_FILE_BYTES,
-    TOKEN_READ_AGAIN_S,
-    TOKEN_READINGS,
-    TOKEN_REST_LOOKS,
-    TOKEN_REST_S,
-)
+from store.runtime.node_files import WrongConfigurationError, ended
 
 _LOG = get_logger("store.runtime.tokens")
+
+TOKEN_REST_S: Final = 1.0
+TOKEN_REST_LOOKS: Final = 3
+"""A changed token file is taken over when it has been left alone for so long; after so many looks
+in any case."""
+
+TOKEN_READINGS: Final = 8
+TOKEN_READ_AGAIN_S: Final = 0.02
+"""How often a file that does not come to rest is read, and the pause between."""
+
+MAX_TOKEN_FILE_BYTES: Final = 4 * 1024 * 1024
 
 _Stamp = tuple[int, int, int, int]
 _UNSURE: Final[_Stamp] = (0, 0, 0, 0)

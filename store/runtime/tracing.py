@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from store.config.node import NodeConfig
 from store.observe.metrics import Metrics
-from store.runtime.errors import WrongConfigurationError
+from store.runtime.node_files import WrongConfigurationError
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.sampling import Sampler

@@ -17,7 +17,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from store.observe.limits import MAX_STATUS_REQUESTS
+from store.observe.http import MAX_STATUS_REQUESTS
 from store.observe.problems import RUNBOOKS
 from storenode.client.messages import new_message
 from storenode.client.types import WakuMessageAndTopic

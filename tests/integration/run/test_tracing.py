@@ -13,7 +13,7 @@ import pytest
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 
-from store.observe.limits import MAX_FRAME_TRACES
+from store.observe import MAX_FRAME_TRACES
 from storenode.client.messages import hash_of, new_request
 from storenode.client.node import NodeClient, connect
 from storenode.client.types import PublishResult, WakuMessageAndTopic

@@ -17,10 +17,9 @@ from store.domain.quota import ClientLimits
 from store.observe.metrics import Metrics, total
 from store.runtime import tasks
 from store.runtime import tokens as tokens_module
-from store.runtime.errors import WrongConfigurationError
-from store.runtime.policy import PolicySource
+from store.runtime.node_files import WrongConfigurationError
 from store.runtime.readiness import Obstacle, Readiness
-from store.runtime.services import maintenance_events
+from store.runtime.services import PolicySource, maintenance_events
 from store.runtime.tasks import BackgroundTasks
 from store.runtime.tokens import TokenFile
 from tests.unit.config.cases import CommandLine

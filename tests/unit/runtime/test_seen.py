@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from store.db.primary.judging import Seen
-from store.runtime.errors import WrongConfigurationError
-from store.runtime.seen import MAX_FILE_BYTES, SeenFiles
+from store.runtime.node_files import MAX_FILE_BYTES, SeenFiles, WrongConfigurationError
 
 STORE = bytes(range(16))
 SEEN = Seen(STORE, 7_711_354_424_782_947_792, 3, (12, 2**64 - 1))

@@ -1,4 +1,6 @@
-"""Gives memory back to the system that the process has freed.
+"""Disk space and memory of the node's process.
+
+Publishing stops before an embedded Postgres has no space for its log.
 
 What frames of many MiB leave behind is free memory of the C library, in pieces of some kilobytes,
 which it keeps for later: after a dozen frames of 60 MiB at a time, 600 MiB. glibc gives it back
@@ -12,11 +14,68 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import os
+import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from store.runtime.limits import MAPPED_BYTES, MAX_TRIM_PAUSE, TRIM_GROWTH_BYTES
+from store.embedded.datadir import keep_reserve
+from store.observe.logging import get_logger
+from store.observe.metrics import Metrics
+
+_LOG = get_logger("store.runtime.resources")
+
+TRIM_INTERVAL_S: Final = 10.0
+TRIM_GROWTH_BYTES: Final = 32 * 1024 * 1024
+"""A node that is so much larger than it was at its smallest gives back what it has freed; looked at
+this often."""
+
+MAPPED_BYTES: Final = 8 * 1024 * 1024
+"""A block of memory of this size or more goes back to the system as soon as it is freed."""
+
+MAX_TRIM_PAUSE: Final = 32
+"""Intervals between two attempts that each give little back."""
+
+_BACK: Final = 1.25
+"""Times the least free space: so much must be free before messages are taken again."""
+
+
+class DiskSpace:
+    """``directory``: of an embedded database; None: the disk is somebody else's matter.
+
+    ``least_bytes`` stay free. ``full``: nothing more may be stored.
+    """
+
+    def __init__(self, directory: Path | None, least_bytes: int, metrics: Metrics) -> None:
+        self._directory = directory
+        self._least_bytes = least_bytes
+        self._metrics = metrics
+        self.full = False
+
+    def look(self) -> None:
+        """Measure, and keep the reserve that ``storenode db prune`` gives back."""
+        if self._directory is None:
+            return
+        with suppress(OSError):
+            size, _, free = shutil.disk_usage(self._directory)
+            self._metrics.disk_free_bytes.labels("data").set(free)
+            self._metrics.disk_size_bytes.labels("data").set(size)
+            full = free < self._least_bytes * (_BACK if self.full else 1)
+            if full != self.full:
+                self.full = full
+                self._metrics.disk_full.set(int(full))
+                log = _LOG.error if full else _LOG.info
+                log(
+                    "disk_full" if full else "disk_has_space",
+                    directory=str(self._directory),
+                    free_bytes=free,
+                    reason=f"publishing stops below {self._least_bytes:,} free bytes: "
+                    "--min-free-disk",
+                )
+            if not full:
+                keep_reserve(self._directory)
+
 
 _STATM: Final = Path("/proc/self/statm")
 """Sizes of this process in pages, the second the resident one (Linux, proc(5))."""

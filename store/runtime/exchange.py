@@ -55,6 +55,9 @@ from storenode.cli.options.types import Peer
 if TYPE_CHECKING:
     from store.observe.tracing import Tracing
 
+WIDE_INTERVALS: Final = 12
+"""The whole history is reconciled once in so many sync intervals."""
+
 UNREAD_INTERVAL_S: Final = 600.0
 """How often a node without gossip deletes unread events that nobody waits for."""
 
@@ -144,7 +147,7 @@ def _schedule(config: NodeConfig, peers: tuple[PeerAddress, ...]) -> ScheduleCon
         interval_ns=config.sync_interval,
         range_ns=config.sync_range,
         offset_ns=config.sync_offset,
-        wide_interval_ns=config.wide_sync_interval,
+        wide_interval_ns=WIDE_INTERVALS * config.sync_interval,
     )
 
 

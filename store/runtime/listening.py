@@ -124,7 +124,7 @@ def _bind_http(config: NodeConfig, services: Services, context: NodeContext) -> 
 
     connections = OpenConnections(_connections(config), context.metrics)
     sites = Sites(config.http_allow_origin, config.http_hosts)
-    app = build_app(services, context, sites=sites, with_page=config.http_page)
+    app = build_app(services, context, sites=sites, with_page=True)
     where = _where("--http-listen", config.http_listen)
     return http.bind(where, app, _client_tls(config), connections)
 

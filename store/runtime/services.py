@@ -61,10 +61,8 @@ def client_limits(config: NodeConfig) -> ClientLimits:
     return ClientLimits(
         requests_per_s=config.max_requests_per_second,
         messages_per_s=config.max_messages_per_second,
-        received_bytes_per_s=config.max_received_per_second,
         calls=config.max_calls,
         streams=config.max_streams,
-        request_bytes=config.max_request_size,
     )
 
 
@@ -102,7 +100,8 @@ class PolicySource:
 MAX_STATUS_TOPICS: Final = 64
 """Pubsub topics that the status page shows."""
 
-_NS_PER_MS = 1_000_000
+RETENTION_LOCK_TIMEOUT_MS: Final = 250
+"""How long a drop may wait for locks, which blocks other queries, before it gives up."""
 _ROUTINE_EVENTS = frozenset(
     {
         "maintenance_taken",
@@ -152,8 +151,7 @@ async def open_wiring(
     Raises:
         StoreUnavailable: The database does not serve.
     """
-    sizes = config.write_connections, config.read_connections, config.bulk_connections
-    database = await Database.open(url, PoolSettings(*sizes), guard)
+    database = await Database.open(url, PoolSettings(*config.pool_sizes), guard)
     stack.push_async_callback(database.close)
     max_confirms = config.max_confirms if config.gossip else 0
     written_ids, unread = WrittenIds(), UnreadEvents(database, max_confirms)
@@ -262,8 +260,8 @@ def _maintainer(config: NodeConfig, database: Database, metrics: Metrics) -> Mai
         RetentionPolicy(config.retention, config.retention_size, config.retention_requires_archive),
         now_ns=time.time_ns,
         on_event=maintenance_events(metrics),
-        interval_s=config.retention_interval / NS_PER_S,
-        lock_timeout_ms=max(1, config.retention_lock_timeout // _NS_PER_MS),
+        interval_s=config.maintenance_interval / NS_PER_S,
+        lock_timeout_ms=RETENTION_LOCK_TIMEOUT_MS,
         max_lead_ns=MAX_CLOCK_LEAD_NS,
         steady_ns=time.monotonic_ns,
         last_online_ns=database.last_online_ns,

@@ -19,7 +19,7 @@ from tests.support.fleet import CONTENT, PUBSUB
 from tests.support.node import NodeProcess, running_node
 from tests.support.polling import eventually
 
-WRITERS = ("--write-connections", "1")
+WRITERS = ("--database-connections", "5")
 CALLS = 12
 SLOWER_THAN_S = 2.6
 """Longer than both limits of what counts as slow."""
@@ -148,7 +148,7 @@ def maintenance(world: World) -> None:
         grpc.insecure_channel(node.listen) as channel,
     ):
         StoreStub(channel).Publish(new_request([new_message(b"old", CONTENT, PUBSUB, old_ns)]))
-    often = ("--retention-interval", "50ms", "--retention-lock-timeout", "10ms")
+    often = ("--maintenance-interval", "50ms")
     with closing(psycopg.connect(url)) as forgotten:
         forgotten.execute("select count(*) from storenode.messages")
         with running_node(

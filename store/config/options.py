@@ -51,7 +51,7 @@ REMOVED: Final[Mapping[str, str]] = {
     "--bulk-connections": _POOLS,
     "--http-page": "the page is always at / of --http-listen: leave it out",
     "--max-connections-per-host": "it is a quarter of --max-connections: set that",
-    "--max-received-per-second": "set received_bytes_per_second in the file of --client-token-file",
+    "--max-received-per-second": "set bytes_per_second in the file of --client-token-file",
     "--retention-interval": "maintenance runs every minute: leave it out",
     "--retention-lock-timeout": "a drop waits for locks at most 250 ms: leave it out, or drop by"
     " `storenode db prune --retention-lock-timeout`",

@@ -85,7 +85,7 @@ def open_peering(
 ) -> Peering:
     """Make the parts; `stack` takes them apart."""
     peers = tuple(dict.fromkeys(_address(peer) for peer in config.peer))
-    book = PeerBook(peers, metrics, time.time_ns)
+    book = PeerBook(peers, metrics, time.time_ns, is_scheduled=config.sync_interval > 0)
     work = ExchangeWork(
         node_id=identity.node_id,
         store_id=identity.store_id,

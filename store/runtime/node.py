@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack, suppress
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from uuid import UUID
@@ -25,12 +25,12 @@ from store.observe.clocks import ClockComparison
 from store.observe.http import MetricsListener
 from store.observe.logging import get_logger, write_suppressed
 from store.observe.metrics import RATE_INTERVAL_S, Metrics, total
-from store.observe.problems import Problem
 from store.rpc.context import RpcContext
 from store.rpc.health import Health
 from store.rpc.limits import MAX_CALLERS
 from store.runtime.database import HostWatch, database_host, note_hosts
 from store.runtime.exchange import Gossiping, Peering, open_gossip, open_peering
+from store.runtime.health import NodeHealth, Obstacle
 from store.runtime.listening import (
     Listeners,
     bind_listeners,
@@ -45,7 +45,6 @@ from store.runtime.node_files import (
     ended,
     kept_node_id,
 )
-from store.runtime.readiness import Obstacle, Readiness
 from store.runtime.resources import TRIM_INTERVAL_S, DiskSpace, Trimmer, map_large_blocks
 from store.runtime.services import (
     PolicySource,
@@ -56,7 +55,7 @@ from store.runtime.services import (
 )
 from store.runtime.status import Parts, StatusReport
 from store.runtime.tasks import BackgroundTasks
-from store.runtime.telemetry import Telemetry
+from store.runtime.telemetry import SUMMARY_INTERVAL_S, Telemetry
 from store.runtime.tokens import TokenFile
 from store.runtime.tracing import check_tracing, open_tracing
 from store.serving.addresses import BindError, bind_error
@@ -80,9 +79,6 @@ HOSTS_INTERVAL_S: Final = 2.0
 ONLINE_END_TIMEOUT_S: Final = 2.0
 """How long a node that shuts down tries to record until when it was online: the write waits for a
 synchronous standby."""
-
-SUMMARY_INTERVAL_S: Final = 10.0
-"""How often the metrics and the horizon are taken from what the database holds."""
 
 CONDITION_INTERVAL_S: Final = 30.0
 """How often sizes, dead rows, partitions ahead, standbys and what is archived are looked at, where
@@ -125,17 +121,18 @@ class NodeRuntime:
         self._loop = asyncio.get_running_loop()
         self._metrics = Metrics(version)
         self._telemetry: Telemetry | None = None
-        self._health = Health()
+        self._health = NodeHealth(self._metrics, Health(), self._refresh)
         self._drain = Drain()
         self._unsent = UnsentAnswers(time.monotonic, config.max_unsent_size)
         self._clocks = ClockComparison(config.max_clock_drift)
-        self._readiness = Readiness(self._ready_changed)
-        self._status = StatusReport(version, self._metrics, self._readiness)
+        self._status = StatusReport(version, self._metrics, self._health)
         self._callers = BoundedDict[str, float](MAX_CALLERS)
         embedded_in = config.data_dir if config.database_url is None else None
         self._disk = DiskSpace(embedded_in, config.min_free_disk, self._metrics)
         self._policy = PolicySource(config, time.time_ns)
-        self._tokens = TokenFile(config.client_token_file, client_limits(config))
+        self._tokens = TokenFile(
+            config.client_token_file, client_limits(config), self._token_file_read
+        )
         self._tasks = BackgroundTasks()
         self._exchange_tasks = BackgroundTasks()
         self._host = database_host(config, self._host_event, note_hosts(self._metrics))
@@ -247,7 +244,7 @@ class NodeRuntime:
             CONNECTIONS_INTERVAL_S, "connections", listeners.crowds(config).look
         )
         self._tasks.start("unfinished requests", context.unfinished.run)
-        self._readiness.set(Obstacle.STARTING, present=False)
+        self._health.set(Obstacle.STARTING, present=False)
         self._tell_ready(listeners, metrics_address, node_id)
         return listeners
 
@@ -266,7 +263,7 @@ class NodeRuntime:
         listener = MetricsListener(
             self._render_metrics,
             self._status.render,
-            lambda: self._readiness.unready,
+            lambda: self._health.unready,
             self._config.metrics_hosts,
         )
         try:
@@ -277,7 +274,7 @@ class NodeRuntime:
         return str(Address(where.host, port))
 
     async def _start_tasks(self, stack: AsyncExitStack, wiring: Wiring) -> None:
-        telemetry = Telemetry(self._metrics, wiring, self._policy, self._clocks)
+        telemetry = Telemetry(self._metrics, wiring, self._policy, self._clocks, self._config)
         await telemetry.read_summary()
         self._telemetry = telemetry
         self._metrics.database_up.set(1)
@@ -322,7 +319,10 @@ class NodeRuntime:
         metrics.read_only.set(int(config.read_only))
         metrics.retention_seconds.set((config.retention or 0) / NS_PER_S)
         metrics.retention_requires_archive.set(int(config.retention_requires_archive))
-        metrics.sync_interval_seconds.set(config.sync_interval / NS_PER_S if config.peer else 0)
+        interval_s = config.sync_interval / NS_PER_S if config.peer else 0
+        metrics.sync_interval_seconds.set(interval_s)
+        # Peers are chosen at random: with ten of them, one may wait for dozens of rounds.
+        metrics.peer_silence_limit_seconds.set(3_600 + 10 * interval_s * len(config.peer))
 
     def _rpc_context(
         self,
@@ -339,7 +339,7 @@ class NodeRuntime:
             is_up = self._database_up
             summary = await telemetry.read_summary() if is_up else telemetry.summary
             return NodeState(
-                ready=self._readiness.ready,
+                ready=self._health.value.ready,
                 messages=summary.messages,
                 oldest_timestamp_ns=summary.oldest_timestamp_ns,
                 newest_timestamp_ns=summary.newest_timestamp_ns,
@@ -355,10 +355,10 @@ class NodeRuntime:
             tokens=self._tokens,
             now_ns=time.time_ns,
             monotonic_ns=time.monotonic_ns,
-            readiness=self._readiness,
+            readiness=self._health,
             state=state,
             metrics=self._metrics,
-            health=self._health,
+            health=self._health.probes,
             unsent=self._unsent,
             drain=self._drain,
             exchange=peering.synchronizer,
@@ -367,7 +367,8 @@ class NodeRuntime:
             confirmations=gossiping.confirmations,
             tracing=tracing,
             callers=self._callers,
-            problems=self._problems_now,
+            problems=self._health.look,
+            await_revision=self._health.await_revision,
             intake=wiring.online,
             missing_parents=wiring.missing_parents,
             coverage=wiring.coverage,
@@ -395,7 +396,7 @@ class NodeRuntime:
     async def _end_calls(self, listeners: Listeners) -> None:
         """Fail readiness probes, end endless calls, and drain the others until the timeout."""
         _LOG.info("draining")
-        self._readiness.set(Obstacle.DRAINING, present=True)
+        self._health.set(Obstacle.DRAINING, present=True)
         await asyncio.sleep(DRAIN_NOTICE_S)
         self._drain.begin()
         if self._gossiping is not None:
@@ -408,16 +409,16 @@ class NodeRuntime:
 
     # What happens meanwhile
 
-    def _problems_now(self) -> Sequence[Problem]:
-        self._look_for_problems()
-        return self._status.problems
-
     def _look_for_problems(self) -> None:
+        self._health.look()
+
+    def _refresh(self) -> None:
+        """Renew the gauges that problems look at."""
         if self._telemetry is not None:
             self._telemetry.read_process()
         if self._gossiping is not None:
             self._gossiping.measure(self._metrics)
-        self._status.look()
+        self._status.measure_callers()
 
     async def _render_metrics(self) -> bytes:
         if self._telemetry is None:
@@ -426,15 +427,12 @@ class NodeRuntime:
             self._gossiping.measure(self._metrics)
         return await self._telemetry.render()
 
-    def _ready_changed(self, ready: bool) -> None:
-        self._health.set_serving(serving=ready)
-        self._metrics.ready.set(int(ready))
-        # Else a problem that has just ended would be reported until the next look.
-        self._status.look()
+    def _token_file_read(self, usable: bool) -> None:
+        self._metrics.token_file_broken.set(int(not usable))
 
     def _check_disk(self) -> None:
         self._disk.look()
-        self._readiness.set(Obstacle.SPACE, present=self._disk.full)
+        self._health.set(Obstacle.SPACE, present=self._disk.full)
 
     def _database_changed(self, health: DatabaseHealth) -> None:
         is_up = health.is_up
@@ -443,8 +441,8 @@ class NodeRuntime:
             self._metrics.database_events.labels("back" if is_up else "away").inc()
         self._database_up = is_up
         self._show_refusal()
-        self._readiness.set(Obstacle.DATABASE, not is_up, health.reason)
-        self._readiness.set(Obstacle.WRITES, is_up and not health.takes_writes, health.reason)
+        self._health.set(Obstacle.DATABASE, not is_up, health.reason)
+        self._health.set(Obstacle.WRITES, is_up and not health.takes_writes, health.reason)
 
     def _hosts_seen(self, choice: Choice) -> None:
         self._refusing = bool(choice.refused)
@@ -452,7 +450,7 @@ class NodeRuntime:
 
     def _show_refusal(self) -> None:
         """Set the obstacle of a refused host while that is why there is no database."""
-        self._readiness.set(Obstacle.REFUSED, present=self._refusing and not self._database_up)
+        self._health.set(Obstacle.REFUSED, present=self._refusing and not self._database_up)
 
     def _host_event(self, name: str, fields: Mapping[str, object]) -> None:
         # Called from the supervisor's threads, also while the loop is closing.
@@ -466,10 +464,10 @@ class NodeRuntime:
             return
         self._metrics.database_events.labels(f"postgres_{name}").inc()
         if name == "exited":
-            self._readiness.set(Obstacle.DISK, present=is_full_disk(reason))
+            self._health.set(Obstacle.DISK, present=is_full_disk(reason))
             self._monitor.lost(reason)
             return
         if name == "restarted":
-            self._readiness.set(Obstacle.DISK, present=False)
+            self._health.set(Obstacle.DISK, present=False)
             self._wiring.database.move(self._host.url())
         self._monitor.check_now()

@@ -41,14 +41,23 @@ class PeerBook:
     """
 
     def __init__(
-        self, peers: tuple[PeerAddress, ...], metrics: Metrics, now_ns: Callable[[], int]
+        self,
+        peers: tuple[PeerAddress, ...],
+        metrics: Metrics,
+        now_ns: Callable[[], int],
+        *,
+        is_scheduled: bool = True,
     ) -> None:
         self._known = {peer: PeerState(peer.target, peer.node_id) for peer in peers}
         self._metrics = metrics
         self._now_ns = now_ns
+        self._is_scheduled = is_scheduled
         self.connections: Connections | None = None
         for peer in peers:
             metrics.peer_failures.labels(str(peer))
+            metrics.peer_refusals.labels(str(peer))
+            if is_scheduled:
+                metrics.peer_silent_since.labels(str(peer)).set(now_ns() / NS_PER_S)
         # Of a count that begins with 1 Prometheus knows no growth.
         for role, ending in product(SyncRole, SyncEnding):
             metrics.sync_sessions.labels(role.value, ending.value)
@@ -70,6 +79,11 @@ class PeerBook:
             known.failures += 1
             known.last_error = done.outcome.error
         self._metrics.peer_failures.labels(str(done.peer)).set(known.failures)
+        refusals = self._metrics.peer_refusals.labels(str(done.peer))
+        if done.outcome.ending is SyncEnding.REFUSED:
+            refusals.inc()
+        else:
+            refusals.set(0)
         if done.outcome.ending is SyncEnding.DONE:
             window = "recent" if done.window.time_start_ns else "whole"
             left = self._metrics.peer_differences.labels(str(done.peer), window)
@@ -125,8 +139,9 @@ class PeerBook:
                 known.last_sync_ns = now_ns
                 known.lacks = max(0, outcome.missing_there - outcome.messages_sent)
                 known.has = max(0, outcome.missing_here - outcome.messages_received)
-                last = metrics.peer_last_sync_timestamp_seconds.labels(str(peer))
-                last.set(now_ns / NS_PER_S)
+                gauges = metrics.peer_last_sync_timestamp_seconds, metrics.peer_silent_since
+                for gauge in gauges if self._is_scheduled else gauges[:1]:
+                    gauge.labels(str(peer)).set(now_ns / NS_PER_S)
         _write(role, peer_node_id, outcome)
 
     def transferred(self, direction: str, outcome: str, count: int) -> None:

@@ -27,9 +27,9 @@ from store.domain.partitioning import DAY_NS
 from store.domain.ports import PeerState, ResumeState, StoreSummary, SyncDone
 from store.domain.unread import GossipPeerState, UnreadSummary
 from store.observe.metrics import RATE_INTERVAL_S, Metrics, Rates, samples, total
-from store.observe.problems import Problem, Problems
+from store.observe.problems import Problem
 from store.runtime.exchange import Gossiping, Peering
-from store.runtime.readiness import Readiness
+from store.runtime.health import NodeHealth
 from store.runtime.services import MAX_STATUS_TOPICS, Wiring
 from store.runtime.tasks import SingleFlightCache
 from store.runtime.telemetry import SUMMARY_AGE_S
@@ -70,12 +70,12 @@ class Parts:
 class StatusReport:
     """One per node; made before the database serves, and `complete` when the node does."""
 
-    def __init__(self, version: str, metrics: Metrics, readiness: Readiness) -> None:
+    def __init__(self, version: str, metrics: Metrics, health: NodeHealth) -> None:
         self._version = version
         self._metrics = metrics
-        self._readiness = readiness
+        self._health = health
         self._started_s = time.time()
-        self._problems = Problems(metrics)
+        self._silent: dict[str, float] = {}
         self._rates = Rates(metrics, time.monotonic())
         self._database: _Database | None = None
         self._parts: Parts | None = None
@@ -88,15 +88,16 @@ class StatusReport:
         stack.push_async_callback(self._database.stop)
         stack.push_async_callback(self._page.stop)
 
-    @property
-    def problems(self) -> Sequence[Problem]:
-        """What was wrong when it was last looked."""
-        return self._problems.present
-
-    def look(self) -> None:
-        """Look for what is wrong, every `PROBLEMS_INTERVAL_S`."""
-        silent = () if self._parts is None else _silent(self._parts)
-        self._problems.look(silent, self._readiness.unready)
+    def measure_callers(self) -> None:
+        """Set the gauges of peers that only call this node, and are not connected."""
+        if self._parts is None:
+            return
+        silent, gauge = dict(_silent(self._parts)), self._metrics.peer_silent_since
+        for name in self._silent.keys() - silent.keys():
+            gauge.remove(name)
+        for name, when_s in silent.items():
+            gauge.labels(name).set(when_s)
+        self._silent = silent
 
     def sample(self) -> None:
         """Note how much has happened, every `RATE_INTERVAL_S`."""
@@ -108,16 +109,17 @@ class StatusReport:
         return await self._render() if found is None else found
 
     async def _render(self) -> bytes:
-        now_s = time.time()
+        now_s, health = time.time(), self._health.value
         fields: Fields = {
             "version": self._version,
             "node_id": None,
             "store_id": None,
             "time": now_s,
             "started": self._started_s,
-            "ready": self._readiness.ready,
-            "why_not_ready": self._readiness.unready,
-            "problems": [_problem(each) for each in self.problems],
+            "revision": health.revision,
+            "ready": health.ready,
+            "why_not_ready": health.unready,
+            "problems": [_problem(each) for each in health.problems],
             "disks": self._disks(),
             "clocks_ahead_s": self._clocks_ahead_s(),
             "publish_ms": self._rates.publish_ms(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -45,10 +46,22 @@ class TokenFile:
     these readings one with the most clients is taken: a cut file has no more than a whole one.
     """
 
-    def __init__(self, path: Path | None, limits: ClientLimits) -> None:
-        """`limits` are those of a client for which the file sets none."""
+    def __init__(
+        self,
+        path: Path | None,
+        limits: ClientLimits,
+        on_use: Callable[[bool], None] = lambda _usable: None,
+    ) -> None:
+        """Make the rules of a file that is not read yet.
+
+        Args:
+            path: The file; None: any client may do everything but administer.
+            limits: Those of a client for which the file sets none.
+            on_use: Called with whether the file could be used, when it was read again.
+        """
         self._path = path
         self._limits = limits
+        self._on_use = on_use
         self._stamp: _Stamp | None = _UNSURE
         self._digest = b""
         self.access = Access.open(limits)
@@ -74,7 +87,9 @@ class TokenFile:
             self.load()
         except WrongConfigurationError as error:
             _LOG.error("token_file_not_reloaded", reason=str(error))
+            self._on_use(False)
         else:
+            self._on_use(True)
             _LOG.info("token_file_reloaded", clients=len(self.access.clients()))
 
     async def follow(self) -> None:
@@ -106,6 +121,7 @@ class TokenFile:
         if loads != self._loads:
             return  # read at once meanwhile, and looked at again
         self._stamp = stamp
+        self._on_use(found is not None)
         if found is not None:
             self._complaint = ""
             if found.digest != self._digest:

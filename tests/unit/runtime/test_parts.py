@@ -1,4 +1,4 @@
-"""Readiness, the policy, the token file and background tasks, each by itself."""
+"""The policy, the token file and background tasks, each by itself."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 import os
 from contextlib import suppress
-from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,6 @@ from store.observe.metrics import Metrics, total
 from store.runtime import tasks
 from store.runtime import tokens as tokens_module
 from store.runtime.node_files import WrongConfigurationError
-from store.runtime.readiness import Obstacle, Readiness
 from store.runtime.services import PolicySource, maintenance_events
 from store.runtime.tasks import BackgroundTasks
 from store.runtime.tokens import TokenFile
@@ -47,35 +45,6 @@ def test_attempts_of_maintenance_within_an_outage_are_one_event() -> None:
         metrics.database_up.set(1)
     assert told(1) == 5
     assert total(events, event={"maintenance_failed"}) == 2
-
-
-def test_readiness_names_the_first_obstacle_and_reports_changes_once() -> None:
-    changes: list[bool] = []
-    state = attrgetter("ready", "unready", "halted")
-    readiness = Readiness(changes.append)
-    starting, away = Obstacle.STARTING.value, Obstacle.DATABASE.value
-    assert state(readiness) == (False, starting, starting)
-    for obstacle, present, expected in (
-        (Obstacle.DATABASE, True, starting),
-        (Obstacle.STARTING, False, away),
-        (Obstacle.DATABASE, False, None),
-        (Obstacle.DATABASE, False, None),
-        (Obstacle.DRAINING, True, Obstacle.DRAINING.value),
-        (Obstacle.DATABASE, True, Obstacle.DRAINING.value),
-    ):
-        readiness.set(obstacle, present)
-        assert state(readiness) == (expected is None, expected, expected)
-    assert changes == [True, False]
-
-
-def test_a_node_that_takes_no_writes_is_not_ready_and_serves_queries() -> None:
-    readiness = Readiness(lambda _: None)
-    readiness.set(Obstacle.STARTING, present=False)
-    readiness.set(Obstacle.WRITES, present=True, sentence="the database is read-only")
-    assert attrgetter("ready", "halted")(readiness) == (False, None)
-    assert readiness.unready == "the database is read-only"
-    readiness.set(Obstacle.WRITES, present=False)
-    assert readiness.ready
 
 
 def test_the_policy_is_that_of_the_options(monkeypatch: pytest.MonkeyPatch) -> None:

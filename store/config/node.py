@@ -57,7 +57,7 @@ def _share(what: str, default: int | None) -> Any:  # noqa: ANN401
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeConfig:
-    """Every option of `storenode run`, parsed: durations in nanoseconds, sizes in bytes.
+    """The options of `storenode run`, parsed: durations in nanoseconds, sizes in bytes.
 
     A field declares its option, which is named after it; `None` stands for off, all, or not given.
     """

@@ -24,7 +24,7 @@ def _declare(
     secret: bool = False,
     **more: Any,  # noqa: ANN401 - those of click.Option, unchanged
 ) -> Any:  # noqa: ANN401 - as `dataclasses.field`
-    """Return a field that an option fills: its help text, type and default as of `click.option`."""
+    """Return a field that an option fills, declared as by `click.option`."""
     if isinstance(kind, click.IntRange):
         more.setdefault("metavar", "N")
     if default is not None:
@@ -116,7 +116,7 @@ def _show_all(ctx: click.Context, _param: click.Parameter, given: bool) -> None:
 
 
 def options_of(config: type, *names: str, **others: str) -> Decorator:
-    """Give a command the options that the fields of a dataclass declare, or some of them.
+    """Return a decorator that adds the options that fields of a dataclass declare.
 
     ``others`` takes the place of what is declared, such as the section.
     """

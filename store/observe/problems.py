@@ -265,14 +265,14 @@ RULES: Final = (
         Zero(Series("database_up")),
         "the database does not answer, or accepts no writes",
         critical=True,
-        for_s=30,
+        for_s=15,
     ),
     Rule(
         "database-host-refused",
         Above(Series("database_hosts_refused")),
         "{value:,.0f} hosts of the database take writes and must not; the log names them",
         critical=True,
-        for_s=30,
+        for_s=15,
     ),
     Rule(
         "node-not-ready",

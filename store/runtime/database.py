@@ -26,7 +26,7 @@ from store.embedded.supervisor import EmbeddedPostgres, EmbeddedSettings
 from store.observe.logging import get_logger
 from store.observe.metrics import Metrics
 from store.runtime.node_files import (
-    NodeError,
+    NodeFailedError,
     SeenFiles,
     UnreachableError,
     WrongConfigurationError,
@@ -77,32 +77,32 @@ class EmbeddedHost:
     def __init__(self, config: NodeConfig, on_event: HostEvent) -> None:
         settings = EmbeddedSettings(config.data_dir, dict(config.postgres_setting))
         self._on_event = on_event
-        self._server = EmbeddedPostgres(settings, self._heard)
+        self._server = EmbeddedPostgres(settings, self._note)
 
     async def start(self) -> str:
         """Start the server and upgrade the schema.
 
         Raises:
-            NodeError: One of them is impossible.
+            NodeFailedError: One of them is impossible.
         """
         try:
             url = await asyncio.to_thread(self._server.start)
             await asyncio.to_thread(migrate.upgrade, url)
         except EmbeddedPostgresError as error:
-            raise NodeError(str(error)) from error
+            raise NodeFailedError(str(error)) from error
         except (SchemaError, psycopg.Error) as error:
-            raise NodeError(_upgrade_failed(error)) from error
+            raise NodeFailedError(_upgrade_failed(error)) from error
         return url
 
     def url(self) -> str:
-        """The server's URL, with its present port."""
+        """Return the server's URL, with its present port."""
         return self._server.url
 
     async def stop(self) -> None:
         """Shut the server down."""
         await asyncio.to_thread(self._server.stop)
 
-    def _heard(self, name: str, fields: Mapping[str, object]) -> None:
+    def _note(self, name: str, fields: Mapping[str, object]) -> None:
         write = _LOG.warning if name == "exited" else _LOG.info
         write(f"postgres_{name}", **fields)
         self._on_event(name, fields)
@@ -130,7 +130,7 @@ class ExternalHost:
         Raises:
             WrongConfigurationError: The URL cannot be read.
             UnreachableError: No connection in time.
-            NodeError: The schema is missing, too old or too new, or the directory is in use.
+            NodeFailedError: The schema is missing, too old or too new, or the directory is in use.
         """
         try:
             url = self.url()
@@ -144,15 +144,15 @@ class ExternalHost:
             self._data.prepare()
             self._data.lock()
         except EmbeddedPostgresError as error:
-            raise NodeError(str(error)) from error
+            raise NodeFailedError(str(error)) from error
         return await self._wait_for_schema(url)
 
     def url(self) -> str:
-        """The URL with all its hosts."""
+        """Return the URL with all its hosts."""
         return complete_url(self._url, read_only=self._read_only)
 
     async def stop(self) -> None:
-        """Give the data directory back."""
+        """Release the data directory."""
         self._data.unlock()
 
     async def _wait_for_schema(self, url: str) -> str:
@@ -163,7 +163,7 @@ class ExternalHost:
                 chosen = await self._choose(url)
                 await asyncio.to_thread(migrate.require_served, chosen)
             except SchemaError as error:
-                raise NodeError(_sentence(error)) from error
+                raise NodeFailedError(_sentence(error)) from error
             except psycopg.OperationalError as error:
                 reason = sentence(error)
                 hopeless = is_login_refused(error)
@@ -177,7 +177,6 @@ class ExternalHost:
             await asyncio.sleep(backoff.take())
 
     async def _choose(self, url: str) -> str:
-        """The URL with the host to be used first; whatever keeps all hosts away is found later."""
         if self.guard is None:
             return url
         choice = await self.guard.choose(url)
@@ -187,7 +186,7 @@ class ExternalHost:
 
 
 class ReplicaHost(ExternalHost):
-    """One Postgres that is only read; as a standby it may be older than what others have seen."""
+    """A Postgres that is only read; a standby may be older than what was seen before."""
 
     async def start(self) -> str:
         """Wait for the database; raises as `ExternalHost.start`.
@@ -213,7 +212,7 @@ def _unreachable(url: str, reason: str) -> str:
 
 
 def _shown_host(url: str) -> str:
-    """Host, port and database of a URL; never its user or password."""
+    # Never the user or the password.
     given: Mapping[str, object] = {}
     with contextlib.suppress(psycopg.ProgrammingError):
         given = psycopg.conninfo.conninfo_to_dict(url)

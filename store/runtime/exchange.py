@@ -37,7 +37,7 @@ from store.observe.metrics import Metrics
 from store.rpc.caller import Caller
 from store.rpc.dial import PeerDialer
 from store.rpc.gossiping import GossipTransport
-from store.runtime.peer_book import PeerBook
+from store.runtime.peer_states import PeerStates
 from store.runtime.services import PolicySource, Wiring, system_environment
 from store.runtime.tasks import BackgroundTasks
 from store.serving.context import NodeIdentity
@@ -69,7 +69,7 @@ class Peering:
     sessions: Exchange
     synchronizer: Synchronizer
     resumer: Resumer
-    dialer: PeerDialer
+    peer_connector: PeerDialer
     peers: tuple[PeerAddress, ...]
 
 
@@ -85,7 +85,7 @@ def open_peering(
 ) -> Peering:
     """Make the parts; `stack` takes them apart."""
     peers = tuple(dict.fromkeys(_address(peer) for peer in config.peer))
-    book = PeerBook(peers, metrics, time.time_ns, is_scheduled=config.sync_interval > 0)
+    book = PeerStates(peers, metrics, time.time_ns, is_scheduled=config.sync_interval > 0)
     work = ExchangeWork(
         node_id=identity.node_id,
         store_id=identity.store_id,
@@ -102,13 +102,13 @@ def open_peering(
         transfer_limits=TransferLimits(silence_ns=config.peer_silence),
         statements=wiring.statements,
     )
-    dialer = PeerDialer(
+    peer_connector = PeerDialer(
         identity,
         _tls(config),
         insecure="peer" in config.insecure,
         clocks=clocks,
     )
-    caller = Caller(dialer, exchange := Exchange(work))
+    caller = Caller(peer_connector, exchange := Exchange(work))
     stack.push_async_callback(caller.close)
     book.connections = caller
     fetcher = Fetcher(
@@ -138,7 +138,7 @@ def open_peering(
     )
     stack.push_async_callback(resumer.stop)
     synchronizer.show_resume(resumer.state)
-    return Peering(exchange, synchronizer, resumer, dialer, peers)
+    return Peering(exchange, synchronizer, resumer, peer_connector, peers)
 
 
 def _schedule(config: NodeConfig, peers: tuple[PeerAddress, ...]) -> ScheduleConfig:
@@ -268,7 +268,7 @@ async def open_gossip(
     def admission() -> Admission:
         return Admission(policy.current(), time.time_ns(), Source.GOSSIP)
 
-    transport = GossipTransport(peering.dialer, admission, tracing)
+    transport = GossipTransport(peering.peer_connector, admission, tracing)
     node = GossipNode(
         GossipConfig(store_id=identity.store_id, max_confirms=config.max_confirms),
         identity.node_id,

@@ -31,7 +31,7 @@ from store.rpc.limits import MAX_CALLERS
 from store.runtime.database import HostWatch, database_host, note_hosts
 from store.runtime.exchange import Gossiping, Peering, open_gossip, open_peering
 from store.runtime.health import NodeHealth, Obstacle
-from store.runtime.listening import (
+from store.runtime.listeners import (
     Listeners,
     bind_listeners,
     check_addresses,
@@ -39,7 +39,7 @@ from store.runtime.listening import (
 )
 from store.runtime.monitor import DatabaseHealth, DatabaseMonitor
 from store.runtime.node_files import (
-    NodeError,
+    NodeFailedError,
     UnreachableError,
     WrongConfigurationError,
     ended,
@@ -53,7 +53,7 @@ from store.runtime.services import (
     open_wiring,
     system_environment,
 )
-from store.runtime.status import Parts, StatusReport
+from store.runtime.status import ReportedParts, StatusReport
 from store.runtime.tasks import BackgroundTasks
 from store.runtime.telemetry import SUMMARY_INTERVAL_S, Telemetry
 from store.runtime.tokens import TokenFile
@@ -149,7 +149,7 @@ class NodeRuntime:
         Raises:
             WrongConfigurationError: An option, or a file that it names, cannot be used.
             UnreachableError: The database could not be reached.
-            NodeError: The node could not start.
+            NodeFailedError: The node could not start.
         """
         try:
             async with AsyncExitStack() as stack:
@@ -160,7 +160,7 @@ class NodeRuntime:
         except TlsError as error:
             raise WrongConfigurationError(str(error)) from error
         except BindError as error:
-            raise NodeError(str(error)) from error
+            raise NodeFailedError(str(error)) from error
         except StoreUnavailable as error:
             raise UnreachableError(ended(f"The database does not serve: {error}")) from error
         _LOG.info("ended")
@@ -231,7 +231,8 @@ class NodeRuntime:
         )
         self._gossiping = gossiping
         self._status.complete(
-            stack, Parts(identity, wiring, peering, gossiping, config.retention, self._callers)
+            stack,
+            ReportedParts(identity, wiring, peering, gossiping, config.retention, self._callers),
         )
         context = self._rpc_context(identity, wiring, peering, gossiping, tracing)
         listeners = bind_listeners(config, wiring.services, context)

@@ -20,20 +20,20 @@ from uuid import UUID
 from store.db.primary.judging import Seen
 
 
-class NodeError(Exception):
+class NodeFailedError(Exception):
     """The node cannot go on."""
 
 
-class WrongConfigurationError(NodeError):
+class WrongConfigurationError(NodeFailedError):
     """An option, or a file that it names, cannot be used."""
 
 
-class UnreachableError(NodeError):
+class UnreachableError(NodeFailedError):
     """The database could not be reached."""
 
 
 def ended(text: str) -> str:
-    """The text with the mark that ends a sentence, which it may have already."""
+    """Return a text with the mark that ends a sentence, which it may have already."""
     return text if text.endswith((".", "?", "!")) else f"{text}."
 
 
@@ -42,7 +42,7 @@ _NODE_ID = re.compile(r"[0-9a-f]{32}")
 
 
 def kept_node_id(data_dir: Path) -> str:
-    """The random node ID of a data directory, made at the first use: 32 hexadecimal digits.
+    """Return the random node ID of a data directory, made at the first use.
 
     Raises:
         WrongConfigurationError: The file cannot be read or written, or holds something else.
@@ -98,7 +98,7 @@ class SeenFiles:
         self._data_dir = data_dir
 
     def load(self, store_id: bytes) -> Seen | None:
-        """What was saved of a store.
+        """Return what was saved of a store.
 
         Raises:
             WrongConfigurationError: The file cannot be read, or holds something else.

@@ -5,8 +5,8 @@ Publishing stops before an embedded Postgres has no space for its log.
 What frames of many MiB leave behind is free memory of the C library, in pieces of some kilobytes,
 which it keeps for later: after a dozen frames of 60 MiB at a time, 600 MiB. glibc gives it back
 when it is asked to (malloc_trim(3)). And once it has freed a large block, it takes blocks up to
-that size from its heaps, where they stay as long as something lies behind them, unless it is told a
-size (mallopt(3)). Where there are no such functions, nothing is done.
+that size from its heaps, where they stay as long as something lies behind them, unless a size is
+set (mallopt(3)). Where there are no such functions, nothing is done.
 """
 
 from __future__ import annotations
@@ -42,9 +42,10 @@ _BACK: Final = 1.25
 
 
 class DiskSpace:
-    """``directory``: of an embedded database; None: the disk is somebody else's matter.
+    """The free space of an embedded database.
 
-    ``least_bytes`` stay free. ``full``: nothing more may be stored.
+    Attributes:
+        full: Nothing more may be stored.
     """
 
     def __init__(self, directory: Path | None, least_bytes: int, metrics: Metrics) -> None:
@@ -85,20 +86,20 @@ _M_MMAP_THRESHOLD: Final = -3
 
 
 def map_large_blocks() -> None:
-    """Give blocks of `MAPPED_BYTES` or more back as they are freed, if no other size was set."""
+    """Return freed blocks of `MAPPED_BYTES` or more to the system, if no other size was set."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None and "MALLOC_MMAP_THRESHOLD_" not in os.environ:
         mallopt(_M_MMAP_THRESHOLD, MAPPED_BYTES)
 
 
 def trimming() -> Callable[[], object] | None:
-    """The C library's function that gives freed memory back; None where there is none."""
+    """Return the C library's function that gives freed memory back; None if it has none."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     return None if trim is None or not _STATM.exists() else lambda: trim(0)
 
 
 def resident_bytes() -> int:
-    """What the process holds in memory."""
+    """Return the resident memory of the process."""
     return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
@@ -116,7 +117,7 @@ class Trimmer:
         self._passed = 0
 
     async def trim_grown(self) -> None:
-        """Give back what is free, if the process is much larger than it has been."""
+        """Return free memory to the system, if the process has grown much."""
         self._passed += 1
         if self._trim is None or self._passed < self._pause:
             return

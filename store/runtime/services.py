@@ -1,6 +1,6 @@
 """Composition of the services on the database, and the policy for messages of clients.
 
-The one place that knows the constructors of both. Everything is closed by the stack that it was
+Everything is closed by the stack that it was
 opened on, in the reverse order.
 """
 
@@ -57,7 +57,7 @@ MAX_CLOCK_LEAD_NS: Final = 3_600 * NS_PER_S
 
 
 def client_limits(config: NodeConfig) -> ClientLimits:
-    """The limits of a client for which the token file sets none."""
+    """Return the limits of a client for which the token file sets none."""
     return ClientLimits(
         requests_per_s=config.max_requests_per_second,
         messages_per_s=config.max_messages_per_second,
@@ -67,9 +67,9 @@ def client_limits(config: NodeConfig) -> ClientLimits:
 
 
 class PolicySource:
-    """Gives the policy for messages of clients; the retention horizon moves with the clock.
+    """The policy for messages of clients, whose retention horizon moves with the clock.
 
-    `raise_horizon` tells it how far the database has dropped messages, which a node with a longer
+    `raise_horizon` notes up to when the database has dropped messages, which a node with a longer
     retention, or none, must respect too.
     """
 
@@ -79,11 +79,11 @@ class PolicySource:
         self._dropped_ns = 0
 
     def raise_horizon(self, horizon_ns: int) -> None:
-        """Nothing below this time is held or admitted any more; never goes back."""
+        """Admit nothing below this time any more; the horizon never goes back."""
         self._dropped_ns = max(self._dropped_ns, horizon_ns)
 
     def current(self) -> Policy:
-        """The policy for messages of clients, now."""
+        """Return the policy as it is now."""
         config = self._config
         horizon_ns = self._dropped_ns
         if config.retention is not None:
@@ -118,7 +118,7 @@ _ROUTINE_EVENTS = frozenset(
 class Wiring:
     """The parts that work on the database, running.
 
-    ``listeners`` hear of every commit; more may be appended while the feed runs.
+    ``listeners`` get every commit; more may be appended while the feed runs.
     """
 
     database: Database
@@ -133,7 +133,7 @@ class Wiring:
     online: DatabaseOnlineTimes
     coverage: Coverage
     missing_parents: DatabaseMissingParents
-    heard: HeardTopics
+    recent_topics: RecentTopics
 
 
 async def open_wiring(
@@ -157,10 +157,10 @@ async def open_wiring(
     written_ids, unread = WrittenIds(), UnreadEvents(database, max_confirms)
     # Also without gossip: other nodes on the database ask their peers to confirm.
     tracking = None if config.read_only else Tracking(unread, max_confirms)
-    partitions, heard = PartitionMap(time.time_ns, config.retention), HeardTopics()
+    partitions, recent_topics = PartitionMap(time.time_ns, config.retention), RecentTopics()
 
     def stored(batch: RecordBatch, source: Source, new: int) -> None:
-        heard.take(batch)
+        recent_topics.take(batch)
         metrics.count_stored(source, new)
 
     def conflicting(source: Source, conflict: Conflict) -> None:
@@ -228,7 +228,7 @@ async def open_wiring(
         DatabaseOnlineTimes(database),
         Coverage(reconcilable, statements, ids),
         DatabaseMissingParents(database),
-        heard,
+        recent_topics,
     )
 
 
@@ -237,16 +237,16 @@ def _feed_failed(error: Exception) -> None:
 
 
 def maintenance_events(metrics: Metrics) -> Callable[..., None]:
-    """Log and count what maintenance tells; of an outage of the database at most one event."""
-    told_of = 0.0
+    """Return a function that logs and counts events; of one outage at most one."""
+    counted_outage = 0.0
 
     def note(name: str, /, **fields: object) -> None:
-        nonlocal told_of
+        nonlocal counted_outage
         if name == "maintenance_disconnected" and not total(metrics.database_up, ""):
             outage = total(metrics.database_events, event={"away"})
-            if told_of == outage:
+            if counted_outage == outage:
                 return
-            told_of = outage
+            counted_outage = outage
         metrics.maintenance_events.labels(name).inc()
         write = _LOG.info if name in _ROUTINE_EVENTS else _LOG.warning
         write(name, **fields)
@@ -268,8 +268,11 @@ def _maintainer(config: NodeConfig, database: Database, metrics: Metrics) -> Mai
     )
 
 
-class HeardTopics:
-    """Of the pubsub topics that were heard last, `MAX_STATUS_TOPICS` of them."""
+class RecentTopics:
+    """The times of the last messages of pubsub topics, of `MAX_STATUS_TOPICS` at most.
+
+    Hours without a message are those of all topics together: they do not show a silent one.
+    """
 
     def __init__(self, now_s: Callable[[], float] = time.time) -> None:
         self._now_s = now_s
@@ -282,9 +285,9 @@ class HeardTopics:
         for pubsub, _ in batch.topics.values():
             self._last_s[pubsub] = now_s
 
-    def fields(self, held: Iterable[str]) -> dict[str, Any]:
-        """For the status page: the topics ``held`` and heard, silent ones first. Unix seconds."""
-        last_s = {**dict.fromkeys(held, 0.0), **self._last_s}
+    def fields(self, stored: Iterable[str]) -> dict[str, Any]:
+        """Return the topics ``stored`` and recent for the status page, silent ones first."""
+        last_s = {**dict.fromkeys(stored, 0.0), **self._last_s}
         ascending = sorted(last_s.items(), key=lambda each: (each[1], each[0]))
         return {
             "since": int(self._since_s),
@@ -293,7 +296,7 @@ class HeardTopics:
 
 
 def system_environment(component: str, metrics: Metrics) -> Environment:
-    """The clocks of the system, unpredictable randomness, and a log that names the component."""
+    """Return the clocks of the system, its randomness, and a log that names the component."""
     return Environment(
         now_ns=time.time_ns,
         steady_ns=time.monotonic_ns,

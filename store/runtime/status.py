@@ -56,8 +56,8 @@ Fields = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
-    """What a node is put together from, as far as the page shows it."""
+class ReportedParts:
+    """The parts of a node that the page shows."""
 
     identity: NodeIdentity
     wiring: Wiring
@@ -68,7 +68,7 @@ class Parts:
 
 
 class StatusReport:
-    """One per node; made before the database serves, and `complete` when the node does."""
+    """The data of the status page; `complete` when the node serves."""
 
     def __init__(self, version: str, metrics: Metrics, health: NodeHealth) -> None:
         self._version = version
@@ -78,10 +78,10 @@ class StatusReport:
         self._silent: dict[str, float] = {}
         self._rates = Rates(metrics, time.monotonic())
         self._database: _Database | None = None
-        self._parts: Parts | None = None
+        self._parts: ReportedParts | None = None
         self._page = SingleFlightCache("status", self._render, STATUS_REST_S, factor=0)
 
-    def complete(self, stack: AsyncExitStack, parts: Parts) -> None:
+    def complete(self, stack: AsyncExitStack, parts: ReportedParts) -> None:
         """Show all of it from now on; `stack` ends what is being read."""
         self._parts = parts
         self._database = _Database(parts.wiring, self._metrics)
@@ -104,7 +104,7 @@ class StatusReport:
         self._rates.sample(time.monotonic())
 
     async def render(self) -> bytes:
-        """The page's data, rendered at most once in `STATUS_REST_S`."""
+        """Return the page's data, rendered at most once in `STATUS_REST_S`."""
         found = await self._page.get(STATUS_PATIENCE_S * 2)
         return await self._render() if found is None else found
 
@@ -166,7 +166,7 @@ class StatusReport:
 
 
 class _Database:
-    """What is read from the database, each thing as often as it is worth."""
+    """The readings of the database, each with its own refresh interval."""
 
     def __init__(self, wiring: Wiring, metrics: Metrics) -> None:
         self._metrics = metrics
@@ -207,7 +207,7 @@ class _Database:
         for each in self._all:
             await each.stop()
 
-    async def fields(self, parts: Parts) -> Fields:
+    async def fields(self, parts: ReportedParts) -> Fields:
         deadline_s = time.monotonic() + STATUS_PATIENCE_S
 
         def patience_s() -> float:
@@ -222,7 +222,7 @@ class _Database:
         return {
             "node_id": parts.identity.node_id,
             "store_id": parts.identity.store_id,
-            "held": _held(summary, self.summary.age_s, parts),
+            "held": _stored(summary, self.summary.age_s, parts),
             "history": _history(timeline),
             "topics": _topics(topics, parts),
             "coverage": coverage,
@@ -232,7 +232,9 @@ class _Database:
         }
 
 
-def _held(summary: StoreSummary | None, age_s: float | None, parts: Parts) -> Fields | None:
+def _stored(
+    summary: StoreSummary | None, age_s: float | None, parts: ReportedParts
+) -> Fields | None:
     if summary is None:
         return None
     retention_ns = parts.retention_ns
@@ -254,11 +256,11 @@ def _history(timeline: Timeline | None) -> Fields | None:
     return _fields(timeline, *names)
 
 
-def _topics(held: Sequence[str] | None, parts: Parts) -> Fields | None:
-    if held is None:
+def _topics(stored: Sequence[str] | None, parts: ReportedParts) -> Fields | None:
+    if stored is None:
         return None
-    heard = parts.wiring.heard.fields(held)
-    return heard | {"last": [[_text(name), when] for name, when in heard["last"]]}
+    recent = parts.wiring.recent_topics.fields(stored)
+    return recent | {"last": [[_text(name), when] for name, when in recent["last"]]}
 
 
 def _upkeep(upkeep: Upkeep | None, metrics: Metrics) -> Fields | None:
@@ -273,7 +275,7 @@ def _upkeep(upkeep: Upkeep | None, metrics: Metrics) -> Fields | None:
 
 
 def _archive(upkeep: Upkeep | None) -> Fields | None:
-    """None also where nothing was ever archived: then there is no archive to lag behind."""
+    # None also where nothing was ever archived: then there is no archive to lag behind.
     if upkeep is None or not upkeep.archives:
         return None
     oldest_ns = upkeep.unarchived_ns
@@ -292,7 +294,7 @@ def _gossip(unread: UnreadSummary | None, gossiping: Gossiping) -> Fields | None
     }
 
 
-def _exchange(parts: Parts) -> Fields:
+def _exchange(parts: ReportedParts) -> Fields:
     live = _live_peers(parts)
     peers = parts.peering.synchronizer.peers()
     resume = parts.peering.synchronizer.resume()
@@ -302,32 +304,32 @@ def _exchange(parts: Parts) -> Fields:
     }
 
 
-def _silent(parts: Parts) -> list[tuple[str, float]]:
-    """Callers that are neither connected nor called by this node, and when they were heard."""
+def _silent(parts: ReportedParts) -> list[tuple[str, float]]:
     peers, live = parts.peering.synchronizer.peers(), _live_peers(parts)
     known = {each.node_id for each in peers} | {each.node_id for each in live if each.connected}
     return [(name, when) for name, when in parts.callers.items() if name not in known]
 
 
-def _live_peers(parts: Parts) -> Sequence[GossipPeerState]:
+def _live_peers(parts: ReportedParts) -> Sequence[GossipPeerState]:
     return () if parts.gossiping.node is None else parts.gossiping.node.driver.peers()
 
 
 def _peers(
-    configured: Sequence[PeerState], live: Sequence[GossipPeerState], heard_s: Mapping[str, float]
+    configured: Sequence[PeerState],
+    live: Sequence[GossipPeerState],
+    last_call_s: Mapping[str, float],
 ) -> list[Fields]:
-    """The configured peers, then those that only call this node, or have called it."""
     by_id = {each.node_id: each for each in live}
     listed = [
         _peer(peer) | {"live": _live(by_id.pop(peer.node_id, None))}
         for peer in sorted(configured, key=lambda peer: peer.address)
     ]
-    others = (by_id.keys() | heard_s.keys()) - {peer.node_id for peer in configured}
+    others = (by_id.keys() | last_call_s.keys()) - {peer.node_id for peer in configured}
     callers = [
         {
             "node_id": _text(name),
             "live": _live(by_id.get(name)),
-            "last_heard": int(heard_s.get(name, 0)),
+            "last_heard": int(last_call_s.get(name, 0)),
         }
         for name in sorted(others)
     ]
@@ -381,7 +383,7 @@ def _resume(resume: ResumeState) -> Fields:
 
 
 def _fields(state: object, *names: str) -> Fields:
-    """Attributes of these names, texts cut, or times of these names (``..._ns``) in seconds."""
+    """Return attributes by name, texts cut, and times (``..._ns``) in seconds."""
     found: Fields = {}
     for name in names:
         value = getattr(state, name if hasattr(state, name) else f"{name}_ns")
@@ -406,7 +408,7 @@ MAX_STORES: Final = 16
 
 
 async def read_hour_coverage(reads: CoverageReads, now_ns: int) -> Fields:
-    """By store, runs of hours of which the same is known; raises as `CoverageReads.steps`.
+    """Return by store the runs of hours of which the same is known.
 
     A run is its first hour, their number, the state, as of when, up to when it is equal, how many
     messages were missing here and there, how many of each hour were held here then, where that is

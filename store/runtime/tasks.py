@@ -33,11 +33,11 @@ class BackgroundTasks:
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self, name: str, work: Work) -> None:
-        """Do `work`, which does not end by itself, until `stop` is called."""
+        """Start `work`, which does not end by itself, until `stop` is called."""
         self._tasks.append(asyncio.create_task(_keep_doing(name, work), name=name))
 
     def start_every(self, interval_s: float, name: str, work: Work | Callable[[], None]) -> None:
-        """Do `work` now, and again after each interval, until `stop` is called."""
+        """Start `work` now, and again after each interval, until `stop` is called."""
 
         async def repeat() -> None:
             while True:
@@ -108,13 +108,13 @@ class SingleFlightCache(Generic[_T]):
 
     @property
     def age_s(self) -> float | None:
-        """How old the result is; None: there is none yet."""
+        """The age of the result; None: there is none yet."""
         return None if self._value is None else self._clock() - self._read_at_s
 
     async def get(self, patience_s: float) -> _T | None:
-        """The result, read anew if it is old and that takes no longer than this; else the last.
+        """Return the result, read anew if it is old and that takes no longer; else the last.
 
-        None: it was never read. What takes longer goes on, for whoever asks next.
+        None: it was never read. A read that takes longer continues for the next caller.
         """
         if self._task is None and self._clock() >= self._next_s:
             self._task = asyncio.create_task(self._refresh(), name=f"reading {self._name}")

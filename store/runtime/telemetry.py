@@ -1,4 +1,4 @@
-"""Takes the metrics that are states, not events, from where they are."""
+"""Gauges of the states of a node, read from its parts and its database."""
 
 from __future__ import annotations
 
@@ -54,10 +54,7 @@ def read_expiry_s(path: Path) -> float:
 
 
 class Telemetry:
-    """Refreshes gauges: what the database holds now and then, the rest when they are asked for.
-
-    ``summary`` and ``unread`` are what the database said when it was last read.
-    """
+    """The gauges of a node; ``summary`` and ``unread`` are of the last reading."""
 
     def __init__(
         self,
@@ -79,7 +76,7 @@ class Telemetry:
         self.unread = UnreadSummary(0, 0, 0)
 
     async def render(self) -> bytes:
-        """The metrics as text; what the database tells is at most SUMMARY_AGE_S old."""
+        """Return the metrics as text; those of the database are at most SUMMARY_AGE_S old."""
         if self._clock() - self._summarised_s > SUMMARY_AGE_S:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(SUMMARY_TIMEOUT_S):
@@ -89,7 +86,7 @@ class Telemetry:
         return self._metrics.render()
 
     def read_process(self) -> None:
-        """Read what the process knows by itself."""
+        """Set the gauges of the process itself."""
         self._read_pools()
         self._read_clocks()
         self._metrics.feed_position.set(self._wiring.feed.head[0])

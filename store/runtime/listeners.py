@@ -23,7 +23,7 @@ from store.serving.crowds import Crowds
 from store.serving.tls import TlsFiles, check, first_dns_name
 from storenode.cli.options.types import Address
 
-_LOG = get_logger("store.runtime.listening")
+_LOG = get_logger("store.runtime.listeners")
 
 RESERVED_DESCRIPTORS: Final = 256
 """Of the process, for all but connections of callers: the database, files, and calls of others."""
@@ -40,7 +40,7 @@ class Listeners:
 
     @property
     def all(self) -> Sequence[Listener | HttpListener]:
-        """Each server once."""
+        """The servers, each once."""
         peer = () if self.peer is self.client else (self.peer,)
         http = () if self.http is None else (self.http,)
         return (self.client, *peer, self.admin, *http)
@@ -50,7 +50,7 @@ class Listeners:
         await asyncio.gather(*(each.stop(grace_s) for each in self.all))
 
     def crowds(self, config: NodeConfig) -> Crowds:
-        """What bounds the connections of one host to all of them."""
+        """Return the limiter of the connections of one host to all of them."""
         ports = {int(each.address.rpartition(":")[2]) for each in self.all}
         return Crowds(ports, config.max_connections_per_host)
 
@@ -145,7 +145,7 @@ def _bind_client(
 
 
 def _connections(config: NodeConfig) -> int:
-    """Connections to one listener, for which the process is given descriptors where it may."""
+    """Return the connections to one listener, and raise the limit of descriptors for them."""
     listeners = 2 + config.separate_peer_listener + (config.http_listen is not None)
     wanted = config.max_connections * listeners + RESERVED_DESCRIPTORS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

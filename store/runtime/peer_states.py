@@ -1,4 +1,4 @@
-"""What this node knows of its peers: of every session, inbound or outbound."""
+"""The state of the peers: the outcome of every session, inbound or outbound."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ _DONE: Final = (SyncEnding.DONE, SyncEnding.ABORTED)
 
 
 class Connections(Protocol):
-    """What the caller of peers knows of its connections."""
+    """The connections to peers."""
 
     def connected(self, peer: PeerAddress) -> bool:
-        """True while there is a connection."""
+        """Return True while there is a connection."""
 
     def node_id(self, peer: PeerAddress) -> str:
-        """The ID that the peer gave, or the configured one, or ""."""
+        """Return the ID that the peer gave, or the configured one, or ""."""
 
 
-class PeerBook:
+class PeerStates:
     """Keeps the state of the configured peers, and implements `store.domain.ports.SyncObserver`.
 
     A peer that only calls, and is not configured here, is counted and logged but not listed.
@@ -63,11 +63,11 @@ class PeerBook:
             metrics.sync_sessions.labels(role.value, ending.value)
 
     def begun(self, peer: PeerAddress) -> None:
-        """This node begins a session with a peer."""
+        """Note that this node begins a session with a peer."""
         self._known[peer].in_session = True
 
     def ended(self, done: SyncDone) -> None:
-        """A session that this node began has ended."""
+        """Note the end of a session that this node began."""
         known = self._known[done.peer]
         known.in_session = False
         if done.outcome.ending is not SyncEnding.ABORTED:
@@ -90,11 +90,11 @@ class PeerBook:
             left.set(_differences_left(done.outcome))
 
     def failed(self, peer: PeerAddress, error: str) -> None:
-        """Something else than a session has failed with a peer; the next session may do better."""
+        """Note a failure outside of a session with a peer."""
         self._known[peer].last_error = error
 
     def states(self) -> list[PeerState]:
-        """The configured peers, in the order of the options."""
+        """Return the configured peers, in the order of the options."""
         found = self.connections
         return [
             replace(
@@ -168,7 +168,6 @@ def _differences_left(outcome: SyncOutcome) -> int:
 
 
 def _write_hidden(peer_node_id: str, hidden: Hidden) -> None:
-    """What an operator needs to find the publisher of forged sets."""
     _LOG.error(
         "fingerprint_forged",
         peer=peer_node_id,
@@ -180,7 +179,6 @@ def _write_hidden(peer_node_id: str, hidden: Hidden) -> None:
 
 
 def _write(role: SyncRole, peer_node_id: str, outcome: SyncOutcome) -> None:
-    """One line for each session; a warning where an operator should look."""
     fields: dict[str, object] = {
         "role": role.value,
         "peer": peer_node_id,

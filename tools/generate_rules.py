@@ -17,21 +17,7 @@ from typing import Any, Final
 import yaml
 
 from store.observe.metrics import Metrics
-from store.observe.problems import (
-    RULES,
-    RUNBOOKS,
-    Above,
-    BelowPeak,
-    Condition,
-    Grown,
-    LargeShare,
-    NotShrinking,
-    Older,
-    Rule,
-    Series,
-    SmallPart,
-    Zero,
-)
+from store.observe.problems import RULES, RUNBOOKS, Condition, Rule, Series
 
 ROOT: Final = Path(__file__).parents[1]
 TARGET: Final = ROOT / "deploy/prometheus/rules/storenode.yml"
@@ -73,45 +59,40 @@ def series(each: Series) -> str:
     """Return a selector in PromQL."""
     metric = getattr(_METRICS, each.metric)
     suffix = each.suffix or ("_total" if metric._type == "counter" else "")
-    labels = (
+    labels = ", ".join(
         f'{name}="{values[0]}"' if len(values) == 1 else f'{name}=~"{"|".join(values)}"'
-        for name, values in each.labels.items()
+        for name, values in each.labels
     )
-    found = ", ".join(labels)
-    return f"{metric._name}{suffix}" + (f"{{{found}}}" if found else "")
+    return f"{metric._name}{suffix}" + (f"{{{labels}}}" if labels else "")
 
 
 def _condition(condition: Condition) -> str:
-    text: str
-    match condition:
-        case Above(each, bound, limit, absolute):
-            value = f"abs({series(each)})" if absolute else series(each)
-            text = f"{value} > {_bound(bound, limit)}"
-        case Zero(each):
-            text = f"{series(each)} == 0"
-        case SmallPart(each, whole, share):
-            text = f"{series(each)} < {share:g} * {series(whole)}"
-        case Older(each, age_s, limit):
-            text = f"time() - ({series(each)} > 0) > {_bound(age_s, limit)}"
-        case Grown(counters, window_s, bound):
-            text = f"{_growth(counters, window_s)} > {bound:g}"
-        case LargeShare(part, whole_, window_s, share, complement):
-            ratio = f"{_growth(part, window_s)} / {_growth(whole_, window_s)}"
-            text = f"{'1 - ' if complement else ''}{ratio} > {share:g}"
-        case BelowPeak(each, window_s):
-            text = f"{series(each)} < max_over_time({series(each)}[{_duration(window_s)}])"
-        case NotShrinking(each, window_s):
-            window, name = _duration(window_s), series(each)
-            text = f"{name} >= ({name} offset {window}) and min_over_time({name}[{window}]) > 0"
-    return text
+    name, window = series(condition.series[0]), _duration(condition.window_s)
+    bound = f"{condition.bound:.15g}"
+    if condition.limit:
+        bound = f"{_ONE_NODE} group_left () {series(Series.parse(condition.limit))}"
+    forms = {
+        "above": f"{name} > {bound}",
+        "beyond": f"abs({name}) > {bound}",
+        "zero": f"{name} == 0",
+        "older": f"time() - ({name} > 0) > {bound}",
+        "below-peak": f"{name} < max_over_time({name}[{window}])",
+        "not-shrinking": f"{name} >= ({name} offset {window}) and min_over_time({name}[{window}])"
+        " > 0",
+    }
+    if condition.kind in forms:
+        return forms[condition.kind]
+    if condition.kind == "small-part":
+        return f"{name} < {bound} * {series(condition.whole[0])}"
+    growth = _growth(condition.series, window)
+    if condition.kind == "grown":
+        return f"{growth} > {bound}"
+    rest = "1 - " if condition.kind == "large-rest" else ""
+    return f"{rest}{growth} / {_growth(condition.whole, window)} > {bound}"
 
 
-def _bound(bound: float, limit: str) -> str:
-    return f"{_ONE_NODE} group_left () {series(Series(limit))}" if limit else f"{bound:.15g}"
-
-
-def _growth(counters: Sequence[Series], window_s: float) -> str:
-    parts = (f"increase({series(each)}[{_duration(window_s)}])" for each in counters)
+def _growth(counters: Sequence[Series], window: str) -> str:
+    parts = (f"increase({series(each)}[{window}])" for each in counters)
     return f"sum by (job, instance) ({' or '.join(parts)})"
 
 

@@ -381,14 +381,6 @@ SERVER_FAULTS: Final = ("UNAVAILABLE", "INTERNAL", "UNKNOWN")
 HTTP_FAULTS: Final = ("500", "503")
 """How calls end that the node has failed. DEADLINE_EXCEEDED: the request did not come in time."""
 
-FAILING: Final = ("INTERNAL", "UNKNOWN", "DATA_LOSS")
-HTTP_FAILING: Final = ("500",)
-"""How calls end that a fault of the node has failed."""
-
-PUBLISHING: Final = ("Publish", "PublishStream")
-HTTP_PUBLISHING: Final = ("publish", "connect_Publish")
-"""Methods and HTTP operations that publish."""
-
 
 def samples(metric: MetricWrapperBase) -> Iterator[Sample]:
     """Yield what a metric has now, by labels."""

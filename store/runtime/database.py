@@ -63,7 +63,7 @@ def database_host(
     if config.database_url is None:
         return EmbeddedHost(config, on_event)
     if config.read_only:
-        return ReplicaHost(config, config.database_url, None)
+        return ExternalHost(config, config.database_url, None)
     guard = PrimaryGuard(SeenFiles(config.data_dir), on_hosts)
     return ExternalHost(config, config.database_url, guard)
 
@@ -140,6 +140,12 @@ class ExternalHost:
                 "--database-url cannot be read as a connection string of libpq: write it as"
                 " postgresql://USER@HOST:PORT/DATABASE."
             ) from None
+        if self._read_only and _host_count(self._url) > 1:
+            # Each stands at another place of the history: readers would go back and forth in it.
+            raise WrongConfigurationError(
+                "--database-url names several hosts and --read-only is given: name one"
+                " Postgres, and run a node for each."
+            )
         try:
             self._data.prepare()
             self._data.lock()
@@ -185,23 +191,11 @@ class ExternalHost:
         return choice.url
 
 
-class ReplicaHost(ExternalHost):
-    """A Postgres that is only read; a standby may be older than what was seen before."""
-
-    async def start(self) -> str:
-        """Wait for the database; raises as `ExternalHost.start`.
-
-        Raises:
-            WrongConfigurationError: The URL names several hosts.
-        """
-        # Each stands at another place of the history: readers would go back and forth in it.
-        with contextlib.suppress(psycopg.ProgrammingError):
-            if len(hosts_of(self._url)) > 1:
-                raise WrongConfigurationError(
-                    "--database-url names several hosts and --read-only is given: name one"
-                    " Postgres, and run a node for each."
-                )
-        return await super().start()
+def _host_count(url: str) -> int:
+    try:
+        return len(hosts_of(url))
+    except psycopg.ProgrammingError:
+        return 0
 
 
 def _unreachable(url: str, reason: str) -> str:

@@ -34,9 +34,6 @@ this often."""
 MAPPED_BYTES: Final = 8 * 1024 * 1024
 """A block of memory of this size or more goes back to the system as soon as it is freed."""
 
-MAX_TRIM_PAUSE: Final = 32
-"""Intervals between two attempts that each give little back."""
-
 _BACK: Final = 1.25
 """Times the least free space: so much must be free before messages are taken again."""
 
@@ -104,29 +101,19 @@ def resident_bytes() -> int:
 
 
 class Trimmer:
-    """Asks for memory back where the process has grown; `trim_grown` is called now and then.
-
-    A process may have grown for good: when little comes back, ever more calls pass until the next
-    attempt, up to `MAX_TRIM_PAUSE`.
-    """
+    """A trimmer of memory, which acts when the process has grown since the last time."""
 
     def __init__(self) -> None:
         self._trim = trimming()
         self._smallest = resident_bytes() if self._trim else 0
-        self._pause = 1
-        self._passed = 0
 
     async def trim_grown(self) -> None:
         """Return free memory to the system, if the process has grown much."""
-        self._passed += 1
-        if self._trim is None or self._passed < self._pause:
+        if self._trim is None:
             return
-        before = resident_bytes()
-        if before < self._smallest + TRIM_GROWTH_BYTES:
+        size = resident_bytes()
+        if size < self._smallest + TRIM_GROWTH_BYTES:
+            self._smallest = min(self._smallest, size)
             return
         await asyncio.to_thread(self._trim)
-        after = resident_bytes()
-        self._smallest = min(self._smallest, after)
-        little = before - after < TRIM_GROWTH_BYTES // 4
-        self._pause = min(2 * self._pause, MAX_TRIM_PAUSE) if little else 1
-        self._passed = 0
+        self._smallest = resident_bytes()

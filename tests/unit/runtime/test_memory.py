@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import subprocess
 import sys
 
 import pytest
 
 from store.runtime import resources
-from store.runtime.resources import MAX_TRIM_PAUSE, TRIM_GROWTH_BYTES, Trimmer, resident_bytes
+from store.runtime.resources import TRIM_GROWTH_BYTES, Trimmer, resident_bytes
 
 MIB = 1024 * 1024
 PIECE_BYTES = 32 * 1024
@@ -53,19 +52,17 @@ def test_a_large_block_is_given_back_at_once_whatever_lies_behind_it() -> None:
     assert int(done.stdout) == 20
 
 
-async def test_where_little_comes_back_it_is_seldom_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_process_that_stays_large_is_trimmed_when_it_grows_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     sizes, tries = [0], []
     monkeypatch.setattr(resources, "resident_bytes", lambda: sizes[0])
     monkeypatch.setattr(resources, "trimming", lambda: lambda: tries.append(sizes[0]))
     trimmer = Trimmer()
-    sizes[0] = TRIM_GROWTH_BYTES - 1
-    await trimmer.trim_grown()
-    assert tries == []
-    sizes[0] = 2 * TRIM_GROWTH_BYTES
-    for _ in range(10 * MAX_TRIM_PAUSE):
+    for size, times in ((0.9, 0), (2, 1), (2, 1), (2.9, 1), (3, 2), (1, 2), (2, 3)):
+        sizes[0] = int(size * TRIM_GROWTH_BYTES)
         await trimmer.trim_grown()
-        await asyncio.sleep(0)
-    assert 10 <= len(tries) <= 16
+        assert len(tries) == times
 
 
 async def test_without_such_a_function_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -109,6 +109,26 @@ def _right_clock(metrics: Metrics, _now_s: float) -> None:
     metrics.clocks_off_ratio.set(0)
 
 
+def _gauge(
+    name: str,
+    page: str,
+    metric: str,
+    values: tuple[float, float],
+    *,
+    labels: Sequence[str] = (),
+    minutes: int = 10,
+) -> Fault:
+    def setting(value: float) -> Change:
+        def change(metrics: Metrics, _now_s: float) -> None:
+            gauge = getattr(metrics, metric)
+            (gauge.labels(*labels) if labels else gauge).set(value)
+
+        return change
+
+    bad, good = values
+    return Fault(name, (page,), setting(bad), setting(good), minutes)
+
+
 FAULTS: Final = (
     Fault(
         "the database is away",
@@ -116,30 +136,17 @@ FAULTS: Final = (
         lambda m, _: (m.database_up.set(0), m.ready.set(0)),
         lambda m, _: (m.database_up.set(1), m.ready.set(1)),
     ),
-    Fault(
-        "a former primary takes writes",
-        ("database-host-refused",),
-        lambda m, _: m.database_hosts_refused.set(1),
-        lambda m, _: m.database_hosts_refused.set(0),
+    _gauge(
+        "a former primary takes writes", "database-host-refused", "database_hosts_refused", (1, 0)
     ),
-    Fault(
-        "the node takes no writes",
-        ("node-not-ready",),
-        lambda m, _: m.ready.set(0),
-        lambda m, _: m.ready.set(1),
-    ),
+    _gauge("the node takes no writes", "node-not-ready", "ready", (0, 1)),
     Fault(
         "nothing is stored, since the disk is full",
         ("disk-full",),
         lambda m, _: (m.disk_full.set(1), m.ready.set(0)),
         lambda m, _: (m.disk_full.set(0), m.ready.set(1)),
     ),
-    Fault(
-        "the disk is almost full",
-        ("disk-full",),
-        lambda m, _: m.disk_free_bytes.labels("data").set(4),
-        lambda m, _: m.disk_free_bytes.labels("data").set(40),
-    ),
+    _gauge("the disk is almost full", "disk-full", "disk_free_bytes", (4, 40), labels=("data",)),
     Fault(
         "the clock jumped, and retention is paused",
         ("clock-wrong",),
@@ -152,17 +159,15 @@ FAULTS: Final = (
         _wrong_clock,
         _right_clock,
     ),
-    Fault(
+    _gauge(
         "the clock of one peer is wrong",
-        ("clock-differs",),
-        lambda m, _: m.clock_offset_seconds.labels("node-b").set(-11),
-        lambda m, _: m.clock_offset_seconds.labels("node-b").set(0),
+        "clock-differs",
+        "clock_offset_seconds",
+        (-11, 0),
+        labels=("node-b",),
     ),
-    Fault(
-        "most publishers' clocks are wrong",
-        ("clock-differs",),
-        lambda m, _: m.clock_refused_publishers.set(0.8),
-        lambda m, _: m.clock_refused_publishers.set(0.2),
+    _gauge(
+        "most publishers' clocks are wrong", "clock-differs", "clock_refused_publishers", (0.8, 0.2)
     ),
     Fault(
         "commits are lost",
@@ -177,35 +182,27 @@ FAULTS: Final = (
         lambda m, _: m.database_events.labels("postgres_exited").inc(),
         settle_min=18,
     ),
-    Fault(
-        "a standby is away",
-        ("standby-missing",),
-        lambda m, _: m.standbys.set(0),
-        lambda m, _: m.standbys.set(1),
-    ),
+    _gauge("a standby is away", "standby-missing", "standbys", (0, 1)),
     Fault(
         "a standby was removed a day ago",
         (),
         lambda m, _: m.standbys.set(0),
         minutes=25 * 60,
     ),
-    Fault(
-        "a standby lags",
-        ("replication-lag",),
-        lambda m, _: m.standby_lag_bytes.labels("s").set(10**9),
-        lambda m, _: m.standby_lag_bytes.labels("s").set(0),
-    ),
-    Fault(
+    _gauge("a standby lags", "replication-lag", "standby_lag_bytes", (10**9, 0), labels=("s",)),
+    _gauge(
         "calls wait for connections",
-        ("connections-exhausted",),
-        lambda m, _: m.pool_connections.labels("read", "waiting").set(2),
-        lambda m, _: m.pool_connections.labels("read", "waiting").set(0),
+        "connections-exhausted",
+        "pool_connections",
+        (2, 0),
+        labels=("read", "waiting"),
     ),
-    Fault(
+    _gauge(
         "dead rows accumulate",
-        ("dead-tuples",),
-        lambda m, _: m.table_dead_ratio.labels("messages").set(0.5),
-        lambda m, _: m.table_dead_ratio.labels("messages").set(0),
+        "dead-tuples",
+        "table_dead_ratio",
+        (0.5, 0),
+        labels=("messages",),
         minutes=65,
     ),
     Fault(
@@ -233,11 +230,11 @@ FAULTS: Final = (
         minutes=40,
         settle_min=8,
     ),
-    Fault(
+    _gauge(
         "retention waits for the archive",
-        ("retention-blocked-by-archive",),
-        lambda m, _: m.retention_blocked.set(1),
-        lambda m, _: m.retention_blocked.set(0),
+        "retention-blocked-by-archive",
+        "retention_blocked",
+        (1, 0),
     ),
     Fault(
         "nothing is archived any more",
@@ -246,11 +243,8 @@ FAULTS: Final = (
         lambda m, now_s: m.oldest_unarchived.set(now_s),
         minutes=27 * 60,
     ),
-    Fault(
-        "sessions with a peer fail",
-        ("peer-unreachable",),
-        lambda m, _: m.peer_failures.labels("a:1").set(3),
-        lambda m, _: m.peer_failures.labels("a:1").set(0),
+    _gauge(
+        "sessions with a peer fail", "peer-unreachable", "peer_failures", (3, 0), labels=("a:1",)
     ),
     Fault(
         "a peer is silent",
@@ -265,11 +259,12 @@ FAULTS: Final = (
         lambda m, _: m.peer_refusals.labels("a:1").inc(),
         lambda m, _: m.peer_refusals.labels("a:1").set(0),
     ),
-    Fault(
+    _gauge(
         "differences stay",
-        ("differences-not-shrinking",),
-        lambda m, _: m.peer_differences.labels("a:1", "recent").set(7),
-        lambda m, _: m.peer_differences.labels("a:1", "recent").set(0),
+        "differences-not-shrinking",
+        "peer_differences",
+        (7, 0),
+        labels=("a:1", "recent"),
         minutes=200,
     ),
     Fault(
@@ -284,17 +279,9 @@ FAULTS: Final = (
         lambda m, _: m.sync_hidden_differences.inc(),
         settle_min=63,
     ),
-    Fault(
-        "a peer is cut off",
-        ("gossip-peer-cut-off",),
-        lambda m, _: m.gossip_peers.labels("cut_off").set(1),
-        lambda m, _: m.gossip_peers.labels("cut_off").set(0),
-    ),
-    Fault(
-        "confirmations are missing",
-        ("unread-events-ageing",),
-        lambda m, _: m.unconfirmed_oldest_seconds.set(301),
-        lambda m, _: m.unconfirmed_oldest_seconds.set(0),
+    _gauge("a peer is cut off", "gossip-peer-cut-off", "gossip_peers", (1, 0), labels=("cut_off",)),
+    _gauge(
+        "confirmations are missing", "unread-events-ageing", "unconfirmed_oldest_seconds", (301, 0)
     ),
     Fault(
         "publishing fails",
@@ -356,12 +343,7 @@ FAULTS: Final = (
         lambda m, now_s: m.certificate_expiry.labels("node.pem").set(now_s + DAY_S),
         lambda m, now_s: m.certificate_expiry.labels("node.pem").set(now_s + 90 * DAY_S),
     ),
-    Fault(
-        "the token file is broken",
-        ("token-file-broken",),
-        lambda m, _: m.token_file_broken.set(1),
-        lambda m, _: m.token_file_broken.set(0),
-    ),
+    _gauge("the token file is broken", "token-file-broken", "token_file_broken", (1, 0)),
 )
 
 

@@ -113,8 +113,8 @@ def _rejecting(world: World, node: NodeProcess, stub: StoreStub) -> None:
         with pytest.raises(grpc.RpcError) as failed:
             stub.Publish(_request())
         assert failed.value.code() is grpc.StatusCode.UNAVAILABLE
-        for incident in (unreachable, failing):
-            incident.fires()
+        for incident in (failing, unreachable):
+            incident.fires(1)
         said = unreachable.do("psql", codes=(2,)).err
         assert "not currently accepting connections" in said
         assert "database_away" in node.log()
@@ -265,7 +265,10 @@ def _wrong_clock(world: World, node: NodeProcess) -> None:
     wrong.fires()
     eventually(lambda: metric(node, "storenode_clock_offset_seconds", other="database") < -7_000)
     differs.fires()
-    assert "the clock of database is 7,2" in differs.do("storenode status").out
+    assert (
+        "the clock of database differs from this node's by -7,2"
+        in differs.do("storenode status").out
+    )
     for incident in (wrong, differs):
         incident.do("SELECT now()")
         incident.do("date -u")

@@ -23,7 +23,7 @@ IN_PROCESSES := --numprocesses auto --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help run demo gateway pipeline test test-long check-browser check-azure check-airflow sim bench soak fuzz fuzz-kernel hostile lint ways ratchet report format types proto \
-	proto-check docs check-dashboard check-deploy audit-dependencies dist lock clean
+	proto-check docs check-dashboard check-rules check-deploy audit-dependencies dist lock clean
 
 help: ## show this list
 	@echo "usage: make TARGET [ARGS='...']"
@@ -128,7 +128,10 @@ check-airflow: $(DEV) ## try the example for Airflow on Airflow, which pip insta
 check-dashboard: $(DEV) ## check that the dashboard of deploy/ is the generated one
 	@$(BIN)/python tools/generate_dashboard.py --check
 
-check-deploy: check-dashboard ## validate deploy/ with docker-compose, promtool, kubectl, systemd-analyze and psql
+check-rules: $(DEV) ## check that the alerts of deploy/ are those of the problems
+	@$(BIN)/python tools/generate_rules.py --check
+
+check-deploy: check-dashboard check-rules ## validate deploy/ with docker-compose, promtool, kubectl, systemd-analyze and psql
 	@$(BIN)/python -m pytest tests/deploy --numprocesses auto $(ARGS)
 
 audit-dependencies: $(DEV) ## ask for known vulnerabilities of dependencies; code 3: not known

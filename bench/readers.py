@@ -51,9 +51,9 @@ BATCH: Final = 1_000
 SAMPLE_S: Final = 0.1
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
-_MANY: Final = "50000"
+_MANY: Final = "100000"
 _ROOM: Final = (
-    *("--max-connections", _MANY, "--max-connections-per-host", _MANY),
+    *("--max-connections", _MANY),
     *("--max-streams", _MANY, "--max-calls", _MANY),
 )
 """Everybody here calls from one host, which is one client to a node without tokens."""

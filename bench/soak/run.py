@@ -25,7 +25,7 @@ from bench.soak.plan import Planned, plan
 from bench.soak.sampling import Sampler
 from bench.soak.summary import Befallen, Summary
 from bench.soak.world import NAMES, World, open_world
-from store.embedded.errors import EmbeddedPostgresError
+from store.embedded.process import EmbeddedPostgresError
 from tests.support.node import NodeFailed
 
 Say = Callable[[str], None]

@@ -41,7 +41,7 @@ PARTICIPANTS = {f"{channel}-{number}": channel for channel in CHANNELS for numbe
 
 OPTIONS = (
     *("--log-format", "json", "--log-level", "info"),
-    *("--sync-interval", "20s", "--wide-sync-interval", "1m"),
+    *("--sync-interval", "10s"),
 )
 """A quick schedule, so that a run sees many sessions; the rest is as a node has it by itself."""
 

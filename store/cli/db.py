@@ -37,15 +37,14 @@ from store.domain.partitioning import UNBOUNDED_HIGH, UNBOUNDED_LOW, Bounds
 from store.domain.retention import Partition, RetentionPolicy
 from store.domain.retention_clock import Reading, RetentionClock
 from store.embedded.datadir import DataDir, release_reserve
-from store.embedded.errors import EmbeddedPostgresError
-from store.embedded.settings import EmbeddedSettings
-from store.embedded.supervisor import EmbeddedPostgres, running_url
-from store.runtime.limits import MAX_CLOCK_LEAD_NS
-from store.runtime.seen import SeenFiles
+from store.embedded.process import EmbeddedPostgresError
+from store.embedded.supervisor import EmbeddedPostgres, EmbeddedSettings, running_url
+from store.runtime.node_files import SeenFiles
+from store.runtime.services import MAX_CLOCK_LEAD_NS
 from storenode.cli.client.text import TIME, format_time, safe
 from storenode.cli.errors import FAILED, OK, UNREACHABLE, USAGE, CliError
 from storenode.cli.options.layers import LayeredCommand, option
-from storenode.cli.options.types import DURATION_OR_OFF, SIZE
+from storenode.cli.options.types import DURATION_OR_OFF, POSITIVE_DURATION, SIZE
 from storenode.cli.options.units import format_size
 from storenode.message.limits import NS_PER_S
 
@@ -298,7 +297,14 @@ def sizes(target: Target) -> int:
     type=SIZE,
     help="Drop the oldest partitions while the store is larger than this.",
 )
-@options_of(NodeConfig, "retention_lock_timeout", "retention_requires_archive", section="Options")
+@option(
+    "--retention-lock-timeout",
+    type=POSITIVE_DURATION,
+    default="250ms",
+    show_default=True,
+    help="How long a drop may wait for locks, which blocks other queries, before it gives up.",
+)
+@options_of(NodeConfig, "retention_requires_archive", section="Options")
 @option("--dry-run", is_flag=True, help="Only show what would be dropped.")
 @option(
     "--trust-clock",

@@ -49,8 +49,8 @@ async def _serve(config: NodeConfig) -> None:
     # Imported here, after the library's verbosity is set, and so that `--help` needs no server.
     # What is imported stays to the end: the collector need not look at it, now or later.
     gc.disable()
-    from store.runtime.errors import NodeError, UnreachableError, WrongConfigurationError  # noqa: PLC0415
     from store.runtime.node import NodeRuntime  # noqa: PLC0415
+    from store.runtime.node_files import NodeFailedError, UnreachableError, WrongConfigurationError  # noqa: PLC0415
 
     gc.freeze()
     gc.set_threshold(_COLLECT_AFTER, 20, 20)
@@ -63,7 +63,7 @@ async def _serve(config: NodeConfig) -> None:
         raise CliError(USAGE, str(error)) from error
     except UnreachableError as error:
         raise CliError(UNREACHABLE, str(error)) from error
-    except NodeError as error:
+    except NodeFailedError as error:
         raise CliError(FAILED, str(error)) from error
 
 

@@ -9,10 +9,10 @@ from typing import Any, Final
 
 import click
 
-from store.config import limits as most
+from store.config import options as most
 from store.config.options import access, data, limit, listener, messages, peers, running
 from store.domain.limits import DEFAULT_UNSENT_BYTES
-from store.domain.quota import DEFAULT_RECEIVED_BYTES_PER_S, ClientLimits
+from store.domain.quota import ClientLimits
 from storenode.cli.options.types import (
     ADDRESS,
     DURATION,
@@ -30,7 +30,6 @@ from storenode.cli.options.types import (
 from storenode.cli.options.units import format_size
 from storenode.message.limits import (
     MAX_MESSAGE_BYTES,
-    MAX_REQUEST_BYTES,
 )
 
 LISTENERS: Final = ("listen", "peer", "admin", "metrics", "http")
@@ -56,14 +55,9 @@ def _share(what: str, default: int | None) -> Any:  # noqa: ANN401
     )
 
 
-def _connections(work: str, default: int) -> Any:  # noqa: ANN401
-    kind = click.IntRange(1, most.MAX_CONNECTIONS)
-    return running(f"Database connections for {work}, at most.", kind, default)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeConfig:
-    """Every option of `storenode run`, parsed: durations in nanoseconds, sizes in bytes.
+    """The options of `storenode run`, parsed: durations in nanoseconds, sizes in bytes.
 
     A field declares its option, which is named after it; `None` stands for off, all, or not given.
     """
@@ -135,9 +129,6 @@ class NodeConfig:
         metavar="NAME",
         multiple=True,
     )
-    http_page: bool = listener(
-        "Serve a page at / of --http-listen that shows messages and follows them.", is_flag=True
-    )
     insecure: frozenset[str] = listener(
         "Allow plaintext connections to this listener beyond loopback; repeatable.",
         click.Choice(LISTENERS),
@@ -187,13 +178,11 @@ class NodeConfig:
     retention_size: int | None = messages(
         "Size of the store beyond which the oldest partitions are dropped.", SIZE
     )
-    retention_interval: int = messages(
-        "How often to create partitions ahead of time and drop old ones.", POSITIVE_DURATION, "1m"
-    )
-    retention_lock_timeout: int = messages(
-        "How long a drop may wait for locks, which blocks other queries, before it gives up.",
+    maintenance_interval: int = messages(
+        "How often to create partitions and drop old ones; for tests.",
         POSITIVE_DURATION,
-        "250ms",
+        "1m",
+        hidden=True,
     )
     retention_requires_archive: bool = messages(
         "Drop a partition only when `storenode pipeline archive` has archived all its hours.",
@@ -202,16 +191,8 @@ class NodeConfig:
 
     max_requests_per_second: int = _share("Requests a second", _CLIENT.requests_per_s)
     max_messages_per_second: int = _share("Published messages a second", _CLIENT.messages_per_s)
-    max_received_per_second: int = limit(
-        "Bytes of requests a second of one client.",
-        SIZE,
-        format_size(DEFAULT_RECEIVED_BYTES_PER_S),
-    )
     max_calls: int = _share("Calls at one time", _CLIENT.calls)
     max_streams: int = _share("Streams at one time, idle followers too,", _CLIENT.streams)
-    max_request_size: int = limit(
-        "Size of one request.", size_up_to(MAX_REQUEST_BYTES), format_size(MAX_REQUEST_BYTES)
-    )
 
     max_unsent_size: int = limit(
         "Memory for all answers that clients have not taken yet; who stalls is ended first.",
@@ -219,24 +200,21 @@ class NodeConfig:
         format_size(DEFAULT_UNSENT_BYTES),
     )
     max_connections: int = limit(
-        "Connections to one gRPC listener, and to --http-listen.",
+        "Connections to one gRPC listener, and to --http-listen; a quarter of it from one host.",
         click.IntRange(1, most.LARGEST_CONNECTIONS),
         most.DEFAULT_CONNECTIONS,
     )
-    max_connections_per_host: int = limit(
-        "Connections from one host to all of these listeners; of more the newest are closed.",
-        click.IntRange(1, most.LARGEST_CONNECTIONS),
-        most.DEFAULT_CONNECTIONS_PER_HOST,
-    )
 
     peer: tuple[Peer, ...] = peers("Another node; repeatable.", PEER, multiple=True)
-    sync_interval: int = peers("How often to reconcile with a peer; 0 disables it.", DURATION, "5m")
+    sync_interval: int = peers(
+        "How often to reconcile with a peer, and every twelfth time the whole history; 0 disables"
+        " it.",
+        DURATION,
+        "5m",
+    )
     sync_range: int | None = peers("How far back a reconciliation looks.", DURATION_OR_ALL, "1h")
     sync_offset: int = peers(
         "How much of the most recent time a reconciliation excludes.", DURATION, "20s"
-    )
-    wide_sync_interval: int | None = peers(
-        "How often to reconcile the whole history with a peer.", DURATION_OR_OFF, "1h"
     )
     peer_silence: int = peers(
         "How long a peer may be silent in a session; use the same value on all nodes.",
@@ -248,9 +226,12 @@ class NodeConfig:
     )
     gossip: bool = peers("Exchange messages with peers as they arrive.", SWITCH, "on")
 
-    write_connections: int = _connections("publishing", 3)
-    read_connections: int = _connections("look-ups and pages", 6)
-    bulk_connections: int = _connections("scans and backlogs", 6)
+    database_connections: int = running(
+        "Connections to the database, at most: a fifth for publishing, two for look-ups, two for"
+        " scans.",
+        click.IntRange(most.FEWEST_DATABASE_CONNECTIONS, most.MAX_DATABASE_CONNECTIONS),
+        15,
+    )
     drain_timeout: int = running(
         "How long calls in progress may continue after SIGTERM.", DURATION, "30s"
     )
@@ -268,12 +249,6 @@ class NodeConfig:
         SWITCH,
         "off",
     )
-    trace_sample: float | None = running(
-        "Share of calls to trace, among those without a trace context from the caller.",
-        click.FloatRange(0, 1),
-        metavar="SHARE",
-        show_default="as OTEL_TRACES_SAMPLER says, else 1",
-    )
 
     @classmethod
     def from_options(cls, options: dict[str, Any]) -> NodeConfig:
@@ -288,6 +263,18 @@ class NodeConfig:
         config = cls(**values)
         config.check()
         return config
+
+    @property
+    def pool_sizes(self) -> tuple[int, int, int]:
+        """The database connections for publishing, for look-ups and pages, and for scans."""
+        writes = max(1, self.database_connections // 5)
+        reads = (self.database_connections - writes) // 2
+        return writes, reads, self.database_connections - writes - reads
+
+    @property
+    def max_connections_per_host(self) -> int:
+        """The connections from one host to all listeners; of more the newest are closed."""
+        return max(1, self.max_connections // 4)
 
     @property
     def tls(self) -> bool:
@@ -395,7 +382,6 @@ class NodeConfig:
         for flag, given in (
             ("--http-allow-origin", self.http_allow_origin),
             ("--http-allow-host", self.http_allow_host),
-            ("--http-page", self.http_page),
         ):
             if given and self.http_listen is None:
                 return f"{flag} needs --http-listen: give an address, or leave it out."

@@ -1,4 +1,4 @@
-"""How a field of a configuration declares the option of `storenode run` that fills it."""
+"""The declaration of options of `storenode run` by the fields of a configuration, and bounds."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _declare(
     secret: bool = False,
     **more: Any,  # noqa: ANN401 - those of click.Option, unchanged
 ) -> Any:  # noqa: ANN401 - as `dataclasses.field`
-    """A field that an option fills: its help text, type and default as on the command line."""
+    """Return a field that an option fills, declared as by `click.option`."""
     if isinstance(kind, click.IntRange):
         more.setdefault("metavar", "N")
     if default is not None:
@@ -41,41 +41,82 @@ limit = partial(_declare, "Limits")
 peers = partial(_declare, "Peers")
 running = partial(_declare, "Running")
 
+_SAME: Final = "the limits of requests are the same on every node: leave it out"
+_POOLS: Final = "give --database-connections for all work together"
+
 REMOVED: Final[Mapping[str, str]] = {
     "--peer-secret-file": "peers beyond loopback need certificates: give --tls-cert and --tls-ca",
+    "--write-connections": _POOLS,
+    "--read-connections": _POOLS,
+    "--bulk-connections": _POOLS,
+    "--http-page": "the page is always at / of --http-listen: leave it out",
+    "--max-connections-per-host": "it is a quarter of --max-connections: set that",
+    "--max-received-per-second": "set bytes_per_second in the file of --client-token-file",
+    "--retention-interval": "maintenance runs every minute: leave it out",
+    "--retention-lock-timeout": "a drop waits for locks at most 250 ms: leave it out, or drop by"
+    " `storenode db prune --retention-lock-timeout`",
+    "--trace-sample": "set OTEL_TRACES_SAMPLER=parentbased_traceidratio and"
+    " OTEL_TRACES_SAMPLER_ARG",
+    "--wide-sync-interval": "every twelfth --sync-interval reconciles the whole history: set that",
     **dict.fromkeys(
         (
             *("--max-batch-messages", "--max-response-size", "--default-page-limit"),
             *("--max-page-limit", "--max-query-hashes", "--max-query-topics", "--max-sds-entries"),
             *("--max-sds-claimants", "--max-causal-heads", "--max-causal-known-ids"),
             *("--max-causal-messages", "--max-meta-size", "--max-topic-size"),
+            "--max-request-size",
         ),
-        "the limits of requests are the same on every node: leave it out",
+        _SAME,
     ),
 }
-"""Options that went, and what replaced them."""
+"""Removed options, and what replaced them."""
+
+USUAL: Final = frozenset(
+    (
+        *("--data-dir", "--database-url", "--read-only"),
+        *("--listen", "--peer-listen", "--admin-listen", "--metrics-listen", "--http-listen"),
+        *("--insecure", "--tls-cert", "--tls-key", "--tls-ca", "--allow-peer"),
+        *("--client-token-file", "--cluster", "--shard", "--retention", "--peer"),
+        *("--sync-interval", "--log-level"),
+    )
+)
+"""The options that ``--help`` shows, besides those of every command."""
+
+_SHOW_ALL: Final = "storenode.help_all"
 
 
 class RunCommand(LayeredCommand):
-    """A command that says of a removed option what replaced it."""
+    """A command with many options: ``--help`` shows the usual ones, ``--help-all`` all."""
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the command line.
+    removed = REMOVED
 
-        Raises:
-            click.UsageError: An option was removed, or there is none of that name.
-        """
-        try:
-            return super().parse_args(ctx, args)
-        except click.NoSuchOption as error:
-            if error.option_name not in REMOVED:
-                raise
-            sentence = f"{error.option_name} was removed: {REMOVED[error.option_name]}."
-            raise click.UsageError(sentence, ctx) from None
+    def __init__(self, name: str | None, **more: Any) -> None:  # noqa: ANN401 - click's own
+        super().__init__(name, **more)
+        help_all = click.Option(
+            ["--help-all"],
+            is_flag=True,
+            is_eager=True,
+            expose_value=False,
+            callback=_show_all,
+            help="Show all options and exit.",
+        )
+        self.params.append(help_all)
+
+    def shows(self, ctx: click.Context, param: click.Parameter) -> bool:
+        """Return True if the help text has this option."""
+        is_declared = getattr(param, "section", "Options") != "Options"
+        return _SHOW_ALL in ctx.meta or not is_declared or max(param.opts, key=len) in USUAL
+
+
+def _show_all(ctx: click.Context, _param: click.Parameter, given: bool) -> None:
+    if given and not ctx.resilient_parsing:
+        ctx.meta[_SHOW_ALL] = True
+        click.echo(ctx.get_help(), color=ctx.color)
+        ctx.exit()
 
 
 def options_of(config: type, *names: str, **others: str) -> Decorator:
-    """Give a command the options that the fields of a dataclass declare, or some of them.
+    """Return a decorator that adds the options that fields of a dataclass declare.
 
     ``others`` takes the place of what is declared, such as the section.
     """
@@ -88,3 +129,17 @@ def options_of(config: type, *names: str, **others: str) -> Decorator:
         return command
 
     return decorate
+
+
+MAX_CLUSTER: Final = 65_535
+MAX_SHARD: Final = 65_535
+FEWEST_DATABASE_CONNECTIONS: Final = 3
+MAX_DATABASE_CONNECTIONS: Final = 5_000
+LARGEST_CONNECTIONS: Final = 100_000
+DEFAULT_CONNECTIONS: Final = 4_096
+"""Of callers. A proxy that does not end HTTP/2 makes one connection for each client."""
+
+LARGEST_MESSAGE_BYTES: Final = 3 * 1024 * 1024
+"""A message must fit into a response, and gRPC clients take 4 MiB by default."""
+
+LARGEST_UNSENT_BYTES: Final = 1024 * 1024 * 1024 * 1024

@@ -45,7 +45,7 @@ from store.messages.record import (
     split_frame,
 )
 from store.messages.shapes import LEAD_BYTES, TIME_BYTES, Lead, read_lead, read_names, read_times
-from store.messages.transfer import Decoded, MalformedMessage, decode_message
+from store.messages.transfer import DecodedMessage, MalformedMessage, decode_message
 from storenode.message.hashing import (
     content_digest,
     content_digests,
@@ -302,7 +302,7 @@ class Admission:
             assert item.timestamp is not None, "a message without a timestamp is refused"
             self._keep(item.timestamp, topic, (digest, content), (head, item.payload, tail))
 
-    def _problem(self, item: Decoded, topic: _Topic) -> Refusal | None:
+    def _problem(self, item: DecodedMessage, topic: _Topic) -> Refusal | None:
         if not item.has_message:
             return MISSING_MESSAGE
         policy, meta_bytes, message_bytes = self._policy, len(item.meta), len(item.body)

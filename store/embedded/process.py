@@ -1,4 +1,4 @@
-"""Starting Postgres programs, reading what they say, and looking at foreign processes."""
+"""Postgres programs: their launch, their output, and a look at foreign processes."""
 
 import contextlib
 import json
@@ -12,6 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Final
+
+
+class EmbeddedPostgresError(Exception):
+    """A failure of the embedded Postgres: what failed, where, and what to do, in one sentence."""
+
 
 MAX_LOG_BYTES: Final = 16 * 1024 * 1024
 """The size at which postgres.log becomes postgres.log.1, whose predecessor is dropped."""

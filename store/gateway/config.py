@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import click
 
-from store.config import limits as most
+from store.config import options as most
 from store.config.node import ConfigError
 from store.config.options import access, limit, listener, messages, running
 from store.gateway.addresses import (

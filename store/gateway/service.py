@@ -36,8 +36,7 @@ from store.gateway.protocols import (
 from store.gateway.relay import RELAY, Relay
 from store.gateway.server import Listening, Server, bind
 from store.gateway.spool import Spool
-from store.observe.hosts import ANY
-from store.observe.http import MetricsListener
+from store.observe.http import ANY, MetricsListener
 from store.observe.logging import get_logger
 from store.serving.tls import TlsError, TlsFiles, renewing_context
 from storenode.connection.channel import TlsIdentity, open_channel

@@ -9,7 +9,7 @@ from __future__ import annotations
 from importlib.resources import files
 from typing import Final
 
-from store.observe import page
+from store.observe.http import STATUS_HEADERS
 
 FILES: Final = {
     "/": ("page.html", b"text/html; charset=utf-8"),
@@ -19,7 +19,7 @@ FILES: Final = {
 }
 """By path."""
 
-HEADERS: Final = [(name.lower().encode(), value.encode()) for name, value in page.HEADERS]
+HEADERS: Final = [(name.lower().encode(), value.encode()) for name, value in STATUS_HEADERS]
 
 
 def content(name: str) -> bytes:

@@ -74,7 +74,7 @@ class ScanCursor:
 
 @dataclass(frozen=True, slots=True)
 class FollowCursor:
-    """How far a follower has come in the commit order of one database.
+    """The position of a follower in the commit order of one database.
 
     ``store_id`` (16 bytes) names the database, ``position`` the commit, and ``token`` (64 bits)
     identifies that commit, so that a database which lost it is recognised. With ``hash``, the

@@ -24,7 +24,7 @@ GROUP_ENDS: Final = (3, 4)
 
 
 def end_of_value(data: bytes, position: int, wire_type: int) -> int:
-    """Where the value that begins at ``position`` ends; -1 where its type has no known length."""
+    """Return the end of the value at ``position``; -1 where its type has no known length."""
     if wire_type == DELIMITED:
         length, position = read_varint(data, position)
         return position + length
@@ -35,7 +35,7 @@ def end_of_value(data: bytes, position: int, wire_type: int) -> int:
 
 
 def read_varint(data: bytes, position: int) -> tuple[int, int]:
-    """The varint at ``position``, and where it ends."""
+    """Return the varint at ``position``, and its end."""
     value = shift = 0
     while position < len(data):
         byte = data[position]
@@ -48,5 +48,5 @@ def read_varint(data: bytes, position: int) -> tuple[int, int]:
 
 
 def chunk_messages(count: int, size_bytes: int) -> int:
-    """How many of ``count`` messages in a request of ``size_bytes`` are judged at one go."""
+    """Return how many of ``count`` messages in ``size_bytes`` are judged at once."""
     return max(1, min(ADMISSION_CHUNK_MESSAGES, count * ADMISSION_CHUNK_BYTES // (size_bytes + 1)))

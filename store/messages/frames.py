@@ -27,7 +27,7 @@ def presence(digest: bytes) -> bytes:
 
 
 def presences(digests: Iterable[bytes]) -> bytes:
-    """Frames without data of several messages, joined."""
+    """Return the joined frames without data of several messages."""
     return b"".join([_PRESENCE + digest for digest in digests])
 
 

@@ -41,7 +41,7 @@ _GROUPS: Final = np.array([1 << shift for shift in range(0, 7 * TIME_BYTES, 7)],
 
 
 class Lead(NamedTuple):
-    """Where the parts of an entry are: offsets in bytes, and the size of the WakuMessage.
+    """The offsets of the parts of an entry, in bytes, and the size of the WakuMessage.
 
     ``head``: of its frame (`store.messages.record`).
     """
@@ -90,7 +90,7 @@ def read_names(before: bytes, after: bytes) -> tuple[str, str] | None:
 
 
 def _delimited(data: bytes, at: int, tag: int) -> tuple[int, int] | None:
-    """(start, size) of a field's content; None when its length is not in one or two bytes."""
+    """Return (start, size) of a field's content; None if its length has more than two bytes."""
     if len(data) < at + 3 or data[at] != tag:
         return None
     low, high = data[at + 1], data[at + 2]
@@ -110,7 +110,7 @@ def _read_time(time: bytes) -> int | None:
 
 
 def read_times(times: Sequence[bytes]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Timestamps (nanoseconds) of encoded times, `TIME_BYTES` each, and which of them are valid.
+    """Return the nanoseconds of encoded times, `TIME_BYTES` each, and which are valid.
 
     One is not when it is negative, or the bytes are no ``sint64`` of just that size.
     """

@@ -42,7 +42,7 @@ class MalformedMessage(ValueError):
         self.message_hash = message_hash
 
 
-class Decoded(NamedTuple):
+class DecodedMessage(NamedTuple):
     """The fields of a ``WakuMessageAndTopic`` that rules are about; absent ones are empty.
 
     ``timestamp`` in nanoseconds, ``None`` where it is absent. ``body`` is the canonical encoding of
@@ -70,7 +70,7 @@ def transferred(frame: bytes) -> bytes:
     return b"\x0a%b\x12%b" % (frame[at:end], frame[end + 1 :])
 
 
-def decode_message(encoded: bytes) -> Decoded:
+def decode_message(encoded: bytes) -> DecodedMessage:
     """Decode one message of a request.
 
     Raises:
@@ -84,7 +84,7 @@ def decode_message(encoded: bytes) -> Decoded:
     message = item.message
     body, timestamp = message.SerializeToString(), message.timestamp
     # By position, and without a look at what follows from the rest: this is done for each message.
-    return Decoded(
+    return DecodedMessage(
         bool(body) or item.HasField("message"),
         item.pubsub_topic,
         message.content_topic,

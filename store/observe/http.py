@@ -12,36 +12,55 @@ One request per connection. Callers cannot hold the node up, nor keep probes out
 - requests for metrics and for the page under way are bounded in number, each for itself;
 - everything else is answered at once.
 
-Pages are for browsers, and are served by the names alone that `store.observe.hosts` allows. Metrics
-and probes are for programs, which call a node by any name: they are served by any name, but not to
-a browser. A browser always sends ``Accept-Language``, which no web page can leave out, and a name.
+Pages are for browsers, and are served by the names alone that `is_served` allows: a web page can
+have its own name lead to any address once it is loaded (DNS rebinding), so that the header ``Host``
+alone distinguishes them. Metrics and probes are for programs, which call a node by any name: they
+are served by any name, but not to a browser. A browser always sends ``Accept-Language``, which no
+web page can leave out, and a name.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import time
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import cache
 from http import HTTPStatus
+from importlib.resources import files
+from ipaddress import ip_address
 from threading import Thread
+from typing import Final
 
-from store.observe import page
-from store.observe.hosts import is_served, name_of
-from store.observe.limits import (
-    BEAT_INTERVAL_S,
-    HTTP_HEAD_TIMEOUT_S,
-    HTTP_TIMEOUT_S,
-    LIVE_SILENCE_S,
-    MAX_HTTP_HEAD_BYTES,
-    MAX_METRICS_REQUESTS,
-    MAX_STATUS_REQUESTS,
-    MAX_UNFINISHED_REQUESTS,
-    READY_SILENCE_S,
-)
 from store.observe.metrics import CONTENT_TYPE
+
+MAX_UNFINISHED_REQUESTS: Final = 128
+"""Connections of the metrics listener whose request is not complete; where one more comes, the
+oldest of them is closed."""
+
+MAX_HTTP_HEAD_BYTES: Final = 8 * 1024
+"""The request line and the headers of one request."""
+
+HTTP_HEAD_TIMEOUT_S: Final = 3.0
+"""How long a request may take to arrive, from the connection on."""
+
+HTTP_TIMEOUT_S: Final = 10.0
+"""How long one request may take, from the connection to the end of the response."""
+
+BEAT_INTERVAL_S: Final = 1.0
+READY_SILENCE_S: Final = 10.0
+LIVE_SILENCE_S: Final = 60.0
+"""How often the node's event loop notes that it runs, and for how long it may not before the node
+is neither ready nor, at last, alive."""
+
+MAX_STATUS_REQUESTS: Final = 24
+"""Requests about the status page under way; further ones are answered 503."""
+
+MAX_METRICS_REQUESTS: Final = 8
+"""Requests for metrics under way; further ones are answered 503."""
 
 _TEXT = "text/plain; charset=utf-8"
 _JSON = "application/json"
@@ -95,7 +114,7 @@ class MetricsListener:
         self._unfinished: dict[asyncio.StreamWriter, None] = {}
         self._limits = {
             "/metrics": asyncio.Semaphore(MAX_METRICS_REQUESTS),
-            page.PATH: asyncio.Semaphore(MAX_STATUS_REQUESTS),
+            STATUS_PATH: asyncio.Semaphore(MAX_STATUS_REQUESTS),
         }
 
     async def open(self, host: str, port: int) -> int:
@@ -165,13 +184,13 @@ class MetricsListener:
         if self._render_status is None:
             return _Answer(HTTPStatus.NOT_FOUND, _NO_PAGE)
         if path == "/":
-            return _Answer(HTTPStatus.FOUND, b"", headers=(("Location", page.PATH),))
-        if path == page.DATA_PATH:
-            return await self._rendered(self._render_status, _JSON, page.HEADERS)
-        found = page.asset(path)
+            return _Answer(HTTPStatus.FOUND, b"", headers=(("Location", STATUS_PATH),))
+        if path == STATUS_DATA_PATH:
+            return await self._rendered(self._render_status, _JSON, STATUS_HEADERS)
+        found = asset(path)
         if found is None:
             return _Answer(HTTPStatus.NOT_FOUND, _NOT_HERE)
-        return _Answer(HTTPStatus.OK, *found, page.HEADERS)
+        return _Answer(HTTPStatus.OK, *found, STATUS_HEADERS)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -266,3 +285,69 @@ async def _send(writer: asyncio.StreamWriter, answer: _Answer, *, with_body: boo
     await writer.drain()
     with contextlib.suppress(OSError):
         writer.write_eof()
+
+
+ANY: Final = "*"
+_HOST: Final = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([^:@\[\]]+))(?::[0-9]*)?")
+
+
+def is_served(host: str, allowed: Collection[str]) -> bool:
+    """Return True if a header ``Host`` is an address, ``localhost``, or a name that is allowed.
+
+    `ANY` in ``allowed`` allows all.
+    """
+    if ANY in allowed:
+        return True
+    name = name_of(host)
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    return name in allowed or _is_address(name)
+
+
+def name_of(host: str) -> str:
+    """Return the name or address of ``HOST`` or ``HOST:PORT``, as compared; else all of it."""
+    found = _HOST.fullmatch(host)
+    return host if found is None else (found[1] or found[2]).lower().removesuffix(".")
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+STATUS_PATH: Final = "/status"
+STATUS_DATA_PATH: Final = "/status.json"
+
+_TYPES: Final = {
+    "status.html": "text/html; charset=utf-8",
+    "status.css": "text/css; charset=utf-8",
+    "status.js": "text/javascript; charset=utf-8",
+    "status.svg": "image/svg+xml",
+}
+
+# Nothing but what this listener serves, no script or style inside the page, no frame around it.
+_POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self';"
+    " base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+STATUS_HEADERS: Final = (
+    ("Content-Security-Policy", _POLICY),
+    ("Cross-Origin-Resource-Policy", "same-origin"),
+    ("Cross-Origin-Opener-Policy", "same-origin"),
+    ("Referrer-Policy", "no-referrer"),
+    ("X-Frame-Options", "DENY"),
+)
+
+
+def asset(path: str) -> tuple[bytes, str] | None:
+    """Return content and type of the file behind a path of the page; None: there is none."""
+    name = "status.html" if path == STATUS_PATH else path.removeprefix("/")
+    return _read(name) if name in _TYPES and path != "/status.html" else None
+
+
+@cache
+def _read(name: str) -> tuple[bytes, str]:
+    return files("store.observe").joinpath("web", name).read_bytes(), _TYPES[name]

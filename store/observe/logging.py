@@ -12,20 +12,26 @@ import threading
 import time
 from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TextIO, cast
+from typing import Any, Final, TextIO, cast
 
 import structlog
 from structlog.contextvars import bind_contextvars, merge_contextvars
 from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
 
-from store.observe.limits import (
-    LOG_BURST_EVENTS,
-    LOG_INTERVAL_S,
-    MAX_LOG_KINDS,
-    MAX_LOG_TEXT_CHARS,
-    MAX_TRACEBACK_CHARS,
-)
 from storenode.message.text import printable
+
+LOG_BURST_EVENTS: Final = 20
+"""Warnings and errors of one kind that are written per interval; the rest is counted."""
+
+LOG_INTERVAL_S: Final = 10.0
+
+MAX_LOG_KINDS: Final = 512
+"""Kinds of event that are counted apart; further ones share one count."""
+
+MAX_LOG_TEXT_CHARS: Final = 2_000
+"""A longer text in a log line is cut: what a remote side sends is not written without end."""
+
+MAX_TRACEBACK_CHARS: Final = 20_000
 
 Logger = FilteringBoundLogger
 

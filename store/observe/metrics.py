@@ -25,8 +25,11 @@ from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.samples import Sample
 
-from store.observe.limits import RATE_SAMPLES
 from storenode.message.rules import Reason
+
+RATE_INTERVAL_S: Final = 2.0
+RATE_SAMPLES: Final = 150
+"""How often the status page's rates are taken, and how many are kept: five minutes of them."""
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -173,6 +176,17 @@ class Metrics:
     peer_last_sync_timestamp_seconds: Gauge = _gauge(
         "When a peer was last reconciled with, in Unix seconds.", "peer"
     )
+    peer_silent_since: Gauge = _gauge(
+        "When this node and a peer last reconciled, or when a peer that only calls last did; since"
+        " the start, where they have not. In Unix seconds.",
+        "peer",
+        name="peer_silent_since_timestamp_seconds",
+    )
+    peer_silence_limit_seconds: Gauge = _gauge("A peer that is silent for longer is a problem.")
+    peer_refusals: Gauge = _gauge(
+        "Reconciliations that this node began with a configured peer and were refused in a row.",
+        "peer",
+    )
     peer_failures: Gauge = _gauge(
         "Reconciliations that this node began with a configured peer and that failed in a row.",
         "peer",
@@ -238,6 +252,10 @@ class Metrics:
     table_rows: Gauge = _gauge(
         "Rows of a table as Postgres counts them, by state (live, dead).", "table", "state"
     )
+    table_dead_ratio: Gauge = _gauge(
+        "Share of dead rows among all rows of a table; 0: there are fewer than 100,000 dead rows.",
+        "table",
+    )
     partitions_until: Gauge = _gauge(
         "Up to this Unix time no timestamp from now on lacks a partition.",
         name="partitions_until_timestamp_seconds",
@@ -260,6 +278,9 @@ class Metrics:
 
     retention_seconds: Gauge = _gauge("Age at which messages are dropped; 0: none are, by age.")
     retention_requires_archive: Gauge = _gauge("1 where only what is archived is dropped, else 0.")
+    retention_blocked: Gauge = _gauge(
+        "1 while an hour is older than the retention and kept, since it is not archived."
+    )
     unarchived_hours: Gauge = _gauge(
         "Hours that are over, have messages, and are not marked as archived."
     )
@@ -275,16 +296,30 @@ class Metrics:
     # The process
 
     ready: Gauge = _gauge("1 while the node is able to serve, else 0.")
+    health_revision: Gauge = _gauge(
+        "Revision of the node's health; grows when readiness or the problems change."
+    )
     clock_offset_seconds: Gauge = _gauge(
         "By how much the clock of the database or of a peer is ahead of this node's.", "other"
     )
     clock_limit_seconds: Gauge = _gauge(
         "A clock that differs by more is a problem: half of --max-clock-drift."
     )
+    clocks_off_ratio: Gauge = _gauge(
+        "Share of the clocks of the database and the peers that differ by more than the limit."
+    )
     clock_refused_publishers: Gauge = _gauge(
         "Share of the publishers of the last five minutes whose timestamps were refused; 0: of"
         " fewer than three.",
         name="clock_refused_publishers_ratio",
+    )
+    certificate_expiry: Gauge = _gauge(
+        "When the first certificate in a file ends, in Unix seconds.",
+        "file",
+        name="certificate_expiry_timestamp_seconds",
+    )
+    token_file_broken: Gauge = _gauge(
+        "1 while the token file has changed and cannot be used, else 0."
     )
     log_events_suppressed: Gauge = _gauge(
         "Log events that were held back since the start because there were too many."

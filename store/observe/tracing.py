@@ -28,13 +28,17 @@ from opentelemetry.sdk.trace.export import (
 from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from store.observe.limits import (
-    MAX_FRAME_TRACES,
-    MAX_TRACE_FIELD_CHARS,
-    MAX_TRACED_MESSAGES,
-    TRACE_FLUSH_S,
-)
+from store.observe import MAX_FRAME_TRACES
 from storenode.common.bounded import BoundedDict
+
+MAX_TRACED_MESSAGES: Final = 16_384
+"""Messages whose trace is known, and bodies on their way to peers; the oldest make room."""
+
+MAX_TRACE_FIELD_CHARS: Final = 512
+"""Of a caller's `traceparent` or `tracestate`; a longer one is passed over."""
+
+TRACE_FLUSH_S: Final = 3.0
+"""How long the end of the node waits for a collector to take the last spans."""
 
 TRACEPARENT: Final = "traceparent"
 TRACESTATE: Final = "tracestate"

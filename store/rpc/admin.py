@@ -36,17 +36,26 @@ async def get_status(call: Call, request: bytes) -> bytes:
     exchange = call.node.exchange
     peers: Sequence[PeerState] = () if exchange is None else exchange.peers()
     resume = None if exchange is None else exchange.resume()
+    problems = [_problem(each) for each in call.node.problems()]
     return _filled(
         admin_pb2.NodeStatus,
         state,
+        revision=await call.node.await_revision(-1),
         version=identity.version,
         node_id=identity.node_id,
         store_id=identity.store_id,
         peers=[_peer(peer) for peer in peers],
         resume=None if resume is None else _filled(admin_pb2.ResumeStatus, resume),
         gossip=None if state.gossip is None else _gossip(state.gossip),
-        problems=[_problem(each) for each in call.node.problems()],
+        problems=problems,
     ).SerializeToString()
+
+
+async def watch_status(call: Call, request: bytes) -> bytes:
+    """Answer ``WatchStatus``: the status, once its revision is above the one in the request."""
+    asked = decode(admin_pb2.WatchStatusRequest, request)
+    await call.node.await_revision(asked.since_revision)
+    return await get_status(call, b"")
 
 
 async def synchronize(call: Call, request: bytes) -> bytes:

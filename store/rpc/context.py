@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -48,6 +48,10 @@ class PeerRules:
         return self.trusted or not self.tokens
 
 
+async def _first_revision(_since: int) -> int:
+    return 1
+
+
 @dataclass(frozen=True, slots=True)
 class RpcContext(NodeContext):
     """Everything that gRPC's handlers take from the node that they run in.
@@ -59,7 +63,8 @@ class RpcContext(NodeContext):
     ``open_admin``: the admin listener is on loopback (then it needs no token file).
     ``receiving``, ``open_receiving``: where requests are read, and those of calls without a token.
     ``callers``: when peers began or ended a call last, in Unix seconds, the oldest first.
-    ``problems``: what is wrong with the node.
+    ``problems``: what is wrong with the node. ``await_revision``: waits for a revision of its
+    health above the given one, and returns it.
     ``unfinished``: what callers have sent of requests that have not come in full.
     """
 
@@ -77,3 +82,4 @@ class RpcContext(NodeContext):
     unfinished: Unfinished = field(default_factory=Unfinished)
     callers: dict[str, float] = field(default_factory=lambda: BoundedDict(MAX_CALLERS))
     problems: Callable[[], Sequence[Problem]] = tuple
+    await_revision: Callable[[int], Awaitable[int]] = _first_revision

@@ -22,7 +22,7 @@ from store.gossip.events import (
     SyncLeaves,
 )
 from store.messages.fields import chunk_messages
-from store.observe.limits import MAX_FRAME_TRACES
+from store.observe import MAX_FRAME_TRACES
 from store.rpc.limits import MAX_GOSSIP_ENTRIES, MAX_GOSSIP_FRAME_BYTES
 from store.serving.failure import malformed, over_limit
 from storenode.message.limits import CONTENT_DIGEST_BYTES, HASH_BYTES

@@ -17,7 +17,7 @@ from store.domain.access import Right
 from store.domain.ports import Services
 from store.domain.quota import CallKind
 from store.rpc import health, reflection
-from store.rpc.admin import fetch_messages, get_status, synchronize
+from store.rpc.admin import fetch_messages, get_status, synchronize, watch_status
 from store.rpc.call import ListenerKind, Wrapper
 from store.rpc.context import RpcContext
 from store.rpc.gossiping import GossipService
@@ -109,10 +109,12 @@ def _gossip(wrapper: Wrapper, service: GossipService) -> _Handlers:
 
 def _admin(wrapper: Wrapper) -> _Handlers:
     status = Method("GetStatus", Right.ADMIN, CallKind.CALL, always=True)
+    watch = Method("WatchStatus", Right.ADMIN, CallKind.CALL, always=True)
     session = Method("Synchronize", Right.ADMIN, CallKind.CALL)
     fetch = Method("FetchMessages", Right.ADMIN, CallKind.CALL, max_request_bytes=MAX_REQUEST_BYTES)
     return {
         status.name: wrapper.unary(status, get_status),
+        watch.name: wrapper.unary(watch, watch_status),
         session.name: wrapper.unary(session, synchronize),
         fetch.name: wrapper.unary(fetch, fetch_messages),
     }

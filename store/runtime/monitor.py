@@ -12,6 +12,7 @@ import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 import psycopg
 from psycopg_pool import PoolTimeout
@@ -20,16 +21,26 @@ from store.db.errors import UNREACHABLE, Failure, find_failure, sentence
 from store.db.pool import Connection, Database
 from store.db.replication import commit_probe
 from store.observe.logging import get_logger
-from store.runtime.limits import (
-    CHECK_TIMEOUT_S,
-    COMMIT_TIMEOUT_S,
-    HEALTHY_CHECK_INTERVAL_S,
-    POOL_ATTEMPTS,
-    REASON_REST_S,
-    UNHEALTHY_CHECK_INTERVAL_S,
-)
 
 _LOG = get_logger("store.runtime.monitor")
+
+HEALTHY_CHECK_INTERVAL_S: Final = 2.0
+"""How often the database is asked whether it answers, while it does."""
+
+UNHEALTHY_CHECK_INTERVAL_S: Final = 0.25
+"""How often while it does not."""
+
+CHECK_TIMEOUT_S: Final = 5.0
+"""A database that answers no sooner counts as away."""
+
+COMMIT_TIMEOUT_S: Final = 10.0
+"""A database that commits a small write no sooner counts as taking no writes."""
+
+REASON_REST_S: Final = 2.0
+"""The database is away for so long before another reason for it is told."""
+
+POOL_ATTEMPTS: Final = 5
+"""How often the pools are asked for a connection to ask on, where no other can be had."""
 _ASK = "select pg_is_in_recovery(), (extract(epoch from clock_timestamp()) * 1000000000)::bigint"
 STALLED = (
     f"the database has not committed a small write within {COMMIT_TIMEOUT_S:g} s: a synchronous"

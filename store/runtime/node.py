@@ -12,9 +12,9 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack, suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from uuid import UUID
 
 from store.config.node import NodeConfig
@@ -23,48 +23,39 @@ from store.domain.ports import StoreUnavailable
 from store.embedded.process import is_full_disk
 from store.observe.clocks import ClockComparison
 from store.observe.http import MetricsListener
-from store.observe.limits import RATE_INTERVAL_S
 from store.observe.logging import get_logger, write_suppressed
-from store.observe.metrics import Metrics, total
-from store.observe.problems import Problem
+from store.observe.metrics import RATE_INTERVAL_S, Metrics, total
 from store.rpc.context import RpcContext
 from store.rpc.health import Health
 from store.rpc.limits import MAX_CALLERS
-from store.runtime.database import database_host
-from store.runtime.disk import DiskSpace
-from store.runtime.environment import system_environment
-from store.runtime.errors import NodeError, UnreachableError, WrongConfigurationError, ended
-from store.runtime.gossip import Gossiping, open_gossip
-from store.runtime.hosts import HostWatch, note_hosts
-from store.runtime.identity import kept_node_id
-from store.runtime.limits import (
-    CONDITION_INTERVAL_S,
-    CONNECTIONS_INTERVAL_S,
-    DISK_INTERVAL_S,
-    DRAIN_NOTICE_S,
-    HOSTS_INTERVAL_S,
-    LOG_SUMMARY_INTERVAL_S,
-    ONLINE_END_TIMEOUT_S,
-    PROBLEMS_INTERVAL_S,
-    SUMMARY_INTERVAL_S,
-    TOKEN_CHECK_INTERVAL_S,
-    TRIM_INTERVAL_S,
-)
-from store.runtime.listening import (
+from store.runtime.database import HostWatch, database_host, note_hosts
+from store.runtime.exchange import Gossiping, Peering, open_gossip, open_peering
+from store.runtime.health import NodeHealth, Obstacle
+from store.runtime.listeners import (
     Listeners,
     bind_listeners,
     check_addresses,
     check_certificates,
 )
-from store.runtime.memory import Trimmer, map_large_blocks
 from store.runtime.monitor import DatabaseHealth, DatabaseMonitor
-from store.runtime.peering import Peering, open_peering
-from store.runtime.policy import PolicySource, client_limits
-from store.runtime.readiness import Obstacle, Readiness
-from store.runtime.services import Wiring, open_wiring
-from store.runtime.status import Parts, StatusReport
+from store.runtime.node_files import (
+    NodeFailedError,
+    UnreachableError,
+    WrongConfigurationError,
+    ended,
+    kept_node_id,
+)
+from store.runtime.resources import TRIM_INTERVAL_S, DiskSpace, Trimmer, map_large_blocks
+from store.runtime.services import (
+    PolicySource,
+    Wiring,
+    client_limits,
+    open_wiring,
+    system_environment,
+)
+from store.runtime.status import ReportedParts, StatusReport
 from store.runtime.tasks import BackgroundTasks
-from store.runtime.telemetry import Telemetry
+from store.runtime.telemetry import SUMMARY_INTERVAL_S, Telemetry
 from store.runtime.tokens import TokenFile
 from store.runtime.tracing import check_tracing, open_tracing
 from store.serving.addresses import BindError, bind_error
@@ -81,6 +72,35 @@ if TYPE_CHECKING:
     from store.observe.tracing import Tracing
 
 _LOG = get_logger("store.runtime.node")
+
+HOSTS_INTERVAL_S: Final = 2.0
+"""How often every host of an external database's URL is asked whether it takes writes."""
+
+ONLINE_END_TIMEOUT_S: Final = 2.0
+"""How long a node that shuts down tries to record until when it was online: the write waits for a
+synchronous standby."""
+
+CONDITION_INTERVAL_S: Final = 30.0
+"""How often sizes, dead rows, partitions ahead, standbys and what is archived are looked at, where
+nobody asks for the metrics."""
+
+TOKEN_CHECK_INTERVAL_S: Final = 2.0
+"""How often the token file is looked at."""
+
+CONNECTIONS_INTERVAL_S: Final = 1.0
+"""How often connections of one host are counted."""
+
+DISK_INTERVAL_S: Final = 1.0
+"""How often the disk of an embedded database is measured."""
+
+PROBLEMS_INTERVAL_S: Final = 5.0
+"""How often the node looks for what is wrong with it."""
+
+LOG_SUMMARY_INTERVAL_S: Final = 10.0
+"""How often the count of suppressed log events is written."""
+
+DRAIN_NOTICE_S: Final = 0.2
+"""Time between telling those that watch the node's health and ending their calls."""
 _T = TypeVar("_T")
 
 
@@ -101,17 +121,18 @@ class NodeRuntime:
         self._loop = asyncio.get_running_loop()
         self._metrics = Metrics(version)
         self._telemetry: Telemetry | None = None
-        self._health = Health()
+        self._health = NodeHealth(self._metrics, Health(), self._refresh)
         self._drain = Drain()
         self._unsent = UnsentAnswers(time.monotonic, config.max_unsent_size)
         self._clocks = ClockComparison(config.max_clock_drift)
-        self._readiness = Readiness(self._ready_changed)
-        self._status = StatusReport(version, self._metrics, self._readiness)
+        self._status = StatusReport(version, self._metrics, self._health)
         self._callers = BoundedDict[str, float](MAX_CALLERS)
         embedded_in = config.data_dir if config.database_url is None else None
         self._disk = DiskSpace(embedded_in, config.min_free_disk, self._metrics)
         self._policy = PolicySource(config, time.time_ns)
-        self._tokens = TokenFile(config.client_token_file, client_limits(config))
+        self._tokens = TokenFile(
+            config.client_token_file, client_limits(config), self._token_file_read
+        )
         self._tasks = BackgroundTasks()
         self._exchange_tasks = BackgroundTasks()
         self._host = database_host(config, self._host_event, note_hosts(self._metrics))
@@ -128,7 +149,7 @@ class NodeRuntime:
         Raises:
             WrongConfigurationError: An option, or a file that it names, cannot be used.
             UnreachableError: The database could not be reached.
-            NodeError: The node could not start.
+            NodeFailedError: The node could not start.
         """
         try:
             async with AsyncExitStack() as stack:
@@ -139,7 +160,7 @@ class NodeRuntime:
         except TlsError as error:
             raise WrongConfigurationError(str(error)) from error
         except BindError as error:
-            raise NodeError(str(error)) from error
+            raise NodeFailedError(str(error)) from error
         except StoreUnavailable as error:
             raise UnreachableError(ended(f"The database does not serve: {error}")) from error
         _LOG.info("ended")
@@ -210,7 +231,8 @@ class NodeRuntime:
         )
         self._gossiping = gossiping
         self._status.complete(
-            stack, Parts(identity, wiring, peering, gossiping, config.retention, self._callers)
+            stack,
+            ReportedParts(identity, wiring, peering, gossiping, config.retention, self._callers),
         )
         context = self._rpc_context(identity, wiring, peering, gossiping, tracing)
         listeners = bind_listeners(config, wiring.services, context)
@@ -223,7 +245,7 @@ class NodeRuntime:
             CONNECTIONS_INTERVAL_S, "connections", listeners.crowds(config).look
         )
         self._tasks.start("unfinished requests", context.unfinished.run)
-        self._readiness.set(Obstacle.STARTING, present=False)
+        self._health.set(Obstacle.STARTING, present=False)
         self._tell_ready(listeners, metrics_address, node_id)
         return listeners
 
@@ -242,7 +264,7 @@ class NodeRuntime:
         listener = MetricsListener(
             self._render_metrics,
             self._status.render,
-            lambda: self._readiness.unready,
+            lambda: self._health.unready,
             self._config.metrics_hosts,
         )
         try:
@@ -253,7 +275,7 @@ class NodeRuntime:
         return str(Address(where.host, port))
 
     async def _start_tasks(self, stack: AsyncExitStack, wiring: Wiring) -> None:
-        telemetry = Telemetry(self._metrics, wiring, self._policy, self._clocks)
+        telemetry = Telemetry(self._metrics, wiring, self._policy, self._clocks, self._config)
         await telemetry.read_summary()
         self._telemetry = telemetry
         self._metrics.database_up.set(1)
@@ -298,7 +320,10 @@ class NodeRuntime:
         metrics.read_only.set(int(config.read_only))
         metrics.retention_seconds.set((config.retention or 0) / NS_PER_S)
         metrics.retention_requires_archive.set(int(config.retention_requires_archive))
-        metrics.sync_interval_seconds.set(config.sync_interval / NS_PER_S if config.peer else 0)
+        interval_s = config.sync_interval / NS_PER_S if config.peer else 0
+        metrics.sync_interval_seconds.set(interval_s)
+        # Peers are chosen at random: with ten of them, one may wait for dozens of rounds.
+        metrics.peer_silence_limit_seconds.set(3_600 + 10 * interval_s * len(config.peer))
 
     def _rpc_context(
         self,
@@ -315,7 +340,7 @@ class NodeRuntime:
             is_up = self._database_up
             summary = await telemetry.read_summary() if is_up else telemetry.summary
             return NodeState(
-                ready=self._readiness.ready,
+                ready=self._health.value.ready,
                 messages=summary.messages,
                 oldest_timestamp_ns=summary.oldest_timestamp_ns,
                 newest_timestamp_ns=summary.newest_timestamp_ns,
@@ -331,10 +356,10 @@ class NodeRuntime:
             tokens=self._tokens,
             now_ns=time.time_ns,
             monotonic_ns=time.monotonic_ns,
-            readiness=self._readiness,
+            readiness=self._health,
             state=state,
             metrics=self._metrics,
-            health=self._health,
+            health=self._health.probes,
             unsent=self._unsent,
             drain=self._drain,
             exchange=peering.synchronizer,
@@ -343,7 +368,8 @@ class NodeRuntime:
             confirmations=gossiping.confirmations,
             tracing=tracing,
             callers=self._callers,
-            problems=self._problems_now,
+            problems=self._health.look,
+            await_revision=self._health.await_revision,
             intake=wiring.online,
             missing_parents=wiring.missing_parents,
             coverage=wiring.coverage,
@@ -371,7 +397,7 @@ class NodeRuntime:
     async def _end_calls(self, listeners: Listeners) -> None:
         """Fail readiness probes, end endless calls, and drain the others until the timeout."""
         _LOG.info("draining")
-        self._readiness.set(Obstacle.DRAINING, present=True)
+        self._health.set(Obstacle.DRAINING, present=True)
         await asyncio.sleep(DRAIN_NOTICE_S)
         self._drain.begin()
         if self._gossiping is not None:
@@ -384,16 +410,16 @@ class NodeRuntime:
 
     # What happens meanwhile
 
-    def _problems_now(self) -> Sequence[Problem]:
-        self._look_for_problems()
-        return self._status.problems
-
     def _look_for_problems(self) -> None:
+        self._health.look()
+
+    def _refresh(self) -> None:
+        """Renew the gauges that problems look at."""
         if self._telemetry is not None:
             self._telemetry.read_process()
         if self._gossiping is not None:
             self._gossiping.measure(self._metrics)
-        self._status.look()
+        self._status.measure_callers()
 
     async def _render_metrics(self) -> bytes:
         if self._telemetry is None:
@@ -402,15 +428,12 @@ class NodeRuntime:
             self._gossiping.measure(self._metrics)
         return await self._telemetry.render()
 
-    def _ready_changed(self, ready: bool) -> None:
-        self._health.set_serving(serving=ready)
-        self._metrics.ready.set(int(ready))
-        # Else a problem that has just ended would be reported until the next look.
-        self._status.look()
+    def _token_file_read(self, usable: bool) -> None:
+        self._metrics.token_file_broken.set(int(not usable))
 
     def _check_disk(self) -> None:
         self._disk.look()
-        self._readiness.set(Obstacle.SPACE, present=self._disk.full)
+        self._health.set(Obstacle.SPACE, present=self._disk.full)
 
     def _database_changed(self, health: DatabaseHealth) -> None:
         is_up = health.is_up
@@ -419,8 +442,8 @@ class NodeRuntime:
             self._metrics.database_events.labels("back" if is_up else "away").inc()
         self._database_up = is_up
         self._show_refusal()
-        self._readiness.set(Obstacle.DATABASE, not is_up, health.reason)
-        self._readiness.set(Obstacle.WRITES, is_up and not health.takes_writes, health.reason)
+        self._health.set(Obstacle.DATABASE, not is_up, health.reason)
+        self._health.set(Obstacle.WRITES, is_up and not health.takes_writes, health.reason)
 
     def _hosts_seen(self, choice: Choice) -> None:
         self._refusing = bool(choice.refused)
@@ -428,7 +451,7 @@ class NodeRuntime:
 
     def _show_refusal(self) -> None:
         """Set the obstacle of a refused host while that is why there is no database."""
-        self._readiness.set(Obstacle.REFUSED, present=self._refusing and not self._database_up)
+        self._health.set(Obstacle.REFUSED, present=self._refusing and not self._database_up)
 
     def _host_event(self, name: str, fields: Mapping[str, object]) -> None:
         # Called from the supervisor's threads, also while the loop is closing.
@@ -442,10 +465,10 @@ class NodeRuntime:
             return
         self._metrics.database_events.labels(f"postgres_{name}").inc()
         if name == "exited":
-            self._readiness.set(Obstacle.DISK, present=is_full_disk(reason))
+            self._health.set(Obstacle.DISK, present=is_full_disk(reason))
             self._monitor.lost(reason)
             return
         if name == "restarted":
-            self._readiness.set(Obstacle.DISK, present=False)
+            self._health.set(Obstacle.DISK, present=False)
             self._wiring.database.move(self._host.url())
         self._monitor.check_now()

@@ -1,16 +1,17 @@
-"""Joins the database's side of the node to what its gRPC side consumes.
+"""Composition of the services on the database, and the policy for messages of clients.
 
-The one place that knows the constructors of both. Everything is closed by the stack that it was
+Everything is closed by the stack that it was
 opened on, in the reverse order.
 """
 
 from __future__ import annotations
 
+import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 from store.config.node import NodeConfig
 from store.db.commits.feed import DatabaseFeed, follow_cursors
@@ -27,29 +28,80 @@ from store.db.writing.tracking import Tracking
 from store.db.writing.unread import UnreadEvents
 from store.db.writing.writer import DatabaseWriter
 from store.domain.commits import CommitRow, WrittenIds
+from store.domain.environment import Environment
 from store.domain.hub import Place
 from store.domain.ports import Services, Source
+from store.domain.quota import ClientLimits
 from store.domain.retention import RetentionPolicy
 from store.gossip.driver.driver import GossipDriver
 from store.messages.conflicts import Conflict
 from store.messages.record import RecordBatch
 from store.observe.logging import get_logger
 from store.observe.metrics import Metrics, total
-from store.runtime.disk import DiskSpace
-from store.runtime.environment import system_environment
-from store.runtime.heard import HeardTopics
-from store.runtime.limits import MAX_CLOCK_LEAD_NS
+from store.runtime.resources import DiskSpace
 from store.sync.coverage import Coverage
 from store.sync.index.hot import HotIndex
 from store.sync.index.views import IndexedReconcilable
 from store.sync.limits import index_window_ns
+from storenode.common.bounded import BoundedDict
 from storenode.message.limits import NS_PER_S
+from storenode.message.rules import Policy
 
 if TYPE_CHECKING:
     from store.observe.tracing import Tracing
 
 _LOG = get_logger("store.runtime.services")
-_NS_PER_MS = 1_000_000
+
+MAX_CLOCK_LEAD_NS: Final = 3_600 * NS_PER_S
+"""A node whose clock is further ahead of the database's drops nothing: what is new looks old."""
+
+
+def client_limits(config: NodeConfig) -> ClientLimits:
+    """Return the limits of a client for which the token file sets none."""
+    return ClientLimits(
+        requests_per_s=config.max_requests_per_second,
+        messages_per_s=config.max_messages_per_second,
+        calls=config.max_calls,
+        streams=config.max_streams,
+    )
+
+
+class PolicySource:
+    """The policy for messages of clients, whose retention horizon moves with the clock.
+
+    `raise_horizon` notes up to when the database has dropped messages, which a node with a longer
+    retention, or none, must respect too.
+    """
+
+    def __init__(self, config: NodeConfig, now_ns: Callable[[], int]) -> None:
+        self._config = config
+        self._now_ns = now_ns
+        self._dropped_ns = 0
+
+    def raise_horizon(self, horizon_ns: int) -> None:
+        """Admit nothing below this time any more; the horizon never goes back."""
+        self._dropped_ns = max(self._dropped_ns, horizon_ns)
+
+    def current(self) -> Policy:
+        """Return the policy as it is now."""
+        config = self._config
+        horizon_ns = self._dropped_ns
+        if config.retention is not None:
+            horizon_ns = max(horizon_ns, self._now_ns() - config.retention)
+        return Policy(
+            max_drift_ns=config.max_clock_drift,
+            horizon_ns=horizon_ns or None,
+            cluster=config.cluster,
+            shards=config.shard,
+            max_message_bytes=config.max_message_size,
+        )
+
+
+MAX_STATUS_TOPICS: Final = 64
+"""Pubsub topics that the status page shows."""
+
+RETENTION_LOCK_TIMEOUT_MS: Final = 250
+"""How long a drop may wait for locks, which blocks other queries, before it gives up."""
 _ROUTINE_EVENTS = frozenset(
     {
         "maintenance_taken",
@@ -66,7 +118,7 @@ _ROUTINE_EVENTS = frozenset(
 class Wiring:
     """The parts that work on the database, running.
 
-    ``listeners`` hear of every commit; more may be appended while the feed runs.
+    ``listeners`` get every commit; more may be appended while the feed runs.
     """
 
     database: Database
@@ -81,7 +133,7 @@ class Wiring:
     online: DatabaseOnlineTimes
     coverage: Coverage
     missing_parents: DatabaseMissingParents
-    heard: HeardTopics
+    recent_topics: RecentTopics
 
 
 async def open_wiring(
@@ -99,17 +151,16 @@ async def open_wiring(
     Raises:
         StoreUnavailable: The database does not serve.
     """
-    sizes = config.write_connections, config.read_connections, config.bulk_connections
-    database = await Database.open(url, PoolSettings(*sizes), guard)
+    database = await Database.open(url, PoolSettings(*config.pool_sizes), guard)
     stack.push_async_callback(database.close)
     max_confirms = config.max_confirms if config.gossip else 0
     written_ids, unread = WrittenIds(), UnreadEvents(database, max_confirms)
     # Also without gossip: other nodes on the database ask their peers to confirm.
     tracking = None if config.read_only else Tracking(unread, max_confirms)
-    partitions, heard = PartitionMap(time.time_ns, config.retention), HeardTopics()
+    partitions, recent_topics = PartitionMap(time.time_ns, config.retention), RecentTopics()
 
     def stored(batch: RecordBatch, source: Source, new: int) -> None:
-        heard.take(batch)
+        recent_topics.take(batch)
         metrics.count_stored(source, new)
 
     def conflicting(source: Source, conflict: Conflict) -> None:
@@ -177,7 +228,7 @@ async def open_wiring(
         DatabaseOnlineTimes(database),
         Coverage(reconcilable, statements, ids),
         DatabaseMissingParents(database),
-        heard,
+        recent_topics,
     )
 
 
@@ -186,16 +237,16 @@ def _feed_failed(error: Exception) -> None:
 
 
 def maintenance_events(metrics: Metrics) -> Callable[..., None]:
-    """Log and count what maintenance tells; of an outage of the database at most one event."""
-    told_of = 0.0
+    """Return a function that logs and counts events; of one outage at most one."""
+    counted_outage = 0.0
 
     def note(name: str, /, **fields: object) -> None:
-        nonlocal told_of
+        nonlocal counted_outage
         if name == "maintenance_disconnected" and not total(metrics.database_up, ""):
             outage = total(metrics.database_events, event={"away"})
-            if told_of == outage:
+            if counted_outage == outage:
                 return
-            told_of = outage
+            counted_outage = outage
         metrics.maintenance_events.labels(name).inc()
         write = _LOG.info if name in _ROUTINE_EVENTS else _LOG.warning
         write(name, **fields)
@@ -209,9 +260,47 @@ def _maintainer(config: NodeConfig, database: Database, metrics: Metrics) -> Mai
         RetentionPolicy(config.retention, config.retention_size, config.retention_requires_archive),
         now_ns=time.time_ns,
         on_event=maintenance_events(metrics),
-        interval_s=config.retention_interval / NS_PER_S,
-        lock_timeout_ms=max(1, config.retention_lock_timeout // _NS_PER_MS),
+        interval_s=config.maintenance_interval / NS_PER_S,
+        lock_timeout_ms=RETENTION_LOCK_TIMEOUT_MS,
         max_lead_ns=MAX_CLOCK_LEAD_NS,
         steady_ns=time.monotonic_ns,
         last_online_ns=database.last_online_ns,
+    )
+
+
+class RecentTopics:
+    """The times of the last messages of pubsub topics, of `MAX_STATUS_TOPICS` at most.
+
+    Hours without a message are those of all topics together: they do not show a silent one.
+    """
+
+    def __init__(self, now_s: Callable[[], float] = time.time) -> None:
+        self._now_s = now_s
+        self._since_s = now_s()
+        self._last_s = BoundedDict[str, float](MAX_STATUS_TOPICS)
+
+    def take(self, batch: RecordBatch) -> None:
+        """Note a batch that was stored, or that was held already."""
+        now_s = self._now_s()
+        for pubsub, _ in batch.topics.values():
+            self._last_s[pubsub] = now_s
+
+    def fields(self, stored: Iterable[str]) -> dict[str, Any]:
+        """Return the topics ``stored`` and recent for the status page, silent ones first."""
+        last_s = {**dict.fromkeys(stored, 0.0), **self._last_s}
+        ascending = sorted(last_s.items(), key=lambda each: (each[1], each[0]))
+        return {
+            "since": int(self._since_s),
+            "last": [[name, int(when)] for name, when in ascending[:MAX_STATUS_TOPICS]],
+        }
+
+
+def system_environment(component: str, metrics: Metrics) -> Environment:
+    """Return the clocks of the system, its randomness, and a log that names the component."""
+    return Environment(
+        now_ns=time.time_ns,
+        steady_ns=time.monotonic_ns,
+        random=random.SystemRandom(),
+        log=get_logger(component),
+        counts=metrics,
     )

@@ -1,4 +1,4 @@
-"""What the status page shows, as JSON: see docs/operations.md, "The status page".
+"""The content of the status page, as JSON: see docs/operations.md, "The status page".
 
 Times are Unix seconds, 0 for never; what is not known yet is null. Nothing secret is in it, and
 texts of peers are cut.
@@ -11,47 +11,53 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from store.db.summaries.timeline import (
+    TIMELINE_DAYS,
     Timeline,
     Upkeep,
     read_pubsub_topics,
     read_timeline,
     read_upkeep,
 )
+from store.domain.completeness import CoverageReads
+from store.domain.coverage import HOUR_NS, CoverageStep, StoreCoverage, aligned
+from store.domain.partitioning import DAY_NS
 from store.domain.ports import PeerState, ResumeState, StoreSummary, SyncDone
 from store.domain.unread import GossipPeerState, UnreadSummary
-from store.observe.limits import RATE_INTERVAL_S
-from store.observe.metrics import Metrics, Rates, samples, total
-from store.observe.problems import Problem, Problems
-from store.runtime.gossip import Gossiping
-from store.runtime.hour_coverage import read_hour_coverage
-from store.runtime.limits import (
-    COVERAGE_REST_S,
-    MAX_STATUS_NOTES,
-    MAX_STATUS_TEXT_CHARS,
-    MAX_STATUS_TOPICS,
-    STATUS_PATIENCE_S,
-    STATUS_REST_S,
-    SUMMARY_AGE_S,
-    TIMELINE_REST_S,
-    UPKEEP_REST_S,
-)
-from store.runtime.peering import Peering
-from store.runtime.readiness import Readiness
-from store.runtime.services import Wiring
-from store.runtime.single_flight import SingleFlightCache
+from store.observe.metrics import RATE_INTERVAL_S, Metrics, Rates, samples, total
+from store.observe.problems import Problem
+from store.runtime.exchange import Gossiping, Peering
+from store.runtime.health import NodeHealth
+from store.runtime.services import MAX_STATUS_TOPICS, Wiring
+from store.runtime.tasks import SingleFlightCache
+from store.runtime.telemetry import SUMMARY_AGE_S
 from store.serving.context import NodeIdentity
 from storenode.message.limits import NS_PER_S
+
+STATUS_REST_S: Final = 1.0
+"""How often the data of the status page is put together, however many look at it."""
+
+STATUS_PATIENCE_S: Final = 2.0
+"""How long it waits for the database; then it shows what was read before."""
+
+TIMELINE_REST_S: Final = 3.0
+COVERAGE_REST_S: Final = 15.0
+UPKEEP_REST_S: Final = 15.0
+"""How often it reads what is held by time, and how the database does."""
+
+MAX_STATUS_TEXT_CHARS: Final = 300
+MAX_STATUS_NOTES: Final = 5
+"""Of a text that a peer may have written, and of the notes of one session."""
 
 Fields = dict[str, Any]
 """An object of JSON."""
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
-    """What a node is put together from, as far as the page shows it."""
+class ReportedParts:
+    """The parts of a node that the page shows."""
 
     identity: NodeIdentity
     wiring: Wiring
@@ -62,56 +68,58 @@ class Parts:
 
 
 class StatusReport:
-    """One per node; made before the database serves, and `complete` when the node does."""
+    """The data of the status page; `complete` when the node serves."""
 
-    def __init__(self, version: str, metrics: Metrics, readiness: Readiness) -> None:
+    def __init__(self, version: str, metrics: Metrics, health: NodeHealth) -> None:
         self._version = version
         self._metrics = metrics
-        self._readiness = readiness
+        self._health = health
         self._started_s = time.time()
-        self._problems = Problems(metrics)
+        self._silent: dict[str, float] = {}
         self._rates = Rates(metrics, time.monotonic())
         self._database: _Database | None = None
-        self._parts: Parts | None = None
+        self._parts: ReportedParts | None = None
         self._page = SingleFlightCache("status", self._render, STATUS_REST_S, factor=0)
 
-    def complete(self, stack: AsyncExitStack, parts: Parts) -> None:
+    def complete(self, stack: AsyncExitStack, parts: ReportedParts) -> None:
         """Show all of it from now on; `stack` ends what is being read."""
         self._parts = parts
         self._database = _Database(parts.wiring, self._metrics)
         stack.push_async_callback(self._database.stop)
         stack.push_async_callback(self._page.stop)
 
-    @property
-    def problems(self) -> Sequence[Problem]:
-        """What was wrong when it was last looked."""
-        return self._problems.present
-
-    def look(self) -> None:
-        """Look for what is wrong, every `PROBLEMS_INTERVAL_S`."""
-        silent = () if self._parts is None else _silent(self._parts)
-        self._problems.look(silent, self._readiness.unready)
+    def measure_callers(self) -> None:
+        """Set the gauges of peers that only call this node, and are not connected."""
+        if self._parts is None:
+            return
+        silent, gauge = dict(_silent(self._parts)), self._metrics.peer_silent_since
+        for name in self._silent.keys() - silent.keys():
+            gauge.remove(name)
+        for name, when_s in silent.items():
+            gauge.labels(name).set(when_s)
+        self._silent = silent
 
     def sample(self) -> None:
         """Note how much has happened, every `RATE_INTERVAL_S`."""
         self._rates.sample(time.monotonic())
 
     async def render(self) -> bytes:
-        """The page's data, rendered at most once in `STATUS_REST_S`."""
+        """Return the page's data, rendered at most once in `STATUS_REST_S`."""
         found = await self._page.get(STATUS_PATIENCE_S * 2)
         return await self._render() if found is None else found
 
     async def _render(self) -> bytes:
-        now_s = time.time()
+        now_s, health = time.time(), self._health.value
         fields: Fields = {
             "version": self._version,
             "node_id": None,
             "store_id": None,
             "time": now_s,
             "started": self._started_s,
-            "ready": self._readiness.ready,
-            "why_not_ready": self._readiness.unready,
-            "problems": [_problem(each) for each in self.problems],
+            "revision": health.revision,
+            "ready": health.ready,
+            "why_not_ready": health.unready,
+            "problems": [_problem(each) for each in health.problems],
             "disks": self._disks(),
             "clocks_ahead_s": self._clocks_ahead_s(),
             "publish_ms": self._rates.publish_ms(),
@@ -158,7 +166,7 @@ class StatusReport:
 
 
 class _Database:
-    """What is read from the database, each thing as often as it is worth."""
+    """The readings of the database, each with its own refresh interval."""
 
     def __init__(self, wiring: Wiring, metrics: Metrics) -> None:
         self._metrics = metrics
@@ -199,7 +207,7 @@ class _Database:
         for each in self._all:
             await each.stop()
 
-    async def fields(self, parts: Parts) -> Fields:
+    async def fields(self, parts: ReportedParts) -> Fields:
         deadline_s = time.monotonic() + STATUS_PATIENCE_S
 
         def patience_s() -> float:
@@ -214,7 +222,7 @@ class _Database:
         return {
             "node_id": parts.identity.node_id,
             "store_id": parts.identity.store_id,
-            "held": _held(summary, self.summary.age_s, parts),
+            "held": _stored(summary, self.summary.age_s, parts),
             "history": _history(timeline),
             "topics": _topics(topics, parts),
             "coverage": coverage,
@@ -224,7 +232,9 @@ class _Database:
         }
 
 
-def _held(summary: StoreSummary | None, age_s: float | None, parts: Parts) -> Fields | None:
+def _stored(
+    summary: StoreSummary | None, age_s: float | None, parts: ReportedParts
+) -> Fields | None:
     if summary is None:
         return None
     retention_ns = parts.retention_ns
@@ -246,11 +256,11 @@ def _history(timeline: Timeline | None) -> Fields | None:
     return _fields(timeline, *names)
 
 
-def _topics(held: Sequence[str] | None, parts: Parts) -> Fields | None:
-    if held is None:
+def _topics(stored: Sequence[str] | None, parts: ReportedParts) -> Fields | None:
+    if stored is None:
         return None
-    heard = parts.wiring.heard.fields(held)
-    return heard | {"last": [[_text(name), when] for name, when in heard["last"]]}
+    recent = parts.wiring.recent_topics.fields(stored)
+    return recent | {"last": [[_text(name), when] for name, when in recent["last"]]}
 
 
 def _upkeep(upkeep: Upkeep | None, metrics: Metrics) -> Fields | None:
@@ -265,7 +275,7 @@ def _upkeep(upkeep: Upkeep | None, metrics: Metrics) -> Fields | None:
 
 
 def _archive(upkeep: Upkeep | None) -> Fields | None:
-    """None also where nothing was ever archived: then there is no archive to lag behind."""
+    # None also where nothing was ever archived: then there is no archive to lag behind.
     if upkeep is None or not upkeep.archives:
         return None
     oldest_ns = upkeep.unarchived_ns
@@ -284,7 +294,7 @@ def _gossip(unread: UnreadSummary | None, gossiping: Gossiping) -> Fields | None
     }
 
 
-def _exchange(parts: Parts) -> Fields:
+def _exchange(parts: ReportedParts) -> Fields:
     live = _live_peers(parts)
     peers = parts.peering.synchronizer.peers()
     resume = parts.peering.synchronizer.resume()
@@ -294,32 +304,32 @@ def _exchange(parts: Parts) -> Fields:
     }
 
 
-def _silent(parts: Parts) -> list[tuple[str, float]]:
-    """Callers that are neither connected nor called by this node, and when they were heard."""
+def _silent(parts: ReportedParts) -> list[tuple[str, float]]:
     peers, live = parts.peering.synchronizer.peers(), _live_peers(parts)
     known = {each.node_id for each in peers} | {each.node_id for each in live if each.connected}
     return [(name, when) for name, when in parts.callers.items() if name not in known]
 
 
-def _live_peers(parts: Parts) -> Sequence[GossipPeerState]:
+def _live_peers(parts: ReportedParts) -> Sequence[GossipPeerState]:
     return () if parts.gossiping.node is None else parts.gossiping.node.driver.peers()
 
 
 def _peers(
-    configured: Sequence[PeerState], live: Sequence[GossipPeerState], heard_s: Mapping[str, float]
+    configured: Sequence[PeerState],
+    live: Sequence[GossipPeerState],
+    last_call_s: Mapping[str, float],
 ) -> list[Fields]:
-    """The configured peers, then those that only call this node, or have called it."""
     by_id = {each.node_id: each for each in live}
     listed = [
         _peer(peer) | {"live": _live(by_id.pop(peer.node_id, None))}
         for peer in sorted(configured, key=lambda peer: peer.address)
     ]
-    others = (by_id.keys() | heard_s.keys()) - {peer.node_id for peer in configured}
+    others = (by_id.keys() | last_call_s.keys()) - {peer.node_id for peer in configured}
     callers = [
         {
             "node_id": _text(name),
             "live": _live(by_id.get(name)),
-            "last_heard": int(heard_s.get(name, 0)),
+            "last_heard": int(last_call_s.get(name, 0)),
         }
         for name in sorted(others)
     ]
@@ -373,7 +383,7 @@ def _resume(resume: ResumeState) -> Fields:
 
 
 def _fields(state: object, *names: str) -> Fields:
-    """Attributes of these names, texts cut, or times of these names (``..._ns``) in seconds."""
+    """Return attributes by name, texts cut, and times (``..._ns``) in seconds."""
     found: Fields = {}
     for name in names:
         value = getattr(state, name if hasattr(state, name) else f"{name}_ns")
@@ -391,3 +401,51 @@ def _seconds(time_ns: int) -> int:
 
 def _text(text: str) -> str:
     return text if len(text) <= MAX_STATUS_TEXT_CHARS else text[:MAX_STATUS_TEXT_CHARS] + "…"
+
+
+MAX_STORES: Final = 16
+"""Stores that are shown; a node has fewer peers."""
+
+
+async def read_hour_coverage(reads: CoverageReads, now_ns: int) -> Fields:
+    """Return by store the runs of hours of which the same is known.
+
+    A run is its first hour, their number, the state, as of when, up to when it is equal, how many
+    messages were missing here and there, how many of each hour were held here then, where that is
+    known, and as of when it was last equal. Times are Unix seconds.
+    """
+    end_ns = now_ns // DAY_NS * DAY_NS + DAY_NS
+    hours = list(aligned(end_ns - TIMELINE_DAYS * DAY_NS, end_ns, HOUR_NS))
+    steps = await reads.steps(hours)
+    stores = sorted({each.store_id for step in steps for each in step.stores})[:MAX_STORES]
+    return {
+        "start": hours[0][0] // NS_PER_S,
+        "stores": [{"store_id": name, "runs": _runs(name, steps)} for name in stores],
+    }
+
+
+def _runs(store_id: str, steps: Sequence[CoverageStep]) -> list[list[Any]]:
+    runs: list[list[Any]] = []
+    for place, step in enumerate(steps):
+        found = next((each for each in step.stores if each.store_id == store_id), None)
+        if found is None:
+            continue
+        known = _known(step, found)
+        if runs and runs[-1][0] + runs[-1][1] == place and runs[-1][2:] == known:
+            runs[-1][1] += 1
+        else:
+            runs.append([place, 1, *known])
+    return runs
+
+
+def _known(step: CoverageStep, found: StoreCoverage) -> list[Any]:
+    partly = step.start_ns < found.equal_until_ns < step.end_ns
+    return [
+        found.state.value,
+        found.compared_ns // NS_PER_S,
+        found.equal_until_ns // NS_PER_S if partly else 0,
+        found.missing_here,
+        found.missing_there,
+        found.held_here,
+        found.last_equal_ns // NS_PER_S,
+    ]

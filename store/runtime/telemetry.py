@@ -1,4 +1,4 @@
-"""Takes the metrics that are states, not events, from where they are."""
+"""Gauges of the states of a node, read from its parts and its database."""
 
 from __future__ import annotations
 
@@ -6,7 +6,12 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
+from pathlib import Path
+from typing import Final
 
+from cryptography import x509
+
+from store.config.node import NodeConfig
 from store.db.maintenance.condition import StoreCondition, read_condition
 from store.db.schema.partitions import read_catalog
 from store.domain.ports import StoreBusy, StoreSummary, StoreUnavailable
@@ -14,32 +19,64 @@ from store.domain.unread import UnreadSummary
 from store.observe.clocks import ClockComparison
 from store.observe.logging import suppressed_total
 from store.observe.metrics import Metrics
-from store.runtime.limits import SUMMARY_AGE_S, SUMMARY_INTERVAL_S, SUMMARY_TIMEOUT_S
-from store.runtime.policy import PolicySource
-from store.runtime.services import Wiring
+from store.runtime.services import PolicySource, Wiring
+from store.serving.tls import MAX_PEM_BYTES
 from storenode.message.limits import NS_PER_S
+
+SUMMARY_INTERVAL_S: Final = 10.0
+"""How often the metrics and the horizon are taken from what the database holds."""
+
+SUMMARY_AGE_S: Final = 1.0
+"""Metrics that are asked for show what the database held this long ago, or later."""
+
+SUMMARY_TIMEOUT_S: Final = 2.0
+"""How long a request for metrics waits for that; then it shows older numbers."""
+
+
+FEWEST_DEAD_ROWS: Final = 100_000
+"""Fewer dead rows in a table are no problem."""
+
+
+def certificate_files(config: NodeConfig) -> list[Path]:
+    """Return the files of certificates that the options name."""
+    files = (config.tls_cert, config.tls_ca, config.client_ca)
+    return [path for path in files if path is not None]
+
+
+def read_expiry_s(path: Path) -> float:
+    """Return when the first certificate of a file ends, in Unix seconds; 0 if none can be read."""
+    try:
+        with path.open("rb") as file:
+            found = x509.load_pem_x509_certificates(file.read(MAX_PEM_BYTES))
+    except (OSError, ValueError):
+        return 0.0
+    return min(each.not_valid_after_utc.timestamp() for each in found)
 
 
 class Telemetry:
-    """Refreshes gauges: what the database holds now and then, the rest when they are asked for.
-
-    ``summary`` and ``unread`` are what the database said when it was last read.
-    """
+    """The gauges of a node; ``summary`` and ``unread`` are of the last reading."""
 
     def __init__(
-        self, metrics: Metrics, wiring: Wiring, policy: PolicySource, clocks: ClockComparison
+        self,
+        metrics: Metrics,
+        wiring: Wiring,
+        policy: PolicySource,
+        clocks: ClockComparison,
+        config: NodeConfig,
     ) -> None:
         self._metrics = metrics
         self._wiring = wiring
         self._policy = policy
         self._clocks = clocks
+        self._files = certificate_files(config)
+        self._blocking_age_ns = config.retention if config.retention_requires_archive else None
         self._clock = asyncio.get_running_loop().time
         self._summarised_s = -SUMMARY_INTERVAL_S
         self.summary = StoreSummary(b"", 0, 0, 0, 0)
         self.unread = UnreadSummary(0, 0, 0)
 
     async def render(self) -> bytes:
-        """The metrics as text; what the database tells is at most SUMMARY_AGE_S old."""
+        """Return the metrics as text; those of the database are at most SUMMARY_AGE_S old."""
         if self._clock() - self._summarised_s > SUMMARY_AGE_S:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(SUMMARY_TIMEOUT_S):
@@ -49,7 +86,7 @@ class Telemetry:
         return self._metrics.render()
 
     def read_process(self) -> None:
-        """Read what the process knows by itself."""
+        """Set the gauges of the process itself."""
         self._read_pools()
         self._read_clocks()
         self._metrics.feed_position.set(self._wiring.feed.head[0])
@@ -86,7 +123,13 @@ class Telemetry:
         return summary
 
     async def read_condition(self) -> None:
-        """Read how the database is; one that is away leaves all as it was."""
+        """Read the condition of the database and the ends of the certificates.
+
+        Without the database, its numbers stay as they were.
+        """
+        for path in self._files:
+            expiry_s = await asyncio.to_thread(read_expiry_s, path)
+            self._metrics.certificate_expiry.labels(path.name).set(expiry_s)
         with contextlib.suppress(StoreUnavailable, StoreBusy):
             now_ns = time.time_ns()
             self._show(await self._wiring.database.read(lambda each: read_condition(each, now_ns)))
@@ -97,6 +140,9 @@ class Telemetry:
             metrics.table_bytes.labels(name).set(table.size_bytes)
             metrics.table_rows.labels(name, "live").set(table.live_rows)
             metrics.table_rows.labels(name, "dead").set(table.dead_rows)
+            rows = table.dead_rows + table.live_rows
+            is_large = table.dead_rows >= FEWEST_DEAD_ROWS
+            metrics.table_dead_ratio.labels(name).set(table.dead_rows / rows if is_large else 0)
         metrics.partitions_until.set(condition.covered_until_ns / NS_PER_S)
         metrics.standbys.set(condition.standbys)
         metrics.standby_lag_bytes.clear()
@@ -105,14 +151,20 @@ class Telemetry:
         metrics.unarchived_hours.set(archive.unarchived_hours)
         metrics.oldest_unarchived.set(archive.oldest_unarchived_ns / NS_PER_S)
         metrics.archived_until.set(archive.archived_until_ns / NS_PER_S)
+        age_ns = time.time_ns() - archive.oldest_unarchived_ns
+        is_blocked = self._blocking_age_ns is not None and self._blocking_age_ns < age_ns
+        metrics.retention_blocked.set(int(is_blocked and archive.oldest_unarchived_ns > 0))
 
     def _read_clocks(self) -> None:
         metrics, clocks = self._metrics, self._clocks
         metrics.clock_limit_seconds.set(clocks.limit_ns / NS_PER_S)
         metrics.clock_refused_publishers.set(clocks.refused_publishers())
         metrics.clock_offset_seconds.clear()
-        for name, offset_s in clocks.offsets_s().items():
+        offsets_s = clocks.offsets_s()
+        for name, offset_s in offsets_s.items():
             metrics.clock_offset_seconds.labels(name).set(offset_s)
+        off = sum(abs(each) > clocks.limit_ns / NS_PER_S for each in offsets_s.values())
+        metrics.clocks_off_ratio.set(off / len(offsets_s) if offsets_s else 0)
 
     def _read_pools(self) -> None:
         connections = self._metrics.pool_connections

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -11,16 +12,14 @@ from typing import Final
 from store.domain.access import Access, TokenFileError, parse_token_file
 from store.domain.quota import ClientLimits
 from store.observe.logging import get_logger
-from store.runtime.errors import WrongConfigurationError, ended
-from store.runtime.limits import (
-    MAX_TOKEN_FILE_BYTES,
-    TOKEN_READ_AGAIN_S,
-    TOKEN_READINGS,
-    TOKEN_REST_LOOKS,
-    TOKEN_REST_S,
-)
+from store.runtime.node_files import WrongConfigurationError, ended
 
 _LOG = get_logger("store.runtime.tokens")
+
+MAX_LOOKS: Final = 10
+"""A changed file that has not come to rest after so many looks is reported."""
+
+MAX_TOKEN_FILE_BYTES: Final = 4 * 1024 * 1024
 
 _Stamp = tuple[int, int, int, int]
 _UNSURE: Final[_Stamp] = (0, 0, 0, 0)
@@ -34,22 +33,36 @@ class _Reading:
 
 
 class TokenFile:
-    """``access``: the rules as the file last had them; one that cannot be used changes nothing.
+    """The rules of a token file, as it last had them; a file that cannot be used changes nothing.
 
-    A file that is being written may lack clients, or all of them, for a moment. So a change is
-    taken over when the file has come to rest. If it does not, it is read several times, and of
-    these readings one with the most clients is taken: a cut file has no more than a whole one.
+    A file that is being written may lack clients for a moment. So a change is taken over when two
+    looks in a row find the same file.
+
+    Attributes:
+        access: The rules in force.
     """
 
-    def __init__(self, path: Path | None, limits: ClientLimits) -> None:
-        """`limits` are those of a client for which the file sets none."""
+    def __init__(
+        self,
+        path: Path | None,
+        limits: ClientLimits,
+        on_use: Callable[[bool], None] = lambda _usable: None,
+    ) -> None:
+        """Make the rules of a file that is not read yet.
+
+        Args:
+            path: The file; None: any client may do everything but administer.
+            limits: Those of a client for which the file sets none.
+            on_use: Called with whether the file could be used, when it was read again.
+        """
         self._path = path
         self._limits = limits
+        self._on_use = on_use
         self._stamp: _Stamp | None = _UNSURE
+        self._seen: _Stamp | None = _UNSURE
+        self._looks = 0
         self._digest = b""
         self.access = Access.open(limits)
-        self._loads = 0
-        self._complaint = ""
 
     def load(self) -> None:
         """Read the file as it is now.
@@ -58,65 +71,50 @@ class TokenFile:
             WrongConfigurationError: It cannot be read or understood.
         """
         if self._path is not None:
+            self._stamp = self._seen = _UNSURE
             self._take(_read(self._path, self._limits))
-            self._loads += 1
-            self._stamp = _UNSURE
 
     def reload(self) -> None:
-        """Read the file as it is now, and complain if it cannot be used."""
+        """Read the file as it is now, and report one that cannot be used."""
         if self._path is None:
             return
         try:
             self.load()
         except WrongConfigurationError as error:
-            _LOG.error("token_file_not_reloaded", reason=str(error))
+            self._refuse(str(error))
         else:
             _LOG.info("token_file_reloaded", clients=len(self.access.clients()))
 
     async def follow(self) -> None:
-        """Take over a changed file; complain about one that cannot be used, once per change."""
+        """Take over a changed file, or report it once; called every few seconds."""
         if self._path is None:
             return
         stamp = _look(self._path)
         if stamp == self._stamp:
             return
-        for _ in range(TOKEN_REST_LOOKS):
-            await asyncio.sleep(TOKEN_REST_S)
-            before, stamp = stamp, _look(self._path)
-            if stamp == before:
-                await self._take_over(self._path, stamp, 1)
-                return
-        await self._take_over(self._path, _UNSURE, TOKEN_READINGS)
-
-    async def _take_over(self, path: Path, stamp: _Stamp | None, readings: int) -> None:
-        loads, found, complaint = self._loads, None, ""
-        for number in range(readings):
-            await asyncio.sleep(TOKEN_READ_AGAIN_S if number else 0)
-            try:
-                reading = await asyncio.to_thread(_read, path, self._limits)
-            except WrongConfigurationError as error:
-                complaint = str(error)
-            else:
-                if found is None or _clients(reading) >= _clients(found):
-                    found = reading
-        if loads != self._loads:
-            return  # read at once meanwhile, and looked at again
-        self._stamp = stamp
-        if found is not None:
-            self._complaint = ""
-            if found.digest != self._digest:
-                self._take(found)
-                _LOG.info("token_file_reloaded", clients=_clients(found))
-        elif stamp != _UNSURE or complaint != self._complaint:
-            self._complaint = complaint
-            _LOG.error("token_file_not_reloaded", reason=complaint)
+        if stamp != self._seen:
+            self._seen, self._looks = stamp, self._looks + 1
+            if self._looks == MAX_LOOKS:
+                self._refuse(f"The token file {self._path} changes all the time: write it once.")
+            return
+        self._stamp, self._looks = stamp, 0
+        try:
+            reading = await asyncio.to_thread(_read, self._path, self._limits)
+        except WrongConfigurationError as error:
+            self._refuse(str(error))
+        else:
+            is_new = reading.digest != self._digest
+            self._take(reading)
+            if is_new:
+                _LOG.info("token_file_reloaded", clients=len(self.access.clients()))
 
     def _take(self, reading: _Reading) -> None:
         self.access, self._digest = reading.access, reading.digest
+        self._on_use(True)
 
-
-def _clients(reading: _Reading) -> int:
-    return len(reading.access.clients())
+    def _refuse(self, reason: str) -> None:
+        _LOG.error("token_file_not_reloaded", reason=reason)
+        self._on_use(False)
 
 
 def _look(path: Path) -> _Stamp | None:

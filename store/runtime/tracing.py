@@ -13,11 +13,9 @@ from typing import TYPE_CHECKING, Final
 
 from store.config.node import NodeConfig
 from store.observe.metrics import Metrics
-from store.runtime.errors import WrongConfigurationError
+from store.runtime.node_files import WrongConfigurationError
 
 if TYPE_CHECKING:
-    from opentelemetry.sdk.trace.sampling import Sampler
-
     from store.observe.tracing import Tracing
 
 _NO_LIBRARIES: Final = (
@@ -77,7 +75,6 @@ def open_tracing(
     }
     try:
         provider = TracerProvider(
-            sampler=_sampler(config.trace_sample),
             resource=Resource.create(attributes),
             shutdown_on_exit=False,
         )
@@ -98,12 +95,3 @@ def open_tracing(
 
 def _queue_spans() -> str:
     return os.environ.get(_QUEUE, _DEFAULT_QUEUE)
-
-
-def _sampler(share: float | None) -> Sampler | None:
-    """For calls that come without a trace; None: as OTEL_TRACES_SAMPLER says, usually all."""
-    if share is None:
-        return None
-    from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio  # noqa: PLC0415
-
-    return ParentBasedTraceIdRatio(share)

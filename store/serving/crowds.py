@@ -44,7 +44,7 @@ class Crowds:
                     "connections_closed",
                     host=host,
                     connections=len(its),
-                    reason=f"at most {self._per_host} of one host: --max-connections-per-host",
+                    reason=f"at most {self._per_host} of one host: a quarter of --max-connections",
                 )
 
     def _accepted(self) -> list[Accepted]:

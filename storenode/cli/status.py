@@ -42,10 +42,13 @@ async def status(session: Session, *, timeout: int, check: bool) -> int:  # noqa
     else:
         for line in (*_problems(answer), *(() if check else labelled(_rows(answer)))):
             session.out.line(line)
-    return FAILED if check and answer.problems else OK
+    is_well = answer.ready and not answer.problems
+    return OK if is_well or not check else FAILED
 
 
 def _problems(answer: NodeStatus) -> Iterator[str]:
+    if not answer.ready and not answer.problems:
+        yield "WARNING the node is not ready"
     for each in answer.problems:
         urgency = "CRITICAL" if each.critical else "WARNING"
         yield (

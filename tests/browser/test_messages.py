@@ -33,7 +33,7 @@ def node(
     folder = tmp_path_factory.mktemp("page")
     write_tokens(folder, {"page": ["read", "follow", "publish"]})
     port = HeldPort()
-    listen = ("--http-listen", port.address, "--http-page")
+    listen = ("--http-listen", port.address)
     options = (*listen, "--client-token-file", str(folder / "clients.toml"))
     with running_node(folder / "node", *options, database_url=new_store()) as process:
         publish(process, *(message(TOPIC, b"line %d" % number) for number in range(120)))

@@ -34,7 +34,7 @@ def node(
     tmp_path_factory: pytest.TempPathFactory, new_store: Callable[[], str]
 ) -> Iterator[NodeProcess]:
     """A node without tokens, with a page."""
-    options = ("--http-listen", "127.0.0.1:0", "--http-page", "--max-clock-drift", "off")
+    options = ("--http-listen", "127.0.0.1:0", "--max-clock-drift", "off")
     directory = tmp_path_factory.mktemp("sites") / "node"
     with running_node(
         directory, *options, "--retention", "off", database_url=new_store()

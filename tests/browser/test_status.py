@@ -14,7 +14,7 @@ from typing import Any, Final
 import pytest
 from selenium.webdriver.common.keys import Keys
 
-from store.observe.page import DATA_PATH, HEADERS, PATH, asset
+from store.observe.http import STATUS_DATA_PATH, STATUS_HEADERS, STATUS_PATH, asset
 from tests.browser.browser import (
     HOSTILE,
     LEAST_CONTRAST,
@@ -103,7 +103,7 @@ def hours(page: Page) -> tuple[list[str], str, int]:
 
 def held(node: NodeProcess) -> str:
     """How many messages the node says that it holds, as the page writes it."""
-    return f"{json.loads(get(node.metrics, DATA_PATH)[1])['held']['messages']:,}"
+    return f"{json.loads(get(node.metrics, STATUS_DATA_PATH)[1])['held']['messages']:,}"
 
 
 def test_it_shows_what_the_node_holds_with_its_gap(
@@ -211,7 +211,7 @@ def test_it_asks_nobody_else_and_the_browser_does_not_complain(
     until(page, lambda: tile(page, "messages") == held(node), "the messages are counted")
     asked = page.requests()
     assert {host_of(url) for url in asked if url.startswith("http")} == {node.metrics}
-    assert any(url.endswith(DATA_PATH) for url in asked)
+    assert any(url.endswith(STATUS_DATA_PATH) for url in asked)
     assert page.complaints() == []
     assert page.run("return document.cookie") == ""
 
@@ -239,13 +239,15 @@ def showing(data: bytes) -> AbstractContextManager[str]:
 
     class Handler(Quiet):
         def do_GET(self) -> None:  # noqa: N802 - the base's name
-            found = (data, "application/json") if self.path == DATA_PATH else asset(self.path)
+            found = (
+                (data, "application/json") if self.path == STATUS_DATA_PATH else asset(self.path)
+            )
             if found is None:
                 self.send_error(404)
                 return
             body, kind = found
             self.send_response(200)
-            for name, value in (*HEADERS, ("Content-Type", kind)):
+            for name, value in (*STATUS_HEADERS, ("Content-Type", kind)):
                 self.send_header(name, value)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
@@ -266,7 +268,7 @@ def with_hostile_texts(given: Any, path: str = "") -> Any:  # noqa: ANN401 - JSO
 def test_texts_of_peers_are_shown_and_never_obeyed(page: Page, node: NodeProcess) -> None:
     page.open(node.metrics)
     until(page, lambda: "attempt failed" in page.text("#peers"), "the peer is known")
-    data = with_hostile_texts(json.loads(get(node.metrics, DATA_PATH)[1]))
+    data = with_hostile_texts(json.loads(get(node.metrics, STATUS_DATA_PATH)[1]))
     data["peers"][0]["last"]["notes"] = [HOSTILE] * 5
     data["peers"].append({"node_id": HOSTILE, "live": {"reason": HOSTILE, "cut_off_until": 9e9}})
     data["why_not_ready"], data["ready"] = HOSTILE, False
@@ -295,11 +297,11 @@ def test_the_policy_keeps_out_what_might_be_slipped_in(page: Page, node: NodePro
     )
     until(page, lambda: any("Content Security" in each for each in page.complaints()), "it is told")
     assert page.run("return window.owned") is None
-    assert PATH in page.driver.current_url
+    assert STATUS_PATH in page.driver.current_url
 
 
 def test_hours_show_what_other_stores_hold(page: Page, node: NodeProcess, filled_s: int) -> None:
-    data = json.loads(get(node.metrics, DATA_PATH)[1])
+    data = json.loads(get(node.metrics, STATUS_DATA_PATH)[1])
     start, now_hour = data["history"]["hours_start"], filled_s
     data["time"] = min(data["time"], now_hour + HOUR_S - 1)
     place = (now_hour - start) // HOUR_S

@@ -1,4 +1,4 @@
-"""Alert rules: valid, tested, each with a page that says what to do."""
+"""Alert rules: current, valid, tested, each with a page that says what to do."""
 
 from __future__ import annotations
 
@@ -12,38 +12,21 @@ import yaml
 from store.observe.problems import RULES as PROBLEMS
 from store.observe.problems import RUNBOOKS as RUNBOOKS_URL
 from tests.deploy.tools import DEPLOY, ROOT, run
+from tests.support.faults import FAULTS, Fault, record
+from tools.generate_rules import TARGET, alert_name, rules
 
 PROMETHEUS = DEPLOY / "prometheus"
-RULES = PROMETHEUS / "rules/storenode.yml"
-TESTS = sorted((PROMETHEUS / "tests").glob("*.yml"))
+TESTS = PROMETHEUS / "tests/outside_test.yml"
 RUNBOOKS = ROOT / "docs/runbooks"
-ADDRESS = "https://github.com/storenode/storenode/blob/main/docs/runbooks/"
-"""Pages have an address of their own: who is woken reads the alert on a telephone."""
 
 
 def alerts() -> list[dict[str, Any]]:
-    groups = yaml.safe_load(RULES.read_text("utf-8"))["groups"]
+    groups = yaml.safe_load(TARGET.read_text("utf-8"))["groups"]
     return [rule for group in groups for rule in group["rules"] if "alert" in rule]
 
 
-FROM_OUTSIDE = {
-    *("node-down", "no-targets", "node-restarting", "disk-running-out"),
-    *("gateway-down", "gateway-without-node"),
-}
-"""What a node cannot know: that it is not there, its last six hours, the gateways before it."""
-
-
-def test_a_node_tells_of_itself_what_the_alerts_tell() -> None:
-    alerted = {
-        each["annotations"]["runbook_url"]: each["labels"]["severity"] == "critical"
-        for each in alerts()
-    }
-    told = {f"{RUNBOOKS_URL}{rule.page}.md": rule.critical for rule in PROBLEMS}
-    assert told == {
-        url: critical
-        for url, critical in alerted.items()
-        if url.removeprefix(ADDRESS).removesuffix(".md") not in FROM_OUTSIDE
-    }
+def test_the_alerts_are_those_of_the_problems() -> None:
+    assert TARGET.read_text("utf-8") == rules()
 
 
 def test_prometheus_accepts_configuration_rules_and_what_the_dashboard_asks(tmp_path: Path) -> None:
@@ -54,22 +37,63 @@ def test_prometheus_accepts_configuration_rules_and_what_the_dashboard_asks(tmp_
         for target in panel.get("targets", ())
     ]
     assert len(asked) > 40
-    rules = [{"record": f"panel:{number}", "expr": expr} for number, expr in enumerate(asked)]
+    panels = [{"record": f"panel:{number}", "expr": expr} for number, expr in enumerate(asked)]
     path = tmp_path / "panels.yml"
-    path.write_text(yaml.safe_dump({"groups": [{"name": "panels", "rules": rules}]}), "utf-8")
-    run("promtool", "check", "rules", str(RULES), str(path))
+    path.write_text(yaml.safe_dump({"groups": [{"name": "panels", "rules": panels}]}), "utf-8")
+    run("promtool", "check", "rules", str(TARGET), str(path))
     run("promtool", "check", "config", "--syntax-only", str(PROMETHEUS / "prometheus.yml"))
 
 
-def test_rules_fire_when_they_must() -> None:
-    run("promtool", "test", "rules", *map(str, TESTS))
-
-
-def test_every_alert_is_tested_to_fire() -> None:
-    text = "".join(path.read_text("utf-8") for path in TESTS)
+def test_alerts_about_what_no_node_reports_fire_when_they_must() -> None:
+    run("promtool", "test", "rules", str(TESTS))
+    text = TESTS.read_text("utf-8")
     fired = set(re.findall(r'alertname="(\w+)"', text))
     fired |= set(re.findall(r"alertname: (\w+)\n\s+exp_alerts:\n", text))
-    assert fired == {each["alert"] for each in alerts()}
+    outside = {each["alert"] for each in alerts()} - {alert_name(each.page) for each in PROBLEMS}
+    assert fired >= outside
+
+
+def test_alerts_fire_when_the_node_reports_the_problem(tmp_path: Path) -> None:
+    names = set(re.findall(r"storenode_\w+", TARGET.read_text("utf-8")))
+    groups: dict[int, list[dict[str, Any]]] = {}
+    for fault in FAULTS:
+        groups.setdefault(fault.step_min, []).append(_played(fault, names))
+    for step_min, tests in groups.items():
+        path = tmp_path / f"every-{step_min}m.yml"
+        content = {"rule_files": [str(TARGET)], "evaluation_interval": f"{step_min}m"}
+        path.write_text(yaml.safe_dump({**content, "tests": tests}), "utf-8")
+        run("promtool", "test", "rules", str(path))
+
+
+def _played(fault: Fault, names: set[str]) -> dict[str, Any]:
+    """Return a test of promtool: the series of a fault, and the alerts that must fire."""
+    recording = record(fault, names)
+    node = 'job="storenode",instance="a"'
+    series = {
+        f"{each[:-1]},{node}}}".replace("{,", "{"): " ".join(
+            str(taken.get(each, "_")) for taken in recording.samples
+        )
+        for each in {each for taken in recording.samples for each in taken}
+    }
+    series[f"up{{{node}}}"] = " ".join("1" for _ in recording.samples)
+    return {
+        "name": fault.name,
+        "interval": f"{fault.step_min}m",
+        "input_series": [
+            {"series": name, "values": f"_ {values}"} for name, values in sorted(series.items())
+        ],
+        "promql_expr_test": [
+            {
+                "expr": 'group by (alertname) (ALERTS{alertstate="firing"})',
+                "eval_time": f"{minute}m",
+                "exp_samples": [
+                    {"labels": f'{{alertname="{alert_name(page)}"}}', "value": 1}
+                    for page in sorted(pages)
+                ],
+            }
+            for minute, pages in recording.present.items()
+        ],
+    }
 
 
 def test_every_alert_has_a_severity_and_texts() -> None:
@@ -80,11 +104,11 @@ def test_every_alert_has_a_severity_and_texts() -> None:
 
 def test_every_alert_has_its_page_and_every_page_its_alert() -> None:
     named = {each["annotations"]["runbook_url"] for each in alerts()}
-    pages = {f"{ADDRESS}{path.name}" for path in RUNBOOKS.glob("*.md")}
-    assert pages - {f"{ADDRESS}README.md"} == named
+    pages = {f"{RUNBOOKS_URL}{path.name}" for path in RUNBOOKS.glob("*.md")}
+    assert pages - {f"{RUNBOOKS_URL}README.md"} == named
     index = (RUNBOOKS / "README.md").read_text("utf-8")
     for each in alerts():
-        name = each["annotations"]["runbook_url"].removeprefix(ADDRESS)
+        name = each["annotations"]["runbook_url"].removeprefix(RUNBOOKS_URL)
         page = (RUNBOOKS / name).read_text("utf-8")
         assert page.startswith(f"# {each['alert']}\n"), f"{name} is about another alert"
         for section in ("## What it means", "## Look at", "## Do", "## Escalate"):

@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import psycopg
 
-from store.embedded.account import SHARED_NAME, find_nss_wrapper
+from store.embedded.binaries import SHARED_NAME, find_nss_wrapper
 from tests.support.ports import HeldPort
 
 ROOT = Path(__file__).parents[2]

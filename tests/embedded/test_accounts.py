@@ -13,7 +13,6 @@ from store.embedded import (
     EmbeddedPostgres,
     EmbeddedPostgresError,
     EmbeddedSettings,
-    account,
     binaries,
     running_url,
 )
@@ -63,7 +62,7 @@ def test_everything_below_a_private_directory_works(monkeypatch: pytest.MonkeyPa
 def test_programs_are_copied_only_where_root_alone_can_write(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    who = account.account_for(Path("/nonexistent"))
+    who = binaries.account_for(Path("/nonexistent"))
     with open_directory() as base:
         hidden = _private_installation(base)
         shared = base / "shared"
@@ -114,12 +113,12 @@ def test_the_servers_account_is_the_owner_of_the_cluster(
     cluster = data_dir / "postgres"
     owner = cluster.stat().st_uid
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    chosen = account.account_for(cluster)
+    chosen = binaries.account_for(cluster)
     assert chosen is not None
     assert chosen.pw_uid == owner != 0
     monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
     with pytest.raises(EmbeddedPostgresError, match=f"belongs to user ID {owner}"):
-        account.account_for(cluster)
+        binaries.account_for(cluster)
 
 
 def test_a_cluster_of_roots_is_refused_with_the_remedy(
@@ -127,27 +126,27 @@ def test_a_cluster_of_roots_is_refused_with_the_remedy(
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     with pytest.raises(EmbeddedPostgresError, match="chown -R"):
-        account.account_for(Path("/usr"))
+        binaries.account_for(Path("/usr"))
 
 
 def test_root_gives_each_new_cluster_a_user_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr(account, "NAME", "no-such-account")
+    monkeypatch.setattr(binaries, "NAME", "no-such-account")
     first, second = (
-        account.account_for(Path(each)) for each in ("/nonexistent/a/postgres", "/gone/b/postgres")
+        binaries.account_for(Path(each)) for each in ("/nonexistent/a/postgres", "/gone/b/postgres")
     )
     assert first is not None
     assert second is not None
     assert first.pw_uid != second.pw_uid
-    assert {first.pw_uid, second.pw_uid} <= set(account.UNUSED_IDS)
-    assert not account.has_name(first.pw_uid)
-    monkeypatch.setattr(account, "has_name", lambda uid: uid == first.pw_uid)
-    assert account.account_for(Path("/nonexistent/a/postgres")) != first
-    monkeypatch.setattr(account, "_ids_of_processes", lambda: set(account.UNUSED_IDS))
+    assert {first.pw_uid, second.pw_uid} <= set(binaries.UNUSED_IDS)
+    assert not binaries.has_name(first.pw_uid)
+    monkeypatch.setattr(binaries, "has_name", lambda uid: uid == first.pw_uid)
+    assert binaries.account_for(Path("/nonexistent/a/postgres")) != first
+    monkeypatch.setattr(binaries, "_ids_of_processes", lambda: set(binaries.UNUSED_IDS))
     with pytest.raises(EmbeddedPostgresError, match="create the account `no-such-account`"):
-        account.account_for(Path("/nonexistent"))
-    monkeypatch.setattr(account, "find_nss_wrapper", lambda: None)
-    shared = account.account_for(Path("/nonexistent"))
+        binaries.account_for(Path("/nonexistent"))
+    monkeypatch.setattr(binaries, "find_nss_wrapper", lambda: None)
+    shared = binaries.account_for(Path("/nonexistent"))
     assert shared is not None
     assert shared.pw_name == "nobody"
 
@@ -157,8 +156,8 @@ def test_the_files_that_name_a_user_can_be_read_by_it(
 ) -> None:
     tmp_path.chmod(0o700)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(account, "find_nss_wrapper", lambda: "libnss_wrapper.so")
-    with account.named_user(account._by_uid(NAMELESS)) as variables:
+    monkeypatch.setattr(binaries, "find_nss_wrapper", lambda: "libnss_wrapper.so")
+    with binaries.named_user(binaries._by_uid(NAMELESS)) as variables:
         path = Path(variables["NSS_WRAPPER_PASSWD"])
         assert path.stat().st_mode & 0o004
         assert all(each.stat().st_mode & 0o001 for each in path.parents)
@@ -167,10 +166,10 @@ def test_the_files_that_name_a_user_can_be_read_by_it(
 def test_a_user_without_a_name_and_nss_wrapper_is_refused_with_both_remedies(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(account, "find_nss_wrapper", lambda: None)
+    monkeypatch.setattr(binaries, "find_nss_wrapper", lambda: None)
     with (
         pytest.raises(EmbeddedPostgresError, match=rf"User ID {NAMELESS} has no name") as refusal,
-        account.named_user(account._by_uid(NAMELESS)),
+        binaries.named_user(binaries._by_uid(NAMELESS)),
     ):
         pass
     assert "libnss-wrapper" in str(refusal.value)
@@ -181,11 +180,11 @@ def test_no_other_process_has_the_user_of_a_server_that_root_starts(data_dir: Pa
     with EmbeddedPostgres(EmbeddedSettings(data_dir)) as server:
         assert server.pid is not None
         uid = psutil.Process(server.pid).uids().effective
-        if AS_ROOT and account.find_nss_wrapper() is None:
-            assert uid == pwd.getpwnam(account.SHARED_NAME).pw_uid
+        if AS_ROOT and binaries.find_nss_wrapper() is None:
+            assert uid == pwd.getpwnam(binaries.SHARED_NAME).pw_uid
         elif AS_ROOT:
             others = [each for each in psutil.process_iter() if each.uids().effective == uid]
-            assert uid in account.UNUSED_IDS
+            assert uid in binaries.UNUSED_IDS
             assert {each.pid for each in others} <= {server.pid, *_descendants(server.pid)}
         else:
             assert uid == os.geteuid()

@@ -17,7 +17,7 @@ from store.embedded import (
     EmbeddedSettings,
     running_url,
 )
-from store.embedded import server as server_module
+from store.embedded import supervisor as supervisor_module
 from tests.embedded.helpers import PATIENCE_S, Events, held_port, insert, node, values, wait_gone
 
 
@@ -57,7 +57,7 @@ def suspended(data_dir: Path) -> Iterator[psutil.Process]:
 def test_a_server_that_outlived_its_node_is_stopped_first(
     data_dir: Path, suspended: psutil.Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server_module, "QUIT_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(supervisor_module, "QUIT_TIMEOUT_S", 0.2)
     events = Events()
     with EmbeddedPostgres(EmbeddedSettings(data_dir, stop_timeout_s=0.2), events) as server:
         assert events.wait_for("waiting")["pid"] == suspended.pid
@@ -105,7 +105,7 @@ def test_stop_comes_through_while_the_server_cannot_restart(data_dir: Path) -> N
 def test_a_server_that_hangs_is_stopped_by_force(
     data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server_module, "QUIT_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(supervisor_module, "QUIT_TIMEOUT_S", 0.2)
     server = EmbeddedPostgres(EmbeddedSettings(data_dir, stop_timeout_s=0.2))
     server.start()
     assert server.pid is not None
@@ -121,7 +121,7 @@ def test_a_server_that_never_gets_ready_is_given_up(
     data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(server_module, "POLL_INTERVAL_S", 0.0)
+        patch.setattr(supervisor_module, "POLL_INTERVAL_S", 0.0)
         server = EmbeddedPostgres(EmbeddedSettings(data_dir, start_timeout_s=0.0))
         with pytest.raises(EmbeddedPostgresError, match="said nothing for 0 s while starting"):
             server.start()

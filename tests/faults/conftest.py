@@ -59,7 +59,7 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
 @pytest.fixture
 def nodes(tmp_path: Path) -> Iterator[list[NodeProcess]]:
     """Two nodes that are given their database and started by the test."""
-    args = (*PATIENT, "--retention-interval", "200ms")
+    args = (*PATIENT, "--maintenance-interval", "200ms")
     both = [NodeProcess(tmp_path / name, args) for name in ("one", "two")]
     yield both
     for each in both:

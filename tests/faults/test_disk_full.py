@@ -14,7 +14,7 @@ import psycopg
 import pytest
 
 from store.embedded.supervisor import running_url
-from store.runtime.readiness import Obstacle
+from store.runtime.health import Obstacle
 from storenode.client.errors import NodeError
 from tests.faults.processes import Readiness, logged
 from tests.integration.run.helpers import get

@@ -38,7 +38,7 @@ def guarded(
         f'[clients.a]\ntoken_sha256 = "{sha256(TOKEN.encode()).hexdigest()}"\n'
         'rights = ["read", "publish"]\n'
     )
-    args = ("--client-token-file", str(tokens), "--max-connections-per-host", str(PER_HOST))
+    args = ("--client-token-file", str(tokens), "--max-connections", str(4 * PER_HOST))
     with running_node(directory / "data", *args, database_url=new_store()) as node:
         yield node
 

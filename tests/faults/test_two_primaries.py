@@ -11,7 +11,7 @@ from random import Random
 
 import pytest
 
-from store.runtime.readiness import Obstacle
+from store.runtime.health import Obstacle
 from storenode.client.node import connect
 from tests.faults.processes import logged, metrics, until
 from tests.integration.run.helpers import get

@@ -10,7 +10,7 @@ import pytest
 
 from store.db.schema.migrate import head
 from store.embedded.binaries import SYSTEM_PATTERNS
-from store.observe.page import PATH
+from store.observe.http import STATUS_PATH
 from tests.install.environment import VERSION, Dist, Environment, library_of
 from tests.integration.run.helpers import get
 from tests.support.command import Command
@@ -20,7 +20,7 @@ from tests.support.small_disk import READ_ONLY
 TOPIC = ("--content-topic", "/installed/1/node/proto")
 KERNEL = "from reconcile import kernel; print(kernel.usable() is not None)"
 SYSTEM_POSTGRES = [Path("/", pattern.partition("*")[0]) for pattern in SYSTEM_PATTERNS]
-STATUS_FILES = (PATH, "/status.css", "/status.js", "/status.svg", "/status.json")
+STATUS_FILES = (STATUS_PATH, "/status.css", "/status.js", "/status.svg", "/status.json")
 
 
 def started(command: Command) -> Iterator[NodeProcess]:

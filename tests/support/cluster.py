@@ -23,11 +23,10 @@ from psycopg import sql
 
 from store.db.schema.migrate import upgrade
 from store.embedded import binaries
-from store.embedded.account import account_for
-from store.embedded.datadir import DATABASE, DataDir, child_view
-from store.embedded.initdb import make_cluster
+from store.embedded.binaries import account_for
+from store.embedded.datadir import DATABASE, DataDir, child_view, make_cluster
 from store.embedded.process import Launch
-from store.embedded.server import ServerProcess
+from store.embedded.supervisor import ServerProcess
 from tests.support import programs
 from tests.support.places import quick_directory
 from tests.support.ports import HeldPort

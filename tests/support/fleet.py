@@ -11,13 +11,16 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import grpc
 import psycopg
 
 from store.embedded import EmbeddedPostgres, EmbeddedSettings, running_url
 from storenode.client.messages import hash_of, new_message
 from storenode.client.node import connect
-from storenode.client.types import PublishResult, WakuMessageAndTopic
+from storenode.client.types import NodeStatus, PublishResult, WakuMessageAndTopic
 from storenode.connection.channel import TlsIdentity
+from storenode.wire.storenode.v1.admin_pb2 import WatchStatusRequest
+from storenode.wire.storenode.v1.admin_pb2_grpc import AdminStub
 from tests.support.command import Command, Ended
 from tests.support.node import NodeProcess
 from tests.support.polling import PATIENCE_S, PAUSE_S
@@ -96,6 +99,19 @@ def status(node: NodeProcess) -> dict[str, Any]:
     """``storenode status --json``."""
     (found,) = Command.of(node).ok("status", "--json").objects
     return dict(found)
+
+
+def await_status(node: NodeProcess, is_right: Callable[[NodeStatus], object]) -> NodeStatus:
+    """Wait for a revision of a node's health whose status is right, and return the status."""
+    with grpc.insecure_channel(node.admin) as channel:
+        admin, revision = AdminStub(channel), 0
+        deadline_s = time.monotonic() + PATIENCE_S
+        while True:
+            request = WatchStatusRequest(since_revision=revision)
+            found = admin.WatchStatus(request, timeout=deadline_s - time.monotonic())
+            if is_right(found):
+                return found
+            revision = found.revision
 
 
 def exchanging(node: NodeProcess, peers: int) -> dict[str, Any]:

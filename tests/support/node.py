@@ -42,6 +42,31 @@ def clean_environment(**extra: str) -> dict[str, str]:
     return {**kept, **extra}
 
 
+REPEATABLE = frozenset(
+    (
+        *("--peer", "--shard", "--insecure", "--allow-peer", "--postgres-setting"),
+        *("--http-allow-origin", "--http-allow-host", "--metrics-allow-host"),
+    )
+)
+
+
+def _latest(line: Sequence[str]) -> list[str]:
+    """Return a command line with the last of each option that may be given once only."""
+    parts: list[list[str]] = []
+    for word in line:
+        if word.startswith("--") or not parts:
+            parts.append([word])
+        else:
+            parts[-1].append(word)
+    names = [part[0].partition("=")[0] for part in parts]
+    return [
+        word
+        for place, (name, part) in enumerate(zip(names, parts, strict=True))
+        if name in REPEATABLE or name not in names[place + 1 :]
+        for word in part
+    ]
+
+
 @dataclass
 class NodeProcess:
     """One node on a data directory; `start` may be called again, on the same ports, after it ended.
@@ -113,7 +138,7 @@ class NodeProcess:
                 line += [option, self.ports.setdefault(option, HeldPort()).address]
         if self.database_url is not None:
             line += ["--database-url", self.database_url]
-        return [*line, *self.args]
+        return _latest([*line, *self.args])
 
     def launch(self) -> None:
         """Start the process without waiting for it."""

@@ -14,10 +14,12 @@ from __future__ import annotations
 
 import difflib
 import functools
+import os
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, ClassVar, Final, TypeVar
 
 import click
 
@@ -73,7 +75,13 @@ def with_options(*each: Callable[[_F], _F]) -> Callable[[_F], _F]:
 
 
 class LayeredCommand(click.Command):
-    """A command whose options also come from the environment and from a file."""
+    """A command whose options also come from the environment and from a file.
+
+    Attributes:
+        removed: By the flag of an option that was removed, what replaced it.
+    """
+
+    removed: ClassVar[Mapping[str, str]] = {}
 
     def __init__(
         self,
@@ -91,12 +99,48 @@ class LayeredCommand(click.Command):
         sections: dict[str, list[tuple[str, str]]] = {}
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
-            if record is not None:
+            if record is not None and self.shows(ctx, param):
                 section = getattr(param, "section", "Options")
                 sections.setdefault(section, []).append(record)
         for section, records in sections.items():
             with formatter.section(section):
                 formatter.write_dl(records)
+
+    def shows(self, ctx: click.Context, param: click.Parameter) -> bool:  # noqa: ARG002
+        """Return True if the help text has this option."""
+        return True
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the command line.
+
+        Raises:
+            click.UsageError: An option is unknown, was removed, or is given twice.
+        """
+        for flag in self.removed:
+            variable = f"{ENV_PREFIX}{flag[2:].replace('-', '_').upper()}"
+            if os.environ.get(variable) and not ctx.resilient_parsing:
+                raise click.UsageError(self.replaced(flag, variable), ctx)
+        try:
+            _, _, order = self.make_parser(ctx).parse_args(args=list(args))
+        except click.NoSuchOption as error:
+            if error.option_name in self.removed:
+                raise click.UsageError(self.replaced(error.option_name), ctx) from None
+            raise
+        given = Counter(order)
+        for param, times in given.items():
+            if (
+                times > 1
+                and isinstance(param, click.Option)
+                and not (param.multiple or param.count)
+            ):
+                flag = max(param.opts, key=len)
+                raise click.UsageError(f"{flag} is given {times} times: give it once.", ctx)
+        return super().parse_args(ctx, args)
+
+    def replaced(self, flag: str, place: str = "") -> str:
+        """Return the sentence that refuses a removed option, which ``place`` sets."""
+        set_by = f"{place} is set, and " if place else ""
+        return f"{set_by}{flag} was removed: {self.removed[flag]}."
 
 
 class NotInstalled(click.Command):
@@ -243,7 +287,11 @@ def _scalar(value: object, param: click.Option, path: Path) -> object:
 def _require_known(key: str, path: Path, table: str, commands: list[click.Command]) -> None:
     names = {option_name(param) for command in commands for param in _options_of(command)}
     names.discard(_CONFIG)
+    flag = f"--{key.replace('_', '-')}"
     if key.replace("-", "_") not in names:
+        for command in commands:
+            if isinstance(command, LayeredCommand) and flag in command.removed:
+                raise click.UsageError(command.replaced(flag, f"{key} in {path}"))
         place = f"{key} in [{table}]" if table else key
         raise _unknown(place, path, key, sorted(names))
 

@@ -19,7 +19,7 @@ from tests.support.fleet import CONTENT, PUBSUB
 from tests.support.node import NodeProcess, running_node
 from tests.support.polling import eventually
 
-WRITERS = ("--write-connections", "1")
+WRITERS = ("--database-connections", "5")
 CALLS = 12
 SLOWER_THAN_S = 2.6
 """Longer than both limits of what counts as slow."""
@@ -113,8 +113,8 @@ def _rejecting(world: World, node: NodeProcess, stub: StoreStub) -> None:
         with pytest.raises(grpc.RpcError) as failed:
             stub.Publish(_request())
         assert failed.value.code() is grpc.StatusCode.UNAVAILABLE
-        for incident in (unreachable, failing):
-            incident.fires()
+        for incident in (failing, unreachable):
+            incident.fires(1)
         said = unreachable.do("psql", codes=(2,)).err
         assert "not currently accepting connections" in said
         assert "database_away" in node.log()
@@ -148,7 +148,7 @@ def maintenance(world: World) -> None:
         grpc.insecure_channel(node.listen) as channel,
     ):
         StoreStub(channel).Publish(new_request([new_message(b"old", CONTENT, PUBSUB, old_ns)]))
-    often = ("--retention-interval", "50ms", "--retention-lock-timeout", "10ms")
+    often = ("--maintenance-interval", "50ms")
     with closing(psycopg.connect(url)) as forgotten:
         forgotten.execute("select count(*) from storenode.messages")
         with running_node(
@@ -265,7 +265,10 @@ def _wrong_clock(world: World, node: NodeProcess) -> None:
     wrong.fires()
     eventually(lambda: metric(node, "storenode_clock_offset_seconds", other="database") < -7_000)
     differs.fires()
-    assert "the clock of database is 7,2" in differs.do("storenode status").out
+    assert (
+        "the clock of database differs from this node's by -7,2"
+        in differs.do("storenode status").out
+    )
     for incident in (wrong, differs):
         incident.do("SELECT now()")
         incident.do("date -u")

@@ -36,7 +36,11 @@ def rules() -> Mapping[str, str]:
     """The expression of each alert, and of each recorded series, by name."""
     groups = yaml.safe_load(RULES.read_text("utf-8"))["groups"]
     every = [rule for group in groups for rule in group["rules"]]
-    return {rule.get("alert") or rule["record"]: rule["expr"] for rule in every}
+    found: dict[str, str] = {}
+    for rule in every:
+        name = rule.get("alert") or rule["record"]
+        found[name] = f"{found[name]} or {rule['expr']}" if name in found else rule["expr"]
+    return found
 
 
 def _named_in(expression: str) -> set[str]:

@@ -32,7 +32,7 @@ from store.rpc.context import PeerRules, RpcContext
 from store.rpc.dial import PeerDialer
 from store.rpc.listeners import Listener, bind
 from store.rpc.server import build_handlers
-from store.runtime.environment import system_environment
+from store.runtime.services import system_environment
 from store.serving.addresses import ListenAddress
 from store.serving.context import NodeIdentity
 from store.serving.tls import TlsFiles

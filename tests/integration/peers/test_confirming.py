@@ -19,7 +19,7 @@ from store.domain.unread import Confirmed
 from store.gossip.driver import confirmations
 from store.gossip.driver.confirmations import ConfirmationWaits
 from store.messages.record import RecordBatch
-from store.runtime.gossip import SharedConfirmations
+from store.runtime.exchange import SharedConfirmations
 from tests.integration.storage.world import DAY, NOW, random_batch
 from tests.support.polling import until
 

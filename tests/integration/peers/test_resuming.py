@@ -14,7 +14,7 @@ import pytest
 from store.db.maintenance.online import DatabaseOnlineTimes
 from store.db.pool import Database
 from store.domain.ports import PeerAddress
-from store.runtime.environment import system_environment
+from store.runtime.services import system_environment
 from store.runtime.tasks import BackgroundTasks
 from store.sync.online import OnlineRecorder
 from store.sync.resume.core import ResumeConfig

@@ -11,8 +11,7 @@ import psutil
 import pytest
 import structlog
 
-from store.observe.limits import LOG_BURST_EVENTS, LOG_INTERVAL_S
-from store.observe.logging import configure
+from store.observe.logging import LOG_BURST_EVENTS, LOG_INTERVAL_S, configure
 from storenode.wire.sds.v1.message_pb2 import HistoryEntry
 from storenode.wire.storenode.v1.store_pb2 import (
     ContentFilter,

@@ -78,15 +78,6 @@ def test_the_node_id_is_random_private_and_kept(tmp_path: Path) -> None:
     assert stat.S_IMODE((data_dir / "node-id").stat().st_mode) == 0o600
 
 
-def test_a_damaged_node_id_is_refused(tmp_path: Path, database_url: str) -> None:
-    data_dir = tmp_path / "data"
-    data_dir.mkdir()
-    (data_dir / "node-id").write_text("me")
-    ended = run_to_end(data_dir, database_url=database_url)
-    assert ended.code == 2
-    assert "node-id does not hold a node ID of 32 hexadecimal digits" in ended.sentence
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_either_signal_ends_a_node_with_code_0(
     tmp_path: Path, database_url: str, number: signal.Signals

@@ -17,14 +17,14 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from store.observe.limits import MAX_STATUS_REQUESTS
+from store.observe.http import MAX_STATUS_REQUESTS
 from store.observe.problems import RUNBOOKS
 from storenode.client.messages import new_message
 from storenode.client.types import WakuMessageAndTopic
 from tests.integration.run.helpers import TIMEOUT_S, get, raw_exchange
 from tests.support.cluster import copy_cluster
 from tests.support.command import Command
-from tests.support.fleet import made, publish
+from tests.support.fleet import await_status, made, publish
 from tests.support.node import NodeProcess, running_node
 from tests.support.polling import eventually
 from tests.support.ports import HeldPort
@@ -195,12 +195,18 @@ def test_a_node_without_its_database_shows_what_it_last_knew(
             assert found["held"]["messages"] == 5
             assert sum(found["history"]["hours"]) == 5
             assert "hunter2" not in json.dumps(found)
+            assert Command.of(node)("status", "--check").code == 1
+            (problem,) = await_status(node, lambda it: it.problems).problems
+            assert (problem.name, problem.critical) == ("database-unreachable", True)
             checked = Command.of(node)("status", "--check")
             assert (checked.code, len(checked.lines)) == (1, 1)
             assert checked.lines[0].startswith("CRITICAL database-unreachable: ")
             assert {"ready     no", "messages  5"} <= {*Command.of(node).ok("status").lines}
             connection.execute(f'alter database "{name}" allow_connections true'.encode())
-        wait_for(node.metrics, lambda it: it["ready"] and it["held"]["age_s"] < 5)
+        well = await_status(node, lambda it: it.ready and not it.problems)
+        assert (
+            wait_for(node.metrics, lambda it: it["held"]["age_s"] < 5)["revision"] >= well.revision
+        )
 
 
 def test_a_node_that_starts_is_alive_and_says_so(tmp_path: Path) -> None:

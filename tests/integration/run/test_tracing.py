@@ -13,7 +13,7 @@ import pytest
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 
-from store.observe.limits import MAX_FRAME_TRACES
+from store.observe import MAX_FRAME_TRACES
 from storenode.client.messages import hash_of, new_request
 from storenode.client.node import NodeClient, connect
 from storenode.client.types import PublishResult, WakuMessageAndTopic
@@ -210,8 +210,13 @@ async def test_batches_of_a_stream_are_parts_of_its_call(
 async def test_only_what_is_sampled_is_sent(
     tmp_path: Path, collector: Collector, database_url: str, tracer: trace.Tracer
 ) -> None:
-    environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.endpoint, **FAST}
-    arguments = ("--tracing", "on", "--trace-sample", "0")
+    environment = {
+        "OTEL_EXPORTER_OTLP_ENDPOINT": collector.endpoint,
+        "OTEL_TRACES_SAMPLER": "parentbased_traceidratio",
+        "OTEL_TRACES_SAMPLER_ARG": "0",
+        **FAST,
+    }
+    arguments = ("--tracing", "on")
     with running_node(tmp_path / "a", *arguments, database_url=database_url, **environment) as node:
         # A process of its own, which has no tracer.
         Command.of(node).ok("publish", "--content-topic", CONTENT, "--lines", stdin=b"one\ntwo\n")

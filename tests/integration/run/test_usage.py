@@ -31,38 +31,6 @@ def test_wrong_usage(tmp_path: Path, args: list[str], expected: str) -> None:
     assert not (tmp_path / "data").exists()
 
 
-def test_options_come_from_the_environment_and_a_file(tmp_path: Path, database_url: str) -> None:
-    config = tmp_path / "node.toml"
-    config.write_text('[run]\ndrain-timeout = "soon"\n')
-    ended = run_to_end(tmp_path / "data", STORENODE_CONFIG=str(config))
-    assert ended.code == 2
-    assert ended.sentence.startswith(
-        f"storenode: Invalid value for drain_timeout in {config}: 'soon' is not a duration"
-    )
-    ended = run_to_end(
-        tmp_path / "data", STORENODE_LOG_LEVEL="loud", STORENODE_DATABASE_URL=database_url
-    )
-    assert ended.code == 2
-    assert ended.sentence.startswith("storenode: Invalid value for STORENODE_LOG_LEVEL: 'loud'")
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("[clients.a]\n", "[clients.a]"),
-        ("clients = \n", "not a TOML file"),
-        (b"\xff\xfe", "cannot be used"),
-    ],
-)
-def test_a_token_file_with_faults(tmp_path: Path, text: str | bytes, expected: str) -> None:
-    file = tmp_path / "tokens.toml"
-    file.write_bytes(text if isinstance(text, bytes) else text.encode())
-    ended = run_to_end(tmp_path / "data", "--client-token-file", str(file))
-    assert ended.code == 2
-    assert str(file) in ended.sentence
-    assert expected in ended.sentence
-
-
 def test_a_data_directory_that_cannot_be_made(tmp_path: Path, database_url: str) -> None:
     (tmp_path / "data").write_text("")
     for url in (None, database_url):

@@ -38,6 +38,7 @@ KNOWN = {
     "storenode/cli/client/output.py": {"Output.shown", "note"},
     "storenode/cli/errors.py": {"complain"},
     "storenode/cli/main.py": {"main"},
+    "store/config/options.py": {"_show_all"},
     "store/cli/db.py": {"Target.print", "partitions", "_progress.show"},
     "store/cli/demo.py": {"demo"},
     "store/cli/jobs.py": {"Runner.say"},

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
-from store.config.options import REMOVED
+from store.cli.run import run
+from store.config.options import REMOVED, USUAL
 from storenode.cli.options.types import Address, Peer
 from tests.unit.config.cases import CommandLine
 
@@ -38,20 +41,46 @@ def test_options_are_taken_from_flag_environment_and_file(
     command_line: CommandLine, tmp_path: Path
 ) -> None:
     file = tmp_path / "node.toml"
-    file.write_text('max-calls = 3\n[run]\nmax-request-size = "6MiB"\n')
+    file.write_text('max-calls = 3\n[run]\nmax-message-size = "1MiB"\n')
     config = command_line.run(
         *("--config", str(file), "--max-connections=12288"),
         env={"STORENODE_MAX_STREAMS": "7", "STORENODE_MAX_CALLS": "4"},
     )
     assert (config.max_calls, config.max_streams, config.max_connections) == (4, 7, 12_288)
-    assert config.max_request_size == 6 * 1024 * 1024
+    assert config.max_message_size == 1024 * 1024
 
 
 @pytest.mark.parametrize("option", REMOVED)
 def test_an_option_that_was_removed_says_what_replaced_it(
-    command_line: CommandLine, option: str
+    command_line: CommandLine, option: str, tmp_path: Path
 ) -> None:
-    assert command_line.refusal(f"{option}=7").startswith(f"{option} was removed: ")
+    sentence = f"{option} was removed: {REMOVED[option]}."
+    variable = f"STORENODE_{option[2:].upper().replace('-', '_')}"
+    file = tmp_path / "node.toml"
+    file.write_text(f"{option[2:]} = 7\n")
+    assert command_line.refusal(f"{option}=7") == sentence
+    assert command_line.refusal(env={variable: "7"}) == f"{variable} is set, and {sentence}"
+    assert command_line.refusal("--config", str(file)).endswith(f"is set, and {sentence}")
+
+
+def test_help_shows_the_usual_options_and_help_all_shows_every_one() -> None:
+    shown = {name: CliRunner().invoke(run, [name]).output for name in ("--help", "--help-all")}
+    flags = {
+        name: set(re.findall(r"^ +(--[a-z-]+)", text, re.MULTILINE)) for name, text in shown.items()
+    }
+    options = {max(each.opts, key=len) for each in run.params if not getattr(each, "hidden", False)}
+    assert options >= USUAL
+    assert flags["--help"] == USUAL | {"--config", "--help-all"}
+    assert flags["--help-all"] == options
+
+
+@pytest.mark.parametrize(
+    ("connections", "sizes"), [(3, (1, 1, 1)), (5, (1, 2, 2)), (15, (3, 6, 6))]
+)
+def test_database_connections_are_divided_among_the_pools(
+    command_line: CommandLine, connections: int, sizes: tuple[int, int, int]
+) -> None:
+    assert command_line.run(f"--database-connections={connections}").pool_sizes == sizes
 
 
 def test_words_switch_limits_off(command_line: CommandLine) -> None:
@@ -130,12 +159,14 @@ def test_the_database_url_is_never_shown(command_line: CommandLine) -> None:
         (["--sync-interval=5"], "Invalid value for --sync-interval: '5' is not a duration"),
         (["--retention-size=0"], "the size must be more than 0"),
         (["--max-message-size=big"], "'big' is not a size"),
-        (["--max-request-size=17MiB"], "the size must be at most 16MiB"),
+        (["--max-message-size=4MiB"], "the size must be at most 3MiB"),
         (["--max-calls=0"], "Invalid value for --max-calls"),
         (["--gossip=maybe"], "'maybe' is neither on nor off"),
         (["--postgres-setting=work_mem"], "a setting is written NAME=VALUE"),
         (["--log-level=loud"], "Invalid value for --log-level: 'loud' is not one of"),
-        (["--read-connections=0"], "Invalid value for --read-connections"),
+        (["--database-connections=2"], "Invalid value for --database-connections"),
+        (["--cluster=1", "--cluster=2"], "--cluster is given 2 times: give it once."),
+        (["--read-only", "--read-only"], "--read-only is given 2 times"),
         (["--lisen=127.0.0.1:1"], "No such option '--lisen'. (Did you mean one of"),
         (["extra"], "Got unexpected extra argument"),
     ],

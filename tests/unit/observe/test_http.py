@@ -8,8 +8,12 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from store.observe.http import MetricsListener
-from store.observe.limits import LIVE_SILENCE_S, MAX_METRICS_REQUESTS, READY_SILENCE_S
+from store.observe.http import (
+    LIVE_SILENCE_S,
+    MAX_METRICS_REQUESTS,
+    READY_SILENCE_S,
+    MetricsListener,
+)
 from tests.integration.run.helpers import get
 
 

@@ -15,8 +15,7 @@ import pytest
 import structlog
 
 from store.observe import logging as observed
-from store.observe.limits import LOG_BURST_EVENTS, MAX_LOG_TEXT_CHARS
-from store.observe.logging import FloodGate
+from store.observe.logging import LOG_BURST_EVENTS, MAX_LOG_TEXT_CHARS, FloodGate
 
 
 @pytest.fixture

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from store.observe.limits import RATE_SAMPLES
-from store.observe.metrics import RATES, Metrics, Rates
+from store.observe.metrics import RATE_SAMPLES, RATES, Metrics, Rates
 
 
 def test_each_rate_is_that_of_its_counters() -> None:

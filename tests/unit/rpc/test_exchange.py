@@ -24,7 +24,7 @@ from store.domain.ports import (
 )
 from store.domain.view import OpenView, Reconcilable
 from store.observe.metrics import Metrics
-from store.runtime.environment import system_environment
+from store.runtime.services import system_environment
 from store.sync.errors import GaveWay
 from store.sync.limits import MAX_HORIZON_STEP_NS, RANDOM_CUTS, SILENCE_NS, TransferLimits
 from store.sync.session.compacting import Compacting

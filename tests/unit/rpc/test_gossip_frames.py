@@ -12,7 +12,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from store.domain.admission import Admission
 from store.domain.ports import Source
 from store.gossip.events import Bodies, Events, FrameOut, GetEvents, Inventory, SyncLeaves
-from store.observe.limits import MAX_FRAME_TRACES
+from store.observe import MAX_FRAME_TRACES
 from store.observe.tracing import FrameTrace, Tracing
 from store.rpc.gossip_frames import decode_gossip, encode_gossip
 from store.serving.failure import CallFailure

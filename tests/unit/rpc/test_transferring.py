@@ -8,7 +8,7 @@ from typing import cast
 from reconcile.ids import SyncIds
 from store.domain.ports import SyncObserver, TransferReads, Writer
 from store.observe.metrics import Metrics
-from store.runtime.environment import system_environment
+from store.runtime.services import system_environment
 from store.sync.transfer.core import Transfer
 from store.sync.transfer.driver import TransferWork, transfer
 from store.sync.transfer.policy_memory import PolicyMemory

@@ -1,4 +1,4 @@
-"""Readiness, the policy, the token file and background tasks, each by itself."""
+"""The policy, the token file and background tasks, each by itself."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 import os
 from contextlib import suppress
-from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -16,13 +15,10 @@ from store.domain.access import Denied, Right
 from store.domain.quota import ClientLimits
 from store.observe.metrics import Metrics, total
 from store.runtime import tasks
-from store.runtime import tokens as tokens_module
-from store.runtime.errors import WrongConfigurationError
-from store.runtime.policy import PolicySource
-from store.runtime.readiness import Obstacle, Readiness
-from store.runtime.services import maintenance_events
+from store.runtime.node_files import WrongConfigurationError
+from store.runtime.services import PolicySource, maintenance_events
 from store.runtime.tasks import BackgroundTasks
-from store.runtime.tokens import TokenFile
+from store.runtime.tokens import MAX_LOOKS, TokenFile
 from tests.unit.config.cases import CommandLine
 
 NOW_NS = 1_800_000_000 * 10**9
@@ -48,35 +44,6 @@ def test_attempts_of_maintenance_within_an_outage_are_one_event() -> None:
         metrics.database_up.set(1)
     assert told(1) == 5
     assert total(events, event={"maintenance_failed"}) == 2
-
-
-def test_readiness_names_the_first_obstacle_and_reports_changes_once() -> None:
-    changes: list[bool] = []
-    state = attrgetter("ready", "unready", "halted")
-    readiness = Readiness(changes.append)
-    starting, away = Obstacle.STARTING.value, Obstacle.DATABASE.value
-    assert state(readiness) == (False, starting, starting)
-    for obstacle, present, expected in (
-        (Obstacle.DATABASE, True, starting),
-        (Obstacle.STARTING, False, away),
-        (Obstacle.DATABASE, False, None),
-        (Obstacle.DATABASE, False, None),
-        (Obstacle.DRAINING, True, Obstacle.DRAINING.value),
-        (Obstacle.DATABASE, True, Obstacle.DRAINING.value),
-    ):
-        readiness.set(obstacle, present)
-        assert state(readiness) == (expected is None, expected, expected)
-    assert changes == [True, False]
-
-
-def test_a_node_that_takes_no_writes_is_not_ready_and_serves_queries() -> None:
-    readiness = Readiness(lambda _: None)
-    readiness.set(Obstacle.STARTING, present=False)
-    readiness.set(Obstacle.WRITES, present=True, sentence="the database is read-only")
-    assert attrgetter("ready", "halted")(readiness) == (False, None)
-    assert readiness.unready == "the database is read-only"
-    readiness.set(Obstacle.WRITES, present=False)
-    assert readiness.ready
 
 
 def test_the_policy_is_that_of_the_options(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,91 +89,69 @@ def loaded(path: Path, *tokens: str) -> TokenFile:
     return file
 
 
-@pytest.fixture
-def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Token files come to rest without a wait."""
-    monkeypatch.setattr(tokens_module, "TOKEN_REST_S", 0)
+async def followed(tokens: TokenFile) -> None:
+    """Look twice: a file that is the same then has come to rest."""
+    for _ in range(2):
+        await tokens.follow()
 
 
-@pytest.mark.usefixtures("at_once")
 async def test_a_token_file_is_taken_over_when_it_changes_and_kept_when_it_breaks(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "tokens.toml"
     tokens = loaded(path, "first")
-    assert admitted(tokens, "first")
+    about = path.stat()
+    path.write_text(path.read_text().replace(digest_of("first"), digest_of("other")))
+    os.utime(path, ns=(about.st_atime_ns, about.st_mtime_ns))
+    await followed(tokens)
+    assert (admitted(tokens, "first"), admitted(tokens, "other")) == (False, True)
     write_tokens(path, "second")
     await tokens.follow()
-    assert admitted(tokens, "second")
-    assert not admitted(tokens, "first")
-    path.write_text("clients = ")
+    assert admitted(tokens, "other"), "it may still be written"
     await tokens.follow()
-    assert admitted(tokens, "second")
-    path.unlink()
-    await tokens.follow()
-    assert admitted(tokens, "second")
+    assert (admitted(tokens, "other"), admitted(tokens, "second")) == (False, True)
+    for broken in ("clients = ", None):
+        path.unlink() if broken is None else path.write_text(broken)
+        await followed(tokens)
+        assert admitted(tokens, "second")
     write_tokens(path, "third")
-    await tokens.follow()
-    assert admitted(tokens, "third")
-    write_tokens(path, "fourth")
     tokens.reload()
-    assert admitted(tokens, "fourth")
+    assert admitted(tokens, "third")
     path.write_text("clients = ")
     tokens.reload()
-    assert admitted(tokens, "fourth")
+    assert admitted(tokens, "third")
 
 
 @pytest.mark.parametrize("moment", ["", "clients = ", None], ids=["empty", "cut", "gone"])
 async def test_a_token_file_that_is_being_written_changes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str | None
+    tmp_path: Path, moment: str | None
 ) -> None:
     path = tmp_path / "tokens.toml"
     tokens = loaded(path, "valid", "second")
-    seen = []
-
-    async def written_meanwhile(_seconds: float) -> None:
-        seen.append(admitted(tokens, "valid"))
-        write_tokens(path, "valid", "third")
-
-    monkeypatch.setattr("store.runtime.tokens.asyncio.sleep", written_meanwhile)
+    await followed(tokens)
     path.unlink() if moment is None else path.write_text(moment)
     await tokens.follow()
-    assert all(seen)
-    assert admitted(tokens, "third")
-    assert not admitted(tokens, "second")
+    assert admitted(tokens, "valid")
+    write_tokens(path, "valid", "third")
+    await followed(tokens)
+    assert (admitted(tokens, "second"), admitted(tokens, "third")) == (False, True)
 
 
-async def test_a_token_file_that_never_rests_is_taken_over_where_it_is_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "tokens.toml"
-    tokens = loaded(path, "valid", "revoked")
-    turn = 0
-
-    async def rewritten(_seconds: float) -> None:
-        nonlocal turn
-        turn += 1
-        if turn % 3:
-            path.write_text("" if turn % 2 else "clients = ")
-        else:
-            write_tokens(path, "valid", f"number {turn}")
-
-    monkeypatch.setattr("store.runtime.tokens.asyncio.sleep", rewritten)
-    for _ in range(20):
+async def test_a_token_file_that_cannot_be_used_is_reported_until_it_can(tmp_path: Path) -> None:
+    path, usable = tmp_path / "tokens.toml", list[bool]()
+    write_tokens(path, "valid")
+    tokens = TokenFile(path, ClientLimits(), usable.append)
+    tokens.load()
+    path.write_text("clients = ")
+    for _ in range(3):
+        await followed(tokens)
+    assert usable == [True, False]
+    write_tokens(path, "valid")
+    await followed(tokens)
+    for number in range(2 * MAX_LOOKS):
+        write_tokens(path, "valid", f"number {number}")
         await tokens.follow()
-        assert admitted(tokens, "valid")
-    assert not admitted(tokens, "revoked")
-
-
-@pytest.mark.usefixtures("at_once")
-async def test_a_change_that_keeps_size_and_time_of_a_token_file_is_seen(tmp_path: Path) -> None:
-    path = tmp_path / "tokens.toml"
-    tokens = loaded(path, "first")
-    about = path.stat()
-    path.write_text(path.read_text().replace(digest_of("first"), digest_of("other")))
-    os.utime(path, ns=(about.st_atime_ns, about.st_mtime_ns))
-    await tokens.follow()
-    assert not admitted(tokens, "first")
+    assert usable == [True, False, True, False]
 
 
 async def test_without_a_token_file_everybody_may_read() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from store.domain.ports import StoreUnavailable
-from store.runtime.single_flight import SingleFlightCache
+from store.runtime.tasks import SingleFlightCache
 
 PATIENCE_S = 60.0
 FOREVER_S = 1e9

@@ -43,6 +43,11 @@ class AdminStub:
                 request_serializer=storenode_dot_v1_dot_admin__pb2.GetStatusRequest.SerializeToString,
                 response_deserializer=storenode_dot_v1_dot_admin__pb2.NodeStatus.FromString,
                 _registered_method=True)
+        self.WatchStatus = channel.unary_unary(
+                '/storenode.v1.Admin/WatchStatus',
+                request_serializer=storenode_dot_v1_dot_admin__pb2.WatchStatusRequest.SerializeToString,
+                response_deserializer=storenode_dot_v1_dot_admin__pb2.NodeStatus.FromString,
+                _registered_method=True)
         self.Synchronize = channel.unary_unary(
                 '/storenode.v1.Admin/Synchronize',
                 request_serializer=storenode_dot_v1_dot_admin__pb2.SynchronizeRequest.SerializeToString,
@@ -69,6 +74,14 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def WatchStatus(self, request, context):
+        """Returns the state of the node when its revision is above the one in the request: at once, or after
+        the next change of readiness or of the problems. The client's deadline ends the wait.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Synchronize(self, request, context):
         """Reconciles with a peer now. Returns when the session has ended, successfully or not.
         """
@@ -89,6 +102,11 @@ def add_AdminServicer_to_server(servicer, server):
             'GetStatus': grpc.unary_unary_rpc_method_handler(
                     servicer.GetStatus,
                     request_deserializer=storenode_dot_v1_dot_admin__pb2.GetStatusRequest.FromString,
+                    response_serializer=storenode_dot_v1_dot_admin__pb2.NodeStatus.SerializeToString,
+            ),
+            'WatchStatus': grpc.unary_unary_rpc_method_handler(
+                    servicer.WatchStatus,
+                    request_deserializer=storenode_dot_v1_dot_admin__pb2.WatchStatusRequest.FromString,
                     response_serializer=storenode_dot_v1_dot_admin__pb2.NodeStatus.SerializeToString,
             ),
             'Synchronize': grpc.unary_unary_rpc_method_handler(
@@ -132,6 +150,33 @@ class Admin:
             target,
             '/storenode.v1.Admin/GetStatus',
             storenode_dot_v1_dot_admin__pb2.GetStatusRequest.SerializeToString,
+            storenode_dot_v1_dot_admin__pb2.NodeStatus.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchStatus(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/storenode.v1.Admin/WatchStatus',
+            storenode_dot_v1_dot_admin__pb2.WatchStatusRequest.SerializeToString,
             storenode_dot_v1_dot_admin__pb2.NodeStatus.FromString,
             options,
             channel_credentials,

@@ -39,6 +39,10 @@ class AdminStub:
     def __new__(cls, channel: _aio.Channel) -> AdminAsyncStub: ...
     GetStatus: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetStatusRequest, _admin_pb2.NodeStatus]
     """Returns the state of the node. A node that is not ready answers, too."""
+    WatchStatus: _grpc.UnaryUnaryMultiCallable[_admin_pb2.WatchStatusRequest, _admin_pb2.NodeStatus]
+    """Returns the state of the node when its revision is above the one in the request: at once, or after
+    the next change of readiness or of the problems. The client's deadline ends the wait.
+    """
     Synchronize: _grpc.UnaryUnaryMultiCallable[_admin_pb2.SynchronizeRequest, _admin_pb2.SyncReport]
     """Reconciles with a peer now. Returns when the session has ended, successfully or not."""
     FetchMessages: _grpc.UnaryUnaryMultiCallable[_admin_pb2.FetchMessagesRequest, _admin_pb2.FetchReport]
@@ -55,6 +59,10 @@ class AdminAsyncStub(AdminStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetStatus: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetStatusRequest, _admin_pb2.NodeStatus]  # type: ignore[assignment]
     """Returns the state of the node. A node that is not ready answers, too."""
+    WatchStatus: _aio.UnaryUnaryMultiCallable[_admin_pb2.WatchStatusRequest, _admin_pb2.NodeStatus]  # type: ignore[assignment]
+    """Returns the state of the node when its revision is above the one in the request: at once, or after
+    the next change of readiness or of the problems. The client's deadline ends the wait.
+    """
     Synchronize: _aio.UnaryUnaryMultiCallable[_admin_pb2.SynchronizeRequest, _admin_pb2.SyncReport]  # type: ignore[assignment]
     """Reconciles with a peer now. Returns when the session has ended, successfully or not."""
     FetchMessages: _aio.UnaryUnaryMultiCallable[_admin_pb2.FetchMessagesRequest, _admin_pb2.FetchReport]  # type: ignore[assignment]
@@ -74,6 +82,16 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.NodeStatus, _abc.Awaitable[_admin_pb2.NodeStatus]]:
         """Returns the state of the node. A node that is not ready answers, too."""
+
+    @_abc_1.abstractmethod
+    def WatchStatus(
+        self,
+        request: _admin_pb2.WatchStatusRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.NodeStatus, _abc.Awaitable[_admin_pb2.NodeStatus]]:
+        """Returns the state of the node when its revision is above the one in the request: at once, or after
+        the next change of readiness or of the problems. The client's deadline ends the wait.
+        """
 
     @_abc_1.abstractmethod
     def Synchronize(

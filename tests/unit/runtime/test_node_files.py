@@ -7,8 +7,13 @@ from pathlib import Path
 import pytest
 
 from store.db.primary.judging import Seen
-from store.runtime.errors import WrongConfigurationError
-from store.runtime.seen import MAX_FILE_BYTES, SeenFiles
+from store.runtime.node_files import (
+    MAX_FILE_BYTES,
+    NODE_ID_FILE,
+    SeenFiles,
+    WrongConfigurationError,
+    kept_node_id,
+)
 
 STORE = bytes(range(16))
 SEEN = Seen(STORE, 7_711_354_424_782_947_792, 3, (12, 2**64 - 1))
@@ -59,3 +64,11 @@ def test_a_damaged_file_is_named_and_not_passed_over(tmp_path: Path, text: str) 
     (tmp_path / FILE).write_text(text)
     with pytest.raises(WrongConfigurationError, match=r"seen-.*storenode db accept"):
         SeenFiles(tmp_path).load(STORE)
+
+
+def test_the_node_id_is_made_once_and_a_damaged_one_is_refused(tmp_path: Path) -> None:
+    made = kept_node_id(tmp_path)
+    assert kept_node_id(tmp_path) == made
+    (tmp_path / NODE_ID_FILE).write_text("me")
+    with pytest.raises(WrongConfigurationError, match="a node ID of 32 hexadecimal digits"):
+        kept_node_id(tmp_path)

@@ -1,4 +1,7 @@
-"""Wires the gossip of a node: its driver to the database, to gRPC and to the metrics."""
+"""Composition of what exchanges messages with peers: sessions, their schedule, and gossip.
+
+Made after the database serves and before the listeners do; closed before the database is.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,15 @@ import time
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from store.config.node import NodeConfig
 from store.db.commits.gossip_reads import GossipReads
+from store.db.reading.transfer_reads import TransferReader
 from store.db.writing.tracking import MAX_NEEDED, Tracking
 from store.db.writing.unread import UnreadEvents
 from store.domain.admission import Admission
-from store.domain.ports import Source, StoreBusy, StoreUnavailable, Writer
+from store.domain.ports import PeerAddress, Source, StoreBusy, StoreUnavailable, Writer
 from store.domain.unread import (
     Confirmations,
     GossipState,
@@ -28,18 +32,139 @@ from store.gossip.driver.streams import PeerStreams
 from store.gossip.events import Counted, What
 from store.messages.conflicts import StoreResult
 from store.messages.record import RecordBatch
+from store.observe.clocks import ClockComparison
 from store.observe.metrics import Metrics
+from store.rpc.caller import Caller
+from store.rpc.dial import PeerDialer
 from store.rpc.gossiping import GossipTransport
-from store.runtime.environment import system_environment
-from store.runtime.limits import UNREAD_INTERVAL_S
-from store.runtime.peering import Peering
-from store.runtime.policy import PolicySource
-from store.runtime.services import Wiring
+from store.runtime.peer_states import PeerStates
+from store.runtime.services import PolicySource, Wiring, system_environment
 from store.runtime.tasks import BackgroundTasks
 from store.serving.context import NodeIdentity
+from store.serving.tls import TlsFiles
+from store.sync.limits import TransferLimits
+from store.sync.lookup import Fetcher
+from store.sync.resume.core import SHORTEST_GAP_NS, ResumeConfig
+from store.sync.resume.driver import Resumer
+from store.sync.schedule.core import ScheduleConfig
+from store.sync.schedule.driver import Synchronizer
+from store.sync.session.exchange import Exchange, ExchangeWork
+from store.sync.transfer.driver import TransferWork
+from storenode.cli.options.types import Peer
 
 if TYPE_CHECKING:
     from store.observe.tracing import Tracing
+
+WIDE_INTERVALS: Final = 12
+"""The whole history is reconciled once in so many sync intervals."""
+
+UNREAD_INTERVAL_S: Final = 600.0
+"""How often a node without gossip deletes unread events that nobody waits for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peering:
+    """``sessions`` for those that peers begin, the others for those that this node begins."""
+
+    sessions: Exchange
+    synchronizer: Synchronizer
+    resumer: Resumer
+    peer_connector: PeerDialer
+    peers: tuple[PeerAddress, ...]
+
+
+def open_peering(
+    stack: AsyncExitStack,
+    config: NodeConfig,
+    wiring: Wiring,
+    identity: NodeIdentity,
+    *,
+    policy: PolicySource,
+    metrics: Metrics,
+    clocks: ClockComparison,
+) -> Peering:
+    """Make the parts; `stack` takes them apart."""
+    peers = tuple(dict.fromkeys(_address(peer) for peer in config.peer))
+    book = PeerStates(peers, metrics, time.time_ns, is_scheduled=config.sync_interval > 0)
+    work = ExchangeWork(
+        node_id=identity.node_id,
+        store_id=identity.store_id,
+        cluster=config.cluster,
+        shards=tuple(sorted(config.shard)),
+        reconcilable=wiring.reconcilable,
+        transfer=TransferWork(
+            reads=TransferReader(wiring.database),
+            writer=wiring.services.writer,
+            policy=policy.current,
+            observer=book,
+            environment=system_environment("store.sync.session", metrics),
+        ),
+        transfer_limits=TransferLimits(silence_ns=config.peer_silence),
+        statements=wiring.statements,
+    )
+    peer_connector = PeerDialer(
+        identity,
+        _tls(config),
+        insecure="peer" in config.insecure,
+        clocks=clocks,
+    )
+    caller = Caller(peer_connector, exchange := Exchange(work))
+    stack.push_async_callback(caller.close)
+    book.connections = caller
+    fetcher = Fetcher(
+        caller,
+        wiring.services.sds,
+        wiring.services.writer,
+        policy.current,
+        system_environment("store.sync.lookup", metrics),
+    )
+    synchronizer = Synchronizer(
+        _schedule(config, peers),
+        caller,
+        book,
+        fetcher,
+        system_environment("store.sync.schedule", metrics),
+    )
+    stack.push_async_callback(synchronizer.stop)
+    resumer = Resumer(
+        _resume(config, peers),
+        caller=caller,
+        online=wiring.online,
+        writer=wiring.services.writer,
+        policy=policy.current,
+        environment=system_environment("store.sync.resume", metrics),
+        proceed=synchronizer.start,
+        failed=book.failed,
+    )
+    stack.push_async_callback(resumer.stop)
+    synchronizer.show_resume(resumer.state)
+    return Peering(exchange, synchronizer, resumer, peer_connector, peers)
+
+
+def _schedule(config: NodeConfig, peers: tuple[PeerAddress, ...]) -> ScheduleConfig:
+    return ScheduleConfig(
+        peers=peers,
+        interval_ns=config.sync_interval,
+        range_ns=config.sync_range,
+        offset_ns=config.sync_offset,
+        wide_interval_ns=WIDE_INTERVALS * config.sync_interval,
+    )
+
+
+def _resume(config: NodeConfig, peers: tuple[PeerAddress, ...]) -> ResumeConfig:
+    # Without a schedule nothing else fetches what a short stop has missed.
+    shortest_ns = SHORTEST_GAP_NS if config.sync_interval else 0
+    return ResumeConfig(peers=peers, slack_ns=config.sync_offset, shortest_ns=shortest_ns)
+
+
+def _address(peer: Peer) -> PeerAddress:
+    return PeerAddress(peer.address.host, peer.address.port, peer.node_id or "")
+
+
+def _tls(config: NodeConfig) -> TlsFiles | None:
+    if config.tls_cert is None or config.tls_key is None:
+        return None
+    return TlsFiles(config.tls_cert, config.tls_key, config.tls_ca)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +268,7 @@ async def open_gossip(
     def admission() -> Admission:
         return Admission(policy.current(), time.time_ns(), Source.GOSSIP)
 
-    transport = GossipTransport(peering.dialer, admission, tracing)
+    transport = GossipTransport(peering.peer_connector, admission, tracing)
     node = GossipNode(
         GossipConfig(store_id=identity.store_id, max_confirms=config.max_confirms),
         identity.node_id,

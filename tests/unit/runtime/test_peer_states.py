@@ -15,7 +15,7 @@ from store.domain.ports import (
     Window,
 )
 from store.observe.metrics import Metrics
-from store.runtime.peer_book import PeerBook
+from store.runtime.peer_states import PeerStates
 
 PEER = PeerAddress("127.0.0.1", 7420, "b.example")
 
@@ -36,7 +36,7 @@ def done(ending: SyncEnding, error: str = "") -> SyncDone:
 
 
 def test_a_lost_tie_ends_failures_and_is_no_report() -> None:
-    book = PeerBook((PEER,), Metrics("1.0"), lambda: 1)
+    book = PeerStates((PEER,), Metrics("1.0"), lambda: 1)
     failed = done(SyncEnding.FAILED, "it could not be reached")
     book.ended(failed)
     (state,) = book.states()
@@ -51,7 +51,7 @@ def test_a_lost_tie_ends_failures_and_is_no_report() -> None:
 
 def test_what_is_left_different_is_told_by_the_window() -> None:
     metrics = Metrics("1.0")
-    book = PeerBook((PEER,), metrics, lambda: 1)
+    book = PeerStates((PEER,), metrics, lambda: 1)
     label = {"peer": str(PEER)}
 
     def value(name: str, **labels: str) -> float | None:
@@ -75,7 +75,7 @@ def test_what_is_left_different_is_told_by_the_window() -> None:
 
 def test_how_stores_were_compared_is_counted_and_forged_sets_are_logged() -> None:
     metrics = Metrics("1.0")
-    book = PeerBook((PEER,), metrics, lambda: 1)
+    book = PeerStates((PEER,), metrics, lambda: 1)
     whole = done(SyncEnding.DONE).outcome
     hidden = Hidden(131, first_ns=5, last_ns=9, hashes=(b"\1" * 32, b"\2" * 32))
     outcomes = [

@@ -6,6 +6,7 @@ import asyncio
 import resource
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from store.config.node import NodeConfig
 from store.domain.ports import Services
@@ -13,17 +14,20 @@ from store.http import listener as http
 from store.http.connections import OpenConnections
 from store.http.listener import HttpListener
 from store.observe.logging import get_logger
+from store.rpc.call import ListenerKind
 from store.rpc.context import PeerRules, RpcContext
 from store.rpc.listeners import Listener, bind
 from store.rpc.server import build_handlers
-from store.runtime.limits import RESERVED_DESCRIPTORS
 from store.serving.addresses import ListenAddress, require_free
 from store.serving.context import NodeContext
 from store.serving.crowds import Crowds
 from store.serving.tls import TlsFiles, check, first_dns_name
 from storenode.cli.options.types import Address
 
-_LOG = get_logger("store.runtime.listening")
+_LOG = get_logger("store.runtime.listeners")
+
+RESERVED_DESCRIPTORS: Final = 256
+"""Of the process, for all but connections of callers: the database, files, and calls of others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +41,7 @@ class Listeners:
 
     @property
     def all(self) -> Sequence[Listener | HttpListener]:
-        """Each server once."""
+        """The servers, each once."""
         peer = () if self.peer is self.client else (self.peer,)
         http = () if self.http is None else (self.http,)
         return (self.client, *peer, self.admin, *http)
@@ -47,13 +51,13 @@ class Listeners:
         await asyncio.gather(*(each.stop(grace_s) for each in self.all))
 
     def crowds(self, config: NodeConfig) -> Crowds:
-        """What bounds the connections of one host to all of them."""
+        """Return the limiter of the connections of one host to all of them."""
         ports = {int(each.address.rpartition(":")[2]) for each in self.all}
         return Crowds(ports, config.max_connections_per_host)
 
 
 def check_certificates(config: NodeConfig) -> str | None:
-    """Look at all files that TLS needs, before anything is started.
+    """Check all files that TLS needs, before anything is started.
 
     Returns:
         The first DNS name of the certificate, which is the node's ID; None without TLS.
@@ -70,17 +74,20 @@ def check_certificates(config: NodeConfig) -> str | None:
 
 
 def check_addresses(config: NodeConfig) -> None:
-    """See that every address is free, before a database is made or waited for.
+    """Check that every address is free, before a database is made or waited for.
 
     Raises:
         BindError: An address cannot be listened on.
     """
-    require_free(_where("--listen", config.listen))
-    if config.separate_peer_listener and config.peer_listen is not None:
-        require_free(_where("--peer-listen", config.peer_listen))
-    require_free(_where("--admin-listen", config.admin_listen))
-    if config.http_listen is not None:
-        require_free(_where("--http-listen", config.http_listen))
+    peer = config.peer_listen if config.separate_peer_listener else None
+    for option, address in (
+        ("--listen", config.listen),
+        ("--peer-listen", peer),
+        ("--admin-listen", config.admin_listen),
+        ("--http-listen", config.http_listen),
+    ):
+        if address is not None:
+            require_free(_where(option, address))
 
 
 def bind_listeners(config: NodeConfig, services: Services, base: RpcContext) -> Listeners:
@@ -93,22 +100,27 @@ def bind_listeners(config: NodeConfig, services: Services, base: RpcContext) -> 
     _warn_of_locked_out_peers(config)
     _warn_of_few_descriptors(config)
     rules = _peer_rules(config)
-    client = _bind_client(config, services, base, rules)
-    peer = client
-    if config.separate_peer_listener and config.peer_listen is not None:
-        peer = bind(
-            _where("--peer-listen", config.peer_listen),
-            build_handlers("peer", services, replace(base, peers=rules)),
-            _peer_tls(config),
+    shared = not config.separate_peer_listener
+
+    def bound(
+        kind: ListenerKind, option: str, address: Address, *, open_admin: bool = False
+    ) -> Listener:
+        serves_peers = kind == "peer" or (kind == "client" and shared)
+        context = replace(base, peers=rules if serves_peers else None, open_admin=open_admin)
+        return bind(
+            _where(option, address),
+            build_handlers(kind, services, context),
+            _peer_tls(config) if kind == "peer" else _client_tls(config),
             connections=_connections(config),
-            peers=True,
+            peers=serves_peers,
         )
-    admin = bind(
-        _where("--admin-listen", config.admin_listen),
-        build_handlers("admin", services, replace(base, open_admin=config.admin_listen.loopback)),
-        _client_tls(config),
-        connections=_connections(config),
-    )
+
+    client = bound("client", "--listen", config.listen)
+    peer = client
+    if not shared and config.peer_listen is not None:
+        peer = bound("peer", "--peer-listen", config.peer_listen)
+    is_open = config.admin_listen.loopback
+    admin = bound("admin", "--admin-listen", config.admin_listen, open_admin=is_open)
     return Listeners(client, peer, admin, _bind_http(config, services, base))
 
 
@@ -121,28 +133,13 @@ def _bind_http(config: NodeConfig, services: Services, context: NodeContext) -> 
 
     connections = OpenConnections(_connections(config), context.metrics)
     sites = Sites(config.http_allow_origin, config.http_hosts)
-    app = build_app(services, context, sites=sites, with_page=config.http_page)
+    app = build_app(services, context, sites=sites, with_page=True)
     where = _where("--http-listen", config.http_listen)
     return http.bind(where, app, _client_tls(config), connections)
 
 
-def _bind_client(
-    config: NodeConfig, services: Services, base: RpcContext, rules: PeerRules
-) -> Listener:
-    shared = not config.separate_peer_listener
-    context = replace(base, peers=rules) if shared else base
-    handlers = build_handlers("client", services, context)
-    return bind(
-        _where("--listen", config.listen),
-        handlers,
-        _client_tls(config),
-        connections=_connections(config),
-        peers=shared,
-    )
-
-
 def _connections(config: NodeConfig) -> int:
-    """Connections to one listener, for which the process is given descriptors where it may."""
+    """Return the connections to one listener, and raise the limit of descriptors for them."""
     listeners = 2 + config.separate_peer_listener + (config.http_listen is not None)
     wanted = config.max_connections * listeners + RESERVED_DESCRIPTORS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

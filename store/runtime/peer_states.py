@@ -1,4 +1,4 @@
-"""What this node knows of its peers: of every session, inbound or outbound."""
+"""The state of the peers: the outcome of every session, inbound or outbound."""
 
 from __future__ import annotations
 
@@ -25,40 +25,49 @@ _DONE: Final = (SyncEnding.DONE, SyncEnding.ABORTED)
 
 
 class Connections(Protocol):
-    """What the caller of peers knows of its connections."""
+    """The connections to peers."""
 
     def connected(self, peer: PeerAddress) -> bool:
-        """True while there is a connection."""
+        """Return True while there is a connection."""
 
     def node_id(self, peer: PeerAddress) -> str:
-        """The ID that the peer gave, or the configured one, or ""."""
+        """Return the ID that the peer gave, or the configured one, or ""."""
 
 
-class PeerBook:
+class PeerStates:
     """Keeps the state of the configured peers, and implements `store.domain.ports.SyncObserver`.
 
     A peer that only calls, and is not configured here, is counted and logged but not listed.
     """
 
     def __init__(
-        self, peers: tuple[PeerAddress, ...], metrics: Metrics, now_ns: Callable[[], int]
+        self,
+        peers: tuple[PeerAddress, ...],
+        metrics: Metrics,
+        now_ns: Callable[[], int],
+        *,
+        is_scheduled: bool = True,
     ) -> None:
         self._known = {peer: PeerState(peer.target, peer.node_id) for peer in peers}
         self._metrics = metrics
         self._now_ns = now_ns
+        self._is_scheduled = is_scheduled
         self.connections: Connections | None = None
         for peer in peers:
             metrics.peer_failures.labels(str(peer))
+            metrics.peer_refusals.labels(str(peer))
+            if is_scheduled:
+                metrics.peer_silent_since.labels(str(peer)).set(now_ns() / NS_PER_S)
         # Of a count that begins with 1 Prometheus knows no growth.
         for role, ending in product(SyncRole, SyncEnding):
             metrics.sync_sessions.labels(role.value, ending.value)
 
     def begun(self, peer: PeerAddress) -> None:
-        """This node begins a session with a peer."""
+        """Note that this node begins a session with a peer."""
         self._known[peer].in_session = True
 
     def ended(self, done: SyncDone) -> None:
-        """A session that this node began has ended."""
+        """Note the end of a session that this node began."""
         known = self._known[done.peer]
         known.in_session = False
         if done.outcome.ending is not SyncEnding.ABORTED:
@@ -70,17 +79,22 @@ class PeerBook:
             known.failures += 1
             known.last_error = done.outcome.error
         self._metrics.peer_failures.labels(str(done.peer)).set(known.failures)
+        refusals = self._metrics.peer_refusals.labels(str(done.peer))
+        if done.outcome.ending is SyncEnding.REFUSED:
+            refusals.inc()
+        else:
+            refusals.set(0)
         if done.outcome.ending is SyncEnding.DONE:
             window = "recent" if done.window.time_start_ns else "whole"
             left = self._metrics.peer_differences.labels(str(done.peer), window)
             left.set(_differences_left(done.outcome))
 
     def failed(self, peer: PeerAddress, error: str) -> None:
-        """Something else than a session has failed with a peer; the next session may do better."""
+        """Note a failure outside of a session with a peer."""
         self._known[peer].last_error = error
 
     def states(self) -> list[PeerState]:
-        """The configured peers, in the order of the options."""
+        """Return the configured peers, in the order of the options."""
         found = self.connections
         return [
             replace(
@@ -125,8 +139,9 @@ class PeerBook:
                 known.last_sync_ns = now_ns
                 known.lacks = max(0, outcome.missing_there - outcome.messages_sent)
                 known.has = max(0, outcome.missing_here - outcome.messages_received)
-                last = metrics.peer_last_sync_timestamp_seconds.labels(str(peer))
-                last.set(now_ns / NS_PER_S)
+                gauges = metrics.peer_last_sync_timestamp_seconds, metrics.peer_silent_since
+                for gauge in gauges if self._is_scheduled else gauges[:1]:
+                    gauge.labels(str(peer)).set(now_ns / NS_PER_S)
         _write(role, peer_node_id, outcome)
 
     def transferred(self, direction: str, outcome: str, count: int) -> None:
@@ -153,7 +168,6 @@ def _differences_left(outcome: SyncOutcome) -> int:
 
 
 def _write_hidden(peer_node_id: str, hidden: Hidden) -> None:
-    """What an operator needs to find the publisher of forged sets."""
     _LOG.error(
         "fingerprint_forged",
         peer=peer_node_id,
@@ -165,7 +179,6 @@ def _write_hidden(peer_node_id: str, hidden: Hidden) -> None:
 
 
 def _write(role: SyncRole, peer_node_id: str, outcome: SyncOutcome) -> None:
-    """One line for each session; a warning where an operator should look."""
     fields: dict[str, object] = {
         "role": role.value,
         "peer": peer_node_id,

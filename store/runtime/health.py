@@ -1,0 +1,144 @@
+"""The health of a node: one value with a revision number, from which everything else is rendered.
+
+`/readyz`, `/metrics`, `/status.json`, ``GetStatus``, ``WatchStatus``, gRPC's health service and the
+log show the same value, which `NodeHealth` alone changes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Final
+
+from store.observe.logging import get_logger
+from store.observe.metrics import Metrics
+from store.observe.problems import Problem, Problems
+from store.rpc.health import Health
+
+_LOG = get_logger("store.runtime.health")
+
+
+class Obstacle(Enum):
+    """A reason for which a node is not ready; the first that is present is reported."""
+
+    DRAINING = "the node is shutting down"
+    STARTING = "the node is starting"
+    DISK = "the database's disk is full; free space on it"
+    REFUSED = "the database host that takes writes is not the newest one that this node has seen"
+    DATABASE = "the database does not answer"
+    SPACE = "publishing is refused: the data directory's disk is full (--min-free-disk)"
+    WRITES = "the database takes no writes"
+
+
+_ONLY_WRITES: Final = frozenset({Obstacle.SPACE, Obstacle.WRITES})
+"""Queries are answered all the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class HealthValue:
+    """The health of a node at one moment.
+
+    Attributes:
+        revision: Grows with every change of readiness and of the problems, not of their numbers.
+        unready: Why the node is not ready, a sentence without its period; None if it is.
+        halted: Why it serves no calls at all, likewise.
+        problems: Critical problems first, then the oldest.
+    """
+
+    revision: int = 1
+    unready: str | None = Obstacle.STARTING.value
+    halted: str | None = Obstacle.STARTING.value
+    problems: Sequence[Problem] = ()
+
+    @property
+    def ready(self) -> bool:
+        """True if there is no obstacle."""
+        return self.unready is None
+
+    def differs(self, other: HealthValue) -> bool:
+        """Return True if another value deserves a new revision."""
+
+        def content(value: HealthValue) -> object:
+            names = [(each.page, each.critical, each.since_s) for each in value.problems]
+            return value.unready, value.halted, names
+
+        return content(self) != content(other)
+
+
+class NodeHealth:
+    """The obstacles and problems that are present; begins as starting.
+
+    Attributes:
+        value: The present health.
+        probes: The state of gRPC's health service.
+    """
+
+    def __init__(
+        self, metrics: Metrics, probes: Health, refresh: Callable[[], None] = lambda: None
+    ) -> None:
+        """Make the health of a node that is starting; ``refresh`` renews gauges before a look."""
+        self.value = HealthValue()
+        self.probes = probes
+        self._metrics = metrics
+        self._refresh = refresh
+        self._problems = Problems(metrics)
+        self._present = {Obstacle.STARTING: Obstacle.STARTING.value}
+        self._changed = asyncio.Event()
+
+    @property
+    def unready(self) -> str | None:
+        """The reason for which the node is not ready; None if it is."""
+        return self.value.unready
+
+    @property
+    def halted(self) -> str | None:
+        """The reason for which the node serves no calls at all; None if it serves."""
+        return self.value.halted
+
+    def set(self, obstacle: Obstacle, present: bool, sentence: str | None = None) -> None:
+        """Note an obstacle or its end; ``sentence`` takes the place of its usual one."""
+        before = dict(self._present)
+        self._present.pop(obstacle, None)
+        if present:
+            self._present[obstacle] = sentence or obstacle.value
+        if self._present != before:
+            self._update()
+
+    def look(self) -> Sequence[Problem]:
+        """Evaluate the problems, and return those that are present."""
+        self._refresh()
+        self._update()
+        return self.value.problems
+
+    async def await_revision(self, since: int) -> int:
+        """Wait until the revision is above ``since``, and return it."""
+        while self.value.revision <= since:
+            await self._changed.wait()
+        return self.value.revision
+
+    def _update(self) -> None:
+        found = [each for each in Obstacle if each in self._present]
+        unready = next((self._present[each] for each in found), None)
+        halting = (self._present[each] for each in found if each not in _ONLY_WRITES)
+        before = self.value
+        # Problems look at the gauge of readiness.
+        self._metrics.ready.set(int(unready is None))
+        problems = self._problems.evaluate(unready)
+        value = HealthValue(before.revision, unready, next(halting, None), problems)
+        if not value.differs(before):
+            self.value = value
+            return
+        self.value = replace(value, revision=before.revision + 1)
+        self._metrics.health_revision.set(self.value.revision)
+        self.probes.set_serving(serving=value.ready)
+        _LOG.info(
+            "health_changed",
+            revision=self.value.revision,
+            ready=value.ready,
+            reason=unready,
+            problems=sorted({each.page for each in problems}),
+        )
+        self._changed.set()
+        self._changed = asyncio.Event()

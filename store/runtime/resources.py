@@ -1,0 +1,119 @@
+"""Disk space and memory of the node's process.
+
+Publishing stops before an embedded Postgres has no space for its log.
+
+What frames of many MiB leave behind is free memory of the C library, in pieces of some kilobytes,
+which it keeps for later: after a dozen frames of 60 MiB at a time, 600 MiB. glibc gives it back
+when it is asked to (malloc_trim(3)). And once it has freed a large block, it takes blocks up to
+that size from its heaps, where they stay as long as something lies behind them, unless a size is
+set (mallopt(3)). Where there are no such functions, nothing is done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from store.embedded.datadir import keep_reserve
+from store.observe.logging import get_logger
+from store.observe.metrics import Metrics
+
+_LOG = get_logger("store.runtime.resources")
+
+TRIM_INTERVAL_S: Final = 10.0
+TRIM_GROWTH_BYTES: Final = 32 * 1024 * 1024
+"""A node that is so much larger than it was at its smallest gives back what it has freed; looked at
+this often."""
+
+MAPPED_BYTES: Final = 8 * 1024 * 1024
+"""A block of memory of this size or more goes back to the system as soon as it is freed."""
+
+_BACK: Final = 1.25
+"""Times the least free space: so much must be free before messages are taken again."""
+
+
+class DiskSpace:
+    """The free space of an embedded database.
+
+    Attributes:
+        full: Nothing more may be stored.
+    """
+
+    def __init__(self, directory: Path | None, least_bytes: int, metrics: Metrics) -> None:
+        self._directory = directory
+        self._least_bytes = least_bytes
+        self._metrics = metrics
+        self.full = False
+
+    def look(self) -> None:
+        """Measure, and keep the reserve that ``storenode db prune`` gives back."""
+        if self._directory is None:
+            return
+        with suppress(OSError):
+            size, _, free = shutil.disk_usage(self._directory)
+            self._metrics.disk_free_bytes.labels("data").set(free)
+            self._metrics.disk_size_bytes.labels("data").set(size)
+            full = free < self._least_bytes * (_BACK if self.full else 1)
+            if full != self.full:
+                self.full = full
+                self._metrics.disk_full.set(int(full))
+                log = _LOG.error if full else _LOG.info
+                log(
+                    "disk_full" if full else "disk_has_space",
+                    directory=str(self._directory),
+                    free_bytes=free,
+                    reason=f"publishing stops below {self._least_bytes:,} free bytes: "
+                    "--min-free-disk",
+                )
+            if not full:
+                keep_reserve(self._directory)
+
+
+_STATM: Final = Path("/proc/self/statm")
+"""Sizes of this process in pages, the second the resident one (Linux, proc(5))."""
+
+_M_MMAP_THRESHOLD: Final = -3
+"""The parameter's number in glibc's malloc.h."""
+
+
+def map_large_blocks() -> None:
+    """Return freed blocks of `MAPPED_BYTES` or more to the system, if no other size was set."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None and "MALLOC_MMAP_THRESHOLD_" not in os.environ:
+        mallopt(_M_MMAP_THRESHOLD, MAPPED_BYTES)
+
+
+def trimming() -> Callable[[], object] | None:
+    """Return the C library's function that gives freed memory back; None if it has none."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    return None if trim is None or not _STATM.exists() else lambda: trim(0)
+
+
+def resident_bytes() -> int:
+    """Return the resident memory of the process."""
+    return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+class Trimmer:
+    """A trimmer of memory, which acts when the process has grown since the last time."""
+
+    def __init__(self) -> None:
+        self._trim = trimming()
+        self._smallest = resident_bytes() if self._trim else 0
+
+    async def trim_grown(self) -> None:
+        """Return free memory to the system, if the process has grown much."""
+        if self._trim is None:
+            return
+        size = resident_bytes()
+        if size < self._smallest + TRIM_GROWTH_BYTES:
+            self._smallest = min(self._smallest, size)
+            return
+        await asyncio.to_thread(self._trim)
+        self._smallest = resident_bytes()

@@ -1,0 +1,403 @@
+"""Faults of a node as its metrics show them, minute by minute: the fault, and its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from prometheus_client.metrics import MetricWrapperBase
+
+from store.observe.metrics import Metrics, samples
+from store.observe.problems import Problems
+
+DAY_S: Final = 86_400.0
+START_S: Final = 60.0
+WELL_MIN: Final = 5
+"""Minutes without a fault at first."""
+
+Change = Callable[[Metrics, float], object]
+"""Changes metrics at a time, in Unix seconds."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A fault and its end.
+
+    Attributes:
+        name: Of the fault.
+        pages: The problems that the fault is.
+        begin: What happens in each minute of the fault.
+        end: What happens when it is over.
+        minutes: How long it lasts.
+        settle_min: When no problem is present any more, after its end.
+    """
+
+    name: str
+    pages: Sequence[str]
+    begin: Change
+    end: Change = lambda _metrics, _now_s: None
+    minutes: int = 10
+    settle_min: int = 2
+
+    @property
+    def step_min(self) -> int:
+        """The minutes between two looks."""
+        return 10 if self.minutes > 600 else 1
+
+
+def healthy(now_s: float = START_S) -> Metrics:
+    """Return the metrics of a node without problems, with two peers and an archive."""
+    metrics = Metrics("test")
+    metrics.ready.set(1)
+    metrics.database_up.set(1)
+    metrics.disk_size_bytes.labels("data").set(100)
+    metrics.disk_free_bytes.labels("data").set(50)
+    metrics.sync_interval_seconds.set(300)
+    metrics.peer_silence_limit_seconds.set(9_600)
+    for peer in ("a:1", "b:1"):
+        metrics.peer_failures.labels(peer).set(0)
+        metrics.peer_refusals.labels(peer).set(0)
+        metrics.peer_silent_since.labels(peer).set(now_s)
+        metrics.peer_differences.labels(peer, "recent").set(0)
+    metrics.partitions_until.set(now_s + 30 * DAY_S)
+    metrics.oldest_unarchived.set(now_s)
+    metrics.archived_until.set(now_s)
+    metrics.certificate_expiry.labels("node.pem").set(now_s + 90 * DAY_S)
+    metrics.clock_limit_seconds.set(10)
+    for clock in ("database", "node-b"):
+        metrics.clock_offset_seconds.labels(clock).set(0.1)
+    metrics.standbys.set(1)
+    metrics.pool_connections.labels("read", "waiting").set(0)
+    for code in ("OK", "UNAVAILABLE", "INTERNAL"):
+        metrics.calls.labels("Publish", code)
+    metrics.http_requests.labels("publish", "503")
+    for reason in ("too_old", "too_new"):
+        metrics.messages_rejected.labels("client", reason)
+    serve(metrics)
+    return metrics
+
+
+def serve(metrics: Metrics) -> None:
+    """Publish and query without any failure."""
+    metrics.calls.labels("Publish", "OK").inc(1_000)
+    for _ in range(100):
+        metrics.publish_batch_seconds.observe(0.01)
+        metrics.query_seconds.labels("Query").observe(0.01)
+
+
+def _slow_batches(metrics: Metrics, _now_s: float) -> None:
+    for _ in range(50):
+        metrics.publish_batch_seconds.observe(3.0)
+
+
+def _slow_reads(metrics: Metrics, _now_s: float) -> None:
+    for _ in range(50):
+        metrics.query_seconds.labels("Query").observe(9.0)
+
+
+def _wrong_clock(metrics: Metrics, _now_s: float) -> None:
+    for clock in ("database", "node-b"):
+        metrics.clock_offset_seconds.labels(clock).set(7_200)
+    metrics.clocks_off_ratio.set(1)
+    metrics.messages_rejected.labels("client", "too_new").inc(5)
+
+
+def _right_clock(metrics: Metrics, _now_s: float) -> None:
+    for clock in ("database", "node-b"):
+        metrics.clock_offset_seconds.labels(clock).set(0)
+    metrics.clocks_off_ratio.set(0)
+
+
+def _gauge(
+    name: str,
+    page: str,
+    metric: str,
+    values: tuple[float, float],
+    *,
+    labels: Sequence[str] = (),
+    minutes: int = 10,
+) -> Fault:
+    def setting(value: float) -> Change:
+        def change(metrics: Metrics, _now_s: float) -> None:
+            gauge = getattr(metrics, metric)
+            (gauge.labels(*labels) if labels else gauge).set(value)
+
+        return change
+
+    bad, good = values
+    return Fault(name, (page,), setting(bad), setting(good), minutes)
+
+
+FAULTS: Final = (
+    Fault(
+        "the database is away",
+        ("database-unreachable",),
+        lambda m, _: (m.database_up.set(0), m.ready.set(0)),
+        lambda m, _: (m.database_up.set(1), m.ready.set(1)),
+    ),
+    _gauge(
+        "a former primary takes writes", "database-host-refused", "database_hosts_refused", (1, 0)
+    ),
+    _gauge("the node takes no writes", "node-not-ready", "ready", (0, 1)),
+    Fault(
+        "nothing is stored, since the disk is full",
+        ("disk-full",),
+        lambda m, _: (m.disk_full.set(1), m.ready.set(0)),
+        lambda m, _: (m.disk_full.set(0), m.ready.set(1)),
+    ),
+    _gauge("the disk is almost full", "disk-full", "disk_free_bytes", (4, 40), labels=("data",)),
+    Fault(
+        "the clock jumped, and retention is paused",
+        ("clock-wrong",),
+        lambda m, _: m.maintenance_events.labels("clock_doubted").inc(),
+        settle_min=8,
+    ),
+    Fault(
+        "this node's clock is wrong, and publishes are rejected",
+        ("clock-wrong", "clock-differs"),
+        _wrong_clock,
+        _right_clock,
+    ),
+    _gauge(
+        "the clock of one peer is wrong",
+        "clock-differs",
+        "clock_offset_seconds",
+        (-11, 0),
+        labels=("node-b",),
+    ),
+    _gauge(
+        "most publishers' clocks are wrong", "clock-differs", "clock_refused_publishers", (0.8, 0.2)
+    ),
+    Fault(
+        "commits are lost",
+        ("commits-lost",),
+        lambda m, _: m.database_events.labels("commits_lost").inc(),
+        minutes=1,
+        settle_min=63,
+    ),
+    Fault(
+        "the embedded Postgres is killed again and again",
+        ("postgres-restarting",),
+        lambda m, _: m.database_events.labels("postgres_exited").inc(),
+        settle_min=18,
+    ),
+    _gauge("a standby is away", "standby-missing", "standbys", (0, 1)),
+    Fault(
+        "a standby was removed a day ago",
+        (),
+        lambda m, _: m.standbys.set(0),
+        minutes=25 * 60,
+    ),
+    _gauge("a standby lags", "replication-lag", "standby_lag_bytes", (10**9, 0), labels=("s",)),
+    _gauge(
+        "calls wait for connections",
+        "connections-exhausted",
+        "pool_connections",
+        (2, 0),
+        labels=("read", "waiting"),
+    ),
+    _gauge(
+        "dead rows accumulate",
+        "dead-tuples",
+        "table_dead_ratio",
+        (0.5, 0),
+        labels=("messages",),
+        minutes=65,
+    ),
+    Fault(
+        "partitions run out",
+        ("partitions-missing",),
+        lambda m, now_s: m.partitions_until.set(now_s + DAY_S),
+        lambda m, now_s: m.partitions_until.set(now_s + 30 * DAY_S),
+        minutes=20,
+    ),
+    Fault(
+        "maintenance fails",
+        ("maintenance-failing",),
+        lambda m, _: m.maintenance_events.labels("maintenance_failed").inc(),
+        settle_min=13,
+    ),
+    Fault(
+        "five connections of maintenance are lost",
+        (),
+        lambda m, _: m.maintenance_events.labels("maintenance_disconnected").inc(5),
+    ),
+    Fault(
+        "retention cannot drop partitions",
+        ("retention-failing",),
+        lambda m, _: m.maintenance_events.labels("retention_problem").inc(),
+        minutes=40,
+        settle_min=8,
+    ),
+    _gauge(
+        "retention waits for the archive",
+        "retention-blocked-by-archive",
+        "retention_blocked",
+        (1, 0),
+    ),
+    Fault(
+        "nothing is archived any more",
+        ("archive-behind",),
+        lambda m, _: m.oldest_unarchived.set(START_S),
+        lambda m, now_s: m.oldest_unarchived.set(now_s),
+        minutes=27 * 60,
+    ),
+    _gauge(
+        "sessions with a peer fail", "peer-unreachable", "peer_failures", (3, 0), labels=("a:1",)
+    ),
+    Fault(
+        "a peer is silent",
+        ("peer-silent",),
+        lambda m, _: m.peer_silent_since.labels("b:1").set(START_S),
+        lambda m, now_s: m.peer_silent_since.labels("b:1").set(now_s),
+        minutes=165,
+    ),
+    Fault(
+        "a peer is of another cluster",
+        ("sync-refused",),
+        lambda m, _: m.peer_refusals.labels("a:1").inc(),
+        lambda m, _: m.peer_refusals.labels("a:1").set(0),
+    ),
+    _gauge(
+        "differences stay",
+        "differences-not-shrinking",
+        "peer_differences",
+        (7, 0),
+        labels=("a:1", "recent"),
+        minutes=200,
+    ),
+    Fault(
+        "differences shrink",
+        (),
+        lambda m, now_s: m.peer_differences.labels("a:1", "recent").set(1_000_000 - now_s),
+        minutes=220,
+    ),
+    Fault(
+        "fingerprints are forged",
+        ("forged-fingerprint",),
+        lambda m, _: m.sync_hidden_differences.inc(),
+        settle_min=63,
+    ),
+    _gauge("a peer is cut off", "gossip-peer-cut-off", "gossip_peers", (1, 0), labels=("cut_off",)),
+    _gauge(
+        "confirmations are missing", "unread-events-ageing", "unconfirmed_oldest_seconds", (301, 0)
+    ),
+    Fault(
+        "publishing fails",
+        ("publish-errors",),
+        lambda m, _: m.calls.labels("Publish", "UNAVAILABLE").inc(200),
+        settle_min=4,
+    ),
+    Fault(
+        "publishing over HTTP fails",
+        ("publish-errors",),
+        lambda m, _: m.http_requests.labels("publish", "503").inc(200),
+        settle_min=4,
+    ),
+    Fault(
+        "clients publish at a node that only reads",
+        (),
+        lambda m, _: (m.read_only.set(1), m.calls.labels("Publish", "UNAVAILABLE").inc(200)),
+    ),
+    Fault(
+        "clients send malformed, late and too many requests",
+        (),
+        lambda m, _: [
+            m.calls.labels("Publish", code).inc(500)
+            for code in ("INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED")
+        ],
+    ),
+    Fault(
+        "one publisher's clock is wrong",
+        (),
+        lambda m, _: m.messages_rejected.labels("client", "too_old").inc(500),
+    ),
+    Fault(
+        "strangers ask for sessions that are refused",
+        (),
+        lambda m, _: m.sync_sessions.labels("responder", "refused").inc(9),
+    ),
+    Fault("batches are slow", ("publish-slow",), _slow_batches, minutes=20, settle_min=13),
+    Fault("queries are slow", ("reads-slow",), _slow_reads, minutes=20, settle_min=13),
+    Fault(
+        "streams to slow readers last long",
+        (),
+        lambda m, _: m.query_seconds.labels("GetSdsMessages").observe(60.0),
+    ),
+    Fault(
+        "calls fail with an internal error",
+        ("calls-failing", "publish-errors"),
+        lambda m, _: m.calls.labels("Publish", "INTERNAL").inc(50),
+        settle_min=13,
+    ),
+    Fault(
+        "a certificate ends soon",
+        ("certificate-expiring",),
+        lambda m, now_s: m.certificate_expiry.labels("node.pem").set(now_s + 13 * DAY_S),
+        lambda m, now_s: m.certificate_expiry.labels("node.pem").set(now_s + 90 * DAY_S),
+    ),
+    Fault(
+        "a certificate ends tomorrow",
+        ("certificate-expiring", "certificate-ending"),
+        lambda m, now_s: m.certificate_expiry.labels("node.pem").set(now_s + DAY_S),
+        lambda m, now_s: m.certificate_expiry.labels("node.pem").set(now_s + 90 * DAY_S),
+    ),
+    _gauge("the token file is broken", "token-file-broken", "token_file_broken", (1, 0)),
+)
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A fault as a node has seen it.
+
+    Attributes:
+        samples: The value of each recorded series at every step.
+        present: The problems of the node at some minutes: before the fault, at its end, after it.
+    """
+
+    samples: list[dict[str, float]]
+    present: dict[int, frozenset[str]]
+
+
+def record(fault: Fault, names: Collection[str] = ()) -> Recording:
+    """Play a fault, step by step; ``names`` are of the series to record."""
+    now_s = [START_S]
+    metrics = healthy()
+    problems = Problems(metrics, lambda: now_s[0])
+    step = fault.step_min
+    over_min = step * (WELL_MIN + fault.minutes // step)
+    end_min = over_min + step * fault.settle_min
+    recorded: list[dict[str, float]] = []
+    present: dict[int, frozenset[str]] = {}
+    for minute in range(step, end_min + 1, step):
+        now_s[0] = 60.0 * minute
+        serve(metrics)
+        if "silent" not in fault.name:
+            metrics.peer_silent_since.labels("b:1").set(now_s[0])
+        metrics.peer_silent_since.labels("a:1").set(now_s[0])
+        if "archived" not in fault.name:
+            metrics.oldest_unarchived.set(now_s[0])
+        if step * WELL_MIN <= minute < over_min:
+            fault.begin(metrics, now_s[0])
+        if minute == over_min:
+            fault.end(metrics, now_s[0])
+        found = problems.evaluate()
+        if minute in (step * (WELL_MIN - 1), over_min - step, end_min):
+            present[minute] = frozenset(each.page for each in found)
+        recorded.append(_samples(metrics, names))
+    return Recording(recorded, present)
+
+
+def _samples(metrics: Metrics, names: Collection[str]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for metric in vars(metrics).values():
+        if not isinstance(metric, MetricWrapperBase) or not any(
+            each.startswith(metric._name) for each in names
+        ):
+            continue
+        for sample in samples(metric):
+            if sample.name in names:
+                labels = (f'{name}="{value}"' for name, value in sorted(sample.labels.items()))
+                found[f"{sample.name}{{{','.join(labels)}}}"] = sample.value
+    return found

@@ -1,0 +1,170 @@
+"""Writes the alerts of Prometheus from the problems of a node, or checks that they are current.
+
+    python tools/generate_rules.py [--check]
+
+The problems are defined in `store/observe/problems.py`; the description of an alert is the first
+line of its runbook. Alerts about what no node can report of itself are in `outside_rules.yml`.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from store.observe.metrics import Metrics
+from store.observe.problems import RULES, RUNBOOKS, Condition, Rule, Series
+
+ROOT: Final = Path(__file__).parents[1]
+TARGET: Final = ROOT / "deploy/prometheus/rules/storenode.yml"
+OUTSIDE: Final = Path(__file__).with_name("outside_rules.yml")
+
+_HEAD: Final = """\
+# Alerts on store nodes. Each one names the page that says what to do.
+# severity: critical pages the on-call engineer, warning waits for working hours.
+#
+# Made by tools/generate_rules.py from store/observe/problems.py and tools/outside_rules.yml: do not
+# edit.
+"""
+_METRICS: Final = Metrics("")
+_ONE_NODE: Final = "on (job, instance)"
+_FIELD: Final = re.compile(r"\{(\w+)(?::[^}]*)?\}(?: (MiB|hours))?")
+_VALUES: Final = {
+    "value": "{{ $value | humanize }}",
+    "mib": "{{ $value | humanize1024 }}B",
+    "hours": "{{ $value | humanizeDuration }}",
+}
+
+
+def alert_name(page: str) -> str:
+    """Return the name of the alert of a runbook."""
+    return "Storenode" + "".join(map(str.capitalize, page.removeprefix("node-").split("-")))
+
+
+def expression(rule: Rule) -> str:
+    """Return the condition of a problem in PromQL."""
+    text = _condition(rule.condition)
+    if rule.where is not None:
+        text = f"({text}) and {_ONE_NODE} ({_condition(rule.where)})"
+    for each in rule.unless:
+        text = f"({text}) unless {_ONE_NODE} ({_condition(each)})"
+    return text
+
+
+def series(each: Series) -> str:
+    """Return a selector in PromQL."""
+    metric = getattr(_METRICS, each.metric)
+    suffix = each.suffix or ("_total" if metric._type == "counter" else "")
+    labels = ", ".join(
+        f'{name}="{values[0]}"' if len(values) == 1 else f'{name}=~"{"|".join(values)}"'
+        for name, values in each.labels
+    )
+    return f"{metric._name}{suffix}" + (f"{{{labels}}}" if labels else "")
+
+
+def _condition(condition: Condition) -> str:
+    name, window = series(condition.series[0]), _duration(condition.window_s)
+    bound = f"{condition.bound:.15g}"
+    if condition.limit:
+        bound = f"{_ONE_NODE} group_left () {series(Series.parse(condition.limit))}"
+    forms = {
+        "above": f"{name} > {bound}",
+        "beyond": f"abs({name}) > {bound}",
+        "zero": f"{name} == 0",
+        "older": f"time() - ({name} > 0) > {bound}",
+        "below-peak": f"{name} < max_over_time({name}[{window}])",
+        "not-shrinking": f"{name} >= ({name} offset {window}) and min_over_time({name}[{window}])"
+        " > 0",
+    }
+    if condition.kind in forms:
+        return forms[condition.kind]
+    if condition.kind == "small-part":
+        return f"{name} < {bound} * {series(condition.whole[0])}"
+    growth = _growth(condition.series, window)
+    if condition.kind == "grown":
+        return f"{growth} > {bound}"
+    rest = "1 - " if condition.kind == "large-rest" else ""
+    return f"{rest}{growth} / {_growth(condition.whole, window)} > {bound}"
+
+
+def _growth(counters: Sequence[Series], window: str) -> str:
+    parts = (f"increase({series(each)}[{window}])" for each in counters)
+    return f"sum by (job, instance) ({' or '.join(parts)})"
+
+
+def _duration(seconds: float) -> str:
+    for unit, size in (("d", 86_400), ("h", 3_600), ("m", 60)):
+        if seconds >= size and seconds % size == 0:
+            return f"{seconds / size:.0f}{unit}"
+    return f"{seconds:.0f}s"
+
+
+def _summary(sentence: str) -> str:
+    def field(found: re.Match[str]) -> str:
+        name, unit = found[1], found[2]
+        value = _VALUES.get(name)
+        if value is None:
+            return f"{{{{ $labels.{name} }}}}" + (f" {unit}" if unit else "")
+        return value
+
+    return _FIELD.sub(field, sentence)
+
+
+def _description(page: str) -> str:
+    text = (ROOT / f"docs/runbooks/{page}.md").read_text("utf-8")
+    found = re.search(r"^In short: (.*?)$", text, re.MULTILINE)
+    if found is None:
+        raise ValueError(f"docs/runbooks/{page}.md has no line `In short: ...`")
+    return found[1][:1].upper() + found[1][1:]
+
+
+def _alert(rule: Rule) -> dict[str, Any]:
+    alert: dict[str, Any] = {"alert": alert_name(rule.page), "expr": expression(rule)}
+    if rule.for_s:
+        alert["for"] = _duration(rule.for_s)
+    return alert | {
+        "labels": {"severity": "critical" if rule.critical else "warning"},
+        "annotations": {
+            "summary": "{{ $labels.instance }}: " + _summary(rule.sentence),
+            "description": _description(rule.page),
+            "runbook_url": f"{RUNBOOKS}{rule.page}.md",
+        },
+    }
+
+
+def rules() -> str:
+    """Return the file of rules; conditions with one runbook are one alert."""
+    groups = yaml.safe_load(OUTSIDE.read_text("utf-8"))["groups"]
+    groups.append({"name": "storenode-problems", "rules": []})
+    alerts = {rule["alert"]: rule for group in groups for rule in group["rules"] if "alert" in rule}
+    for alert in map(_alert, RULES):
+        known = alerts.setdefault(alert["alert"], alert)
+        if known is alert:
+            groups[-1]["rules"].append(alert)
+            continue
+        known["expr"] = f"{known['expr']} or {alert['expr']}"
+        short = known["annotations"]["description"]
+        known["annotations"]["summary"] = (
+            f"{{{{ $labels.instance }}}}: {short[:1].lower()}{short[1:-1]}"
+        )
+    return _HEAD + yaml.safe_dump({"groups": groups}, sort_keys=False, width=1_000)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write the file, or compare it with ``--check``; return the exit code."""
+    text = rules()
+    if "--check" in arguments:
+        if TARGET.exists() and TARGET.read_text("utf-8") == text:
+            return 0
+        print(f"{TARGET.relative_to(ROOT)} is not current: run tools/generate_rules.py")
+        return 1
+    TARGET.write_text(text, "utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,4 +1,4 @@
-"""Frames of gossip: bytes of a stream into what the machine takes, and back.
+"""The codec of gossip: frames of a stream and the values of the machine.
 
 Source: the schema of ``GossipFrame``.
 """
@@ -48,7 +48,7 @@ _NO_FRAME: Final = "the frame is no GossipFrame: encode it as the schema says"
 
 
 def encode_gossip(frame: FrameOut, traces: Sequence[FrameTrace] = ()) -> bytes:
-    """The bytes of a frame to send; ``traces``: what of its messages is traced."""
+    """Encode a frame; ``traces`` are those of its messages."""
     match frame:
         case Events():
             body = b"".join([delimited(_MESSAGE, message) for message in frame.messages])
@@ -70,10 +70,10 @@ async def decode_gossip(
 ) -> FrameIn:
     """Read a frame; messages are judged, and others have a turn now and then.
 
-    ``tracing`` is told of messages that the peer traces.
+    ``tracing`` is notified of messages that the peer traces.
 
     Raises:
-        CallFailure: INVALID_ARGUMENT, it is none; RESOURCE_EXHAUSTED, it passes a limit.
+        CallError: INVALID_ARGUMENT, it is none; RESOURCE_EXHAUSTED, it passes a limit.
     """
     if len(frame) > MAX_GOSSIP_FRAME_BYTES:
         raise over_limit(

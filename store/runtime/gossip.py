@@ -29,7 +29,7 @@ from store.gossip.events import Counted, What
 from store.messages.conflicts import StoreResult
 from store.messages.record import RecordBatch
 from store.observe.metrics import Metrics
-from store.rpc.gossiping import GossipTransport
+from store.rpc.gossip import GossipTransport
 from store.runtime.environment import system_environment
 from store.runtime.limits import UNREAD_INTERVAL_S
 from store.runtime.peering import Peering
@@ -143,7 +143,7 @@ async def open_gossip(
     def admission() -> Admission:
         return Admission(policy.current(), time.time_ns(), Source.GOSSIP)
 
-    transport = GossipTransport(peering.dialer, admission, tracing)
+    transport = GossipTransport(peering.connector, admission, tracing)
     node = GossipNode(
         GossipConfig(store_id=identity.store_id, max_confirms=config.max_confirms),
         identity.node_id,

@@ -14,8 +14,8 @@ from store.db.reading.transfer_reads import TransferReader
 from store.domain.ports import PeerAddress
 from store.observe.clocks import ClockComparison
 from store.observe.metrics import Metrics
-from store.rpc.caller import Caller
-from store.rpc.dial import PeerDialer
+from store.rpc.connector import PeerConnector
+from store.rpc.peer_reads import PeerReader
 from store.runtime.environment import system_environment
 from store.runtime.peer_book import PeerBook
 from store.runtime.policy import PolicySource
@@ -40,7 +40,7 @@ class Peering:
     sessions: Exchange
     synchronizer: Synchronizer
     resumer: Resumer
-    dialer: PeerDialer
+    connector: PeerConnector
     peers: tuple[PeerAddress, ...]
 
 
@@ -73,13 +73,13 @@ def open_peering(
         transfer_limits=TransferLimits(silence_ns=config.peer_silence),
         statements=wiring.statements,
     )
-    dialer = PeerDialer(
+    connector = PeerConnector(
         identity,
         _tls(config),
         insecure="peer" in config.insecure,
         clocks=clocks,
     )
-    caller = Caller(dialer, exchange := Exchange(work))
+    caller = PeerReader(connector, exchange := Exchange(work))
     stack.push_async_callback(caller.close)
     book.connections = caller
     fetcher = Fetcher(
@@ -109,7 +109,7 @@ def open_peering(
     )
     stack.push_async_callback(resumer.stop)
     synchronizer.show_resume(resumer.state)
-    return Peering(exchange, synchronizer, resumer, dialer, peers)
+    return Peering(exchange, synchronizer, resumer, connector, peers)
 
 
 def _schedule(config: NodeConfig, peers: tuple[PeerAddress, ...]) -> ScheduleConfig:

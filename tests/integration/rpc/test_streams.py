@@ -183,6 +183,6 @@ async def test_what_calls_hold_of_the_budget_is_given_back(node: Node) -> None:
     assert [list(page.missing) async for page in walk] == [[HistoryEntry(message_id="x")]]
     await node.server.stop(0)
     async with asyncio.timeout(30):
-        while node.context.unsent.outlets:  # noqa: ASYNC110 - tells nobody
+        while node.context.answers.senders:  # noqa: ASYNC110 - tells nobody
             await asyncio.sleep(0)
-    assert node.context.unsent.used_bytes == 0
+    assert node.context.answers.used == 0

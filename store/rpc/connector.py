@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -230,24 +230,22 @@ class PeerConnector:
         self,
         peer: PeerAddress,
         method: str,
-        identify: Callable[[PeerCall], Awaitable[Callee]],
+        identify: Callable[[PeerCall], Awaitable[Callee]] = PeerCall.identify,
+        *,
+        request: bytes | None = None,
+        patience_s: float | None = None,
     ) -> AsyncIterator[tuple[PeerCall, Callee]]:
-        """Begin a call as `call` does, and identify the callee, however long that takes."""
-        async with AsyncExitStack() as stack:
-            yield await _identified(
-                stack, lambda: self.call(peer, method, patience_s=None), identify
-            )
-
-    @asynccontextmanager
-    async def ask(self, peer: PeerAddress, method: str, request: bytes) -> AsyncIterator[PeerCall]:
-        """Begin a call with one request and a stream of responses; else as `call`."""
-        async with AsyncExitStack() as stack:
-            call, _ = await _identified(
-                stack,
-                lambda: self.call(peer, method, request=request, patience_s=PEER_CONNECT_TIMEOUT_S),
-                PeerCall.identify,
-            )
-            yield call
+        """Begin a call as `call` does, and identify the callee, whose name may be learned first."""
+        for is_last in (False, True):
+            async with self.call(peer, method, request=request, patience_s=patience_s) as call:
+                try:
+                    callee = await identify(call)
+                except _NameLearnedError:
+                    if is_last:
+                        raise
+                    continue
+                yield call, callee
+                return
 
     def _is_proven(self, peer: PeerAddress, node_id: str) -> bool:
         """Return True if the connection was verified for the ID that a callee gives.
@@ -258,7 +256,11 @@ class PeerConnector:
         expected = peer.node_id or (self._proven.get(peer, "") if self._tls else "")
         if expected and node_id != expected:
             self._proven.pop(peer, None)
-            raise _other_node(peer, expected, node_id)
+            raise PeerCallError(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"the node at {peer} is {node_id} instead of {expected}: correct the address or the"
+                " ID of --peer",
+            )
         return not self._tls or node_id in (expected, peer.host)
 
     @asynccontextmanager
@@ -296,7 +298,11 @@ class PeerConnector:
                 # Another node may be there by now: its name is learned anew.
                 claimed = self._proven.pop(peer, None)
                 if claimed is not None and self._answered.get(peer) != claimed:
-                    raise _impostor(peer, claimed, error) from error
+                    raise PeerCallError(
+                        grpc.StatusCode.UNAUTHENTICATED,
+                        f"the peer at {peer} says that it is {claimed}, and a connection to a node"
+                        f" of that name failed: have its certificate name it ({error})",
+                    ) from error
             if isinstance(error, _UnansweredError):
                 self._retire(peer, line)
             raise
@@ -379,26 +385,6 @@ class PeerConnector:
         return grpc.aio.secure_channel(peer.target, credentials, options=options)
 
 
-async def _identified(
-    stack: AsyncExitStack,
-    begin: Callable[[], AbstractAsyncContextManager[PeerCall]],
-    identify: Callable[[PeerCall], Awaitable[Callee]],
-) -> tuple[PeerCall, Callee]:
-    """Begin a call on a connection that is verified for the callee's name."""
-    for learning in (True, False):
-        async with AsyncExitStack() as attempt:
-            call = await attempt.enter_async_context(begin())
-            try:
-                callee = await identify(call)
-            except _NameLearnedError:
-                if not learning:
-                    raise
-                continue
-            stack.push_async_exit(attempt.pop_all())
-            return call, callee
-    raise AssertionError("the second attempt returns or raises")
-
-
 async def _introduced(peer: PeerAddress, call: Any, patience_s: float | None) -> Callee:  # noqa: ANN401
     """Wait for the metadata that name the callee: the initial ones, or those of the end.
 
@@ -453,22 +439,6 @@ def _reraise_own() -> None:
 
 def _shut() -> PeerCallError:
     return PeerCallError(grpc.StatusCode.CANCELLED, "the node is shutting down")
-
-
-def _other_node(peer: PeerAddress, expected: str, node_id: str) -> PeerCallError:
-    return PeerCallError(
-        grpc.StatusCode.FAILED_PRECONDITION,
-        f"the node at {peer} is {node_id} instead of {expected}: correct the address or the ID "
-        "of --peer",
-    )
-
-
-def _impostor(peer: PeerAddress, claimed: str, error: PeerCallError) -> PeerCallError:
-    return PeerCallError(
-        grpc.StatusCode.UNAUTHENTICATED,
-        f"the peer at {peer} says that it is {claimed}, and a connection to a node of that name "
-        f"failed: have its certificate name it ({error})",
-    )
 
 
 def _parse_callee(metadata: Any) -> Callee | None:  # noqa: ANN401 - grpc.aio's are untyped

@@ -32,6 +32,7 @@ from store.rpc.limits import (
     MAX_LOOKUP_MESSAGES,
     MAX_PEER_CURSOR_BYTES,
     MAX_PEER_PAGE_BYTES,
+    PEER_CONNECT_TIMEOUT_S,
     PEER_SCAN_PAGE_MESSAGES,
 )
 from store.serving.failure import CallError
@@ -150,7 +151,9 @@ class PeerReader:
         self, peer: PeerAddress, method: str, request: bytes
     ) -> AsyncGenerator[bytes, None]:
         silence_s = self._exchange.work.silence_s
-        async with self._connector.ask(peer, method, request) as call:
+        async with self._connector.converse(
+            peer, method, request=request, patience_s=PEER_CONNECT_TIMEOUT_S
+        ) as (call, _):
             while (data := await in_time(call.read(), silence_s)) is not None:
                 yield data
 

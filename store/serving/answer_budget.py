@@ -238,7 +238,8 @@ class AnswerSender:
     def close(self) -> None:
         """Return the rest to the budget: gRPC has done with the call."""
         budget = self._budget
-        self.add(-self.taken_bytes)
+        if self.taken_bytes:
+            self.add(-self.taken_bytes)
         budget.senders.pop(self, None)
         budget.ended.discard(self)
         connections = budget.connections[self.caller]

@@ -75,6 +75,7 @@ class Call:
     sender: AnswerSender
     access: Access
     identify: Callable[[], Client]
+    max_request_bytes: int
 
     def check_rights(self) -> None:
         """Identify the caller again, if the token file has changed.
@@ -100,11 +101,6 @@ class Call:
         if reason is not None:
             raise unready(reason)
 
-    @property
-    def max_request_bytes(self) -> int:
-        """The size of the largest request that is taken."""
-        return min(self.client.limits.request_bytes, self.method.max_request_bytes)
-
     def charge(self, size_bytes: int, *, counted: bool) -> None:
         """Charge one request; ``counted``: the beginning of the call has counted it.
 
@@ -112,7 +108,8 @@ class Call:
             CallError: it is too large, or `check_rights` fails.
             Exceeded: too much was sent lately.
         """
-        self.check_rights()
+        if self.access is not self.node.tokens.access:
+            self.check_rights()
         if size_bytes > self.max_request_bytes:
             raise over_limit(
                 f"the request has {size_bytes:,} bytes: at most {self.max_request_bytes:,}"
@@ -164,4 +161,5 @@ def open_call(
     account = node.quota.account(client.name, client.limits, now_ns, named=client.named)
     account.begin(method.kind, now_ns)
     sender = AnswerSender(node.answers, client.name, connection)
-    return Call(node, method, client, account, sender, access, identify)
+    largest = min(client.limits.request_bytes, method.max_request_bytes)
+    return Call(node, method, client, account, sender, access, identify, largest)

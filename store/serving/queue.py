@@ -113,7 +113,7 @@ class FairQueue:
             CallError: too many calls wait, or `refuse` was called.
         """
         self.asked[connection] += size
-        if not self.waiting and self.fits(size):
+        if not self.waiting and (size <= self.free or self.fits(size)):
             self.free -= size
             return
         if self._max_waiting is not None and len(self.waiting) >= self._max_waiting:

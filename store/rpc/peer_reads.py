@@ -165,8 +165,8 @@ def _decode(kind: type[_M], data: bytes, messages: int) -> _M:
             field = kind.DESCRIPTOR.fields_by_name[_MESSAGES].number
             data = clip(data, field, messages + 1)
         return decode(kind, data)
-    except CallError:
-        raise ProtocolBroken("the peer sends a page that cannot be decoded") from None
+    except CallError as error:
+        raise ProtocolBroken(f"the peer sends a page that cannot be decoded: {error}") from None
 
 
 def _decode_scan(data: bytes) -> RawScanPage:

@@ -115,7 +115,7 @@ class Endpoint:
             del failure  # its traceback has this frame: each would keep the other
         finally:
             if call is not None:
-                call.close()
+                call.account.end(operation.served.kind)
                 call.sender.close()
             seconds = (node.monotonic_ns() - began_ns) / _NS_PER_S
             node.metrics.http_requests.labels(operation.served.name, code).inc()

@@ -91,9 +91,9 @@ def translate(error: Exception, request_id: str) -> tuple[CallError, bool]:
 
 ListenerKind = Literal["client", "peer", "admin"]
 Context: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"
-BidiMethod = Callable[["RpcCall"], Awaitable[None]]
+BidiMethod = Callable[["RpcCall", Call], Awaitable[None]]
 
-_Answer = Callable[["RpcCall"], Awaitable[bytes | None]]
+_Answer = Callable[["RpcCall", Call], Awaitable[bytes | None]]
 _Handler = Callable[[object, Context], Any]
 _NS_PER_S: Final = 1e9
 _COUNTED_FROM_0: Final = ("OK", "UNAVAILABLE", "INTERNAL")
@@ -117,29 +117,23 @@ class RpcCall:
     received: bytes | None = None
     received_ns: int | None = None
 
-    @property
-    def call(self) -> Call:
-        """The admitted call."""
-        assert self.admitted is not None
-        return self.admitted
-
     async def next_request(self) -> bytes | None:
         """Read the next request of a stream, without charging it; return None after the last.
 
         Raises:
             CallError: it gave way to others before it had come in full.
         """
-        return await self.node.incomplete.next(self.context, self.call.client.name)
+        assert self.admitted is not None
+        return await self.node.incomplete.next(self.context, self.admitted.client.name)
 
-    async def read_request(self) -> bytes:
+    async def read_request(self, call: Call) -> bytes:
         """Read and charge the one request of the call.
 
         Raises:
             CallError: it is too large, or has not come in time.
             Exceeded: too much was sent lately.
         """
-        node, call = self.node, self.call
-        self.reading = True
+        node, self.reading = self.node, True
         reader = node.open_requests if self.method.right is None else node.requests
         async with node.incomplete.awaiting(call.sender.connection, call.client.name) as connection:
             request = await reader.read(self.context)
@@ -223,9 +217,8 @@ class CallWrapper:
         identified.
         """
 
-        async def answer(rpc: RpcCall) -> bytes:
-            request = rpc.received = await rpc.read_request()
-            call = rpc.call
+        async def answer(rpc: RpcCall, call: Call) -> bytes:
+            request = rpc.received = await rpc.read_request(call)
             with call.reserve(len(request)):
                 response = await handle(call, request)
             await call.sender.answered(len(response), refusable=method.timed)
@@ -236,8 +229,8 @@ class CallWrapper:
     def stream(self, method: Method, handle: StreamMethod) -> grpc.RpcMethodHandler[bytes, bytes]:
         """Wrap a method that answers one request by a stream; each page waits for the reader."""
 
-        async def answer(rpc: RpcCall) -> None:
-            request, call = await rpc.read_request(), rpc.call
+        async def answer(rpc: RpcCall, call: Call) -> None:
+            request = await rpc.read_request(call)
             begun = rpc.is_peer
             with call.reserve(len(request)), call.sender.ending():
                 async with aclosing(handle(call, request)) as pages:
@@ -284,7 +277,7 @@ class CallWrapper:
                 elif method.endless:
                     around.enter_context(node.drain.endless())
                 call.check_ready()
-                return await answer(rpc)
+                return await answer(rpc, call)
         except (asyncio.CancelledError, CallerGoneError):
             code = "CANCELLED"
             raise asyncio.CancelledError from None
@@ -311,7 +304,7 @@ class CallWrapper:
             if rpc.admitted is not None:
                 # A caller may take its time to send a request.
                 began_ns = began_ns if rpc.received_ns is None else rpc.received_ns
-                rpc.admitted.close()
+                rpc.admitted.account.end(method.kind)
                 if rpc.is_peer:
                     node.callers[rpc.metadata.fields[NODE_ID]] = node.now_ns() / _NS_PER_S
             self._measure(method, code, began_ns)

@@ -31,6 +31,7 @@ from store.rpc.connector import Callee, PeerCall, PeerCallError, PeerConnector
 from store.rpc.gossip_frames import decode_gossip, encode_gossip
 from store.rpc.limits import GREETING_GRACE_S, GREETING_PAUSE_S
 from store.rpc.peer import CallerStream, calling_peer
+from store.serving.call import Call
 from store.serving.failure import CallError, Code
 from storenode.wire.storenode.v1 import peer_pb2
 
@@ -144,7 +145,7 @@ class GossipService:
     def __init__(self, gossip: tuple[PeerStreams, GossipTransport] | None) -> None:
         self._gossip = gossip
 
-    async def gossip(self, rpc: RpcCall) -> None:
+    async def gossip(self, rpc: RpcCall, _call: Call) -> None:
         """Serve ``Gossip``."""
         if self._gossip is None:
             raise CallError(

@@ -10,6 +10,7 @@ from store.domain.places import Caller
 from store.domain.ports import PeerFailed
 from store.rpc.call import RpcCall
 from store.rpc.identity import NODE_ID, STORE_ID
+from store.serving.call import Call
 from store.serving.connections import remote
 from store.serving.failure import CallerGoneError, CallError
 from store.sync.session.exchange import Exchange
@@ -50,11 +51,11 @@ class PeerService:
     def __init__(self, exchange: Exchange) -> None:
         self._responder = Responder(exchange)
 
-    async def reconcile(self, rpc: RpcCall) -> None:
+    async def reconcile(self, rpc: RpcCall, _call: Call) -> None:
         """Serve ``Reconcile``."""
         await self._responder.reconcile(calling_peer(rpc), CallerStream(rpc))
 
-    async def transfer(self, rpc: RpcCall) -> None:
+    async def transfer(self, rpc: RpcCall, _call: Call) -> None:
         """Serve ``Transfer``."""
         await self._responder.transfer(calling_peer(rpc), CallerStream(rpc))
 

@@ -13,23 +13,24 @@ from collections.abc import Iterator
 
 from store.rpc.call import RpcCall
 from store.rpc.limits import STREAM_WINDOW_BYTES, STREAM_WINDOW_REQUESTS
+from store.serving.call import Call
 from store.serving.methods.encode import publish_response
 from store.serving.methods.publish import PublishBatch, PublishService
 from store.serving.queue import FairQueue, memory_queue
 
 
-async def publish_stream(service: PublishService, rpc: RpcCall) -> None:
+async def publish_stream(service: PublishService, rpc: RpcCall, call: Call) -> None:
     """Serve ``PublishStream``."""
-    await _Stream(service, rpc).run()
+    await _Stream(service, rpc, call).run()
 
 
 class _Stream:
     """A task that reads and judges, and the call's own, which answers."""
 
-    def __init__(self, service: PublishService, rpc: RpcCall) -> None:
+    def __init__(self, service: PublishService, rpc: RpcCall, call: Call) -> None:
         self._service = service
         self._rpc = rpc
-        self._call = rpc.call
+        self._call = call
         self._slots = asyncio.Semaphore(STREAM_WINDOW_REQUESTS)
         self._window = memory_queue(STREAM_WINDOW_BYTES, "requests")
         self._answers: asyncio.Queue[asyncio.Task[bytes] | None] = asyncio.Queue()

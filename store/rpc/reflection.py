@@ -12,6 +12,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from store.rpc.call import RpcCall
 from store.rpc.request_memory import NoRequestError
+from store.serving.call import Call
 from store.serving.failure import malformed
 
 SERVICE: Final = reflection.SERVICE_NAME
@@ -51,20 +52,20 @@ class ReflectionService:
         library: Any = reflection
         self._servicer = library.aio.ReflectionServicer(sorted(services), _Pool())
 
-    async def info(self, rpc: RpcCall) -> None:
+    async def info(self, rpc: RpcCall, call: Call) -> None:
         """Serve ``ServerReflectionInfo``."""
-        async for answer in self._servicer.ServerReflectionInfo(_requests(rpc), rpc.context):
+        async for answer in self._servicer.ServerReflectionInfo(_requests(rpc, call), rpc.context):
             await rpc.send(answer.SerializeToString())
 
 
-async def _requests(rpc: RpcCall) -> AsyncGenerator[Any, None]:
+async def _requests(rpc: RpcCall, call: Call) -> AsyncGenerator[Any, None]:
     """Yield the requests, read where others are that need no token."""
     while True:
         try:
             request = await rpc.node.open_requests.read(rpc.context)
         except NoRequestError:
             return
-        rpc.call.charge(len(request), counted=False)
+        call.charge(len(request), counted=False)
         try:
             parsed = reflection_pb2.ServerReflectionRequest.FromString(request)
         except DecodeError:

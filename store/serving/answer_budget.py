@@ -160,9 +160,11 @@ class AnswerSender:
         budget = self._budget
         # No call waits until the greater part of the budget is free.
         size_bytes = min(size_bytes, budget.limit // LARGEST_SHARE)
-        if size_bytes:
+        if budget.waiting or size_bytes > budget.free:
             await budget.wait(self, size_bytes)
-        self.taken_bytes += size_bytes
+            self.taken_bytes += size_bytes
+        else:
+            self.add(size_bytes)
         return size_bytes
 
     def add(self, size_bytes: int) -> None:
@@ -286,8 +288,7 @@ class UnsentBudget(FairQueue):
         Raises:
             CallError: there was no room for long.
         """
-        if self.waiting or not self.fits(size_bytes):
-            self._start_timer()
+        self._start_timer()
         factor = len(self.connections[sender.caller])
         await self.acquire(sender.connection, size_bytes, factor)
 

@@ -1,7 +1,7 @@
 """A call of a client under way, over any protocol: admission, rights and charges.
 
 Every call passes the same steps: its caller is identified, `open_call` admits it by all quotas,
-`Call.charge` counts its request, its method runs, and `Call.close` gives back what it has taken.
+`Call.charge` counts its request, its method runs, and its account and sender count the end.
 """
 
 from __future__ import annotations
@@ -133,10 +133,6 @@ class Call:
         """Trace a part of the call, where calls are traced."""
         tracing = self.node.tracing
         return nullcontext() if tracing is None else tracing.within(name, **attributes)
-
-    def close(self) -> None:
-        """Count the end of the call, which may leave bytes of its answer behind."""
-        self.account.end(self.method.kind)
 
 
 UnaryMethod = Callable[[Call, bytes], Awaitable[bytes]]

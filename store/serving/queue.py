@@ -139,7 +139,11 @@ class FairQueue:
         self.free += size
         assert self.free <= self.limit, "more was given back than taken"
         if connection is not None:
-            self._forget(connection, size)
+            left = self.asked[connection] - size
+            if left:
+                self.asked[connection] = left
+            else:
+                del self.asked[connection]
         if self.waiting:
             self.serve()
 

@@ -12,7 +12,7 @@ from typing import Final
 
 from store.domain.access import Right
 from store.domain.completeness import AnswerCoverage
-from store.domain.ports import FollowRequest, PageRequest, QueryPage, ScanRequest, Services
+from store.domain.ports import FollowRequest, QueryPage, ScanRequest, Services
 from store.domain.query import (
     BAD_REQUEST,
     TOO_MANY_REQUESTS,
@@ -110,7 +110,10 @@ class ReadService:
             CallError: there is no room.
         """
         reader, wanted = self._services.reader, plan.request
-        await call.sender.take(_likely_bytes(wanted))
+        # Counted exactly when it is there.
+        messages = wanted.limit if wanted.hashes is None else min(wanted.limit, len(wanted.hashes))
+        each = LIKELY_MESSAGE_BYTES if wanted.include_data else LIKELY_PRESENCE_BYTES
+        await call.sender.take(COPIES * each * messages)
         if plan.cursor is not None:
             wanted = plan.page(await reader.position(plan.cursor, call.client.topics))
         if plan.empty:
@@ -240,13 +243,6 @@ def query_input(request: waku_store_pb2.StoreQueryRequest) -> QueryInput:
         limit=request.pagination_limit if has("pagination_limit") else None,
         nwaku_rules=request.nwaku_rules,
     )
-
-
-def _likely_bytes(request: PageRequest) -> int:
-    """Estimate the memory of the answer; it is counted exactly when it is there."""
-    messages = request.limit if request.hashes is None else len(request.hashes)
-    each = LIKELY_MESSAGE_BYTES if request.include_data else LIKELY_PRESENCE_BYTES
-    return COPIES * each * min(messages, request.limit)
 
 
 def _too_many_topics(most: int, owner: str) -> str:

@@ -1,1 +1,1 @@
-"""HTTP: requests in, JSON out. An edge: it knows the database as the ports of `store.domain`."""
+"""HTTP: requests in, JSON out. An edge: it uses the database by the ports of `store.domain`."""

@@ -5,26 +5,31 @@ A stream holds one page: the next is read when the caller has taken the last.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from functools import lru_cache
-from typing import Final
+from typing import Annotated, Any, Final
 
 from google.protobuf.message import Message
-from msgspec import Struct
+from msgspec import UNSET, DecodeError, Meta, Struct, UnsetType, ValidationError
 
 from store.domain.ports import Services
-from store.http import schemas
-from store.http.convert import to_json, to_lines, to_message
-from store.http.exchange import Exchange
-from store.http.failure import of_query
-from store.http.limits import MAX_SHARED_FRAMES_BYTES, SHARED_FRAMES
-from store.http.requests import read
-from store.http.schemas import encode
+from store.http import codec
+from store.http.codec import encode, to_json, to_lines, to_message
+from store.http.endpoint import TOKEN_PARAMETER
+from store.http.exchange import HttpExchange
+from store.http.failure import bad_request, of_query
+from store.http.limits import (
+    COUNTED_BODY_BYTES,
+    MAX_QUOTED_CHARS,
+    MAX_SHARED_FRAMES_BYTES,
+    QUOTES_OF_ENTRY,
+    SHARED_FRAMES,
+)
 from store.messages.frames import end_of_entry
-from store.serving.call import Call
-from store.serving.methods.publish import Publisher
-from store.serving.methods.reads import Reads
+from store.serving.call import Call, StreamMethod
+from store.serving.failure import over_limit
+from store.serving.methods.publish import PublishService
+from store.serving.methods.reads import ReadService
 from storenode.wire.storenode.v1.store_pb2 import (
     FollowPage,
     FollowRequest,
@@ -40,40 +45,87 @@ UNBUFFERED: Final = [(b"x-accel-buffering", b"no")]
 
 _HEARTBEAT: Final = b": still here\n\n"
 _MESSAGES_TAG: Final = b"\x0a"
-"""Before each entry of ``FollowPage.messages``."""
+"""The tag before each entry of ``FollowPage.messages``."""
 
-Stream = Callable[[Call, bytes], AsyncGenerator[bytes, None]]
+Digits = Annotated[str, Meta(description="Unix time in nanoseconds, as a decimal string.")]
+
+
+class NodeSummary(Struct, rename="camel", kw_only=True, omit_defaults=True):
+    """The node. All but `ready` is for callers that may read every topic."""
+
+    ready: bool
+    version: str | UnsetType = UNSET
+    node_id: str | UnsetType = UNSET
+    store_id: str | UnsetType = UNSET
+    messages: int | UnsetType = UNSET
+    oldest_timestamp: Digits | UnsetType = UNSET
+    newest_timestamp: Digits | UnsetType = UNSET
+
+
+def read(kind: type[Message] | None, call: Call, exchange: HttpExchange, body: bytes) -> Struct:
+    """Read a request from the body of a POST or from the parameters of a GET.
+
+    Raises:
+        HttpError: it is not as the schema says.
+        CallError: it has far more parts than the node's limits allow.
+    """
+    wanted = codec.request_type(kind)
+    try:
+        if exchange.method == "POST":
+            _check_parts(call, body)
+            return codec.decode(wanted, body)
+        given = {**exchange.parameters}
+        given.pop(TOKEN_PARAMETER, None)
+        return codec.from_parameters(wanted, given)
+    except ValidationError as error:
+        # It may quote a name or a value that is as long as the body.
+        raise bad_request(f"the request is wrong: {str(error)[:MAX_QUOTED_CHARS]}") from None
+    except (DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise bad_request(f"the body is no JSON: {error}") from None
+
+
+def _check_parts(call: Call, body: bytes) -> None:
+    """Refuse a large body that would become millions of objects; every part of one is quoted."""
+    limits = call.node.limits
+    most = QUOTES_OF_ENTRY * max(
+        *(limits.batch_messages, limits.query_hashes, limits.sds_entries),
+        *(limits.causal_heads, limits.causal_known_ids),
+    )
+    if len(body) > COUNTED_BODY_BYTES and body.count(b'"') > most:
+        raise over_limit(
+            f"the body has more than {most:,} quotation marks: send fewer entries in one request"
+        )
 
 
 class StoreApi:
     """The handlers whose answers are no lines."""
 
-    def __init__(self, services: Services, methods: Reads) -> None:
+    def __init__(self, services: Services, methods: ReadService) -> None:
         self._reads = methods
-        self._publisher = Publisher(services)
+        self._publisher = PublishService(services)
 
-    async def publish(self, call: Call, exchange: Exchange, body: bytes) -> None:
+    async def publish(self, call: Call, exchange: HttpExchange, body: bytes) -> None:
         """Store a batch; answer when all of it that is accepted is durable."""
-        asked = read(schemas.Publish, call, exchange, body)
+        asked: Any = read(PublishRequest, call, exchange, body)
         # One too many is enough to be refused.
         del body, asked.messages[call.node.limits.batch_messages + 1 :]
         request = to_message(PublishRequest, asked)
         del asked
         response = PublishResponse.FromString(await self._publisher.publish(call, request))
         answer = encode(to_json(response))
-        await call.outlet.answered(len(answer), refusable=False)
+        await call.sender.answered(len(answer), refusable=False)
         await exchange.respond(answer)
 
-    async def query(self, call: Call, exchange: Exchange, body: bytes) -> None:
+    async def query(self, call: Call, exchange: HttpExchange, body: bytes) -> None:
         """Send one page."""
-        request = to_message(StoreQueryRequest, read(schemas.Query, call, exchange, body))
+        request = to_message(StoreQueryRequest, read(StoreQueryRequest, call, exchange, body))
         answer = encode(to_json(await query_page(self._reads, call, request)))
-        await call.outlet.answered(len(answer), refusable=True)
+        await call.sender.answered(len(answer), refusable=True)
         await exchange.respond(answer)
 
-    async def follow(self, call: Call, exchange: Exchange, body: bytes) -> None:
+    async def follow(self, call: Call, exchange: HttpExchange, body: bytes) -> None:
         """Send messages as they are committed, as events."""
-        asked = read(schemas.Follow, call, exchange, body)
+        asked: Any = read(FollowRequest, call, exchange, body)
         asked.cursor = exchange.headers.get("last-event-id") or asked.cursor
         pages = self._reads.follow(call, to_message(FollowRequest, asked))
         async with exchange.kept_alive(_HEARTBEAT), aclosing(pages):
@@ -82,15 +134,15 @@ class StoreApi:
 
 
 async def send_lines(
-    method: Stream,
-    types: tuple[type[Struct], type[Message], type[Message]],
+    method: StreamMethod,
+    types: tuple[type[Message], type[Message]],
     call: Call,
-    exchange: Exchange,
+    exchange: HttpExchange,
     body: bytes,
 ) -> None:
-    """Send the pages of a method as lines; ``types``: its request, also in protobuf, and a page."""
-    asked, request, page = types
-    encoded = to_message(request, read(asked, call, exchange, body))
+    """Send the pages of a method as lines; ``types``: its request and a page."""
+    request, page = types
+    encoded = to_message(request, read(request, call, exchange, body))
     async with aclosing(method(call, encoded)) as pages:
         async for each in pages:
             lines = b"".join([encode(line) + b"\n" for line in to_lines(page.FromString(each))])
@@ -102,7 +154,7 @@ async def send_lines(
     await exchange.finish()
 
 
-async def query_page(methods: Reads, call: Call, request: bytes) -> StoreQueryResponse:
+async def query_page(methods: ReadService, call: Call, request: bytes) -> StoreQueryResponse:
     """Return the answer of ``Query``.
 
     Raises:
@@ -114,10 +166,10 @@ async def query_page(methods: Reads, call: Call, request: bytes) -> StoreQueryRe
     return response
 
 
-async def send_status(call: Call, exchange: Exchange, body: bytes) -> None:
+async def send_status(call: Call, exchange: HttpExchange, body: bytes) -> None:
     """Send the state of the node; what it holds is for callers that may read all of it."""
-    read(schemas.NoParameters, call, exchange, body)
-    found = schemas.NodeSummary(ready=call.node.readiness.unready is None)
+    read(None, call, exchange, body)
+    found = NodeSummary(ready=call.node.readiness.unready is None)
     if call.client.topics.unrestricted:
         identity = call.node.identity
         found.version, found.node_id = identity.version, identity.node_id
@@ -130,9 +182,9 @@ async def send_status(call: Call, exchange: Exchange, body: bytes) -> None:
     await exchange.respond(encode(found))
 
 
-async def _send(call: Call, exchange: Exchange, chunk: bytes, content_type: bytes) -> None:
+async def _send(call: Call, exchange: HttpExchange, chunk: bytes, content_type: bytes) -> None:
     """Send a page; the status goes with the first, so that what fails before has its own."""
-    async with call.outlet.sending(len(chunk)):
+    async with call.sender.sending(len(chunk)):
         call.check_rights()
         if not exchange.started:
             await exchange.start(200, content_type, UNBUFFERED)

@@ -4,181 +4,172 @@ from __future__ import annotations
 
 import json
 from functools import partial
+from importlib.resources import files
 from typing import Final
 
 from google.protobuf.message import Message
-from msgspec import Struct
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp
 
 from store.domain.access import Right
 from store.domain.ports import Services
 from store.domain.quota import CallKind
-from store.http import api, connect, page, requests, schemas, waku_store
-from store.http.bodies import Bodies
+from store.http import api, connect, waku_store
 from store.http.endpoint import Endpoint, Operation
-from store.http.exchange import Exchange
+from store.http.exchange import BodyBudget, HttpExchange, OpenEndpoint, refuse
 from store.http.failure import HttpError
-from store.http.limits import MAX_SMALL_BODY_BYTES
 from store.http.openapi import description
 from store.http.sites import SiteCheck, Sites
+from store.observe.http import STATUS_HEADERS
+from store.serving.call import Method, StreamMethod
 from store.serving.context import NodeContext
 from store.serving.methods.coverage import CoverageService
-from store.serving.methods.reads import Reads
+from store.serving.methods.reads import ReadService
 from storenode.message.limits import MAX_REQUEST_BYTES
 from storenode.wire.storenode.v1 import store_pb2
-from storenode.wire.waku.store.v3.store_pb2 import StoreQueryResponse
+from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest, StoreQueryResponse
 
 API: Final = "/api/v1"
 WAKU_STORE: Final = "/store/v3/messages"
 OPENAPI: Final = "/openapi.json"
 
+_HTML: Final = b"text/html; charset=utf-8"
+_CSS: Final = b"text/css; charset=utf-8"
+_SCRIPT: Final = b"text/javascript; charset=utf-8"
+VIEWER: Final = {
+    "/docs": ("docs.html", _HTML),
+    "/docs.js": ("docs.js", _SCRIPT),
+    "/page.css": ("page.css", _CSS),
+    "/page.svg": ("page.svg", b"image/svg+xml"),
+}
+"""The viewer of the API description."""
+PAGE: Final = {"/": ("page.html", _HTML), "/page.js": ("page.js", _SCRIPT)}
+"""The page of messages, which asks ``/api/v1`` with the token of its reader."""
+
+_PAGE_HEADERS: Final = [(name.lower().encode(), value.encode()) for name, value in STATUS_HEADERS]
+
 
 def build_app(
-    services: Services,
-    node: NodeContext,
-    *,
-    sites: Sites,
-    with_page: bool = False,
+    services: Services, node: NodeContext, *, sites: Sites, with_page: bool = False
 ) -> ASGIApp:
     """Build the application, which ``sites`` may call; ``with_page`` adds the page at ``/``."""
-    bodies, by_path = Bodies(), dict[str, list[Operation]]()
-    served = _served(services, node)
+    bodies, by_path = BodyBudget(), dict[str, list[Operation]]()
+    served = _operations(services, node)
     for each in served:
         by_path.setdefault(each.path, []).append(each)
-    here = sorted([*by_path, OPENAPI, f"/{connect.SERVICE}/METHOD"])
+    here = sorted([*by_path, OPENAPI, "/docs", f"/{connect.SERVICE}/METHOD"])
     by_path |= {each.path: [each] for each in connect.operations(services, node)}
     routes = [
         Route(path, Endpoint(node, bodies, *operations)) for path, operations in by_path.items()
     ]
-    document = description(served, node.identity.version)
-    text = json.dumps(document, indent=1).encode()
-    described = partial(Exchange.respond, body=text)
-    routes.append(Route(OPENAPI, requests.OpenEndpoint(described)))
-    for path, (name, kind) in page.FILES.items() if with_page else ():
-        body = page.content(name)
-        shown = partial(Exchange.respond, body=body, content_type=kind, headers=page.HEADERS)
-        routes.append(Route(path, requests.OpenEndpoint(shown)))
+    text = json.dumps(description(served, node.identity.version), indent=1).encode()
+    routes.append(Route(OPENAPI, OpenEndpoint(partial(HttpExchange.respond, body=text))))
+    for path, (name, kind) in (VIEWER | (PAGE if with_page else {})).items():
+        body = files("store.http").joinpath("web", name).read_bytes()
+        shown = partial(HttpExchange.respond, body=body, content_type=kind, headers=_PAGE_HEADERS)
+        routes.append(Route(path, OpenEndpoint(shown)))
     sentence = f"nothing is served here: there are {', '.join(here)}"
-    nowhere = partial(requests.refuse, failure=HttpError(404, "NOT_FOUND", sentence))
-    default = requests.OpenEndpoint(nowhere)
-    router = Router(routes, redirect_slashes=False, default=default)
+    nowhere = partial(refuse, failure=HttpError(404, "NOT_FOUND", sentence))
+    router = Router(routes, redirect_slashes=False, default=OpenEndpoint(nowhere))
     return SiteCheck(router, sites, node.metrics)
 
 
-def _served(services: Services, node: NodeContext) -> list[Operation]:
-    methods = Reads(services)
+def _operations(services: Services, node: NodeContext) -> list[Operation]:
+    methods = ReadService(services)
     handlers = api.StoreApi(services, methods)
-    bound = partial(Operation, refuse=requests.refuse)
-    page = partial(bound, right=Right.READ, kind=CallKind.CALL)
+    publish = Method("publish", Right.PUBLISH, CallKind.CALL, max_request_bytes=MAX_REQUEST_BYTES)
     served = [
         Operation(
-            "waku_store",
+            _read("waku_store"),
             "GET",
             WAKU_STORE,
             waku_store.WakuStore(methods).messages,
             "A page of messages, as nwaku serves it.",
             waku_store.WakuStoreResponse,
-            right=Right.READ,
-            kind=CallKind.CALL,
             refuse=waku_store.refuse,
             parameters=waku_store.PARAMETERS,
         ),
-        bound(
-            "publish",
+        Operation(
+            publish,
             "POST",
             f"{API}/messages",
             handlers.publish,
             "Stores a batch; the answer comes when every stored message is durable.",
             store_pb2.PublishResponse,
-            schemas.Publish,
-            right=Right.PUBLISH,
-            kind=CallKind.CALL,
-            largest_bytes=MAX_REQUEST_BYTES,
+            store_pb2.PublishRequest,
         ),
-        page(
-            "query",
+        Operation(
+            _read("query"),
             "GET",
             f"{API}/messages",
             handlers.query,
             "A page of messages.",
             StoreQueryResponse,
-            schemas.Query,
+            StoreQueryRequest,
         ),
-        page(
-            "query_post",
+        Operation(
+            _read("query_post"),
             "POST",
             f"{API}/messages/query",
             handlers.query,
             "A page of messages, for requests that are too long for a URL.",
             StoreQueryResponse,
-            schemas.Query,
+            StoreQueryRequest,
         ),
-        _stream(
-            "scan",
+        _lines(
+            _read("scan", CallKind.STREAM),
             "GET",
             f"{API}/scan",
             methods.scan,
-            (schemas.Scan, store_pb2.ScanRequest, store_pb2.ScanPage),
+            (store_pb2.ScanRequest, store_pb2.ScanPage),
             summary="Every message that matches, oldest first: a line each, and one with the cursor"
             " behind each page.",
         ),
-        bound(
-            "follow",
+        Operation(
+            Method("follow", Right.FOLLOW, CallKind.STREAM, endless=True),
             "GET",
             f"{API}/follow",
             handlers.follow,
             "Server-sent events: each message as it is committed, and an event `page` whose ID"
             " is the cursor behind the messages before it.",
             store_pb2.FollowPage,
-            schemas.Follow,
+            store_pb2.FollowRequest,
             api.EVENTS,
-            right=Right.FOLLOW,
-            kind=CallKind.STREAM,
-            endless=True,
             token_in_url=True,
         ),
-        _stream(
-            "sds_messages",
+        _lines(
+            _read("sds_messages", CallKind.STREAM, MAX_REQUEST_BYTES),
             "POST",
             f"{API}/sds/messages",
             methods.sds_messages,
-            (schemas.SdsParameters, store_pb2.GetSdsMessagesRequest, store_pb2.SdsMessagesPage),
+            (store_pb2.GetSdsMessagesRequest, store_pb2.SdsMessagesPage),
             summary="SDS messages of a channel, by ID: a line each, and one for each missing one.",
-            largest_bytes=MAX_REQUEST_BYTES,
         ),
-        _stream(
-            "causal_history",
+        _lines(
+            _read("causal_history", CallKind.STREAM, MAX_REQUEST_BYTES),
             "POST",
             f"{API}/sds/causal-history",
             methods.causal_history,
-            (
-                schemas.HistoryParameters,
-                store_pb2.GetCausalHistoryRequest,
-                store_pb2.CausalHistoryPage,
-            ),
+            (store_pb2.GetCausalHistoryRequest, store_pb2.CausalHistoryPage),
             summary="What SDS messages depend on, every parent before its children: a line each,"
             " and one for each that is missing.",
-            largest_bytes=MAX_REQUEST_BYTES,
         ),
-        page(
-            "status",
+        Operation(
+            Method("status", Right.READ, CallKind.CALL, always=True),
             "GET",
             f"{API}/status",
             api.send_status,
             "What the node holds.",
-            schemas.NodeSummary,
-            schemas.NoParameters,
-            always=True,
+            api.NodeSummary,
         ),
     ]
     if node.coverage is not None:
-        coverage = _stream(
-            "coverage",
+        coverage = _lines(
+            _read("coverage", CallKind.STREAM),
             "GET",
             f"{API}/coverage",
             CoverageService(node.coverage).coverage,
-            (schemas.Steps, store_pb2.GetCoverageRequest, store_pb2.CoveragePage),
+            (store_pb2.GetCoverageRequest, store_pb2.CoveragePage),
             summary="How complete the store is, by hour or day, as far as other stores know: a line"
             " each.",
         )
@@ -186,28 +177,20 @@ def _served(services: Services, node: NodeContext) -> list[Operation]:
     return served
 
 
-def _stream(
-    name: str,
+def _read(name: str, kind: CallKind = CallKind.CALL, size_bytes: int | None = None) -> Method:
+    method = Method(name, Right.READ, kind)
+    return Method(name, Right.READ, kind, max_request_bytes=size_bytes or method.max_request_bytes)
+
+
+def _lines(
+    served: Method,
     method: str,
     path: str,
-    handler: api.Stream,
-    types: tuple[type[Struct], type[Message], type[Message]],
+    handler: StreamMethod,
+    types: tuple[type[Message], type[Message]],
     *,
     summary: str,
-    largest_bytes: int = MAX_SMALL_BODY_BYTES,
 ) -> Operation:
     """Return a read that is answered with lines; ``types`` are those of `api.send_lines`."""
-    return Operation(
-        name,
-        method,
-        path,
-        partial(api.send_lines, handler, types),
-        summary,
-        types[2],
-        types[0],
-        api.LINES,
-        right=Right.READ,
-        kind=CallKind.STREAM,
-        refuse=requests.refuse,
-        largest_bytes=largest_bytes,
-    )
+    handle = partial(api.send_lines, handler, types)
+    return Operation(served, method, path, handle, summary, types[1], types[0], api.LINES)

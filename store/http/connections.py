@@ -131,7 +131,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End, and tell the request that is being answered; uvicorn tells the newest one."""
+        """End, and notify the request that is being answered; uvicorn notifies the newest one."""
         self._stop_waiting()
         self._bounds.remove(self)
         super().connection_lost(exc)

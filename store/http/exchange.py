@@ -1,27 +1,36 @@
-"""One request and its response, as ASGI has them.
+"""A request and its response, as ASGI has them, with bounds on bodies in size, time and memory.
 
 A chunk that is sent has left this process, but for `BUFFER_BYTES` of the transport, when
-`Exchange.send` returns: uvicorn waits for the buffer before the next event, so an empty one follows
-a chunk that is larger. A caller that takes nothing for `SEND_TIMEOUT_S` is disconnected.
+`HttpExchange.send` returns: uvicorn waits for the buffer before the next event, so an empty one
+follows a chunk that is larger. A caller that takes nothing for `SEND_TIMEOUT_S` is disconnected.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qs
 
 from starlette.datastructures import Headers
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
-from store.http.bodies import Bodies
-from store.http.failure import bad_request
-from store.http.limits import BUFFER_BYTES, HEARTBEAT_S, MAX_PARAMETERS, SEND_TIMEOUT_S
-from store.serving.failure import over_limit
-from store.serving.remote import connection_name
+from store.http import codec
+from store.http.failure import HttpError, bad_request
+from store.http.limits import (
+    BODY_TIMEOUT_S,
+    BUFFER_BYTES,
+    HEARTBEAT_S,
+    MAX_PARAMETERS,
+    MAX_UNFINISHED_BYTES,
+    SEND_TIMEOUT_S,
+)
+from store.serving.call import REQUEST_IDS, is_request_id
+from store.serving.connections import connection_name
+from store.serving.failure import CallerGoneError, CallError, Code, busy, over_limit
 
 if TYPE_CHECKING:
     from store.http.connections import BoundedProtocol
@@ -31,24 +40,93 @@ _NO_STORE: Final = (b"cache-control", b"no-store")
 _NO_SNIFF: Final = (b"x-content-type-options", b"nosniff")
 
 
-class CallerGoneError(Exception):
-    """The caller hung up, or takes nothing of its answer."""
+@dataclass(slots=True, eq=False)
+class IncomingBody:
+    """A body that is coming in."""
+
+    size_bytes: int = 0
+    limit: asyncio.Timeout | None = None
 
 
-class Exchange:
+class BodyBudget:
+    """The bodies that are not complete, and a bound on what has come of all of them.
+
+    Where there is no room for more, the body that has been coming in for the longest time is
+    refused: an honest one is complete soon.
+    """
+
+    def __init__(self, limit_bytes: int = MAX_UNFINISHED_BYTES) -> None:
+        self._limit_bytes = limit_bytes
+        self._used_bytes = 0
+        self._incoming: dict[IncomingBody, None] = {}
+
+    @asynccontextmanager
+    async def receive(self) -> AsyncIterator[IncomingBody]:
+        """Admit one body while it comes in.
+
+        Raises:
+            CallError: it has not come in time, or it gave way to others.
+        """
+        body = IncomingBody()
+        self._incoming[body] = None
+        try:
+            async with asyncio.timeout(BODY_TIMEOUT_S) as body.limit:
+                yield body
+        except TimeoutError:
+            if body in self._incoming:
+                raise CallError(
+                    Code.DEADLINE_EXCEEDED,
+                    f"the body has not come in full within {BODY_TIMEOUT_S:g} s: send it faster,"
+                    " or a smaller one",
+                ) from None
+            raise self._full() from None
+        finally:
+            self._remove(body)
+
+    def add(self, body: IncomingBody, size_bytes: int) -> None:
+        """Count what has come of a body.
+
+        Raises:
+            CallError: it has been coming in for the longest time, and there is no room.
+        """
+        body.size_bytes += size_bytes
+        self._used_bytes += size_bytes
+        if self._used_bytes <= self._limit_bytes:
+            return
+        oldest = next(iter(self._incoming))
+        if oldest is body:
+            raise self._full()
+        self._remove(oldest)
+        if oldest.limit is not None and not oldest.limit.expired():
+            oldest.limit.reschedule(asyncio.get_running_loop().time())
+
+    def _remove(self, body: IncomingBody) -> None:
+        if body in self._incoming:
+            del self._incoming[body]
+            self._used_bytes -= body.size_bytes
+
+    def _full(self) -> CallError:
+        return busy(
+            f"limit of {self._limit_bytes:,} bytes of requests that have not come in full is"
+            " reached on this node: retry with backoff, or send smaller requests"
+        )
+
+
+class HttpExchange:
     """A request that is being answered."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self.scope = scope
         self.method: str = scope["method"]
         self.headers = Headers(scope=scope)
         self.caller = connection_name(*scope["client"])
-        self.request_id = ""
+        given = self.headers.get("x-request-id", "")
+        self.request_id = given if is_request_id(given) else next(REQUEST_IDS)
         self.started = False
+        self.complete = False
+        self._query: bytes = scope["query_string"]
         self._receive = receive
         self._send = send
         self._connection: BoundedProtocol = scope["state"]["connection"]
-        self.complete = False
 
     @property
     def content_type(self) -> str:
@@ -63,40 +141,41 @@ class Exchange:
             HttpError: there are too many.
         """
         try:
-            text = self.scope["query_string"].decode("latin-1")
+            text = self._query.decode("latin-1")
             return parse_qs(text, keep_blank_values=True, max_num_fields=MAX_PARAMETERS)
         except ValueError:
             raise bad_request(
                 f"the URL has more than {MAX_PARAMETERS} parameters: send longer lists in a body"
             ) from None
 
-    async def body(self, bodies: Bodies, largest_bytes: int) -> bytes:
+    async def body(self, bodies: BodyBudget, largest_bytes: int) -> bytes:
         """Read the body.
 
         Raises:
-            CallFailure: it is too large, or has not come in time.
+            CallError: it is too large, or has not come in time.
             CallerGoneError: it has not come in full.
         """
         declared = self.headers.get("content-length", "")
-        if declared.isdecimal() and int(declared) > largest_bytes:
-            raise _too_large(int(declared), largest_bytes)
+        size = int(declared) if declared.isdecimal() else 0
         body = bytearray()
-        async with bodies.coming() as coming:
+        async with bodies.receive() as incoming:
             while True:
+                if size > largest_bytes:
+                    raise over_limit(f"the request has {size:,} bytes: at most {largest_bytes:,}")
                 event = await self._receive()
                 if event["type"] == "http.disconnect":
                     raise CallerGoneError
                 part = event.get("body", b"")
-                coming.add(len(part))
-                if coming.size_bytes > largest_bytes:
-                    raise _too_large(coming.size_bytes, largest_bytes)
-                body += part
-                if not event.get("more_body", False):
-                    return bytes(body)
+                bodies.add(incoming, len(part))
+                size = incoming.size_bytes
+                if size <= largest_bytes:
+                    body += part
+                    if not event.get("more_body", False):
+                        return bytes(body)
 
     @asynccontextmanager
     async def watched(self) -> AsyncIterator[None]:
-        """Answer a request that has come in full, until the caller hangs up.
+        """Run the block until the caller of a request that has come in full hangs up.
 
         Raises:
             CallerGoneError: it did.
@@ -125,47 +204,34 @@ class Exchange:
     @asynccontextmanager
     async def kept_alive(self, beat: bytes) -> AsyncIterator[None]:
         """Send ``beat`` every `HEARTBEAT_S` beside an answer that may be silent."""
-        task = asyncio.create_task(self._beat(beat))
+
+        async def send_beats() -> None:
+            with suppress(CallerGoneError):
+                while True:
+                    await asyncio.sleep(HEARTBEAT_S)
+                    if self.started:
+                        await self.send(beat)
+            self.abort()
+
+        task = asyncio.create_task(send_beats())
         try:
             yield
         finally:
             task.cancel()
 
-    async def _beat(self, beat: bytes) -> None:
-        with suppress(CallerGoneError):
-            while True:
-                await asyncio.sleep(HEARTBEAT_S)
-                if self.started:
-                    await self.send(beat)
-        self.abort()
-
     async def start(
         self, status: int, content_type: bytes, headers: list[tuple[bytes, bytes]] | None = None
     ) -> None:
         """Send the status and the headers."""
-        given = [(b"content-type", content_type), *(headers or ())]
-        await self.pass_on({"type": "http.response.start", "status": status, "headers": given})
-
-    async def pass_on(self, event: Message) -> None:
-        """Send an event of an answer that another application makes.
-
-        Raises:
-            CallerGoneError: the caller does not take it.
-        """
-        if event["type"] == "http.response.start":
-            self.started = True
-            own = [_NO_STORE, _NO_SNIFF, (b"x-request-id", self.request_id.encode())]
-            is_receiving = self._connection.is_receiving
-            if is_receiving:
-                own.append((b"connection", b"close"))
-            await self._events({**event, "headers": [*event["headers"], *own]})
-            if is_receiving:
-                self._connection.linger_at_end()
-            return
-        if event["body"]:
-            await self.send(event["body"])
-        if not event.get("more_body", False):
-            await self.finish()
+        self.started = True
+        own = [_NO_STORE, _NO_SNIFF, (b"x-request-id", self.request_id.encode())]
+        is_receiving = self._connection.is_receiving
+        if is_receiving:
+            own.append((b"connection", b"close"))
+        given = [(b"content-type", content_type), *(headers or ()), *own]
+        await self._events({"type": "http.response.start", "status": status, "headers": given})
+        if is_receiving:
+            self._connection.linger_at_end()
 
     async def send(self, chunk: bytes) -> None:
         """Send a part of the body, and wait until it has left.
@@ -191,7 +257,7 @@ class Exchange:
         status: int = 200,
         headers: list[tuple[bytes, bytes]] | None = None,
     ) -> None:
-        """Send a whole response; JSON ends a line, for those who look at it in a terminal."""
+        """Send a whole response; JSON ends a line, for callers in a terminal."""
         if content_type == JSON:
             body += b"\n"
         length = (b"content-length", str(len(body)).encode())
@@ -212,5 +278,23 @@ class Exchange:
             raise CallerGoneError from None
 
 
-def _too_large(size_bytes: int, largest_bytes: int) -> Exception:
-    return over_limit(f"the request has {size_bytes:,} bytes: at most {largest_bytes:,}")
+class OpenEndpoint:
+    """An ASGI application that gives one answer to every caller."""
+
+    def __init__(self, answer: Callable[[HttpExchange], Awaitable[None]]) -> None:
+        self._answer = answer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        exchange = HttpExchange(scope, receive, send)
+        try:
+            await self._answer(exchange)
+        except CallerGoneError:
+            exchange.abort()
+
+
+async def refuse(exchange: HttpExchange, failure: HttpError) -> None:
+    """Send an error of ``/api/v1``."""
+    detail = codec.ErrorDetail(failure.name, failure.sentence, exchange.request_id)
+    body = codec.encode(codec.Error(detail))
+    await exchange.respond(body, status=failure.status, headers=failure.headers)

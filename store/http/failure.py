@@ -6,7 +6,7 @@ from typing import Final
 
 from store.domain.query import NOT_FOUND, TOO_MANY_REQUESTS, UNAVAILABLE
 from store.http.limits import RETRY_AFTER_S
-from store.serving.failure import CallFailure, Code
+from store.serving.failure import CallError, Code, expected, unexpected
 
 _STATUS: Final = {
     Code.INVALID_ARGUMENT: 400,
@@ -27,8 +27,7 @@ _NAMES: Final = {
     UNAVAILABLE: Code.UNAVAILABLE.value,
 }
 
-Header = tuple[bytes, bytes]
-Headers = list[Header]
+Headers = list[tuple[bytes, bytes]]
 
 
 class HttpError(Exception):
@@ -49,8 +48,15 @@ def bad_request(sentence: str) -> HttpError:
     return HttpError(400, Code.INVALID_ARGUMENT, sentence)
 
 
-def as_status(failure: CallFailure) -> HttpError:
-    """Return the status of a failure that all protocols share."""
+def translate(error: Exception, request_id: str) -> tuple[HttpError, bool]:
+    """Return the status for an error, and True if the error was expected."""
+    if isinstance(error, HttpError):
+        return error, True
+    failure = expected(error)
+    return _as_status(failure or unexpected(request_id)), failure is not None
+
+
+def _as_status(failure: CallError) -> HttpError:
     headers: Headers = []
     status = _STATUS[failure.code]
     if failure.retry:

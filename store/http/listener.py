@@ -19,14 +19,14 @@ from starlette.types import ASGIApp
 
 from store.http.connections import BoundedProtocol, OpenConnections
 from store.http.limits import HANDSHAKE_TIMEOUT_S, KEEP_ALIVE_S
-from store.serving.addresses import ListenAddress, bind_error
+from store.serving.addresses import ListenerAddress, bind_error
 from store.serving.tls import TlsFiles, renewing_context
 
 BACKLOG: Final = 1_024
 
 
 class HttpListener:
-    """A server that listens; `address` has the real port."""
+    """A server that listens; ``address`` has the real port."""
 
     def __init__(self, bound: socket.socket, address: str, server: _Server) -> None:
         self.address = address
@@ -51,7 +51,7 @@ class HttpListener:
 
 
 def bind(
-    where: ListenAddress, app: ASGIApp, tls: TlsFiles | None, connections: OpenConnections
+    where: ListenerAddress, app: ASGIApp, tls: TlsFiles | None, connections: OpenConnections
 ) -> HttpListener:
     """Bind an address, which queues connections until the listener is started.
 

@@ -9,8 +9,7 @@ import msgspec
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from msgspec import Struct
 
-from store.http import schemas
-from store.http.convert import HASHES, ITEMS, REQUIRED, STATUS, name_of
+from store.http.codec import HASHES, ITEMS, REQUIRED, STATUS, Error, name_of, request_type
 from store.http.endpoint import Operation
 from store.http.exchange import JSON
 from storenode.wire.storenode.v1.store_pb2 import SdsStoredMessage
@@ -49,8 +48,8 @@ _ERRORS: Final = {
 
 def description(operations: Sequence[Operation], version: str) -> dict[str, Any]:
     """Return the whole document."""
-    requests = [each.request for each in operations if each.request is not None]
-    kinds: dict[type[Struct], None] = dict.fromkeys([schemas.Error, *requests])
+    requests = [request_type(each.request) for each in operations if not each.parameters]
+    kinds: dict[type[Struct], None] = dict.fromkeys([Error, *requests])
     kinds |= {each.answer: None for each in operations if issubclass(each.answer, Struct)}
     described, components = msgspec.json.schema_components(kinds, ref_template=_REFERENCES)
     references = dict(zip(kinds, described, strict=True))
@@ -78,17 +77,16 @@ def description(operations: Sequence[Operation], version: str) -> dict[str, Any]
 def _operation(
     each: Operation, references: Mapping[type[Struct], Any], components: dict[str, Any]
 ) -> dict[str, Any]:
-    found: dict[str, Any] = {"operationId": each.name, "summary": each.summary}
+    found: dict[str, Any] = {"operationId": each.served.name, "summary": each.summary}
     if each.method == "GET":
         found["parameters"] = _parameters(each, components)
     else:
-        assert each.request is not None
-        body = {"application/json": {"schema": references[each.request]}}
+        body = {"application/json": {"schema": references[request_type(each.request)]}}
         found["requestBody"] = {"required": True, "content": body}
     if each.parameters:
         failed: dict[str, Any] = {"text/plain": {"schema": {"type": "string"}}}
     else:
-        failed = {"application/json": {"schema": references[schemas.Error]}}
+        failed = {"application/json": {"schema": references[Error]}}
     if issubclass(each.answer, Struct):
         schema = references[each.answer]
     elif each.answer_type == JSON:
@@ -112,7 +110,7 @@ def _lines(each: Operation, components: dict[str, Any]) -> Iterator[dict[str, An
         schema, name = _value(field, components), name_of(field)
         if field.name in ITEMS:
             yield schema
-        elif each.endless and field.name == "cursor":
+        elif each.served.endless and field.name == "cursor":
             continue  # the ID of the event
         else:
             yield {"type": "object", "properties": {name: schema}, "required": [name]}
@@ -156,9 +154,9 @@ def _parameters(each: Operation, components: Mapping[str, Any]) -> list[dict[str
         {"name": name, "in": "query", "description": what, "schema": {"type": "string"}}
         for name, what in each.parameters.items()
     ]
-    if each.request is None:
+    if each.parameters:
         return found
-    for name, given in components[each.request.__name__]["properties"].items():
+    for name, given in components[request_type(each.request).__name__]["properties"].items():
         schema = {key: value for key, value in given.items() if key != "description"}
         parameter = {"name": name, "in": "query", "schema": schema}
         if "description" in given:

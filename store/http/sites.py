@@ -25,9 +25,9 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from store.http.connect import ASKED_HEADERS, SHOWN_HEADERS
+from store.http.exchange import OpenEndpoint, refuse
 from store.http.failure import HttpError
 from store.http.limits import CORS_MAX_AGE_S
-from store.http.requests import OpenEndpoint, refuse
 from store.observe.http import ANY, is_served, name_of
 from store.observe.metrics import Metrics
 from store.serving.failure import Code

@@ -14,13 +14,12 @@ from msgspec import UNSET, Struct, UnsetType
 
 from store.domain.query import NWAKU_PAGE_MESSAGES
 from store.http.api import query_page
-from store.http.convert import hex_of
-from store.http.exchange import Exchange
+from store.http.codec import encode, hex_of
+from store.http.exchange import HttpExchange
 from store.http.failure import HttpError, bad_request
 from store.http.limits import MAX_WAKU_INTEGER_DIGITS, MAX_WAKU_PAGE_MESSAGES
-from store.http.schemas import encode
 from store.serving.call import Call
-from store.serving.methods.reads import Reads
+from store.serving.methods.reads import ReadService
 from storenode.message.limits import HASH_BYTES, MAX_TIMESTAMP_NS
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest, WakuMessageKeyValue
 
@@ -40,7 +39,7 @@ PARAMETERS: Final = {
     "pageSize": f"Messages of the page: {NWAKU_PAGE_MESSAGES} unless given, and at most"
     f" {MAX_WAKU_PAGE_MESSAGES}.",
 }
-"""Every parameter, and what it means; the OpenAPI description is made of this."""
+"""The parameters and their descriptions, also for the OpenAPI document."""
 
 _TRUE: Final = frozenset({"y", "yes", "true", "1", "on"})
 _FALSE: Final = frozenset({"n", "no", "false", "0", "off"})
@@ -79,10 +78,10 @@ class WakuStoreResponse(Struct, rename="camel", kw_only=True):
 class WakuStore:
     """The handler."""
 
-    def __init__(self, methods: Reads) -> None:
+    def __init__(self, methods: ReadService) -> None:
         self._reads = methods
 
-    async def messages(self, call: Call, exchange: Exchange, _body: bytes) -> None:
+    async def messages(self, call: Call, exchange: HttpExchange, _body: bytes) -> None:
         """Send a page."""
         page = await query_page(self._reads, call, _wanted(exchange).SerializeToString())
         cursor = page.pagination_cursor
@@ -93,17 +92,17 @@ class WakuStore:
             pagination_cursor=hex_of(cursor) if cursor else UNSET,
         )
         body = encode(answer)
-        await call.outlet.answered(len(body), refusable=True)
+        await call.sender.answered(len(body), refusable=True)
         await exchange.respond(body)
 
 
-async def refuse(exchange: Exchange, failure: HttpError) -> None:
+async def refuse(exchange: HttpExchange, failure: HttpError) -> None:
     """Send an error."""
     body = failure.sentence.encode()
     await exchange.respond(body, TEXT, status=failure.status, headers=failure.headers)
 
 
-def _wanted(exchange: Exchange) -> StoreQueryRequest:
+def _wanted(exchange: HttpExchange) -> StoreQueryRequest:
     given = {name: exchange.parameters.get(name, [""])[-1] for name in PARAMETERS}
     if given["peerAddr"]:
         raise bad_request(

@@ -1,4 +1,4 @@
-"""``storenode.v1.Admin``: what operators ask."""
+"""``storenode.v1.Admin``: the methods of operators."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from store.domain.ports import (
 from store.domain.query import sds_lookup
 from store.domain.unread import GossipState
 from store.observe.problems import Problem
-from store.rpc.call import Call
-from store.serving.failure import CallFailure, Code, malformed, unready
+from store.rpc.context import RpcContext
+from store.serving.call import Call
+from store.serving.failure import CallError, Code, malformed, unready
 from store.serving.methods.decode import decode, decode_read, history_entries
 from store.sync.schedule.driver import Synchronizer
 from storenode.message.limits import MAX_TIMESTAMP_NS, NS_PER_S
@@ -29,79 +30,80 @@ _MAX_COUNT = 2**32 - 1
 _M = TypeVar("_M", bound=Message)
 
 
-async def get_status(call: Call, request: bytes) -> bytes:
-    """Answer ``GetStatus``; a node that is not ready says so instead of failing."""
-    decode(admin_pb2.GetStatusRequest, request)
-    identity, state = call.node.identity, await call.node.state()
-    exchange = call.node.exchange
-    peers: Sequence[PeerState] = () if exchange is None else exchange.peers()
-    resume = None if exchange is None else exchange.resume()
-    problems = [_problem(each) for each in call.node.problems()]
-    return _filled(
-        admin_pb2.NodeStatus,
-        state,
-        revision=await call.node.await_revision(-1),
-        version=identity.version,
-        node_id=identity.node_id,
-        store_id=identity.store_id,
-        peers=[_peer(peer) for peer in peers],
-        resume=None if resume is None else _filled(admin_pb2.ResumeStatus, resume),
-        gossip=None if state.gossip is None else _gossip(state.gossip),
-        problems=problems,
-    ).SerializeToString()
+class AdminService:
+    """The handlers of ``Admin``."""
 
+    def __init__(self, node: RpcContext) -> None:
+        self._node = node
 
-async def watch_status(call: Call, request: bytes) -> bytes:
-    """Answer ``WatchStatus``: the status, once its revision is above the one in the request."""
-    asked = decode(admin_pb2.WatchStatusRequest, request)
-    await call.node.await_revision(asked.since_revision)
-    return await get_status(call, b"")
+    async def get_status(self, _call: Call, request: bytes) -> bytes:
+        """Serve ``GetStatus``, also while the node is not ready."""
+        decode(admin_pb2.GetStatusRequest, request)
+        node = self._node
+        identity, state, exchange = node.identity, await node.state(), node.exchange
+        peers: Sequence[PeerState] = () if exchange is None else exchange.peers()
+        resume = None if exchange is None else exchange.resume()
+        return _filled(
+            admin_pb2.NodeStatus,
+            state,
+            revision=await node.await_revision(-1),
+            version=identity.version,
+            node_id=identity.node_id,
+            store_id=identity.store_id,
+            peers=[_peer(peer) for peer in peers],
+            resume=None if resume is None else _filled(admin_pb2.ResumeStatus, resume),
+            gossip=None if state.gossip is None else _gossip(state.gossip),
+            problems=[_problem(each) for each in node.problems()],
+        ).SerializeToString()
 
+    async def watch_status(self, call: Call, request: bytes) -> bytes:
+        """Serve ``WatchStatus``: return the status once its revision is above the request's."""
+        asked = decode(admin_pb2.WatchStatusRequest, request)
+        await self._node.await_revision(asked.since_revision)
+        return await self.get_status(call, b"")
 
-async def synchronize(call: Call, request: bytes) -> bytes:
-    """Answer ``Synchronize``: when the session has ended, however it did, its report."""
-    asked = decode(admin_pb2.SynchronizeRequest, request)
-    exchange = _exchange(call)
-    start_ns = asked.time_start if asked.HasField("time_start") else None
-    end_ns = asked.time_end if asked.HasField("time_end") else None
-    _check_window(start_ns, end_ns)
-    done = await exchange.synchronize(asked.peer, start_ns, end_ns)
-    return report_of(done).SerializeToString()
+    async def synchronize(self, _call: Call, request: bytes) -> bytes:
+        """Serve ``Synchronize``: return the report when the session has ended, however it did."""
+        asked = decode(admin_pb2.SynchronizeRequest, request)
+        exchange = self._exchange()
+        start_ns = asked.time_start if asked.HasField("time_start") else None
+        end_ns = asked.time_end if asked.HasField("time_end") else None
+        _check_window(start_ns, end_ns)
+        done = await exchange.synchronize(asked.peer, start_ns, end_ns)
+        return report_of(done).SerializeToString()
 
-
-async def fetch_messages(call: Call, request: bytes) -> bytes:
-    """Answer ``FetchMessages``: when the peer has answered, or failed, what came of it."""
-    limits = call.node.limits
-    asked = decode_read(admin_pb2.FetchMessagesRequest, request, 4 * limits.sds_entries)
-    exchange = _exchange(call)
-    lookup = sds_lookup(
-        asked.channel_id,
-        history_entries("entries", asked.entries, limits.sds_entries),
-        TopicFilter(),
-        limits,
-    )
-    done = await exchange.fetch(asked.peer, lookup)
-    return admin_pb2.FetchReport(
-        peer=str(done.peer),
-        held=map(_entry, done.held),
-        found=map(_entry, done.found),
-        missing=map(_entry, done.missing),
-        refused=map(_entry, done.refused),
-        messages_stored=done.stored,
-        notes=done.notes,
-        error=done.error,
-    ).SerializeToString()
-
-
-def _exchange(call: Call) -> Synchronizer:
-    if call.node.read_only:
-        raise CallFailure(
-            Code.FAILED_PRECONDITION,
-            "this node only reads (--read-only) and has no peers: ask a node that takes writes",
+    async def fetch_messages(self, _call: Call, request: bytes) -> bytes:
+        """Serve ``FetchMessages``: return the outcome when the peer has answered, or failed."""
+        limits = self._node.limits
+        asked = decode_read(admin_pb2.FetchMessagesRequest, request, 4 * limits.sds_entries)
+        exchange = self._exchange()
+        lookup = sds_lookup(
+            asked.channel_id,
+            history_entries("entries", asked.entries, limits.sds_entries),
+            TopicFilter(),
+            limits,
         )
-    if call.node.exchange is None:
-        raise unready("the node is starting; retry")
-    return call.node.exchange
+        done = await exchange.fetch(asked.peer, lookup)
+        return admin_pb2.FetchReport(
+            peer=str(done.peer),
+            held=map(_entry, done.held),
+            found=map(_entry, done.found),
+            missing=map(_entry, done.missing),
+            refused=map(_entry, done.refused),
+            messages_stored=done.stored,
+            notes=done.notes,
+            error=done.error,
+        ).SerializeToString()
+
+    def _exchange(self) -> Synchronizer:
+        if self._node.read_only:
+            raise CallError(
+                Code.FAILED_PRECONDITION,
+                "this node only reads (--read-only) and has no peers: ask a node that takes writes",
+            )
+        if self._node.exchange is None:
+            raise unready("the node is starting; retry")
+        return self._node.exchange
 
 
 def _entry(entry: HistoryEntry) -> message_pb2.HistoryEntry:
@@ -119,7 +121,7 @@ def _check_window(start_ns: int | None, end_ns: int | None) -> None:
 
 
 def report_of(done: SyncDone) -> admin_pb2.SyncReport:
-    """A session that ended, as the schema has it."""
+    """Convert a session that ended to the schema's report."""
     return _filled(
         admin_pb2.SyncReport,
         done.outcome,
@@ -164,7 +166,7 @@ def _gossip(gossip: GossipState) -> admin_pb2.GossipStatus:
 
 
 def _filled(kind: type[_M], state: object, **others: object) -> _M:
-    """A message of the schema whose fields are ``others`` and, by their names, those of ``state``.
+    """Return a message whose fields are ``others`` and, by their names, those of ``state``.
 
     A field that is a time is called ``..._ns`` there. One that is nowhere is an error.
     """

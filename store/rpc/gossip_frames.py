@@ -1,4 +1,4 @@
-"""Frames of gossip: bytes of a stream into what the machine takes, and back.
+"""The codec of gossip: frames of a stream and the values of the machine.
 
 Source: the schema of ``GossipFrame``.
 """
@@ -27,42 +27,39 @@ from store.rpc.limits import MAX_GOSSIP_ENTRIES, MAX_GOSSIP_FRAME_BYTES
 from store.serving.failure import malformed, over_limit
 from storenode.message.limits import CONTENT_DIGEST_BYTES, HASH_BYTES
 from storenode.message.rules import MALFORMED
-from storenode.message.varint import delimited, varint
-from storenode.wire.storenode.internal.v1.gossip_raw_pb2 import RawGossipFrame
+from storenode.wire.storenode.internal.v1.gossip_raw_pb2 import RawEvents, RawGossipFrame
 from storenode.wire.storenode.v1 import peer_pb2
 
 if TYPE_CHECKING:
     from store.observe.tracing import FrameTrace, Tracing
 
-_EVENTS: Final = b"\x0a"
-_INV: Final = b"\x12"
-_GET_EVENTS: Final = b"\x1a"
-_SYNC_LEAVES: Final = b"\x22"
-_MESSAGE: Final = b"\x0a"
-_ID: Final = b"\x0a" + varint(HASH_BYTES)
-_REST_XOR: Final = b"\x12" + varint(HASH_BYTES)
-_REST_COUNT: Final = b"\x18"
-_CONTENT_DIGEST: Final = b"\x22"
 _NO_REST: Final = bytes(HASH_BYTES)
 _NO_FRAME: Final = "the frame is no GossipFrame: encode it as the schema says"
 
 
 def encode_gossip(frame: FrameOut, traces: Sequence[FrameTrace] = ()) -> bytes:
-    """The bytes of a frame to send; ``traces``: what of its messages is traced."""
+    """Encode a frame; ``traces`` are those of its messages."""
+    raw = RawGossipFrame(
+        traces=[
+            peer_pb2.FrameTrace(traceparent=each.traceparent, messages=each.places)
+            for each in traces
+        ]
+    )
     match frame:
         case Events():
-            body = b"".join([delimited(_MESSAGE, message) for message in frame.messages])
-            return delimited(_EVENTS, body) + _encode_traces(traces)
+            raw.events.CopyFrom(RawEvents(messages=frame.messages))
         case Inventory():
-            return delimited(_INV, _ids(frame.ids) + _digests(frame.content_digests))
+            raw.inv.CopyFrom(
+                peer_pb2.Inventory(ids=frame.ids, content_digests=frame.content_digests)
+            )
         case GetEvents():
-            return delimited(_GET_EVENTS, _ids(frame.ids))
+            raw.get_events.CopyFrom(peer_pb2.Inventory(ids=frame.ids))
         case SyncLeaves():
-            rest = b""
+            leaves = peer_pb2.Inventory(ids=frame.ids, content_digests=frame.content_digests)
             if frame.rest_count:
-                rest = _REST_XOR + frame.rest_xor + _REST_COUNT + varint(frame.rest_count)
-            digests = _digests(frame.content_digests)
-            return delimited(_SYNC_LEAVES, _ids(frame.ids) + rest + digests)
+                leaves.rest_xor, leaves.rest_count = frame.rest_xor, frame.rest_count
+            raw.sync_leaves.CopyFrom(leaves)
+    return raw.SerializeToString()
 
 
 async def decode_gossip(
@@ -70,10 +67,10 @@ async def decode_gossip(
 ) -> FrameIn:
     """Read a frame; messages are judged, and others have a turn now and then.
 
-    ``tracing`` is told of messages that the peer traces.
+    ``tracing`` is notified of messages that the peer traces.
 
     Raises:
-        CallFailure: INVALID_ARGUMENT, it is none; RESOURCE_EXHAUSTED, it passes a limit.
+        CallError: INVALID_ARGUMENT, it is none; RESOURCE_EXHAUSTED, it passes a limit.
     """
     if len(frame) > MAX_GOSSIP_FRAME_BYTES:
         raise over_limit(
@@ -94,20 +91,13 @@ async def decode_gossip(
         case "get_events":
             return GetEvents(_checked(raw.get_events))
         case "sync_leaves":
-            return _leaves(raw.sync_leaves)
+            ids, leaves = _checked(raw.sync_leaves), raw.sync_leaves
+            rest = leaves.rest_xor if leaves.HasField("rest_xor") else _NO_REST
+            if len(rest) != HASH_BYTES:
+                raise malformed(f"rest_xor has {len(rest)} bytes: send {HASH_BYTES}")
+            return SyncLeaves(ids, rest, leaves.rest_count, _checked_digests(leaves))
         case _:
             raise malformed("the frame holds nothing that this version knows: send one of its kind")
-
-
-def _encode_traces(traces: Sequence[FrameTrace]) -> bytes:
-    if not traces:
-        return b""
-    return peer_pb2.GossipFrame(
-        traces=[
-            peer_pb2.FrameTrace(traceparent=each.traceparent, messages=each.places)
-            for each in traces
-        ]
-    ).SerializeToString()
 
 
 def _note_traces(
@@ -115,18 +105,10 @@ def _note_traces(
 ) -> None:
     hashes = published.hashes
     for each in traces[:MAX_FRAME_TRACES]:
-        places = each.messages[: len(hashes)]
+        positions = each.messages[: len(hashes)]
         # What cannot be read has no hash.
-        named = [hashes[at] for at in places if at < len(hashes) and hashes[at]]
+        named = [hashes[index] for index in positions if index < len(hashes) and hashes[index]]
         tracing.arrived(each.traceparent, named)
-
-
-def _ids(ids: Sequence[bytes]) -> bytes:
-    return _ID + _ID.join(ids) if ids else b""
-
-
-def _digests(digests: Sequence[bytes]) -> bytes:
-    return b"".join([delimited(_CONTENT_DIGEST, digest) for digest in digests])
 
 
 def _checked_digests(inventory: peer_pb2.Inventory) -> Sequence[bytes]:
@@ -152,14 +134,6 @@ def _checked(inventory: peer_pb2.Inventory) -> list[bytes]:
     return ids
 
 
-def _leaves(inventory: peer_pb2.Inventory) -> SyncLeaves:
-    ids = _checked(inventory)
-    rest = inventory.rest_xor if inventory.HasField("rest_xor") else _NO_REST
-    if len(rest) != HASH_BYTES:
-        raise malformed(f"rest_xor has {len(rest)} bytes: send {HASH_BYTES}")
-    return SyncLeaves(ids, rest, inventory.rest_count, _checked_digests(inventory))
-
-
 def _check_count(count: int) -> None:
     if count > MAX_GOSSIP_ENTRIES:
         raise over_limit(f"the frame has {count:,} entries: send {MAX_GOSSIP_ENTRIES:,} at most")
@@ -177,10 +151,7 @@ async def _bodies(messages: Sequence[bytes], size_bytes: int, admission: Admissi
     published = admission.admitted
     if count and list(published.refusals.values()) == [MALFORMED] * count:
         raise malformed(_NO_FRAME)
-    return Bodies(published.batch, _refused(published), size_bytes)
-
-
-def _refused(published: Admitted) -> list[tuple[bytes, str]]:
-    return [
+    refused = [
         (published.hashes[index], refusal.label) for index, refusal in published.refusals.items()
     ]
+    return Bodies(published.batch, refused, size_bytes)

@@ -1,4 +1,4 @@
-"""``grpc.health.v1.Health``: what probes ask, on every listener and without a token."""
+"""``grpc.health.v1.Health``: the service of probes, on every listener and without a token."""
 
 from __future__ import annotations
 
@@ -9,34 +9,25 @@ from typing import Final
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2
 
-from store.serving.failure import CallFailure, Code, malformed
+from store.serving.failure import CallError, Code, malformed
 
 SERVICE: Final = "grpc.health.v1.Health"
 
-_SERVING: Final = health_pb2.HealthCheckResponse.SERVING
-_NOT_SERVING: Final = health_pb2.HealthCheckResponse.NOT_SERVING
-_SERVICE_UNKNOWN: Final = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
-
 
 class Health:
-    """The state of the node as probes see it: not serving until told otherwise.
+    """The state of the node as probes see it, at first not serving.
 
     All services share it, and so does the empty name, which stands for the node.
     """
 
     def __init__(self) -> None:
-        self._serving = False
+        self.serving = False
         self._changed = asyncio.Event()
 
-    @property
-    def serving(self) -> bool:
-        """What probes are told."""
-        return self._serving
-
     def set_serving(self, *, serving: bool) -> None:
-        """Tell probes, and those that watch, whether the node is able to serve."""
-        if serving != self._serving:
-            self._serving = serving
+        """Set the state, and notify the calls that watch it."""
+        if serving != self.serving:
+            self.serving = serving
             self._changed.set()
             self._changed = asyncio.Event()
 
@@ -53,17 +44,17 @@ class HealthService:
         self._services = services | {"", SERVICE}
 
     async def check(self, _call: object, request: bytes) -> bytes:
-        """Answer ``Check``."""
+        """Serve ``Check``."""
         service = _service(request)
         if service not in self._services:
-            raise CallFailure(
+            raise CallError(
                 Code.NOT_FOUND,
                 "there is no such service on this listener: reflection lists those that are",
             )
         return self._status(service)
 
     async def watch(self, _call: object, request: bytes) -> AsyncGenerator[bytes, None]:
-        """Answer ``Watch``: the state now, and again whenever it changes."""
+        """Serve ``Watch``: the state now, and again whenever it changes."""
         service = _service(request)
         last = b""
         while True:
@@ -76,10 +67,11 @@ class HealthService:
                 await self._health.changed()
 
     def _status(self, service: str) -> bytes:
-        status = _SERVING if self._health.serving else _NOT_SERVING
+        states = health_pb2.HealthCheckResponse
+        status = states.SERVING if self._health.serving else states.NOT_SERVING
         if service not in self._services:
-            status = _SERVICE_UNKNOWN
-        return bytes(health_pb2.HealthCheckResponse(status=status).SerializeToString())
+            status = states.SERVICE_UNKNOWN
+        return bytes(states(status=status).SerializeToString())
 
 
 def _service(request: bytes) -> str:

@@ -1,4 +1,4 @@
-"""Who calls: the metadata, the address and the certificate of a call.
+"""The identity of a caller: the metadata, the address and the certificate of a call.
 
 Metadata that is read: ``authorization``, ``x-request-id``, ``traceparent``, ``tracestate``, and of
 peers ``storenode-node-id``, ``storenode-store-id``, ``storenode-version`` and ``storenode-time``.
@@ -8,22 +8,23 @@ Source: the contract, "Clients" and "Peers".
 from __future__ import annotations
 
 import re
-import ssl
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final, cast
 
 import grpc
+from cryptography import x509
 
 from store.domain.access import Client, Right
 from store.domain.quota import ClientLimits
 from store.rpc.context import PeerRules
 from store.rpc.limits import MAX_PEER_FIELD_CHARS
 from store.serving.call import REQUEST_IDS, is_request_id
+from store.serving.connections import Remote
 from store.serving.context import NodeIdentity
-from store.serving.failure import CallFailure, Code, malformed
-from store.serving.remote import Remote
+from store.serving.failure import CallError, Code, malformed
+from store.serving.tls import dns_names
 
 AUTHORIZATION: Final = "authorization"
 REQUEST_ID: Final = "x-request-id"
@@ -41,6 +42,7 @@ _WANTED: Final = frozenset({AUTHORIZATION, NODE_ID, STORE_ID, VERSION, TIME})
 _TRACE: Final = frozenset({"traceparent", "tracestate"})
 PEER_FIELD: Final = re.compile(rf"[!-~]{{1,{MAX_PEER_FIELD_CHARS}}}")
 
+_CACHED_CERTIFICATES: Final = 256
 _NAMES_ALONE: Final = (
     "this node has a token file, and in clear a node's name alone proves nothing: give both nodes "
     "certificates, or name the node by --allow-peer on loopback"
@@ -51,12 +53,12 @@ _NAMES_ALONE: Final = (
 class CallMetadata:
     """The metadata of a call that are read, taken apart once.
 
-    ``told``: those that tell who calls, by name; ``repeated`` is one of them that is given twice.
+    ``fields``: those that identify the caller, by name; ``repeated`` is one that is given twice.
     ``request_id``: the caller's if it is fit for a log, else one of this node's. ``trace``: the
-    caller's place in a trace (W3C Trace Context), as it is given.
+    caller's position in a trace (W3C Trace Context), as it is given.
     """
 
-    told: dict[str, str] = field(default_factory=dict)
+    fields: dict[str, str] = field(default_factory=dict)
     repeated: str = ""
     request_id: str = ""
     trace: dict[str, str] = field(default_factory=dict)
@@ -68,10 +70,10 @@ def read_metadata(context: grpc.aio.ServicerContext[bytes, bytes]) -> CallMetada
     # A tuple of pairs, whatever the type stubs say.
     for name, value in cast("Iterable[tuple[str, str]]", context.invocation_metadata() or ()):
         if name in _WANTED:
-            if name in found.told:
+            if name in found.fields:
                 found.repeated = found.repeated or name
             else:
-                found.told[name] = value
+                found.fields[name] = value
         elif name in _TRACE:
             found.trace[name] = value
         elif name == REQUEST_ID and not found.request_id and is_request_id(value):
@@ -81,11 +83,11 @@ def read_metadata(context: grpc.aio.ServicerContext[bytes, bytes]) -> CallMetada
     return found
 
 
-def is_believed_peer(metadata: dict[str, str], rules: PeerRules, origin: Remote) -> bool:
-    """True when a call without a token on a clear-text listener counts as a peer's."""
+def is_accepted_peer(metadata: CallMetadata, rules: PeerRules, origin: Remote) -> bool:
+    """Return True if a call without a token on a clear-text listener counts as a peer's."""
     return (
-        NODE_ID in metadata
-        and AUTHORIZATION not in metadata
+        NODE_ID in metadata.fields
+        and AUTHORIZATION not in metadata.fields
         and not rules.tls
         and rules.names_suffice
         and (origin.loopback or rules.insecure)
@@ -98,10 +100,10 @@ def identify_peer(
     rules: PeerRules,
     limits: ClientLimits,
 ) -> Client:
-    """The peer that calls a method, as a client with the rights of one.
+    """Return the peer that calls a method, as a client with the rights of one.
 
     Raises:
-        CallFailure: metadata are missing or malformed, or it is nobody who may call.
+        CallError: metadata are missing or malformed, or the caller may not call.
     """
     for name in (NODE_ID, STORE_ID, VERSION):
         if not PEER_FIELD.fullmatch(metadata.get(name, "")):
@@ -124,8 +126,8 @@ def identify_peer(
     return Client(f"peer {node_id}", PEER_RIGHTS, limits=limits, named=bool(rules.allowed))
 
 
-def not_a_peer(metadata: dict[str, str], rules: PeerRules | None) -> CallFailure:
-    """Why a caller may not use what is for peers only, on a listener that clients share."""
+def refuse_client(metadata: dict[str, str], rules: PeerRules | None) -> CallError:
+    """Return the error of a client that uses what is for peers only."""
     if NODE_ID not in metadata:
         return malformed(
             f"the metadata `{NODE_ID}` is missing: only store nodes make this call, and say who "
@@ -140,7 +142,7 @@ def not_a_peer(metadata: dict[str, str], rules: PeerRules | None) -> CallFailure
 
 
 def own_metadata(identity: NodeIdentity) -> tuple[tuple[str, str], ...]:
-    """What this node tells a peer about itself."""
+    """Return the metadata by which this node identifies itself to peers."""
     return (
         (NODE_ID, identity.node_id),
         (STORE_ID, identity.store_id),
@@ -153,60 +155,24 @@ def _certified_name(context: grpc.aio.ServicerContext[bytes, bytes]) -> str:
         name = first_dns_name(pem)
         if name is not None:
             return name
-    raise CallFailure(
+    raise CallError(
         Code.UNAUTHENTICATED,
         "the client certificate has no DNS name: issue one whose first DNS name is the node ID",
     )
 
 
-def _forbidden(sentence: str) -> CallFailure:
-    return CallFailure(Code.PERMISSION_DENIED, sentence)
-
-
-_CACHED_CERTIFICATES: Final = 256
-_EXTENSIONS: Final = 0xA3
-_DNS_NAME: Final = 0x82
-_ALTERNATIVE_NAMES: Final = bytes((0x55, 0x1D, 0x11))
-"""2.5.29.17, RFC 5280, 4.2.1.6."""
-
-
 @lru_cache(maxsize=_CACHED_CERTIFICATES)
 def first_dns_name(pem: bytes) -> str | None:
-    """Return the first DNS name of a certificate; bytes that are no ASCII are replaced.
+    """Return the first DNS name of a certificate; None if there is none that can be read.
 
     gRPC gives names to Python only up to the first NUL, so that ``b.example`` followed by one, and
-    by a domain of somebody else, would pass for ``b.example``. The certificate itself comes whole.
-    Its encoding (DER, ITU-T X.690) has been checked by the handshake.
+    by another domain, would pass for ``b.example``. The certificate itself comes whole.
     """
-    certificate = _only(ssl.PEM_cert_to_DER_cert(pem.decode("ascii")))
-    _, signed = next(_parts(certificate))
-    for kind, content in _parts(signed):
-        if kind == _EXTENSIONS:
-            for _, extension in _parts(_only(content)):
-                fields = [value for _, value in _parts(extension)]
-                if fields[0] == _ALTERNATIVE_NAMES:
-                    return _first(_only(fields[-1]))
-    return None
+    try:
+        return next(iter(dns_names(x509.load_pem_x509_certificate(pem))), None)
+    except ValueError:
+        return None
 
 
-def _first(names: bytes) -> str | None:
-    found = (name for kind, name in _parts(names) if kind == _DNS_NAME)
-    name = next(found, None)
-    return None if name is None else name.decode("ascii", "replace")
-
-
-def _only(data: bytes) -> bytes:
-    """Return the content of the one value in some bytes."""
-    return next(_parts(data))[1]
-
-
-def _parts(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield tags and contents of the values that follow one another."""
-    at = 0
-    while at < len(data):
-        kind, size, at = data[at], data[at + 1], at + 2
-        if size & 0x80:
-            digits = size & 0x7F
-            size, at = int.from_bytes(data[at : at + digits], "big"), at + digits
-        yield kind, data[at : at + size]
-        at += size
+def _forbidden(sentence: str) -> CallError:
+    return CallError(Code.PERMISSION_DENIED, sentence)

@@ -10,18 +10,18 @@ MAX_UNFINISHED_OPEN_REQUESTS: Final = 4
 that of calls which need no token, such as health checks."""
 
 MAX_UNFINISHED_BYTES: Final = 128 * 1024 * 1024
-"""What gRPC may hold of all of them; the next request of a stream needs no place."""
+"""Bytes that gRPC may hold of all of them; the next request of a stream needs no slot."""
 
 MAX_WAITING_REQUESTS: Final = 2_048
-"""Calls that wait for such a place, each with `LOOKAHEAD_BYTES` of its request."""
+"""Calls that wait for such a slot, each with `LOOKAHEAD_BYTES` of its request."""
 
 REQUEST_TIMEOUT_S: Final = 60.0
 CROWDED_TIMEOUT_S: Final = 0.5
-"""How long a request may take to come in full; the second one while others wait for its place."""
+"""How long a request may take to come in full; the second one while others wait for its slot."""
 
 LOOKAHEAD_BYTES: Final = 128 * 1024
-"""What a caller may send of a message before it is read. A stream of smaller requests is no faster
-than this in each round trip."""
+"""Bytes that a caller may send of a message before it is read. A stream of smaller requests is no
+faster than this in each round trip."""
 
 MAX_STREAMS_PER_CONNECTION: Final = 100
 """Calls under way over one connection, those included that were dropped and not yet cleared away.
@@ -29,7 +29,7 @@ gRPC's clients keep further ones until one has ended."""
 
 MAX_PENDING_CALLS: Final = 32_768
 """Calls of one method, of all connections, that the process has not taken up. Beyond this gRPC
-turns calls away with CANCELLED, whoever makes them: 300 full connections do not come so far."""
+turns any call away with CANCELLED: 300 full connections do not come so far."""
 
 HANDSHAKE_TIMEOUT_MS: Final = 10_000
 """For TLS and the first frame of HTTP/2, from the connection on."""
@@ -63,14 +63,6 @@ PEER_ANSWER_TIMEOUT_S: Final = 20.0
 GREETING_GRACE_S: Final = 0.25
 GREETING_PAUSE_S: Final = 2.0
 """How long a callee of ``Gossip`` may be silent until it is sent something to answer; and again."""
-
-MIN_PEER_RECONNECT_MS: Final = 250
-MAX_PEER_RECONNECT_MS: Final = 5_000
-"""Pauses of gRPC itself between two attempts to connect to a peer."""
-
-PEER_KEEPALIVE_MS: Final = 60_000
-PEER_KEEPALIVE_TIMEOUT_MS: Final = 20_000
-"""A peer that is called and does not answer pings for this long is gone."""
 
 MAX_PEER_CURSOR_BYTES: Final = 4_096
 """A peer's cursor, which is kept until its next page."""

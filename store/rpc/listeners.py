@@ -1,16 +1,21 @@
-"""gRPC servers: made with one set of options, bound to an address, stopped in order."""
+"""gRPC servers: made with one set of options, bound to an address, stopped in order.
+
+grpcio decodes the name of a method that is not registered in the loop that accepts calls: one
+request whose path is no UTF-8 ends that loop, and all calls of the listener with it. Here every
+method that is served is registered, and other calls end UNIMPLEMENTED without a look at their name.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final, cast
 
 import grpc
+from grpc._cython import cygrpc  # type: ignore[attr-defined] # compiled
 
-from store.rpc.credentials import server_credentials
-from store.rpc.grpc_server import ServiceHandler, make_server
 from store.rpc.limits import (
     HANDSHAKE_TIMEOUT_MS,
     IDLE_CONNECTION_MS,
@@ -19,23 +24,84 @@ from store.rpc.limits import (
     MAX_PENDING_CALLS,
     MAX_STREAMS_PER_CONNECTION,
 )
-from store.serving.addresses import ListenAddress, bind_error
-from store.serving.tls import TlsFiles
+from store.serving.addresses import ListenerAddress, bind_error
+from store.serving.tls import Reloader, TlsCredentials, TlsFiles
 from storenode.message.limits import MAX_REQUEST_BYTES
 
 MAX_METADATA_BYTES: Final = 16 * 1024
 
 KEEPALIVE_MS: Final = 60_000
 KEEPALIVE_TIMEOUT_MS: Final = 20_000
-"""A peer that does not answer pings for this long is gone: what its calls hold is freed."""
+"""A caller that does not answer pings for this long is gone: what its calls hold is freed."""
 
 MIN_PING_INTERVAL_MS: Final = 10_000
 """Clients may ping this often without data; those that ping more are disconnected."""
 
+_NOT_FOUND: Final = "this listener does not serve such a method: see its reflection service"
+
+
+class ServiceHandler(grpc.GenericRpcHandler):  # type: ignore[type-arg] # not generic when run
+    """The handlers of the methods of one service; ``name`` is its full name."""
+
+    def __init__(self, name: str, methods: Mapping[str, grpc.RpcMethodHandler[Any, Any]]) -> None:
+        self.name = name
+        self.methods = dict(methods)
+
+    def service(
+        self, handler_call_details: grpc.HandlerCallDetails
+    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+        """Return the handler of a method by its path."""
+        service, _, method = handler_call_details.method.removeprefix("/").partition("/")
+        return self.methods.get(method) if service == self.name else None
+
+
+class _Server(cygrpc.AioServer):  # type: ignore[misc] # compiled, without types
+    def _make_request_call_future(self, method: bytes | None) -> Any:  # noqa: ANN401
+        if method is None:
+            return asyncio.ensure_future(self._refuse_unknown_methods())
+        return super()._make_request_call_future(method)
+
+    async def _refuse_unknown_methods(self) -> None:
+        """Refuse calls of methods that are not registered, until the server shuts down."""
+        refusing: set[asyncio.Task[None]] = set()
+        while True:
+            call = await self._request_call()
+            task = asyncio.ensure_future(_refuse(call))
+            refusing.add(task)
+            task.add_done_callback(refusing.discard)
+
+
+async def _refuse(call: Any) -> None:  # noqa: ANN401 - a compiled class
+    """End a call UNIMPLEMENTED; its caller may have dropped it meanwhile."""
+    with suppress(cygrpc.ExecuteBatchError):
+        # Nothing public answers a call without its name.
+        await cygrpc._send_error_status_from_server(
+            call,
+            cygrpc.StatusCode.unimplemented,
+            _NOT_FOUND,
+            (),
+            cygrpc.SendInitialMetadataOperation((), 0),
+            asyncio.get_running_loop(),
+        )
+
+
+def _make_server(
+    handlers: Sequence[ServiceHandler], options: Sequence[tuple[str, int]]
+) -> grpc.aio.Server:
+    usual = cygrpc.AioServer
+    cygrpc.AioServer = _Server
+    try:
+        server: Any = grpc.aio.server(options=options)  # its stubs are older
+    finally:
+        cygrpc.AioServer = usual
+    for each in handlers:
+        server.add_registered_method_handlers(each.name, each.methods)
+    return cast("grpc.aio.Server", server)
+
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """A server that listens; `address` has the real port."""
+    """A server that listens; ``address`` has the real port."""
 
     server: grpc.aio.Server
     address: str
@@ -46,7 +112,7 @@ class Listener:
         await self.server.start()
 
     async def stop(self, grace_s: float) -> None:
-        """Accept nothing new, let calls under way end within `grace_s`, then cancel them.
+        """Accept nothing new, let calls under way end within ``grace_s``, then cancel them.
 
         May be called again, and waits then for the first call: two at a time would have gRPC end
         calls of a server that it has freed, which ends the process.
@@ -56,7 +122,7 @@ class Listener:
 
 
 def bind(
-    where: ListenAddress,
+    where: ListenerAddress,
     handlers: Sequence[ServiceHandler],
     tls: TlsFiles | None = None,
     *,
@@ -65,15 +131,14 @@ def bind(
 ) -> Listener:
     """Make a server on an address, which queues connections until it is started.
 
-    `connections`: further ones are closed at once. `peers`: the larger requests of other nodes are
-    let in.
+    ``connections``: further ones are closed at once. ``peers``: nodes send larger requests.
 
     Raises:
         BindError: The address is in use, not this machine's, or not allowed.
         TlsError: The certificate cannot be used.
     """
-    server = make_server(handlers, _options(connections, peers=peers))
-    credentials = None if tls is None else server_credentials(tls)
+    server = _make_server(handlers, _options(connections, peers=peers))
+    credentials = None if tls is None else _server_credentials(tls)
     try:
         if credentials is None:
             port = server.add_insecure_port(str(where))
@@ -82,6 +147,24 @@ def bind(
     except RuntimeError as error:
         raise bind_error(where.option, where.host, where.port) from error
     return Listener(server, where.with_port(port))
+
+
+def _server_credentials(files: TlsFiles) -> grpc.ServerCredentials:
+    """Return credentials that demand client certificates if there are authorities for them."""
+
+    def make(found: TlsCredentials) -> grpc.ServerCertificateConfiguration:
+        pair = found.key, found.chain
+        return grpc.ssl_server_certificate_configuration(
+            [pair], root_certificates=found.authorities
+        )
+
+    source = Reloader(files, make)
+    return grpc.dynamic_ssl_server_credentials(
+        source.current,
+        # The stubs leave out that the library takes None for "no change".
+        cast("Callable[[], grpc.ServerCertificateConfiguration]", source.fetch),
+        require_client_authentication=files.client_ca is not None,
+    )
 
 
 def _options(connections: int, *, peers: bool) -> list[tuple[str, int]]:
@@ -94,7 +177,7 @@ def _options(connections: int, *, peers: bool) -> list[tuple[str, int]]:
         ("grpc.max_allowed_incoming_connections", connections),
         ("grpc.server_handshake_timeout_ms", HANDSHAKE_TIMEOUT_MS),
         ("grpc.max_connection_idle_ms", IDLE_CONNECTION_MS),
-        # Without a bound of ours the windows grow with the bandwidth of who sends.
+        # Without a bound of ours the windows grow with the bandwidth of the sender.
         ("grpc.http2.lookahead_bytes", LOOKAHEAD_BYTES),
         ("grpc.http2.bdp_probe", 0),
         # gRPC would unpack a request before its size is known; without this bit it refuses it.

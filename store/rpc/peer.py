@@ -1,7 +1,4 @@
-"""``Peer``, as this node serves it: hands calls to `store.sync.session.responder.Responder`.
-
-`CallerStream` is the stream of such a call: `store.domain.ports.FrameStream`.
-"""
+"""``Peer``, as this node serves it: hands calls to `store.sync.session.responder.Responder`."""
 
 from __future__ import annotations
 
@@ -11,10 +8,11 @@ import grpc
 
 from store.domain.places import Caller
 from store.domain.ports import PeerFailed
-from store.rpc.call import Call, CallerGone, Context, send
+from store.rpc.call import RpcCall
 from store.rpc.identity import NODE_ID, STORE_ID
-from store.serving.failure import CallFailure
-from store.serving.remote import remote
+from store.serving.call import Call
+from store.serving.connections import remote
+from store.serving.failure import CallerGoneError, CallError
 from store.sync.session.exchange import Exchange
 from store.sync.session.responder import Responder
 
@@ -22,49 +20,48 @@ _GONE = "the peer is gone"
 
 
 class CallerStream:
-    """The stream of a call that this node serves."""
+    """The stream of a call that this node serves: `store.domain.ports.FrameStream`."""
 
-    def __init__(self, call: Call, context: Context) -> None:
-        self._call = call
-        self._context = context
+    def __init__(self, rpc: RpcCall) -> None:
+        self._rpc = rpc
 
     async def read(self) -> bytes | None:
-        """The caller's next frame; None when it has half-closed."""
+        """Return the caller's next frame; None when it has half-closed."""
         try:
-            return await self._call.next_request(self._context)
+            return await self._rpc.next_request()
         except (grpc.aio.BaseError, asyncio.InvalidStateError):
             raise PeerFailed(_GONE) from None
-        except CallFailure as gave_way:
+        except CallError as gave_way:
             raise PeerFailed(gave_way.sentence) from None
 
     async def write(self, frame: bytes) -> None:
         """Send a frame to the caller."""
         try:
-            await send(self._context, frame)
-        except CallerGone:
+            await self._rpc.send(frame)
+        except CallerGoneError:
             raise PeerFailed(_GONE) from None
 
     async def half_close(self) -> None:
-        """A callee ends the call by its status."""
+        """Leave the end to the status of the call, since this side is the callee."""
 
 
 class PeerService:
-    """The handlers of the two methods; the calls have been let in, so their metadata are there."""
+    """The handlers of the two methods; calls have been admitted, so their metadata are there."""
 
     def __init__(self, exchange: Exchange) -> None:
         self._responder = Responder(exchange)
 
-    async def reconcile(self, call: Call, context: Context) -> None:
-        """Answer ``Reconcile``."""
-        await self._responder.reconcile(calling(call, context), CallerStream(call, context))
+    async def reconcile(self, rpc: RpcCall, _call: Call) -> None:
+        """Serve ``Reconcile``."""
+        await self._responder.reconcile(calling_peer(rpc), CallerStream(rpc))
 
-    async def transfer(self, call: Call, context: Context) -> None:
-        """Answer ``Transfer``."""
-        await self._responder.transfer(calling(call, context), CallerStream(call, context))
+    async def transfer(self, rpc: RpcCall, _call: Call) -> None:
+        """Serve ``Transfer``."""
+        await self._responder.transfer(calling_peer(rpc), CallerStream(rpc))
 
 
-def calling(call: Call, context: Context) -> Caller:
-    """The peer whose call has been let in."""
-    told, rules = call.metadata.told, call.node.peers
+def calling_peer(rpc: RpcCall) -> Caller:
+    """Return the peer whose call has been admitted."""
+    fields, rules = rpc.metadata.fields, rpc.node.peers
     trusted = rules is not None and rules.trusted
-    return Caller(told[NODE_ID], told[STORE_ID], remote(context.peer()).name, trusted)
+    return Caller(fields[NODE_ID], fields[STORE_ID], remote(rpc.context.peer()).name, trusted)

@@ -10,8 +10,9 @@ from google.protobuf.descriptor_pool import Default
 from google.protobuf.message import DecodeError
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
-from store.rpc.call import Call, Context, send
-from store.rpc.receiving import NoRequest
+from store.rpc.call import RpcCall
+from store.rpc.request_memory import NoRequestError
+from store.serving.call import Call
 from store.serving.failure import malformed
 
 SERVICE: Final = reflection.SERVICE_NAME
@@ -24,7 +25,7 @@ class _Pool:
         self._pool: Any = Default()
 
     def FindFileContainingSymbol(self, symbol: str) -> FileDescriptor:  # noqa: N802 - protobuf's
-        """The file that declares a symbol.
+        """Return the file that declares a symbol.
 
         Raises:
             KeyError: none does.
@@ -51,25 +52,22 @@ class ReflectionService:
         library: Any = reflection
         self._servicer = library.aio.ReflectionServicer(sorted(services), _Pool())
 
-    async def info(self, call: Call, context: Context) -> None:
-        """Answer ``ServerReflectionInfo``."""
-        async for answer in self._servicer.ServerReflectionInfo(_requests(call, context), context):
-            await send(context, answer.SerializeToString())
+    async def info(self, rpc: RpcCall, call: Call) -> None:
+        """Serve ``ServerReflectionInfo``."""
+        async for answer in self._servicer.ServerReflectionInfo(_requests(rpc, call), rpc.context):
+            await rpc.send(answer.SerializeToString())
 
 
-async def _requests(call: Call, context: Context) -> AsyncGenerator[Any, None]:
-    while (request := await _request(call, context)) is not None:
+async def _requests(rpc: RpcCall, call: Call) -> AsyncGenerator[Any, None]:
+    """Yield the requests, read where others are that need no token."""
+    while True:
+        try:
+            request = await rpc.node.open_requests.read(rpc.context)
+        except NoRequestError:
+            return
         call.charge(len(request), counted=False)
         try:
             parsed = reflection_pb2.ServerReflectionRequest.FromString(request)
         except DecodeError:
             raise malformed("the request is no ServerReflectionRequest: send one") from None
         yield parsed
-
-
-async def _request(call: Call, context: Context) -> bytes | None:
-    """The next request, read where others may read that need no token."""
-    try:
-        return await call.node.open_receiving.request(context)
-    except NoRequest:
-        return None

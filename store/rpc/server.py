@@ -1,9 +1,9 @@
-"""Which listener serves which methods.
+"""The methods of each listener.
 
 `build_handlers` gives what a ``grpc.aio`` server is made with. ``client`` listeners serve all of
 ``Store``, ``peer`` listeners its reads, ``admin`` listeners ``Admin``. ``Peer`` is where peers may
 call: on their own listener, or on that of the clients when they have none. Health and reflection
-are everywhere. What the contract names and a node does not serve is UNIMPLEMENTED by gRPC itself.
+are everywhere. Methods of the contract that a node does not serve are UNIMPLEMENTED by gRPC itself.
 """
 
 from __future__ import annotations
@@ -17,18 +17,16 @@ from store.domain.access import Right
 from store.domain.ports import Services
 from store.domain.quota import CallKind
 from store.rpc import health, reflection
-from store.rpc.admin import fetch_messages, get_status, synchronize, watch_status
-from store.rpc.call import ListenerKind, Wrapper
+from store.rpc.admin import AdminService
+from store.rpc.call import CallWrapper, ListenerKind
 from store.rpc.context import RpcContext
-from store.rpc.gossiping import GossipService
-from store.rpc.grpc_server import ServiceHandler
+from store.rpc.gossip import GossipService
+from store.rpc.listeners import ServiceHandler
 from store.rpc.peer import PeerService
-from store.rpc.publish import publish_stream
-from store.serving.methods import table
+from store.rpc.publish_stream import publish_stream
+from store.serving.call import Method
+from store.serving.methods import publish, reads
 from store.serving.methods.coverage import CoverageService
-from store.serving.methods.publish import Publisher
-from store.serving.methods.reads import Reads, refuse_query
-from store.serving.methods.table import Method
 from storenode.message.limits import MAX_REQUEST_BYTES
 from storenode.wire.storenode.v1 import admin_pb2, peer_pb2, store_pb2
 
@@ -36,99 +34,83 @@ STORE: Final = store_pb2.DESCRIPTOR.services_by_name["Store"].full_name
 PEER: Final = peer_pb2.DESCRIPTOR.services_by_name["Peer"].full_name
 ADMIN: Final = admin_pb2.DESCRIPTOR.services_by_name["Admin"].full_name
 
-_Handlers: TypeAlias = "dict[str, grpc.RpcMethodHandler[Any, Any]]"
+# The rights of peers are not in the token file: a client with any right is no peer.
+_peer = partial(Method, right=Right.READ, kind=CallKind.STREAM, peers=True, peers_only=True)
+RECONCILE: Final = _peer("Reconcile")
+TRANSFER: Final = _peer("Transfer")
+GOSSIP: Final = _peer("Gossip", endless=True)
+
+_admin = partial(Method, right=Right.ADMIN, kind=CallKind.CALL)
+GET_STATUS: Final = _admin("GetStatus", always=True)
+WATCH_STATUS: Final = _admin("WatchStatus", always=True)
+SYNCHRONIZE: Final = _admin("Synchronize")
+FETCH_MESSAGES: Final = _admin("FetchMessages", max_request_bytes=MAX_REQUEST_BYTES)
+
+CHECK: Final = Method("Check", None, CallKind.CALL, always=True)
+WATCH: Final = Method("Watch", None, CallKind.STREAM, always=True, endless=True)
+REFLECTION: Final = Method("ServerReflectionInfo", None, CallKind.STREAM, always=True)
+
+_Handlers: TypeAlias = "list[tuple[Method, grpc.RpcMethodHandler[Any, Any]]]"
 
 
 def build_handlers(
     listener: ListenerKind, services: Services, context: RpcContext
 ) -> list[ServiceHandler]:
-    """The handlers of one listener.
+    """Return the handlers of one listener.
 
-    Requests and responses are bytes, so servers need no serializers. Everything a call needs
-    comes from ``services`` and ``context``; both are shared by all listeners of a node.
+    Requests and responses are bytes, so servers need no serializers. ``services`` and ``context``
+    are shared by all listeners of a node.
     """
-    wrapper = Wrapper(listener, context)
+    wrapper = CallWrapper(listener, context)
     served: dict[str, _Handlers] = {}
     if listener == "admin":
-        served[ADMIN] = _admin(wrapper)
+        admin = AdminService(context)
+        served[ADMIN] = [
+            (GET_STATUS, wrapper.unary(GET_STATUS, admin.get_status)),
+            (WATCH_STATUS, wrapper.unary(WATCH_STATUS, admin.watch_status)),
+            (SYNCHRONIZE, wrapper.unary(SYNCHRONIZE, admin.synchronize)),
+            (FETCH_MESSAGES, wrapper.unary(FETCH_MESSAGES, admin.fetch_messages)),
+        ]
     else:
-        served[STORE] = _reads(wrapper, Reads(services))
+        served[STORE] = _reads(wrapper, reads.ReadService(services))
         if context.coverage is not None:
-            served[STORE] |= _coverage(wrapper, CoverageService(context.coverage))
+            coverage = CoverageService(context.coverage).coverage
+            served[STORE].append((reads.COVERAGE, wrapper.stream(reads.COVERAGE, coverage)))
         if context.sessions is not None and context.peers is not None:
-            served[PEER] = _peer(wrapper, PeerService(context.sessions))
-            served[PEER] |= _gossip(wrapper, GossipService(context.gossip))
+            peer, gossip = PeerService(context.sessions), GossipService(context.gossip)
+            served[PEER] = [
+                (RECONCILE, wrapper.bidi(RECONCILE, peer.reconcile)),
+                (TRANSFER, wrapper.bidi(TRANSFER, peer.transfer)),
+                (GOSSIP, wrapper.bidi(GOSSIP, gossip.gossip)),
+            ]
     if listener == "client":
-        served[STORE] |= _publishing(wrapper, Publisher(services))
+        publisher, stream = publish.PublishService(services), publish.PUBLISH_STREAM
+        served[STORE] += [
+            (publish.PUBLISH, wrapper.unary(publish.PUBLISH, publisher.publish)),
+            (stream, wrapper.bidi(stream, partial(publish_stream, publisher))),
+        ]
     names = frozenset(served)
-    served[health.SERVICE] = _health(wrapper, health.HealthService(context.health, names))
-    served[reflection.SERVICE] = _reflection(
-        wrapper, reflection.ReflectionService(names | {health.SERVICE, reflection.SERVICE})
+    probes = health.HealthService(context.health, names)
+    served[health.SERVICE] = [
+        (CHECK, wrapper.unary(CHECK, probes.check)),
+        (WATCH, wrapper.stream(WATCH, probes.watch)),
+    ]
+    described = reflection.ReflectionService(names | {health.SERVICE, reflection.SERVICE})
+    served[reflection.SERVICE] = [(REFLECTION, wrapper.bidi(REFLECTION, described.info))]
+    return [
+        ServiceHandler(service, {method.name: handler for method, handler in handlers})
+        for service, handlers in served.items()
+    ]
+
+
+def _reads(wrapper: CallWrapper, service: reads.ReadService) -> _Handlers:
+    streams = (
+        (reads.SCAN, service.scan),
+        (reads.FOLLOW, service.follow),
+        (reads.SDS_MESSAGES, service.sds_messages),
+        (reads.CAUSAL_HISTORY, service.causal_history),
     )
-    return [ServiceHandler(service, handlers) for service, handlers in served.items()]
-
-
-def _reads(wrapper: Wrapper, reads: Reads) -> _Handlers:
-    return {
-        table.QUERY.name: wrapper.unary(table.QUERY, reads.query, refuse_query),
-        table.SCAN.name: wrapper.stream(table.SCAN, reads.scan),
-        table.FOLLOW.name: wrapper.stream(table.FOLLOW, reads.follow),
-        table.SDS_MESSAGES.name: wrapper.stream(table.SDS_MESSAGES, reads.sds_messages),
-        table.CAUSAL_HISTORY.name: wrapper.stream(table.CAUSAL_HISTORY, reads.causal_history),
-    }
-
-
-def _coverage(wrapper: Wrapper, service: CoverageService) -> _Handlers:
-    return {table.COVERAGE.name: wrapper.stream(table.COVERAGE, service.coverage)}
-
-
-def _publishing(wrapper: Wrapper, publisher: Publisher) -> _Handlers:
-    stream = table.PUBLISH_STREAM
-    return {
-        table.PUBLISH.name: wrapper.unary(table.PUBLISH, publisher.publish),
-        stream.name: wrapper.bidi(stream, partial(publish_stream, publisher)),
-    }
-
-
-def _peer(wrapper: Wrapper, service: PeerService) -> _Handlers:
-    # The rights of peers are not in the token file: a client with any right is no peer.
-    reconcile = Method("Reconcile", Right.READ, CallKind.STREAM, peers=True, peers_only=True)
-    transfer = Method("Transfer", Right.READ, CallKind.STREAM, peers=True, peers_only=True)
-    return {
-        reconcile.name: wrapper.bidi(reconcile, service.reconcile),
-        transfer.name: wrapper.bidi(transfer, service.transfer),
-    }
-
-
-def _gossip(wrapper: Wrapper, service: GossipService) -> _Handlers:
-    gossip = Method(
-        "Gossip", Right.READ, CallKind.STREAM, peers=True, peers_only=True, endless=True
-    )
-    return {gossip.name: wrapper.bidi(gossip, service.gossip)}
-
-
-def _admin(wrapper: Wrapper) -> _Handlers:
-    status = Method("GetStatus", Right.ADMIN, CallKind.CALL, always=True)
-    watch = Method("WatchStatus", Right.ADMIN, CallKind.CALL, always=True)
-    session = Method("Synchronize", Right.ADMIN, CallKind.CALL)
-    fetch = Method("FetchMessages", Right.ADMIN, CallKind.CALL, max_request_bytes=MAX_REQUEST_BYTES)
-    return {
-        status.name: wrapper.unary(status, get_status),
-        watch.name: wrapper.unary(watch, watch_status),
-        session.name: wrapper.unary(session, synchronize),
-        fetch.name: wrapper.unary(fetch, fetch_messages),
-    }
-
-
-def _health(wrapper: Wrapper, service: health.HealthService) -> _Handlers:
-    check = Method("Check", None, CallKind.CALL, always=True)
-    watch = Method("Watch", None, CallKind.STREAM, always=True, endless=True)
-    return {
-        check.name: wrapper.unary(check, service.check),
-        watch.name: wrapper.stream(watch, service.watch),
-    }
-
-
-def _reflection(wrapper: Wrapper, service: reflection.ReflectionService) -> _Handlers:
-    info = Method("ServerReflectionInfo", None, CallKind.STREAM, always=True)
-    return {info.name: wrapper.bidi(info, service.info)}
+    return [
+        (reads.QUERY, wrapper.unary(reads.QUERY, service.query, reads.refuse_query)),
+        *((method, wrapper.stream(method, handle)) for method, handle in streams),
+    ]

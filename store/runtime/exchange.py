@@ -34,9 +34,9 @@ from store.messages.conflicts import StoreResult
 from store.messages.record import RecordBatch
 from store.observe.clocks import ClockComparison
 from store.observe.metrics import Metrics
-from store.rpc.caller import Caller
-from store.rpc.dial import PeerDialer
-from store.rpc.gossiping import GossipTransport
+from store.rpc.connector import PeerConnector
+from store.rpc.gossip import GossipTransport
+from store.rpc.peer_reads import PeerReader
 from store.runtime.peer_states import PeerStates
 from store.runtime.services import PolicySource, Wiring, system_environment
 from store.runtime.tasks import BackgroundTasks
@@ -69,7 +69,7 @@ class Peering:
     sessions: Exchange
     synchronizer: Synchronizer
     resumer: Resumer
-    peer_connector: PeerDialer
+    connector: PeerConnector
     peers: tuple[PeerAddress, ...]
 
 
@@ -102,13 +102,13 @@ def open_peering(
         transfer_limits=TransferLimits(silence_ns=config.peer_silence),
         statements=wiring.statements,
     )
-    peer_connector = PeerDialer(
+    connector = PeerConnector(
         identity,
         _tls(config),
         insecure="peer" in config.insecure,
         clocks=clocks,
     )
-    caller = Caller(peer_connector, exchange := Exchange(work))
+    caller = PeerReader(connector, exchange := Exchange(work))
     stack.push_async_callback(caller.close)
     book.connections = caller
     fetcher = Fetcher(
@@ -138,7 +138,7 @@ def open_peering(
     )
     stack.push_async_callback(resumer.stop)
     synchronizer.show_resume(resumer.state)
-    return Peering(exchange, synchronizer, resumer, peer_connector, peers)
+    return Peering(exchange, synchronizer, resumer, connector, peers)
 
 
 def _schedule(config: NodeConfig, peers: tuple[PeerAddress, ...]) -> ScheduleConfig:
@@ -268,7 +268,7 @@ async def open_gossip(
     def admission() -> Admission:
         return Admission(policy.current(), time.time_ns(), Source.GOSSIP)
 
-    transport = GossipTransport(peering.peer_connector, admission, tracing)
+    transport = GossipTransport(peering.connector, admission, tracing)
     node = GossipNode(
         GossipConfig(store_id=identity.store_id, max_confirms=config.max_confirms),
         identity.node_id,

@@ -18,9 +18,9 @@ from store.rpc.call import ListenerKind
 from store.rpc.context import PeerRules, RpcContext
 from store.rpc.listeners import Listener, bind
 from store.rpc.server import build_handlers
-from store.serving.addresses import ListenAddress, require_free
+from store.serving.addresses import ListenerAddress, require_free
+from store.serving.connections import ConnectionLimiter
 from store.serving.context import NodeContext
-from store.serving.crowds import Crowds
 from store.serving.tls import TlsFiles, check, first_dns_name
 from storenode.cli.options.types import Address
 
@@ -50,10 +50,10 @@ class Listeners:
         """Stop all servers together, so that their times of grace are one."""
         await asyncio.gather(*(each.stop(grace_s) for each in self.all))
 
-    def crowds(self, config: NodeConfig) -> Crowds:
+    def connection_limiter(self, config: NodeConfig) -> ConnectionLimiter:
         """Return the limiter of the connections of one host to all of them."""
         ports = {int(each.address.rpartition(":")[2]) for each in self.all}
-        return Crowds(ports, config.max_connections_per_host)
+        return ConnectionLimiter(ports, config.max_connections_per_host)
 
 
 def check_certificates(config: NodeConfig) -> str | None:
@@ -184,8 +184,8 @@ def _peer_rules(config: NodeConfig) -> PeerRules:
     )
 
 
-def _where(option: str, address: Address) -> ListenAddress:
-    return ListenAddress(option, address.host, address.port)
+def _where(option: str, address: Address) -> ListenerAddress:
+    return ListenerAddress(option, address.host, address.port)
 
 
 def _client_tls(config: NodeConfig) -> TlsFiles | None:

@@ -59,10 +59,10 @@ from store.runtime.telemetry import SUMMARY_INTERVAL_S, Telemetry
 from store.runtime.tokens import TokenFile
 from store.runtime.tracing import check_tracing, open_tracing
 from store.serving.addresses import BindError, bind_error
+from store.serving.answer_budget import UnsentBudget
 from store.serving.context import NodeIdentity, NodeState
 from store.serving.drain import Drain
 from store.serving.tls import TlsError
-from store.serving.unsent import UnsentAnswers
 from store.sync.online import OnlineRecorder
 from storenode.cli.options.types import Address
 from storenode.common.bounded import BoundedDict
@@ -123,7 +123,7 @@ class NodeRuntime:
         self._telemetry: Telemetry | None = None
         self._health = NodeHealth(self._metrics, Health(), self._refresh)
         self._drain = Drain()
-        self._unsent = UnsentAnswers(time.monotonic, config.max_unsent_size)
+        self._answers = UnsentBudget(time.monotonic, config.max_unsent_size)
         self._clocks = ClockComparison(config.max_clock_drift)
         self._status = StatusReport(version, self._metrics, self._health)
         self._callers = BoundedDict[str, float](MAX_CALLERS)
@@ -242,9 +242,9 @@ class NodeRuntime:
         if not config.read_only:
             self._begin_exchange(stack, wiring, peering)
         self._tasks.start_every(
-            CONNECTIONS_INTERVAL_S, "connections", listeners.crowds(config).look
+            CONNECTIONS_INTERVAL_S, "connections", listeners.connection_limiter(config).enforce
         )
-        self._tasks.start("unfinished requests", context.unfinished.run)
+        self._tasks.start("unfinished requests", context.incomplete.run)
         self._health.set(Obstacle.STARTING, present=False)
         self._tell_ready(listeners, metrics_address, node_id)
         return listeners
@@ -360,7 +360,7 @@ class NodeRuntime:
             state=state,
             metrics=self._metrics,
             health=self._health.probes,
-            unsent=self._unsent,
+            answers=self._answers,
             drain=self._drain,
             exchange=peering.synchronizer,
             sessions=None if self._config.read_only else peering.sessions,
@@ -402,7 +402,7 @@ class NodeRuntime:
         self._drain.begin()
         if self._gossiping is not None:
             self._gossiping.drain()
-        ending = asyncio.create_task(self._unsent.drain())
+        ending = asyncio.create_task(self._answers.drain())
         try:
             await listeners.stop(self._config.drain_timeout / NS_PER_S)
         finally:

@@ -1,1 +1,1 @@
-"""What all edges that serve clients share: who calls, within which limits, and publishing."""
+"""The serving of clients, whatever protocol they speak."""

@@ -13,22 +13,22 @@ class BindError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class ListenAddress:
-    """What an option asks for; `host` is a name or an IP address without brackets."""
+class ListenerAddress:
+    """The value of an option; ``host`` is a name or an IP address without brackets."""
 
     option: str
     host: str
     port: int
 
     def with_port(self, port: int) -> str:
-        """HOST:PORT, with brackets around an IPv6 address."""
+        """Return HOST:PORT, with brackets around an IPv6 address."""
         return f"[{self.host}]:{port}" if ":" in self.host else f"{self.host}:{port}"
 
     def __str__(self) -> str:
         return self.with_port(self.port)
 
 
-def require_free(where: ListenAddress) -> None:
+def require_free(where: ListenerAddress) -> None:
     """Find out, before anything is started, whether an address can be bound.
 
     Raises:
@@ -39,12 +39,12 @@ def require_free(where: ListenAddress) -> None:
 
 
 def bind_error(option: str, host: str, port: int) -> BindError:
-    """Say why an address cannot be bound; the reason is found by trying with a plain socket."""
+    """Explain why an address cannot be bound; the reason is found by trying with a plain socket."""
     reason = _obstacle(host, port) or "it was in use a moment ago"
-    return _bind_error(ListenAddress(option, host, port), reason)
+    return _bind_error(ListenerAddress(option, host, port), reason)
 
 
-def _bind_error(address: ListenAddress, reason: str) -> BindError:
+def _bind_error(address: ListenerAddress, reason: str) -> BindError:
     return BindError(
         f"{address.option} {address} cannot be listened on ({reason}): stop what uses it, or"
         f" give another address."

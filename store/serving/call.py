@@ -1,21 +1,29 @@
-"""One call of a client under way: who calls, what it may still do, and what it is charged for."""
+"""A call of a client under way, over any protocol: admission, rights and charges.
+
+Every call passes the same steps: its caller is identified, `open_call` admits it by all quotas,
+`Call.charge` counts its request, its method runs, and its account and sender count the end.
+"""
 
 from __future__ import annotations
 
 import itertools
 import re
 import secrets
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Final
 
-from store.domain.access import Access, Client
-from store.domain.quota import Account
+from store.domain.access import Access, Client, Right
+from store.domain.quota import Account, CallKind
+from store.serving.answer_budget import AnswerSender
 from store.serving.context import NodeContext
-from store.serving.failure import CallFailure, Code, over_limit, unready
-from store.serving.limits import MAX_REQUEST_ID_CHARS
-from store.serving.unsent import Outlet
+from store.serving.failure import CallError, Code, over_limit, unready
+from store.serving.limits import (
+    COUNTED_REQUEST_BYTES,
+    MAX_REQUEST_ID_CHARS,
+    MAX_SMALL_REQUEST_BYTES,
+)
 
 _SANE_REQUEST_ID: Final = re.compile(rf"[A-Za-z0-9._:-]{{1,{MAX_REQUEST_ID_CHARS}}}")
 
@@ -24,39 +32,63 @@ REQUEST_IDS: Final = map(f"{secrets.token_hex(6)}-{{:x}}".format, itertools.coun
 
 
 def is_request_id(given: str) -> bool:
-    """True for a caller's ``x-request-id`` that is fit for a log."""
+    """Return True for a caller's ``x-request-id`` that is fit for a log."""
     return _SANE_REQUEST_ID.fullmatch(given) is not None
 
 
-@dataclass(slots=True)
-class Call:
-    """One call under way; ``access`` are the rules by which it was let in last.
+@dataclass(frozen=True, slots=True)
+class Method:
+    """The properties of a method that count before it is called.
 
-    ``identify`` tells anew who calls. ``largest_bytes``: what the method takes as a request.
-    ``always``: it is served although the node is not ready.
+    ``right``: what a caller needs; None admits every caller, without a look at tokens.
+    ``peers``: peers may call it. ``peers_only``: clients may not. ``endless``: it goes on until one
+    side ends it. ``always``: it is served although the node is not ready. ``timed``: it is a read.
+    """
+
+    name: str
+    right: Right | None
+    kind: CallKind
+    peers: bool = False
+    peers_only: bool = False
+    endless: bool = False
+    always: bool = False
+    timed: bool = False
+    max_request_bytes: int = MAX_SMALL_REQUEST_BYTES
+
+    @property
+    def traced(self) -> bool:
+        """True for finite calls of applications; probes and peers are left out."""
+        return not (self.right is None or self.endless or self.always or self.peers_only)
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """A call under way; ``access`` are the rules by which it was admitted last.
+
+    ``identify`` identifies the caller anew. ``sender`` counts its answer.
     """
 
     node: NodeContext
+    method: Method
     client: Client
     account: Account
-    outlet: Outlet
+    sender: AnswerSender
     access: Access
     identify: Callable[[], Client]
-    largest_bytes: int
-    always: bool
+    max_request_bytes: int
 
     def check_rights(self) -> None:
-        """Look again who calls, if the token file has changed.
+        """Identify the caller again, if the token file has changed.
 
         Raises:
-            CallFailure: the topics of the caller are others now.
+            CallError: the topics of the caller are others now.
             Exception: what ``identify`` raises where it has no token any more.
         """
         access = self.node.tokens.access
         if access is self.access:
             return
         if self.identify().topics != self.client.topics:
-            raise CallFailure(
+            raise CallError(
                 Code.UNAVAILABLE,
                 f"the topics of client {self.client.name} have changed: call again",
                 retry=True,
@@ -64,8 +96,8 @@ class Call:
         self.access = access
 
     def check_ready(self) -> None:
-        """Raise `CallFailure` if the node serves no calls now."""
-        reason = None if self.always else self.node.readiness.halted
+        """Raise `CallError` if the node serves no calls now."""
+        reason = None if self.method.always else self.node.readiness.halted
         if reason is not None:
             raise unready(reason)
 
@@ -73,19 +105,57 @@ class Call:
         """Charge one request; ``counted``: the beginning of the call has counted it.
 
         Raises:
-            CallFailure: it is too large, or `check_rights` fails.
+            CallError: it is too large, or `check_rights` fails.
             Exceeded: too much was sent lately.
         """
-        self.check_rights()
-        largest = min(self.client.limits.request_bytes, self.largest_bytes)
-        if size_bytes > largest:
-            raise over_limit(f"the request has {size_bytes:,} bytes: at most {largest:,}")
+        if self.access is not self.node.tokens.access:
+            self.check_rights()
+        if size_bytes > self.max_request_bytes:
+            raise over_limit(
+                f"the request has {size_bytes:,} bytes: at most {self.max_request_bytes:,}"
+            )
         now_ns = self.node.monotonic_ns()
         if not counted:
             self.account.requests.take(1, now_ns)
         self.account.received.take(size_bytes, now_ns)
 
-    def part(self, name: str, **attributes: int) -> AbstractContextManager[None]:
-        """A part of the call, where calls are traced."""
+    def reserve(self, size_bytes: int) -> AbstractContextManager[None]:
+        """Take memory for a large request of a read while it is served.
+
+        Raises:
+            CallError: on entry, there is none.
+        """
+        if self.method.timed and size_bytes > COUNTED_REQUEST_BYTES:
+            return self.node.large_reads.reserve(size_bytes)
+        return nullcontext()
+
+    def trace(self, name: str, **attributes: int) -> AbstractContextManager[None]:
+        """Trace a part of the call, where calls are traced."""
         tracing = self.node.tracing
         return nullcontext() if tracing is None else tracing.within(name, **attributes)
+
+
+UnaryMethod = Callable[[Call, bytes], Awaitable[bytes]]
+StreamMethod = Callable[[Call, bytes], AsyncGenerator[bytes, None]]
+
+
+def open_call(
+    node: NodeContext,
+    method: Method,
+    client: Client,
+    connection: str,
+    access: Access,
+    *,
+    identify: Callable[[], Client],
+) -> Call:
+    """Admit a call by the quotas of its caller and of the node.
+
+    Raises:
+        Exceeded: too many calls are under way, or too many came lately.
+    """
+    now_ns = node.monotonic_ns()
+    account = node.quota.account(client.name, client.limits, now_ns, named=client.named)
+    account.begin(method.kind, now_ns)
+    sender = AnswerSender(node.answers, client.name, connection)
+    largest = min(client.limits.request_bytes, method.max_request_bytes)
+    return Call(node, method, client, account, sender, access, identify, largest)

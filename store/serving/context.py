@@ -16,11 +16,14 @@ from store.domain.quota import Quota
 from store.domain.unread import Confirmations, GossipState, NoConfirmations
 from store.observe.clocks import ClockComparison
 from store.observe.metrics import Metrics
+from store.serving.answer_budget import UnsentBudget
 from store.serving.drain import Drain
-from store.serving.followed import Followed
-from store.serving.limits import MAX_IN_FLIGHT_PUBLISH_BYTES
-from store.serving.unsent import UnsentAnswers
-from store.serving.window import Budget
+from store.serving.limits import (
+    MAX_FOLLOWED_BYTES,
+    MAX_IN_FLIGHT_PUBLISH_BYTES,
+    MAX_LARGE_READ_BYTES,
+)
+from store.serving.queue import FairQueue, memory_queue
 from storenode.message.rules import Policy
 
 if TYPE_CHECKING:
@@ -83,17 +86,11 @@ class NodeContext:
     """The parts of a node that client calls use, over any protocol.
 
     ``policy``: the rules for messages of clients, as they are now, horizon included.
-    ``tokens``: the token file's present content.
     ``now_ns``: the node's clock, Unix nanoseconds. ``monotonic_ns``: one that never goes back.
-    ``readiness``: one sentence why the node cannot serve now, or None.
     ``state``: the stored messages and the index; may raise the errors of ``store.domain.ports``.
-    ``confirmations``: the waits for other stores to confirm published messages.
-    ``tracing``: None while it is off.
-    ``coverage``: the recorded coverage of other stores; None where there is none. It is read for
-    one caller at a time, concurrently with the node's sessions.
-    ``intake``: the times at which nodes of the store took messages in; None if not recorded.
-    ``missing_parents``: of SDS channels; None where they are not counted.
-    ``read_only``: messages of clients are refused.
+    ``tracing``, ``coverage``, ``intake``, ``missing_parents``: None while they are off. Coverage is
+    read for one caller at a time. ``in_flight``, ``large_reads``, ``followed``: the memory of
+    publishers' requests, of large requests of reads, and of followed topics.
     """
 
     identity: NodeIdentity
@@ -109,12 +106,19 @@ class NodeContext:
     confirmations: Confirmations = field(default_factory=NoConfirmations)
     drain: Drain = field(default_factory=Drain)
     tracing: Tracing | None = None
-    followed: Followed = field(default_factory=Followed)
-    unsent: UnsentAnswers = field(default_factory=lambda: UnsentAnswers(time.monotonic))
+    answers: UnsentBudget = field(default_factory=lambda: UnsentBudget(time.monotonic))
     coverage: CoverageReads | None = None
     coverage_turn: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
     intake: IntakeRecord | None = None
     missing_parents: MissingParents | None = None
     read_only: bool = False
     clocks: ClockComparison = field(default_factory=ClockComparison)
-    in_flight: Budget = field(default_factory=lambda: Budget(MAX_IN_FLIGHT_PUBLISH_BYTES))
+    in_flight: FairQueue = field(
+        default_factory=lambda: memory_queue(MAX_IN_FLIGHT_PUBLISH_BYTES, "requests")
+    )
+    large_reads: FairQueue = field(
+        default_factory=lambda: memory_queue(MAX_LARGE_READ_BYTES, "large requests")
+    )
+    followed: FairQueue = field(
+        default_factory=lambda: memory_queue(MAX_FOLLOWED_BYTES, "followed topics")
+    )

@@ -1,4 +1,4 @@
-"""Ends the calls that would go on for ever when the node shuts down."""
+"""The end of endless calls when the node shuts down."""
 
 from __future__ import annotations
 
@@ -13,10 +13,7 @@ _SHUTTING_DOWN: Final = "the node is shutting down: go on at another node, or he
 
 
 class Drain:
-    """Knows the calls without an end of their own, and ends them with `begin`.
-
-    Other calls are left to finish.
-    """
+    """The calls without an end of their own, which `begin` ends; other calls are left to finish."""
 
     def __init__(self) -> None:
         self._begun = False
@@ -35,10 +32,10 @@ class Drain:
 
     @contextmanager
     def endless(self) -> Iterator[None]:
-        """Around the part of a call that waits for ever.
+        """Let the block, which waits without a limit, be ended by `begin`.
 
         Raises:
-            CallFailure: the node is shutting down.
+            CallError: the node is shutting down.
         """
         if self._begun:
             raise unready(_SHUTTING_DOWN)

@@ -1,8 +1,9 @@
-"""How the call of a client fails, whatever protocol it came by: a code and one sentence."""
+"""The failure of a client's call, over any protocol: a code and one sentence."""
 
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Final
 
 from store.domain.access import Denied, Unauthenticated
 from store.domain.ports import CursorOutOfRange, StoreBusy, StoreUnavailable
@@ -12,7 +13,7 @@ from store.messages.cursor import CursorError
 
 
 class Code(StrEnum):
-    """Why a call failed: the names of the gRPC status codes."""
+    """The reason for which a call failed, by the names of the gRPC status codes."""
 
     INVALID_ARGUMENT = "INVALID_ARGUMENT"
     UNAUTHENTICATED = "UNAUTHENTICATED"
@@ -27,8 +28,8 @@ class Code(StrEnum):
     INTERNAL = "INTERNAL"
 
 
-class CallFailure(Exception):
-    """What a call ends with.
+class CallError(Exception):
+    """The code and the sentence that a call ends with.
 
     ``retry``: the same request may succeed later (a rate, a full queue, a node that is not ready).
     """
@@ -40,27 +41,31 @@ class CallFailure(Exception):
         self.retry = retry
 
 
-def malformed(sentence: str) -> CallFailure:
-    """The request cannot be read or served, whenever it is sent."""
-    return CallFailure(Code.INVALID_ARGUMENT, sentence)
+class CallerGoneError(Exception):
+    """The caller hung up, or takes nothing of its answer."""
 
 
-def over_limit(sentence: str) -> CallFailure:
-    """The request passes a limit that time does not lift."""
-    return CallFailure(Code.RESOURCE_EXHAUSTED, sentence)
+def malformed(sentence: str) -> CallError:
+    """Return the error of a request that cannot be read or served, whenever it is sent."""
+    return CallError(Code.INVALID_ARGUMENT, sentence)
 
 
-def busy(sentence: str) -> CallFailure:
-    """There is no room for the call now."""
-    return CallFailure(Code.RESOURCE_EXHAUSTED, sentence, retry=True)
+def over_limit(sentence: str) -> CallError:
+    """Return the error of a request that passes a limit which time does not lift."""
+    return CallError(Code.RESOURCE_EXHAUSTED, sentence)
 
 
-def unready(sentence: str) -> CallFailure:
-    """The node does not serve now."""
-    return CallFailure(Code.UNAVAILABLE, sentence, retry=True)
+def busy(sentence: str) -> CallError:
+    """Return the error of a call for which there is no room now."""
+    return CallError(Code.RESOURCE_EXHAUSTED, sentence, retry=True)
 
 
-_CODES: tuple[tuple[type[Exception], Code], ...] = (
+def unready(sentence: str) -> CallError:
+    """Return the error of a call that the node does not serve now."""
+    return CallError(Code.UNAVAILABLE, sentence, retry=True)
+
+
+_CODES: Final[tuple[tuple[type[Exception], Code], ...]] = (
     (StoreUnavailable, Code.UNAVAILABLE),
     (StoreBusy, Code.RESOURCE_EXHAUSTED),
     (Exceeded, Code.RESOURCE_EXHAUSTED),
@@ -71,22 +76,22 @@ _CODES: tuple[tuple[type[Exception], Code], ...] = (
     (LimitError, Code.RESOURCE_EXHAUSTED),
     (RequestError, Code.INVALID_ARGUMENT),
 )
-_RETRYABLE = (StoreUnavailable, StoreBusy, Exceeded)
+_RETRYABLE: Final = (StoreUnavailable, StoreBusy, Exceeded)
 
 
-def foreseen(error: Exception) -> CallFailure | None:
-    """The failure for an error of the domain; None for one that has no code here."""
-    if isinstance(error, CallFailure):
+def expected(error: Exception) -> CallError | None:
+    """Return the failure for an error of the domain; None for one that has no code here."""
+    if isinstance(error, CallError):
         return error
     for kind, code in _CODES:
         if isinstance(error, kind):
-            return CallFailure(code, str(error), retry=isinstance(error, _RETRYABLE))
+            return CallError(code, str(error), retry=isinstance(error, _RETRYABLE))
     return None
 
 
-def unforeseen(request_id: str) -> CallFailure:
-    """The failure for any other error: the operator finds it in the log by the request ID."""
-    return CallFailure(
+def unexpected(request_id: str) -> CallError:
+    """Return the failure for any other error, which the log has by the request ID."""
+    return CallError(
         Code.INTERNAL,
         f"the node failed on this call: give its operator the request ID {request_id}",
     )

@@ -2,8 +2,16 @@
 
 from typing import Final
 
-MAX_IN_FLIGHT_PUBLISH_BYTES: Final = 256 * 1024 * 1024
+MIB: Final = 1024 * 1024
+
+MAX_IN_FLIGHT_PUBLISH_BYTES: Final = 256 * MIB
 """Requests of all publishers together that are decoded and not yet answered."""
+
+MAX_FOLLOWED_BYTES: Final = 128 * MIB
+"""Topics of all followers; one caller may take half of it, some 60,000 topics."""
+
+ROUTE_BYTES: Final = 850
+"""The cost of a followed topic beside its name."""
 
 MAX_REQUEST_ID_CHARS: Final = 64
 """``x-request-id`` of a caller; a longer one is replaced."""
@@ -11,18 +19,18 @@ MAX_REQUEST_ID_CHARS: Final = 64
 MAX_SCAN_PAGE_MESSAGES: Final = 10_000
 """``ScanRequest.page_size``; larger wishes are clamped. A page is cut by its size in any case."""
 
-MAX_SMALL_REQUEST_BYTES: Final = 1024 * 1024
+MAX_SMALL_REQUEST_BYTES: Final = MIB
 """A request of a call for which no legal one is half as large, since it has no list but topics."""
 
-COUNTED_REQUEST_BYTES: Final = 1024 * 1024
+COUNTED_REQUEST_BYTES: Final = MIB
 """A larger ``PublishRequest`` has its messages counted before it is decoded, and a larger request
 of a read its fields, since two bytes of it may become an object of fifty."""
 
 MAX_READ_FIELDS: Final = 32_768
 """Fields of a read's request that is counted, besides the entries that the node's limits allow."""
 
-MAX_LARGE_READ_BYTES: Final = 128 * 1024 * 1024
-"""Requests of all reads of a listener together that are large enough to be counted."""
+MAX_LARGE_READ_BYTES: Final = 128 * MIB
+"""Requests of all reads together that are large enough to be counted."""
 
 MAX_QUERY_REQUEST_ID_BYTES: Final = 1024
 """``StoreQueryRequest.request_id``, which is sent back as it came."""

@@ -10,8 +10,11 @@ import ssl
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, Generic, TypeAlias, TypeVar
+
+from cryptography import x509
 
 from store.observe.logging import get_logger
 
@@ -34,37 +37,48 @@ class TlsError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """Where a listener's certificate chain, its key and, with mutual TLS, its authorities are."""
+    """The files of a certificate chain, its key and, with mutual TLS, the clients' authorities."""
 
     cert: Path
     key: Path
     client_ca: Path | None = None
 
     def paths(self) -> tuple[Path, ...]:
-        """All files."""
+        """Return the files that are given."""
         return tuple(path for path in (self.cert, self.key, self.client_ca) if path is not None)
 
 
-def check(files: TlsFiles) -> None:
-    """Make sure that a listener can use the files.
+@dataclass(frozen=True, slots=True)
+class TlsCredentials:
+    """The checked contents of `TlsFiles`, in PEM form."""
+
+    chain: bytes
+    key: bytes
+    authorities: bytes | None
+    names: list[str]
+    """The DNS names of the certificate."""
+
+
+def check(files: TlsFiles) -> TlsCredentials:
+    """Read the files that a listener is to use.
 
     Raises:
         TlsError: A file cannot be read or used.
     """
-    subject_names(files.cert, files.key)
-    if files.client_ca is not None:
-        authorities(files.client_ca)
+    chain, key = read_pem(files.cert), read_pem(files.key)
+    names = _check_pair(files, chain)
+    roots = None if files.client_ca is None else _read_authorities(files.client_ca)
+    return TlsCredentials(chain, key, roots, names)
 
 
 def first_dns_name(cert: Path, key: Path) -> str:
-    """The first DNS name of a certificate: the node ID with TLS (contract, "Peers").
+    """Return the first DNS name of a certificate: the node ID with TLS (contract, "Peers").
 
     Raises:
         TlsError: The files cannot be used, or the certificate names no DNS name.
     """
-    for kind, name in subject_names(cert, key):
-        if kind == "DNS":
-            return name
+    for name in check(TlsFiles(cert, key)).names:
+        return name
     raise TlsError(
         f"The certificate in {cert} has no DNS name, and the first one is the node's ID: issue one"
         " with a subject alternative name of type DNS."
@@ -72,18 +86,17 @@ def first_dns_name(cert: Path, key: Path) -> str:
 
 
 class Reloader(Generic[_T]):
-    """Keeps what a listener makes of its certificates, as they were last seen on disk."""
+    """The object that a listener makes of its certificates, as they were last seen on disk."""
 
-    def __init__(self, files: TlsFiles, make: Callable[[TlsFiles], _T]) -> None:
-        """``make`` may raise `TlsError`."""
+    def __init__(self, files: TlsFiles, make: Callable[[TlsCredentials], _T]) -> None:
         self._files = files
         self._make = make
         self._stamp = stamp_of(files)
         self._looked_s = time.monotonic()
-        self.current = make(files)
+        self.current = make(check(files))
 
     def fetch(self) -> _T | None:
-        """Look before a handshake; None: nothing changed that can be used."""
+        """Look before a handshake; return None where nothing changed that can be used."""
         now_s = time.monotonic()
         if now_s - self._looked_s < RELOAD_INTERVAL_S:
             return None
@@ -92,7 +105,7 @@ class Reloader(Generic[_T]):
             stamp = stamp_of(self._files)
             if stamp == self._stamp:
                 return None
-            self.current = self._make(self._files)
+            self.current = self._make(check(self._files))
         except TlsError as error:
             _LOG.warning("certificate_not_reloaded", reason=str(error))
             return None
@@ -102,12 +115,22 @@ class Reloader(Generic[_T]):
 
 
 def renewing_context(files: TlsFiles) -> ssl.SSLContext:
-    """A server's context that takes what the files hold at each handshake.
+    """Return a server's context that takes what the files hold at each handshake.
 
     Raises:
         TlsError: A file cannot be read or used.
     """
-    source = Reloader(files, _server_context)
+
+    def make(found: TlsCredentials) -> ssl.SSLContext:
+        made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        made.minimum_version = ssl.TLSVersion.TLSv1_2
+        made.load_cert_chain(files.cert, files.key, password=_refuse_password)
+        if found.authorities is not None:
+            made.verify_mode = ssl.CERT_REQUIRED
+            made.load_verify_locations(cadata=found.authorities.decode("ascii"))
+        return made
+
+    source = Reloader(files, make)
     context = source.current
 
     def renew(handshake: ssl.SSLSocket | ssl.SSLObject, _name: str | None, _: object) -> None:
@@ -118,19 +141,8 @@ def renewing_context(files: TlsFiles) -> ssl.SSLContext:
     return context
 
 
-def _server_context(files: TlsFiles) -> ssl.SSLContext:
-    subject_names(files.cert, files.key)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.load_cert_chain(files.cert, files.key)
-    if files.client_ca is not None:
-        context.verify_mode = ssl.CERT_REQUIRED
-        context.load_verify_locations(cadata=authorities(files.client_ca).decode("ascii"))
-    return context
-
-
 def stamp_of(files: TlsFiles) -> Stamp:
-    """What changes when one of the files does.
+    """Return a value that changes when one of the files does.
 
     Raises:
         TlsError: A file cannot be looked at.
@@ -143,7 +155,7 @@ def stamp_of(files: TlsFiles) -> Stamp:
 
 
 def read_pem(path: Path) -> bytes:
-    """What a PEM file holds.
+    """Read a PEM file.
 
     Raises:
         TlsError: It cannot be read, or is none.
@@ -158,16 +170,20 @@ def read_pem(path: Path) -> bytes:
     return data
 
 
+def dns_names(certificate: x509.Certificate) -> list[str]:
+    """Return the DNS names of a certificate."""
+    try:
+        extension = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+    except x509.ExtensionNotFound:
+        return []
+    return extension.value.get_values_for_type(x509.DNSName)
+
+
 def _unreadable(path: Path, error: OSError) -> TlsError:
     return TlsError(f"{path} cannot be read ({error.strerror}): name a readable PEM file.")
 
 
-def authorities(path: Path) -> bytes:
-    """Certificates of authorities, as PEM.
-
-    Raises:
-        TlsError: The file cannot be read or used.
-    """
+def _read_authorities(path: Path) -> bytes:
     pem = read_pem(path)
     try:
         ssl.create_default_context(cadata=pem.decode("ascii"))
@@ -178,52 +194,30 @@ def authorities(path: Path) -> bytes:
     return pem
 
 
-def subject_names(cert: Path, key: Path) -> list[tuple[str, str]]:
-    """Names of a certificate that is valid now and belongs to the key.
-
-    Found by a handshake of the certificate with itself in memory: the standard library shows the
-    names of a certificate only to who has verified it.
-    """
-    chain = read_pem(cert)
-    read_pem(key)
-    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+def _check_pair(files: TlsFiles, chain: bytes) -> list[str]:
+    """Return the DNS names of a certificate that is valid now and belongs to the key."""
     try:
-        server.load_cert_chain(cert, key, password=_no_password)
-        client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        client.check_hostname = False
-        client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-        client.load_verify_locations(cadata=chain.decode("ascii"))
-        found = _handshake(client, server).getpeercert() or {}
-    except ssl.SSLCertVerificationError as error:
-        raise TlsError(
-            f"The certificate in {cert} cannot be used ({error.verify_message}): renew it."
-        ) from error
-    except (ssl.SSLError, ValueError) as error:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
+            files.cert, files.key, password=_refuse_password
+        )
+        certificate = x509.load_pem_x509_certificates(chain)[0]
+        names = dns_names(certificate)
+    except (ValueError, ssl.SSLError) as error:
         reason = getattr(error, "reason", None) or "encrypted or damaged"
         raise TlsError(
-            f"{cert} and {key} are not a certificate and its key"
+            f"{files.cert} and {files.key} are not a certificate and its key"
             f" ({str(reason).replace('_', ' ').lower()}): give a pair that belongs together, in PEM"
             " form and without a password."
         ) from error
-    names = found.get("subjectAltName", ())
-    assert isinstance(names, tuple)
-    return [(str(kind), str(name)) for kind, name in names]
+    now = datetime.now(UTC)
+    for wrong, reason in (
+        (now < certificate.not_valid_before_utc, "certificate is not yet valid"),
+        (now > certificate.not_valid_after_utc, "certificate has expired"),
+    ):
+        if wrong:
+            raise TlsError(f"The certificate in {files.cert} cannot be used ({reason}): renew it.")
+    return names
 
 
-def _no_password() -> str:
+def _refuse_password() -> str:
     raise ValueError("the key is encrypted")
-
-
-def _handshake(client: ssl.SSLContext, server: ssl.SSLContext) -> ssl.SSLObject:
-    to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
-    near = client.wrap_bio(to_client, to_server)
-    far = server.wrap_bio(to_server, to_client, server_side=True)
-    waiting = [near, far]
-    while waiting:
-        for end in tuple(waiting):
-            try:
-                end.do_handshake()
-                waiting.remove(end)
-            except ssl.SSLWantReadError:
-                continue
-    return near

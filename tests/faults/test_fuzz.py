@@ -8,17 +8,17 @@ from bench.hostile.fuzz import fuzz
 
 PLANTED = """
 import sys
-from store.serving.methods.reads import Reads
+from store.serving.methods.reads import ReadService
 from storenode.cli.main import main
 
-sound = Reads.query
+sound = ReadService.query
 
 async def query(self, call, request):
     if len(request) % 7 == 3:
         raise ZeroDivisionError
     return await sound(self, call, request)
 
-Reads.query = query
+ReadService.query = query
 sys.argv[0] = "storenode"
 main()
 """

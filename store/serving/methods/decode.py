@@ -1,7 +1,7 @@
-"""Requests as bytes into what the domain takes.
+"""Decoding of requests into the domain's values.
 
 Requests come undecoded, because one that does not parse would end as INTERNAL in gRPC's library,
-before any code of the node could say what is wrong.
+before the node could report what is wrong.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError, Message
 
 from store.domain.limits import RequestLimits
 from store.domain.ports import HistoryEntry, TopicFilter, TopicRights
-from store.domain.query import QueryInput, check_count, filter_by
+from store.domain.query import check_count, filter_by
 from store.messages.fields import (
     DELIMITED,
     GROUP_ENDS,
@@ -25,7 +25,6 @@ from store.serving.failure import malformed, over_limit
 from store.serving.limits import COUNTED_REQUEST_BYTES, MAX_READ_FIELDS
 from storenode.wire.sds.v1 import message_pb2
 from storenode.wire.storenode.v1 import store_pb2
-from storenode.wire.waku.store.v3 import store_pb2 as waku_store_pb2
 
 _M = TypeVar("_M", bound=Message)
 
@@ -34,7 +33,7 @@ def decode(kind: type[_M], request: bytes) -> _M:
     """Parse a request.
 
     Raises:
-        CallFailure: INVALID_ARGUMENT, the bytes are no such request.
+        CallError: INVALID_ARGUMENT, the bytes are no such request.
     """
     try:
         return kind.FromString(request)
@@ -49,7 +48,7 @@ def decode_read(kind: type[_M], request: bytes, entries: int = 0) -> _M:
     Besides `MAX_READ_FIELDS` it may have as many ``entries`` as the node's limits allow.
 
     Raises:
-        CallFailure: INVALID_ARGUMENT, the bytes are no such request; RESOURCE_EXHAUSTED.
+        CallError: INVALID_ARGUMENT, the bytes are no such request; RESOURCE_EXHAUSTED.
     """
     most = MAX_READ_FIELDS + entries
     if len(request) > COUNTED_REQUEST_BYTES and not has_at_most(request, kind, most):
@@ -61,31 +60,26 @@ def decode_read(kind: type[_M], request: bytes, entries: int = 0) -> _M:
 
 
 def decode_head(kind: type[_M], request: bytes, entries: int) -> tuple[_M, bool]:
-    """Parse the first fields of a request, as many as `decode_read` takes; whether that is all.
+    """Parse the first fields of a request, as many as `decode_read` takes; return if that is all.
 
     For messages that have no messages in them.
 
     Raises:
-        CallFailure: INVALID_ARGUMENT, the bytes are no such request.
+        CallError: INVALID_ARGUMENT, the bytes are no such request.
     """
     if len(request) <= COUNTED_REQUEST_BYTES:
         return decode(kind, request), True
-    head = _head(request, MAX_READ_FIELDS + entries)
+    position, left = 0, MAX_READ_FIELDS + entries
+    while 0 <= position < len(request) and left:
+        _, position = _field(request, position)
+        left -= 1
+    # What cannot be read ends the decoding there as well.
+    head = request if position < 0 else request[:position]
     return decode(kind, head), len(head) == len(request)
 
 
-def _head(request: bytes, most: int) -> bytes:
-    position, size = 0, len(request)
-    for _ in range(most):
-        if not 0 <= position < size:
-            break
-        _, position = _field(request, position)
-    # What cannot be read ends the decoding there as well.
-    return request if position < 0 else request[:position]
-
-
 def has_at_most(request: bytes, kind: type[Message], most: int) -> bool:
-    """True unless an encoded message, with all within it, has more fields than ``most``.
+    """Return True unless an encoded message, with all within it, has more fields than ``most``.
 
     Also for what is no encoded message, or not of this kind, as far as it can be read.
     """
@@ -112,13 +106,13 @@ def has_at_most(request: bytes, kind: type[Message], most: int) -> bool:
 
 
 def clip(request: bytes, field: int, limit: int) -> bytes:
-    """The request up to and with the entry number ``limit`` of a repeated, delimited ``field``.
+    """Return the request up to and with entry ``limit`` of a repeated, delimited ``field``.
 
     A request that is within the limit, or is no encoded message, comes back as it is. Decoding an
     entry costs far more memory than the two bytes that an empty one takes.
 
     Raises:
-        CallFailure: RESOURCE_EXHAUSTED, the request has too many other fields to step over.
+        CallError: RESOURCE_EXHAUSTED, the request has too many other fields to step over.
     """
     position, count, others, size = 0, 0, 0, len(request)
     while position < size and count < limit:
@@ -138,33 +132,16 @@ def clip(request: bytes, field: int, limit: int) -> bytes:
 
 
 def _field(data: bytes, position: int) -> tuple[int, int]:
-    """The tag of the field at ``position``, and where the field ends, as `end_of_value` says."""
+    """Return the tag of the field at ``position``, and its end, as `end_of_value` does."""
     tag, position = read_varint(data, position)
     wire_type = tag & 7
     return tag, position if wire_type in GROUP_ENDS else end_of_value(data, position, wire_type)
 
 
-def query_input(request: waku_store_pb2.StoreQueryRequest) -> QueryInput:
-    """Return the fields of a ``StoreQueryRequest`` that the rules are about."""
-    has = request.HasField
-    return QueryInput(
-        include_data=request.include_data,
-        pubsub_topic=request.pubsub_topic if has("pubsub_topic") else None,
-        content_topics=request.content_topics,
-        time_start=request.time_start if has("time_start") else None,
-        time_end=request.time_end if has("time_end") else None,
-        message_hashes=request.message_hashes,
-        cursor=request.pagination_cursor if has("pagination_cursor") else None,
-        forward=request.pagination_forward,
-        limit=request.pagination_limit if has("pagination_limit") else None,
-        nwaku_rules=request.nwaku_rules,
-    )
-
-
 def topic_filter(
     content: store_pb2.ContentFilter, rights: TopicRights, limits: RequestLimits
 ) -> TopicFilter:
-    """A ``ContentFilter`` and the caller's rights as one filter.
+    """Combine a ``ContentFilter`` and the caller's rights into one filter.
 
     Raises:
         RequestError: see `store.domain.query.filter_by`.
@@ -176,7 +153,7 @@ def topic_filter(
 def history_entries(
     name: str, entries: Sequence[message_pb2.HistoryEntry], limit: int
 ) -> list[HistoryEntry]:
-    """Entries of a request; a hint that is set counts although it is empty.
+    """Convert entries of a request; a hint that is set counts although it is empty.
 
     Raises:
         RequestError: the field ``name`` holds more than ``limit`` of them.

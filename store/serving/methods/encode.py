@@ -48,38 +48,38 @@ def publish_response(
         # The usual request: everything in it is new.
         return b"".join([_SHORT + digest + _STORED for digest in batch.hashes])
     if confirmations:
-        held, again = _confirmed(published, stored, confirmations)
+        results, again = _confirmed(published, stored, confirmations)
     else:
-        held, again = [], []
+        results, again = [], []
         for digest, new in zip(batch.hashes, stored, strict=True):
             duplicate = _SHORT + digest + _DUPLICATE
             again.append(duplicate)
-            held.append(_SHORT + digest + _STORED if new else duplicate)
-    if len(held) == len(published.verdicts) and not published.refusals:
-        return b"".join(held)
-    return b"".join(_results(published, held, again))
+            results.append(_SHORT + digest + _STORED if new else duplicate)
+    if len(results) == len(published.verdicts) and not published.refusals:
+        return b"".join(results)
+    return b"".join(_results(published, results, again))
 
 
 def _confirmed(
     published: Admitted, stored: Sequence[bool], confirmations: Sequence[Confirmation]
 ) -> tuple[list[bytes], list[bytes]]:
-    """The results of the first copies in a request, and those of further ones."""
-    held, again = [], []
+    """Return the results of the first copies in a request, and those of further ones."""
+    results, again = [], []
     for digest, new, found in zip(published.batch.hashes, stored, confirmations, strict=True):
         outcome = _Result.UNCONFIRMED if found.reason else _Result.DUPLICATE
         again.append(_result(digest, outcome, found.reason, found.confirms))
         if new and not found.reason:
-            held.append(_result(digest, _Result.STORED, "", found.confirms))
+            results.append(_result(digest, _Result.STORED, "", found.confirms))
         else:
-            held.append(again[-1])
-    return held, again
+            results.append(again[-1])
+    return results, again
 
 
-def _results(published: Admitted, held: list[bytes], again: list[bytes]) -> Iterable[bytes]:
+def _results(published: Admitted, results: list[bytes], again: list[bytes]) -> Iterable[bytes]:
     columns = zip(published.verdicts, published.positions, published.hashes, strict=True)
     for index, (verdict, position, digest) in enumerate(columns):
         if verdict is Verdict.ACCEPTED:
-            yield held[position]
+            yield results[position]
         elif verdict is Verdict.DUPLICATE:
             yield again[position]
         elif verdict is Verdict.EPHEMERAL:
@@ -107,7 +107,7 @@ def query_page(request_id: str, page: QueryPage, known: AnswerCoverage | None = 
 
 
 def coverage_message(found: AnswerCoverage | None) -> coverage_pb2.AnswerCoverage | None:
-    """How complete an answer is, in the schema's own class."""
+    """Convert the completeness of an answer to the schema's own class."""
     if found is None:
         return None
     return coverage_pb2.AnswerCoverage(

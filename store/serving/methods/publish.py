@@ -1,50 +1,158 @@
-"""``Publish``: from the bytes of a request to durable messages, and the bytes of the answer."""
+"""``Publish`` and ``PublishStream``: from the bytes of a request to durable messages."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from google.protobuf.message import DecodeError
 
-from store.serving.call import Call
-from store.serving.failure import malformed
+from store.domain.access import Right
+from store.domain.admission import Admission, Admitted
+from store.domain.ports import Services, Source
+from store.domain.quota import CallKind
+from store.domain.unread import Confirmation
+from store.messages.conflicts import StoreResult
+from store.messages.fields import chunk_messages
+from store.messages.record import RecordBatch
+from store.serving.call import Call, Method
+from store.serving.failure import malformed, over_limit, unready
 from store.serving.limits import COUNTED_REQUEST_BYTES
 from store.serving.methods.decode import clip
 from store.serving.methods.encode import publish_response
-from store.serving.publishing import Batch, Publishing
+from storenode.message.limits import MAX_REQUEST_BYTES
+from storenode.message.rules import Reason
 from storenode.wire.storenode.internal.v1.publish_raw_pb2 import RawPublishRequest
 
+PUBLISH: Final = Method(
+    "Publish", Right.PUBLISH, CallKind.CALL, max_request_bytes=MAX_REQUEST_BYTES
+)
+PUBLISH_STREAM: Final = Method(
+    "PublishStream", Right.PUBLISH, CallKind.STREAM, max_request_bytes=MAX_REQUEST_BYTES
+)
+
+READ_ONLY: Final = "this node only reads: publish at a node that takes writes"
 MESSAGES_FIELD: Final = 1
 """Number of ``PublishRequest.messages``."""
 
 _NO_REQUEST: Final = "the request is no storenode.v1.PublishRequest: encode it as the schema says"
-
 _NS_PER_S: Final = 1e9
+_SOURCE: Final = Source.CLIENT.value
+_CLOCKS: Final = frozenset({Reason.TOO_OLD, Reason.TOO_NEW})
 
 
-class Publisher(Publishing):
-    """The handler, and its steps."""
+@dataclass(frozen=True, slots=True)
+class PublishBatch:
+    """A request whose messages are judged; it arrived at ``began_ns`` of the monotonic clock.
+
+    ``timeout_s``: how long to wait for confirmations, None for the node's time.
+    """
+
+    published: Admitted
+    min_confirms: int
+    timeout_s: float | None
+    began_ns: int
+
+
+class PublishService:
+    """The handler of ``Publish``, and its steps."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
 
     async def publish(self, call: Call, request: bytes) -> bytes:
-        """Answer ``Publish``."""
-        with call.node.in_flight.room(len(request)):
+        """Serve ``Publish``."""
+        with call.node.in_flight.reserve(len(request)):
             batch = await self.admit(call, request)
             stored = await self.store(call, batch)
-        found = await self.confirmed(call, batch, stored)
-        return publish_response(batch.published, stored, found)
+        return publish_response(batch.published, stored, await self.confirm(call, batch, stored))
 
-    async def admit(self, call: Call, request: bytes) -> Batch:
-        """Judge the messages of a request."""
-        size, timeout_s = len(request), None
+    async def admit(self, call: Call, request: bytes) -> PublishBatch:
+        """Judge the messages of a request; others have a turn now and then.
+
+        Raises:
+            CallError: it cannot be read or holds too many messages, or the node only reads.
+            Exceeded: too many messages lately.
+        """
+        node, size, began_ns = call.node, len(request), call.node.monotonic_ns()
+        most = node.limits.batch_messages
         if size > COUNTED_REQUEST_BYTES:
-            request = clip(request, MESSAGES_FIELD, call.node.limits.batch_messages + 1)
+            request = clip(request, MESSAGES_FIELD, most + 1)
         try:
             decoded = RawPublishRequest.FromString(request)
         except DecodeError:
             raise malformed(_NO_REQUEST) from None
+        if node.read_only:
+            raise unready(READ_ONLY)
+        messages, count = decoded.messages, len(decoded.messages)
+        if count > most:
+            raise over_limit(f"the request holds more than {most:,} messages: send fewer in one")
+        call.account.messages.take(count, began_ns)
+        admission = Admission(node.policy(), node.now_ns(), Source.CLIENT, call.client)
+        step = chunk_messages(count, size)
+        for start in range(0, count, step):
+            if start:
+                await asyncio.sleep(0)
+            admission.admit(messages[start : start + step])
+        in_time = all(each.label not in _CLOCKS for each in admission.admitted.refusals.values())
+        node.clocks.note_publisher(call.client.name, in_time=in_time)
+        timeout_s = None
         if decoded.HasField("confirm_timeout"):
             given = decoded.confirm_timeout
             timeout_s = float(given.seconds) + given.nanos / _NS_PER_S
-        return await self.judge(
-            call, decoded.messages, size, min_confirms=decoded.min_confirms, timeout_s=timeout_s
-        )
+        return PublishBatch(admission.admitted, decoded.min_confirms, timeout_s, began_ns)
+
+    async def store(self, call: Call, batch: PublishBatch) -> StoreResult:
+        """Store what was accepted, and return the outcome when all of it is durable.
+
+        Conflicts with stored messages are refusals of the batch afterwards.
+        """
+        published, metrics = batch.published, call.node.metrics
+        stored = StoreResult()
+        metrics.publishes_in_flight.inc()
+        try:
+            if published.batch.hashes:
+                stored = await self._services.writer.store(
+                    published.batch, Source.CLIENT, batch.min_confirms
+                )
+        finally:
+            metrics.publishes_in_flight.dec()
+        if published.ephemerals:
+            # After the commit: a batch that fails is sent again as a whole.
+            self._services.feed.announce_ephemeral(published.ephemerals)
+        published.refuse_conflicts(stored)
+        counts = published.count(stored)
+        metrics.count_intake(_SOURCE, counts.duplicate, counts.rejected)
+        if counts.ephemeral:
+            metrics.messages_ephemeral.inc(counts.ephemeral)
+        elapsed_ns = call.node.monotonic_ns() - batch.began_ns
+        metrics.publish_batch_seconds.observe(elapsed_ns / _NS_PER_S)
+        return stored
+
+    async def confirm(
+        self, call: Call, batch: PublishBatch, stored: StoreResult
+    ) -> Sequence[Confirmation]:
+        """Return how many other stores confirmed each record; empty where none were wanted.
+
+        Waits for them as long as the request says. A conflict is not waited for.
+        """
+        published, wanted = batch.published, batch.min_confirms
+        if not wanted or not published.batch.hashes:
+            return ()
+        records, conflicts = published.batch, stored.conflicts
+        # The bytes are not needed any more, and the wait may be long.
+        published.batch = RecordBatch(hashes=records.hashes)
+        positions = [index for index in range(len(records)) if index not in conflicts]
+        hashes = [records.hashes[index] for index in positions]
+        digests = [records.content_digests[index] for index in positions]
+        del records
+        if not hashes:
+            return [Confirmation(0)] * len(stored)
+        with call.trace("confirm", min_confirms=wanted):
+            found = await call.node.confirmations.confirmed(
+                hashes, digests, [stored[index] for index in positions], wanted, batch.timeout_s
+            )
+        confirmations = dict(zip(positions, found, strict=True))
+        return [confirmations.get(index, Confirmation(0)) for index in range(len(stored))]

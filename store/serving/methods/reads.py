@@ -7,42 +7,51 @@ next one is read when the caller has taken the last.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from contextlib import AbstractContextManager, aclosing, nullcontext, suppress
+from contextlib import suppress
 from typing import Final
 
-from store.domain.ports import FollowRequest, Services
+from store.domain.access import Right
+from store.domain.completeness import AnswerCoverage
+from store.domain.ports import FollowRequest, QueryPage, ScanRequest, Services
 from store.domain.query import (
     BAD_REQUEST,
     TOO_MANY_REQUESTS,
     UNAVAILABLE,
     QueryError,
+    QueryInput,
+    QueryPlan,
     causal_request,
     plan_query,
     sds_lookup,
+    time_range,
 )
+from store.domain.quota import CallKind
 from store.messages.cursor import ScanCursor
 from store.messages.frames import digests, follow_page, query_response, scan_page
-from store.serving import reading
-from store.serving.answer_coverage import telling_all, telling_scan
-from store.serving.call import Call
-from store.serving.failure import CallFailure
+from store.serving.answer_budget import COPIES
+from store.serving.answer_coverage import page_span, telling, telling_all, telling_scan
+from store.serving.call import Call, Method
+from store.serving.failure import CallError
 from store.serving.limits import (
-    COUNTED_REQUEST_BYTES,
-    MAX_LARGE_READ_BYTES,
     MAX_QUERY_REQUEST_ID_BYTES,
+    MAX_SCAN_PAGE_MESSAGES,
+    MAX_SMALL_REQUEST_BYTES,
+    ROUTE_BYTES,
 )
 from store.serving.methods.decode import (
     decode,
     decode_head,
     decode_read,
     history_entries,
-    query_input,
     topic_filter,
 )
 from store.serving.methods.encode import coverage_message, query_page, sds_response
-from store.serving.window import Budget
+from storenode.message.limits import MAX_REQUEST_BYTES
 from storenode.wire.storenode.v1 import store_pb2
 from storenode.wire.waku.store.v3 import store_pb2 as waku_store_pb2
+
+LIKELY_MESSAGE_BYTES: Final = 2 * 1024
+LIKELY_PRESENCE_BYTES: Final = 64
 
 _TOO_MANY_FIELDS: Final = (
     "the request has too many fields: name each hash and each topic once, and leave out fields that"
@@ -50,31 +59,28 @@ _TOO_MANY_FIELDS: Final = (
 )
 
 
-class LargeReads:
-    """Room for large requests of reads, which are held as long as the reads take."""
-
-    def __init__(self) -> None:
-        self._budget = Budget(MAX_LARGE_READ_BYTES, "large requests")
-
-    def room(self, size_bytes: int) -> AbstractContextManager[None]:
-        """Around a read whose request has this size.
-
-        Raises:
-            CallFailure: on entry, there is no room.
-        """
-        return (
-            self._budget.room(size_bytes) if size_bytes > COUNTED_REQUEST_BYTES else nullcontext()
-        )
+def _read(
+    name: str, kind: CallKind = CallKind.STREAM, size_bytes: int = MAX_SMALL_REQUEST_BYTES
+) -> Method:
+    return Method(name, Right.READ, kind, peers=True, timed=True, max_request_bytes=size_bytes)
 
 
-class Reads:
+QUERY: Final = _read("Query", CallKind.CALL, MAX_REQUEST_BYTES)
+SCAN: Final = _read("Scan")
+FOLLOW: Final = Method("Follow", Right.FOLLOW, CallKind.STREAM, peers=True, endless=True)
+SDS_MESSAGES: Final = _read("GetSdsMessages", size_bytes=MAX_REQUEST_BYTES)
+CAUSAL_HISTORY: Final = _read("GetCausalHistory", size_bytes=MAX_REQUEST_BYTES)
+COVERAGE: Final = _read("GetCoverage")
+
+
+class ReadService:
     """The handlers of the reads."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
 
     async def query(self, call: Call, request: bytes) -> bytes:
-        """Answer ``Query``; errors of the protocol are status codes inside the response."""
+        """Serve ``Query``; errors of the protocol are status codes inside the response."""
         limits = call.node.limits
         kind = waku_store_pb2.StoreQueryRequest
         query, whole = decode_head(kind, request, limits.query_hashes)
@@ -87,58 +93,94 @@ class Reads:
             plan = plan_query(query_input(query), call.client.topics, limits)
             if not whole:
                 raise QueryError(BAD_REQUEST, _TOO_MANY_FIELDS)
-            page, known = await reading.read_page(
-                self._services, call, plan, coverage=query.coverage
-            )
-            return query_page(query.request_id, page, known)
+            page, coverage = await self._read_page(call, plan, coverage=query.coverage)
+            return query_page(query.request_id, page, coverage)
         except QueryError as error:
             return query_response(_cut(query.request_id), error.status, error.sentence)
 
+    async def _read_page(
+        self, call: Call, plan: QueryPlan, *, coverage: bool
+    ) -> tuple[QueryPage, AnswerCoverage | None]:
+        """Read a page, and where it is wanted how complete it is.
+
+        Its likely size is taken from the budget of unsent answers first.
+
+        Raises:
+            QueryError: the cursor is not known.
+            CallError: there is no room.
+        """
+        reader, wanted = self._services.reader, plan.request
+        # Counted exactly when it is there.
+        messages = wanted.limit if wanted.hashes is None else min(wanted.limit, len(wanted.hashes))
+        each = LIKELY_MESSAGE_BYTES if wanted.include_data else LIKELY_PRESENCE_BYTES
+        await call.sender.take(COPIES * each * messages)
+        if plan.cursor is not None:
+            wanted = plan.page(await reader.position(plan.cursor, call.client.topics))
+        if plan.empty:
+            return QueryPage(b"", 0, None), None
+        statement = None
+        if coverage:
+            span = wanted.time_start_ns, wanted.time_end_ns
+            statement = await telling(call, *span, all_kept=wanted.hashes is not None)
+        page = await reader.query(wanted)
+        if statement is None:
+            return page, None
+        return page, await statement.told(page_span(wanted, page))
+
     async def scan(self, call: Call, request: bytes) -> AsyncGenerator[bytes, None]:
-        """Answer ``Scan``."""
+        """Serve ``Scan``."""
         scan = decode(store_pb2.ScanRequest, request)
-        wanted = reading.scan_request(
-            topic_filter(scan.filter, call.client.topics, call.node.limits),
-            time_start=scan.time_start if scan.HasField("time_start") else None,
-            time_end=scan.time_end if scan.HasField("time_end") else None,
-            cursor=scan.cursor,
-            include_data=scan.include_data,
-            page_size=scan.page_size,
+        topics = topic_filter(scan.filter, call.client.topics, call.node.limits)
+        after = ScanCursor.decode(scan.cursor) if scan.cursor else None
+        start_ns, end_ns = time_range(
+            scan.time_start if scan.HasField("time_start") else None,
+            scan.time_end if scan.HasField("time_end") else None,
         )
-        if wanted.time_start_ns >= wanted.time_end_ns:
+        if start_ns >= end_ns:
             return
-        told = await telling_scan(call, wanted, wanted=scan.coverage)
-        async for page in self._services.reader.scan(wanted, call.outlet):
+        wanted = ScanRequest(
+            topics,
+            start_ns,
+            end_ns,
+            None if after is None else (after.timestamp, after.hash),
+            scan.include_data,
+            min(scan.page_size, MAX_SCAN_PAGE_MESSAGES),
+        )
+        statement = await telling_scan(call, wanted, wanted=scan.coverage)
+        async for page in self._services.reader.scan(wanted, call.sender):
             yield scan_page(page.frames, ScanCursor(*page.last).encode())
             del page  # which would be held while the next one waits
-        if told is not None:
-            said = coverage_message(await told.told())
-            yield store_pb2.ScanPage(coverage=said).SerializeToString()
+        if statement is not None:
+            coverage = coverage_message(await statement.told())
+            yield store_pb2.ScanPage(coverage=coverage).SerializeToString()
 
     async def follow(self, call: Call, request: bytes) -> AsyncGenerator[bytes, None]:
-        """Answer ``Follow``."""
+        """Serve ``Follow``; the topics are counted as long as the call follows."""
         follow = decode(store_pb2.FollowRequest, request)
-        cursors = self._services.cursors
+        cursors, node = self._services.cursors, call.node
         wanted = FollowRequest(
-            topic_filter(follow.filter, call.client.topics, call.node.limits),
+            topic_filter(follow.filter, call.client.topics, node.limits),
             cursors.open(follow.cursor) if follow.cursor else None,
             follow.from_beginning,
             follow.include_data,
         )
-        tracing = call.node.tracing
-        async with aclosing(reading.follow(self._services, call, wanted)) as pages:
-            async for page in pages:
+        size = sum(ROUTE_BYTES + len(name) for name in wanted.filter.content_topics)
+        with (
+            node.followed.reserve_share(call.client.name, size, _too_many_topics),
+            node.metrics.followers.track_inprogress(),
+        ):
+            async for page in self._services.feed.follow(wanted, call.sender):
                 response = follow_page(page.frames, cursors.seal(page.cursor), live=page.live)
-                if tracing is None:
+                if node.tracing is None:
                     yield response
                     continue
-                with tracing.delivering(digests(page.frames), live=page.live):
+                with node.tracing.delivering(digests(page.frames), live=page.live):
                     yield response
 
     async def sds_messages(self, call: Call, request: bytes) -> AsyncGenerator[bytes, None]:
-        """Answer ``GetSdsMessages``."""
+        """Serve ``GetSdsMessages``."""
         limits = call.node.limits
-        # An entry has three fields at most, itself included, and one that nobody knows.
+        # An entry has three fields at most, itself included, and one that is unknown.
         lookup = decode_read(store_pb2.GetSdsMessagesRequest, request, 4 * limits.sds_entries)
         wanted = sds_lookup(
             lookup.channel_id,
@@ -147,15 +189,15 @@ class Reads:
             limits,
             prefer_proven=lookup.prefer_proven,
         )
-        told = await telling_all(call, wanted=lookup.coverage)
-        async for page in self._services.sds.messages(wanted, call.outlet):
+        statement = await telling_all(call, wanted=lookup.coverage)
+        async for page in self._services.sds.messages(wanted, call.sender):
             yield sds_response(page)
-        if told is not None:
-            said = coverage_message(await told.told())
-            yield store_pb2.SdsMessagesPage(coverage=said).SerializeToString()
+        if statement is not None:
+            coverage = coverage_message(await statement.told())
+            yield store_pb2.SdsMessagesPage(coverage=coverage).SerializeToString()
 
     async def causal_history(self, call: Call, request: bytes) -> AsyncGenerator[bytes, None]:
-        """Answer ``GetCausalHistory``."""
+        """Serve ``GetCausalHistory``."""
         limits = call.node.limits
         walk = decode_read(store_pb2.GetCausalHistoryRequest, request, limits.causal_known_ids)
         wanted = causal_request(
@@ -168,22 +210,46 @@ class Reads:
             limits=limits,
             prefer_proven=walk.prefer_proven,
         )
-        told = await telling_all(call, wanted=walk.coverage)
-        async for page in self._services.sds.causal_history(wanted, call.outlet):
+        statement = await telling_all(call, wanted=walk.coverage)
+        async for page in self._services.sds.causal_history(wanted, call.sender):
             yield sds_response(page)
-        if told is not None:
-            said = coverage_message(await told.told())
-            yield store_pb2.CausalHistoryPage(coverage=said).SerializeToString()
+        if statement is not None:
+            coverage = coverage_message(await statement.told())
+            yield store_pb2.CausalHistoryPage(coverage=coverage).SerializeToString()
 
 
 def refuse_query(request: bytes, sentence: str, *, busy: bool) -> bytes:
-    """The ``StoreQueryResponse`` for what may be retried later: 429, or 503 when not ready."""
+    """Return the response for what may be retried later: 429, or 503 when not ready."""
     request_id = ""
     # The node turns the call away whether or not it could have read it.
-    with suppress(CallFailure):
+    with suppress(CallError):
         query, _ = decode_head(waku_store_pb2.StoreQueryRequest, request, 0)
         request_id = _cut(query.request_id)
     return query_response(request_id, TOO_MANY_REQUESTS if busy else UNAVAILABLE, sentence)
+
+
+def query_input(request: waku_store_pb2.StoreQueryRequest) -> QueryInput:
+    """Return the fields of a ``StoreQueryRequest`` that the rules are about."""
+    has = request.HasField
+    return QueryInput(
+        include_data=request.include_data,
+        pubsub_topic=request.pubsub_topic if has("pubsub_topic") else None,
+        content_topics=request.content_topics,
+        time_start=request.time_start if has("time_start") else None,
+        time_end=request.time_end if has("time_end") else None,
+        message_hashes=request.message_hashes,
+        cursor=request.pagination_cursor if has("pagination_cursor") else None,
+        forward=request.pagination_forward,
+        limit=request.pagination_limit if has("pagination_limit") else None,
+        nwaku_rules=request.nwaku_rules,
+    )
+
+
+def _too_many_topics(most: int, owner: str) -> str:
+    return (
+        f"limit of {most:,} bytes for the topics of all followers of {owner} is reached: follow"
+        " fewer topics, or by pubsub topic alone"
+    )
 
 
 def _cut(request_id: str) -> str:

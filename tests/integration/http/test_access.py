@@ -10,13 +10,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
-import grpc
 import httpx
 import pytest
 
-from storenode.wire.storenode.v1.store_pb2 import ScanRequest
-from storenode.wire.storenode.v1.store_pb2_grpc import StoreStub
-from tests.integration.http.api import TIMEOUT_S, Api, events, failed, message
+from tests.integration.http.api import Api, events, failed, message
 from tests.support.node import NodeProcess, running_node
 from tests.support.secured import Pki, check_renewal
 
@@ -169,9 +166,7 @@ def test_a_refusal_is_told_to_those_who_speak_neither_protocol(
     assert (refused.status_code, refused.json()["code"]) == (401, "unauthenticated")
 
 
-def test_other_topics_are_not_there(
-    caller: Callable[[str | None], Api], node: NodeProcess, files: Path
-) -> None:
+def test_other_topics_are_not_there(caller: Callable[[str | None], Api]) -> None:
     near, far = caller("writer").publish(message(NEAR), message(FAR))
     mine, everything = caller("near"), caller("reader")
     hashes = {"hashes": [near["messageHash"], far["messageHash"]], "forward": True}
@@ -196,22 +191,10 @@ def test_other_topics_are_not_there(
                     break
                 found.add(event.json["messageHash"])
             assert found == wanted
-        token = "near" if api is mine else "reader"
-        assert scanned(node, files, token) == wanted
     assert failed(mine.get("/api/v1/messages", cursor=far["messageHash"]))[0] == 404
     assert list(mine.get("/api/v1/status").json()) == ["ready"]
     [refused] = mine.publish(message(FAR))
     assert (refused["outcome"], "may not" in refused["reason"]) == ("REJECTED", True)
-
-
-def scanned(node: NodeProcess, files: Path, token: str) -> set[str]:
-    """What gRPC shows a client."""
-    ca, cert, key = ((files / name).read_bytes() for name in ("ca.pem", "client.pem", "client.key"))
-    credentials = grpc.ssl_channel_credentials(ca, key, cert)
-    with grpc.secure_channel(node.listen, credentials) as channel:
-        metadata = (("authorization", f"Bearer {token}"),)
-        pages = StoreStub(channel).Scan(ScanRequest(), metadata=metadata, timeout=TIMEOUT_S)
-        return {f"0x{each.message_hash.hex()}" for page in pages for each in page.messages}
 
 
 def test_a_browser_may_give_its_token_in_the_url_of_a_follower_alone(

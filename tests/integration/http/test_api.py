@@ -11,7 +11,7 @@ import pytest
 from openapi_spec_validator import validate
 
 from store.domain.completeness import AnswerCoverage, AnswerState
-from store.http.convert import to_json, to_lines
+from store.http.codec import to_json, to_lines
 from store.serving.methods.encode import coverage_message
 from storenode.client.messages import hash_of, new_message
 from storenode.wire.sds.v1.message_pb2 import HistoryEntry
@@ -330,7 +330,7 @@ BODIES: list[tuple[bytes, int, str]] = [
     (b"", 400, "is no JSON"),
     (b"[" * 100_000, 400, ""),
     (b'{"messages": {}}', 400, "Expected `array`"),
-    (b'{"messages": [{}]}', 400, "missing required field `pubsubTopic`"),
+    (b'{"messages": [{}]}', 400, "missing required field `payload`"),
     (b'{"messages": [], "colour": 1}', 400, "unknown field `colour`"),
     (b'{"messages": [], "confirmTimeoutS": 1e9}', 400, "<= 300"),
     (b'{"messages": "\xff"}', 400, ""),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from tests.integration.http.api import Api
 from tests.integration.http.conftest import HTTP
 from tests.support.node import running_node
 from tests.support.pages import ROOT, as_shown, steps
@@ -17,3 +18,13 @@ def test_the_page_is_as_it_tells(tmp_path: Path, new_store: Callable[[], str]) -
     assert len(todo) > 9
     with running_node(tmp_path / "node", *HTTP, database_url=new_store()) as node:
         as_shown(todo, {"API": f"http://{node.http}"})
+
+
+def test_the_viewer_of_the_description_needs_nothing_from_elsewhere(api: Api) -> None:
+    page = api.client.get("/docs")
+    assert page.status_code == 200
+    policy = page.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    for path in ("/docs.js", "/page.css", "/page.svg", "/openapi.json"):
+        assert path in page.text
+        assert api.client.get(path).status_code == 200

@@ -27,13 +27,13 @@ from store.domain.ports import (
 )
 from store.domain.view import Reconcilable
 from store.observe.metrics import Metrics
-from store.rpc.caller import Caller
+from store.rpc.connector import PeerConnector
 from store.rpc.context import PeerRules, RpcContext
-from store.rpc.dial import PeerDialer
 from store.rpc.listeners import Listener, bind
+from store.rpc.peer_reads import PeerReader
 from store.rpc.server import build_handlers
 from store.runtime.services import system_environment
-from store.serving.addresses import ListenAddress
+from store.serving.addresses import ListenerAddress
 from store.serving.context import NodeIdentity
 from store.serving.tls import TlsFiles
 from store.sync.coverage import Coverage
@@ -90,7 +90,7 @@ class PeerNode:
     reads: TransferReader
     context: RpcContext
     exchange: Exchange
-    caller: Caller
+    caller: PeerReader
     observer: Observer
     rules: Rules
     reconcilable: Reconcilable
@@ -181,7 +181,7 @@ async def peer_node(
         context = replace(context, now_ns=lambda: time.time_ns() + ahead_ns)
         kind: Literal["client", "peer"] = "client" if tls is None else "peer"
         listener = bind(
-            ListenAddress("--peer-listen", "127.0.0.1", port),
+            ListenerAddress("--peer-listen", "127.0.0.1", port),
             build_handlers(kind, services, context),
             tls,
             connections=100,
@@ -189,7 +189,7 @@ async def peer_node(
         )
         await listener.start()
         stack.push_async_callback(listener.stop, 0)
-        caller = Caller(PeerDialer(identity, tls, clocks=context.clocks), exchange)
+        caller = PeerReader(PeerConnector(identity, tls, clocks=context.clocks), exchange)
         stack.push_async_callback(caller.close)
         yield PeerNode(
             name,

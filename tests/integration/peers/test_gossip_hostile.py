@@ -14,7 +14,7 @@ import grpc
 import psutil
 import pytest
 
-from store.rpc.gossiping import GOSSIP
+from store.rpc.gossip import GOSSIP
 from store.rpc.limits import MAX_GOSSIP_ENTRIES, MAX_GOSSIP_FRAME_BYTES
 from storenode.client.messages import hash_of, new_message
 from storenode.client.node import connect

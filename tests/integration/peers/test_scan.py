@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from store.domain.ports import CursorOutOfRange, PeerAddress, PeerFailed, ScannedPage
-from store.rpc import peer_scan
+from store.rpc import peer_reads
 from store.rpc.limits import MAX_EMPTY_PAGES, MAX_PEER_CURSOR_BYTES
 from storenode.cli.options.types import parse_peer
 from storenode.wire.storenode.v1.store_pb2 import ScanPage
@@ -34,7 +34,7 @@ async def read(pages: Pages) -> list[WakuMessageAndTopic]:
 async def test_everything_in_a_range_comes_in_order(
     first: PeerNode, second: PeerNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(peer_scan, "PEER_SCAN_PAGE_MESSAGES", 7)
+    monkeypatch.setattr(peer_reads, "PEER_SCAN_PAGE_MESSAGES", 7)
     messages = sorted(items(range(50)), key=lambda each: each.message.timestamp)
     await second.hold(messages)
     assert await read(first.caller.scan(second.address, START_NS, END_NS, b"")) == messages
@@ -46,7 +46,7 @@ async def test_everything_in_a_range_comes_in_order(
 async def test_a_scan_goes_on_where_it_was_left(
     first: PeerNode, second: PeerNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(peer_scan, "PEER_SCAN_PAGE_MESSAGES", 10)
+    monkeypatch.setattr(peer_reads, "PEER_SCAN_PAGE_MESSAGES", 10)
     messages = sorted(items(range(50)), key=lambda each: each.message.timestamp)
     await second.hold(messages)
     got: list[WakuMessageAndTopic] = []
@@ -128,7 +128,7 @@ UNHASHED = ScanPage(messages=[WakuMessageKeyValue(message=LATER.message)], curso
         ([UNHASHED.SerializeToString()], "out of order"),
         ([b"\x0a\x00" * 3_000_000], "more than 2,000 messages"),
         ([page(LATER) + b"\x0a\x00" * 9_000_000], "page of 18,000,"),
-        ([b"\x78\x00" * 1_000_000], "cannot be read"),
+        ([b"\x78\x00" * 1_000_000], "cannot be decoded: the request has more than"),
     ],
     ids=[
         "garbage",

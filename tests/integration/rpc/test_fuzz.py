@@ -118,7 +118,7 @@ async def test_absurd_sizes_get_a_clear_status(log: StringIO, node: Node) -> Non
     began_s = time.monotonic()
     for method, request in list(absurd()) * 2:
         assert await poke(node.channel, method, request) in CLEAR, (method, len(request))
-    assert node.context.in_flight.used_bytes == 0
+    assert node.context.in_flight.used == 0
     assert_no_flood(log, began_s)
     (result,) = (await node.publish(item())).results
     assert result.outcome == PublishResult.STORED

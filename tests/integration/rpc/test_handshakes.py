@@ -11,7 +11,7 @@ import pytest
 
 from store.rpc import listeners
 from store.rpc.listeners import bind
-from store.serving.addresses import ListenAddress
+from store.serving.addresses import ListenerAddress
 from store.serving.tls import TlsFiles
 from tests.support.secured import Pki
 
@@ -33,7 +33,7 @@ async def until_closed(reader: asyncio.StreamReader) -> None:
 @asynccontextmanager
 async def stalled(files: Path, connections: int) -> AsyncIterator[set[asyncio.Task[None]]]:
     """So many connections to a listener that is full with `CONNECTIONS`, and when each ends."""
-    where = ListenAddress("--listen", "127.0.0.1", 0)
+    where = ListenerAddress("--listen", "127.0.0.1", 0)
     tls = TlsFiles(*Pki(files).issue("127.0.0.1"))
     listener = bind(where, [], tls, connections=CONNECTIONS)
     await listener.start()

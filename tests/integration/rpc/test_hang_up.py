@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import pytest
 
-from store.serving.sockets import hang_up
+from store.serving.connections import hang_up
 from tests.support.polling import PATIENCE_S, PAUSE_S
 
 OWN_CONNECTION = [("grpc.use_local_subchannel_pool", 1)]

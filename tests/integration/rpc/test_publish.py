@@ -131,7 +131,7 @@ async def test_a_stream_answers_every_request_in_order(node: Node) -> None:
         assert answer.results[0].message_hash == message_hash(
             PUBSUB, first.message.payload, CONTENT, None, first.message.timestamp
         )
-    assert node.context.in_flight.used_bytes == 0
+    assert node.context.in_flight.used == 0
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ async def test_a_bad_request_ends_a_stream_after_the_answers_before_it(
         await within(call.read())
     assert [outcomes(answer) for answer in answers] == [[Result.STORED] * 3] * 5
     assert caught.value.code() is code
-    assert node.context.in_flight.used_bytes == 0
+    assert node.context.in_flight.used == 0
 
 
 async def test_a_stream_is_answered_while_it_is_open(node: Node) -> None:
@@ -181,7 +181,7 @@ async def test_a_client_that_reads_no_answers_is_not_read_any_more(node: Node) -
     with pytest.raises(TimeoutError):
         await write()
     async with asyncio.timeout(90):
-        while node.context.in_flight.used_bytes:
+        while node.context.in_flight.used:
             await held(node, bytes(32))
     assert rejected() < most
     call.cancel()
@@ -190,10 +190,10 @@ async def test_a_client_that_reads_no_answers_is_not_read_any_more(node: Node) -
 
 async def test_a_node_with_too_much_under_way_refuses_calls_and_holds_streams(node: Node) -> None:
     budget = node.context.in_flight
-    with budget.room(budget.limit_bytes):
+    with budget.reserve(budget.limit):
         code, sentence = await failure(node.publish(item()))
         assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert f"{budget.limit_bytes:,} bytes" in sentence
+        assert f"{budget.limit:,} bytes" in sentence
         call = node.store.PublishStream()
         await call.write(requests(1)[0])
         waiting = asyncio.create_task(call.read())
@@ -213,4 +213,4 @@ async def test_a_client_that_vanishes_leaves_nothing_behind(node: Node) -> None:
     await channel.close()
     assert outcomes(await node.publish(item())) == [Result.STORED]
     await node.server.stop(20)
-    assert node.context.in_flight.used_bytes == 0
+    assert node.context.in_flight.used == 0

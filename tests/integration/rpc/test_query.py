@@ -4,11 +4,9 @@ import pytest
 from store.domain.quota import Quota
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest, StoreQueryResponse
 from tests.integration.rpc.harness import (
-    PUBSUB,
     STORE,
     Node,
     failure,
-    item,
     serve,
 )
 from tests.interop.vectors import Case, case_name, load
@@ -21,30 +19,6 @@ VECTORS = load("store_query")
 async def ask(node: Node, request: StoreQueryRequest) -> StoreQueryResponse:
     response: StoreQueryResponse = await node.store.Query(request)
     return response
-
-
-async def test_data_comes_back_as_published_and_presence_without_it(node: Node) -> None:
-    published = item(b"data", timestamp=NOW_NS, ephemeral=False)
-    published.message.version = 0
-    published.message.meta = b"meta"
-    published.message.rate_limit_proof = b"proof"
-    (result,) = (await node.publish(published)).results
-    with_data = StoreQueryRequest(include_data=True, message_hashes=[result.message_hash])
-    (entry,) = (await ask(node, with_data)).messages
-    assert entry.message == published.message
-    assert entry.pubsub_topic == PUBSUB
-    presence = StoreQueryRequest(message_hashes=[DIGEST, result.message_hash])
-    (entry,) = (await ask(node, presence)).messages
-    assert entry.message_hash == result.message_hash
-    assert not entry.HasField("message")
-    assert not entry.HasField("pubsub_topic")
-
-
-@pytest.mark.parametrize("bounds", [(5, 5), (9, 5), (0, 0), (-5, -1)])
-async def test_an_empty_range_is_an_empty_success(node: Node, bounds: tuple[int, int]) -> None:
-    response = await ask(node, StoreQueryRequest(time_start=bounds[0], time_end=bounds[1]))
-    assert response.status_code == 200
-    assert not response.messages
 
 
 async def test_an_unknown_cursor_is_404_whatever_else_is_asked(node: Node) -> None:

@@ -9,22 +9,22 @@ from collections.abc import Iterator
 import grpc
 import pytest
 
-from store.rpc.call import Call, Wrapper
+from store.rpc.call import CallWrapper
+from store.serving.call import Call
 from store.serving.failure import busy
-from store.serving.methods import table
-from store.serving.methods.reads import refuse_query
+from store.serving.methods.reads import QUERY, refuse_query
 from storenode.wire.storenode.v1.store_pb2_grpc import StoreStub
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest
 from tests.integration.rpc.harness import Node
 
 
-class Held:
-    """Stands for a request of megabytes that was decoded."""
+class Decoded:
+    """A stand-in for a request of megabytes that was decoded."""
 
 
 @pytest.fixture
 def by_counting_references() -> Iterator[None]:
-    """Without the collector, which would come too late for requests of 16 MiB."""
+    """Disable the collector, which would come too late for requests of 16 MiB."""
     gc.collect()
     gc.disable()
     yield
@@ -33,14 +33,14 @@ def by_counting_references() -> Iterator[None]:
 
 @pytest.mark.usefixtures("by_counting_references")
 async def test_a_request_that_was_refused_is_not_kept(node: Node) -> None:
-    kept: list[weakref.ref[Held]] = []
+    kept: list[weakref.ref[Decoded]] = []
 
     async def refused(_call: Call, _request: bytes) -> bytes:
-        held = Held()
-        kept.append(weakref.ref(held))
+        decoded = Decoded()
+        kept.append(weakref.ref(decoded))
         raise busy("no room")
 
-    query = Wrapper("client", node.context).unary(table.QUERY, refused, refuse_query)
+    query = CallWrapper("client", node.context).unary(QUERY, refused, refuse_query)
     server = grpc.aio.server()
     handlers = grpc.method_handlers_generic_handler("storenode.v1.Store", {"Query": query})
     server.add_generic_rpc_handlers((handlers,))

@@ -44,14 +44,6 @@ def hashes_of(*pages: ScanPage | FollowPage) -> list[bytes]:
     return [entry.message_hash for page in pages for entry in page.messages]
 
 
-async def test_a_scan_gives_everything_in_order(node: Node) -> None:
-    hashes = await fill(node, 300)
-    pages = await scan(node, ScanRequest(include_data=True, page_size=100))
-    assert hashes_of(*pages) == hashes
-    assert len(pages) == 3
-    assert pages[0].messages[7].message.payload == b"7"
-
-
 @pytest.mark.parametrize("filter_", BAD_FILTERS, ids=lambda one: str(one)[:30])
 async def test_filters_that_nothing_can_match_are_refused(
     node: Node, filter_: ContentFilter
@@ -135,40 +127,6 @@ async def test_large_requests_are_served(node: Node) -> None:
     assert len((await within(node.store.GetSdsMessages(lookup).read())).missing) > 0
 
 
-@pytest.mark.parametrize(
-    ("request_", "named"),
-    [
-        (GetSdsMessagesRequest(entries=[HistoryEntry(message_id="a")]), "channel_id is empty"),
-        (GetSdsMessagesRequest(channel_id="c" * 257), "at most 256"),
-        (GetSdsMessagesRequest(channel_id="c", entries=[HistoryEntry()]), "without message_id"),
-        (
-            GetSdsMessagesRequest(channel_id="c", entries=[HistoryEntry(message_id="a")] * 1_001),
-            "1001 entries: at most 1000",
-        ),
-        (GetCausalHistoryRequest(heads=[HistoryEntry(message_id="a")]), "channel_id is empty"),
-        (
-            GetCausalHistoryRequest(channel_id="c", heads=[HistoryEntry(message_id="a")] * 101),
-            "101 entries: at most 100",
-        ),
-        (
-            GetCausalHistoryRequest(channel_id="c", known_ids=["k"] * 10_001),
-            "10001 entries: at most 10000",
-        ),
-    ],
-    ids=lambda one: one if isinstance(one, str) else "",
-)
-async def test_sds_requests_past_the_limits_are_refused(
-    node: Node, request_: GetSdsMessagesRequest | GetCausalHistoryRequest, named: str
-) -> None:
-    method = "GetSdsMessages" if isinstance(request_, GetSdsMessagesRequest) else "GetCausalHistory"
-    code, sentence = await failure(node.stream(STORE + method, request_.SerializeToString()))
-    limited = "entries: at most" in named
-    assert code is (
-        grpc.StatusCode.RESOURCE_EXHAUSTED if limited else grpc.StatusCode.INVALID_ARGUMENT
-    )
-    assert named in sentence
-
-
 async def test_what_calls_hold_of_the_budget_is_given_back(node: Node) -> None:
     await fill(node, 50)
     assert len(await scan(node, ScanRequest(include_data=True))) > 0
@@ -183,6 +141,6 @@ async def test_what_calls_hold_of_the_budget_is_given_back(node: Node) -> None:
     assert [list(page.missing) async for page in walk] == [[HistoryEntry(message_id="x")]]
     await node.server.stop(0)
     async with asyncio.timeout(30):
-        while node.context.unsent.outlets:  # noqa: ASYNC110 - tells nobody
+        while node.context.answers.senders:  # noqa: ASYNC110 - tells nobody
             await asyncio.sleep(0)
-    assert node.context.unsent.used_bytes == 0
+    assert node.context.answers.used == 0

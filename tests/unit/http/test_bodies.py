@@ -6,28 +6,28 @@ import asyncio
 
 import pytest
 
-from store.http.bodies import Bodies
-from store.serving.failure import CallFailure, Code
+from store.http.exchange import BodyBudget
+from store.serving.failure import CallError, Code
 
 LIMIT_BYTES = 100
 
 
-async def reading(bodies: Bodies, *sizes: int, until: asyncio.Event | None = None) -> int:
+async def reading(bodies: BodyBudget, *sizes: int, until: asyncio.Event | None = None) -> int:
     """Read a body in parts, then wait for an event as for a part that does not come."""
-    async with bodies.coming() as body:
+    async with bodies.receive() as body:
         for size in sizes:
-            body.add(size)
+            bodies.add(body, size)
         if until is not None:
             await until.wait()
         return body.size_bytes
 
 
 async def test_the_oldest_gives_way_to_what_comes_now() -> None:
-    bodies, done = Bodies(LIMIT_BYTES), asyncio.Event()
+    bodies, done = BodyBudget(LIMIT_BYTES), asyncio.Event()
     slow = [asyncio.create_task(reading(bodies, 40, until=done)) for _ in range(2)]
     await asyncio.sleep(0)
     assert await reading(bodies, 30, 30) == 60
-    with pytest.raises(CallFailure) as caught:
+    with pytest.raises(CallError) as caught:
         await slow[0]
     assert (caught.value.code, caught.value.retry) == (Code.RESOURCE_EXHAUSTED, True)
     assert "100 bytes of requests that have not come in full" in caught.value.sentence
@@ -38,14 +38,14 @@ async def test_the_oldest_gives_way_to_what_comes_now() -> None:
 
 
 async def test_one_alone_is_refused_beyond_the_limit() -> None:
-    bodies = Bodies(LIMIT_BYTES)
-    with pytest.raises(CallFailure):
+    bodies = BodyBudget(LIMIT_BYTES)
+    with pytest.raises(CallError):
         await reading(bodies, LIMIT_BYTES, 1)
     assert await reading(bodies, LIMIT_BYTES) == LIMIT_BYTES
 
 
 async def test_a_caller_that_goes_leaves_nothing() -> None:
-    bodies = Bodies(LIMIT_BYTES)
+    bodies = BodyBudget(LIMIT_BYTES)
     task = asyncio.create_task(reading(bodies, LIMIT_BYTES, until=asyncio.Event()))
     await asyncio.sleep(0)
     task.cancel()

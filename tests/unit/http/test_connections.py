@@ -10,9 +10,8 @@ from typing import Final
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from store.http.bodies import Bodies
 from store.http.connections import OpenConnections
-from store.http.exchange import CallerGoneError, Exchange
+from store.http.exchange import BodyBudget, HttpExchange
 from store.http.failure import HttpError
 from store.http.limits import (
     LEAST_CHUNK_BYTES,
@@ -23,7 +22,8 @@ from store.http.limits import (
 )
 from store.http.listener import HttpListener, bind
 from store.observe.metrics import Metrics
-from store.serving.addresses import ListenAddress
+from store.serving.addresses import ListenerAddress
+from store.serving.failure import CallerGoneError
 
 GET: Final = b"GET / HTTP/1.1\r\nhost: a\r\n"
 POST: Final = b"POST / HTTP/1.1\r\nhost: a\r\n"
@@ -100,12 +100,12 @@ class Server:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Respond to a request; never to ``/late``, to ``/early`` before the body has arrived."""
-        exchange = Exchange(scope, receive, send)
+        exchange = HttpExchange(scope, receive, send)
         try:
             if scope["path"] == "/late":
                 async with exchange.watched():
                     await asyncio.Event().wait()
-            body = b"" if scope["path"] == "/early" else await exchange.body(Bodies(), 1 << 20)
+            body = b"" if scope["path"] == "/early" else await exchange.body(BodyBudget(), 1 << 20)
             assert "authorization" not in exchange.headers
             len(exchange.parameters)
             await exchange.respond(body, b"text/plain")
@@ -129,7 +129,7 @@ class Server:
 async def server() -> AsyncIterator[Server]:
     """Start a server on a free port."""
     server = Server()
-    where = ListenAddress("--http-listen", "127.0.0.1", 0)
+    where = ListenerAddress("--http-listen", "127.0.0.1", 0)
     listener: HttpListener = bind(where, server, None, OpenConnections(100, Metrics("test")))
     host, _, port = listener.address.rpartition(":")
     server.address = host, int(port)

@@ -7,7 +7,7 @@ from store.domain.limits import RequestLimits
 from store.domain.ports import HistoryEntry, TopicFilter, TopicRights
 from store.domain.query import RequestError
 from store.messages.fields import MAX_COUNTED_FIELDS
-from store.serving.failure import CallFailure, Code
+from store.serving.failure import CallError, Code
 from store.serving.limits import COUNTED_REQUEST_BYTES, MAX_READ_FIELDS
 from store.serving.methods.decode import (
     clip,
@@ -16,9 +16,9 @@ from store.serving.methods.decode import (
     decode_read,
     has_at_most,
     history_entries,
-    query_input,
     topic_filter,
 )
+from store.serving.methods.reads import query_input
 from storenode.wire.sds.v1.message_pb2 import HistoryEntry as HistoryEntryMessage
 from storenode.wire.storenode.v1.store_pb2 import (
     ContentFilter,
@@ -37,7 +37,7 @@ def test_bytes_are_a_request_or_an_invalid_argument(request: bytes) -> None:
     try:
         whole = PublishRequest.FromString(request)
     except DecodeError:
-        with pytest.raises(CallFailure) as caught:
+        with pytest.raises(CallError) as caught:
             decode(PublishRequest, request)
         assert caught.value.code is Code.INVALID_ARGUMENT
         assert "storenode.v1.PublishRequest" in caught.value.sentence
@@ -72,7 +72,7 @@ def test_stepping_over_fields_has_an_end(field: bytes) -> None:
     entries = b"\x0a\x00" * 7
     within = field * MAX_COUNTED_FIELDS + entries
     assert clip(within, 1, 8) == within
-    with pytest.raises(CallFailure, match="more than 10,000 fields") as caught:
+    with pytest.raises(CallError, match="more than 10,000 fields") as caught:
         clip(field + within, 1, 8)
     assert caught.value.code is Code.RESOURCE_EXHAUSTED
 
@@ -116,7 +116,7 @@ def test_counting_fields_takes_any_bytes(request: bytes) -> None:
 )
 def test_a_large_read_has_a_bounded_number_of_fields(part: bytes) -> None:
     many = part * (COUNTED_REQUEST_BYTES // len(part) + 1)
-    with pytest.raises(CallFailure, match="more than 32,868 fields") as caught:
+    with pytest.raises(CallError, match="more than 32,868 fields") as caught:
         decode_read(GetCausalHistoryRequest, many, 100)
     assert caught.value.code is Code.RESOURCE_EXHAUSTED
     few = GetCausalHistoryRequest(known_ids=["x" * 1_000] * 10_000)
@@ -128,7 +128,7 @@ def test_a_large_read_has_a_bounded_number_of_fields(part: bytes) -> None:
 def test_a_length_past_the_end_is_left_to_the_parser() -> None:
     request = b"\x0a\xff\xff\xff\xff\x0f" + b"x" * 10
     assert clip(request, 1, 3) == request
-    with pytest.raises(CallFailure):
+    with pytest.raises(CallError):
         decode(PublishRequest, request)
 
 
@@ -181,6 +181,6 @@ def test_the_head_of_a_large_request_has_as_many_fields_as_are_taken() -> None:
 @pytest.mark.parametrize("end", [b"\x07", b"\xff" * 11, b"\xa2\x01\xff\xff\x7f"])
 def test_a_large_request_that_cannot_be_read_is_refused(end: bytes) -> None:
     some = StoreQueryRequest(message_hashes=[bytes(32)] * 32_000).SerializeToString()
-    with pytest.raises(CallFailure) as caught:
+    with pytest.raises(CallError) as caught:
         decode_head(StoreQueryRequest, some + end, 1_000)
     assert caught.value.code is Code.INVALID_ARGUMENT

@@ -15,7 +15,7 @@ from store.gossip.events import Bodies, Events, FrameOut, GetEvents, Inventory, 
 from store.observe import MAX_FRAME_TRACES
 from store.observe.tracing import FrameTrace, Tracing
 from store.rpc.gossip_frames import decode_gossip, encode_gossip
-from store.serving.failure import CallFailure
+from store.serving.failure import CallError
 from storenode.client.messages import hash_of, new_message
 from storenode.message.rules import Policy
 from storenode.wire.storenode.v1 import peer_pb2
@@ -169,7 +169,7 @@ async def test_only_so_many_traces_of_a_frame_are_taken() -> None:
 async def test_whatever_comes_is_a_frame_or_is_refused(data: bytes) -> None:
     try:
         await decode_gossip(data, admission())
-    except CallFailure as failure:
+    except CallError as failure:
         assert failure.sentence  # noqa: PT017 - either is right
 
 
@@ -177,7 +177,7 @@ async def test_whatever_comes_is_a_frame_or_is_refused(data: bytes) -> None:
 async def test_ids_are_message_hashes(kind: str) -> None:
     frame = peer_pb2.GossipFrame()
     getattr(frame, kind).ids.append(bytes(31))
-    with pytest.raises(CallFailure, match="has not 32 bytes"):
+    with pytest.raises(CallError, match="has not 32 bytes"):
         await decode_gossip(frame.SerializeToString(), admission())
 
 
@@ -188,5 +188,5 @@ async def test_content_digests_that_do_not_fit_the_ids_are_refused(
 ) -> None:
     inventory = peer_pb2.Inventory(ids=[bytes(32)] * ids, content_digests=digests)
     frame = peer_pb2.GossipFrame(**{kind: inventory}).SerializeToString()  # type: ignore[arg-type]
-    with pytest.raises(CallFailure, match="content digest"):
+    with pytest.raises(CallError, match="content digest"):
         await decode_gossip(frame, admission())

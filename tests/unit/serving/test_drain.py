@@ -3,7 +3,7 @@ import asyncio
 import pytest
 
 from store.serving.drain import Drain
-from store.serving.failure import CallFailure
+from store.serving.failure import CallError
 
 
 async def wait_for_ever(drain: Drain, began: asyncio.Event) -> None:
@@ -17,7 +17,7 @@ async def test_endless_calls_end_when_the_node_drains() -> None:
     call = asyncio.create_task(wait_for_ever(drain, began))
     await began.wait()
     drain.begin()
-    with pytest.raises(CallFailure, match="shutting down"):
+    with pytest.raises(CallError, match="shutting down"):
         await call
     assert not call.cancelled()
 
@@ -26,7 +26,7 @@ async def test_a_call_that_begins_later_ends_at_once() -> None:
     drain = Drain()
     drain.begin()
     assert drain.begun
-    with pytest.raises(CallFailure, match="shutting down"):
+    with pytest.raises(CallError, match="shutting down"):
         await wait_for_ever(drain, asyncio.Event())
 
 

@@ -4,7 +4,7 @@ import grpc
 import pytest
 
 from store.domain.ports import PeerAddress
-from store.rpc.dial import Callee, CallFailed, PeerCall
+from store.rpc.connector import Callee, PeerCall, PeerCallError
 from store.sync.errors import MAX_PEER_TEXT_CHARS, shown
 from storenode.connection import ending
 from storenode.connection.channel import is_loopback
@@ -52,7 +52,7 @@ async def test_a_write_that_fails_gives_the_status_of_the_peer(
     before: list[Status], after: list[Status]
 ) -> None:
     call = PeerCall(PeerAddress("127.0.0.1", 1), BreakingCall(before, after), named)
-    with pytest.raises(CallFailed, match="the other one goes first") as failure:
+    with pytest.raises(PeerCallError, match="the other one goes first") as failure:
         await call.write(b"")
     assert failure.value.code is grpc.StatusCode.ABORTED
 
@@ -60,7 +60,7 @@ async def test_a_write_that_fails_gives_the_status_of_the_peer(
 @pytest.mark.parametrize("statuses", [[ENDED, BROKEN], [BROKEN, ENDED]])
 async def test_a_write_into_a_call_that_ended_well(statuses: list[Status]) -> None:
     call = PeerCall(PeerAddress("127.0.0.1", 1), BreakingCall(statuses, []), named)
-    with pytest.raises(CallFailed, match="before its end"):
+    with pytest.raises(PeerCallError, match="before its end"):
         await call.write(b"")
 
 
@@ -69,6 +69,6 @@ async def test_a_write_that_fails_for_no_reason_that_is_known(
 ) -> None:
     monkeypatch.setattr(ending, "STATUS_TIMEOUT_S", 0.01)
     call = PeerCall(PeerAddress("127.0.0.1", 1), BreakingCall([BROKEN], []), named)
-    with pytest.raises(CallFailed, match="while a frame was sent") as failure:
+    with pytest.raises(PeerCallError, match="while a frame was sent") as failure:
         await call.write(b"")
     assert failure.value.code is grpc.StatusCode.UNAVAILABLE

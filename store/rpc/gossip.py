@@ -1,4 +1,4 @@
-"""Gossip over gRPC: carries frames for `store.gossip.driver`, and translates how streams end."""
+"""Gossip over gRPC: frames for `store.gossip.driver`, and translation of how streams end."""
 
 from __future__ import annotations
 
@@ -26,12 +26,13 @@ from store.gossip.driver.errors import (
 from store.gossip.driver.ports import Connection
 from store.gossip.driver.streams import PeerStreams
 from store.gossip.events import Events, FrameIn, FrameOut
-from store.rpc.call import Call, Context
-from store.rpc.dial import Callee, CallFailed, PeerCall, PeerDialer
+from store.rpc.call import RpcCall
+from store.rpc.connector import Callee, PeerCall, PeerCallError, PeerConnector
 from store.rpc.gossip_frames import decode_gossip, encode_gossip
 from store.rpc.limits import GREETING_GRACE_S, GREETING_PAUSE_S
-from store.rpc.peer import CallerStream, calling
-from store.serving.failure import CallFailure, Code
+from store.rpc.peer import CallerStream, calling_peer
+from store.serving.call import Call
+from store.serving.failure import CallError, Code
 from storenode.wire.storenode.v1 import peer_pb2
 
 if TYPE_CHECKING:
@@ -58,10 +59,10 @@ _REFUSALS: Final = frozenset(
 )
 
 
-class _UnreadableFrame(FrameRejected):
+class _UnreadableFrameError(FrameRejected):
     """A frame that `decode_gossip` has refused."""
 
-    def __init__(self, failure: CallFailure) -> None:
+    def __init__(self, failure: CallError) -> None:
         super().__init__(failure.sentence)
         self.failure = failure
 
@@ -82,15 +83,15 @@ class GossipFrames:
         self._tracing = tracing
 
     async def read(self) -> FrameIn | None:
-        """The next frame, its messages judged; None after the last."""
+        """Return the next frame, its messages judged; None after the last."""
         with _peer_failures():
             data = await self._stream.read()
         if data is None:
             return None
         try:
             return await decode_gossip(data, self._admission(), self._tracing)
-        except CallFailure as failure:
-            raise _UnreadableFrame(failure) from None
+        except CallError as failure:
+            raise _UnreadableFrameError(failure) from None
 
     async def write(self, frame: FrameOut) -> None:
         """Send a frame, with the traces of its messages."""
@@ -103,21 +104,24 @@ class GossipFrames:
 
 
 class GossipTransport:
-    """Implements `store.gossip.driver.ports.Connector`, and makes frames of what peers begin.
+    """The transport of gossip streams: `store.gossip.driver.ports.Connector`.
 
     ``admission`` judges the messages of one frame.
     """
 
     def __init__(
-        self, dialer: PeerDialer, admission: Callable[[], Admission], tracing: Tracing | None = None
+        self,
+        connector: PeerConnector,
+        admission: Callable[[], Admission],
+        tracing: Tracing | None = None,
     ) -> None:
-        self._dialer = dialer
+        self._connector = connector
         self._admission = admission
         self._tracing = tracing
 
     def node_id(self, peer: PeerAddress) -> str:
-        """The ID that a peer gave when it last answered, or the configured one."""
-        return self._dialer.node_id(peer)
+        """Return the ID that a peer gave when it last answered, or the configured one."""
+        return self._connector.node_id(peer)
 
     @asynccontextmanager
     async def connect(
@@ -126,12 +130,12 @@ class GossipTransport:
         """Call ``Gossip`` of a peer."""
         identify = partial(_introduced, greeting=greeting)
         with _peer_failures():
-            async with self._dialer.converse(peer, GOSSIP, identify) as (call, callee):
+            async with self._connector.converse(peer, GOSSIP, identify) as (call, callee):
                 frames = self.frames(call, callee.node_id)
                 yield Connection(frames, callee.node_id, callee.store_id)
 
     def frames(self, stream: FrameStream, peer: str) -> GossipFrames:
-        """The frames of a call with a peer (its node ID)."""
+        """Return the frames of a call with a peer (its node ID)."""
         return GossipFrames(stream, peer, self._admission, self._tracing)
 
 
@@ -141,34 +145,34 @@ class GossipService:
     def __init__(self, gossip: tuple[PeerStreams, GossipTransport] | None) -> None:
         self._gossip = gossip
 
-    async def gossip(self, call: Call, context: Context) -> None:
-        """Answer ``Gossip``."""
+    async def gossip(self, rpc: RpcCall, _call: Call) -> None:
+        """Serve ``Gossip``."""
         if self._gossip is None:
-            raise CallFailure(
+            raise CallError(
                 Code.FAILED_PRECONDITION,
                 "this node exchanges nothing live: start it with --gossip on",
             )
         streams, transport = self._gossip
-        caller = calling(call, context)
-        frames = transport.frames(CallerStream(call, context), caller.node_id)
+        caller = calling_peer(rpc)
+        frames = transport.frames(CallerStream(rpc), caller.node_id)
         try:
             await streams.serve(frames, caller)
-        except _UnreadableFrame as error:
+        except _UnreadableFrameError as error:
             raise error.failure from None
         except (StreamClosed, PeerStalled) as error:
-            raise CallFailure(_CODES[type(error)], str(error)) from None
+            raise CallError(_CODES[type(error)], str(error)) from None
 
 
 async def _introduced(call: PeerCall, greeting: Callable[[], Awaitable[FrameOut]]) -> Callee:
-    """Who answers; who says it with its first answer only is given something to answer."""
-    naming, told, pause_s = asyncio.ensure_future(call.identify()), b"", GREETING_GRACE_S
+    """Identify the callee; one that names itself with its first answer is sent a greeting."""
+    naming, sent, pause_s = asyncio.ensure_future(call.identify()), b"", GREETING_GRACE_S
     try:
         while not (await asyncio.wait({naming}, timeout=pause_s))[0]:
             pause_s = GREETING_PAUSE_S
             frame = encode_gossip(await greeting())
-            if frame != told:
+            if frame != sent:
                 await call.write(frame)
-                told = frame
+                sent = frame
         return await naming
     finally:
         naming.cancel()
@@ -179,7 +183,7 @@ def _peer_failures() -> Iterator[None]:
     """Translate the status that a peer ended a call with."""
     try:
         yield
-    except CallFailed as error:
+    except PeerCallError as error:
         if error.code is grpc.StatusCode.ABORTED:
             raise PeerHasStream(str(error)) from error
         if error.code in _REFUSALS:

@@ -1,17 +1,17 @@
-"""Calls of other nodes: one connection per peer, and the certainty of who answers.
+"""Calls of other nodes: one connection per peer, and proof of the callee's identity.
 
 The contract, "Peers": every call carries this node's ID, store ID and version, and the callee
 answers with its own in the initial metadata, and again in the trailing ones. It may send them with
 its first answer only: frames of a call can be sent before, and none is read before.
-With TLS both show certificates. The dialler has the certificate verified for the name that it was
+With TLS both show certificates. The caller has the certificate verified for the name that it was
 given: the ID of ``ID@HOST:PORT``, else the host. In the latter case the callee may have another ID
 than the host's name; then the call fails as `NameLearned`, and the next connection is verified for
-that ID, so that nobody passes for a node whose certificate it lacks.
-Without TLS the ID is believed, on loopback or where the operator allows it.
+that ID, so that no node passes for one whose certificate it lacks.
+Without TLS the ID is accepted, on loopback or where the operator allows it.
 
 gRPC connects again by itself, with bounded pauses. A connection that is known to be down when a
-call begins is made anew at once: who asks for a call does not wait for those pauses. One on which a
-call was not answered in time may be dead without anybody having been told: it is not used again.
+call begins is made anew at once. One on which a call was not answered in time may be dead without
+notice: it is not used again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -29,19 +29,14 @@ import grpc
 from store.domain import ports
 from store.domain.ports import PeerAddress
 from store.observe.clocks import ClockComparison, parse_time
-from store.rpc.credentials import channel_credentials
 from store.rpc.identity import NODE_ID, PEER_FIELD, STORE_ID, TIME, VERSION, own_metadata
 from store.rpc.limits import (
     MAX_PEER_FRAME_BYTES,
-    MAX_PEER_RECONNECT_MS,
-    MIN_PEER_RECONNECT_MS,
     PEER_ANSWER_TIMEOUT_S,
     PEER_CONNECT_TIMEOUT_S,
-    PEER_KEEPALIVE_MS,
-    PEER_KEEPALIVE_TIMEOUT_MS,
 )
 from store.serving.context import NodeIdentity
-from store.serving.tls import Stamp, TlsError, TlsFiles, stamp_of
+from store.serving.tls import Stamp, TlsError, TlsFiles, check, stamp_of
 from store.sync.errors import shown
 from storenode.connection.channel import is_loopback
 from storenode.connection.ending import BROKEN_WRITE, Ending
@@ -49,11 +44,11 @@ from storenode.connection.limits import STATUS_TIMEOUT_S
 
 _OPTIONS: Final[tuple[tuple[str, Any], ...]] = (
     ("grpc.max_receive_message_length", MAX_PEER_FRAME_BYTES),
-    ("grpc.initial_reconnect_backoff_ms", MIN_PEER_RECONNECT_MS),
-    ("grpc.max_reconnect_backoff_ms", MAX_PEER_RECONNECT_MS),
+    ("grpc.initial_reconnect_backoff_ms", 250),
+    ("grpc.max_reconnect_backoff_ms", 5_000),
     ("grpc.min_reconnect_backoff_ms", int(PEER_CONNECT_TIMEOUT_S * 1000)),
-    ("grpc.keepalive_time_ms", PEER_KEEPALIVE_MS),
-    ("grpc.keepalive_timeout_ms", PEER_KEEPALIVE_TIMEOUT_MS),
+    ("grpc.keepalive_time_ms", 60_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     # The connection is this channel's: a new channel is a new attempt, with its own credentials.
@@ -66,8 +61,8 @@ _DOWN: Final = (grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnecti
 _NOT_CONNECTED: Final = "failed to connect to"
 
 
-class CallFailed(ports.CallFailed):
-    """A call of a peer ended with an error: its status, and one sentence for the operator."""
+class PeerCallError(ports.CallFailed):
+    """The error that a call of a peer ended with: its status, and one sentence for the operator."""
 
     def __init__(self, code: grpc.StatusCode, sentence: str) -> None:
         super().__init__(sentence)
@@ -75,17 +70,17 @@ class CallFailed(ports.CallFailed):
         self.aborted = code is grpc.StatusCode.ABORTED
 
 
-class _Unanswered(CallFailed):
-    """Nobody has answered a call in time."""
+class _UnansweredError(PeerCallError):
+    pass
 
 
-class _Learned(CallFailed, ports.NameLearned):
-    """See `store.domain.ports.NameLearned`."""
+class _NameLearnedError(PeerCallError, ports.NameLearned):
+    pass
 
 
 @dataclass(frozen=True, slots=True)
 class Callee:
-    """Who answers a call, as its metadata say (and, with TLS, its certificate).
+    """The node that answers a call, by its metadata (and, with TLS, its certificate).
 
     ``time_ns``: what its clock showed.
     """
@@ -97,9 +92,9 @@ class Callee:
 
 
 class PeerCall:
-    """One call of a peer, in bytes; made by `PeerDialer.call`.
+    """A call of a peer, in bytes; made by `PeerConnector.call`.
 
-    Every method raises `CallFailed` when the peer ended the call with an error.
+    Every method raises `PeerCallError` when the peer ended the call with an error.
     """
 
     def __init__(
@@ -119,7 +114,7 @@ class PeerCall:
         self._ending = Ending(call)
 
     async def identify(self) -> Callee:
-        """Wait until the callee has said who it is."""
+        """Wait until the callee has named itself."""
         async with self._naming:
             if self._callee is None:
                 callee = await self._identify()
@@ -129,7 +124,7 @@ class PeerCall:
             return self._callee
 
     async def read(self) -> bytes | None:
-        """The next frame; None when the peer has ended the call with OK."""
+        """Return the next frame; None when the peer has ended the call with OK."""
         if self._callee is None:
             await self.identify()
         try:
@@ -153,14 +148,14 @@ class PeerCall:
             raise _shut() from None
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
             await self._demand_ok()
-            raise CallFailed(
+            raise PeerCallError(
                 grpc.StatusCode.UNKNOWN,
                 f"the peer at {self.peer} ended the call before its end: it does not keep to the "
                 "protocol",
             ) from None
 
     async def half_close(self) -> None:
-        """Say that no frame of this side comes any more; the callee then ends the call."""
+        """End the frames of this side; the callee then ends the call."""
         try:
             await self._call.done_writing()
         except (grpc.aio.AioRpcError, grpc.aio.InternalError, asyncio.InvalidStateError):
@@ -187,8 +182,8 @@ class _Line:
     retired: bool = False
 
 
-class PeerDialer:
-    """Calls peers; one per node.
+class PeerConnector:
+    """The caller of peers; one per node.
 
     ``tls``: the node's certificate and key, and in ``client_ca`` who signs those of peers; None
     calls in clear, which is refused beyond loopback unless ``insecure``. ``clocks``: those of peers
@@ -214,12 +209,12 @@ class PeerDialer:
         self._closed = False
 
     def connected(self, peer: PeerAddress) -> bool:
-        """True while there is a connection to the peer."""
+        """Return True while there is a connection to the peer."""
         line = self._lines.get(peer)
         return line is not None and line.channel.get_state() is grpc.ChannelConnectivity.READY
 
     def node_id(self, peer: PeerAddress) -> str:
-        """The ID that a peer gave when it last answered; until then the configured one, or ""."""
+        """Return the ID that a peer gave when it last answered, the configured one, or ""."""
         return self._answered.get(peer, peer.node_id)
 
     async def close(self) -> None:
@@ -235,35 +230,37 @@ class PeerDialer:
         self,
         peer: PeerAddress,
         method: str,
-        identify: Callable[[PeerCall], Awaitable[Callee]],
+        identify: Callable[[PeerCall], Awaitable[Callee]] = PeerCall.identify,
+        *,
+        request: bytes | None = None,
+        patience_s: float | None = None,
     ) -> AsyncIterator[tuple[PeerCall, Callee]]:
-        """Begin a call as `call` does, and learn who answers it, however long that takes."""
-        async with AsyncExitStack() as stack:
-            yield await _identified(
-                stack, lambda: self.call(peer, method, patience_s=None), identify
-            )
-
-    @asynccontextmanager
-    async def ask(self, peer: PeerAddress, method: str, request: bytes) -> AsyncIterator[PeerCall]:
-        """Begin a call with one request and a stream of responses; else as `call`."""
-        async with AsyncExitStack() as stack:
-            call, _ = await _identified(
-                stack,
-                lambda: self.call(peer, method, request=request, patience_s=PEER_CONNECT_TIMEOUT_S),
-                PeerCall.identify,
-            )
-            yield call
+        """Begin a call as `call` does, and identify the callee, whose name may be learned first."""
+        for is_last in (False, True):
+            async with self.call(peer, method, request=request, patience_s=patience_s) as call:
+                try:
+                    callee = await identify(call)
+                except _NameLearnedError:
+                    if is_last:
+                        raise
+                    continue
+                yield call, callee
+                return
 
     def _is_proven(self, peer: PeerAddress, node_id: str) -> bool:
-        """Is the ID that a callee gives the one that its connection was verified for?
+        """Return True if the connection was verified for the ID that a callee gives.
 
         Raises:
-            CallFailed: it should have another.
+            PeerCallError: it should have another.
         """
         expected = peer.node_id or (self._proven.get(peer, "") if self._tls else "")
         if expected and node_id != expected:
             self._proven.pop(peer, None)
-            raise _other_node(peer, expected, node_id)
+            raise PeerCallError(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"the node at {peer} is {node_id} instead of {expected}: correct the address or the"
+                " ID of --peer",
+            )
         return not self._tls or node_id in (expected, peer.host)
 
     @asynccontextmanager
@@ -278,10 +275,10 @@ class PeerDialer:
     ) -> AsyncIterator[PeerCall]:
         """Begin a call (see `store.domain.ports.Connector`); with one ``request``, if given.
 
-        ``patience_s``: how long the callee may take to say who it is.
+        ``patience_s``: how long the callee may take to name itself.
 
         Raises:
-            CallFailed: this node may not call the peer; the call's methods say what else is wrong.
+            PeerCallError: this node may not call the peer.
         """
         line = await self._take(peer)
         channel: Any = line.channel
@@ -296,13 +293,17 @@ class PeerDialer:
                 yield PeerCall(peer, call, identify, identified=identified)
             finally:
                 call.cancel()
-        except CallFailed as error:
+        except PeerCallError as error:
             if error.code is grpc.StatusCode.UNAVAILABLE:
                 # Another node may be there by now: its name is learned anew.
                 claimed = self._proven.pop(peer, None)
                 if claimed is not None and self._answered.get(peer) != claimed:
-                    raise _impostor(peer, claimed, error) from error
-            if isinstance(error, _Unanswered):
+                    raise PeerCallError(
+                        grpc.StatusCode.UNAUTHENTICATED,
+                        f"the peer at {peer} says that it is {claimed}, and a connection to a node"
+                        f" of that name failed: have its certificate name it ({error})",
+                    ) from error
+            if isinstance(error, _UnansweredError):
                 self._retire(peer, line)
             raise
         finally:
@@ -316,21 +317,21 @@ class PeerDialer:
         call: Any,  # noqa: ANN401 - grpc.aio's, untyped
         patience_s: float | None,
     ) -> Callee:
-        """Learn who answers, and refuse whom this node must not call."""
+        """Identify the callee, and refuse one that this node must not call."""
         began_ns = time.monotonic_ns()
         callee = await _introduced(peer, call, patience_s)
         waited_ns = time.monotonic_ns() - began_ns
         own = self.identity
         if callee.node_id == own.node_id or callee.store_id == own.store_id:
             what = "this node itself" if callee.node_id == own.node_id else "a node of this store"
-            raise CallFailed(
+            raise PeerCallError(
                 grpc.StatusCode.FAILED_PRECONDITION,
                 f"the peer at {peer} is {what}, which holds the same messages: remove it from "
                 "--peer",
             )
         if not self._is_proven(peer, callee.node_id):
             self._proven[peer] = callee.node_id
-            raise _Learned(
+            raise _NameLearnedError(
                 grpc.StatusCode.UNAUTHENTICATED,
                 f"the node at {peer} says that it is {callee.node_id}: its certificate is to be "
                 "verified for that name",
@@ -340,11 +341,11 @@ class PeerDialer:
         return callee
 
     async def _take(self, peer: PeerAddress) -> _Line:
-        """The channel of a peer, counted as used; a new one where the old cannot do."""
+        """Return the channel of a peer, counted as used; a new one where the old cannot do."""
         try:
             stamp = None if self._tls is None else stamp_of(self._tls)
         except TlsError as error:
-            raise CallFailed(grpc.StatusCode.FAILED_PRECONDITION, str(error)) from error
+            raise PeerCallError(grpc.StatusCode.FAILED_PRECONDITION, str(error)) from error
         name = peer.node_id or self._proven.get(peer) or peer.host
         line = self._lines.get(peer)
         down = line is not None and line.channel.get_state() in _DOWN
@@ -369,51 +370,32 @@ class PeerDialer:
             raise _shut()
         if self._tls is None:
             if not (self._insecure or is_loopback(peer.host)):
-                raise CallFailed(
+                raise PeerCallError(
                     grpc.StatusCode.FAILED_PRECONDITION,
                     f"the peer at {peer} is not called, since the messages would travel in clear: "
                     "give --tls-cert, --tls-key and --tls-ca, or allow it with --insecure peer",
                 )
             return grpc.aio.insecure_channel(peer.target, options=list(_OPTIONS))
         try:
-            credentials = channel_credentials(self._tls)
+            found = check(self._tls)
         except TlsError as error:
-            raise CallFailed(grpc.StatusCode.FAILED_PRECONDITION, str(error)) from error
+            raise PeerCallError(grpc.StatusCode.FAILED_PRECONDITION, str(error)) from error
+        credentials = grpc.ssl_channel_credentials(found.authorities, found.key, found.chain)
         options = [*_OPTIONS, ("grpc.ssl_target_name_override", name)]
         return grpc.aio.secure_channel(peer.target, credentials, options=options)
-
-
-async def _identified(
-    stack: AsyncExitStack,
-    begin: Callable[[], AbstractAsyncContextManager[PeerCall]],
-    identify: Callable[[PeerCall], Awaitable[Callee]],
-) -> tuple[PeerCall, Callee]:
-    """A call on a connection that is verified for the callee's name, which may be learned first."""
-    for learning in (True, False):
-        async with AsyncExitStack() as attempt:
-            call = await attempt.enter_async_context(begin())
-            try:
-                callee = await identify(call)
-            except _Learned:
-                if not learning:
-                    raise
-                continue
-            stack.push_async_exit(attempt.pop_all())
-            return call, callee
-    raise AssertionError("the second attempt returns or raises")
 
 
 async def _introduced(peer: PeerAddress, call: Any, patience_s: float | None) -> Callee:  # noqa: ANN401
     """Wait for the metadata that name the callee: the initial ones, or those of the end.
 
     Raises:
-        CallFailed: it does not name itself, or not in time; or the call has failed.
+        PeerCallError: it does not name itself, or not in time; or the call has failed.
     """
     try:
         async with asyncio.timeout(patience_s):
-            callee = _told(await call.initial_metadata())
+            callee = _parse_callee(await call.initial_metadata())
     except TimeoutError:
-        raise _Unanswered(
+        raise _UnansweredError(
             grpc.StatusCode.DEADLINE_EXCEEDED,
             f"the peer at {peer} did not answer within {patience_s:.0f} s: check that "
             "it runs and can be reached",
@@ -422,9 +404,9 @@ async def _introduced(peer: PeerAddress, call: Any, patience_s: float | None) ->
         raise _failed(peer, error.code(), error.details()) from None
     if callee is None and await _ended_well(peer, call):
         # gRPC drops the initial metadata of a call whose end it learns of first.
-        callee = _told(await call.trailing_metadata())
+        callee = _parse_callee(await call.trailing_metadata())
     if callee is None:
-        raise CallFailed(
+        raise PeerCallError(
             grpc.StatusCode.FAILED_PRECONDITION,
             f"what answers at {peer} does not say which node it is: name the peer listener of a "
             "store node",
@@ -433,7 +415,7 @@ async def _introduced(peer: PeerAddress, call: Any, patience_s: float | None) ->
 
 
 async def _ended_well(peer: PeerAddress, call: Any) -> bool:  # noqa: ANN401
-    """Whether a call is over; its status has come, or comes within moments, and is raised."""
+    """Return True if a call has ended well; raise the status of one that has not."""
     try:
         async with asyncio.timeout(STATUS_TIMEOUT_S):
             code = await call.code()
@@ -445,7 +427,7 @@ async def _ended_well(peer: PeerAddress, call: Any) -> bool:  # noqa: ANN401
 
 
 def _reraise_own() -> None:
-    """Inside ``except CancelledError``: go on only if it was the call that was cancelled.
+    """Raise the current ``CancelledError`` again unless it was the call that was cancelled.
 
     A call that ends because its channel is closed raises the same error as the cancellation of
     the task that waits for it.
@@ -455,38 +437,22 @@ def _reraise_own() -> None:
         raise  # noqa: PLE0704 - the caller is handling it
 
 
-def _shut() -> CallFailed:
-    return CallFailed(grpc.StatusCode.CANCELLED, "the node is shutting down")
+def _shut() -> PeerCallError:
+    return PeerCallError(grpc.StatusCode.CANCELLED, "the node is shutting down")
 
 
-def _other_node(peer: PeerAddress, expected: str, node_id: str) -> CallFailed:
-    return CallFailed(
-        grpc.StatusCode.FAILED_PRECONDITION,
-        f"the node at {peer} is {node_id} instead of {expected}: correct the address or the ID "
-        "of --peer",
-    )
-
-
-def _impostor(peer: PeerAddress, claimed: str, error: CallFailed) -> CallFailed:
-    return CallFailed(
-        grpc.StatusCode.UNAUTHENTICATED,
-        f"the peer at {peer} says that it is {claimed}, and a connection to a node of that name "
-        f"failed: have its certificate name it ({error})",
-    )
-
-
-def _told(metadata: Any) -> Callee | None:  # noqa: ANN401 - grpc.aio's are untyped
-    """Who answers, as metadata say; None: they do not."""
-    told = {str(name): value for name, value in metadata or () if isinstance(value, str)}
-    names = [told.get(name, "") for name in (NODE_ID, STORE_ID, VERSION)]
+def _parse_callee(metadata: Any) -> Callee | None:  # noqa: ANN401 - grpc.aio's are untyped
+    """Return the callee that metadata name, or None."""
+    fields = {str(name): value for name, value in metadata or () if isinstance(value, str)}
+    names = [fields.get(name, "") for name in (NODE_ID, STORE_ID, VERSION)]
     if not all(map(PEER_FIELD.fullmatch, names)):
         return None
     node_id, store_id, version = names
-    return Callee(node_id, store_id, version, parse_time(told.get(TIME)))
+    return Callee(node_id, store_id, version, parse_time(fields.get(TIME)))
 
 
-def _failed(peer: PeerAddress, code: grpc.StatusCode, details: str | None) -> CallFailed:
-    """The end of a call in the words of whoever reads this node's status."""
+def _failed(peer: PeerAddress, code: grpc.StatusCode, details: str | None) -> PeerCallError:
+    """Return the end of a call as the status of this node shows it."""
     text = shown((details or "").strip())
     if code is grpc.StatusCode.UNAVAILABLE and text.lower().startswith(_NOT_CONNECTED):
         cause = text.rpartition("last error: ")[2].rpartition("remote host: ")[2]
@@ -504,4 +470,4 @@ def _failed(peer: PeerAddress, code: grpc.StatusCode, details: str | None) -> Ca
         text = f"the peer at {peer} ended the call, or its connection broke, while a frame was sent"
     else:
         text = f"the peer at {peer} ended the call ({code.name}): {text or 'without a reason'}"
-    return CallFailed(code, text)
+    return PeerCallError(code, text)

@@ -1,0 +1,104 @@
+"""``PublishStream``: requests of a stream to durable messages.
+
+Rules of the stream: requests are judged in order, stored side by side (the writer puts what comes
+together into shared transactions) and answered in order, each when its batch is durable. At most
+`STREAM_WINDOW_REQUESTS` and `STREAM_WINDOW_BYTES` are under way; then the stream is not read. A
+request that fails ends the stream, after the answers to all before it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+from store.rpc.call import RpcCall
+from store.rpc.limits import STREAM_WINDOW_BYTES, STREAM_WINDOW_REQUESTS
+from store.serving.call import Call
+from store.serving.methods.encode import publish_response
+from store.serving.methods.publish import PublishBatch, PublishService
+from store.serving.queue import FairQueue, memory_queue
+
+
+async def publish_stream(service: PublishService, rpc: RpcCall, call: Call) -> None:
+    """Serve ``PublishStream``."""
+    await _Stream(service, rpc, call).run()
+
+
+class _Stream:
+    """A task that reads and judges, and the call's own, which answers."""
+
+    def __init__(self, service: PublishService, rpc: RpcCall, call: Call) -> None:
+        self._service = service
+        self._rpc = rpc
+        self._call = call
+        self._slots = asyncio.Semaphore(STREAM_WINDOW_REQUESTS)
+        self._window = memory_queue(STREAM_WINDOW_BYTES, "requests")
+        self._answers: asyncio.Queue[asyncio.Task[bytes] | None] = asyncio.Queue()
+
+    async def run(self) -> None:
+        reader = asyncio.create_task(self._read())
+        answer: asyncio.Task[bytes] | None = None
+        try:
+            while (answer := await self._answers.get()) is not None:
+                await self._rpc.send(await answer)
+                self._slots.release()
+            await reader
+        finally:
+            reader.cancel()
+            await asyncio.gather(reader, *self._cancel_answers(), return_exceptions=True)
+            # The error of a task has this frame in its traceback: as long as the frame has the
+            # task, none of them is freed, nor the request.
+            del reader, answer
+
+    def _cancel_answers(self) -> Iterator[asyncio.Task[bytes]]:
+        while not self._answers.empty():
+            answer = self._answers.get_nowait()
+            if answer is not None:
+                answer.cancel()
+                yield answer
+
+    async def _read(self) -> None:
+        call = self._call
+        try:
+            while True:
+                await self._slots.acquire()
+                with call.node.drain.endless():
+                    request = await self._rpc.next_request()
+                if request is None:
+                    return
+                call.charge(len(request), counted=False)
+                call.check_ready()
+                await self._accept(request)
+        finally:
+            self._answers.put_nowait(None)
+
+    async def _accept(self, request: bytes) -> None:
+        size, connection = len(request), self._call.sender.connection
+        taken: list[FairQueue] = []
+
+        def release() -> None:
+            while taken:
+                taken.pop().release(size, connection)
+
+        try:
+            for queue in (self._window, self._call.node.in_flight):
+                await queue.acquire(connection, size)
+                taken.append(queue)
+            batch = await self._service.admit(self._call, request)
+        except BaseException:
+            release()
+            raise
+
+        async def respond(batch: PublishBatch) -> bytes:
+            with self._call.trace("request", messages=len(batch.published.batch)):
+                try:
+                    stored = await self._service.store(self._call, batch)
+                finally:
+                    release()
+                found = await self._service.confirm(self._call, batch, stored)
+                return publish_response(batch.published, stored, found)
+
+        answer = asyncio.create_task(respond(batch))
+        # A task that is cancelled before it begins gives nothing back by itself.
+        answer.add_done_callback(lambda _: release())
+        self._answers.put_nowait(answer)

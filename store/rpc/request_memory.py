@@ -1,0 +1,270 @@
+"""Bounds on the memory of requests that have not come in full.
+
+gRPC holds what has come of a message until it is whole, and learns its size only then. Before a
+message is read, HTTP/2's flow control leaves all but `LOOKAHEAD_BYTES` of it with the sender: to
+read is to allow a request of the largest size. Two rules bound it:
+
+1. The one request of a call is read in one of few slots (`RequestReader`), which the connections
+   get in turn. A small request is there at once and needs its slot for a moment. While calls wait,
+   a slot is kept for `CROWDED_TIMEOUT_S` only; of too many that wait, the heaviest is refused.
+2. A stream may be silent for hours before its next request, which has no deadline and no slot.
+   `IncompleteRequests` measures the bytes that gRPC holds: the kernel counts what has come over a
+   connection, and the requests that were read are known. The rest is what gRPC holds, and headers
+   and frames of HTTP/2 and TLS. These add up, so a connection is measured from the least rest that
+   it had, and anew when all that is awaited was begun lately. Where all connections together hold
+   more than a budget, calls are ended: first those of the caller with the most bytes, of these
+   first on connections with many bytes over which nothing comes any more. A stream that was silent
+   and shares its connection with much traffic may be among them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Final
+
+import grpc
+
+from store.rpc.limits import (
+    CROWDED_TIMEOUT_S,
+    LOOKAHEAD_BYTES,
+    MAX_PEER_FRAME_BYTES,
+    MAX_UNFINISHED_BYTES,
+    MAX_UNFINISHED_REQUESTS,
+    MAX_WAITING_REQUESTS,
+    REQUEST_TIMEOUT_S,
+)
+from store.serving.connections import ReceivedBytes
+from store.serving.failure import CallError, Code, busy
+from store.serving.queue import FairQueue
+
+FORGET_BEYOND: Final = 1_024
+"""Connections that are remembered before the closed ones are looked for."""
+
+LARGE_BYTES: Final = 1024 * 1024
+"""A caller with fewer bytes is ended last."""
+
+PAUSE_S: Final = 0.1
+PAUSE_ROUNDS: Final = 10
+"""Between two measurements: so long, or so many times the duration of the last one."""
+
+
+class NoRequestError(CallError):
+    """The caller has hung up, or closed its side, before it sent a request."""
+
+    def __init__(self) -> None:
+        super().__init__(Code.INVALID_ARGUMENT, "the call ended before its request: send one")
+
+
+class RequestReader:
+    """A reader of the requests of calls, of which few are read at one time."""
+
+    def __init__(self, slots: int = MAX_UNFINISHED_REQUESTS) -> None:
+        self._slots = FairQueue(slots, _crowded, max_waiting=MAX_WAITING_REQUESTS)
+        self._unhurried: dict[asyncio.Timeout, float] = {}
+
+    async def read(
+        self, context: grpc.aio.ServicerContext[bytes, bytes], *, wait: bool = True
+    ) -> bytes:
+        """Read the one request of a call; without ``wait`` only where a slot is free.
+
+        Raises:
+            CallError: It has not come in time, or there is none.
+        """
+        loop, connection = asyncio.get_running_loop(), context.peer()
+        began_s = loop.time()
+        try:
+            async with asyncio.timeout(REQUEST_TIMEOUT_S) as limit:
+                if not self._slots.free:
+                    if not wait:
+                        raise _crowded()
+                    for other, other_began_s in self._unhurried.items():
+                        _shorten(other, other_began_s)
+                    self._unhurried.clear()
+                await self._slots.acquire(connection, 1)
+                try:
+                    if self._slots.waiting or not wait:
+                        _shorten(limit, loop.time())
+                    else:
+                        self._unhurried[limit] = loop.time()
+                    request: object = await context.read()
+                finally:
+                    self._unhurried.pop(limit, None)
+                    self._slots.release(1, connection)
+        except TimeoutError:
+            if loop.time() - began_s < REQUEST_TIMEOUT_S:
+                raise _crowded() from None
+            raise CallError(
+                Code.DEADLINE_EXCEEDED,
+                f"the request has not come in full within {REQUEST_TIMEOUT_S:g} s: send it faster,"
+                " or a smaller one",
+            ) from None
+        if not isinstance(request, bytes):
+            raise NoRequestError
+        return request
+
+
+def _shorten(limit: asyncio.Timeout, began_s: float) -> None:
+    # One that runs out at this moment cannot be changed any more.
+    if not limit.expired():
+        end_s = limit.when()
+        assert end_s is not None
+        limit.reschedule(min(end_s, began_s + CROWDED_TIMEOUT_S))
+
+
+def _crowded() -> CallError:
+    return busy(
+        "limit of requests that have not come in full is reached on this node, which gives each "
+        f"{CROWDED_TIMEOUT_S:g} s then: retry with backoff, or send smaller requests"
+    )
+
+
+@dataclass(slots=True)
+class MeasuredConnection:
+    """The bytes of a connection.
+
+    ``read_bytes``: of all requests that were read. ``awaited``: timeouts of the calls that await a
+    request, with the round in which they began. ``came_bytes``: all that had come in the last
+    round. ``rest_bytes``: the least that had come and was not read. ``unread_bytes``: at most so
+    much is in gRPC. ``grew``: since the round before.
+    """
+
+    name: str
+    owner: str = ""
+    read_bytes: int = 0
+    came_bytes: int = 0
+    rest_bytes: int = 0
+    unread_bytes: int = 0
+    grew: bool = False
+    awaited: dict[asyncio.Timeout, int] = field(default_factory=dict)
+
+    def measure(self, came_bytes: int, last_round: int) -> None:
+        """Compute what is in gRPC, now that so much has come."""
+        rest, most = came_bytes - self.read_bytes, len(self.awaited) * MAX_PEER_FRAME_BYTES
+        since = came_bytes - self.came_bytes
+        self.rest_bytes = min(self.rest_bytes, rest)
+        if all(begun >= last_round for begun in self.awaited.values()):
+            ahead = len(self.awaited) * LOOKAHEAD_BYTES
+            self.rest_bytes = max(self.rest_bytes, rest - since - ahead)
+        self.unread_bytes = min(rest - self.rest_bytes, most)
+        self.grew, self.came_bytes = since > 0, came_bytes
+
+    def end(self, now_s: float) -> None:
+        """End every call whose request is awaited; its bytes are given up with it."""
+        self.rest_bytes = self.came_bytes - self.read_bytes
+        for limit in self.awaited:
+            if not limit.expired():
+                limit.reschedule(now_s)
+
+
+class IncompleteRequests:
+    """The budget of bytes that gRPC holds of requests, which `run` keeps to."""
+
+    def __init__(
+        self,
+        limit_bytes: int = MAX_UNFINISHED_BYTES,
+        count: Callable[[Iterable[str]], dict[str, int]] | None = None,
+    ) -> None:
+        self._limit_bytes = limit_bytes
+        self._count = count or ReceivedBytes().count
+        self._connections: dict[str, MeasuredConnection] = {}
+        self._forget_at = FORGET_BEYOND
+        self._round = 0
+
+    @property
+    def unread_bytes(self) -> int:
+        """The bytes of all connections in the last round."""
+        return sum(each.unread_bytes for each in self._connections.values() if each.awaited)
+
+    async def next(
+        self, context: grpc.aio.ServicerContext[bytes, bytes], owner: str
+    ) -> bytes | None:
+        """Read the next request of a stream of ``owner``; return None after the last.
+
+        Raises:
+            CallError: it gave way to others before its request had come in full.
+        """
+        async with self.awaiting(context.peer(), owner) as connection:
+            request: object = await context.read()
+            if not isinstance(request, bytes):
+                return None
+            connection.read_bytes += len(request)
+            return request
+
+    @asynccontextmanager
+    async def awaiting(self, name: str, owner: str) -> AsyncIterator[MeasuredConnection]:
+        """Await a request that comes over a connection, to which its size is to be added.
+
+        Raises:
+            CallError: it gave way to others.
+        """
+        connection = self._connections.get(name)
+        if connection is None:
+            connection = self._connections[name] = MeasuredConnection(name)
+        connection.owner = owner
+        try:
+            async with asyncio.timeout(None) as limit:
+                connection.awaited[limit] = self._round
+                try:
+                    yield connection
+                finally:
+                    del connection.awaited[limit]
+        except TimeoutError:
+            raise CallError(
+                Code.UNAVAILABLE,
+                f"requests that have not come in full hold more than {self._limit_bytes:,} bytes of"
+                " this node, and that of this call had not come: make the call again, and send"
+                " what has no answer",
+                retry=True,
+            ) from None
+
+    async def run(self) -> None:
+        """Measure again and again, for a small part of the time."""
+        loop = asyncio.get_running_loop()
+        while True:
+            began_s = loop.time()
+            await self.measure()
+            await asyncio.sleep(max(PAUSE_S, (loop.time() - began_s) * PAUSE_ROUNDS))
+
+    async def measure(self) -> None:
+        """Measure in a thread, and end calls where there are too many bytes."""
+        waiting = [each for each in self._connections.values() if each.awaited]
+        if not waiting:
+            return
+        last, self._round = self._round, self._round + 1
+        if len(self._connections) > self._forget_at:
+            names = list(self._connections)
+            still_open = await asyncio.to_thread(self._count, names)
+            for name in names:
+                if name not in still_open and not self._connections[name].awaited:
+                    del self._connections[name]
+            self._forget_at = max(FORGET_BEYOND, 2 * len(self._connections))
+        came = await asyncio.to_thread(self._count, [each.name for each in waiting])
+        for each in waiting:
+            if each.name in came and each.awaited:
+                each.measure(came[each.name], last)
+        self._end_excess([each for each in waiting if each.awaited])
+
+    def _end_excess(self, waiting: list[MeasuredConnection]) -> None:
+        excess = sum(each.unread_bytes for each in waiting) - self._limit_bytes
+        if excess <= 0:
+            return
+        owners: Counter[str] = Counter()
+        for each in waiting:
+            owners[each.owner] += each.unread_bytes
+        now_s = asyncio.get_running_loop().time()
+        waiting.sort(
+            key=lambda each: (
+                *(-owners[each.owner], each.unread_bytes < LARGE_BYTES),
+                *(each.grew, -each.unread_bytes),
+            )
+        )
+        for each in waiting:
+            if excess <= 0:
+                return
+            excess -= each.unread_bytes
+            if each.unread_bytes:
+                each.end(now_s)

@@ -1,0 +1,375 @@
+"""A budget of bytes for all answers of a node that their callers have not read yet.
+
+gRPC takes a response and keeps it until the caller's flow control lets it leave: a caller that does
+not read makes the node hold pages for it. Rules:
+
+1. A page takes its share of the budget before it is read (`AnswerSender.room`), and gives it back
+   when gRPC has sent it. Pages begin small and double while the caller takes them quickly.
+2. Where there is no room, the call waits in a `FairQueue`; its weight counts the connections of its
+   caller. A call that waits for `MAX_WAIT_S` is refused.
+3. While a call waits, stalled readers are ended (`STALLED`), the one that has stalled longest
+   first: after `STALL_S` if it is heavier than the call that waits, else after `PATIENCE_S`.
+4. While the node shuts down, every reader that has stalled for `DRAIN_STALL_S` is ended: it can go
+   on elsewhere after the last page that it has read.
+5. The bytes that gRPC holds for an ended call stay counted until they are gone. If the caller does
+   not take them within `LINGER_S` and a call still waits, or the node shuts down, its connection is
+   closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from operator import itemgetter
+from typing import Final
+
+from store.domain.limits import DEFAULT_UNSENT_BYTES
+from store.serving.connections import hang_up
+from store.serving.failure import busy, over_limit, unready
+from store.serving.queue import FairQueue
+
+COPIES: Final = 3
+"""Copies of a page in memory while it is sent: its entries, the response, gRPC's own copy."""
+
+FIRST_PAGE_BYTES: Final = 64 * 1024
+SMALL_ANSWER_BYTES: Final = 4 * 1024
+"""The largest response that is counted without waiting."""
+
+LARGEST_SHARE: Final = 8
+"""A page takes an eighth of what is free at most, unless it has the first size."""
+
+MAX_GROWING: Final = 8
+"""Unary answers that are larger than was estimated and wait for room; further ones are refused."""
+
+QUICK_S: Final = 0.5
+SLOW_S: Final = 2.0
+"""A page that is taken quicker is followed by one twice as large, a slower one by half of it."""
+
+STALL_S: Final = 1.0
+PATIENCE_S: Final = 10.0
+DRAIN_STALL_S: Final = 2.0
+LINGER_S: Final = 2.0
+MAX_WAIT_S: Final = 30.0
+CONTENDED_S: Final = 0.5
+"""A shorter wait ends no reader."""
+
+TICK_S: Final = 0.25
+
+STALLED: Final = (
+    "the answer was not read for {seconds:.0f} s while other calls waited for room among the"
+    " {limit:,} bytes of unsent answers of this node: read faster, and go on after the last page"
+)
+DRAINING: Final = (
+    "the node is shutting down, and the answer was not read for {seconds:.0f} s: go on after the"
+    " last page at another node, or here later"
+)
+FULL: Final = (
+    "limit of {limit:,} bytes of unsent answers on this node is reached: read what was asked for,"
+    " and retry with backoff"
+)
+
+
+class PageRoom:
+    """Bytes of the budget for one page of ``size_bytes``; `close` gives them back."""
+
+    __slots__ = ("_sender", "_taken_bytes", "size_bytes")
+
+    def __init__(self, sender: AnswerSender, size_bytes: int, taken_bytes: int) -> None:
+        self.size_bytes = size_bytes
+        self._sender = sender
+        self._taken_bytes = taken_bytes
+
+    def fit(self, page_bytes: int, beside_bytes: int = 0) -> None:
+        """Take what is needed, which may be more than was asked for."""
+        needed = COPIES * page_bytes + beside_bytes
+        self._sender.add(needed - self._taken_bytes)
+        self._taken_bytes = needed
+
+    def close(self) -> None:
+        """Return all bytes to the budget; a second call does nothing."""
+        self._sender.add(-self._taken_bytes)
+        self._taken_bytes = 0
+
+
+class AnswerSender:
+    """The bytes that one call has taken of the budget: `store.domain.ports.Outlet`."""
+
+    __slots__ = (
+        "_budget",
+        "_end",
+        "_left_bytes",
+        "_most_bytes",
+        "_page_bytes",
+        "caller",
+        "connection",
+        "ended_s",
+        "sending_s",
+        "stalled_s",
+        "taken_bytes",
+    )
+
+    def __init__(self, budget: UnsentBudget, caller: str, connection: str) -> None:
+        """Begin to count a call; `close` must follow when gRPC has done with it."""
+        self.caller = caller
+        self.connection = connection
+        self.taken_bytes = 0
+        self.sending_s: float | None = None  # since when the caller has not taken what is sent
+        self.ended_s: float | None = None
+        self.stalled_s = 0.0
+        self._budget = budget
+        self._left_bytes = 0  # what gRPC holds of a page that was broken off
+        self._end: Callable[[], object] | None = None
+        self._page_bytes = self._most_bytes = FIRST_PAGE_BYTES
+        budget.senders[self] = None
+        if caller not in budget.connections:
+            budget.connections[caller] = Counter()
+        budget.connections[caller][connection] += 1
+
+    async def room(self, most_bytes: int) -> PageRoom:
+        """Wait for room for a page of up to ``most_bytes``, or less if the caller is slow.
+
+        Raises:
+            CallError: there was none for long.
+        """
+        size = self._next_bytes(most_bytes)
+        return PageRoom(self, size, await self.take(COPIES * size))
+
+    def spare_room(self, most_bytes: int) -> PageRoom | None:
+        """Return room to read a page in advance; None where less than half is free."""
+        size = self._next_bytes(most_bytes)
+        if 2 * self._budget.free < self._budget.limit + COPIES * size:
+            return None
+        self.add(COPIES * size)
+        return PageRoom(self, size, COPIES * size)
+
+    def _next_bytes(self, most_bytes: int) -> int:
+        self._most_bytes = most_bytes
+        size = min(most_bytes, self._page_bytes)
+        while size > FIRST_PAGE_BYTES and COPIES * size * LARGEST_SHARE > self._budget.free:
+            size //= 2
+        return size
+
+    async def take(self, size_bytes: int) -> int:
+        """Wait for bytes of the budget, one call's share at most; return how many were taken.
+
+        Raises:
+            CallError: there was no room for long.
+        """
+        budget = self._budget
+        # No call waits until the greater part of the budget is free.
+        size_bytes = min(size_bytes, budget.limit // LARGEST_SHARE)
+        if budget.waiting or size_bytes > budget.free:
+            await budget.wait(self, size_bytes)
+            self.taken_bytes += size_bytes
+        else:
+            self.add(size_bytes)
+        return size_bytes
+
+    def add(self, size_bytes: int) -> None:
+        """Take without waiting, or give back."""
+        budget = self._budget
+        self.taken_bytes += size_bytes
+        if size_bytes > 0:
+            budget.free -= size_bytes
+            budget.asked[self.connection] += size_bytes
+        elif size_bytes:
+            budget.release(-size_bytes, self.connection)
+
+    @asynccontextmanager
+    async def sending(self, size_bytes: int) -> AsyncIterator[None]:
+        """Count the sending of one response; one without a `PageRoom` takes what it needs."""
+        extra = 0 if self.taken_bytes else COPIES * size_bytes
+        if extra and size_bytes > SMALL_ANSWER_BYTES:
+            extra = await self.take(extra)
+        else:
+            self.add(extra)
+        began_s = self.sending_s = self._budget.now_s()
+        try:
+            yield
+        except BaseException:
+            self._left_bytes = size_bytes
+            raise
+        finally:
+            self.add(-extra)
+        self.sending_s = None
+        taken_s = self._budget.now_s() - began_s
+        if taken_s < QUICK_S:
+            self._page_bytes = min(2 * self._page_bytes, self._most_bytes)
+        elif taken_s > SLOW_S:
+            self._page_bytes = max(self._page_bytes // 2, FIRST_PAGE_BYTES)
+
+    async def answered(self, size_bytes: int, *, refusable: bool) -> None:
+        """Count a response that gRPC sends when its handler has returned.
+
+        Raises:
+            CallError: it is ``refusable``, and there is no room for it.
+        """
+        more_bytes = COPIES * size_bytes - self.taken_bytes
+        if refusable and more_bytes > COPIES * SMALL_ANSWER_BYTES:
+            await self._budget.grow(self, more_bytes)
+        else:
+            self.add(more_bytes)
+        self.sending_s = self._budget.now_s()
+
+    @contextmanager
+    def ending(self) -> Iterator[None]:
+        """Let the block be ended when the caller stalls.
+
+        Raises:
+            CallError: the caller stalled while others waited.
+        """
+        task = asyncio.current_task()
+        assert task is not None
+        self._end = task.cancel
+        try:
+            yield
+        except asyncio.CancelledError:
+            # The node's or the caller's own cancellation may come at the same moment.
+            if self.ended_s is None or task.uncancel():
+                raise
+            if self._budget.is_draining:
+                raise unready(DRAINING.format(seconds=self.stalled_s)) from None
+            sentence = STALLED.format(seconds=self.stalled_s, limit=self._budget.limit)
+            raise over_limit(sentence) from None
+        finally:
+            self._end = None
+            self.add((0 if self.ended_s is None else self._left_bytes) - self.taken_bytes)
+
+    def close(self) -> None:
+        """Return the rest to the budget: gRPC has done with the call."""
+        budget = self._budget
+        if self.taken_bytes:
+            self.add(-self.taken_bytes)
+        budget.senders.pop(self, None)
+        budget.ended.discard(self)
+        connections = budget.connections[self.caller]
+        connections[self.connection] -= 1
+        if not connections[self.connection]:
+            del connections[self.connection]
+        if not connections:
+            del budget.connections[self.caller]
+
+    def stalled_for(self, now_s: float) -> float:
+        """Return for how many seconds the caller has not read; 0 for a call that was ended."""
+        if self.ended_s is not None or self.sending_s is None:
+            return 0.0
+        return now_s - self.sending_s
+
+    def end(self, now_s: float) -> bool:
+        """End the call; return False where only closing its connection ends it."""
+        self.stalled_s, self.ended_s = self.stalled_for(now_s), now_s
+        self._budget.ended.add(self)
+        if self._end is None:
+            return False
+        self._end()
+        return True
+
+
+class UnsentBudget(FairQueue):
+    """The budget, of which each `AnswerSender` takes; see the module's rules.
+
+    ``now_s`` is a monotonic clock, in seconds. ``connections`` of each caller, with their calls.
+    """
+
+    def __init__(self, now_s: Callable[[], float], limit_bytes: int = DEFAULT_UNSENT_BYTES) -> None:
+        super().__init__(limit_bytes, lambda: busy(FULL.format(limit=limit_bytes)), now_s=now_s)
+        self.senders: dict[AnswerSender, None] = {}
+        self.ended: set[AnswerSender] = set()
+        self.connections: dict[str, Counter[str]] = {}
+        self.is_draining = False
+        self._growing = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def wait(self, sender: AnswerSender, size_bytes: int) -> None:
+        """Take when there is room, in the order of the module's rules.
+
+        Raises:
+            CallError: there was no room for long.
+        """
+        self._start_timer()
+        factor = len(self.connections[sender.caller])
+        await self.acquire(sender.connection, size_bytes, factor)
+
+    async def grow(self, sender: AnswerSender, size_bytes: int) -> None:
+        """Take for an answer that exists already and is larger than was estimated.
+
+        Raises:
+            CallError: there is no room, and others wait with theirs.
+        """
+        if self._growing >= MAX_GROWING:
+            raise self.full()
+        self._growing += 1
+        try:
+            await sender.take(size_bytes)
+        finally:
+            self._growing -= 1
+
+    def _start_timer(self) -> None:
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(TICK_S, self._run_timer)
+
+    def _run_timer(self) -> None:
+        self._timer = None
+        self.evict_stalled()
+        if self.waiting:
+            self._start_timer()
+
+    def evict_stalled(self) -> None:
+        """Refuse calls that have waited too long; end stalled readers as long as a call waits."""
+        now_s = self.now_s()
+        self.refuse([each for each in self.waiting if now_s - each.since_s > MAX_WAIT_S])
+        self.serve()
+        if self.waiting and now_s - min(each.since_s for each in self.waiting) >= CONTENDED_S:
+            self._hang_up(self._lingering(now_s) | self._end_stalled(now_s))
+
+    async def drain(self) -> None:
+        """End stalled readers until cancelled: the node shuts down, and waits for its calls."""
+        while True:
+            self.end_stalled_readers()
+            await asyncio.sleep(TICK_S)
+
+    def end_stalled_readers(self) -> None:
+        """End the readers that have stalled, and close the connections of those that linger."""
+        self.is_draining, now_s = True, self.now_s()
+        closing = self._lingering(now_s)
+        for sender in list(self.senders):
+            if sender.stalled_for(now_s) >= DRAIN_STALL_S and not sender.end(now_s):
+                closing.add(sender.connection)
+        self._hang_up(closing)
+
+    def _lingering(self, now_s: float) -> set[str]:
+        """Return the connections of calls that were ended and for which gRPC holds something."""
+        return {
+            each.connection
+            for each in self.ended
+            if each.ended_s is not None and now_s - each.ended_s > LINGER_S
+        }
+
+    def _hang_up(self, connections: set[str]) -> None:
+        if connections:
+            hang_up(connections)
+
+    def _end_stalled(self, now_s: float) -> set[str]:
+        """End as many as make room for all that wait; return the connections to be closed."""
+        closing: set[str] = set()
+        wanted = sum(call.size for call in self.waiting) - self.free
+        wanted -= sum(sender.taken_bytes for sender in self.ended)
+        first = self.waiting[0].connection
+        weight = max(
+            (self._weight(each) for each in self.senders if each.connection == first), default=0
+        )
+        stalled = [(each.stalled_for(now_s), each) for each in self.senders]
+        for seconds, sender in sorted(stalled, key=itemgetter(0), reverse=True):
+            if wanted <= 0 or seconds < STALL_S:
+                break
+            if seconds < PATIENCE_S and self._weight(sender) <= weight:
+                continue
+            wanted -= sender.taken_bytes
+            if not sender.end(now_s):
+                closing.add(sender.connection)
+        return closing
+
+    def _weight(self, sender: AnswerSender) -> int:
+        return self.asked[sender.connection] * len(self.connections[sender.caller])

@@ -1,0 +1,210 @@
+"""The connections of callers: their names, and the open sockets of this process.
+
+gRPC shows a program no connection, and closes none for it. A connection that is shut down here
+looks to gRPC as if its caller had gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import struct
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from ipaddress import IPv6Address, ip_address
+from pathlib import Path
+from typing import Final, NamedTuple
+from urllib.parse import unquote
+
+from store.observe.logging import get_logger
+
+_LOG = get_logger("store.serving.connections")
+
+_DESCRIPTORS: Final = Path("/dev/fd")
+_CACHED_ADDRESSES: Final = 4_096
+
+_TCP_INFO: Final[int | None] = getattr(socket, "TCP_INFO", None)
+"""None where the system is not Linux."""
+
+_BYTES_RECEIVED: Final = struct.Struct("=128xQ")
+"""``tcpi_bytes_received`` of Linux's ``struct tcp_info``, which is extended at its end only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Remote:
+    """The host of a caller: its name for accounts and limits, and if it is this machine."""
+
+    name: str
+    loopback: bool
+
+
+@lru_cache(maxsize=_CACHED_ADDRESSES)
+def remote(address: str) -> Remote:
+    """Parse the address that gRPC gives: ``ipv4:HOST:PORT``, ``ipv6:%5BHOST%5D:PORT``, ``unix:``.
+
+    Of IPv6 the first 64 bits count: a host may have all the addresses behind them.
+    """
+    kind, _, rest = unquote(address).partition(":")
+    if kind not in ("ipv4", "ipv6"):
+        return Remote(f"host {kind}", kind == "unix")
+    host = rest.rpartition(":")[0].strip("[]").partition("%")[0]
+    try:
+        ip = ip_address(host)
+    except ValueError:
+        return Remote("host unknown", loopback=False)
+    if isinstance(ip, IPv6Address):
+        if ip.ipv4_mapped is not None:
+            return Remote(f"host {ip.ipv4_mapped}", ip.ipv4_mapped.is_loopback)
+        if not ip.is_loopback:
+            return Remote(f"host {IPv6Address(int(ip) >> 64 << 64)}/64", loopback=False)
+    return Remote(f"host {ip}", ip.is_loopback)
+
+
+def connection_name(host: str, port: int) -> str:
+    """Return the name of a connection in the form of gRPC, which `remote` reads."""
+    return f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}"
+
+
+class AcceptedSocket(NamedTuple):
+    """A connection over IP: its descriptor, this end's port, and the caller's address and port."""
+
+    descriptor: int
+    port: int
+    caller: tuple[str, int]
+
+    @property
+    def end(self) -> tuple[str, int]:
+        """The caller's address and port, written as `_parse_end` does."""
+        return _normalize(self.caller[0]), self.caller[1]
+
+    def duplicate(self) -> socket.socket:
+        """Return a copy of the socket, which stays valid when gRPC closes its own.
+
+        Raises:
+            OSError: it is closed, or another connection by now.
+        """
+        copy = socket.socket(fileno=os.dup(self.descriptor))
+        if copy.getpeername()[:2] != self.caller:
+            copy.close()
+            raise OSError("another connection has the descriptor")
+        return copy
+
+    def shut_down(self) -> bool:
+        """End the connection; return False where it has ended by itself."""
+        with suppress(OSError), self.duplicate() as copy:
+            copy.shutdown(socket.SHUT_RDWR)
+            return True
+        return False
+
+    def received_bytes(self) -> int | None:
+        """Return the bytes that have come since the connection was made; None: it has ended."""
+        assert _TCP_INFO is not None
+        with suppress(OSError, struct.error), self.duplicate() as copy:
+            info = copy.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _BYTES_RECEIVED.size)
+            return int(_BYTES_RECEIVED.unpack(info)[0])
+        return None
+
+
+def accepted_sockets(*, unless_at_most: int = 0) -> list[AcceptedSocket]:
+    """Return the connections over IP; none where few descriptors of any kind are open."""
+    descriptors = [int(each.name) for each in _DESCRIPTORS.iterdir()]
+    return list(_inspect(descriptors)) if len(descriptors) > unless_at_most else []
+
+
+def _inspect(descriptors: Iterable[int]) -> Iterator[AcceptedSocket]:
+    for descriptor in descriptors:
+        with suppress(OSError):
+            opened = socket.socket(fileno=descriptor)
+            try:
+                if opened.family in (socket.AF_INET, socket.AF_INET6):
+                    port, caller = opened.getsockname()[1], opened.getpeername()[:2]
+                    yield AcceptedSocket(descriptor, port, caller)
+            finally:
+                opened.detach()
+
+
+def hang_up(names: Iterable[str]) -> int:
+    """Close connections by the names that gRPC gives them; return how many were closed."""
+    wanted = {_parse_end(name) for name in names}
+    return sum(each.shut_down() for each in accepted_sockets() if each.end in wanted)
+
+
+class ReceivedBytes:
+    """The bytes that came over connections since they were made, as the kernel counts them.
+
+    Bytes of TLS, HTTP/2 and headers are among them.
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[tuple[str, int], AcceptedSocket] = {}
+
+    def count(self, names: Iterable[str]) -> dict[str, int]:
+        """Return the bytes of the open ones of these connections; of none but on Linux."""
+        if _TCP_INFO is None:
+            return {}
+        ends = {name: end for name in names if (end := _parse_end(name)) is not None}
+        counts = {name: self._count(end) for name, end in ends.items()}
+        if None in counts.values():
+            self._open = {each.end: each for each in accepted_sockets()}
+            counts = {name: self._count(end) for name, end in ends.items()}
+        return {name: number for name, number in counts.items() if number is not None}
+
+    def _count(self, end: tuple[str, int]) -> int | None:
+        connection = self._open.get(end)
+        return None if connection is None else connection.received_bytes()
+
+
+class ConnectionLimiter:
+    """A limit on the connections of one host to some ports: the newest beyond it are closed.
+
+    gRPC bounds the connections of a listener, not those of a host; all listeners count together.
+    """
+
+    def __init__(self, ports: Collection[int], per_host: int) -> None:
+        self._ports = frozenset(ports)
+        self._per_host = per_host
+        self._rounds = 0
+        self._seen: dict[AcceptedSocket, int] = {}
+
+    async def enforce(self) -> None:
+        """Close connections beyond the limit, in a thread."""
+        await asyncio.to_thread(self.close_newest)
+
+    def close_newest(self) -> None:
+        """Close the connections of each host beyond its share, the newest first."""
+        self._rounds += 1
+        accepted = accepted_sockets(unless_at_most=self._per_host)
+        self._seen = {
+            each: self._seen.get(each, self._rounds)
+            for each in accepted
+            if each.port in self._ports
+        }
+        hosts: dict[str, list[AcceptedSocket]] = {}
+        for each in sorted(self._seen, key=self._seen.__getitem__):
+            hosts.setdefault(remote(connection_name(*each.caller)).name, []).append(each)
+        for host, connections in hosts.items():
+            excess = connections[self._per_host :]
+            for each in excess:
+                each.shut_down()
+            if excess:
+                _LOG.warning(
+                    "connections_closed",
+                    host=host,
+                    connections=len(connections),
+                    reason=f"at most {self._per_host} of one host: a quarter of --max-connections",
+                )
+
+
+def _parse_end(name: str) -> tuple[str, int] | None:
+    """Parse ``ipv4:HOST:PORT`` or ``ipv6:[HOST]:PORT``; return None for any other name."""
+    kind, _, address = unquote(name).partition(":")
+    host, _, port = address.rpartition(":")
+    return (_normalize(host.strip("[]")), int(port)) if kind in ("ipv4", "ipv6") else None
+
+
+def _normalize(host: str) -> str:
+    ip = ip_address(host.partition("%")[0])
+    return str(ip.ipv4_mapped or ip) if isinstance(ip, IPv6Address) else str(ip)

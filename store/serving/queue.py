@@ -1,0 +1,186 @@
+"""A weighted fair queue: memory and slots that calls share.
+
+`FairQueue.acquire` waits. Of the calls that wait, the lightest is served first: the weight is what
+the connection of a call has taken and asked for, times a factor of its caller. The virtual time of
+the queue, which is the tag of the call that was served last, is added to it, so that a heavy call
+waits for a bounded number of lighter ones. `FairQueue.reserve` never waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import count
+
+from store.serving.failure import CallError, busy
+
+
+@dataclass(order=True, slots=True)
+class WaitingCall:
+    """A call that waits for ``size`` units."""
+
+    tag: int
+    number: int
+    connection: str = field(compare=False)
+    size: int = field(compare=False)
+    since_s: float = field(compare=False)
+    turn: asyncio.Future[None] = field(compare=False)
+
+
+class FairQueue:
+    """A number of units, such as bytes, that calls take and give back.
+
+    One request that is larger than the whole passes when nothing else is under way. ``full`` makes
+    the error of a call that is refused; ``max_waiting`` calls wait, and of more the heaviest is
+    refused. ``asked``: units by connection, taken by `acquire` or waited for.
+    """
+
+    def __init__(
+        self,
+        limit: int,
+        full: Callable[[], CallError],
+        *,
+        max_waiting: int | None = None,
+        now_s: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        self.limit = self.free = limit
+        self.full = full
+        self.now_s = now_s
+        self.waiting: list[WaitingCall] = []
+        self.asked: Counter[str] = Counter()
+        self._by_owner: Counter[str] = Counter()
+        self._max_waiting = max_waiting
+        self._numbers = count()
+        self._virtual_time = 0
+
+    @property
+    def used(self) -> int:
+        """The number of units that are taken."""
+        return self.limit - self.free
+
+    def fits(self, size: int) -> bool:
+        """Return True if there is room now."""
+        return size <= self.free or self.free == self.limit
+
+    @contextmanager
+    def reserve(self, size: int) -> Iterator[None]:
+        """Take units for a while, without waiting.
+
+        Raises:
+            CallError: there is no room, or calls wait already.
+        """
+        if self.waiting or not self.fits(size):
+            raise self.full()
+        self.free -= size
+        try:
+            yield
+        finally:
+            self.release(size)
+
+    @contextmanager
+    def reserve_share(
+        self, owner: str, size: int, full: Callable[[int, str], str]
+    ) -> Iterator[None]:
+        """Take units for a while, of which one owner gets half at most.
+
+        Raises:
+            CallError: there is no room; ``full`` makes the sentence from the limit and its owner.
+        """
+        for used, most, whose in (
+            (self._by_owner[owner], self.limit // 2, "one client"),
+            (self.used, self.limit, "this node"),
+        ):
+            if size and used + size > most:
+                raise busy(full(most, whose))
+        self._by_owner[owner] += size
+        self.free -= size
+        try:
+            yield
+        finally:
+            self._by_owner[owner] -= size
+            if not self._by_owner[owner]:
+                del self._by_owner[owner]
+            self.release(size)
+
+    async def acquire(self, connection: str, size: int, factor: int = 1) -> None:
+        """Take units when it is the call's turn; `release` must follow.
+
+        Raises:
+            CallError: too many calls wait, or `refuse` was called.
+        """
+        self.asked[connection] += size
+        if not self.waiting and (size <= self.free or self.fits(size)):
+            self.free -= size
+            return
+        if self._max_waiting is not None and len(self.waiting) >= self._max_waiting:
+            self.refuse([max(self.waiting)])
+        turn = asyncio.get_running_loop().create_future()
+        if not self.waiting:
+            self._virtual_time = 0
+        tag = self._virtual_time + self.asked[connection] * factor
+        call = WaitingCall(tag, next(self._numbers), connection, size, self.now_s(), turn)
+        heapq.heappush(self.waiting, call)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.cancelled():
+                self._forget(connection, size)
+                self.serve()
+            elif turn.exception() is None:
+                self.release(size, connection)
+            raise
+
+    def release(self, size: int, connection: str | None = None) -> None:
+        """Return units; ``connection`` is that of `acquire`."""
+        self.free += size
+        assert self.free <= self.limit, "more was given back than taken"
+        if connection is not None:
+            left = self.asked[connection] - size
+            if left:
+                self.asked[connection] = left
+            else:
+                del self.asked[connection]
+        if self.waiting:
+            self.serve()
+
+    def serve(self) -> None:
+        """Let in the calls that fit, the lightest first."""
+        while self.waiting:
+            first = self.waiting[0]
+            if not first.turn.done():
+                if not self.fits(first.size):
+                    return
+                self.free -= first.size
+                self._virtual_time = first.tag
+                first.turn.set_result(None)
+            heapq.heappop(self.waiting)
+
+    def refuse(self, calls: Iterable[WaitingCall]) -> None:
+        """End the wait of some calls."""
+        for call in calls:
+            if not call.turn.done():
+                call.turn.set_exception(self.full())
+                self._forget(call.connection, call.size)
+        self.waiting = [each for each in self.waiting if not each.turn.done()]
+        heapq.heapify(self.waiting)
+
+    def _forget(self, connection: str, size: int) -> None:
+        self.asked[connection] -= size
+        if not self.asked[connection]:
+            del self.asked[connection]
+
+
+def memory_queue(limit_bytes: int, what: str) -> FairQueue:
+    """Return a queue for the bytes of requests under way, which ``what`` names in errors."""
+
+    def full() -> CallError:
+        return busy(
+            f"limit of {limit_bytes:,} bytes of {what} under way on this node is reached: retry"
+            " with backoff"
+        )
+
+    return FairQueue(limit_bytes, full)

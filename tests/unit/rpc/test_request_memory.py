@@ -1,0 +1,339 @@
+"""The bounds on requests that have not come in full, of calls and of streams."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any, cast
+
+import pytest
+
+from store.rpc import request_memory
+from store.rpc.limits import LOOKAHEAD_BYTES
+from store.rpc.request_memory import IncompleteRequests, NoRequestError, RequestReader
+from store.serving.failure import CallError, Code
+
+
+class Caller:
+    """The context of a call whose request comes when the test says so; None: it never comes."""
+
+    def __init__(self, connection: str = "ipv4:192.0.2.1:1", request: object = None) -> None:
+        self.asked = asyncio.Event()
+        self.request: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        self._connection = connection
+        if request is not None:
+            self.request.set_result(request)
+
+    def peer(self) -> str:
+        """Return the address and port that the call comes from."""
+        return self._connection
+
+    async def read(self) -> object:
+        """Return the request."""
+        self.asked.set()
+        return await self.request
+
+
+async def read_call(reader: RequestReader, caller: Caller, *, wait: bool = True) -> bytes:
+    """Read a request as the wrapper of calls does."""
+    return await reader.read(cast("Any", caller), wait=wait)
+
+
+async def test_a_request_that_is_there_is_read_at_once_however_many_come() -> None:
+    reader = RequestReader(2)
+    callers = [Caller(request=bytes([number])) for number in range(100)]
+    found = await asyncio.gather(*(read_call(reader, caller) for caller in callers))
+    assert found == [bytes([number]) for number in range(100)]
+
+
+async def test_no_more_are_read_at_one_time_than_there_are_slots() -> None:
+    reader = RequestReader(2)
+    callers = [Caller() for _ in range(3)]
+    tasks = [asyncio.create_task(read_call(reader, caller)) for caller in callers]
+    await asyncio.sleep(0)
+    assert [caller.asked.is_set() for caller in callers] == [True, True, False]
+    callers[0].request.set_result(b"x")
+    assert await tasks[0] == b"x"
+    await callers[2].asked.wait()
+    callers[1].request.set_result(b"y")
+    callers[2].request.set_result(b"z")
+    assert await asyncio.gather(*tasks[1:]) == [b"y", b"z"]
+
+
+async def test_a_slow_request_loses_its_slot_when_others_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(request_memory, "CROWDED_TIMEOUT_S", 0.05)
+    reader = RequestReader(1)
+    slow = asyncio.create_task(read_call(reader, Caller()))
+    await asyncio.sleep(0.2)
+    assert not slow.done(), "no other call wants the slot"
+    assert await read_call(reader, Caller(request=b"x")) == b"x"
+    with pytest.raises(CallError) as refused:
+        await slow
+    assert refused.value.code is Code.RESOURCE_EXHAUSTED
+    assert refused.value.retry
+
+
+async def test_a_request_has_its_time_when_no_other_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request_memory, "REQUEST_TIMEOUT_S", 0.05)
+    with pytest.raises(CallError) as refused:
+        await read_call(RequestReader(1), Caller())
+    assert refused.value.code is Code.DEADLINE_EXCEEDED
+
+
+async def test_a_connection_with_many_calls_does_not_keep_another_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(request_memory, "CROWDED_TIMEOUT_S", 0.05)
+    reader = RequestReader(1)
+    crowd = [asyncio.create_task(read_call(reader, Caller("ipv4:192.0.2.1:1"))) for _ in range(40)]
+    await asyncio.sleep(0)
+    assert await read_call(reader, Caller("ipv4:192.0.2.2:1", b"x")) == b"x"
+    assert sum(task.done() for task in crowd) <= 3
+    for task in crowd:
+        task.cancel()
+    await asyncio.gather(*crowd, return_exceptions=True)
+    assert await read_call(reader, Caller(request=b"y")) == b"y"
+
+
+async def test_slots_come_back_however_a_call_ends() -> None:
+    reader = RequestReader(1)
+    for _ in range(3):
+        holder, waiter = (asyncio.create_task(read_call(reader, Caller())) for _ in range(2))
+        await asyncio.sleep(0)
+        holder.cancel()
+        await asyncio.sleep(0)
+        waiter.cancel()
+        await asyncio.gather(holder, waiter, return_exceptions=True)
+    with pytest.raises(NoRequestError):
+        await read_call(reader, Caller(request=object()))
+    assert await read_call(reader, Caller(request=b"x"), wait=False) == b"x"
+
+
+async def test_without_waiting_a_call_is_refused_at_once() -> None:
+    reader = RequestReader(1)
+    holder = asyncio.create_task(read_call(reader, Caller()))
+    await asyncio.sleep(0)
+    with pytest.raises(CallError) as refused:
+        await read_call(reader, Caller(request=b"x"), wait=False)
+    assert refused.value.code is Code.RESOURCE_EXHAUSTED
+    holder.cancel()
+    await asyncio.gather(holder, return_exceptions=True)
+
+
+async def test_of_too_many_that_wait_one_of_the_fullest_connection_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(request_memory, "MAX_WAITING_REQUESTS", 4)
+    reader, holder = RequestReader(1), Caller()
+    holding = asyncio.create_task(read_call(reader, holder))
+    crowd = [asyncio.create_task(read_call(reader, Caller("ipv4:192.0.2.1:1"))) for _ in range(4)]
+    await asyncio.sleep(0)
+    alone = asyncio.create_task(read_call(reader, Caller("ipv4:192.0.2.2:1", b"x")))
+    done, _ = await asyncio.wait(crowd, return_when=asyncio.FIRST_COMPLETED)
+    assert [type(task.exception()) for task in done] == [CallError]
+    holder.request.set_result(b"y")
+    assert await holding == b"y"
+    for task in crowd:
+        task.cancel()
+    assert await alone == b"x"
+    await asyncio.gather(*crowd, return_exceptions=True)
+    assert await read_call(reader, Caller(request=b"z"), wait=False) == b"z"
+
+
+MIB = 1024 * 1024
+
+
+class Kernel:
+    """The bytes that have come over each connection that is open."""
+
+    def __init__(self) -> None:
+        self.came: dict[str, int] = {}
+        self.asked: list[list[str]] = []
+
+    def count(self, wanted: Iterable[str]) -> dict[str, int]:
+        """Count as `store.serving.connections.ReceivedBytes` does."""
+        names = list(wanted)
+        self.asked.append(names)
+        return {name: self.came[name] for name in names if name in self.came}
+
+
+class Stream:
+    """A call whose requests come when the test says so."""
+
+    def __init__(
+        self, requests: IncompleteRequests, kernel: Kernel, connection: str, owner: str
+    ) -> None:
+        self._requests = requests
+        self._kernel = kernel
+        self._connection = connection
+        self._owner = owner
+        self._coming: asyncio.Queue[bytes] = asyncio.Queue()
+        self.task = self._read()
+        kernel.came.setdefault(connection, 0)
+
+    def peer(self) -> str:
+        """Return the name of the connection."""
+        return self._connection
+
+    async def read(self) -> bytes:
+        """Return the next request."""
+        return await self._coming.get()
+
+    def sends(self, size: int) -> None:
+        """Receive a part of a request."""
+        self._kernel.came[self._connection] += size
+
+    async def completes(self, size: int) -> None:
+        """Receive a whole request, which is read; the next one is awaited."""
+        self.sends(size)
+        self._coming.put_nowait(bytes(size))
+        assert await self.task == bytes(size)
+        self.task = self._read()
+        await asyncio.sleep(0)
+
+    def _read(self) -> asyncio.Task[bytes | None]:
+        return asyncio.create_task(self._requests.next(cast("Any", self), self._owner))
+
+
+async def read(requests: IncompleteRequests, connection: str, size_bytes: int) -> None:
+    """Read a request that has come in full."""
+    async with requests.awaiting(connection, "a") as known:
+        known.read_bytes += size_bytes
+
+
+async def measure(requests: IncompleteRequests) -> None:
+    """Measure, and let streams end."""
+    await asyncio.sleep(0)
+    await requests.measure()
+    for _ in range(4):
+        await asyncio.sleep(0)
+
+
+async def test_streams_that_send_nothing_stay_however_many_they_are() -> None:
+    kernel = Kernel()
+    requests = IncompleteRequests(MIB, kernel.count)
+    streams = [Stream(requests, kernel, f"ipv4:192.0.2.1:{n}", "a") for n in range(500)]
+    for _ in range(3):
+        await measure(requests)
+    assert not any(each.task.done() for each in streams)
+    assert requests.unread_bytes == 0
+    await stop(streams)
+
+
+async def test_the_caller_with_the_most_bytes_gives_way() -> None:
+    kernel = Kernel()
+    requests = IncompleteRequests(10 * MIB, kernel.count)
+    crowd = [Stream(requests, kernel, f"ipv4:192.0.2.1:{n}", "crowd") for n in range(8)]
+    large = Stream(requests, kernel, "ipv4:192.0.2.2:1", "honest")
+    large.sends(9 * MIB)
+    await measure(requests)
+    assert not large.task.done()
+    for each in crowd:
+        each.sends(2 * MIB)
+    await measure(requests)
+    ended = [each for each in crowd if each.task.done()]
+    assert len(ended) == 8
+    failure = ended[0].task.exception()
+    assert isinstance(failure, CallError)
+    assert failure.code is Code.UNAVAILABLE
+    assert failure.retry
+    assert not large.task.done()
+    assert requests.unread_bytes == 9 * MIB
+    await stop([large])
+
+
+async def test_of_one_caller_the_connection_that_stands_still_goes_first() -> None:
+    kernel = Kernel()
+    requests = IncompleteRequests(10 * MIB, kernel.count)
+    stalled, busy = (Stream(requests, kernel, f"ipv4:192.0.2.1:{n}", "a") for n in range(2))
+    stalled.sends(4 * MIB)
+    busy.sends(5 * MIB)
+    await measure(requests)
+    busy.sends(2 * MIB)
+    await measure(requests)
+    assert stalled.task.done()
+    assert not busy.task.done()
+    await stop([stalled, busy])
+
+
+async def test_requests_that_were_read_and_frames_do_not_count() -> None:
+    kernel = Kernel()
+    requests = IncompleteRequests(10 * MIB, kernel.count)
+    stream = Stream(requests, kernel, "ipv4:192.0.2.1:1", "a")
+    for _ in range(100):
+        await stream.completes(MIB)
+        stream.sends(MIB // 2)  # headers and frames
+        await measure(requests)
+        assert not stream.task.done()
+        # What came since the look before might be part of a request.
+        assert requests.unread_bytes <= MIB + MIB // 2 + LOOKAHEAD_BYTES
+    kernel.came["ipv4:192.0.2.1:1"] += 8 * MIB
+    await read(requests, "ipv4:192.0.2.1:1", 8 * MIB)
+    await measure(requests)
+    assert not stream.task.done()
+    stream.sends(11 * MIB)
+    await measure(requests)
+    assert stream.task.done()
+    await stop([stream])
+
+
+async def test_requests_that_complete_beside_it_hide_no_part_of_another() -> None:
+    kernel = Kernel()
+    requests = IncompleteRequests(10 * MIB, kernel.count)
+    name = "ipv4:192.0.2.1:1"
+    slow, other = Stream(requests, kernel, name, "a"), Stream(requests, kernel, name, "a")
+    slow.sends(6 * MIB)
+    await measure(requests)
+    for _ in range(5):
+        await other.completes(MIB)
+        await measure(requests)
+    assert requests.unread_bytes >= 6 * MIB
+    slow.sends(5 * MIB)
+    await measure(requests)
+    assert slow.task.done()
+    await stop([slow, other])
+
+
+async def test_a_stream_that_gave_way_by_mistake_is_not_ended_again() -> None:
+    """Count much traffic that is no request only once, as slow."""
+    kernel = Kernel()
+    requests = IncompleteRequests(10 * MIB, kernel.count)
+    name = "ipv4:192.0.2.1:1"
+    stream = Stream(requests, kernel, name, "a")
+    await measure(requests)
+    kernel.came[name] += 11 * MIB
+    await measure(requests)
+    assert stream.task.done()
+    again = Stream(requests, kernel, name, "a")
+    for _ in range(3):
+        await measure(requests)
+    assert not again.task.done()
+    await stop([stream, again])
+
+
+async def test_closed_connections_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request_memory, "FORGET_BEYOND", 4)
+    kernel = Kernel()
+    requests = IncompleteRequests(MIB, kernel.count)
+    stream = Stream(requests, kernel, "ipv4:192.0.2.1:1", "a")
+    for number in range(2_000):
+        await read(requests, f"ipv4:192.0.2.3:{number}", 100)
+        if number % 100 == 0:
+            await measure(requests)
+    await measure(requests)
+    kernel.asked.clear()
+    for number in range(2_000, 2_020):
+        await read(requests, f"ipv4:192.0.2.3:{number}", 100)
+    await measure(requests)
+    assert max(map(len, kernel.asked)) < 200
+    await stop([stream])
+
+
+async def stop(streams: Iterable[Stream]) -> None:
+    """End the streams that wait."""
+    tasks = [each.task for each in streams]
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

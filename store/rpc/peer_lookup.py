@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from typing import Final
 
-from store.domain.lookup import Asked
+from store.domain.claims import RequestedEntries
 from store.domain.ports import HistoryEntry, PeerAddress
 from store.rpc.dial import PeerDialer
 from store.rpc.limits import MAX_LOOKUP_MESSAGES
@@ -53,7 +53,7 @@ async def lookup(
         ],
         prefer_proven=True,
     ).SerializeToString()
-    asked, left = Asked(channel_id, entries), MAX_LOOKUP_MESSAGES
+    asked, left = RequestedEntries(channel_id, entries), MAX_LOOKUP_MESSAGES
     async with dialer.ask(peer, LOOKUP, request) as call:
         while (data := await in_time(call.read(), silence_s)) is not None:
             messages = _decoded(data, left).messages
@@ -61,7 +61,7 @@ async def lookup(
             yield [_checked(asked, each.stored) for each in messages]
 
 
-def _checked(asked: Asked, stored: WakuMessageKeyValue) -> bytes:
+def _checked(asked: RequestedEntries, stored: WakuMessageKeyValue) -> bytes:
     """A message as it is judged.
 
     Raises:

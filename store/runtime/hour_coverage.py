@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from store.db.summaries.timeline import TIMELINE_DAYS
-from store.domain.completeness import CoverageReads
-from store.domain.coverage import HOUR_NS, CoverageStep, StoreCoverage, aligned
+from store.domain.coverage import HOUR_NS, CoverageReads, CoverageStep, StoreCoverage, aligned
 from store.domain.partitioning import DAY_NS
 from storenode.message.limits import NS_PER_S
 
@@ -56,6 +55,6 @@ def _known(step: CoverageStep, found: StoreCoverage) -> list[Any]:
         found.equal_until_ns // NS_PER_S if partly else 0,
         found.missing_here,
         found.missing_there,
-        found.held_here,
+        found.stored_here,
         found.last_equal_ns // NS_PER_S,
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from typing import Final
 
-from store.domain.completeness import AnswerCoverage
+from store.domain.coverage import AnswerCoverage
 from store.domain.ports import (
     FollowPage,
     FollowRequest,
@@ -17,7 +17,7 @@ from store.domain.ports import (
 )
 from store.domain.query import QueryPlan, time_range
 from store.messages.cursor import ScanCursor
-from store.serving.answer_coverage import page_span, telling
+from store.serving.answer_coverage import open_report, page_span
 from store.serving.call import Call
 from store.serving.limits import MAX_SCAN_PAGE_MESSAGES
 from store.serving.unsent import COPIES
@@ -45,12 +45,12 @@ async def read_page(
         wanted = plan.page(await services.reader.position(plan.cursor, call.client.topics))
     if plan.empty:
         return NOTHING, None
-    told = None
+    report = None
     if coverage:
         range_ns = wanted.time_start_ns, wanted.time_end_ns
-        told = await telling(call, *range_ns, all_kept=wanted.hashes is not None)
+        report = await open_report(call, *range_ns, all_kept=wanted.hashes is not None)
     page = await services.reader.query(wanted)
-    return page, None if told is None else await told.told(page_span(wanted, page))
+    return page, None if report is None else await report.finish(page_span(wanted, page))
 
 
 def scan_request(

@@ -23,7 +23,7 @@ from store.domain.query import (
 from store.messages.cursor import ScanCursor
 from store.messages.frames import digests, follow_page, query_response, scan_page
 from store.serving import reading
-from store.serving.answer_coverage import telling_all, telling_scan
+from store.serving.answer_coverage import open_full_report, open_scan_report
 from store.serving.call import Call
 from store.serving.failure import CallFailure
 from store.serving.limits import (
@@ -107,12 +107,12 @@ class Reads:
         )
         if wanted.time_start_ns >= wanted.time_end_ns:
             return
-        told = await telling_scan(call, wanted, wanted=scan.coverage)
+        report = await open_scan_report(call, wanted, wanted=scan.coverage)
         async for page in self._services.reader.scan(wanted, call.outlet):
             yield scan_page(page.frames, ScanCursor(*page.last).encode())
             del page  # which would be held while the next one waits
-        if told is not None:
-            said = coverage_message(await told.told())
+        if report is not None:
+            said = coverage_message(await report.finish())
             yield store_pb2.ScanPage(coverage=said).SerializeToString()
 
     async def follow(self, call: Call, request: bytes) -> AsyncGenerator[bytes, None]:
@@ -147,11 +147,11 @@ class Reads:
             limits,
             prefer_proven=lookup.prefer_proven,
         )
-        told = await telling_all(call, wanted=lookup.coverage)
+        report = await open_full_report(call, wanted=lookup.coverage)
         async for page in self._services.sds.messages(wanted, call.outlet):
             yield sds_response(page)
-        if told is not None:
-            said = coverage_message(await told.told())
+        if report is not None:
+            said = coverage_message(await report.finish())
             yield store_pb2.SdsMessagesPage(coverage=said).SerializeToString()
 
     async def causal_history(self, call: Call, request: bytes) -> AsyncGenerator[bytes, None]:
@@ -168,11 +168,11 @@ class Reads:
             limits=limits,
             prefer_proven=walk.prefer_proven,
         )
-        told = await telling_all(call, wanted=walk.coverage)
+        report = await open_full_report(call, wanted=walk.coverage)
         async for page in self._services.sds.causal_history(wanted, call.outlet):
             yield sds_response(page)
-        if told is not None:
-            said = coverage_message(await told.told())
+        if report is not None:
+            said = coverage_message(await report.finish())
             yield store_pb2.CausalHistoryPage(coverage=said).SerializeToString()
 
 

@@ -14,8 +14,8 @@ from typing import Final
 
 from store.domain.causal import CausalWalk, WalkState
 from store.domain.claims import Claim, ClaimAnswer, ClaimQuery, Hinted, HintQuery, Lookup, rank
-from store.domain.limits import RequestLimits
 from store.domain.ports import CausalRequest, HistoryEntry, TopicFilter
+from store.domain.query import RequestLimits
 from storenode.sds.aio.transport import Fetched
 from storenode.sds.codec import Entry, decode, sds_key
 

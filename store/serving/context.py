@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from store.domain.access import Access
 from store.domain.coverage import CoverageReads, IntakeRecord, MissingParents
-from store.domain.limits import RequestLimits
+from store.domain.query import RequestLimits
 from store.domain.quota import Quota
 from store.domain.unread import Confirmations, GossipState, NoConfirmations
 from store.observe.clocks import ClockComparison

@@ -29,7 +29,7 @@ from itertools import count
 from operator import itemgetter
 from typing import Final
 
-from store.domain.limits import DEFAULT_UNSENT_BYTES
+from store.domain.query import DEFAULT_UNSENT_BYTES
 from store.serving.failure import CallFailure, busy, over_limit, unready
 from store.serving.sockets import hang_up
 

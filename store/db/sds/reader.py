@@ -23,8 +23,8 @@ from store.db.sds.claims import ClaimReader, ParentPlace
 from store.db.turns import Turns
 from store.domain.causal import CausalWalk, WalkState
 from store.domain.claims import ClaimAnswer, ClaimQuery, Found, Lookup
-from store.domain.limits import DEFAULT_PAGE_BYTES
 from store.domain.ports import CausalRequest, HistoryEntry, Outlet, Room, SdsLookup, SdsPage, SyncId
+from store.domain.query import DEFAULT_PAGE_BYTES
 from store.messages.frames import sds_stored_message
 from storenode.message.limits import HASH_BYTES
 

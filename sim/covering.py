@@ -14,8 +14,7 @@ from sim.marks import Mark
 from sim.process import Process
 from sim.stating import SimStatements
 from sim.views import JudgedView, JudgedViews
-from store.domain.completeness import answered
-from store.domain.coverage import BLOCK_NS, HOUR_NS, Span, aligned
+from store.domain.coverage import BLOCK_NS, HOUR_NS, Span, aligned, answered
 from store.domain.partitioning import DAY_NS
 from store.domain.ports import StoreBusy, StoreUnavailable
 from store.sync.coverage import Coverage

@@ -20,9 +20,8 @@ from sim.limits import COMMITS_AT_ONCE, NS_PER_MS
 from sim.promise import Promise
 from sim.snapshot import Snapshot
 from sim.timeline import Timeline
-from store.domain.commits import CommitRow, WrittenIds
 from store.domain.coverage import Statement
-from store.domain.hub import START, Place
+from store.domain.hub import START, CommitRow, Place, WrittenIds
 from store.domain.ports import StoreBusy, StoreUnavailable
 from store.messages.record import RecordBatch
 from store.messages.transfer import transferred

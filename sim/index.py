@@ -18,8 +18,7 @@ from sim.limits import MAX_COLD_VIEWS
 from sim.marks import Mark
 from sim.process import Process
 from sim.snapshot import Snapshot
-from store.domain.commits import CommitRow
-from store.domain.hub import Place
+from store.domain.hub import CommitRow, Place
 from store.domain.view import Newest, Times
 from store.sync.index.hot import HotIndex
 

@@ -11,8 +11,13 @@ from sim.limits import NS_PER_S
 from sim.marks import Mark
 from sim.process import Process
 from store.domain.partitioning import Bounds
-from store.domain.retention import FINE_TABLE, Partition, RetentionPolicy, plan_prune
-from store.domain.retention_clock import RetentionClock
+from store.domain.retention import (
+    FINE_TABLE,
+    Partition,
+    RetentionClock,
+    RetentionPolicy,
+    plan_prune,
+)
 
 _EVERY_NS: Final = 2 * NS_PER_S
 

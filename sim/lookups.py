@@ -14,8 +14,7 @@ from sim.limits import NS_PER_S
 from sim.marks import Mark
 from sim.process import Process
 from sim.streams import EndStream
-from store.domain.claims import Answer, Claim, Read
-from store.domain.lookup import Lookup
+from store.domain.claims import Claim, ClaimAnswer, ClaimQuery, Lookup
 from store.domain.ports import (
     FetchDone,
     HistoryEntry,
@@ -91,11 +90,11 @@ def selected(database: Database, request: SdsLookup) -> Lookup:
     answer = None
     while (read := lookup.step(answer)) is not None:
         hints = {(query.key, query.hash): None for query in read.hints}
-        answer = Answer(read.keys, list(_claims(database, read)), hints)
+        answer = ClaimAnswer(read.keys, list(_claims(database, read)), hints)
     return lookup
 
 
-def _claims(database: Database, read: Read) -> Iterator[Claim]:
+def _claims(database: Database, read: ClaimQuery) -> Iterator[Claim]:
     for key in read.keys:
         message_id, digest = database.sds.get(key, (b"", b""))
         if digest in database.held:

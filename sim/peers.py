@@ -20,8 +20,8 @@ from sim.stating import SimStatements
 from sim.streams import SimConnector, StatusReceived
 from sim.views import JudgedView, JudgedViews
 from store.domain.admission import Admission, Verdict
+from store.domain.claims import RequestedEntries
 from store.domain.coverage import Interval
-from store.domain.lookup import Asked
 from store.domain.ports import (
     CursorOutOfRange,
     FrameStream,
@@ -321,7 +321,7 @@ class SimCaller:
     ) -> AsyncGenerator[list[bytes], None]:
         """What a peer holds of some SDS messages."""
         self.asked[asyncio.current_task()] = entries
-        silence_s, asked = self._exchange.work.silence_s, Asked(channel_id, entries)
+        silence_s, asked = self._exchange.work.silence_s, RequestedEntries(channel_id, entries)
         async with self._connector.call(peer, LOOKUP) as stream:
             await stream.write(SdsLookup(channel_id, tuple(entries), TopicFilter()))
             page: list[bytes] | None
@@ -354,7 +354,7 @@ class SimCaller:
         }
 
 
-def _check_asked(asked: Asked, encoded: bytes) -> None:
+def _check_asked(asked: RequestedEntries, encoded: bytes) -> None:
     """As the edge does it, with the shipped rule.
 
     Raises:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from sim.bridge import Life
 from sim.environment import environment_of
 from sim.marks import Mark
-from store.domain.commits import WrittenIds
+from store.domain.hub import WrittenIds
 
 if TYPE_CHECKING:
     from sim.node import Node

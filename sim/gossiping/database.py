@@ -17,7 +17,7 @@ from sim.dice import Dice, happens
 from sim.limits import NS_PER_S
 from sim.process import Process
 from sim.promise import Promise
-from store.domain.commits import CommitRow
+from store.domain.hub import CommitRow
 from store.domain.ports import Source, StoreBusy, StoreUnavailable
 from store.domain.unread import Confirmed, UnreadEvent
 from store.gossip.commits import OwnBatch

@@ -17,7 +17,7 @@ from sim.gossiping.streams import GOSSIP, Connector, serve
 from sim.limits import NS_PER_MS
 from sim.node import Node
 from sim.process import Process
-from store.domain.commits import CommitRow
+from store.domain.hub import CommitRow
 from store.domain.ports import Source
 from store.gossip.config import GossipConfig
 from store.gossip.driver import node as shipped

@@ -11,7 +11,7 @@ from typing import Final
 
 from sim.dice import Dice, happens
 from sim.limits import NS_PER_MS, NS_PER_S
-from store.domain.limits import RequestLimits
+from store.domain.query import RequestLimits
 from storenode.sds.bloom import FilterShape
 from storenode.sds.config import ChannelConfig, RepairConfig
 

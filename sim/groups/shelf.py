@@ -1,6 +1,6 @@
 """What a simulated store holds of a channel, read by the real look-ups of a node.
 
-`store.domain.lookup` and `store.domain.causal` say what they want read, as of a database. Limits
+`store.domain.claims` and `store.domain.causal` say what they want read, as of a database. Limits
 and truncation are the node's: claimants per ID, messages of a causal history. What is proven comes
 first, as participants ask for it.
 """
@@ -12,11 +12,10 @@ from bisect import insort
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from store.domain.causal import CausalWalk
-from store.domain.claims import Answer, Claim, Done, Hinted, HintQuery, Read, rank
-from store.domain.limits import RequestLimits
-from store.domain.lookup import Lookup
+from store.domain.causal import CausalWalk, WalkState
+from store.domain.claims import Claim, ClaimAnswer, ClaimQuery, Hinted, HintQuery, Lookup, rank
 from store.domain.ports import CausalRequest, HistoryEntry, TopicFilter
+from store.domain.query import RequestLimits
 from storenode.sds.aio.transport import Fetched
 from storenode.sds.codec import Entry, decode, sds_key
 
@@ -64,37 +63,35 @@ class Shelf:
         """All that claim some IDs, as a node finds them; True: an ID has more claimants."""
         asked = _entries(entries)
         lookup = Lookup(self._channel_id, asked, self._limits.sds_claimants)
-        answer: Answer | None = None
+        answer: ClaimAnswer | None = None
         while (read := lookup.step(answer)) is not None:
             answer = self._answer(read)
         return [self.held[found[2]] for found in lookup.messages], lookup.truncated
 
     def causes(self, heads: Sequence[Entry], known: Sequence[str]) -> tuple[list[Fetched], bool]:
         """Heads and all their causes, parents first; True: a limit ended the walk."""
-        keys = frozenset(sds_key(self._channel_id, each.encode()) for each in known)
         request = CausalRequest(
             self._channel_id,
             _entries(heads),
-            frozenset(),
+            frozenset(each.encode() for each in known),
             self._limits.causal_messages,
             0,
             TopicFilter(),
             self._limits.sds_claimants,
             prefer_proven=True,
         )
-        walk = CausalWalk(request, keys)
-        answer: Answer | None = None
-        while not isinstance(effect := walk.step(answer), Done):
-            answer = self._answer(effect) if isinstance(effect, Read) else None
+        walk = CausalWalk(request)
+        answer: ClaimAnswer | None = None
+        while (effect := walk.step(answer)) is not WalkState.DONE:
+            answer = self._answer(effect) if isinstance(effect, ClaimQuery) else None
         found = [self.held[walk.taken[number][2]] for number in walk.parents_first()]
         return found, walk.truncated
 
-    def _answer(self, read: Read) -> Answer:
+    def _answer(self, read: ClaimQuery) -> ClaimAnswer:
         most = self._limits.sds_claimants + 1
         claims = [claim for key in read.keys for claim in self._by_key.get(key, ())[:most]]
         hinted = {(query.key, query.hash): self._hinted(query) for query in read.hints}
-        contested = [key for key in read.contested if len(self._by_key.get(key, ())) > 1]
-        return Answer(read.keys, claims, hinted, contested=frozenset(contested))
+        return ClaimAnswer(read.keys, claims, hinted)
 
     def _hinted(self, query: HintQuery) -> Hinted | None:
         claim = self._claims.get(query.hash)

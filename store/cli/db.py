@@ -34,8 +34,7 @@ from store.db.primary.judging import Server, seen_on
 from store.db.schema import migrate
 from store.db.summaries.resummarize import Resummarized, resummarize
 from store.domain.partitioning import UNBOUNDED_HIGH, UNBOUNDED_LOW, Bounds
-from store.domain.retention import Partition, RetentionPolicy
-from store.domain.retention_clock import Reading, RetentionClock
+from store.domain.retention import Partition, Reading, RetentionClock, RetentionPolicy
 from store.embedded.datadir import DataDir, release_reserve
 from store.embedded.process import EmbeddedPostgresError
 from store.embedded.supervisor import EmbeddedPostgres, EmbeddedSettings, running_url

@@ -11,7 +11,7 @@ import click
 
 from store.config import options as most
 from store.config.options import access, data, limit, listener, messages, peers, running
-from store.domain.limits import DEFAULT_UNSENT_BYTES
+from store.domain.query import DEFAULT_UNSENT_BYTES
 from store.domain.quota import ClientLimits
 from storenode.cli.options.types import (
     ADDRESS,

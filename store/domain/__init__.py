@@ -1,1 +1,1 @@
-"""What the node does, without a clock, a socket or a database. Pure."""
+"""The rules of the node, without a clock, a socket or a database. Pure."""

@@ -1,4 +1,4 @@
-"""Who may do what: the token file, and the decision on one call.
+"""Access control: the token file, and the decision on one call.
 
 The format of the file is in ``docs/access.md``. Rules:
 
@@ -7,8 +7,8 @@ The format of the file is in ``docs/access.md``. Rules:
 2. With one, every call carries ``authorization: Bearer TOKEN``. The file holds SHA-256 digests of
    tokens, never tokens; digests are compared in constant time.
 3. A right that is missing is `PERMISSION_DENIED`, a token that is missing or unknown
-   `UNAUTHENTICATED`. What lies outside a client's topics is not there for it: no error tells it
-   that something exists. Only what it publishes there itself is refused by name.
+   `UNAUTHENTICATED`. Messages outside a client's topics do not exist for it, and no error shows
+   that something exists. Only a message that it publishes there itself is refused by name.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _DIGEST: Final = re.compile(r"[0-9a-fA-F]{64}")
 _NAME: Final = re.compile(rf"[A-Za-z0-9._-]{{1,{MAX_CLIENT_NAME_CHARS}}}")
 _BEARER: Final = "bearer "
 _INDEX_BYTES: Final = 8
-_NOBODY: Final = bytes(32)
+_NO_DIGEST: Final = bytes(32)
 
 
 class Right(StrEnum):
-    """What a client may do, as the token file names it."""
+    """A permission of a client, as the token file names it."""
 
     READ = "read"
     PUBLISH = "publish"
@@ -55,7 +55,7 @@ class Denied(Exception):
 
 
 class Unauthenticated(Denied):
-    """A caller did not say who it is, or not by a token that this node knows."""
+    """A caller sent no token, or an unknown one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,25 +99,25 @@ class Access:
         if entries is not None:
             self._entries = {}
             for digest, client in entries:
-                # Only the place in this table depends on the digest, and a digest cannot be
-                # steered by who does not know a token; the comparison itself is constant-time.
+                # Only the entry of this table depends on the digest, which cannot be chosen
+                # without a token; the comparison itself is constant-time.
                 key = digest[:_INDEX_BYTES]
                 self._entries.setdefault(key, []).append(_Entry(digest, client))
 
     @classmethod
     def open(cls, limits: ClientLimits | None = None) -> Access:
-        """Without a token file; ``limits`` hold for every caller."""
+        """Return the rules without a token file; ``limits`` hold for every caller."""
         return cls(None, limits or ClientLimits())
 
     def clients(self) -> list[Client]:
-        """Every client of the token file."""
+        """Return the clients of the token file."""
         groups = (self._entries or {}).values()
         return [entry.client for group in groups for entry in group]
 
     def authorize(
         self, authorization: str | None, right: Right, stranger: str, *, open_admin: bool = False
     ) -> Client:
-        """Decide on one call: who calls.
+        """Return the caller of one call, if it may make it.
 
         ``authorization`` is the call's metadata of that name. ``stranger`` names a caller without
         a token (the host it comes from). ``open_admin``: the call came in on the admin listener
@@ -156,7 +156,7 @@ class Access:
         for entry in self._entries.get(digest[:_INDEX_BYTES], ()):
             if hmac.compare_digest(entry.digest, digest):
                 return entry.client
-        hmac.compare_digest(_NOBODY, digest)
+        hmac.compare_digest(_NO_DIGEST, digest)
         raise Unauthenticated(
             "the token is not known to this node: check it, or ask the operator for a new one"
         )

@@ -1,4 +1,4 @@
-"""Admission: which messages the node stores, whoever brings them, and in which form.
+"""Admission: the decision which messages the node stores, from any source, and in which form.
 
 A message can come from a client, a transfer, a resume, gossip or a restore. All are judged here,
 by the rules of `storenode.message.rules`, then stored by one writer and announced by one feed;
@@ -70,7 +70,7 @@ from storenode.message.topics import topic_key
 
 
 class Verdict(IntEnum):
-    """What became of one message."""
+    """The decision on one message."""
 
     ACCEPTED = 1
     DUPLICATE = 2
@@ -104,17 +104,17 @@ class Admitted:
                 self.positions[index] = -1
                 self.refusals[index] = CONFLICT
 
-    def count(self, stored: Sequence[bool]) -> Counts:
-        """Count what became of the request; ``stored`` is the writer's answer for the batch."""
+    def count(self, stored: Sequence[bool]) -> AdmissionCounts:
+        """Count the messages by verdict; ``stored`` is the writer's answer for the batch."""
         new = sum(stored)
         ephemeral = self.verdicts.count(Verdict.EPHEMERAL)
         rejected = Counter(refusal.label for refusal in self.refusals.values())
         duplicate = len(self.verdicts) - new - ephemeral - len(self.refusals)
-        return Counts(new, duplicate, ephemeral, rejected)
+        return AdmissionCounts(new, duplicate, ephemeral, rejected)
 
 
-class Counts(NamedTuple):
-    """What became of the messages of a request; ``rejected`` counts by label."""
+class AdmissionCounts(NamedTuple):
+    """The number of messages of a request by verdict; ``rejected`` counts by label."""
 
     stored: int
     duplicate: int
@@ -123,7 +123,7 @@ class Counts(NamedTuple):
 
 
 class _Topic(NamedTuple):
-    """What follows from a (pubsub, content) pair."""
+    """The data derived from a (pubsub, content) pair."""
 
     problem: Refusal | None
     pubsub: bytes
@@ -217,7 +217,7 @@ class Admission:
     def _recognize(
         self, messages: Sequence[bytes]
     ) -> tuple[list[_Recognized], list[bytes], list[_Topic]]:
-        """What can be read off without decoding, the times (no time: it cannot), and the topics."""
+        """Return parts that are read without decoding, times (0: undecoded), and topics."""
         largest = self._policy.max_message_bytes
         shapes: dict[bytes, Lead | None] = {}
         known: dict[tuple[bytes, bytes], _Topic | None] = {}
@@ -273,7 +273,7 @@ class Admission:
         batch.topics |= {topic.key: topic.names for topic in topics}
 
     def _usual_topic(self, names: tuple[str, str]) -> _Topic | None:
-        """What follows from topics of which nothing is to be said; they are not long."""
+        """Return the data of a pair of short topics that is allowed."""
         policy = self._policy
         topic = _derive_once(names, policy.max_topic_bytes, policy.cluster, policy.shards)
         return topic if not topic.problem and self._rights.allows(*names) else None

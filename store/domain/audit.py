@@ -1,4 +1,4 @@
-"""What a stored message must agree with: its own columns, and the rows that find it.
+"""Checks of a stored message against its own columns and the rows that find it.
 
 Pure: rows come in, faults come out. `store.db.checks.check` reads the rows.
 """
@@ -17,8 +17,8 @@ _LAMPORT_WRAP: Final = 1 << 64
 _LAMPORT_SIGN: Final = 1 << 63
 
 
-class Fault(StrEnum):
-    """What can be wrong with a message and the rows about it."""
+class RowFault(StrEnum):
+    """A defect of a message or of the rows about it."""
 
     FRAME = "damaged frame"
     HASH = "wrong hash"
@@ -75,7 +75,7 @@ class SdsRow:
 class Audit:
     """The verdict on one message; ``names`` are its topics, None when the frame is damaged."""
 
-    faults: tuple[Fault, ...]
+    faults: tuple[RowFault, ...]
     names: tuple[str, str] | None
 
 
@@ -84,25 +84,25 @@ def audit(message: StoredMessage) -> Audit:
     try:
         fields = unframe(message.head, message.payload, message.tail)
     except FrameError:
-        return Audit((Fault.FRAME,), None)
+        return Audit((RowFault.FRAME,), None)
     names = (fields.pubsub_topic.decode(), fields.content_topic.decode())
     return Audit(tuple(_faults(message, fields)), names)
 
 
-def _faults(message: StoredMessage, fields: Unframed) -> Iterator[Fault]:
+def _faults(message: StoredMessage, fields: Unframed) -> Iterator[RowFault]:
     if fields.timestamp != message.ts:
-        yield Fault.TIMESTAMP
+        yield RowFault.TIMESTAMP
     if topic_key(fields.pubsub_topic, fields.content_topic) != message.topic:
-        yield Fault.TOPIC
+        yield RowFault.TOPIC
     named = (fields.pubsub_topic, fields.payload, fields.content_topic, fields.meta)
     if not fields.timestamp or message_hash(*named, fields.timestamp) != message.hash:
-        yield Fault.HASH
+        yield RowFault.HASH
     if content_digest(*named, fields.timestamp or 0) != message.content_digest:
-        yield Fault.CONTENT_DIGEST
+        yield RowFault.CONTENT_DIGEST
 
 
 def sds_row(payload: bytes) -> SdsRow | None:
-    """The row that a payload must have; None when it is no readable SDS message."""
+    """Return the row that a payload must have; None when it is no readable SDS message."""
     metadata = decode(payload)
     if metadata is None:
         return None

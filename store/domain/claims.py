@@ -1,7 +1,7 @@
-"""Who claims which SDS message ID: the rules by which a reference finds stored messages.
+"""SDS message IDs in stored messages: the rules by which a reference selects messages.
 
-A stored message *claims* its ID in its channel; nothing keeps several from claiming the same one.
-A *reference* (an entry asked for, a head, a parent) names an ID and perhaps, as retrieval hint, a
+A stored message *claims* its ID in its channel; several messages may claim the same ID. A
+*reference* (an entry of a request, a head, a parent) names an ID and perhaps, as retrieval hint, a
 message hash. It selects:
 
 1. the one claimant that the hint names, wherever it stands among the claimants;
@@ -9,13 +9,13 @@ message hash. It selects:
    and with them the message that the hint names, if its payload cannot be read as an SDS message
    (an encrypted one is found by its hint only).
 
-Where the caller prefers what is proven (`storenode.sds.proofs`), claimants whose ID proves them
+Where the caller prefers proven messages (`storenode.sds.proofs`), claimants whose ID proves them
 come before all others, in the same order among themselves; and a hint to one that is not proven
-selects those that are, and then what it names. So whoever claims an ID, before or after or as a
-parent's hint, hides nothing that is proven. Else no claim counts as proven.
+selects those that are, and then the message that it names. So a forged claim, before or after or as
+a parent's hint, hides no proven message. Else no claim counts as proven.
 
-A hint to a readable message under another ID or channel selects nothing. What is pruned, or
-outside the filter of the call, claims nothing. Source: the node's contract, "SDS".
+A hint to a readable message under another ID or channel selects nothing. Pruned messages, and those
+outside the filter of the call, claim nothing. Source: the node's contract, "SDS".
 
 Claims travel as rows straight from the database: a tuple costs a fraction of an object, and a
 walk takes in a hundred thousand of them.
@@ -29,8 +29,10 @@ from functools import cache
 from struct import Struct
 from typing import Any, Final
 
-from store.domain.ports import SyncId
+from store.domain.ports import HistoryEntry
 from storenode.message.limits import HASH_BYTES, MAX_SDS_CLAIMANTS
+from storenode.sds.codec import decode, sds_key
+from storenode.sds.proofs import ID_BYTES
 
 Claim = tuple[bytes, int, bytes, bytes, bytes, bytes, bool]
 """(key of the ID in its channel, timestamp in ns, message hash, message ID, parent keys, hints,
@@ -49,8 +51,8 @@ Child = tuple[bytes, int, bytes]
 Reference = tuple[bytes, bytes | None]
 """(key of the ID in its channel, hint): a hint that is no message hash counts as none."""
 
-PREFETCHED_CLAIM_BYTES: Final = 420
-"""What a claim costs in memory beside its parents: tuple, values, place in a table."""
+CLAIM_BYTES: Final = 420
+"""Memory of a claim without its parents: tuple, values, entry of a table."""
 
 _ARRAY_HEADER_BYTES: Final = 20
 _KEY_STRIDE: Final = 20
@@ -60,31 +62,26 @@ _LENGTH: Final = Struct(">i")
 _Layout = tuple[
     Callable[[bytes], tuple[bytes, ...]], Callable[[bytes], tuple[Any, ...]], int, tuple[int, ...]
 ]
-"""Reads keys; reads sizes and hints by turns; bytes of the hints' array; the sizes expected."""
+"""Reader of keys; reader of sizes and hints by turns; bytes of the hints' array; expected sizes."""
 
 
 def usable_hint(hint: bytes | None) -> bytes | None:
-    """A hint that can name a message: None unless it has the size of a message hash."""
+    """Return a hint that has the size of a message hash, else None."""
     return hint if hint is not None and len(hint) == HASH_BYTES else None
 
 
-def is_proven(claim: Claim) -> bool:
-    """Whether a claim is proven, where the caller prefers what is."""
-    return claim[6] is True
-
-
 def rank(claim: Claim) -> tuple[bool, int, bytes]:
-    """The order of the claimants of an ID."""
+    """Return the sort key of the claimants of an ID."""
     return claim[6] is not True, claim[1], claim[2]
 
 
 def parent_bytes(claim: Claim) -> int:
-    """About how much memory the parents of a claim take: what hints of the right size would."""
+    """Estimate the memory of a claim's parents, as if all their hints were hashes."""
     return 3 * len(claim[4])
 
 
 def references(parent_keys: bytes, parent_hints: bytes) -> list[Reference]:
-    """Read the parents of a claim from its last two columns."""
+    """Read the parents of a claim from its columns."""
     layout = _layout(len(parent_keys))
     if layout is None:
         return []
@@ -98,7 +95,6 @@ def references(parent_keys: bytes, parent_hints: bytes) -> list[Reference]:
 
 @cache
 def _layout(key_bytes: int) -> _Layout | None:
-    """How to read arrays whose keys take so many bytes, if each hint is a hash."""
     count = key_bytes // _KEY_STRIDE - 1
     if count <= 0:
         return None
@@ -123,10 +119,10 @@ def _uneven_references(parent_keys: bytes, parent_hints: bytes, count: int) -> l
 
 @dataclass(frozen=True, slots=True)
 class HintQuery:
-    """What does the hint of a reference name? ``hash`` is its 32 bytes, ``key`` that of its ID.
+    """A question for the message that the hint of a reference names.
 
-    The ID itself stands in parent ``slot`` of the claim at ``child`` (key, timestamp, hash), or,
-    where ``child`` is None, in entry ``slot`` of the request.
+    ``hash`` is the hint, ``key`` that of the reference's ID. The ID itself is that of parent
+    ``slot`` of the claim at ``child``; where ``child`` is None, of entry ``slot`` of the request.
     """
 
     key: bytes
@@ -144,95 +140,37 @@ class Hinted:
 
 
 HintAnswers = Mapping[tuple[bytes, bytes], Hinted | None]
-"""(key, hash) of each `HintQuery` -> what the hint names, None where that is nothing of use."""
+"""(key, hash) of each `HintQuery` -> the message, None where the hint names none of use."""
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
-    """Claims of the channel before a position, newest first, about ``limit``.
-
-    ``following``: how many are probably wanted after those, 0 if that cannot be said.
-    ``complete``: with every further claimant of their keys; else just as they are stored.
-    """
-
-    before: SyncId
-    limit: int
-    following: int = 0
-    complete: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Read:
-    """What to read: every claimant of ``keys``, what ``hints`` name, and in advance either a
-    ``window`` of the channel or up to ``ahead`` keys that are reached from ``keys`` by parents;
-    which keys of ``contested`` have several claimants.
+class ClaimQuery:
+    """A read: every claimant of ``keys``, of up to ``ahead`` further keys that are reached from
+    these by parents, and the messages that ``hints`` name.
     """
 
     keys: Sequence[bytes]
     hints: Sequence[HintQuery] = ()
-    window: Window | None = None
     ahead: int = 0
-    contested: Sequence[bytes] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """The answer to a `Read`.
+class ClaimAnswer:
+    """The answer to a `ClaimQuery`.
 
-    ``claims`` hold all claimants (the first in their order, one more per key than are returned at
-    most, which shows that there are more) of every key in ``asked`` and of every further key that
-    occurs in them; those of a window that is not complete come newest first. ``reached`` is the
-    position of the lowest row of the window, None when it came to the channel's beginning.
+    ``claims`` hold all claimants of every key in ``asked`` (the first in their order, and one more
+    than are returned for an ID, which shows that there are more). ``asked`` may be a part of the
+    keys of the query; the rest is to be asked for again.
     """
 
     asked: Sequence[bytes]
     claims: Sequence[Claim]
     hinted: HintAnswers
-    reached: SyncId | None = None
-    contested: frozenset[bytes] = frozenset()
-
-
-FIRST_GROUP: Final = -16
-"""From here down, numbers stand for groups: all claimants of one ID, which many messages refer to.
-"""
-
-HEADS: Final = -1
-"""The number that stands for the request, where a message's number is expected."""
-
-
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """Where a reference stands: in parent ``slot`` of message ``node``, or among the heads."""
-
-    node: int
-    slot: int
-
-    @property
-    def is_head(self) -> bool:
-        """True for an entry of the request."""
-        return self.node == HEADS
-
-
-class Pause:
-    """The step has used up its share of time; nothing is needed to go on."""
-
-
-class Done:
-    """The result is complete."""
-
-
-class GiveUp:
-    """The result cannot be found in this way."""
-
-
-PAUSE: Final = Pause()
-DONE: Final = Done()
-GIVE_UP: Final = GiveUp()
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What a reference selects; ``cut``: there are more claimants than are returned.
+    """The messages that a reference selects; ``cut``: there are more claimants than are returned.
 
     The first ``shared`` are what every reference to the ID selects whose hint is of no use.
     """
@@ -245,35 +183,33 @@ class Selection:
 _UNREAD: Final = object()
 
 
-class Claims:
-    """What was read and is not used up: complete sets of claimants by key, and hints."""
+class ClaimCache:
+    """The claimants and hints that were read and are not used up: complete sets by key."""
 
     def __init__(self, claimants: int = MAX_SDS_CLAIMANTS) -> None:
-        """``claimants`` are returned for one key at most."""
         self._claimants = claimants
         self._bytes = 0
         self._sets: dict[bytes, Claim | list[Claim] | None] = {}
         self._hinted: dict[tuple[bytes, bytes], Hinted | None] = {}
 
-    def add(self, answer: Answer) -> int:
-        """Take in an answer; its sets replace what is known of the same keys. Its size in bytes."""
-        sets = _sets(answer.claims)
+    def add(self, answer: ClaimAnswer) -> int:
+        """Add an answer, whose sets replace those of the same keys; return its size in bytes."""
         self._sets.update(dict.fromkeys(answer.asked))
-        self._sets.update(sets)
+        self._sets.update(_group_by_key(answer.claims))
         self._hinted.update(answer.hinted)
         rows = len(answer.asked) + len(answer.claims) + len(answer.hinted)
-        size = rows * PREFETCHED_CLAIM_BYTES + sum(map(parent_bytes, answer.claims))
+        size = rows * CLAIM_BYTES + sum(map(parent_bytes, answer.claims))
         self._bytes += size
         return size
 
     def limit(self, most_bytes: int) -> None:
-        """Drop everything if it takes more memory; what is needed then must be read again."""
+        """Drop everything if it takes more memory; it must be read again when it is needed."""
         if self._bytes <= most_bytes:
             return
         # Until here what was used up is still counted.
         rows = len(self._hinted) + len(self._sets)
         claims = (claim for found in self._sets.values() for claim in _listed(found))
-        self._bytes = rows * PREFETCHED_CLAIM_BYTES + sum(map(parent_bytes, claims))
+        self._bytes = rows * CLAIM_BYTES + sum(map(parent_bytes, claims))
         if self._bytes > most_bytes // 2:
             self.clear()
 
@@ -283,8 +219,8 @@ class Claims:
         self._hinted.clear()
         self._bytes = 0
 
-    def take_sole(self, key: bytes, hint: bytes | None) -> Claim | None:
-        """Hand out, and drop, the only claimant of a key, unless the hint names another message."""
+    def pop_sole(self, key: bytes, hint: bytes | None) -> Claim | None:
+        """Remove and return the only claimant of a key, unless the hint names another message."""
         found = self._sets.get(key)
         if type(found) is not tuple or (hint is not None and found[2] != hint):
             return None
@@ -292,58 +228,56 @@ class Claims:
         return found
 
     def peek(self, key: bytes) -> Claim | None:
-        """The only claimant of a key, as far as it is known and the only one."""
+        """Return the claimant of a key if it was read and is the only one."""
         found = self._sets.get(key)
         return found if type(found) is tuple else None
 
     def is_read(self, key: bytes) -> bool:
-        """True when the claimants of a key are known, even if there are none."""
+        """Return True if the claimants of a key were read, even if there are none."""
         return key in self._sets
 
     def lacks_hint(self, key: bytes, hint: bytes) -> bool:
-        """True when the claimants of a key are known and what the hint names must still be read."""
+        """Return True if the claimants of a key were read and the hint must still be."""
         if (key, hint) in self._hinted:
             return False
         found = self._sets.get(key, _UNREAD)
         return found is not _UNREAD and all(claim[2] != hint for claim in _listed(found))
 
     def is_hint_read(self, key: bytes, hint: bytes) -> bool:
-        """True when it is known what the hint names."""
+        """Return True if the message that a hint names was asked for."""
         return (key, hint) in self._hinted
 
     def hinted(self, key: bytes, hint: bytes) -> Hinted | None:
-        """What a hint that was read names."""
+        """Return the message that a hint which was read names."""
         return self._hinted[key, hint]
 
     def select(self, key: bytes, hint: bytes | None) -> Selection | None:
-        """What a reference selects; None when something must be read first."""
+        """Return the messages that a reference selects; None if something must be read first."""
         found = self._sets.get(key, _UNREAD)
         if found is _UNREAD:
             return None
         claims = _listed(found)
-        beside: tuple[Claim, ...] = ()
+        opaque: tuple[Claim, ...] = ()
         if hint is not None:
             named = next((claim for claim in claims if claim[2] == hint), None)
             if named is not None:
-                return Selection(self._with_proven(named, claims))
+                return Selection(self._add_proven(named, claims))
             if (key, hint) not in self._hinted:
                 return None
             hinted = self._hinted[key, hint]
             if hinted is not None and hinted.readable:
-                return Selection(self._with_proven(hinted.claim, claims))
-            beside = () if hinted is None else (hinted.claim,)
+                return Selection(self._add_proven(hinted.claim, claims))
+            opaque = () if hinted is None else (hinted.claim,)
         most = self._claimants
-        shared = min(len(claims), most)
-        return Selection((*claims[:most], *beside), len(claims) > most, shared)
+        return Selection((*claims[:most], *opaque), len(claims) > most, min(len(claims), most))
 
-    def _with_proven(self, named: Claim, claims: Sequence[Claim]) -> Sequence[Claim]:
-        """What a hint names, behind the proven claimants where it is none of them."""
-        if is_proven(named):
+    def _add_proven(self, named: Claim, claims: Sequence[Claim]) -> Sequence[Claim]:
+        if named[6] is True:
             return (named,)
-        return (*filter(is_proven, claims[: self._claimants]), named)
+        return (*(claim for claim in claims[: self._claimants] if claim[6] is True), named)
 
 
-def _sets(claims: Sequence[Claim]) -> Mapping[bytes, Claim | list[Claim]]:
+def _group_by_key(claims: Sequence[Claim]) -> Mapping[bytes, Claim | list[Claim]]:
     sole = {claim[0]: claim for claim in claims}
     if len(sole) == len(claims):
         return sole
@@ -360,3 +294,88 @@ def _listed(found: object) -> Sequence[Claim]:
     if isinstance(found, list):
         return found
     return (found,) if isinstance(found, tuple) else ()
+
+
+class Lookup:
+    """A ``GetSdsMessages`` request; ``step`` until it returns None.
+
+    Every entry is a reference. The selected messages come in the order of the entries, each once
+    per ID; an entry that selects nothing is missing, with its hint as it was given. Entries are
+    unproven that select no proven message although their ID could be a proof. The answer is
+    truncated when an ID has more claimants than ``claimants``, which are returned at most.
+
+    ``entries`` are those of the request, each once: slots of hint queries count in them.
+    """
+
+    def __init__(
+        self,
+        channel_id: bytes,
+        entries: Sequence[HistoryEntry],
+        claimants: int = MAX_SDS_CLAIMANTS,
+    ) -> None:
+        self.messages: list[Found] = []
+        self.missing: list[HistoryEntry] = []
+        self.unproven: list[HistoryEntry] = []
+        self.truncated = False
+        self.entries = tuple(dict.fromkeys(entries))
+        self._references = [
+            (sds_key(channel_id, entry.message_id), usable_hint(entry.retrieval_hint))
+            for entry in self.entries
+        ]
+        self._claims = ClaimCache(claimants)
+
+    def step(self, answer: ClaimAnswer | None = None) -> ClaimQuery | None:
+        """Process the answer; return the next read, None when the result is complete."""
+        if answer is not None:
+            self._claims.add(answer)
+        keys = {key: None for key, _ in self._references if not self._claims.is_read(key)}
+        if keys:
+            return ClaimQuery(tuple(keys))
+        hints = {
+            (key, hint): HintQuery(key, hint, None, slot)
+            for slot, (key, hint) in enumerate(self._references)
+            if hint is not None and self._claims.lacks_hint(key, hint)
+        }
+        if hints:
+            return ClaimQuery((), tuple(hints.values()))
+        self._finish()
+        return None
+
+    def _finish(self) -> None:
+        sent: set[tuple[bytes, bytes]] = set()
+        for entry, (key, hint) in zip(self.entries, self._references, strict=True):
+            selection = self._claims.select(key, hint)
+            assert selection is not None, "a reference is resolved before it was read"
+            self.truncated |= selection.cut
+            if not selection.claims:
+                self.missing.append(entry)
+            elif len(entry.message_id) == ID_BYTES and not any(
+                claim[6] for claim in selection.claims
+            ):
+                self.unproven.append(entry)
+            for claim in selection.claims:
+                if (key, claim[2]) not in sent:
+                    sent.add((key, claim[2]))
+                    self.messages.append(claim[:4])
+
+
+class RequestedEntries:
+    """The entries that another node was asked for, to check its answer against."""
+
+    def __init__(self, channel_id: bytes, entries: Sequence[HistoryEntry]) -> None:
+        self._channel_id = channel_id
+        self._ids = {entry.message_id for entry in entries}
+        self._hints = {entry.retrieval_hint for entry in entries}
+
+    def selects(self, payload: bytes, message_hash: Callable[[], bytes]) -> bool:
+        """Return True if a payload claims one of the IDs, or is opaque and named by a hint."""
+        metadata = decode(payload)
+        if metadata is None:
+            return message_hash() in self._hints
+        return metadata.channel_id == self._channel_id and metadata.message_id in self._ids
+
+
+def name_of(payload: bytes, message_hash: bytes) -> bytes:
+    """Return the ID that a message claims, or its hash where it claims none."""
+    metadata = decode(payload)
+    return message_hash if metadata is None else metadata.message_id

@@ -1,8 +1,14 @@
-"""What sessions have found other stores to hold, and what of that still holds.
+"""Coverage: what sessions found other stores to hold, what of that still holds, and when this store
+took messages in.
 
 A session that this node began compared two fixed sets. For every span of its window it leaves one
-`Statement` about the peer's store. A statement of equality goes with the count and the XOR of what
-is held here in the span; it holds only while they are the same, so nothing has to withdraw it.
+`Statement` about the peer's store. A statement of equality goes with the count and the XOR of the
+messages that are stored here in the span; it holds only while they are the same, so nothing has to
+withdraw it.
+
+``GetCoverage`` returns `CoverageStep` records. Answers of other reads carry an `AnswerCoverage`:
+statements are read before the first message of the answer. Messages that are stored meanwhile make
+the answer more complete; lost or dropped ones are looked for after the last message.
 """
 
 from __future__ import annotations
@@ -17,6 +23,7 @@ import numpy as np
 
 from reconcile.ids import SyncIds, ordered
 from reconcile.view import Measured
+from store.domain.hub import Place
 from store.domain.partitioning import DAY_NS
 from storenode.message.limits import NS_PER_S
 
@@ -24,26 +31,38 @@ MINUTE_NS: Final = 60 * NS_PER_S
 BLOCK_NS: Final = 10 * MINUTE_NS
 HOUR_NS: Final = 60 * MINUTE_NS
 MAX_SPANS: Final = 50_000
-"""Spans that one session makes statements about; what is older gets none."""
+"""Spans that one session makes statements about; older ones get none."""
 
 _FINE_NS: Final = 2 * DAY_NS
 """Days are summed up when they have been over for a day or longer."""
 _MAX_FINE_DAYS: Final = 100
 _ERA_NS: Final = 512 * DAY_NS
-"""Where nothing is held or missing for so long, as before the first message, it is one span."""
+"""Where nothing is stored or missing for so long, as before the first message, it is one span."""
+_SLACK_NS: Final = 30 * NS_PER_S
+"""Delay of the record of online times: it is written every ten seconds."""
+
+_LOST: Final = "this store lost commits while the answer was read: ask again"
+_DROPPED: Final = "messages before the horizon of this store may have been dropped"
+_DIFFERS: Final = "this store lacked messages of this time that the named stores held"
+_BY_XOR: Final = "other stores were compared by XOR only, which publishers can forge"
+_UNKNOWN: Final = "no comparison with another store still holds for this time"
+_PARTLY: Final = "no comparison with another store still holds for the rest of this time"
 
 Span = tuple[int, int]
 """A half-open range of timestamps in Unix nanoseconds."""
 
+Sums = Mapping[Span, tuple[int, bytes]]
+"""The count and the XOR (32 bytes) of the messages that are stored here now, by span."""
+
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """What a session found out about ``start_ns`` to ``end_ns``, as of ``compared_ns``.
+    """A finding of a session about ``start_ns`` to ``end_ns``, as of ``compared_ns``.
 
     Equal, if nothing is missing on either side: each message of the span that one of the two stores
     held then was held by both when the session ended. ``keyed``: compared by lattice sums, else by
-    XOR alone. ``count`` and ``fingerprint`` (32 bytes): what is held here in the span, with what
-    the session transferred.
+    XOR alone. ``count`` and ``fingerprint`` (32 bytes): the messages that are stored here in the
+    span, with those that the session transferred.
     """
 
     start_ns: int
@@ -56,8 +75,13 @@ class Statement:
     fingerprint: bytes
 
     @property
+    def span(self) -> Span:
+        """The time that it is about."""
+        return self.start_ns, self.end_ns
+
+    @property
     def equal(self) -> bool:
-        """Neither side lacked anything at the end of the session."""
+        """True if neither side lacked anything at the end of the session."""
         return not (self.missing_here or self.missing_there)
 
 
@@ -81,11 +105,11 @@ class Comparison:
     def differing_days(self) -> set[int]:
         """The beginnings of the days of all that differs."""
         every = (self.to_send, self.to_receive, self.conflicts)
-        return set().union(*(_days_of(ids) for ids in every))
+        return set().union(*((ids.timestamps // DAY_NS * DAY_NS).tolist() for ids in every))
 
 
 class CoverageState(StrEnum):
-    """What is known about a step and another store."""
+    """The result of a comparison of a step with another store."""
 
     EQUAL = "equal"
     DIFFERS = "differs"
@@ -97,10 +121,10 @@ class StoreCoverage:
     """A step, compared with another store.
 
     ``equal_until_ns``: equal from the start of the step up to here. ``compared_ns``: as of when,
-    the earliest of the sessions that it took; 0: none that still holds. ``last_equal_ns``: the same
-    of all of the step, whether it still holds or not. ``held_here``: where the two differ, how many
-    messages of the step were held here when they were compared; None: the comparisons were not of
-    this step alone.
+    the earliest of the sessions that it took; 0: none that still holds. ``last_equal_ns``: the
+    same of all of the step, whether it still holds or not. ``stored_here``: where the two differ,
+    the number of the step's messages that were stored here when they were compared; None: the
+    comparisons were not of this step alone.
     """
 
     store_id: str
@@ -111,12 +135,12 @@ class StoreCoverage:
     missing_here: int = 0
     missing_there: int = 0
     last_equal_ns: int = 0
-    held_here: int | None = None
+    stored_here: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class CoverageStep:
-    """What is held from ``start_ns`` to ``end_ns``, and what other stores are known to hold of it.
+    """The messages stored from ``start_ns`` to ``end_ns``, and the comparisons with other stores.
 
     ``complete``: the whole step is above the horizon.
     """
@@ -129,27 +153,92 @@ class CoverageStep:
     stores: tuple[StoreCoverage, ...]
 
 
+class AnswerState(StrEnum):
+    """The completeness of an answer."""
+
+    COMPLETE = "complete"
+    PARTIAL = "partial"
+    INCOMPLETE = "incomplete"
+    UNCONFIRMED = "unconfirmed"
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerCoverage:
+    """The completeness of an answer about ``span``.
+
+    COMPLETE or PARTIAL: each message from ``from_ns`` to ``until_ns`` that one of ``store_ids``
+    held at ``compared_ns`` was held when the answer was read. INCOMPLETE: they held messages that
+    were lacking here at ``compared_ns``. ``reason``: one sentence, empty for COMPLETE.
+    """
+
+    span: Span
+    state: AnswerState
+    reason: str = ""
+    store_ids: tuple[str, ...] = ()
+    compared_ns: int = 0
+    from_ns: int = 0
+    until_ns: int = 0
+    keyed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class KnownCoverage:
+    """The statements about other stores at one moment.
+
+    ``stated``: by store, ascending by their starts. ``sums``: of their spans, as they were after
+    the statements had been read. ``places``: the newest commits that ``sums`` include, at least
+    one.
+    """
+
+    stated: Mapping[str, Sequence[Statement]]
+    sums: Sums
+    places: Sequence[Place]
+
+    def of(self, span: Span) -> list[StoreCoverage]:
+        """Compare a span with each store."""
+        return [
+            covered(span, store, self.stated[store], self.sums) for store in sorted(self.stated)
+        ]
+
+
 class Statements(Protocol):
     """The store of statements."""
 
     async def note(self, store_id: str, statements: Sequence[Statement], now_ns: int) -> None:
-        """Keep them in place of older ones about the same time.
+        """Persist them in place of older ones about the same time.
 
         Raises:
             StoreUnavailable, StoreBusy: the database does not serve.
         """
 
     async def between(self, start_ns: int, end_ns: int) -> Mapping[str, Sequence[Statement]]:
-        """By store, those that overlap a range, ascending by start; raises `StoreUnavailable`."""
+        """Return those that overlap a range, by store, ascending; raise `StoreUnavailable`."""
+
+
+class CoverageReads(Protocol):
+    """The reads of ``GetCoverage``, and of answers with their completeness.
+
+    All methods raise `StoreUnavailable` or `StoreBusy` where the database does not serve.
+    """
+
+    async def steps(self, bounds: Sequence[Span]) -> list[CoverageStep]:
+        """Return the coverage of ascending, disjoint spans."""
+
+    async def known(self, start_ns: int, end_ns: int) -> KnownCoverage:
+        """Return the statements about a range now."""
+
+    async def lost_since(self, places: Sequence[Place]) -> tuple[bool, int]:
+        """Return True if one of some commits is lost, and the horizon now."""
 
 
 class MissingParents(Protocol):
-    """What messages of SDS channels name in their causal histories, and is not held."""
+    """The parents that messages of SDS channels name and that are not stored."""
 
     async def missing_parents(self, channel_id: bytes, bounds: Sequence[Span]) -> Sequence[int]:
-        """Of each span, how many parents that messages of the channel name there are missing.
+        """Count the missing parents that messages of the channel name, by span.
 
-        As of some seconds ago. What retention has dropped is not missing to what named it before.
+        As of some seconds ago. A parent that retention has dropped is not missing to messages that
+        named it before.
 
         Raises:
             StoreUnavailable, StoreBusy: the database does not serve.
@@ -157,7 +246,7 @@ class MissingParents(Protocol):
 
 
 def eras(start_ns: int, end_ns: int, now_ns: int, found: Comparison) -> list[Span]:
-    """Long spans of a range without differences, which may be `spans` if they are empty."""
+    """Return long spans of a range without differences, which may be `spans` if they are empty."""
     first = -(-start_ns // _ERA_NS)
     last = min(end_ns, now_ns - _FINE_NS) // _ERA_NS
     differing = {day // _ERA_NS for day in found.differing_days}
@@ -169,16 +258,14 @@ def eras(start_ns: int, end_ns: int, now_ns: int, found: Comparison) -> list[Spa
 def spans(
     start_ns: int, end_ns: int, now_ns: int, found: Comparison, empty: Sequence[Span] = ()
 ) -> list[Span]:
-    """Where a comparison of a range makes statements: days, hours, and blocks of ten minutes.
+    """Divide a range into the spans of its statements: days, hours, and blocks of ten minutes.
 
     The newest block may end at any full minute. Days with differences are divided into hours;
     ``empty`` are `eras` that become one span each.
     """
     ends = dict(empty)
     end_ns = min(end_ns, now_ns) // MINUTE_NS * MINUTE_NS
-    fine = found.differing_days
-    if len(fine) > _MAX_FINE_DAYS:
-        fine = set(sorted(fine)[-_MAX_FINE_DAYS:])
+    fine = set(sorted(found.differing_days)[-_MAX_FINE_DAYS:])
     made: list[Span] = []
     upper_ns = -(-start_ns // BLOCK_NS) * BLOCK_NS
     while upper_ns < end_ns:
@@ -197,11 +284,15 @@ def spans(
 
 
 def stated(where: Sequence[Span], measured: Measured, found: Comparison) -> list[Statement]:
-    """The statements about some spans, of which ``measured`` was held when they were compared."""
+    """Make the statements about spans, of which ``measured`` was stored when they were compared."""
     counts, prints = measured.counts.tolist(), np.ascontiguousarray(measured.fingerprints)
     received, sent = ordered(found.to_receive), ordered(found.to_send)
     made = []
-    differing = (_places(ids, where) for ids in (received, sent, found.conflicts))
+    bounds = np.array(where, np.int64)
+    differing = [
+        np.searchsorted(ids.timestamps, bounds).tolist()
+        for ids in (received, sent, found.conflicts)
+    ]
     for index, ((first, last), (from_, to), (begin, end)) in enumerate(
         zip(*differing, strict=True)
     ):
@@ -212,16 +303,17 @@ def stated(where: Sequence[Span], measured: Measured, found: Comparison) -> list
             count += last - first
         keyed = found.keyed_from_ns is not None and found.keyed_from_ns <= start_ns
         here, there = (0, 0) if found.resolved else (last - first, to - from_)
+        conflicts = end - begin
         made.append(
             Statement(
                 start_ns,
                 end_ns,
                 found.compared_ns,
                 keyed,
-                here + end - begin,
-                there + end - begin,
+                here + conflicts,
+                there + conflicts,
                 count,
-                _bytes(fingerprint),
+                fingerprint.tobytes(),
             )
         )
     return made
@@ -230,11 +322,12 @@ def stated(where: Sequence[Span], measured: Measured, found: Comparison) -> list
 def updated(
     old: Sequence[Statement], new: Sequence[Statement], now_ns: int
 ) -> tuple[list[Statement], list[Statement]]:
-    """Which of those that overlap a session's statements go, and which of these are kept.
+    """Return which of the overlapping statements go, and which of a session's are stored.
 
-    ``new`` ascends and touches. It replaces what lies within, and what a difference contradicts;
-    what it overlaps only in part stays as true as it was. A comparison never replaces a later one,
-    unless that lies ahead of the clock. Days without messages become one statement.
+    ``new`` ascends and touches. It replaces statements within it, and those that a difference
+    contradicts; one that it overlaps only in part stays as true as it was. A comparison never
+    replaces a later one, unless that lies ahead of the clock. Days without messages become one
+    statement.
     """
     later = [each for each in old if new[0].compared_ns < each.compared_ns <= now_ns]
     if later:
@@ -250,142 +343,27 @@ def updated(
         if each not in later
         and (
             (start_ns <= each.start_ns and each.end_ns <= end_ns)
-            or any(_overlap(each, other) for other in differing)
+            or any(_overlap(each.span, other.span) for other in differing)
         )
     ]
-    return gone, _merged(new)
+    return gone, _merge_empty_days(new)
 
 
-def covered(
-    step: Span,
-    store_id: str,
-    statements: Sequence[Statement],
-    held: Mapping[Span, tuple[int, bytes]],
-) -> StoreCoverage:
-    """What statements, ascending by their starts, say of a step now.
-
-    ``held``: count and XOR of their spans, as they are now.
-    """
-    start_ns, end_ns = step
-    about = [each for each in statements if each.start_ns < end_ns and each.end_ns > start_ns]
-    differing = [each for each in about if not each.equal]
-    if differing:
-        return StoreCoverage(
-            store_id,
-            CoverageState.DIFFERS,
-            min(each.compared_ns for each in differing),
-            keyed=all(each.keyed for each in differing),
-            missing_here=sum(each.missing_here for each in differing),
-            missing_there=sum(each.missing_there for each in differing),
-            held_here=_held_then(step, about),
-        )
-    run = next(_runs(step, about, held), None)
-    if run is not None and (run.start_ns, run.end_ns) == step:
-        return StoreCoverage(
-            store_id,
-            CoverageState.EQUAL,
-            run.compared_ns,
-            end_ns,
-            run.keyed,
-            last_equal_ns=run.compared_ns,
-        )
-    found = StoreCoverage(store_id, CoverageState.UNCONFIRMED)
-    if run is not None and run.start_ns == start_ns:
-        found = replace(
-            found, compared_ns=run.compared_ns, equal_until_ns=run.end_ns, keyed=run.keyed
-        )
-    once = next(_runs(step, about, None), None)
-    if once is not None and (once.start_ns, once.end_ns) == step:
-        found = replace(found, last_equal_ns=once.compared_ns)
-    return found
+def _overlap(left: Span, right: Span) -> bool:
+    return left[0] < right[1] and right[0] < left[1]
 
 
-def _held_then(step: Span, about: Sequence[Statement]) -> int | None:
-    """Return what was held here of a step when it was compared."""
-    inside = all(step[0] <= each.start_ns and each.end_ns <= step[1] for each in about)
-    apart = all(left.end_ns <= right.start_ns for left, right in pairwise(about))
-    return sum(each.count for each in about) if inside and apart else None
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """A range without a gap over which another store is equal, as of ``compared_ns``."""
-
-    start_ns: int
-    end_ns: int
-    compared_ns: int
-    keyed: bool
-
-
-def longest_run(
-    step: Span, statements: Sequence[Statement], held: Mapping[Span, tuple[int, bytes]]
-) -> Run | None:
-    """The longest part of a step that statements of equality cover now; arguments as `covered`."""
-    runs = _runs(step, statements, held)
-    return max(runs, key=lambda run: (run.end_ns - run.start_ns, run.end_ns), default=None)
-
-
-def _runs(
-    step: Span, statements: Sequence[Statement], held: Mapping[Span, tuple[int, bytes]] | None
-) -> Iterator[Run]:
-    """Yield runs, ascending, within the step; ``held`` None: whether they still hold or not."""
-    found: Run | None = None
+def _merge_empty_days(statements: Sequence[Statement]) -> list[Statement]:
+    made: list[Statement] = []
     for each in statements:
-        start_ns, end_ns = max(each.start_ns, step[0]), min(each.end_ns, step[1])
-        then = each.count, each.fingerprint
-        unchanged = held is None or held.get((each.start_ns, each.end_ns)) == then
-        if start_ns >= end_ns or not (each.equal and unchanged):
-            continue
-        if found is None or start_ns > found.end_ns:
-            if found is not None:
-                yield found
-            found = Run(start_ns, end_ns, each.compared_ns, each.keyed)
-        elif end_ns > found.end_ns:
-            compared_ns = min(found.compared_ns, each.compared_ns)
-            found = Run(found.start_ns, end_ns, compared_ns, found.keyed and each.keyed)
-    if found is not None:
-        yield found
-
-
-def measured_by_span(where: Sequence[Span], measured: Measured) -> dict[Span, tuple[int, bytes]]:
-    """Count and XOR (32 bytes) of each span."""
-    prints = np.ascontiguousarray(measured.fingerprints)
-    return {
-        span: (count, _bytes(prints[index]))
-        for index, (span, count) in enumerate(zip(where, measured.counts.tolist(), strict=True))
-    }
-
-
-def layers(statements: Sequence[Statement]) -> list[list[Span]]:
-    """Return the spans of statements that ascend by their starts, in lists without overlap."""
-    made: list[list[Span]] = []
-    for each in statements:
-        free = (layer for layer in made if layer[-1][1] <= each.start_ns)
-        span = each.start_ns, each.end_ns
-        layer = next(free, None)
-        if layer is None:
-            made.append([span])
+        if made and _are_empty_days(made[-1], each):
+            made[-1] = replace(made[-1], end_ns=each.end_ns)
         else:
-            layer.append(span)
+            made.append(each)
     return made
 
 
-def _overlap(left: Statement, right: Statement) -> bool:
-    return left.start_ns < right.end_ns and right.start_ns < left.end_ns
-
-
-def _merged(statements: Sequence[Statement]) -> list[Statement]:
-    runs: list[list[Statement]] = []
-    for each in statements:
-        if runs and _empty_days(runs[-1][-1], each):
-            runs[-1].append(each)
-        else:
-            runs.append([each])
-    return [replace(run[0], end_ns=run[-1].end_ns) if run[1:] else run[0] for run in runs]
-
-
-def _empty_days(left: Statement, right: Statement) -> bool:
-    """Are both whole days without messages, of one session."""
+def _are_empty_days(left: Statement, right: Statement) -> bool:
     days = all(
         each.equal and not (each.count or each.start_ns % DAY_NS or each.end_ns % DAY_NS)
         for each in (left, right)
@@ -394,18 +372,142 @@ def _empty_days(left: Statement, right: Statement) -> bool:
     return days and same and left.end_ns == right.start_ns
 
 
-def _days_of(ids: SyncIds) -> set[int]:
-    return set((np.unique(ids.timestamps // DAY_NS) * DAY_NS).tolist())
+def covered(
+    step: Span, store_id: str, statements: Sequence[Statement], sums: Sums
+) -> StoreCoverage:
+    """Compare a step with another store by statements, ascending by their starts."""
+    about = [each for each in statements if _overlap(each.span, step)]
+    differing = [each for each in about if not each.equal]
+    if differing:
+        inside = all(step[0] <= each.start_ns and each.end_ns <= step[1] for each in about)
+        apart = all(left.end_ns <= right.start_ns for left, right in pairwise(about))
+        return StoreCoverage(
+            store_id,
+            CoverageState.DIFFERS,
+            min(each.compared_ns for each in differing),
+            keyed=all(each.keyed for each in differing),
+            missing_here=sum(each.missing_here for each in differing),
+            missing_there=sum(each.missing_there for each in differing),
+            stored_here=sum(each.count for each in about) if inside and apart else None,
+        )
+    run = next(_runs(step, about, sums), None)
+    if run is None or run.start_ns > step[0]:
+        run = _Run(0, 0, 0, keyed=False)
+    is_equal = run.end_ns == step[1]
+    once = run if is_equal else next(_runs(step, about, None), run)
+    return StoreCoverage(
+        store_id,
+        CoverageState.EQUAL if is_equal else CoverageState.UNCONFIRMED,
+        run.compared_ns,
+        run.end_ns,
+        run.keyed,
+        last_equal_ns=once.compared_ns if (once.start_ns, once.end_ns) == step else 0,
+    )
 
 
-def _places(ids: SyncIds, where: Sequence[Span]) -> list[list[int]]:
-    """Of each span, where its IDs begin and end."""
-    found: list[list[int]] = np.searchsorted(ids.timestamps, np.array(where, np.int64)).tolist()
-    return found
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """A range without a gap over which another store is equal, as of ``compared_ns``."""
+
+    start_ns: int
+    end_ns: int
+    compared_ns: int
+    keyed: bool
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """The sort key: the longest, then the latest."""
+        return self.end_ns - self.start_ns, self.end_ns
 
 
-def _bytes(words: np.ndarray[tuple[int, ...], np.dtype[np.uint64]]) -> bytes:
-    return words.tobytes()
+def _runs(step: Span, statements: Sequence[Statement], sums: Sums | None) -> Iterator[_Run]:
+    """Yield runs, ascending, within the step; ``sums`` None: whether they still hold or not."""
+    found: _Run | None = None
+    for each in statements:
+        start_ns, end_ns = max(each.start_ns, step[0]), min(each.end_ns, step[1])
+        unchanged = sums is None or sums.get(each.span) == (each.count, each.fingerprint)
+        if start_ns >= end_ns or not (each.equal and unchanged):
+            continue
+        if found is None or start_ns > found.end_ns:
+            if found is not None:
+                yield found
+            found = _Run(start_ns, end_ns, each.compared_ns, each.keyed)
+        elif end_ns > found.end_ns:
+            compared_ns = min(found.compared_ns, each.compared_ns)
+            found = _Run(found.start_ns, end_ns, compared_ns, found.keyed and each.keyed)
+    if found is not None:
+        yield found
+
+
+def answered(span: Span, known: KnownCoverage, horizon_ns: int, *, lost: bool) -> AnswerCoverage:
+    """Evaluate an answer about a range that is not empty.
+
+    ``horizon_ns`` and ``lost``: as they were after the last message had been read.
+    """
+    from_ns = max(span[0], horizon_ns)
+    if lost or from_ns >= span[1]:
+        return AnswerCoverage(span, AnswerState.UNCONFIRMED, _LOST if lost else _DROPPED)
+    lacking = [
+        each
+        for each in known.of((from_ns, span[1]))
+        if each.state is CoverageState.DIFFERS and each.missing_here
+    ]
+    if lacking:
+        return AnswerCoverage(
+            span,
+            AnswerState.INCOMPLETE,
+            _DIFFERS,
+            tuple(each.store_id for each in lacking),
+            min(each.compared_ns for each in lacking),
+            keyed=all(each.keyed for each in lacking),
+        )
+    return _confirm(span, from_ns, known)
+
+
+def _confirm(span: Span, from_ns: int, known: KnownCoverage) -> AnswerCoverage:
+    """Return the longest part of a range over which stores are equal by lattice sums."""
+    runs: dict[str, _Run] = {}
+    for store, statements in known.stated.items():
+        keyed = [each for each in statements if each.keyed]
+        found = list(_runs((from_ns, span[1]), keyed, known.sums))
+        if found:
+            runs[store] = max(found, key=lambda run: run.rank)
+    if not runs:
+        by_xor = any(not each.keyed for said in known.stated.values() for each in said)
+        reason = _BY_XOR if by_xor else _UNKNOWN
+        return AnswerCoverage(span, AnswerState.UNCONFIRMED, reason)
+    longest = max(runs.values(), key=lambda run: run.rank)
+    agreeing = {store: run for store, run in runs.items() if run.rank == longest.rank}
+    part = longest.start_ns, longest.end_ns
+    is_dropped = part == (from_ns, span[1]) and from_ns > span[0]
+    return AnswerCoverage(
+        span,
+        AnswerState.COMPLETE if part == span else AnswerState.PARTIAL,
+        "" if part == span else (_DROPPED if is_dropped else _PARTLY),
+        tuple(sorted(agreeing)),
+        min(run.compared_ns for run in agreeing.values()),
+        *part,
+        keyed=True,
+    )
+
+
+def measured_by_span(where: Sequence[Span], measured: Measured) -> dict[Span, tuple[int, bytes]]:
+    """Return the count and XOR (32 bytes) of each span."""
+    prints = np.ascontiguousarray(measured.fingerprints)
+    counts = measured.counts.tolist()
+    return {span: (counts[index], prints[index].tobytes()) for index, span in enumerate(where)}
+
+
+def layers(where: Iterable[Span]) -> list[list[Span]]:
+    """Return distinct spans in lists that ascend without overlap."""
+    made: list[list[Span]] = []
+    for span in sorted(set(where)):
+        layer = next((layer for layer in made if layer[-1][1] <= span[0]), None)
+        if layer is None:
+            made.append([span])
+        else:
+            layer.append(span)
+    return made
 
 
 def aligned(start_ns: int, end_ns: int, step_ns: int) -> Iterator[Span]:
@@ -414,15 +516,11 @@ def aligned(start_ns: int, end_ns: int, step_ns: int) -> Iterator[Span]:
         yield lower_ns, lower_ns + step_ns
 
 
-_SLACK_NS: Final = 30 * NS_PER_S
-"""What the record may be behind while a node is online: it is written every ten seconds."""
-
-
 class Intake(StrEnum):
-    """The state of what a store did in a span.
+    """The activity of a store in a span.
 
-    ONLINE: a node took messages in all the time. RESUMED: where none did, the store fetched what
-    it had missed from a peer. OFFLINE: for a part, neither is recorded. NEVER: the record begins
+    ONLINE: a node took messages in all the time. RESUMED: where none did, the store fetched the
+    missed messages from a peer. OFFLINE: for a part, neither is recorded. NEVER: the record begins
     later.
     """
 
@@ -434,7 +532,7 @@ class Intake(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """From ``start_ns`` to ``end_ns`` a node was online, or its store has resumed that time."""
+    """A time in which a node was online, or which its store has resumed."""
 
     start_ns: int
     end_ns: int
@@ -445,25 +543,25 @@ class IntakeRecord(Protocol):
     """The store of intervals. All methods raise `StoreUnavailable` where the database is away."""
 
     async def record(self, interval: Interval) -> None:
-        """Keep an interval; one with the same start and kind grows."""
+        """Persist an interval; one with the same start and kind grows."""
 
     async def overlapping(self, start_ns: int, end_ns: int) -> Sequence[Interval]:
         """Return those that touch a range, and the first of all."""
 
 
 def intake_of(span: Span, intervals: Iterable[Interval], now_ns: int) -> Intake:
-    """What is recorded of a span that has begun; ``intervals`` as `IntakeRecord.overlapping`."""
+    """Return the activity in a span that has begun, from `IntakeRecord.overlapping` intervals."""
     ascending = sorted(intervals, key=lambda each: each.start_ns)
     if not ascending or span[1] <= ascending[0].start_ns:
         return Intake.NEVER
     start_ns, end_ns = span[0], max(span[0], min(span[1], now_ns - _SLACK_NS))
     online = [each for each in ascending if not each.resumed]
-    if _covers(online, start_ns, end_ns):
+    if _is_covered_by(online, start_ns, end_ns):
         return Intake.ONLINE
-    return Intake.RESUMED if _covers(ascending, start_ns, end_ns) else Intake.OFFLINE
+    return Intake.RESUMED if _is_covered_by(ascending, start_ns, end_ns) else Intake.OFFLINE
 
 
-def _covers(ascending: Iterable[Interval], start_ns: int, end_ns: int) -> bool:
+def _is_covered_by(ascending: Iterable[Interval], start_ns: int, end_ns: int) -> bool:
     reached_ns = start_ns
     for each in ascending:
         if each.start_ns <= reached_ns:

@@ -1,6 +1,6 @@
-"""What a driver is given of the world: clocks, randomness, a log and counters, as arguments.
+"""The environment of a driver: clocks, randomness, a log and counters, passed as arguments.
 
-A simulation gives its own; then a driver does the same at every run.
+A simulation passes its own, so that a driver does the same at every run.
 """
 
 from __future__ import annotations
@@ -18,44 +18,44 @@ class Random(Rng, Protocol):
     """The methods of the standard library's generators that are used."""
 
     def choice(self, seq: Sequence[_T]) -> _T:
-        """One of them; there must be one."""
+        """Return an element; there must be one."""
 
     def shuffle(self, x: MutableSequence[Any]) -> None:
         """Change the order in place."""
 
     def getrandbits(self, k: int, /) -> int:
-        """A number of so many random bits."""
+        """Return a number of ``k`` random bits."""
 
 
-class Log(Protocol):
+class EventLog(Protocol):
     """A structured log: an event's name and its fields."""
 
     def debug(self, event: str, **fields: object) -> object:
-        """For whoever looks for a fault."""
+        """EventLog a detail for debugging."""
 
     def info(self, event: str, **fields: object) -> object:
-        """What happens as it should."""
+        """EventLog a normal event."""
 
     def warning(self, event: str, **fields: object) -> object:
-        """What an operator may want to look at."""
+        """EventLog an event that an operator should look at."""
 
     def error(self, event: str, **fields: object) -> object:
-        """A fault of this node."""
+        """EventLog a fault of this node."""
 
 
 class IntakeCounts(Protocol):
-    """Counts messages that came in and were not stored; what was is counted where it is written."""
+    """A counter of received messages that were not stored; the writer counts the others."""
 
     def count_intake(self, source: str, duplicate: int, rejected: Mapping[str, int]) -> None:
-        """``rejected`` by label of the reason."""
+        """Count messages; ``rejected`` by label of the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """``now_ns``: Unix nanoseconds; ``steady_ns``: nanoseconds of a clock that nobody sets."""
+    """The clocks ``now_ns`` (Unix) and ``steady_ns`` (monotonic), in nanoseconds, and the rest."""
 
     now_ns: Callable[[], int]
     steady_ns: Callable[[], int]
     random: Random
-    log: Log
+    log: EventLog
     counts: IntakeCounts

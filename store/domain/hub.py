@@ -1,4 +1,4 @@
-"""Who gets what as commits arrive: the live part of ``Follow``, without input or output.
+"""The hub: commits, and their routing to live followers, without input or output.
 
 Rules:
 
@@ -10,24 +10,29 @@ Rules:
    (`Subscriber.lagging`): its queue is dropped, its place stays, and it goes on from the
    database. So are those with the longest queues when more than `MAX_ALL_QUEUED_BYTES` wait for
    all; what several wait for counts once.
-4. An ephemeral message is queued like a commit but moves nobody's place.
+4. An ephemeral message is queued like a commit but moves no place.
 5. The rows of a commit are read for those who are subscribed when the reading begins
    (`Hub.expect`). Whoever subscribes behind it later is lagging from the start.
-6. When the database was out of reach, nobody is sure to stand in its order any more, except at or
-   before a commit that was found again (`Hub.rebase`). The others are cut off likewise.
+6. When the database was out of reach, only subscribers at or before a commit that was found again
+   are still in its order (`Hub.rebase`). The others are cut off likewise.
 """
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from store.domain.limits import DEFAULT_PAGE_BYTES
+import numpy as np
+
+from reconcile.ids import SyncIds
 from store.domain.ports import Ephemeral, TopicFilter
+from store.domain.query import DEFAULT_PAGE_BYTES
 from store.messages.frames import presences
+from store.messages.record import RecordBatch
 from storenode.common.bounded import BoundedDict
+from storenode.message.limits import CONTENT_DIGEST_BYTES, HASH_BYTES
 from storenode.message.topics import topic_key
 
 MAX_QUEUED_BYTES: Final = DEFAULT_PAGE_BYTES
@@ -37,6 +42,9 @@ MAX_ALL_QUEUED_BYTES: Final = 64 * 1024 * 1024
 
 MAX_QUEUED_COMMITS: Final = 256
 MAX_NAMED_TOPICS: Final = 65_536
+
+MAX_WRITTEN_IDS: Final = 65_536
+"""IDs of this node's commits; the oldest batches are dropped, and can be read from the database."""
 
 Place = tuple[int, int]
 """Commit position and its token (unsigned 64 bits)."""
@@ -52,7 +60,7 @@ Row = tuple[bytes, bytes, bytes]
 
 
 class Commit:
-    """One commit with the rows that somebody wants, in (timestamp, hash) order."""
+    """A commit with its rows that are followed, in (timestamp, hash) order."""
 
     __slots__ = ("_joined", "place", "rows", "topics")
 
@@ -63,7 +71,7 @@ class Commit:
         self._joined: dict[tuple[frozenset[bytes], bool], tuple[bytes, int]] = {}
 
     def entries(self, topics: frozenset[bytes], *, include_data: bool) -> tuple[bytes, int]:
-        """Joined frames of the rows on some topics, and their number; shared by subscribers."""
+        """Return the joined frames of the rows on some topics, and their number; cached."""
         known = self._joined.get((topics, include_data))
         if known is None:
             rows = [row for row in self.rows if row[0] in topics]
@@ -93,13 +101,13 @@ class Queued:
         self._uses: Counter[int] = Counter()  # by the identity of the frames
 
     def add(self, frames: bytes) -> None:
-        """One more waits for these."""
+        """Count one more use of these frames."""
         if not self._uses[id(frames)]:
             self.size_bytes += len(frames)
         self._uses[id(frames)] += 1
 
     def drop(self, frames: bytes) -> None:
-        """One fewer waits for these."""
+        """Count one use less of these frames."""
         self._uses[id(frames)] -= 1
         if not self._uses[id(frames)]:
             del self._uses[id(frames)]
@@ -203,16 +211,13 @@ class Hub:
                 del self._exact[key]
 
     def place_of(self, subscriber: Subscriber) -> Place:
-        """Where a subscriber stands: at the head, when nothing waits for it."""
+        """Return the place of a subscriber: the head, when nothing waits for it."""
         if subscriber.queue or subscriber.lagging:
             return subscriber.place
         return max(subscriber.place, self.head)
 
     def unnamed(self, topics: Iterable[bytes]) -> list[bytes]:
-        """Topic keys whose names must be learned before they can be routed.
-
-        The names of the others are the last to be forgotten.
-        """
+        """Return the topic keys whose names must be read before they can be routed."""
         if not self._wide:
             return []
         unnamed = []
@@ -228,7 +233,7 @@ class Hub:
         self._names.update(names)
 
     def wanted(self, topics: Iterable[bytes]) -> list[bytes]:
-        """Topic keys that some subscriber follows."""
+        """Return the topic keys that some subscriber follows."""
         return [key for key in topics if self._followers(key, self._names.get(key))]
 
     def expect(self, place: Place) -> None:
@@ -236,7 +241,7 @@ class Hub:
         self.frontier = max(self.frontier, place)
 
     def dispatch(self, commit: Commit) -> None:
-        """Hand a commit to whom it concerns, and move the head to it."""
+        """Queue a commit for the subscribers that it matches, and move the head to it."""
         matched: dict[Subscriber, set[bytes]] = {}
         for key in commit.topics:
             for subscriber in self._followers(key, self._names.get(key)):
@@ -253,7 +258,7 @@ class Hub:
         self.expect(commit.place)
 
     def announce(self, messages: Sequence[Ephemeral]) -> None:
-        """Hand ephemeral messages to whom they concern."""
+        """Queue ephemeral messages for the subscribers that they match."""
         for message in messages:
             name = message.pubsub_topic, message.content_topic
             for subscriber in self._followers(message.topic_key, name):
@@ -264,7 +269,7 @@ class Hub:
         self._relieve()
 
     def rebase(self, head: Place, found: Place) -> None:
-        """Go on from ``head``, of a database that was out of reach.
+        """Restart at ``head``, the newest commit of a database that was out of reach.
 
         ``found`` is the newest place that is known to be in its order.
         """
@@ -300,7 +305,7 @@ class Hub:
                 raise ValueError("a subscriber is on the wrong kind of route")
         routed = {subscriber for followers in self._exact.values() for subscriber in followers}
         if (routed | self._wide) - set(self._keys):
-            raise ValueError("a route leads to somebody who is not subscribed")
+            raise ValueError("a route leads to a subscriber that is gone")
         if self.frontier < self.head or len(self._names) > MAX_NAMED_TOPICS:
             raise ValueError("the frontier lies behind the head, or too many names are kept")
         for subscriber in self._keys:
@@ -323,7 +328,7 @@ def _exact_keys(wanted: TopicFilter) -> tuple[bytes, ...] | None:
 
 
 def _last(subscriber: Subscriber) -> Place:
-    """Where a subscriber stands once it has taken what waits."""
+    """Return the place of a subscriber once it has taken what waits."""
     return subscriber.queue[-1].place if subscriber.queue else subscriber.place
 
 
@@ -336,3 +341,67 @@ def _check_queue(subscriber: Subscriber) -> None:
         raise ValueError("the bytes that wait for a subscriber are counted wrong, or too many")
     if len(places) - 1 > (0 if subscriber.lagging else MAX_QUEUED_COMMITS):
         raise ValueError("too much waits for a subscriber")
+
+
+_Offer = tuple[list[int], list[bytes], list[bytes], frozenset[bytes] | None]
+_NOTHING: Final[_Offer] = ([], [], [], None)
+
+
+@dataclass(frozen=True, slots=True)
+class CommitRow:
+    """A row of ``storenode.commits``; ``topics`` None: too many to be listed."""
+
+    place: Place
+    batch: int
+    messages: int
+    min_ts: int
+    max_ts: int
+    topics: tuple[bytes, ...] | None
+
+
+def at_most(commits: Iterable[CommitRow], messages: int) -> list[CommitRow]:
+    """Return the first commits with at most so many messages in all; at least one commit."""
+    chosen: list[CommitRow] = []
+    for commit in commits:
+        messages -= commit.messages
+        if chosen and messages < 0:
+            break
+        chosen.append(commit)
+    return chosen
+
+
+class WrittenIds:
+    """IDs of batches that this node writes, by the tokens of their commits, within a bound.
+
+    A batch is offered right before its transaction commits, so it is here when its commit is seen.
+    One that was rolled back is offered under a token that no commit ever has, and is dropped in
+    time. (Its number may come again on a promoted standby.) Tokens are those of `Place`.
+    """
+
+    def __init__(self, most: int = MAX_WRITTEN_IDS) -> None:
+        self._most = most
+        self._offers: OrderedDict[int, _Offer] = OrderedDict()
+        self._count = 0
+
+    def offer(self, token: int, batch: RecordBatch, added: frozenset[bytes] | None) -> None:
+        """Hold the IDs of a batch: of those with ``added`` hashes, or of all when it is None."""
+        before, *_ = self._offers.pop(token, _NOTHING)
+        columns = batch.timestamps, batch.hashes, batch.content_digests
+        self._offers[token] = (*columns, added)
+        self._count += len(batch.hashes) - len(before)
+        while self._count > self._most:
+            _, (dropped, *_) = self._offers.popitem(last=False)
+            self._count -= len(dropped)
+
+    def take(self, token: int) -> SyncIds | None:
+        """Return the IDs that a commit has added, in any order; None: they are not here."""
+        timestamps, hashes, contents, added = self._offers.pop(token, _NOTHING)
+        if not timestamps:
+            return None
+        self._count -= len(timestamps)
+        joined = np.frombuffer(b"".join(hashes), np.uint8).reshape(-1, HASH_BYTES)
+        digests = np.frombuffer(b"".join(contents), np.uint8).reshape(-1, CONTENT_DIGEST_BYTES)
+        ids = SyncIds(np.array(timestamps, np.int64), joined, digests)
+        if added is None:
+            return ids
+        return ids[np.array([digest in added for digest in hashes], np.bool_)]

@@ -1,4 +1,4 @@
-"""Which partitions must exist: calendar units for messages, few wide ones for what looks them up.
+"""The partitions that must exist: calendar units for messages, few wide ones for look-up tables.
 
 Rules.
 
@@ -70,13 +70,13 @@ class Bounds:
 
     @property
     def clause(self) -> str:
-        """``FROM (...) TO (...)`` as CREATE TABLE and ATTACH PARTITION take it."""
+        """The ``FROM (...) TO (...)`` of CREATE TABLE and ATTACH PARTITION."""
         low = "MINVALUE" if self.low == UNBOUNDED_LOW else str(self.low)
         high = "MAXVALUE" if self.high == UNBOUNDED_HIGH else str(self.high)
         return f"FROM ({low}) TO ({high})"
 
     def condition(self, column: str) -> str:
-        """The same as a condition on rows; ``column`` is trusted."""
+        """Return the condition on rows; ``column`` is trusted."""
         parts = [] if self.low == UNBOUNDED_LOW else [f"{column} >= {self.low}"]
         parts += [] if self.high == UNBOUNDED_HIGH else [f"{column} < {self.high}"]
         return " AND ".join(parts) or "true"
@@ -92,7 +92,7 @@ class Extension:
 
 @dataclass(frozen=True, slots=True)
 class CoarsePlan:
-    """What the coarse tables lack; the extension, if any, is done first."""
+    """The partitions that coarse tables need; the extension, if any, is done first."""
 
     extensions: tuple[Extension, ...] = ()
     create: tuple[Bounds, ...] = ()
@@ -108,29 +108,29 @@ class Cover:
         self._run_lows = [each.low for each in self._runs]
 
     def find(self, key: int) -> Bounds | None:
-        """The partition that contains a key. Cost: logarithmic."""
+        """Return the partition that contains a key, in logarithmic time."""
         place = bisect_right(self._lows, key) - 1
         return self.bounds[place] if place >= 0 and key < self.bounds[place].high else None
 
     def spans(self, first: int, last: int) -> bool:
-        """True when every key from ``first`` to ``last``, both included, has a partition."""
+        """Return True if every key from ``first`` to ``last``, both included, has a partition."""
         place = bisect_right(self._run_lows, first) - 1
         return place >= 0 and last < self._runs[place].high
 
     def reaches(self, first: int) -> int:
-        """The first key from ``first`` on, itself included, that has no partition."""
+        """Return the first key from ``first`` on, itself included, that has no partition."""
         place = bisect_right(self._run_lows, first) - 1
         return max(first, self._runs[place].high) if place >= 0 else first
 
     def overlaps(self, other: Bounds) -> bool:
-        """True when a partition with these bounds could not be added."""
+        """Return True if a partition with these bounds could not be added."""
         place = bisect_right(self._lows, other.low)
         before = place > 0 and self.bounds[place - 1].high > other.low
         after = place < len(self._lows) and self._lows[place] < other.high
         return before or after
 
     def gaps(self, first: int, last: int) -> list[Bounds]:
-        """The parts of [``first``, ``last``], both included, without a partition."""
+        """Return the parts of [``first``, ``last``], both included, without a partition."""
         found, start = [], first
         for run in self._runs:
             if run.high <= start:
@@ -171,14 +171,14 @@ def parse_bounds(text: str) -> Bounds | None:
 
 
 def ahead(now_ns: int) -> list[int]:
-    """Timestamps whose partitions must exist before they are needed: today and what follows."""
+    """Return timestamps of today and the next days, whose partitions are made ahead."""
     return [now_ns + days * DAY_NS for days in range(AHEAD_DAYS + 1)]
 
 
 def plan_messages(
     existing: Iterable[Bounds], timestamps: Iterable[int], now_ns: int
 ) -> list[Bounds]:
-    """Partitions of messages to create so that each timestamp has one; ascending.
+    """Return the partitions of messages to create so that each timestamp has one, ascending.
 
     Raises:
         ValueError: a timestamp is not positive.
@@ -194,10 +194,10 @@ def plan_messages(
 
 
 def ends(fine: Iterable[Bounds], timestamps: Iterable[int]) -> list[int]:
-    """The first and the last key of each partition of messages that holds one of the timestamps.
+    """Return the first and last key of each partition of messages that has one of the timestamps.
 
-    The look-up tables are to cover all of such a partition: whatever else it takes later, they
-    have a place for already. Ascending and distinct.
+    The look-up tables are to cover all of such a partition, for the messages that it takes later.
+    Ascending and distinct.
     """
     cover = Cover(fine)
     units = {cover.find(ts) for ts in timestamps}
@@ -205,7 +205,7 @@ def ends(fine: Iterable[Bounds], timestamps: Iterable[int]) -> list[int]:
 
 
 def coarse_width_ns(retention_ns: int | None) -> int:
-    """Width of a new coarse partition in whole days; ``retention_ns`` None: nothing is dropped."""
+    """Return the width of a coarse partition; ``retention_ns`` None: nothing is dropped."""
     if retention_ns is None:
         return ENDLESS_COARSE_DAYS * DAY_NS
     span = retention_ns + AHEAD_DAYS * DAY_NS
@@ -215,7 +215,7 @@ def coarse_width_ns(retention_ns: int | None) -> int:
 def plan_coarse(
     existing: Iterable[Bounds], timestamps: Iterable[int], now_ns: int, retention_ns: int | None
 ) -> CoarsePlan:
-    """What makes the coarse partitions cover each timestamp; see the rules of this module."""
+    """Return the changes after which coarse partitions cover each timestamp."""
     planner = _CoarsePlanner(sorted(existing), coarse_width_ns(retention_ns))
     if not planner.bounds:
         low = _day(max(now_ns, 0)).low
@@ -226,7 +226,7 @@ def plan_coarse(
 
 
 def plan_commits(existing: Iterable[Bounds], position: int) -> list[Bounds]:
-    """Partitions of commits to create: the one of ``position`` and the one after it."""
+    """Return the partitions of commits to create: that of ``position`` and the next."""
     cover = Cover(existing)
     first = position // COMMITS_PER_PARTITION
     wanted = [
@@ -237,7 +237,7 @@ def plan_commits(existing: Iterable[Bounds], position: int) -> list[Bounds]:
 
 
 def fine_name(bounds: Bounds) -> str:
-    """``messages_20261120``, ``messages_2026m11`` or ``messages_2026``."""
+    """Return ``messages_20261120``, ``messages_2026m11`` or ``messages_2026``."""
     if bounds == _day(bounds.low):
         return f"messages_{_calendar(bounds.low):%Y%m%d}"
     if bounds == _month(bounds.low):
@@ -246,14 +246,14 @@ def fine_name(bounds: Bounds) -> str:
 
 
 def coarse_name(table: str, bounds: Bounds) -> str:
-    """``hashes_20261120``, or ``hashes_before_20261120`` when there is no lower bound."""
+    """Return ``hashes_20261120``; without a lower bound ``hashes_before_20261120``."""
     if bounds.low == UNBOUNDED_LOW:
         return f"{table}_before_{_calendar(bounds.high):%Y%m%d}"
     return f"{table}_{_calendar(bounds.low):%Y%m%d}"
 
 
 def commits_name(bounds: Bounds) -> str:
-    """``commits_0``, ``commits_1`` and so on."""
+    """Return ``commits_0``, ``commits_1`` and so on."""
     return f"commits_{bounds.low // COMMITS_PER_PARTITION}"
 
 

@@ -1,4 +1,4 @@
-"""Places that callers share: who gets one, and who gives one up to whom.
+"""The assignment of the places that callers share, and the eviction of holders.
 
 A place is a session of reconciliation, or a stream of gossip. Its holder is *trusted* when its
 identity is proven or was named by the operator, or when this node began the call itself; it is
@@ -45,7 +45,7 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Who has, or wants, a place.
+    """A holder of a place, or a caller that wants one.
 
     ``waits_ns``: how long a holder has only waited; None: it works.
     """
@@ -57,7 +57,7 @@ class Standing:
 
     @property
     def worth(self) -> tuple[bool, bool]:
-        """What rule 3 compares."""
+        """The value that rule 3 compares."""
         return self.trusted, self.useful
 
 
@@ -71,7 +71,7 @@ class Places:
     least_wait_ns: int = 0
 
     def choose(self, newcomer: Standing, holders: Sequence[Standing]) -> int | None:
-        """The place of a newcomer: that of a holder, by index, or `FREE`; None: it gets none."""
+        """Return the index of the holder to replace, or `FREE`; None: there is no place."""
         untrusted = sum(not each.trusted for each in holders)
         is_full = len(holders) >= self.limit
         is_share_full = not newcomer.trusted and untrusted >= self.limit - self.reserved

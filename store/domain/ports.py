@@ -1,8 +1,8 @@
-"""What the edges offer each other: the node's services as protocols and plain data.
+"""The node's services as protocols and plain data, independent of gRPC and Postgres.
 
-``store.rpc`` consumes these, ``store.db`` implements them, ``store.runtime`` joins the two. Nothing
-here knows of gRPC or Postgres. Message bytes travel as *frames* (see ``messages.record``): field 1
-of a page, holding one ``WakuMessageKeyValue``, spliced and never decoded.
+``store.rpc`` calls these, ``store.db`` implements them, ``store.runtime`` joins the two.
+Message bytes travel as *frames* (see ``messages.record``): field 1 of a page, holding one
+``WakuMessageKeyValue``, spliced and never decoded.
 
 Errors that any method may raise: :class:`StoreUnavailable` (the database cannot be reached now;
 retry with backoff), :class:`StoreBusy` (a bounded queue is full).
@@ -26,8 +26,8 @@ from storenode.message.limits import MAX_SDS_CLAIMANTS, MAX_TIMESTAMP_NS
 class Equality(StrEnum):
     """The way in which a session has compared the two sides.
 
-    XOR: by the fingerprints of WAKU-SYNC, which whoever may publish can forge. KEYED: by lattice
-    sums over contents, which nobody can. PARTLY_KEYED: by these from some time on.
+    XOR: by the fingerprints of WAKU-SYNC, which publishers can forge. KEYED: by lattice sums over
+    contents, which cannot be forged. PARTLY_KEYED: by these from some time on.
     """
 
     UNKNOWN = ""
@@ -67,17 +67,17 @@ class Room(Protocol):
         """The largest size of the page, unless one message alone is larger."""
 
     def fit(self, page_bytes: int, beside_bytes: int = 0) -> None:
-        """Keep what a page of this size needs, and what the call holds beside it."""
+        """Reduce the reservation to a page of this size and ``beside_bytes`` of the call."""
 
     def close(self) -> None:
-        """Give it back: the page was sent, or is not sent; once more does nothing."""
+        """Release the memory: the page was sent, or is not sent; once more does nothing."""
 
 
 class Outlet(Protocol):
-    """The place where the pages of an answer go, at the pace of who reads them.
+    """The destination of the pages of an answer, at the pace of its reader.
 
-    ``caller`` and ``connection`` tell whose turn it is where calls wait. What is raised here is
-    what the call is to end with: the node has no room for its reader.
+    Calls wait by turns of ``caller`` and ``connection``. An error that is raised here ends the
+    call: the node has no room for its reader.
     """
 
     @property
@@ -119,7 +119,7 @@ class Source(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TopicRights:
-    """Which topics a caller may see: prefixes of pubsub and content topics.
+    """The topics that a caller may see: prefixes of pubsub and content topics.
 
     An empty tuple allows every topic of its kind; both empty is the unrestricted caller.
     """
@@ -290,7 +290,7 @@ class SdsPage:
 
 @dataclass(frozen=True, slots=True)
 class StoreSummary:
-    """What the database holds, for ``Admin.GetStatus`` and the metrics."""
+    """A summary of the stored messages, for ``Admin.GetStatus`` and the metrics."""
 
     store_id: bytes
     messages: int
@@ -314,13 +314,13 @@ class Reader(Protocol):
     """Reads by hash and by time."""
 
     async def position(self, message_hash: bytes, rights: TopicRights) -> SyncId | None:
-        """Position of a message by hash, also for a while after it was pruned; None: unknown."""
+        """Return the position of a message, also for a while after it was pruned; None: unknown."""
 
     async def query(self, request: PageRequest) -> QueryPage:
         """Return one page."""
 
     def scan(self, request: ScanRequest, outlet: Outlet) -> AsyncIterator[FramesPage]:
-        """Every match in ascending order, a page at a time; no transaction outlives a page."""
+        """Yield the matches in ascending order, by pages; no transaction outlives a page."""
 
     async def summary(self) -> StoreSummary:
         """Return what is held (the count may be a few seconds old)."""
@@ -330,7 +330,7 @@ class Feed(Protocol):
     """Messages in commit order."""
 
     def follow(self, request: FollowRequest, outlet: Outlet) -> AsyncIterator[FollowPage]:
-        """The backlog from a cursor on, then live. The first page comes at once.
+        """Yield the backlog from a cursor on, then live. The first page comes at once.
 
         Raises :class:`CursorOutOfRange`.
         """
@@ -345,17 +345,17 @@ class SdsLookups(Protocol):
     async def doubtful(
         self, request: SdsLookup
     ) -> tuple[Sequence[HistoryEntry], Sequence[HistoryEntry]]:
-        """Entries that are missing; and those whose ID could be a proof and proves nothing here."""
+        """Return missing entries, and those whose ID could be a proof and proves nothing here."""
 
 
 class SdsReader(SdsLookups, Protocol):
     """Reads by SDS message ID, and by what a message follows from."""
 
     def messages(self, request: SdsLookup, outlet: Outlet) -> AsyncIterator[SdsPage]:
-        """Claimants of each ID, ``request.claimants`` at most, and the entries that are missing."""
+        """Yield claimants of each ID, ``request.claimants`` at most, and missing entries."""
 
     def causal_history(self, request: CausalRequest, outlet: Outlet) -> AsyncIterator[SdsPage]:
-        """The causal past of the heads, every parent before its children."""
+        """Yield the causal past of the heads, every parent before its children."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -405,10 +405,10 @@ class SyncRole(StrEnum):
 
 
 class SyncEnding(StrEnum):
-    """How a session ended (label ``outcome`` of the metrics).
+    """The end of a session (label ``outcome`` of the metrics).
 
-    DONE: both sides said all that they had to say. ABORTED: another session with this peer went
-    before it, which is no error. REFUSED: one of the two will not reconcile. FAILED: it broke.
+    DONE: both sides completed it. ABORTED: another session with this peer went before it, which is
+    no error. REFUSED: one of the two does not reconcile. FAILED: it broke.
     """
 
     DONE = "done"
@@ -419,7 +419,7 @@ class SyncEnding(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SyncOutcome:
-    """What a session with a peer came to, as one side saw it.
+    """The result of a session with a peer, on one side.
 
     ``in_sync``: both sides hold the same set over the window now, but for what lies below a
     horizon or is refused by policy (then ``notes`` say so). ``round_trips``: payloads sent by the
@@ -469,7 +469,7 @@ class PeerFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ScannedPage:
-    """What a peer sends of a time range: encoded ``WakuMessageAndTopic``, at least one.
+    """A page of a peer's scan of a time range: encoded ``WakuMessageAndTopic``, at least one.
 
     ``hashes`` are theirs as the peer names them. ``cursor`` goes on after the page at this peer;
     empty: it gave none. ``reached_ns`` is the timestamp of the last message.
@@ -516,36 +516,36 @@ class PeerCaller(Protocol):
         """Return True while there is a connection to the peer."""
 
     def node_id(self, peer: PeerAddress) -> str:
-        """The ID that a peer gave when it last answered; until then the configured one, or ""."""
+        """Return the ID of a peer's last answer; until then the configured one, or ""."""
 
 
 class SyncObserver(Protocol):
-    """Is told of sessions of either role; must not block or raise."""
+    """An observer of sessions of either role; must not block or raise."""
 
     def session_ended(
         self, role: SyncRole, peer_node_id: str, peer_store_id: str, outcome: SyncOutcome
     ) -> None:
-        """A session ended, however it did."""
+        """Note that a session ended."""
 
     def transferred(self, direction: str, outcome: str, count: int) -> None:
-        """Messages of a transfer: ``sent`` or ``received``, and what became of them."""
+        """Count messages of a transfer: ``sent`` or ``received``, with their outcome."""
 
     def sync_bytes(self, direction: str, count: int) -> None:
-        """Bytes of reconciliation payloads: ``sent`` or ``received``."""
+        """Count bytes of reconciliation payloads: ``sent`` or ``received``."""
 
 
 class TransferReads(Protocol):
     """Messages by ID, for a transfer to a peer."""
 
     async def load(self, ids: SyncIds, max_bytes: int) -> list[bytes | None]:
-        """Encoded ``WakuMessageAndTopic`` of the first IDs, in order: as many as fit, at least one.
+        """Return encoded ``WakuMessageAndTopic`` of the first IDs: as many as fit, at least one.
 
         None stands for a message that is not held any more. ``ids`` ascend. Fewer than are asked
         for come also where there are very many; the rest is asked for again.
         """
 
     async def held(self, ids: SyncIds) -> list[bool]:
-        """For each of ascending IDs whether the message is held."""
+        """Return for each of ascending IDs if the message is stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -580,16 +580,16 @@ class UnknownPeer(Exception):
 
 
 class EmptyWindow(Exception):
-    """What was asked for holds no time; the sentence says which bound to give."""
+    """A window that contains no time; the sentence says which bound to give."""
 
 
 class NoPeers(Exception):
-    """This node has no peers; the sentence says how to give it some."""
+    """A node without peers; the sentence says how to configure some."""
 
 
 @dataclass(slots=True)
 class PeerState:
-    """A configured peer as its node knows it; times in Unix nanoseconds, 0: never.
+    """The state of a configured peer; times in Unix nanoseconds, 0: never.
 
     ``lacks`` and ``has``: messages that the peer, and this node, were left without by the last
     session that found out, as far as either is known.
@@ -610,7 +610,7 @@ class PeerState:
 
 @dataclass(frozen=True, slots=True)
 class ResumeState:
-    """How far the resume at the start has come; times in Unix nanoseconds."""
+    """The progress of the resume at the start; times in Unix nanoseconds."""
 
     running: bool
     time_start_ns: int
@@ -620,7 +620,7 @@ class ResumeState:
     stored: int
     error: str
     peers: tuple[str, ...] = ()
-    """From whom it came, as they are configured."""
+    """The peers that it came from, as configured."""
 
 
 class CallFailed(PeerFailed):
@@ -652,7 +652,7 @@ class FrameStream(Protocol):
         """Send a frame; waits while the other side does not read."""
 
     async def half_close(self) -> None:
-        """Say that this side sends no more; a callee says so by ending the call."""
+        """End this side's direction; a callee does so by ending the call."""
 
 
 class Named(Protocol):
@@ -675,9 +675,9 @@ class Connector(Protocol):
     ) -> AbstractAsyncContextManager[FrameStream]:
         """Begin a call with a stream each way; it is cancelled at the end if it still goes on.
 
-        ``method`` is the full name, as in ``/storenode.v1.Peer/Reconcile``. ``identified`` is told
-        who answers, before a frame is read: a callee may give its names with its first answer
-        only, when frames have been sent.
+        ``method`` is the full name, as in ``/storenode.v1.Peer/Reconcile``. ``identified`` receives
+        the callee before a frame is read: a callee may give its names with its first answer only,
+        when frames have been sent.
 
         Raises:
             CallFailed: as the methods of the stream do; the callee does not say in time who it
@@ -685,4 +685,4 @@ class Connector(Protocol):
         """
 
     def node_id(self, peer: PeerAddress) -> str:
-        """The ID that a peer gave when it last answered; until then the configured one, or ""."""
+        """Return the ID of a peer's last answer; until then the configured one, or ""."""

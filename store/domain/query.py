@@ -1,4 +1,4 @@
-"""What a read asks for: every rule of a request before the database sees it.
+"""The rules of read requests, checked before the database is asked.
 
 ``Query`` (13/WAKU2-STORE v3) in two steps, because the position of a cursor is the database's to
 know:
@@ -10,7 +10,7 @@ know:
 Rules, beside those of the standard: a field that is set counts although it is empty; limit 0 is
 unset; repeated hashes count once; hashes exclude times, while topics select among the messages that
 hashes name; pubsub topic and content topics may be set one without the other, as deployed clients
-do; ``time_start`` at or past ``time_end`` matches nothing. All limits (`store.domain.limits`) are
+do; ``time_start`` at or past ``time_end`` matches nothing. All limits (`RequestLimits`) are
 the same on every page. Clients that move here from nwaku, over libp2p or REST, keep nwaku's rules
 (`QueryInput.nwaku_rules`).
 
@@ -23,7 +23,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from store.domain.limits import RequestLimits
 from store.domain.ports import (
     CausalRequest,
     HistoryEntry,
@@ -33,7 +32,21 @@ from store.domain.ports import (
     TopicFilter,
     TopicRights,
 )
-from storenode.message.limits import HASH_BYTES, MAX_TIMESTAMP_NS
+from storenode.message.limits import (
+    DEFAULT_PAGE_MESSAGES,
+    HASH_BYTES,
+    MAX_BATCH_MESSAGES,
+    MAX_CAUSAL_HEADS,
+    MAX_CAUSAL_KNOWN_IDS,
+    MAX_CAUSAL_MESSAGES,
+    MAX_PAGE_MESSAGES,
+    MAX_QUERY_CONTENT_TOPICS,
+    MAX_QUERY_HASHES,
+    MAX_RESPONSE_BYTES,
+    MAX_SDS_CLAIMANTS,
+    MAX_SDS_ENTRIES,
+    MAX_TIMESTAMP_NS,
+)
 from storenode.sds.limits import MAX_ID_BYTES
 
 OK: Final = 200
@@ -44,6 +57,42 @@ UNAVAILABLE: Final = 503
 
 NWAKU_PAGE_MESSAGES: Final = 20
 """Messages of a page of nwaku where the request does not say how many."""
+
+
+RESPONSE_RESERVE_BYTES: Final = 64 * 1024
+"""What a page leaves free of a response, for the fields that are no entries."""
+
+DEFAULT_UNSENT_BYTES: Final = 128 * 1024 * 1024
+"""All answers of a node that their callers have not taken yet, with their copies in memory."""
+
+DEFAULT_PAGE_BYTES: Final = MAX_RESPONSE_BYTES - RESPONSE_RESERVE_BYTES
+"""Entries of one page, where nothing else is set."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestLimits:
+    """The limits of requests and responses, for every caller, on every path and page.
+
+    ``page_messages`` and ``causal_messages`` clamp what a request asks for, ``sds_claimants``
+    truncates an answer, ``response_bytes`` cuts it into pages; all others refuse the request.
+    """
+
+    batch_messages: int = MAX_BATCH_MESSAGES
+    response_bytes: int = MAX_RESPONSE_BYTES
+    default_page_messages: int = DEFAULT_PAGE_MESSAGES
+    page_messages: int = MAX_PAGE_MESSAGES
+    query_hashes: int = MAX_QUERY_HASHES
+    query_topics: int = MAX_QUERY_CONTENT_TOPICS
+    sds_entries: int = MAX_SDS_ENTRIES
+    sds_claimants: int = MAX_SDS_CLAIMANTS
+    causal_heads: int = MAX_CAUSAL_HEADS
+    causal_known_ids: int = MAX_CAUSAL_KNOWN_IDS
+    causal_messages: int = MAX_CAUSAL_MESSAGES
+
+    @property
+    def page_bytes(self) -> int:
+        """Entries of one page, in bytes; an entry that is larger has a page of its own."""
+        return self.response_bytes - RESPONSE_RESERVE_BYTES
 
 
 class QueryError(Exception):
@@ -161,7 +210,7 @@ def _plan(query: QueryInput, rights: TopicRights, limits: RequestLimits) -> Quer
 
 
 def time_range(time_start: int | None, time_end: int | None) -> tuple[int, int]:
-    """Bounds in nanoseconds (inclusive, exclusive) within the legal timestamps.
+    """Return bounds in nanoseconds (inclusive, exclusive) within the legal timestamps.
 
     Unset means unbounded. The range is empty when the first is not smaller than the second.
     """

@@ -1,4 +1,4 @@
-"""How much a caller may ask for: rates, and calls and streams at one time.
+"""Quotas of callers: rates, and calls and streams at one time.
 
 Rules:
 
@@ -7,8 +7,8 @@ Rules:
    before anything else passes: the average holds for every size of batch.
 2. Every caller has an `Account`, named by a key: its name in the token file, or the host it comes
    from. Of strangers at most ``max_strangers`` are kept apart; those at rest make room for new
-   ones, and what comes beyond shares one account, so that nobody gets a fresh bucket by pushing
-   out old ones, and no crowd of strangers touches the accounts of those the operator named.
+   ones, and those beyond share one account, so that pushing out old accounts gives no fresh
+   bucket, and no crowd of strangers touches the accounts of named callers.
 3. Calls and streams under way are counted per account and for the node as a whole.
 
 Time is a monotonic clock's nanoseconds, given as ``now_ns``.
@@ -46,7 +46,7 @@ _SWEEP_INTERVAL_NS: Final = NS_PER_S
 
 
 class CallKind(StrEnum):
-    """Which count a call belongs to."""
+    """The count that a call belongs to."""
 
     CALL = "concurrent calls"
     STREAM = "concurrent streams"
@@ -116,7 +116,7 @@ class Bucket:
         self._due_ns = due_ns + cost_ns
 
     def is_full(self, now_ns: int) -> bool:
-        """True when nothing is owed, so that a new bucket would be no different."""
+        """Return True if nothing is owed, so that a new bucket would be no different."""
         return self._due_ns <= now_ns
 
     def check(self) -> None:
@@ -126,7 +126,7 @@ class Bucket:
 
 
 class Account:
-    """What one caller has used. Made by `Quota`, which also bounds the calls of all.
+    """The usage of one caller. Made by `Quota`, which also bounds the calls of all.
 
     ``requests``, ``messages`` to be published, and bytes ``received`` are taken of buckets.
     """
@@ -139,7 +139,7 @@ class Account:
         self.set_limits(limits)
 
     def set_limits(self, limits: ClientLimits) -> None:
-        """Go on under other limits, with full buckets; calls under way stay counted."""
+        """Set other limits, with full buckets; calls under way stay counted."""
         self.limits = limits
         self.requests = Bucket(limits.requests_per_s, "requests")
         self.messages = Bucket(limits.messages_per_s, "messages")
@@ -169,7 +169,7 @@ class Account:
         self._quota.running[kind] -= 1
 
     def at_rest(self, now_ns: int) -> bool:
-        """True when forgetting the account changes nothing: no call, nothing owed."""
+        """Return True if forgetting the account changes nothing: no call, nothing owed."""
         return not any(self._running.values()) and all(
             bucket.is_full(now_ns) for bucket in (self.requests, self.messages, self.received)
         )
@@ -194,11 +194,11 @@ class Quota:
 
     @property
     def accounts(self) -> int:
-        """How many accounts are kept apart."""
+        """The number of separate accounts."""
         return len(self._named) + len(self._strangers)
 
     def account(self, key: str, limits: ClientLimits, now_ns: int, *, named: bool) -> Account:
-        """The account of ``key``, under ``limits`` from now on.
+        """Return the account of ``key``, under ``limits`` from now on.
 
         ``named``: the operator named this caller, so the number of such keys is the operator's.
         """

@@ -1,4 +1,4 @@
-"""Which partitions may go: by age, by size, and what follows from that for the look-up tables.
+"""Retention: the partitions to drop by age and size, with those of look-up tables, and its clock.
 
 Rules.
 
@@ -18,11 +18,16 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from store.domain.partitioning import UNBOUNDED_LOW, Bounds
+from store.domain.partitioning import DAY_NS, UNBOUNDED_LOW, Bounds
+from storenode.message.limits import NS_PER_S
+
+TOLERANCE_NS: Final = 60 * NS_PER_S
+MAX_DOUBT_NS: Final = DAY_NS
+"""Bounds of the doubt of a `RetentionClock`."""
 
 
-class Reason(StrEnum):
-    """Why a partition goes."""
+class DropReason(StrEnum):
+    """The reason to drop a partition."""
 
     AGE = "age"
     SIZE = "size"
@@ -42,7 +47,7 @@ class Partition:
 
 @dataclass(frozen=True, slots=True)
 class RetentionPolicy:
-    """How long and how much is kept; None: without limit.
+    """The limits of age and size; None: without limit.
 
     ``requires_archive``: what is not archived in full stays, whatever the limits say.
     """
@@ -63,12 +68,12 @@ class Drop:
     """A partition that goes, and why."""
 
     partition: Partition
-    reason: Reason
+    reason: DropReason
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """What one transaction drops, and the horizon (nanoseconds) that it leaves."""
+class PruneStep:
+    """The partitions that one transaction drops, and the horizon (nanoseconds) that it leaves."""
 
     drops: tuple[Drop, ...]
     horizon_ns: int
@@ -78,7 +83,7 @@ class Step:
 class PrunePlan:
     """``left_over_bytes``: by how much the limit on size stays passed; 0 when it is kept."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[PruneStep, ...]
     left_over_bytes: int = 0
 
 
@@ -101,7 +106,7 @@ def plan_prune(
     """
     state = _State(sorted(fine, key=_low), [sorted(each, key=_low) for each in coarse], horizon_ns)
     state.size_bytes += other_bytes
-    steps = [Step(state.follow(), horizon_ns)]
+    steps = [PruneStep(state.follow(), horizon_ns)]
     while (reason := state.why_oldest_goes(policy, now_ns)) is not None:
         steps.append(state.drop_oldest(reason))
     excess = 0 if policy.size_bytes is None else state.size_bytes - policy.size_bytes
@@ -109,7 +114,7 @@ def plan_prune(
 
 
 def effective_age_ns(fine: Iterable[Partition], policy: RetentionPolicy, now_ns: int) -> int | None:
-    """How long messages are expected to be held, which decides the width of coarse partitions.
+    """Return how long messages are expected to be stored, for the width of coarse partitions.
 
     Under a limit on size that is as long as they are held now: coarse partitions that span much
     more than the messages would take the space that the messages are meant to have.
@@ -117,8 +122,8 @@ def effective_age_ns(fine: Iterable[Partition], policy: RetentionPolicy, now_ns:
     if policy.size_bytes is None:
         return policy.age_ns
     lows = [each.bounds.low for each in fine if each.bounds.low != UNBOUNDED_LOW]
-    held_ns = max(0, now_ns - min(lows, default=now_ns))
-    return held_ns if policy.age_ns is None else min(held_ns, policy.age_ns)
+    stored_ns = max(0, now_ns - min(lows, default=now_ns))
+    return stored_ns if policy.age_ns is None else min(stored_ns, policy.age_ns)
 
 
 class _State:
@@ -131,20 +136,20 @@ class _State:
         self.size_bytes = sum(each.size_bytes for each in fine)
         self.size_bytes += sum(each.size_bytes for table in coarse for each in table)
 
-    def why_oldest_goes(self, policy: RetentionPolicy, now_ns: int) -> Reason | None:
+    def why_oldest_goes(self, policy: RetentionPolicy, now_ns: int) -> DropReason | None:
         if not self.fine or self.fine[0].bounds.high > now_ns:
             return None
         if policy.age_ns is not None and self.fine[0].bounds.high <= now_ns - policy.age_ns:
-            return Reason.AGE
+            return DropReason.AGE
         if policy.size_bytes is not None and self.size_bytes > policy.size_bytes:
-            return Reason.SIZE
+            return DropReason.SIZE
         return None
 
-    def drop_oldest(self, reason: Reason) -> Step:
+    def drop_oldest(self, reason: DropReason) -> PruneStep:
         oldest = self.fine.pop(0)
         self.size_bytes -= oldest.size_bytes
         self.horizon_ns = max(self.horizon_ns, oldest.bounds.high)
-        return Step((Drop(oldest, reason), *self.follow()), self.horizon_ns)
+        return PruneStep((Drop(oldest, reason), *self.follow()), self.horizon_ns)
 
     def follow(self) -> tuple[Drop, ...]:
         """Take out the coarse partitions that may go now."""
@@ -152,10 +157,63 @@ class _State:
         gone: list[Drop] = []
         for table in self.coarse:
             while len(table) > 1 and table[1].bounds.high <= floor:
-                gone.append(Drop(table.pop(0), Reason.FOLLOWS))
+                gone.append(Drop(table.pop(0), DropReason.FOLLOWS))
         self.size_bytes -= sum(each.partition.size_bytes for each in gone)
         return tuple(gone)
 
 
 def _low(partition: Partition) -> int:
     return partition.bounds.low
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The time of a `RetentionClock`, and by how much the clock is ahead of it; in nanoseconds."""
+
+    time_ns: int
+    ahead_ns: int = 0
+
+    @property
+    def doubted(self) -> bool:
+        """True while the clock is not believed."""
+        return self.ahead_ns > 0
+
+
+class RetentionClock:
+    """A clock for retention: the system's, unless that has leapt forward.
+
+    A dropped partition does not come back, and a clock that is a year ahead for a minute must not
+    drop a year. So the clock is compared with the steady time since it was last believed. Rules:
+
+    1. Where it shows no more than that, with `TOLERANCE_NS`, it is believed; also when it was set
+       back, since that keeps messages for longer.
+    2. Else it has leapt. Time goes on from where it was, until the clock has been steady for as
+       long as it leapt over, or for `MAX_DOUBT_NS`. Then it is believed: a node that was off, or a
+       machine that slept, has leapt as well.
+    3. A starting node compares it with the newest commit, which shows that the clock was there.
+
+    Publishing and queries use the clock itself, which is wrong no longer than it is wrong.
+    """
+
+    def __init__(self, witness_ns: int, steady_ns: int) -> None:
+        self._believed_ns = witness_ns  # a time that has certainly been reached
+        self._at_ns = steady_ns
+        self._doubted_since_ns: int | None = None
+
+    def read(self, clock_ns: int, steady_ns: int) -> Reading:
+        """Return the time when the clock shows ``clock_ns``, and a monotonic one ``steady_ns``."""
+        expected_ns = self._believed_ns + (steady_ns - self._at_ns)
+        ahead_ns = clock_ns - expected_ns
+        if ahead_ns > TOLERANCE_NS and not self._settled(ahead_ns, steady_ns):
+            return self._note(expected_ns, steady_ns, ahead_ns)
+        self._doubted_since_ns = None
+        return self._note(clock_ns, steady_ns, 0)
+
+    def _settled(self, ahead_ns: int, steady_ns: int) -> bool:
+        if self._doubted_since_ns is None:
+            self._doubted_since_ns = steady_ns
+        return steady_ns - self._doubted_since_ns >= min(ahead_ns, MAX_DOUBT_NS)
+
+    def _note(self, time_ns: int, steady_ns: int, ahead_ns: int) -> Reading:
+        self._believed_ns, self._at_ns = time_ns, steady_ns
+        return Reading(time_ns, ahead_ns)

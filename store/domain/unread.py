@@ -76,7 +76,7 @@ class GossipState:
 
 @dataclass(frozen=True, slots=True)
 class Confirmation:
-    """What became of the wait for confirmations of one message.
+    """The result of the wait for confirmations of one message.
 
     ``reason``: one sentence why they were too few; empty: they were enough.
     """
@@ -86,7 +86,7 @@ class Confirmation:
 
 
 class Confirmations(Protocol):
-    """Whoever waits until other stores hold what this node has stored."""
+    """The wait until other stores hold messages of this node."""
 
     async def confirmed(
         self,
@@ -103,7 +103,7 @@ class Confirmations(Protocol):
         """
 
     def stop(self) -> None:
-        """Answer all requests that wait: the node is stopping."""
+        """End the wait of all requests: the node is stopping."""
 
 
 class NoConfirmations:
@@ -117,7 +117,7 @@ class NoConfirmations:
         min_confirms: int,
         timeout_s: float | None,  # noqa: ARG002
     ) -> list[Confirmation]:
-        """Say so at once."""
+        """Return that none came, at once."""
         reason = (
             f"0 of {min_confirms} stores confirmed: this node exchanges no read confirmations; the "
             "message is stored here"
@@ -125,4 +125,4 @@ class NoConfirmations:
         return [Confirmation(0, reason)] * len(hashes)
 
     def stop(self) -> None:
-        """Do nothing: no request waits."""
+        """Ignore the end: no request waits."""

@@ -1,4 +1,4 @@
-"""What a store holds, as a reconciliation asks for it, and what that is made from.
+"""The contents of a store as a reconciliation reads them, and their sources.
 
 ``store.sync.index`` offers `Reconcilable` over `StoredIds`, which ``store.db`` implements.
 """
@@ -16,8 +16,7 @@ from reconcile.lattice import LatticeSum
 from reconcile.summaries.loading import Loaded, Needs
 from reconcile.summaries.summary import SummaryView
 from reconcile.view import Answer, Read
-from store.domain.commits import CommitRow
-from store.domain.hub import Place
+from store.domain.hub import CommitRow, Place
 from store.domain.ports import SyncId
 
 Times = tuple[int, int]
@@ -25,26 +24,26 @@ Times = tuple[int, int]
 
 
 class OpenView(Protocol):
-    """What a store holds, fixed at one moment, as a reconciliation asks for it."""
+    """The IDs of a store at one moment, as a reconciliation reads them."""
 
     @property
     def horizon(self) -> SyncId:
-        """Below it nothing is held, or kept."""
+        """The lowest ID that is stored or accepted."""
 
     @property
     def memory_start(self) -> SyncId | None:
-        """From here on every ID is in memory; None: none is."""
+        """The ID from which on every ID is in memory; None: none is."""
 
     @property
     def places(self) -> Sequence[Place]:
         """The newest commits of what it was made from, one or two; of what was read, so far."""
 
     async def answer(self, read: Read) -> Answer:
-        """Answer a batch of questions about the range that was opened."""
+        """Return the answers to a batch of questions about the range that was opened."""
 
     @property
     def indexed(self) -> IndexView | None:
-        """What is in memory; from `memory_start` on every ID."""
+        """The IDs in memory; from `memory_start` on all of them."""
 
     async def lattices(self, spans: Sequence[Times]) -> list[LatticeSum] | None:
         """Return the lattice sums of disjoint, ascending ranges of time.
@@ -72,7 +71,7 @@ class Reconcilable(Protocol):
     """The IDs of a store, for reconciliation."""
 
     def open_view(self, lower: SyncId, upper: SyncId) -> AbstractAsyncContextManager[OpenView]:
-        """Fix what is held in the half-open range; everything that was acknowledged is in it."""
+        """Open a view of the half-open range, which includes every acknowledged message."""
 
     @property
     def index_entries(self) -> int:
@@ -80,7 +79,7 @@ class Reconcilable(Protocol):
 
 
 class ColdView(Protocol):
-    """Everything that is held at one moment, as summaries that load what they lack."""
+    """The contents of a store at one moment, as summaries that load what they lack."""
 
     @property
     def view(self) -> SummaryView:
@@ -121,10 +120,10 @@ class StoredIds(Protocol):
     """The IDs that the database holds. All methods raise `StoreUnavailable` where it is away."""
 
     def open_cold(self) -> AbstractAsyncContextManager[ColdView]:
-        """A view of everything that is held now."""
+        """Open a view of everything that is stored now."""
 
     async def newest(self, seen: Place) -> Newest:
-        """The newest commit now, and whether the database still has one that was seen."""
+        """Return the newest commit now, and whether the database still has one that was seen."""
 
     async def ids_of(self, commits: Sequence[CommitRow]) -> SyncIds:
-        """The IDs that some commits have added and that are held, in any order."""
+        """Return the IDs that some commits have added and that are stored, in any order."""

@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 import grpc
 from google.protobuf.message import DecodeError, Message
 
-from store.domain.lookup import Asked
+from store.domain.claims import RequestedEntries
 from store.domain.ports import (
     CursorOutOfRange,
     HistoryEntry,
@@ -131,7 +131,7 @@ class PeerReader:
             ],
             prefer_proven=True,
         ).SerializeToString()
-        asked, left = Asked(channel_id, entries), MAX_LOOKUP_MESSAGES
+        asked, left = RequestedEntries(channel_id, entries), MAX_LOOKUP_MESSAGES
         async for data in self._pages(peer, LOOKUP, request):
             messages = _decode(store_pb2.SdsMessagesPage, data, left).messages
             if len(messages) > left:
@@ -215,7 +215,7 @@ def _join(page: RawScanPage) -> list[bytes]:
     ]
 
 
-def _require_asked(asked: Asked, stored: WakuMessageKeyValue) -> bytes:
+def _require_asked(asked: RequestedEntries, stored: WakuMessageKeyValue) -> bytes:
     """Encode a message for admission.
 
     Raises:

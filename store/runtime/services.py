@@ -27,9 +27,8 @@ from store.db.summaries.statements import DatabaseStatements
 from store.db.writing.tracking import Tracking
 from store.db.writing.unread import UnreadEvents
 from store.db.writing.writer import DatabaseWriter
-from store.domain.commits import CommitRow, WrittenIds
 from store.domain.environment import Environment
-from store.domain.hub import Place
+from store.domain.hub import CommitRow, Place, WrittenIds
 from store.domain.ports import Services, Source
 from store.domain.quota import ClientLimits
 from store.domain.retention import RetentionPolicy

@@ -21,8 +21,7 @@ from store.db.summaries.timeline import (
     read_timeline,
     read_upkeep,
 )
-from store.domain.completeness import CoverageReads
-from store.domain.coverage import HOUR_NS, CoverageStep, StoreCoverage, aligned
+from store.domain.coverage import HOUR_NS, CoverageReads, CoverageStep, StoreCoverage, aligned
 from store.domain.partitioning import DAY_NS
 from store.domain.ports import PeerState, ResumeState, StoreSummary, SyncDone
 from store.domain.unread import GossipPeerState, UnreadSummary
@@ -446,6 +445,6 @@ def _known(step: CoverageStep, found: StoreCoverage) -> list[Any]:
         found.equal_until_ns // NS_PER_S if partly else 0,
         found.missing_here,
         found.missing_there,
-        found.held_here,
+        found.stored_here,
         found.last_equal_ns // NS_PER_S,
     ]

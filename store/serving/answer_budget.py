@@ -25,7 +25,7 @@ from contextlib import asynccontextmanager, contextmanager
 from operator import itemgetter
 from typing import Final
 
-from store.domain.limits import DEFAULT_UNSENT_BYTES
+from store.domain.query import DEFAULT_UNSENT_BYTES
 from store.serving.connections import hang_up
 from store.serving.failure import busy, over_limit, unready
 from store.serving.queue import FairQueue

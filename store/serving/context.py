@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from store.domain.access import Access
-from store.domain.completeness import CoverageReads
-from store.domain.coverage import IntakeRecord, MissingParents
-from store.domain.limits import RequestLimits
+from store.domain.coverage import CoverageReads, IntakeRecord, MissingParents
+from store.domain.query import RequestLimits
 from store.domain.quota import Quota
 from store.domain.unread import Confirmations, GossipState, NoConfirmations
 from store.observe.clocks import ClockComparison

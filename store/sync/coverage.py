@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from reconcile.ids import LOWEST
 from reconcile.view import Read, Spans
-from store.domain.completeness import Known
 from store.domain.coverage import (
     CoverageStep,
+    KnownCoverage,
     Span,
-    Statement,
     Statements,
     layers,
     measured_by_span,
@@ -20,7 +19,7 @@ from store.domain.view import OpenView, Reconcilable, StoredIds
 
 
 class Coverage:
-    """Implements `store.domain.completeness.CoverageReads`."""
+    """Implements `store.domain.coverage.CoverageReads`."""
 
     def __init__(
         self, reconcilable: Reconcilable, statements: Statements, stored: StoredIds
@@ -41,7 +40,7 @@ class Coverage:
             for span in bounds
         ]
 
-    async def known(self, start_ns: int, end_ns: int) -> Known:
+    async def known(self, start_ns: int, end_ns: int) -> KnownCoverage:
         """What is known of a range that is not empty.
 
         Raises:
@@ -57,21 +56,17 @@ class Coverage:
 
     async def _read(
         self, start_ns: int, end_ns: int, bounds: Sequence[Span]
-    ) -> tuple[Known, dict[Span, tuple[int, bytes]], int]:
+    ) -> tuple[KnownCoverage, dict[Span, tuple[int, bytes]], int]:
         # Read first: what is stored meanwhile withdraws statements, and none is believed too long.
         stated = await self._statements.between(start_ns, end_ns)
         lowest = min((each[0].start_ns for each in stated.values()), default=start_ns)
         lower = max(0, min(lowest, start_ns)), LOWEST[1]
         async with self._reconcilable.open_view(lower, (end_ns, LOWEST[1])) as view:
             held = await _measured(view, bounds) if bounds else {}
-            about = await _measured_by_store(view, stated)
-            return Known(stated, about, view.places), held, view.horizon[0]
-
-
-async def _measured_by_store(
-    view: OpenView, stated: Mapping[str, Sequence[Statement]]
-) -> dict[str, dict[Span, tuple[int, bytes]]]:
-    return {store: await _measured(view, *layers(found)) for store, found in stated.items()}
+            about = await _measured(
+                view, *layers(each.span for found in stated.values() for each in found)
+            )
+            return KnownCoverage(stated, about, view.places), held, view.horizon[0]
 
 
 async def _measured(view: OpenView, *lists: Sequence[Span]) -> dict[Span, tuple[int, bytes]]:

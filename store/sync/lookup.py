@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from store.domain.admission import Admission
+from store.domain.claims import name_of
 from store.domain.environment import Environment
-from store.domain.lookup import name_of
 from store.domain.ports import (
     FetchDone,
     HistoryEntry,

@@ -17,8 +17,7 @@ from store.db.pool import Database
 from store.db.schema.partitions import PartitionMap, read_catalog
 from store.db.writing.writer import DatabaseWriter
 from store.domain.ports import FollowRequest, Source, TopicFilter
-from store.domain.retention import RetentionPolicy
-from store.domain.retention_clock import MAX_DOUBT_NS
+from store.domain.retention import MAX_DOUBT_NS, RetentionPolicy
 from storenode.client.messages import hash_of, new_message
 from storenode.message.rules import Policy
 from storenode.wire.storenode.v1.store_pb2 import FollowPage

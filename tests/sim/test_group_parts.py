@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from sim.groups.shelf import Shelf
 from sim.limits import START_NS
-from store.domain.limits import RequestLimits
+from store.domain.query import RequestLimits
 from storenode.sds.aio.transport import Fetched
 from storenode.sds.codec import Entry, SdsMessage, decode_message, encode_message
 

@@ -18,7 +18,7 @@ from sim.network import Network
 from sim.promise import Promise
 from sim.timeline import Timeline
 from sim.trace import Trace
-from store.domain.commits import WrittenIds
+from store.domain.hub import WrittenIds
 from store.messages.record import RecordBatch
 from storenode.message.rules import Policy
 from tests.support.admission import admit

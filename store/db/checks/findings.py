@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Final
 
-from store.domain.audit import Fault
+from store.domain.audit import RowFault
 
 MAX_EXAMPLES: Final = 5
 """Examples that are kept of one kind; the others are counted."""
@@ -26,20 +26,20 @@ _RECOUNT: Final = (
 )
 
 ADVICE: Final[dict[str, str]] = {
-    Fault.FRAME: _RESTORE,
-    Fault.HASH: _RESTORE,
-    Fault.CONTENT_DIGEST: _RESTORE,
-    Fault.TIMESTAMP: _RESTORE,
-    Fault.TOPIC: _RESTORE,
-    Fault.NO_HASH_ROW: _REINDEX,
-    Fault.WRONG_HASH_ROW: _REINDEX,
-    Fault.NO_TOPIC_ROW: _REINDEX,
-    Fault.WRONG_TOPIC_ROW: _REINDEX,
-    Fault.NO_SDS_ROW: _REINDEX,
-    Fault.WRONG_SDS_ROW: _REINDEX,
-    Fault.STRANGE_SDS_ROW: _REINDEX,
-    Fault.LOST_MESSAGE: _RESTORE,
-    Fault.LOST_SDS_MESSAGE: _COLLECT,
+    RowFault.FRAME: _RESTORE,
+    RowFault.HASH: _RESTORE,
+    RowFault.CONTENT_DIGEST: _RESTORE,
+    RowFault.TIMESTAMP: _RESTORE,
+    RowFault.TOPIC: _RESTORE,
+    RowFault.NO_HASH_ROW: _REINDEX,
+    RowFault.WRONG_HASH_ROW: _REINDEX,
+    RowFault.NO_TOPIC_ROW: _REINDEX,
+    RowFault.WRONG_TOPIC_ROW: _REINDEX,
+    RowFault.NO_SDS_ROW: _REINDEX,
+    RowFault.WRONG_SDS_ROW: _REINDEX,
+    RowFault.STRANGE_SDS_ROW: _REINDEX,
+    RowFault.LOST_MESSAGE: _RESTORE,
+    RowFault.LOST_SDS_MESSAGE: _COLLECT,
     "wrong schema": "undo what was changed by hand, or restore the database from a backup",
     "wrong store": "restore the database from a backup",
     "wrong totals": "add what is reported too many to pruned_messages of storenode.store",

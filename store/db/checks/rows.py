@@ -13,7 +13,7 @@ from psycopg import sql
 
 from store.db.checks.findings import Findings
 from store.db.schema.names import FINE_TABLE, SCHEMA
-from store.domain.audit import Fault, SdsRow, StoredMessage, audit, sds_row
+from store.domain.audit import RowFault, SdsRow, StoredMessage, audit, sds_row
 from store.domain.partitioning import UNBOUNDED_LOW, Bounds, Cover
 
 Connection = PsycopgConnection[Any]
@@ -170,11 +170,11 @@ class RowCheck:
             for fault in found.faults:
                 self._findings.add(fault, FINE_TABLE, name)
             if hash_topic is None:
-                self._findings.add(Fault.NO_HASH_ROW, "hashes", name)
+                self._findings.add(RowFault.NO_HASH_ROW, "hashes", name)
             elif hash_topic != topic:
-                self._findings.add(Fault.WRONG_HASH_ROW, "hashes", name)
+                self._findings.add(RowFault.WRONG_HASH_ROW, "hashes", name)
             partition = self._topics.find(ts)
-            if found.names is not None and Fault.TOPIC not in found.faults and partition:
+            if found.names is not None and RowFault.TOPIC not in found.faults and partition:
                 topics.setdefault((topic.bytes, partition.low), (found.names, name))
             row = sds_row(payload)
             if row is not None:
@@ -195,9 +195,9 @@ class RowCheck:
                 if of != low:
                     continue
                 if key not in held:
-                    self._findings.add(Fault.NO_TOPIC_ROW, "topics", example)
+                    self._findings.add(RowFault.NO_TOPIC_ROW, "topics", example)
                 elif held[key] != names:
-                    self._findings.add(Fault.WRONG_TOPIC_ROW, "topics", example)
+                    self._findings.add(RowFault.WRONG_TOPIC_ROW, "topics", example)
         if len(self._known) > MAX_KNOWN_TOPICS:
             self._known.clear()
         self._known.update(unknown)
@@ -215,23 +215,23 @@ class RowCheck:
             held = {(ts, digest): _sds_row(columns) for ts, digest, *columns in cursor}
         for key, row in wanted.items():
             if key not in held:
-                self._findings.add(Fault.NO_SDS_ROW, "sds", _name(*key))
+                self._findings.add(RowFault.NO_SDS_ROW, "sds", _name(*key))
             elif held[key] != row:
-                self._findings.add(Fault.WRONG_SDS_ROW, "sds", _name(*key))
+                self._findings.add(RowFault.WRONG_SDS_ROW, "sds", _name(*key))
 
     def _hashes(self, rows: Sequence[tuple[Any, ...]]) -> None:
         lost = [(ts, key.bytes) for key, ts, has_message in rows if not has_message]
-        self._report_lost(Fault.LOST_MESSAGE, "hashes", lost)
+        self._report_lost(RowFault.LOST_MESSAGE, "hashes", lost)
 
     def _sds(self, rows: Sequence[tuple[Any, ...]]) -> None:
         lost = [(ts, digest) for _, ts, digest, payload in rows if payload is None]
-        self._report_lost(Fault.LOST_SDS_MESSAGE, "sds", lost)
+        self._report_lost(RowFault.LOST_SDS_MESSAGE, "sds", lost)
         for key, ts, digest, payload in rows:
             row = None if payload is None else sds_row(payload)
             if payload is not None and (row is None or row.key != key.bytes):
-                self._findings.add(Fault.STRANGE_SDS_ROW, "sds", _name(ts, digest))
+                self._findings.add(RowFault.STRANGE_SDS_ROW, "sds", _name(ts, digest))
 
-    def _report_lost(self, fault: Fault, table: str, lost: list[tuple[int, bytes]]) -> None:
+    def _report_lost(self, fault: RowFault, table: str, lost: list[tuple[int, bytes]]) -> None:
         if not lost:
             return
         held = self._held()

@@ -34,9 +34,16 @@ from store.db.commits.pages import (
 from store.db.locks import NODES
 from store.db.pool import Connection, Database, reconnecting
 from store.db.reading.select import EVERY_TOPIC, FRAME, PRESENCE, Topics
-from store.domain.commits import CommitRow
-from store.domain.hub import MAX_QUEUED_BYTES, START, Commit, Delivery, Hub, Place, Subscriber
-from store.domain.limits import DEFAULT_PAGE_BYTES
+from store.domain.hub import (
+    MAX_QUEUED_BYTES,
+    START,
+    Commit,
+    CommitRow,
+    Delivery,
+    Hub,
+    Place,
+    Subscriber,
+)
 from store.domain.ports import (
     CursorOutOfRange,
     Ephemeral,
@@ -45,6 +52,7 @@ from store.domain.ports import (
     Outlet,
     StoreUnavailable,
 )
+from store.domain.query import DEFAULT_PAGE_BYTES
 from store.messages.cursor import MAX_POSITION, NONCE_BYTES, FollowCursor, FollowCursors
 from storenode.message.limits import MAX_MESSAGE_BYTES
 

@@ -18,7 +18,7 @@ from store.db.pool import Database
 from store.db.reading.hashes import content_digests_at, locate
 from store.db.reading.transfer_reads import TransferReader
 from store.domain.admission import Admission
-from store.domain.commits import CommitRow
+from store.domain.hub import CommitRow
 from store.domain.ports import Source, SyncId
 from store.gossip.events import Committed, GraphEvent
 from store.gossip.graph import graph_events

@@ -16,7 +16,7 @@ from reconcile.ids import SyncIds
 from reconcile.view import Spans
 from store.db.arrays import bigint_column, bigints, hash_column
 from store.db.pool import Connection
-from store.domain.commits import CommitRow
+from store.domain.hub import CommitRow
 from storenode.message.limits import CONTENT_DIGEST_BYTES, HASH_BYTES
 
 _COLUMNS: Final = "string_agg(int8send(m.ts), ''::bytea), string_agg(m.hash, ''::bytea)"

@@ -18,8 +18,7 @@ from store.db.reading.select import (
     topics_clause,
     topics_parameters,
 )
-from store.domain.commits import CommitRow
-from store.domain.hub import START, Place, Row, TopicName
+from store.domain.hub import START, CommitRow, Place, Row, TopicName
 from store.domain.ports import CursorOutOfRange, SyncId, TopicFilter
 from storenode.message.limits import MAX_TIMESTAMP_NS
 

@@ -8,7 +8,7 @@
 The lock belongs to the session, so it passes to another node when this one, or its connection,
 goes away. A node whose clock runs ahead of the database's lets it go: it would take what is new for
 old, and drop it. Both clocks may be wrong, above all when they are one, so retention does not
-follow a leap of the clock before it has lasted (`store.domain.retention_clock`).
+follow a leap of the clock before it has lasted (`store.domain.retention`).
 """
 
 import asyncio
@@ -29,8 +29,13 @@ from store.db.schema.partitions import ensure_ahead
 from store.db.sds.missing import follow_claims
 from store.db.summaries.fold import fold, is_pending
 from store.db.summaries.sealing import seal
-from store.domain.retention import RetentionPolicy, effective_age_ns
-from store.domain.retention_clock import MAX_DOUBT_NS, Reading, RetentionClock
+from store.domain.retention import (
+    MAX_DOUBT_NS,
+    Reading,
+    RetentionClock,
+    RetentionPolicy,
+    effective_age_ns,
+)
 from storenode.common.backoff import Backoff
 from storenode.message.limits import NS_PER_S
 

@@ -29,7 +29,14 @@ from store.db.summaries.archived import NotArchived, require_archived
 from store.db.summaries.fold import delete_buckets, fold_rest, fold_until, lock_folding
 from store.db.writing.unread import drop_unread
 from store.domain.partitioning import Bounds, parse_bounds
-from store.domain.retention import Drop, Partition, Reason, RetentionPolicy, Step, plan_prune
+from store.domain.retention import (
+    Drop,
+    DropReason,
+    Partition,
+    PruneStep,
+    RetentionPolicy,
+    plan_prune,
+)
 
 Connection = AsyncConnection[Any]
 
@@ -175,11 +182,11 @@ class _Prune:
         self._requires_archive = requires_archive
         self._commits = inventory.of(COMMITS_TABLE)
 
-    async def run(self, steps: tuple[Step, ...]) -> None:
+    async def run(self, steps: tuple[PruneStep, ...]) -> None:
         """Take the steps in order; the commits go with the first that lets them."""
-        for step in steps or (Step((), self.horizon_ns),):
+        for step in steps or (PruneStep((), self.horizon_ns),):
             commits = await self._commits_behind(step.horizon_ns)
-            drops = (*step.drops, *(Drop(each, Reason.FOLLOWS) for each in commits))
+            drops = (*step.drops, *(Drop(each, DropReason.FOLLOWS) for each in commits))
             if not drops:
                 continue
             try:

@@ -33,7 +33,6 @@ from store.db.reading.select import (
     resolve,
 )
 from store.db.schema.names import HASH_KEY_BYTES
-from store.domain.limits import DEFAULT_PAGE_BYTES
 from store.domain.ports import (
     FramesPage,
     Outlet,
@@ -46,6 +45,7 @@ from store.domain.ports import (
     TopicFilter,
     TopicRights,
 )
+from store.domain.query import DEFAULT_PAGE_BYTES
 from storenode.message.limits import HASH_BYTES
 
 DEFAULT_SCAN_PAGE: Final = 4_000

@@ -11,8 +11,7 @@ from store.db.commits.ids import ids_of
 from store.db.commits.pages import is_served, newest
 from store.db.pool import Connection, Database
 from store.db.reconciliation.summary_read import ColdView, cold_view
-from store.domain.commits import CommitRow
-from store.domain.hub import Place
+from store.domain.hub import CommitRow, Place
 from store.domain.view import Newest
 
 _HORIZON: Final = "select horizon_ns from storenode.store"

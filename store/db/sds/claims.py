@@ -1,21 +1,18 @@
-"""Claims of SDS message IDs from Postgres: the answers to the reads of look-ups and walks.
+"""The reads of look-ups by SDS message ID and of causal walks, from the table ``sds``.
 
 Everything read here is bounded, whatever was published: claimants per key, parents per claim
 (hints that are no message hashes are left out, they may be long), rows per statement. Columns
 come as ``bytea``, which the driver hands over without a call per value.
 
-What is pruned claims nothing, although its row is kept a while longer; so rows below the horizon
-are compared with the messages, and so are all rows when a filter applies.
-
-Where proven claimants are preferred, rows say which are (``proof``).
+Rows of pruned messages are ignored until they are deleted: rows below the horizon are compared with
+the messages, and so are all rows when a filter applies. Where proven claimants are preferred, rows
+say which are (``proof``).
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Final
 from uuid import UUID
 
@@ -25,18 +22,17 @@ from store.db.reading.frames import topics_of
 from store.db.reading.hashes import locate, position_parameters
 from store.db.reading.select import Topics, resolve
 from store.domain.claims import (
-    Answer,
     Child,
     Claim,
+    ClaimAnswer,
+    ClaimQuery,
     Hinted,
     HintQuery,
-    Read,
-    Window,
     rank,
 )
 from store.domain.ports import HistoryEntry, SyncId, TopicFilter
 from storenode.message.limits import HASH_BYTES
-from storenode.sds.codec import channel_key, decode
+from storenode.sds.codec import decode
 
 MAX_SEEN_CLAIMANTS: Final = 4_096
 """Claimants of one key that are looked through for those that a filter lets through."""
@@ -47,9 +43,6 @@ MAX_ANSWER_BYTES: Final = 16 * 1024 * 1024
 _KEYS_AT_ONCE: Final = 1_024
 _FURTHER_CLAIMANTS: Final = 1_024
 """Rows that a statement may find beyond one for each key; with more it is split."""
-
-_CONTESTED_KEYS: Final = 16_384
-"""Keys of one statement that looks for second claimants."""
 
 _PAYLOADS: Final = 48
 """Payloads of one statement: about 7 MiB if all messages have the largest size."""
@@ -77,21 +70,6 @@ select {columns}
 from unnest(%(keys)b::uuid[], %(ts)b::bigint[], %(hash)b::bytea[]) as k(key, ts, hash)
 join storenode.sds s on s.key = k.key and s.ts = k.ts and s.hash = k.hash
 where s.ts >= %(low)b::bigint and s.ts <= %(high)b::bigint and s.channel = %(channel)b::bytea
-"""
-
-_WINDOW: Final = """
-select {columns} from storenode.sds s
-where s.channel_key = %(channel_key)b::uuid and s.channel = %(channel)b::bytea
-  and s.ts >= 0 and s.ts <= %(ts)b::bigint
-  and (s.ts, s.hash) < (%(ts)b::bigint, %(hash)b::bytea)
-order by s.ts desc, s.hash desc limit %(limit)b::bigint
-"""
-
-_CLAIMED_AGAIN: Final = """
-select uuid_send(k.key), count(*) from (
-    select s.key from storenode.sds s where s.key = any(%(keys)b::uuid[])
-    limit %(limit)b::bigint
-) k group by k.key having count(*) > 1
 """
 
 _CROWD: Final = """
@@ -138,12 +116,9 @@ ParentPlace = tuple[Child, int]
 Parents = dict[tuple[bytes, int], HistoryEntry]
 """(hash of the child, slot) -> parent."""
 
-_Windowed = tuple[Sequence[Claim], SyncId | None]
-"""Complete sets of the keys claimed in a window, and how far it came (None: to the beginning)."""
-
 
 class ClaimReader:
-    """Reads of one call; what is pruned or outside its filter does not exist for it."""
+    """The reads of one call; messages that are pruned or outside its filter do not exist for it."""
 
     def __init__(
         self,
@@ -155,14 +130,13 @@ class ClaimReader:
         parents: bool,
         prefer_proven: bool,
     ) -> None:
-        """``entries`` are those of the request; without ``parents`` claims come without them.
+        """Prepare the reads of a request with these ``entries``; ``parents``: with their parents.
 
         Without ``prefer_proven`` no claim says that it is proven. Of one key, one claimant more
         than ``claimants`` is read: it shows that there are more.
         """
         self._database = database
         self._channel = channel_id
-        self._channel_key = UUID(bytes=channel_key(channel_id))
         self._entries = entries
         self._crowd = claimants + 1
         self._columns = _WITH_PARENTS if parents else _WITHOUT_PARENTS
@@ -170,11 +144,9 @@ class ClaimReader:
         self._prefers = prefer_proven
         self._allowed: frozenset[bytes] | None = None
         self._horizon_ns = 0
-        self._ahead: asyncio.Task[_Windowed] | None = None
-        self._ahead_before: SyncId | None = None
 
     async def prepare(self, wanted: TopicFilter) -> None:
-        """Find out what the filter lets through and what is pruned; before the first `answer`."""
+        """Read the topics of the filter and the horizon; before the first `answer`."""
 
         async def look(connection: Connection) -> tuple[Topics, int]:
             cursor = await connection.execute("select horizon_ns from storenode.store", binary=True)
@@ -185,54 +157,21 @@ class ClaimReader:
         topics, self._horizon_ns = await self._database.read(look)
         self._allowed = None if topics.keys is None else frozenset(topics.keys)
 
-    async def answer(self, read: Read) -> Answer:
-        """Answer one read of a look-up or walk."""
+    async def answer(self, query: ClaimQuery) -> ClaimAnswer:
+        """Return the answer to one read of a look-up or walk."""
 
-        async def look(connection: Connection) -> Answer:
-            keys = read.keys
-            if read.ahead:
-                keys = await self._reached(connection, read.keys, read.ahead)
-            asked, claims = await self._as_many(connection, keys)
-            hinted = await self._hinted(connection, read.hints) if read.hints else {}
-            contested = await self._contested(connection, read.contested)
-            return Answer(asked, claims, hinted, contested=contested)
+        async def look(connection: Connection) -> ClaimAnswer:
+            keys = query.keys
+            if query.ahead:
+                keys = await self._reach(connection, query.keys, query.ahead)
+            asked, claims = await self._read_claims(connection, keys)
+            hinted = await self._hinted(connection, query.hints) if query.hints else {}
+            return ClaimAnswer(asked, claims, hinted)
 
-        answer = Answer((), (), {})
-        if read.keys or read.hints or read.contested:
-            answer = await self._database.read(look, pool=self._database.bulk_pool)
-        if read.window is None:
-            return answer
-        claims, reached = await self._next_window(read.window)
-        if answer.claims:
-            asked = set(answer.asked)
-            claims = [*answer.claims, *(claim for claim in claims if claim[0] not in asked)]
-        return replace(answer, claims=claims, reached=reached)
-
-    async def aclose(self) -> None:
-        """Drop what is being read in advance."""
-        if self._ahead is not None:
-            self._ahead.cancel()
-            await asyncio.gather(self._ahead, return_exceptions=True)
-            self._ahead = None
-
-    async def _next_window(self, window: Window) -> _Windowed:
-        """Read a window, or take it from what was read in advance; read on in advance."""
-        if self._ahead is None or self._ahead_before != window.before:
-            await self.aclose()
-            self._ahead = self._begin(window)
-        claims, reached = await self._ahead
-        self._ahead = None
-        if window.following and reached is not None:
-            self._ahead_before = reached
-            self._ahead = self._begin(Window(reached, window.following, complete=window.complete))
-        return claims, reached
-
-    def _begin(self, window: Window) -> asyncio.Task[_Windowed]:
-        reading = self._database.read(self._window, window, pool=self._database.bulk_pool)
-        return asyncio.ensure_future(reading)
+        return await self._database.read(look, pool=self._database.bulk_pool)
 
     async def parents_of(self, places: Sequence[ParentPlace]) -> Parents:
-        """Parents as their children claim them; those of rows that are gone are left out."""
+        """Return parents as their children claim them, without those of deleted rows."""
         return await self._database.read(_parents, places, pool=self._database.bulk_pool)
 
     async def _rows(
@@ -245,10 +184,10 @@ class ClaimReader:
         )
         return await cursor.fetchall()  # type: ignore[return-value]
 
-    async def _as_many(
+    async def _read_claims(
         self, connection: Connection, keys: Sequence[bytes]
     ) -> tuple[Sequence[bytes], list[Claim]]:
-        """The first keys, and their claimants: as many as an answer may have, and some at least."""
+        """Return as many keys as fit into an answer, at least some, and their claimants."""
         claims: list[Claim] = []
         size = done = 0
         while done < len(keys) and size < MAX_ANSWER_BYTES:
@@ -259,11 +198,11 @@ class ClaimReader:
         return keys[:done], claims
 
     async def _claims(self, connection: Connection, keys: Sequence[bytes]) -> list[Claim]:
-        """The first claimants of each key, a crowd at most."""
+        """Return the first claimants of each key, a crowd at most."""
         limit = len(keys) + _FURTHER_CLAIMANTS
         rows = await self._rows(connection, _BY_KEYS, {"keys": uuids(sorted(keys)), "limit": limit})
         if len(rows) < limit:
-            return self._first(await self._held(connection, rows))
+            return self._first(await self._filter_stored(connection, rows))
         if len(keys) == 1:
             return await self._crowded(connection, keys[0])
         middle = len(keys) // 2
@@ -290,7 +229,7 @@ class ClaimReader:
         return [position for position in positions if position[1] in seen]
 
     def _first(self, claims: list[Claim]) -> list[Claim]:
-        """The first claims of each key, a crowd at most, of which all that are there are given."""
+        """Return the first claims of each key, a crowd at most."""
         counts = Counter(claim[0] for claim in claims)
         if len(counts) == len(claims):
             return claims
@@ -307,47 +246,7 @@ class ClaimReader:
             return []
         return await self._rows(connection, _AT, _claim_parameters(claims))
 
-    async def _window(self, connection: Connection, window: Window) -> _Windowed:
-        timestamp, digest = window.before
-        rows = await self._rows(
-            connection,
-            _WINDOW,
-            {
-                "channel_key": self._channel_key,
-                "ts": timestamp,
-                "hash": digest,
-                "limit": window.limit,
-            },
-        )
-        reached = (rows[-1][1], rows[-1][2]) if len(rows) == window.limit else None
-        if not window.complete:
-            return await self._held(connection, rows), reached
-        again = await self._claimed_again(connection, {row[0] for row in rows}) if rows else set()
-        sole = [row for row in rows if row[0] not in again] if again else rows
-        claims = await self._held(connection, sole)
-        if again:
-            claims += (await self._as_many(connection, sorted(again)))[1]
-        return claims, reached
-
-    async def _contested(self, connection: Connection, keys: Sequence[bytes]) -> frozenset[bytes]:
-        """Those keys that have more than one claimant, seen or not; perhaps others with them."""
-        found: set[bytes] = set()
-        for start in range(0, len(keys), _CONTESTED_KEYS):
-            portion = set(keys[start : start + _CONTESTED_KEYS])
-            found |= await self._claimed_again(connection, portion)
-        return frozenset(found)
-
-    async def _claimed_again(self, connection: Connection, keys: set[bytes]) -> set[bytes]:
-        """Those keys that have more than one claimant; all, if there are very many of those."""
-        limit = len(keys) + _FURTHER_CLAIMANTS
-        # The index is searched in the order of keys; sorting them costs less here than there.
-        parameters = {"keys": uuids(sorted(keys)), "limit": limit}
-        cursor = await connection.execute(_CLAIMED_AGAIN, parameters, binary=True)
-        counts: list[tuple[bytes, int]] = await cursor.fetchall()  # type: ignore[assignment]
-        rows = len(keys) + sum(count - 1 for _, count in counts)
-        return keys if rows >= limit else {key for key, _ in counts}
-
-    async def _reached(
+    async def _reach(
         self, connection: Connection, keys: Sequence[bytes], ahead: int
     ) -> list[bytes]:
         parameters = {"keys": uuids(keys), "limit": len(keys) + ahead}
@@ -356,8 +255,8 @@ class ClaimReader:
         rows: list[tuple[bytes]] = await cursor.fetchall()  # type: ignore[assignment]
         return list(dict.fromkeys([*keys, *(key for (key,) in rows)]))
 
-    async def _held(self, connection: Connection, claims: list[Claim]) -> list[Claim]:
-        """Those claims whose messages are held and let through."""
+    async def _filter_stored(self, connection: Connection, claims: list[Claim]) -> list[Claim]:
+        """Return the claims whose messages are stored and inside the filter."""
         horizon_ns = self._horizon_ns if self._allowed is None else None
         doubtful = [
             (claim[1], claim[2]) for claim in claims if horizon_ns is None or claim[1] < horizon_ns
@@ -374,7 +273,7 @@ class ClaimReader:
     async def _allowed_of(
         self, connection: Connection, positions: Sequence[SyncId]
     ) -> frozenset[bytes]:
-        """Hashes of those messages that are held and let through."""
+        """Return the hashes of the messages that are stored and inside the filter."""
         topics = await topics_of(connection, positions)
         wanted = {digest for _, digest in positions}
         return frozenset(
@@ -389,15 +288,15 @@ class ClaimReader:
         located = await locate(connection, list({query.hash for query in queries}))
         seen = await self._allowed_of(connection, located)
         times = {digest: timestamp for timestamp, digest in located if digest in seen}
-        held = [query for query in queries if query.hash in times]
+        stored = [query for query in queries if query.hash in times]
         named = await self._at(
-            connection, [(query.key, times[query.hash], query.hash) for query in held]
+            connection, [(query.key, times[query.hash], query.hash) for query in stored]
         )
         found: dict[tuple[bytes, bytes], Hinted | None] = {
             (query.key, query.hash): None for query in queries
         }
         found.update({(claim[0], claim[2]): Hinted(claim, readable=True) for claim in named})
-        doubtful = [query for query in held if found[query.key, query.hash] is None]
+        doubtful = [query for query in stored if found[query.key, query.hash] is None]
         opaque = await _opaque(connection, {query.hash: times[query.hash] for query in doubtful})
         ids = await self._ids(connection, [query for query in doubtful if query.hash in opaque])
         for (key, digest), message_id in ids.items():
@@ -408,7 +307,7 @@ class ClaimReader:
     async def _ids(
         self, connection: Connection, queries: Sequence[HintQuery]
     ) -> dict[tuple[bytes, bytes], bytes]:
-        """(key, hash) -> the ID under which a message is referenced."""
+        """Return the ID under which each message is referenced."""
         ids = {
             (query.key, query.hash): self._entries[query.slot].message_id
             for query in queries

@@ -1,37 +1,32 @@
-"""`store.domain.ports.SdsReader` on Postgres: look-ups by SDS message ID, and causal walks.
+"""Look-ups by SDS message ID and causal walks on Postgres.
 
 A call has two phases. First it is settled which messages are to be sent, on metadata alone
-(`store.domain.lookup`, `store.domain.sweep`), in memory that is bounded per call; few calls are
+(`store.domain.claims`, `store.domain.causal`), in memory that is bounded per call; few calls are
 in this phase at a time, callers by turns (`store.db.turns`). Then the messages are sent, their
-frames read ahead (`store.db.sds.frames`), at the pace of the outlet, which counts what the call
-holds. No transaction outlives a read: a message that is pruned in between is reported as missing.
+frames read ahead, at the pace of the outlet, which counts the call's memory. No transaction
+outlives a read: a message that is pruned in between is reported as missing.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import aclosing
+from functools import lru_cache
+from itertools import islice
 from typing import Final
 
 from store.db.pool import Database
+from store.db.reading.frames import EXACT_POSITIONS, MAX_FRAME_POSITIONS, exact_frames, most_frames
 from store.db.sds.claims import ClaimReader, ParentPlace
-from store.db.sds.frames import MAX_EARLY_BYTES, FrameStream
-from store.db.sds.pages import HANDY_PAGE_BYTES, Pages
 from store.db.turns import Turns
-from store.domain.causal import CausalWalk
-from store.domain.claims import Answer, Done, Found, Read
-from store.domain.limits import DEFAULT_PAGE_BYTES
-from store.domain.lookup import Lookup
-from store.domain.ports import (
-    CausalRequest,
-    HistoryEntry,
-    Outlet,
-    Room,
-    SdsLookup,
-    SdsPage,
-)
-from store.domain.sweep import CausalHistory, Sweep
+from store.domain.causal import CausalWalk, WalkState
+from store.domain.claims import ClaimAnswer, ClaimQuery, Found, Lookup
+from store.domain.ports import CausalRequest, HistoryEntry, Outlet, Room, SdsLookup, SdsPage, SyncId
+from store.domain.query import DEFAULT_PAGE_BYTES
+from store.messages.frames import sds_stored_message
+from storenode.message.limits import HASH_BYTES
 
 MAX_WALKS: Final = 3
 MAX_WALKS_OF_CALLER: Final = 2
@@ -46,22 +41,39 @@ MAX_WAITING_CALLS: Final = 256
 """Calls that wait for their turn, of each kind; further ones are refused."""
 
 FOUND_BYTES: Final = 300
-"""What is kept of a message until it is sent."""
+"""Memory of a message that was found, until it is sent."""
+
+HANDY_PAGE_BYTES: Final = 1024 * 1024
+"""Size at which a page is sent, where the limit allows more: its reader can begin with it while
+the next one is read."""
 
 _LIKELY_MESSAGE_BYTES: Final = 2 * 1024
-_AHEAD_BYTES: Final = MAX_EARLY_BYTES + 2 * 1024 * 1024
+_AHEAD_BYTES: Final = 2 * 1024 * 1024
 """Frames that a call has read ahead at most, where messages are not larger than usual."""
 
+_FIRST_PORTION: Final = 256
+_PORTIONS_AHEAD: Final = 2
+_PORTION_BYTES: Final = 512 * 1024
+"""Frames of a portion; two portions are read while one is sent."""
+
 _MISSING_CHILDREN: Final = 48
+_MISSING_OVERHEAD_BYTES: Final = 16
+_MAX_LAYOUTS: Final = 8_192
+
+_Frames = list[bytes | None]
+"""Frames of a portion, None where there is none."""
+
+_Layout = tuple[bytes, bytes, bytes, int]
+"""An encoded entry: what is before its message ID, before its hash, before its frame without the
+tag; and the bytes of the whole."""
 
 
 class DatabaseSdsReader:
-    """Reads by SDS message ID; see `store.domain.ports.SdsReader`."""
+    """The reads by SDS message ID; see `store.domain.ports.SdsLookups`."""
 
     def __init__(self, database: Database, page_bytes: int = DEFAULT_PAGE_BYTES) -> None:
-        """Entries of one page have ``page_bytes`` at most."""
         self._database = database
-        self._page_bytes = page_bytes
+        self._page_bytes = page_bytes  # of the entries of one page
         self._walks = Turns(
             "causal walks",
             places=MAX_WALKS,
@@ -78,7 +90,7 @@ class DatabaseSdsReader:
     async def doubtful(
         self, request: SdsLookup
     ) -> tuple[Sequence[HistoryEntry], Sequence[HistoryEntry]]:
-        """Entries that are missing; and those whose ID could be a proof and proves nothing here.
+        """Return the missing entries, and those whose ID could be a proof and proves nothing here.
 
         Raises:
             StoreUnavailable: the database does not serve.
@@ -89,21 +101,13 @@ class DatabaseSdsReader:
         return lookup.missing, lookup.unproven
 
     async def messages(self, request: SdsLookup, outlet: Outlet) -> AsyncGenerator[SdsPage, None]:
-        """Every claimant of each ID, and the entries that are missing.
-
-        Raises:
-            StoreUnavailable: the database does not serve.
-            StoreBusy: too many calls are waiting already.
-        """
+        """Yield the claimants of each ID, and the entries that are missing; raise as `doubtful`."""
         room = await outlet.room(HANDY_PAGE_BYTES)
         async with self._lookups.turn(outlet.caller, outlet.connection):
             lookup = await self._look_up(request)
-        pages, found = Pages(self._page_bytes), lookup.messages
-        _fit(room, len(found))
-        async with (
-            aclosing(FrameStream(self._database)) as frames,
-            aclosing(_send(frames, found, iter(range(len(found))), pages)) as sent,
-        ):
+        pages = SdsPages(self._page_bytes)
+        _fit(room, len(lookup.messages))
+        async with aclosing(self._send(iter(lookup.messages), pages)) as sent:
             async for full in sent:
                 yield full
         for entry in lookup.missing:
@@ -115,12 +119,7 @@ class DatabaseSdsReader:
     async def causal_history(
         self, request: CausalRequest, outlet: Outlet
     ) -> AsyncGenerator[SdsPage, None]:
-        """The causal past of the heads, every parent before its children.
-
-        Raises:
-            StoreUnavailable: the database does not serve.
-            StoreBusy: too many calls are waiting already.
-        """
+        """Yield the causal past of the heads, parents before children; raise as `doubtful`."""
         reader = ClaimReader(
             self._database,
             request.channel_id,
@@ -130,19 +129,19 @@ class DatabaseSdsReader:
             prefer_proven=request.prefer_proven,
         )
         room = await outlet.room(HANDY_PAGE_BYTES)
-        async with aclosing(FrameStream(self._database)) as frames:
-            async with self._walks.turn(outlet.caller, outlet.connection), aclosing(reader):
-                walk = await _find(reader, frames, request)
-            _fit(room, len(walk.taken))
-            pages = Pages(self._page_bytes)
-            async with aclosing(_send(frames, walk.taken, walk.parents_first(), pages)) as sent:
-                async for full in sent:
-                    yield full
-            async for entry in _missing(walk, reader, request.heads):
-                for page in pages.add_missing(entry):
-                    yield page
-            for page in pages.finish(truncated=walk.truncated):
+        async with self._walks.turn(outlet.caller, outlet.connection):
+            walk = await _walk(reader, request)
+        _fit(room, len(walk.taken))
+        pages = SdsPages(self._page_bytes)
+        ordered = map(walk.taken.__getitem__, walk.parents_first())
+        async with aclosing(self._send(ordered, pages)) as sent:
+            async for full in sent:
+                yield full
+        async for entry in _read_missing(walk, reader, request.heads):
+            for page in pages.add_missing(entry):
                 yield page
+        for page in pages.finish(truncated=walk.truncated):
+            yield page
 
     async def _look_up(self, request: SdsLookup) -> Lookup:
         lookup = Lookup(request.channel_id, request.entries, request.claimants)
@@ -155,51 +154,44 @@ class DatabaseSdsReader:
             prefer_proven=request.prefer_proven,
         )
         await reader.prepare(request.filter)
-        read = lookup.step()
-        while read is not None:
-            read = lookup.step(await reader.answer(read))
+        query = lookup.step()
+        while query is not None:
+            query = lookup.step(await reader.answer(query))
         return lookup
+
+    async def _send(
+        self, wanted: Iterator[Found], pages: SdsPages
+    ) -> AsyncGenerator[SdsPage, None]:
+        async with aclosing(_read_portions(self._database, wanted)) as portions:
+            async for portion, frames in portions:
+                for page in pages.add(portion, frames):
+                    yield page
 
 
 def _fit(room: Room, messages: int) -> None:
-    """Keep what the sending of so many messages takes, besides those that were found."""
+    """Reserve the memory that sending so many messages takes, besides those that were found."""
     size = messages * _LIKELY_MESSAGE_BYTES
     room.fit(min(size, HANDY_PAGE_BYTES), messages * FOUND_BYTES + min(size, _AHEAD_BYTES))
 
 
-async def _send(
-    frames: FrameStream, taken: Sequence[Found], order: Iterator[int], pages: Pages
-) -> AsyncGenerator[SdsPage, None]:
-    async with aclosing(frames.portions(taken, order)) as portions:
-        async for portion, contents in portions:
-            for page in pages.add(portion, contents):
-                yield page
-
-
-async def _find(
-    reader: ClaimReader, frames: FrameStream, request: CausalRequest
-) -> Sweep | CausalWalk:
-    """Find a causal past; others get the processor between the steps."""
+async def _walk(reader: ClaimReader, request: CausalRequest) -> CausalWalk:
+    """Run a walk; others get the processor between the steps."""
     await reader.prepare(request.filter)
-    history = CausalHistory(request)
-    answer: Answer | None = None
-    while not isinstance(effect := history.step(answer), Done):
+    walk = CausalWalk(request)
+    answer: ClaimAnswer | None = None
+    while (effect := walk.step(answer)) is not WalkState.DONE:
         answer = None
-        if isinstance(history.result, Sweep):
-            frames.begin_early(history.result.taken)
-        else:
-            await frames.forget_early()
-        if isinstance(effect, Read):
+        if isinstance(effect, ClaimQuery):
             answer = await reader.answer(effect)
         else:
             await asyncio.sleep(0)
-    return history.result
+    return walk
 
 
-async def _missing(
-    walk: Sweep | CausalWalk, reader: ClaimReader, heads: Sequence[HistoryEntry]
+async def _read_missing(
+    walk: CausalWalk, reader: ClaimReader, heads: Sequence[HistoryEntry]
 ) -> AsyncIterator[HistoryEntry]:
-    """What the walk did not find, as it was referenced."""
+    """Yield the references for which the walk found nothing, as they were made."""
     origins = list(walk.missing.values())
     for origin in origins:
         if origin.is_head:
@@ -213,3 +205,109 @@ async def _missing(
         for child, slot in portion:
             if (child[2], slot) in parents:
                 yield parents[child[2], slot]
+
+
+async def _read_portions(
+    database: Database, wanted: Iterator[Found]
+) -> AsyncGenerator[tuple[Sequence[Found], _Frames], None]:
+    """Yield messages in their order with their frames, read ahead; None for those not stored."""
+    reading: deque[tuple[list[Found], asyncio.Task[_Frames]]] = deque()
+    size = _FIRST_PORTION
+    try:
+        while True:
+            while len(reading) < _PORTIONS_AHEAD and (portion := list(islice(wanted, size))):
+                task = database.read(most_frames, _positions(portion), pool=database.bulk_pool)
+                reading.append((portion, asyncio.ensure_future(task)))
+            if not reading:
+                return
+            portion, frames = reading[0][0], await reading[0][1]
+            reading.popleft()
+            size = _next_size(size, frames)
+            if None not in frames:
+                yield portion, frames
+                continue
+            for start in range(0, len(portion), EXACT_POSITIONS):
+                part = slice(start, start + EXACT_POSITIONS)
+                yield portion[part], await _complete(database, portion[part], frames[part])
+    finally:
+        for _, unread in reading:
+            unread.cancel()
+        await asyncio.gather(*(unread for _, unread in reading), return_exceptions=True)
+
+
+async def _complete(database: Database, portion: Sequence[Found], frames: _Frames) -> _Frames:
+    """Fill the gaps in the frames of a portion: large messages, and those at crowded times."""
+    if None not in frames:
+        return frames
+    return await database.read(exact_frames, _positions(portion), pool=database.bulk_pool)
+
+
+def _positions(portion: Sequence[Found]) -> list[SyncId]:
+    return [(found[1], found[2]) for found in portion]
+
+
+def _next_size(size: int, frames: _Frames) -> int:
+    """Return the number of messages of the next portion, which should have a handy size."""
+    if None in frames:
+        return max(size // 4, EXACT_POSITIONS)
+    size_bytes = sum(len(frame) for frame in frames if frame is not None)
+    if size_bytes > 2 * _PORTION_BYTES:
+        return max(size // 2, EXACT_POSITIONS)
+    return min(2 * size, MAX_FRAME_POSITIONS) if size_bytes < _PORTION_BYTES else size
+
+
+class SdsPages:
+    """A collector of entries that returns pages as they fill up."""
+
+    def __init__(self, page_bytes: int = DEFAULT_PAGE_BYTES) -> None:
+        self._page_bytes = min(page_bytes, HANDY_PAGE_BYTES)
+        self._parts: list[bytes] = []
+        self._count = 0
+        self._missing: list[HistoryEntry] = []
+        self._bytes = 0
+
+    def add(self, portion: Sequence[Found], frames: Sequence[bytes | None]) -> Iterator[SdsPage]:
+        """Add messages with their frames; those without one are missing."""
+        for (_, _, digest, message_id), frame in zip(portion, frames, strict=True):
+            if frame is None:
+                yield from self.add_missing(HistoryEntry(message_id, digest))
+                continue
+            before_id, before_hash, before_frame, size = _layout(len(message_id), len(frame))
+            if self._bytes + size > self._page_bytes and self._bytes:
+                yield self._cut(truncated=False)
+            self._bytes += size
+            self._count += 1
+            self._parts += (before_id, message_id, before_hash, digest, before_frame, frame[1:])
+
+    def add_missing(self, entry: HistoryEntry) -> Iterator[SdsPage]:
+        """Add an entry that is not stored."""
+        size = len(entry.message_id) + len(entry.retrieval_hint or b"") + _MISSING_OVERHEAD_BYTES
+        if self._bytes + size > self._page_bytes and self._bytes:
+            yield self._cut(truncated=False)
+        self._bytes += size
+        self._missing.append(entry)
+
+    def finish(self, *, truncated: bool) -> Iterator[SdsPage]:
+        """Yield the last page, unless it is empty and the answer is not truncated."""
+        if self._bytes or truncated:
+            yield self._cut(truncated=truncated)
+
+    def _cut(self, *, truncated: bool) -> SdsPage:
+        page = SdsPage(b"".join(self._parts), self._count, tuple(self._missing), truncated)
+        self._parts, self._count, self._missing, self._bytes = [], 0, [], 0
+        return page
+
+
+@lru_cache(maxsize=_MAX_LAYOUTS)
+def _layout(id_bytes: int, frame_bytes: int) -> _Layout:
+    """Return the bytes that `sds_stored_message` puts around arguments of these sizes."""
+    whole = sds_stored_message(bytes(id_bytes), bytes(HASH_BYTES), bytes(frame_bytes))
+    frame_at = len(whole) - (frame_bytes - 1)
+    hash_at = frame_at - 1 - HASH_BYTES
+    id_at = hash_at - 2 - id_bytes
+    return (
+        whole[:id_at],
+        whole[id_at + id_bytes : hash_at],
+        whole[hash_at + HASH_BYTES : frame_at],
+        len(whole),
+    )

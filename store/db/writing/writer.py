@@ -47,7 +47,7 @@ from store.db.writing.insert import (
 from store.db.writing.topics import KnownTopics
 from store.db.writing.tracking import Share, Tracking, Written
 from store.db.writing.unread import Wanted
-from store.domain.commits import WrittenIds
+from store.domain.hub import WrittenIds
 from store.domain.ports import Source, StoreBusy, StoreUnavailable
 from store.messages.conflicts import Conflict, StoreResult
 from store.messages.record import RecordBatch

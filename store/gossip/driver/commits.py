@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from store.domain.commits import CommitRow, at_most
-from store.domain.environment import Log
+from store.domain.environment import EventLog
+from store.domain.hub import CommitRow, at_most
 from store.domain.ports import Source
 from store.gossip.commits import OwnBatch
 from store.gossip.driver.ports import Database
@@ -29,7 +29,7 @@ class CommitReader:
     What this node wrote is in memory and is passed at once; what others wrote is read.
     """
 
-    def __init__(self, database: Database, log: Log, take: Callable[[Input], None]) -> None:
+    def __init__(self, database: Database, log: EventLog, take: Callable[[Input], None]) -> None:
         self._database = database
         self._log = log
         self._take = take

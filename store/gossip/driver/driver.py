@@ -18,8 +18,8 @@ from dataclasses import replace
 from itertools import islice
 from typing import Final
 
-from store.domain.commits import CommitRow
 from store.domain.environment import Environment
+from store.domain.hub import CommitRow
 from store.domain.unread import GossipPeerState, UnreadEvent
 from store.gossip.config import GossipConfig
 from store.gossip.driver.commits import CommitReader

@@ -11,7 +11,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
-from store.domain.commits import CommitRow
+from store.domain.hub import CommitRow
 from store.domain.ports import PeerAddress
 from store.domain.unread import Confirmed, UnreadEvent
 from store.gossip.commits import OwnBatch

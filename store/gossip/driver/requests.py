@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
-from store.domain.environment import Environment, Log
+from store.domain.environment import Environment, EventLog
 from store.domain.ports import Source, StoreBusy, StoreUnavailable
 from store.domain.unread import Confirmed
 from store.gossip.driver.ports import Database, UnreadTable
@@ -72,7 +72,7 @@ async def answer(database: Database, environment: Environment, request: Request)
 class WriteBehind:
     """Writes to the table of unread events in order, and again until the database takes it."""
 
-    def __init__(self, unread: UnreadTable, log: Log) -> None:
+    def __init__(self, unread: UnreadTable, log: EventLog) -> None:
         self._unread = unread
         self._log = log
         self._queue: deque[Write] = deque()

@@ -6,9 +6,9 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from itertools import islice
 from typing import Final, TypeAlias
 
-from store.domain.completeness import CoverageReads
 from store.domain.coverage import (
     HOUR_NS,
+    CoverageReads,
     CoverageStep,
     Span,
     StoreCoverage,

@@ -11,9 +11,8 @@ from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
-from store.domain.limits import RequestLimits
 from store.domain.ports import HistoryEntry, TopicFilter, TopicRights
-from store.domain.query import check_count, filter_by
+from store.domain.query import RequestLimits, check_count, filter_by
 from store.messages.fields import (
     DELIMITED,
     GROUP_ENDS,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from store.domain.admission import Admitted, Verdict
-from store.domain.completeness import AnswerCoverage
+from store.domain.coverage import AnswerCoverage
 from store.domain.ports import QueryPage, SdsPage
 from store.domain.query import OK
 from store.domain.unread import Confirmation

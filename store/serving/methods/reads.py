@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Final
 
 from store.domain.access import Right
-from store.domain.completeness import AnswerCoverage
+from store.domain.coverage import AnswerCoverage
 from store.domain.ports import FollowRequest, QueryPage, ScanRequest, Services
 from store.domain.query import (
     BAD_REQUEST,
@@ -29,7 +29,7 @@ from store.domain.quota import CallKind
 from store.messages.cursor import ScanCursor
 from store.messages.frames import digests, follow_page, query_response, scan_page
 from store.serving.answer_budget import COPIES
-from store.serving.answer_coverage import page_span, telling, telling_all, telling_scan
+from store.serving.answer_coverage import open_full_report, open_report, open_scan_report, page_span
 from store.serving.call import Call, Method
 from store.serving.failure import CallError
 from store.serving.limits import (
@@ -118,14 +118,14 @@ class ReadService:
             wanted = plan.page(await reader.position(plan.cursor, call.client.topics))
         if plan.empty:
             return QueryPage(b"", 0, None), None
-        statement = None
+        report = None
         if coverage:
             span = wanted.time_start_ns, wanted.time_end_ns
-            statement = await telling(call, *span, all_kept=wanted.hashes is not None)
+            report = await open_report(call, *span, all_kept=wanted.hashes is not None)
         page = await reader.query(wanted)
-        if statement is None:
+        if report is None:
             return page, None
-        return page, await statement.told(page_span(wanted, page))
+        return page, await report.finish(page_span(wanted, page))
 
     async def scan(self, call: Call, request: bytes) -> AsyncGenerator[bytes, None]:
         """Serve ``Scan``."""
@@ -146,12 +146,12 @@ class ReadService:
             scan.include_data,
             min(scan.page_size, MAX_SCAN_PAGE_MESSAGES),
         )
-        statement = await telling_scan(call, wanted, wanted=scan.coverage)
+        report = await open_scan_report(call, wanted, wanted=scan.coverage)
         async for page in self._services.reader.scan(wanted, call.sender):
             yield scan_page(page.frames, ScanCursor(*page.last).encode())
             del page  # which would be held while the next one waits
-        if statement is not None:
-            coverage = coverage_message(await statement.told())
+        if report is not None:
+            coverage = coverage_message(await report.finish())
             yield store_pb2.ScanPage(coverage=coverage).SerializeToString()
 
     async def follow(self, call: Call, request: bytes) -> AsyncGenerator[bytes, None]:
@@ -189,11 +189,11 @@ class ReadService:
             limits,
             prefer_proven=lookup.prefer_proven,
         )
-        statement = await telling_all(call, wanted=lookup.coverage)
+        report = await open_full_report(call, wanted=lookup.coverage)
         async for page in self._services.sds.messages(wanted, call.sender):
             yield sds_response(page)
-        if statement is not None:
-            coverage = coverage_message(await statement.told())
+        if report is not None:
+            coverage = coverage_message(await report.finish())
             yield store_pb2.SdsMessagesPage(coverage=coverage).SerializeToString()
 
     async def causal_history(self, call: Call, request: bytes) -> AsyncGenerator[bytes, None]:
@@ -210,11 +210,11 @@ class ReadService:
             limits=limits,
             prefer_proven=walk.prefer_proven,
         )
-        statement = await telling_all(call, wanted=walk.coverage)
+        report = await open_full_report(call, wanted=walk.coverage)
         async for page in self._services.sds.causal_history(wanted, call.sender):
             yield sds_response(page)
-        if statement is not None:
-            coverage = coverage_message(await statement.told())
+        if report is not None:
+            coverage = coverage_message(await report.finish())
             yield store_pb2.CausalHistoryPage(coverage=coverage).SerializeToString()
 
 

@@ -20,9 +20,8 @@ from dataclasses import dataclass
 from reconcile import kernel
 from reconcile.ids import SyncId, SyncIds
 from reconcile.index import Index, IndexView
-from store.domain.commits import CommitRow, WrittenIds, at_most
 from store.domain.environment import Environment
-from store.domain.hub import START, Place
+from store.domain.hub import START, CommitRow, Place, WrittenIds, at_most
 from store.domain.ports import StoreUnavailable
 from store.domain.view import StoredIds
 from store.sync.index.warm_up import at, raised_floor, warm_up

@@ -16,7 +16,7 @@ from store.db.errors import SchemaError
 from store.db.locks import MAINTENANCE
 from store.db.maintenance.retention import prune
 from store.db.schema.partitions import ensure_ahead
-from store.domain.audit import Fault
+from store.domain.audit import RowFault
 from store.domain.partitioning import DAY_NS
 from store.domain.retention import RetentionPolicy
 from tests.integration.database.filling import admitted, plain, sds, write
@@ -113,7 +113,7 @@ async def test_a_sample_checks_less(filled_url: str) -> None:
     }
     execute(filled_url, "update storenode.messages set payload = payload || 'x'")
     found = (await checked(filled_url, sample=10_000)).findings
-    assert {each.kind for each in found} == {Fault.FRAME, Fault.STRANGE_SDS_ROW}
+    assert {each.kind for each in found} == {RowFault.FRAME, RowFault.STRANGE_SDS_ROW}
 
 
 async def test_messages_that_were_pruned_are_not_missed(filled_url: str) -> None:
@@ -175,28 +175,28 @@ COLUMN = "alter table storenode.messages add column colour text"
 @pytest.mark.parametrize(
     ("change", "kind", "where", "count"),
     [
-        (CUT_PAYLOAD, {Fault.FRAME}, {"messages"}, 1),
-        (CHANGED_BYTE, {Fault.HASH, Fault.CONTENT_DIGEST}, {"messages"}, 1),
-        (OTHER_DIGEST, {Fault.CONTENT_DIGEST}, {"messages"}, 1),
+        (CUT_PAYLOAD, {RowFault.FRAME}, {"messages"}, 1),
+        (CHANGED_BYTE, {RowFault.HASH, RowFault.CONTENT_DIGEST}, {"messages"}, 1),
+        (OTHER_DIGEST, {RowFault.CONTENT_DIGEST}, {"messages"}, 1),
         (
             MOVED,
-            {Fault.TIMESTAMP, Fault.NO_HASH_ROW, Fault.LOST_MESSAGE},
+            {RowFault.TIMESTAMP, RowFault.NO_HASH_ROW, RowFault.LOST_MESSAGE},
             {"messages", "hashes"},
             1,
         ),
-        (OTHER_TOPIC, {Fault.TOPIC, Fault.WRONG_HASH_ROW}, {"messages", "hashes"}, 1),
-        (NO_HASH, {Fault.NO_HASH_ROW}, {"hashes"}, 1),
-        (OTHER_HASH, {Fault.WRONG_HASH_ROW}, {"hashes"}, 1),
-        (LOST, {Fault.LOST_MESSAGE, WRONG_SUMMARY}, {"hashes", "buckets"}, 1),
-        (NO_TOPICS, {Fault.NO_TOPIC_ROW}, {"topics"}, None),
-        (OTHER_NAMES, {Fault.WRONG_TOPIC_ROW}, {"topics"}, None),
-        (NO_SDS, {Fault.NO_SDS_ROW}, {"sds"}, SDS_COUNT),
-        (OTHER_LAMPORT, {Fault.WRONG_SDS_ROW}, {"sds"}, SDS_COUNT),
-        (OTHER_SENDER, {Fault.WRONG_SDS_ROW}, {"sds"}, SDS_COUNT),
-        (OTHER_CHANNEL_KEY, {Fault.WRONG_SDS_ROW}, {"sds"}, SDS_COUNT),
-        (NO_HINTS, {Fault.WRONG_SDS_ROW}, {"sds"}, SDS_COUNT - 2),
-        (PLAIN_AS_SDS, {Fault.STRANGE_SDS_ROW}, {"sds"}, COUNT - SDS_COUNT),
-        (SDS_TWICE, {Fault.LOST_SDS_MESSAGE}, {"sds"}, SDS_COUNT),
+        (OTHER_TOPIC, {RowFault.TOPIC, RowFault.WRONG_HASH_ROW}, {"messages", "hashes"}, 1),
+        (NO_HASH, {RowFault.NO_HASH_ROW}, {"hashes"}, 1),
+        (OTHER_HASH, {RowFault.WRONG_HASH_ROW}, {"hashes"}, 1),
+        (LOST, {RowFault.LOST_MESSAGE, WRONG_SUMMARY}, {"hashes", "buckets"}, 1),
+        (NO_TOPICS, {RowFault.NO_TOPIC_ROW}, {"topics"}, None),
+        (OTHER_NAMES, {RowFault.WRONG_TOPIC_ROW}, {"topics"}, None),
+        (NO_SDS, {RowFault.NO_SDS_ROW}, {"sds"}, SDS_COUNT),
+        (OTHER_LAMPORT, {RowFault.WRONG_SDS_ROW}, {"sds"}, SDS_COUNT),
+        (OTHER_SENDER, {RowFault.WRONG_SDS_ROW}, {"sds"}, SDS_COUNT),
+        (OTHER_CHANNEL_KEY, {RowFault.WRONG_SDS_ROW}, {"sds"}, SDS_COUNT),
+        (NO_HINTS, {RowFault.WRONG_SDS_ROW}, {"sds"}, SDS_COUNT - 2),
+        (PLAIN_AS_SDS, {RowFault.STRANGE_SDS_ROW}, {"sds"}, COUNT - SDS_COUNT),
+        (SDS_TWICE, {RowFault.LOST_SDS_MESSAGE}, {"sds"}, SDS_COUNT),
         (NO_COMMITS, {"batch without a commit", WRONG_SUMMARY}, {"commits", "buckets"}, None),
         (FEWER_COMMITTED, {"commit of fewer messages than are held"}, {"commits"}, 3),
         (
@@ -212,7 +212,7 @@ COLUMN = "alter table storenode.messages add column colour text"
         (ODD, {"odd bounds"}, {"messages"}, 1),
         (
             NO_COARSE,
-            {"uncovered messages", "odd bounds", Fault.NO_HASH_ROW},
+            {"uncovered messages", "odd bounds", RowFault.NO_HASH_ROW},
             {"hashes", "sds"},
             None,
         ),
@@ -293,4 +293,4 @@ async def test_it_waits_for_nobody_and_nobody_waits(filled_url: str) -> None:
 
 
 def test_there_is_advice_on_every_kind() -> None:
-    assert set(Fault) <= set(ADVICE)
+    assert set(RowFault) <= set(ADVICE)

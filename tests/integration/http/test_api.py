@@ -10,7 +10,7 @@ import grpc
 import pytest
 from openapi_spec_validator import validate
 
-from store.domain.completeness import AnswerCoverage, AnswerState
+from store.domain.coverage import AnswerCoverage, AnswerState
 from store.http.codec import to_json, to_lines
 from store.serving.methods.encode import coverage_message
 from storenode.client.messages import hash_of, new_message

@@ -9,7 +9,7 @@ import grpc.aio
 import psycopg
 import pytest
 
-from store.domain.completeness import AnswerState, answered
+from store.domain.coverage import AnswerState, answered
 from storenode.client import AsyncClient, LimitExceeded
 from storenode.client.types import AnswerCoverage
 from storenode.message.rules import Policy

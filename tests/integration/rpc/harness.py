@@ -19,8 +19,8 @@ from store.db.schema.partitions import PartitionMap
 from store.db.sds.reader import DatabaseSdsReader
 from store.db.writing.writer import DatabaseWriter
 from store.domain.access import Access
-from store.domain.limits import DEFAULT_PAGE_BYTES, RequestLimits
 from store.domain.ports import Services
+from store.domain.query import DEFAULT_PAGE_BYTES, RequestLimits
 from store.domain.quota import ClientLimits, Quota
 from store.observe.metrics import Metrics
 from store.rpc.context import PeerRules, RpcContext

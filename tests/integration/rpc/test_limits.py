@@ -10,7 +10,7 @@ from typing import Protocol
 
 import pytest
 
-from store.domain.limits import RequestLimits
+from store.domain.query import RequestLimits
 from storenode.client.errors import NodeError
 from storenode.client.messages import hash_of, new_message, outcome_name, query_request
 from storenode.client.node import NodeClient, connect, content_filter

@@ -67,7 +67,7 @@ async def test_what_is_proven_comes_before_older_forgeries(
         answered = await look_up(reader, entries, prefers=True)
         assert_looked_up(answered, world, entries)
         assert answered.hashes[0] == digest
-        assert_walked(await walk(reader, world.asked(request(entries))), world, request(entries))
+        assert_walked(await walk(reader, world.complete(request(entries))), world, request(entries))
     named = await look_up(reader, [(reference, forged)], prefers=True)
     assert named.hashes == [digest, forged]
     # The one hint in a causal history leads to the forged message.
@@ -162,7 +162,7 @@ async def test_any_channel_is_read_as_the_rules_say(
                 answered = await look_up(reader, entries, wanted, prefers=True)
                 assert_looked_up(answered, world, entries)
                 heads = request(dice.sample(entries, 3), filter=wanted)
-                assert_walked(await walk(reader, world.asked(heads)), world, heads)
+                assert_walked(await walk(reader, world.complete(heads)), world, heads)
 
 
 async def test_what_is_written_is_what_is_recomputed(node: Node) -> None:

@@ -77,8 +77,8 @@ async def test_walks_follow_the_rules(
     await channel.store(node, 60)
     ids = [each.message_id for each in channel.stored if each.message_id is not None]
     with (
-        patch.object(causal, "FIRST_CLAIMS", prefetched),
-        patch.object(causal, "FEWEST_CLAIMS", prefetched),
+        patch.object(causal, "FIRST_AHEAD", prefetched),
+        patch.object(causal, "FEWEST_AHEAD", prefetched),
         patch.object(db_claims, "_FURTHER_CLAIMANTS", dice.choice((1, 3, 1_024))),
     ):
         for wanted in FILTERS:

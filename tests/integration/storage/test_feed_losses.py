@@ -15,8 +15,7 @@ from store.db.commits.feed import DatabaseFeed
 from store.db.locks import NODES
 from store.db.pool import Connection
 from store.db.reading.select import Topics
-from store.domain.commits import CommitRow
-from store.domain.hub import Place, Row
+from store.domain.hub import CommitRow, Place, Row
 from store.domain.ports import CursorOutOfRange, FollowRequest, TopicFilter
 from store.messages.cursor import FollowCursor
 from storenode.message.limits import MAX_MESSAGE_BYTES

@@ -16,7 +16,7 @@ from store.db.commits.ids import ids_of
 from store.db.maintenance.retention import prune
 from store.db.pool import Connection
 from store.db.reconciliation import stored_ids
-from store.domain.commits import MAX_WRITTEN_IDS, CommitRow, WrittenIds
+from store.domain.hub import MAX_WRITTEN_IDS, CommitRow, WrittenIds
 from store.domain.ports import StoreUnavailable
 from store.domain.retention import RetentionPolicy
 from store.domain.view import StoredIds

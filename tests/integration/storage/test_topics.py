@@ -9,7 +9,7 @@ import pytest
 from store.db.commits import pages as commit_pages
 from store.db.reading.select import resolve
 from store.db.writing.insert import insert_topics
-from store.domain.commits import CommitRow
+from store.domain.hub import CommitRow
 from store.domain.ports import TopicFilter, TopicRights
 from storenode.message.topics import topic_key
 from tests.integration.storage.following import commit_order, following, from_beginning

@@ -19,8 +19,7 @@ from store.db.maintenance.retention import prune
 from store.db.reconciliation.stored_ids import DatabaseIds
 from store.db.summaries.deltas import DAY_NS, HOUR_NS, MINUTE_NS
 from store.db.summaries.fold import fold_until
-from store.domain.commits import CommitRow
-from store.domain.hub import Place
+from store.domain.hub import CommitRow, Place
 from store.domain.ports import StoreBusy, StoreUnavailable
 from store.domain.retention import RetentionPolicy
 from store.domain.view import Newest

@@ -19,8 +19,8 @@ from store.db.reading.reader import DatabaseReader
 from store.db.reconciliation.stored_ids import DatabaseIds
 from store.db.schema.partitions import PartitionMap
 from store.db.writing.writer import DatabaseWriter
-from store.domain.commits import WrittenIds
 from store.domain.environment import Environment
+from store.domain.hub import WrittenIds
 from store.domain.ports import Source
 from store.messages.record import RecordBatch
 from store.observe.metrics import Metrics

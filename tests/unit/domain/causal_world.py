@@ -1,20 +1,14 @@
-"""A small store of SDS messages in memory: it answers the reads of walks, as a database would.
-
-Beside it stands the naive reading of the rules, one reference at a time, that walks are held to.
-"""
+"""A store of SDS messages in memory for walks, and a naive oracle of their rules."""
 
 from __future__ import annotations
 
 import struct
-from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from store.domain.causal import CausalWalk
-from store.domain.claims import Answer, Claim, Done, Hinted, HintQuery, Read, rank
-from store.domain.lookup import Lookup
-from store.domain.ports import CausalRequest, HistoryEntry, SdsLookup, SyncId, TopicFilter
-from store.domain.sweep import CausalHistory, Sweep
+from store.domain.causal import CausalWalk, WalkState
+from store.domain.claims import Claim, ClaimAnswer, ClaimQuery, Hinted, HintQuery, Lookup, rank
+from store.domain.ports import CausalRequest, HistoryEntry, SdsLookup, TopicFilter
 from storenode.message.limits import MAX_SDS_CLAIMANTS
 from storenode.sds.codec import sds_key
 
@@ -23,17 +17,17 @@ Parent = tuple[bytes, bytes | None]
 
 
 def digest(number: int) -> bytes:
-    """A message hash that tells its number."""
+    """Return the message hash of a number."""
     return number.to_bytes(32, "big")
 
 
 def packed_keys(keys: Sequence[bytes]) -> bytes:
-    """``uuid[]`` in Postgres's binary format."""
+    """Encode ``uuid[]`` in Postgres's binary format."""
     return _array(2950, keys)
 
 
 def packed_hints(hints: Sequence[bytes | None]) -> bytes:
-    """``bytea[]`` in Postgres's binary format."""
+    """Encode ``bytea[]`` in Postgres's binary format."""
     return _array(17, hints)
 
 
@@ -61,7 +55,7 @@ class Stored:
     proven: bool = False
 
     def claim(self, *, prefers: bool) -> Claim:
-        """As a reader gives it that prefers what is proven, or does not."""
+        """Return the claim as a reader returns it that prefers proven messages, or does not."""
         assert self.message_id is not None
         return (
             sds_key(CHANNEL, self.message_id),
@@ -76,11 +70,11 @@ class Stored:
 
 @dataclass
 class World:
-    """Everything that a filter lets through.
+    """The messages inside a filter.
 
-    Hashes in ``foreign`` are readable in another channel. Windows and what is read ahead are cut
-    at ``most_prefetched``, so that small worlds too are walked in many reads. Requests prefer what
-    is proven if it ``prefers``, and have so many ``claimants`` for one ID.
+    Hashes in ``foreign`` are readable in another channel. Keys that are read ahead are cut at
+    ``most_prefetched``, so that small worlds too are walked in many reads. Requests prefer proven
+    messages if it ``prefers``, and have so many ``claimants`` for one ID.
     """
 
     messages: list[Stored] = field(default_factory=list)
@@ -88,49 +82,33 @@ class World:
     most_prefetched: int = 1 << 30
     prefers: bool = False
     claimants: int = MAX_SDS_CLAIMANTS
-    reads: list[Read] = field(default_factory=list)
+    queries: list[ClaimQuery] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.messages.sort(key=lambda stored: (stored.timestamp, stored.hash))
         readable = [stored for stored in self.messages if stored.message_id is not None]
-        self.claims = [stored.claim(prefers=self.prefers) for stored in readable]
+        claims = [stored.claim(prefers=self.prefers) for stored in readable]
         self.by_key: dict[bytes, list[Claim]] = {}
-        for claim in sorted(self.claims, key=rank):
+        for claim in sorted(claims, key=rank):
             self.by_key.setdefault(claim[0], []).append(claim)
         self.by_hash = {stored.hash: stored for stored in self.messages}
 
-    def asked(self, wanted: CausalRequest) -> CausalRequest:
-        """A request as it is made of this world."""
+    def complete(self, wanted: CausalRequest) -> CausalRequest:
+        """Return a request with the settings of this world."""
         return replace(wanted, prefer_proven=self.prefers, claimants=self.claimants)
 
-    def answer(self, read: Read, entries: Sequence[HistoryEntry]) -> Answer:
-        """What the database says."""
-        self.reads.append(read)
-        asked = dict.fromkeys(read.keys)
-        if read.ahead:
-            limit = len(asked) + min(read.ahead, self.most_prefetched)
-            asked.update(dict.fromkeys(self._reachable(read.keys, limit)))
-        crowd = self.claimants + 1
-        claims = [claim for key in asked for claim in self.by_key.get(key, ())[:crowd]]
-        reached: SyncId | None = None
-        if read.window is not None:
-            limit = min(read.window.limit, self.most_prefetched)
-            rows = self._window(read.window.before, limit)
-            if not read.window.complete:
-                return Answer(
-                    (), rows, {}, (rows[-1][1], rows[-1][2]) if len(rows) == limit else None
-                )
-            keys = dict.fromkeys(row[0] for row in rows if row[0] not in asked)
-            claims += [claim for key in keys for claim in self.by_key[key][:crowd]]
-            if len(rows) == limit:
-                reached = rows[-1][1], rows[-1][2]
-        hinted = {(query.key, query.hash): self._named(query, entries) for query in read.hints}
-        contested = frozenset(key for key in read.contested if len(self.by_key[key]) > 1)
-        return Answer(tuple(asked), claims, hinted, reached, contested)
-
-    def _window(self, before: SyncId, limit: int) -> list[Claim]:
-        end = bisect_left(self.claims, before, key=lambda claim: (claim[1], claim[2]))
-        return self.claims[max(0, end - limit) : end][::-1]
+    def answer(self, query: ClaimQuery, entries: Sequence[HistoryEntry]) -> ClaimAnswer:
+        """Return the answer that a database gives."""
+        self.queries.append(query)
+        asked = dict.fromkeys(query.keys)
+        if query.ahead:
+            limit = len(asked) + min(query.ahead, self.most_prefetched)
+            asked.update(dict.fromkeys(self._reachable(query.keys, limit)))
+        claims = [
+            claim for key in asked for claim in self.by_key.get(key, ())[: self.claimants + 1]
+        ]
+        hinted = {(each.key, each.hash): self._named(each, entries) for each in query.hints}
+        return ClaimAnswer(tuple(asked), claims, hinted)
 
     def _reachable(self, keys: Iterable[bytes], limit: int) -> list[bytes]:
         met = dict.fromkeys(keys)
@@ -165,7 +143,7 @@ _NO_PARENTS = (packed_keys(()), packed_hints(()))
 
 
 def request(heads: Iterable[Parent], **limits: object) -> CausalRequest:
-    """A walk from heads; ``limits`` are fields of the request."""
+    """Make a request from heads; ``limits`` are its fields."""
     fields: dict[str, object] = {
         "known_ids": frozenset(),
         "max_messages": 100_000,
@@ -178,7 +156,7 @@ def request(heads: Iterable[Parent], **limits: object) -> CausalRequest:
 
 
 def chain(length: int, every: int = 1) -> World:
-    """As many messages, of which each ``every``-th names the one that far before it."""
+    """Make ``length`` messages of which each ``every``-th names the one that far before it."""
 
     def parents(number: int) -> tuple[Parent, ...]:
         before = number - every
@@ -189,39 +167,28 @@ def chain(length: int, every: int = 1) -> World:
 
 
 def walk(world: World, wanted: CausalRequest) -> CausalWalk:
-    """Run a walk to its end, checking its invariants at every step."""
-    known = frozenset(sds_key(CHANNEL, message_id) for message_id in wanted.known_ids)
-    running = CausalWalk(world.asked(wanted), known)
-    answer: Answer | None = None
-    while not isinstance(effect := running.step(answer), Done):
+    """Run a walk to its end and check its invariants at every step."""
+    running = CausalWalk(world.complete(wanted))
+    answer: ClaimAnswer | None = None
+    while (effect := running.step(answer)) is not WalkState.DONE:
         running.check()
-        answer = world.answer(effect, wanted.heads) if isinstance(effect, Read) else None
+        answer = world.answer(effect, wanted.heads) if isinstance(effect, ClaimQuery) else None
     return running
-
-
-def find(world: World, wanted: CausalRequest) -> Sweep | CausalWalk:
-    """Run a whole request to its end: by a sweep, or by a walk when that gives up."""
-    history = CausalHistory(world.asked(wanted))
-    answer: Answer | None = None
-    while not isinstance(effect := history.step(answer), Done):
-        history.result.check()
-        answer = world.answer(effect, wanted.heads) if isinstance(effect, Read) else None
-    return history.result
 
 
 def look_up(world: World, entries: Iterable[Parent]) -> Lookup:
     """Run a look-up to its end."""
     wanted = SdsLookup(CHANNEL, tuple(HistoryEntry(*entry) for entry in entries), TopicFilter())
     lookup = Lookup(wanted.channel_id, wanted.entries, world.claimants)
-    answer: Answer | None = None
-    while (read := lookup.step(answer)) is not None:
-        answer = world.answer(read, wanted.entries)
+    answer: ClaimAnswer | None = None
+    while (query := lookup.step(answer)) is not None:
+        answer = world.answer(query, wanted.entries)
     return lookup
 
 
 @dataclass
 class Expected:
-    """What a walk must come to: hashes in the order of taking, missing IDs with their hints."""
+    """The expected result: hashes in the order of taking, missing IDs with their hints."""
 
     taken: list[bytes] = field(default_factory=list)
     missing: dict[bytes, bytes | None] = field(default_factory=dict)
@@ -230,7 +197,7 @@ class Expected:
 
 
 def select(world: World, message_id: bytes, hint: bytes | None) -> tuple[list[Stored], bool]:
-    """What a reference selects, and whether claimants are left out."""
+    """Return the messages that a reference selects, and True if claimants are left out."""
     claimants = [stored for stored in world.messages if stored.message_id == message_id]
     proven = [stored for stored in claimants if world.prefers and stored.proven]
     claimants = proven + [stored for stored in claimants if stored not in proven]
@@ -248,7 +215,7 @@ def select(world: World, message_id: bytes, hint: bytes | None) -> tuple[list[St
 
 @dataclass
 class ExpectedLookup:
-    """What a look-up must give: (message ID, hash) of each message, in order."""
+    """The expected result of a look-up: (message ID, hash) of each message, in order."""
 
     messages: list[tuple[bytes, bytes]]
     missing: list[HistoryEntry]
@@ -256,7 +223,7 @@ class ExpectedLookup:
 
 
 def naive_look_up(world: World, entries: Iterable[Parent]) -> ExpectedLookup:
-    """One entry at a time."""
+    """Look up one entry at a time."""
     messages: dict[tuple[bytes, bytes], None] = {}
     missing: dict[Parent, None] = {}
     truncated = False
@@ -270,7 +237,7 @@ def naive_look_up(world: World, entries: Iterable[Parent]) -> ExpectedLookup:
 
 
 def naive_walk(world: World, wanted: CausalRequest) -> Expected:
-    """Breadth first, one reference at a time."""
+    """Walk breadth first, one reference at a time."""
     expected = Expected()
     taken: dict[bytes, int] = {}  # hash -> depth
     found_ids: set[bytes] = set()
@@ -302,7 +269,7 @@ def naive_walk(world: World, wanted: CausalRequest) -> Expected:
 
 
 def in_one_cycle(edges: set[tuple[bytes, bytes]]) -> set[tuple[bytes, bytes]]:
-    """Edges whose child is also an ancestor of the parent."""
+    """Return the edges whose child is also an ancestor of the parent."""
     parents: dict[bytes, list[bytes]] = {}
     for child, parent in edges:
         parents.setdefault(child, []).append(parent)

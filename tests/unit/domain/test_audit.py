@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from store.domain.audit import Fault, StoredMessage, audit, sds_row
+from store.domain.audit import RowFault, StoredMessage, audit, sds_row
 from store.messages.record import FrameError, RecordBatch, unframe
 from storenode.message.rules import Policy
 from storenode.sds import codec
@@ -100,20 +100,20 @@ def test_any_changed_byte_is_noticed(
 @pytest.mark.parametrize(
     ("row", "faults"),
     [
-        (replace(SAMPLE, ts=NOW - 1), {Fault.TIMESTAMP}),
-        (replace(SAMPLE, hash=bytes(32)), {Fault.HASH}),
-        (replace(SAMPLE, topic=bytes(16)), {Fault.TOPIC}),
-        (replace(SAMPLE, payload=b"hallo"), {Fault.HASH, Fault.CONTENT_DIGEST}),
-        (replace(SAMPLE, content_digest=bytes(16)), {Fault.CONTENT_DIGEST}),
-        (replace(SAMPLE, payload=b"hell"), {Fault.FRAME}),
-        (replace(SAMPLE, head=b""), {Fault.FRAME}),
-        (replace(SAMPLE, head=SAMPLE.head[:-1]), {Fault.FRAME}),
-        (replace(SAMPLE, head=SAMPLE.head + b"h", payload=b"ello"), {Fault.FRAME}),
-        (replace(SAMPLE, tail=SAMPLE.tail + b"\x20\x01"), {Fault.FRAME}),
-        (replace(SAMPLE, head=b"\x0a" + b"\xff" * 20), {Fault.FRAME}),
+        (replace(SAMPLE, ts=NOW - 1), {RowFault.TIMESTAMP}),
+        (replace(SAMPLE, hash=bytes(32)), {RowFault.HASH}),
+        (replace(SAMPLE, topic=bytes(16)), {RowFault.TOPIC}),
+        (replace(SAMPLE, payload=b"hallo"), {RowFault.HASH, RowFault.CONTENT_DIGEST}),
+        (replace(SAMPLE, content_digest=bytes(16)), {RowFault.CONTENT_DIGEST}),
+        (replace(SAMPLE, payload=b"hell"), {RowFault.FRAME}),
+        (replace(SAMPLE, head=b""), {RowFault.FRAME}),
+        (replace(SAMPLE, head=SAMPLE.head[:-1]), {RowFault.FRAME}),
+        (replace(SAMPLE, head=SAMPLE.head + b"h", payload=b"ello"), {RowFault.FRAME}),
+        (replace(SAMPLE, tail=SAMPLE.tail + b"\x20\x01"), {RowFault.FRAME}),
+        (replace(SAMPLE, head=b"\x0a" + b"\xff" * 20), {RowFault.FRAME}),
     ],
 )
-def test_each_fault_has_its_name(row: StoredMessage, faults: set[Fault]) -> None:
+def test_each_fault_has_its_name(row: StoredMessage, faults: set[RowFault]) -> None:
     assert set(audit(row).faults) == faults
 
 

@@ -1,4 +1,4 @@
-"""Statements about other stores: where they are made, what replaces them, and what they come to."""
+"""Coverage: statements about other stores, answers' completeness, and times online."""
 
 from __future__ import annotations
 
@@ -16,10 +16,19 @@ from store.domain.coverage import (
     BLOCK_NS,
     HOUR_NS,
     MINUTE_NS,
+    AnswerCoverage,
+    AnswerState,
     Comparison,
     CoverageState,
+    Intake,
+    Interval,
+    KnownCoverage,
+    Span,
     Statement,
+    answered,
     covered,
+    intake_of,
+    layers,
     measured_by_span,
     spans,
     stated,
@@ -130,14 +139,14 @@ def test_the_counts_of_a_difference_are_those_of_its_comparison() -> None:
     made = statements(held, TODAY, TODAY + HOUR_NS, lacks)
     late = [*held, message(TODAY + 2, 10)]
 
-    def told(start_ns: int, end_ns: int) -> tuple[CoverageState, int | None]:
+    def compare(start_ns: int, end_ns: int) -> tuple[CoverageState, int | None]:
         where = [(each.start_ns, each.end_ns) for each in made]
         about = measured_by_span(where, measured(late, where))
         found = covered((start_ns, end_ns), "b", made, about)
-        return found.state, found.held_here
+        return found.state, found.stored_here
 
-    assert told(TODAY, TODAY + HOUR_NS) == (CoverageState.DIFFERS, 4)
-    assert told(TODAY, TODAY + BLOCK_NS) == (CoverageState.DIFFERS, None), "a part of the hour"
+    assert compare(TODAY, TODAY + HOUR_NS) == (CoverageState.DIFFERS, 4)
+    assert compare(TODAY, TODAY + BLOCK_NS) == (CoverageState.DIFFERS, None), "a part of the hour"
 
 
 def test_an_earlier_comparison_replaces_no_later_one() -> None:
@@ -192,22 +201,22 @@ def test_a_part_of_a_step_is_not_the_step() -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_a_step_is_equal_only_if_it_was(seed: int) -> None:
     """Two stores drift and are compared over random windows; no statement is ever false."""
-    random_ = random.Random(seed)
+    rng = random.Random(seed)
     sides: tuple[set[SyncId], set[SyncId]] = (set(), set())
     kept: list[Statement] = []
     moments: dict[int, tuple[set[SyncId], set[SyncId]]] = {}
     for number in range(1, 60):
         at_ns = NOW + number
-        for side in random_.sample(sides, random_.randrange(3)):
-            side.add(message(TODAY + random_.randrange(6 * HOUR_NS), random_.getrandbits(200)))
-        if random_.random() < 0.5:
-            start_ns = TODAY + random_.randrange(5 * HOUR_NS)
-            end_ns = start_ns + random_.randrange(6 * HOUR_NS)
+        for side in rng.sample(sides, rng.randrange(3)):
+            side.add(message(TODAY + rng.randrange(6 * HOUR_NS), rng.getrandbits(200)))
+        if rng.random() < 0.5:
+            start_ns = TODAY + rng.randrange(5 * HOUR_NS)
+            end_ns = start_ns + rng.randrange(6 * HOUR_NS)
             here, there = (
                 {each for each in side if start_ns <= each[0] < end_ns} for side in sides
             )
             moments[at_ns] = set(sides[0]), set(sides[1])
-            resolved = random_.random() < 0.7
+            resolved = rng.random() < 0.7
             found = Comparison(
                 SyncIds.of(sorted(here - there)),
                 SyncIds.of(sorted(there - here)),
@@ -251,3 +260,128 @@ def _hold_to_the_truth(
     }
     assert then <= sides[0]
     assert then <= sides[1]
+
+
+PRINT: Final = bytes(32)
+DAY: Final = (0, 24 * HOUR_NS)
+
+
+def statement(hour: int, *, compared_ns: int = 7, here: int = 0, there: int = 0) -> Statement:
+    start_ns = hour * HOUR_NS
+    return Statement(start_ns, start_ns + HOUR_NS, compared_ns, True, here, there, 5, PRINT)
+
+
+def known(**stores: list[Statement]) -> KnownCoverage:
+    """Make statements all of which still hold."""
+    sums = {each.span: (each.count, each.fingerprint) for said in stores.values() for each in said}
+    return KnownCoverage(stores, sums, [(1, 1)])
+
+
+def answer(of: KnownCoverage, span: Span = DAY, horizon_ns: int = 0) -> AnswerCoverage:
+    return answered(span, of, horizon_ns, lost=False)
+
+
+EVERY: Final = [statement(hour) for hour in range(24)]
+
+
+def hours(first: int, last: int) -> Span:
+    return first * HOUR_NS, last * HOUR_NS
+
+
+def test_complete_needs_every_part_and_names_who_agrees_on_all_of_it() -> None:
+    found = answer(known(b=EVERY, c=[replace(EVERY[0], compared_ns=3), *EVERY[1:]], d=EVERY[:20]))
+    assert (found.state, found.store_ids) == (AnswerState.COMPLETE, ("b", "c"))
+    assert (found.compared_ns, found.reason) == (3, "")
+    assert (found.from_ns, found.until_ns) == DAY
+
+
+def test_a_late_message_leaves_the_longest_part_without_it() -> None:
+    before = known(b=EVERY)
+    found = answer(replace(before, sums={**before.sums, hours(5, 6): (6, PRINT)}))
+    assert found.state is AnswerState.PARTIAL
+    assert (found.from_ns, found.until_ns) == hours(6, 24)
+    assert "rest of this time" in found.reason
+
+
+def test_part_of_an_hour_is_asked_for() -> None:
+    within = HOUR_NS + 1, 2 * HOUR_NS - 1
+    found = answer(known(b=[statement(1)]), within)
+    assert (found.state, found.from_ns, found.until_ns) == (AnswerState.COMPLETE, *within)
+
+
+def test_what_this_store_lacked_outweighs_what_others_confirm() -> None:
+    found = answer(known(b=EVERY, c=[statement(3, here=2, compared_ns=9)]))
+    assert (found.state, found.store_ids, found.compared_ns) == (AnswerState.INCOMPLETE, ("c",), 9)
+    # What the other store lacked makes no answer of this one incomplete.
+    found = answer(known(b=EVERY, c=[statement(3, there=2)]))
+    assert (found.state, found.store_ids) == (AnswerState.COMPLETE, ("b",))
+
+
+def test_what_was_compared_by_xor_alone_is_never_complete() -> None:
+    by_xor = [replace(each, keyed=False) for each in EVERY]
+    found = answer(known(b=by_xor))
+    assert (found.state, "by XOR only" in found.reason) == (AnswerState.UNCONFIRMED, True)
+    found = answer(known(b=[*EVERY[:12], *by_xor[12:]]))
+    assert (found.state, found.from_ns, found.until_ns) == (AnswerState.PARTIAL, *hours(0, 12))
+    assert found.keyed
+
+
+def test_below_the_horizon_nothing_is_complete() -> None:
+    for hours_ago, state in ((4, AnswerState.PARTIAL), (24, AnswerState.UNCONFIRMED)):
+        found = answer(known(b=EVERY), horizon_ns=hours_ago * HOUR_NS)
+        assert (found.state, "horizon" in found.reason) == (state, True)
+        assert state is AnswerState.UNCONFIRMED or found.from_ns == 4 * HOUR_NS
+
+
+@pytest.mark.parametrize(
+    ("stores", "lost", "reason"),
+    [({}, False, "no comparison"), ({"b": [statement(0)]}, True, "lost commits")],
+)
+def test_nothing_is_claimed_without_a_statement_or_after_a_loss(
+    *, stores: dict[str, list[Statement]], lost: bool, reason: str
+) -> None:
+    found = answered(hours(0, 1), known(**stores), 0, lost=lost)
+    assert found.state is AnswerState.UNCONFIRMED
+    assert reason in found.reason
+    assert not found.store_ids
+
+
+TEN: Final = 10 * HOUR_NS
+RECORD: Final = [
+    Interval(HOUR_NS, 3 * HOUR_NS, resumed=False),
+    # Off for an hour and a half, of which the resume has brought an hour.
+    Interval(3 * HOUR_NS, 4 * HOUR_NS, resumed=True),
+    Interval(4 * HOUR_NS + HOUR_NS // 2, 6 * HOUR_NS, resumed=False),
+    # Another node of the store.
+    Interval(5 * HOUR_NS, TEN - 5, resumed=False),
+]
+
+
+@pytest.mark.parametrize(
+    ("span", "expected"),
+    [
+        (hours(0, 1), Intake.NEVER),
+        (hours(1, 2), Intake.ONLINE),
+        (hours(3, 4), Intake.RESUMED),
+        ((2 * HOUR_NS, 4 * HOUR_NS), Intake.RESUMED),
+        (hours(4, 5), Intake.OFFLINE),
+        (hours(5, 6), Intake.ONLINE),
+        ((0, 2 * HOUR_NS), Intake.OFFLINE),
+        # The record may be some seconds behind.
+        ((9 * HOUR_NS, 11 * HOUR_NS), Intake.ONLINE),
+    ],
+)
+def test_a_span_is_what_all_of_it_is_recorded_as(span: Span, expected: Intake) -> None:
+    assert intake_of(span, RECORD[::-1], TEN) is expected
+
+
+def test_nothing_recorded_is_never() -> None:
+    assert intake_of(hours(5, 6), [], TEN) is Intake.NEVER
+    assert intake_of(hours(9, 10), RECORD[:3], TEN) is Intake.OFFLINE
+
+
+def test_layers_hold_each_span_once_and_do_not_overlap() -> None:
+    where = [(5, 9), (0, 5), (0, 10), (0, 5), (2, 6), (9, 12)]
+    found = layers(where)
+    assert sorted(span for layer in found for span in layer) == sorted(set(where))
+    assert all(left[1] <= right[0] for layer in found for left, right in pairwise(layer))

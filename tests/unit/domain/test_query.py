@@ -5,13 +5,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from store.domain.limits import RESPONSE_RESERVE_BYTES, RequestLimits
 from store.domain.ports import CausalRequest, HistoryEntry, TopicFilter, TopicRights
 from store.domain.query import (
+    RESPONSE_RESERVE_BYTES,
     LimitError,
     QueryError,
     QueryInput,
     RequestError,
+    RequestLimits,
     causal_request,
     filter_by,
     plan_query,

@@ -19,9 +19,9 @@ from store.domain.partitioning import (
     plan_messages,
 )
 from store.domain.retention import (
+    DropReason,
     Partition,
     PrunePlan,
-    Reason,
     RetentionPolicy,
     effective_age_ns,
     plan_prune,
@@ -188,7 +188,7 @@ class World:
             for drop in step.drops:
                 held = self.fine if drop.partition.table == "messages" else self.coarse
                 held.remove(drop.partition.bounds)
-                if drop.reason is Reason.AGE:
+                if drop.reason is DropReason.AGE:
                     assert policy.age_ns is not None
                     assert drop.partition.bounds.high <= now_ns - policy.age_ns
             self.check_order()

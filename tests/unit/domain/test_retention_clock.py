@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from store.domain.partitioning import DAY_NS
-from store.domain.retention_clock import MAX_DOUBT_NS, TOLERANCE_NS, Reading, RetentionClock
+from store.domain.retention import MAX_DOUBT_NS, TOLERANCE_NS, Reading, RetentionClock
 
 NOW = 1_795_000_000 * 10**9
 HOUR_NS = DAY_NS // 24

@@ -3,9 +3,8 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from store.domain.limits import RequestLimits
 from store.domain.ports import HistoryEntry, TopicFilter, TopicRights
-from store.domain.query import RequestError
+from store.domain.query import RequestError, RequestLimits
 from store.messages.fields import MAX_COUNTED_FIELDS
 from store.serving.failure import CallError, Code
 from store.serving.limits import COUNTED_REQUEST_BYTES, MAX_READ_FIELDS

@@ -1,24 +1,31 @@
-"""Walks against the naive reading of the rules, on graphs of every kind."""
+"""Causal walks and look-ups by ID against a naive oracle, on graphs of every kind."""
 
 from __future__ import annotations
 
+import random
+import struct
 from unittest.mock import patch
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from store.domain import causal
-from store.domain.causal import CausalWalk
-from store.domain.sweep import Sweep
+from store.domain.causal import MOST_AHEAD, CausalWalk
+from store.domain.claims import references
 from storenode.message.limits import MAX_SDS_CLAIMANTS
 from storenode.sds.proofs import ID_BYTES
 from tests.unit.domain.causal_world import (
     Parent,
     Stored,
     World,
+    chain,
     digest,
     in_one_cycle,
+    look_up,
+    naive_look_up,
     naive_walk,
+    packed_hints,
+    packed_keys,
     request,
     walk,
 )
@@ -33,7 +40,7 @@ hints = st.one_of(
     st.integers(0, MOST - 1).map(digest),
     st.sampled_from([UNKNOWN, b"", b"short", bytes(33)]),
 )
-references = st.tuples(st.sampled_from(IDS), hints)
+parents_of = st.tuples(st.sampled_from(IDS), hints)
 
 
 @st.composite
@@ -43,7 +50,7 @@ def worlds(draw: st.DrawFn) -> World:
     messages = []
     for number in range(count):
         message_id = draw(st.one_of(st.sampled_from(IDS), st.sampled_from(IDS), st.none()))
-        parents = draw(st.lists(references, max_size=4)) if message_id is not None else ()
+        parents = draw(st.lists(parents_of, max_size=4)) if message_id is not None else ()
         timestamp = draw(st.integers(1, 6))
         proven = message_id in PROVABLE and draw(st.booleans())
         messages.append(Stored(timestamp, digest(number), message_id, tuple(parents), proven))
@@ -58,13 +65,11 @@ def worlds(draw: st.DrawFn) -> World:
     )
 
 
-def taken_by(walked: CausalWalk | Sweep) -> list[bytes]:
+def taken_by(walked: CausalWalk) -> list[bytes]:
     return [found[2] for found in walked.taken]
 
 
-def missing_of(
-    walked: CausalWalk | Sweep, world: World, heads: list[Parent]
-) -> dict[bytes, bytes | None]:
+def missing_of(walked: CausalWalk, world: World, heads: list[Parent]) -> dict[bytes, bytes | None]:
     found: dict[bytes, bytes | None] = {}
     for origin in walked.missing.values():
         parents = heads if origin.is_head else world.by_hash[walked.taken[origin.node][2]].parents
@@ -91,7 +96,7 @@ limits = st.fixed_dictionaries(
 
 
 @settings(max_examples=150)
-@given(worlds(), st.lists(references, max_size=4), limits, st.sampled_from([0, 1, 1 << 30]))
+@given(worlds(), st.lists(parents_of, max_size=4), limits, st.sampled_from([0, 1, 1 << 30]))
 def test_a_walk_takes_what_the_rules_say(
     world: World, heads: list[Parent], limited: dict[str, object], prefetched_bytes: int
 ) -> None:
@@ -107,7 +112,7 @@ def test_a_walk_takes_what_the_rules_say(
 
 @given(
     worlds(),
-    st.lists(references, min_size=1, max_size=4),
+    st.lists(parents_of, min_size=1, max_size=4),
     st.tuples(st.just("MAX_WALK_BYTES"), st.integers(0, 20_000))
     | st.tuples(st.just("MAX_EDGES"), st.integers(0, 20)),
 )
@@ -129,7 +134,7 @@ def test_a_walk_out_of_memory_keeps_what_is_nearest(
 
 
 def test_references_beside_many_proven_messages_take_little_memory() -> None:
-    """Whoever names a forged message in all references would else have 17 edges for each."""
+    """A message that names a forged one in all references would else have 17 edges for each."""
     genuine, forged = PROVABLE[0], digest(99)
     messages = [Stored(1, digest(number), genuine, (), proven=True) for number in range(20)]
     messages.append(Stored(2, forged, genuine))
@@ -161,3 +166,100 @@ def test_edges_are_bounded_where_nothing_is_read_between_them() -> None:
     assert walked.truncated
     assert 4_500 < len(walked._edges) <= 4_500 + 500 + 20
     assert len(list(walked.parents_first())) == len(walked.taken)
+
+
+def test_known_ids_are_hashed_in_steps() -> None:
+    with patch.object(causal, "STEP_KNOWN_IDS", 2):
+        known = frozenset(b"%d" % number for number in range(90, 95))
+        walked = walk(chain(100), request([(b"99", None)], known_ids=known))
+    assert taken_by(walked) == [digest(number) for number in range(99, 94, -1)]
+
+
+def test_a_deep_chain_takes_few_reads_however_thin_it_is_in_its_channel() -> None:
+    for every in (1, 60):
+        world, last = chain(20_000 * every, every), (20_000 - 1) * every
+        assert len(walk(world, request([(b"%d" % last, digest(last))])).taken) == 20_000
+        assert len(world.queries) <= 10 + 20_000 // MOST_AHEAD
+        assert sum(query.ahead for query in world.queries) < 2 * 20_000
+
+
+def test_scattered_missing_parents_cost_no_read_each() -> None:
+    rng = random.Random(5)
+    messages, head = [], (b"", digest(0))
+    for number in range(20_000):
+        parents: list[Parent] = [head] if number else []
+        if rng.random() < 0.05:
+            parents.append((b"lost%d" % number, digest(500_000 + number)))
+        head = (b"%d" % number, digest(number))
+        messages.append(Stored(1 + number, digest(number), head[0], tuple(parents)))
+    world = World(messages)
+    walked = walk(world, request([head]))
+    assert len(walked.taken) == 20_000
+    assert 800 < len(walked.missing) < 1_200
+    assert len(world.queries) < 40
+
+
+def test_limits_bound_what_is_read_ahead() -> None:
+    world, head = chain(8_000), (b"7999", digest(7_999))
+    assert len(walk(world, request([head], max_messages=50)).taken) == 50
+    assert sum(query.ahead for query in world.queries) <= 200
+    world.queries.clear()
+    assert len(walk(world, request([head], max_depth=1)).taken) == 2
+    assert sum(query.ahead for query in world.queries) == 0
+    world.queries.clear()
+    assert len(walk(world, request([head], max_depth=500)).taken) == 501
+    assert len(world.queries) < 10
+
+
+def test_branches_of_very_different_speed_are_walked_in_few_reads() -> None:
+    messages: list[Stored] = []
+    tips: dict[str, Parent] = {}
+    for number in range(15_000):
+        branch = "slow" if number % 500 == 0 else "fast"
+        parents = (tips[branch],) if branch in tips else ()
+        tips[branch] = (b"%d" % number, digest(number))
+        messages.append(Stored(1 + number, digest(number), tips[branch][0], parents))
+    world = World(messages)
+    assert len(walk(world, request(tips.values())).taken) == 15_000
+    assert len(world.queries) < 40
+
+
+@given(worlds(), st.lists(parents_of, max_size=8))
+def test_a_look_up_selects_what_the_rules_say(world: World, entries: list[Parent]) -> None:
+    lookup = look_up(world, entries)
+    expected = naive_look_up(world, entries)
+    assert [(claim[3], claim[2]) for claim in lookup.messages] == expected.messages
+    assert lookup.missing == expected.missing
+    assert lookup.truncated == expected.truncated
+    assert len(world.queries) <= 2
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.binary(min_size=16, max_size=16),
+            st.one_of(
+                st.none(),
+                st.binary(min_size=32, max_size=32),
+                st.binary(max_size=80).filter(lambda hint: len(hint) != 32),
+            ),
+        ),
+        max_size=12,
+    )
+)
+def test_parents_are_read_from_the_arrays_of_the_database(
+    parents: list[tuple[bytes, bytes | None]],
+) -> None:
+    keys = packed_keys([key for key, _ in parents])
+    hints = packed_hints([hint for _, hint in parents])
+    expected = [
+        (key, hint if hint is not None and len(hint) == 32 else None) for key, hint in parents
+    ]
+    assert references(keys, hints) == expected
+
+
+def test_hints_of_odd_sizes_that_add_up_are_not_taken_for_hashes() -> None:
+    key = bytes(16)
+    odd = [bytes(28), struct.pack(">i", 32) + bytes(32)]
+    assert len(packed_hints(odd)) == 20 + 2 * 36
+    assert references(packed_keys([key, key]), packed_hints(odd)) == [(key, None), (key, None)]

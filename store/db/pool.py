@@ -109,7 +109,6 @@ def complete_url(url: str, *, read_only: bool = False) -> str:
 
 
 def _require_ports(ports: str) -> None:
-    """A port that is none is noticed by libpq when it connects, and tried again."""
     for port in filter(None, ports.split(",")):
         if not (port.isascii() and port.isdigit()) or not 1 <= int(port) <= _MAX_PORT:
             raise ValueError(f"the database URL cannot be read: no port has the number {port!r}")

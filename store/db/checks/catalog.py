@@ -177,7 +177,6 @@ def _check_alignment(bounds: dict[str, list[Bounds]], findings: Findings) -> Non
 def _check_coarse(
     bounds: dict[str, list[Bounds]], fine: Cover, last_ns: int, findings: Findings
 ) -> None:
-    """``last_ns``: the latest legal timestamp; partitions for what is later may come later."""
     for table in COARSE_TABLES:
         held = Cover(bounds[table])
         if len(held.bounds) > MAX_COARSE:

@@ -150,7 +150,6 @@ def _bounds(connection: Connection, table: str) -> list[Bounds]:
 
 
 def _partitions(connection: Connection, table: str) -> list[tuple[str, Bounds]]:
-    """Names and bounds, lowest first; odd ones are found elsewhere."""
     found = []
     for name, text in connection.execute(_PARTITIONS, (table,)):
         bounds = None if text is None else parse_bounds(text)

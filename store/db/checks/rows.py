@@ -256,7 +256,6 @@ def _literals(table: str, key: Key) -> sql.Composed:
 
 
 def _following(table: str, bounds: Bounds, after: Key) -> sql.Composed:
-    """The keys of the next chunk of a partition; the first one comes after every real key's."""
     return sql.SQL("select {} from {} where {} and ({}) > ({}) order by {} limit {}").format(
         _columns(table),
         sql.Identifier(SCHEMA, table),
@@ -269,7 +268,6 @@ def _following(table: str, bounds: Bounds, after: Key) -> sql.Composed:
 
 
 def _given(table: str) -> sql.Composed:
-    """Keys that are passed as one array per column."""
     arrays = sql.SQL(", ").join(
         sql.SQL("CAST(%s AS {}[])").format(sql.SQL(_CASTS[name])) for name in _KEYS[table]
     )

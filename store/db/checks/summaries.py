@@ -170,7 +170,6 @@ def _compare(connection: Connection, findings: Findings, each: _Slice) -> int:
 
 
 def _unfolded(connection: Connection, bounds: Bounds) -> list[BigintArray]:
-    """Columns (start_ns, count, x0, x1, x2, x3) of what is not folded; starts may repeat."""
     minutes = []
     with connection.cursor(name="storenode_check", binary=True) as cursor:
         cursor.execute(UNFOLDED, (bounds.low, bounds.high - 1))

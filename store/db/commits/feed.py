@@ -362,7 +362,6 @@ class _Subscription:
 
 
 async def _newest_and_count(connection: Connection) -> tuple[Place, int]:
-    """The newest commit, and the messages of all commits up to it."""
     async with connection.transaction():
         await connection.execute("set transaction isolation level repeatable read")
         return await newest(connection), await messages_ever(connection)

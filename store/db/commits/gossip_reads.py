@@ -188,7 +188,6 @@ class GossipReads:
 def _prefix(
     wanted: Sequence[bytes], found: dict[bytes, bytes | None], max_bytes: int
 ) -> list[bytes | None]:
-    """The first messages of which it is known what they are, one at least."""
     answer: list[bytes | None] = []
     size = 0
     for digest in wanted:

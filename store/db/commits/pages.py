@@ -267,7 +267,6 @@ def _page_statement(entry: MessageExpression, *, filtered: bool) -> str:
 
 
 def _up_to(commits: Sequence[CommitRow], messages: int) -> list[CommitRow]:
-    """The first commits with about so many messages in all, at least one commit."""
     chosen: list[CommitRow] = []
     for commit in commits:
         chosen.append(commit)

@@ -204,7 +204,6 @@ class Maintainer:
             self._on_event("maintenance_failed", task=task, error=str(error))
 
     async def _time(self, connection: Connection) -> int:
-        """The time to go by."""
         clock_ns = self._now_ns()
         if self._steady_ns is None:
             return clock_ns
@@ -309,7 +308,6 @@ def _doubt(reading: Reading, absent_ns: int | None) -> tuple[str, str]:
 
 
 async def _is_new(connection: Connection) -> bool:
-    """Whether nothing was ever stored."""
     row = await (await connection.execute(_IS_NEW)).fetchone()
     return row == (True,)
 

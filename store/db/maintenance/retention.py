@@ -282,7 +282,6 @@ class _Prune:
             await delete_buckets(self._connection, bounds)
 
     async def _totals(self, drops: list[Drop], counts: dict[str, _MessageCount]) -> tuple[int, int]:
-        """Messages that go, and messages that rows of commits which go have counted."""
         pruned = folded = 0
         for each in drops:
             partition = each.partition
@@ -327,7 +326,6 @@ async def _count_messages(
 
 
 async def _added_since(connection: Connection, partition: Partition, counted: _MessageCount) -> int:
-    """Messages that a partition was given after its count; nobody may write to it meanwhile."""
     statement = sql.SQL(_ADDED).format(sql.Identifier(SCHEMA, partition.name))
     given = (counted.position, partition.bounds.low, partition.bounds.high)
     cursor = await connection.execute(statement, given, prepare=False)

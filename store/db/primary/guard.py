@@ -166,7 +166,6 @@ class PrimaryGuard:
         return Choice(with_hosts(url, used or hosts), reasons, served)
 
     async def _judge(self, found: Mapping[str, Probe]) -> dict[str, str]:
-        """Why hosts are refused; the fittest of the others is used from now on."""
         while True:
             seen = self._seen
             judged = {host: await self._why_not(probe) for host, probe in found.items()}
@@ -191,7 +190,6 @@ class PrimaryGuard:
         return reasons
 
     async def _fittest(self, fit: list[Probe]) -> Probe | None:
-        """The one that is newer than all others; at a tie the one that is used."""
         for one in fit:
             others = [other for other in fit if other is not one]
             if all([await _is_newer(one, other) for other in others]):
@@ -243,7 +241,6 @@ class PrimaryGuard:
 def _beside(
     host: str, probe: Probe, best: Probe | None, fit: Mapping[tuple[int, int, str], Probe]
 ) -> str | None:
-    """Why a server that is fit must not be used beside others that are."""
     identity = probe.server.identity
     if best is not None and best.server.identity == identity:
         return None

@@ -84,7 +84,6 @@ async def read_server(connection: Connection) -> Server | None:
 
 
 async def _timeline(connection: Connection) -> tuple[int, int]:
-    """System identifier and timeline; zeros where a managed service hides them."""
     try:
         row = await (await connection.execute(_TIMELINE)).fetchone()
     except _UNREADABLE:

@@ -166,7 +166,6 @@ def _matching_topics(wanted: TopicFilter) -> tuple[str, dict[str, object]]:
 
 
 def _end_of_prefix(prefix: str) -> str | None:
-    """The first text after all that begin with a prefix, by code points; None: there is none."""
     stem = prefix.rstrip(_LAST_CHARACTER)
     if not stem:
         return None

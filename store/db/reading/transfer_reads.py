@@ -90,7 +90,6 @@ class TransferReader:
         return held
 
     async def _seek(self, ids: SyncIds) -> list[int]:
-        """Places, from 1 on, of the IDs that are held and will not be lost with the primary."""
         parameters = position_parameters(ids.pairs())
 
         async def read(connection: Connection) -> list[int]:
@@ -112,7 +111,6 @@ def _numbers(column: bytes) -> list[int]:
 
 
 def _first_left_out(parts: list[_Part], max_bytes: int) -> int | None:
-    """The place of the first message that was found and did not fit; None: all of them did."""
     sizes = sorted(pair for places, sizes, _ in parts for pair in zip(places, sizes, strict=True))
     totals = accumulate(size for _, size in sizes)
     for (place, size), total in zip(sizes, totals, strict=True):

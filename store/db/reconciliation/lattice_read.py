@@ -142,13 +142,11 @@ def _by_hour(minutes: Buckets) -> dict[int, int]:
 
 
 def _whole_hours(low_ns: int, high_ns: int) -> Times | None:
-    """The whole hours of a range; None: there are none."""
     first_ns, end_ns = -(-low_ns // HOUR_NS) * HOUR_NS, high_ns - high_ns % HOUR_NS
     return (first_ns, end_ns) if first_ns < end_ns else None
 
 
 def _edges(spans: Sequence[Times], whole: Sequence[Times | None]) -> list[Times]:
-    """The parts of ranges that are not in their whole hours."""
     found: list[Times] = []
     for (low_ns, high_ns), inside in zip(spans, whole, strict=True):
         first_ns, end_ns = inside or (high_ns, high_ns)

@@ -262,7 +262,6 @@ async def _fold_much(connection: Connection) -> None:
 
 
 async def _unfolded(connection: Connection, position: int) -> Buckets:
-    """What the commits behind a position have added, by minutes."""
     total = Buckets.empty(_MINUTE_NS)
     while True:
         parameters = (position, _DELTAS_AT_ONCE)

@@ -97,7 +97,6 @@ async def resummarize(
 
 
 async def _occupied(connection: Connection, wide: Bounds) -> list[Bounds]:
-    """The days from the first to the last message of each partition, within a range of days."""
     found = []
     for partition in (await read_catalog(connection)).partitions:
         if partition.table != FINE_TABLE or not _overlap(partition.bounds, wide):

@@ -83,7 +83,6 @@ def columns(summaries: Sequence[Buckets]) -> list[BigintArray]:
 
 
 def _word(number: int) -> sql.Composed:
-    """Eight bytes of ``bits`` as a number whose first byte is the lowest."""
     octets = [
         sql.SQL("substring(bits from {} for 8)").format(sql.Literal(8 * octet + 1))
         for octet in reversed(range(8 * number, 8 * number + 8))

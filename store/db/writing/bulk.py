@@ -44,7 +44,6 @@ _BIGINT: Final = ">i8"
 
 
 def _row(*values: tuple[str, DTypeLike]) -> np.dtype[np.void]:
-    """Layout of values of fixed size, each after its length, behind the number of columns."""
     fields: list[tuple[str, DTypeLike]] = [("columns", ">i2")]
     for name, kind in values:
         fields += [(f"{name}_bytes", _LENGTH), (name, kind)]
@@ -151,7 +150,6 @@ def _lengths(values: Sequence[bytes]) -> list[bytes]:
 
 
 def _cells(values: NDArray[np.generic]) -> list[bytes]:
-    """The bytes of each element."""
     return values.view(f"V{values.itemsize}").tolist()  # type: ignore[no-any-return]
 
 

@@ -77,7 +77,6 @@ def signed(lamport: int) -> int:
 
 
 def _template(sizes: _Sizes) -> bytes:
-    """A row with a place for each value that is not null."""
     channel, message_id, sender, clock, ids, hints = sizes
     fixed = (SDS_KEY_BYTES, SDS_KEY_BYTES, 8, HASH_BYTES, channel, message_id, sender)
     parts = [_plain(">h", _COLUMNS)]
@@ -93,7 +92,6 @@ _cached_template = lru_cache(maxsize=MAX_CACHED_TEMPLATES)(_template)
 
 
 def _array(oid: int, sizes: Sequence[int]) -> bytes:
-    """An array behind its size."""
     if not sizes:
         return _plain(">iiii", 12, 0, 0, oid)
     whole = 20 + sum(4 + max(size, 0) for size in sizes)
@@ -108,5 +106,4 @@ def _size(size: int) -> bytes:
 
 
 def _plain(layout: str, *numbers: int) -> bytes:
-    """Numbers, as a template has what is not to be filled in."""
     return struct.pack(layout, *numbers).replace(b"%", b"%%")

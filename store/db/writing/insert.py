@@ -267,7 +267,6 @@ async def _lay_out_sds(batch: RecordBatch) -> dict[str, object]:
 
 
 def _summary(batch: RecordBatch, added: frozenset[bytes] | None) -> bytes:
-    """The delta of a batch's new messages; ``added`` None: all are."""
     if added is None:
         return deltas.pack(batch.timestamps, batch.hashes)
     # A message may be in the batch twice.
@@ -277,7 +276,6 @@ def _summary(batch: RecordBatch, added: frozenset[bytes] | None) -> bytes:
 
 
 def _claims(batch: RecordBatch, added: frozenset[bytes] | None) -> bytes:
-    """What a batch's new SDS messages claim (`store.db.sds.missing`); ``added`` None: all are."""
     return b"".join(
         sds_key(row.channel_id, row.message_id) + batch.timestamps[index].to_bytes(8)
         for row, index in zip(batch.sds, batch.sds_index, strict=True)

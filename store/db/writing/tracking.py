@@ -150,7 +150,6 @@ class Tracking:
         return kept
 
     def _wanted(self, shares: Sequence[Share], written: Written) -> Iterator[Wanted]:
-        """What must be confirmed: of what was there before only what somebody asks for now."""
         usual = self._max_confirms
         if not usual and not any(asked for _, asked in shares):
             return

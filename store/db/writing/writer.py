@@ -116,7 +116,6 @@ def _without(batch: RecordBatch, conflicts: Mapping[bytes, bytes]) -> RecordBatc
 
 
 def _answer(group: _Group, added: Inserted) -> None:
-    """Tell each member which of its messages were new; the first copy in a group is."""
     everything = added.count == len(group.batch.hashes)
     new = set() if added.hashes is None else set(added.hashes)
     for member in group.members:
@@ -336,7 +335,6 @@ class DatabaseWriter:
                 self._on_conflict(group.source, conflict)
 
     def _traced(self, group: _Group) -> AbstractContextManager[None]:
-        """The transaction of a group, for those of its members that are traced."""
         assert self._tracing is not None
         served = [
             (member.trace, member.batch.hashes)
@@ -482,7 +480,6 @@ class DatabaseWriter:
 
 
 async def _find_commit(connection: Connection, token: int) -> int | None:
-    """Batch ID of the commit that carries a token, among the newest commits."""
     cursor = await connection.execute(
         "select batch from storenode.commits where token = %b::bigint and position >"
         " (select last_value - 1000000 from storenode.position_seq) limit 1",

@@ -33,7 +33,7 @@ from store.db.commits.pages import (
 )
 from store.db.locks import NODES
 from store.db.pool import Connection, Database, reconnecting
-from store.db.reading.select import EVERY_TOPIC, FRAME, PRESENCE, Topics
+from store.db.reading.messages import EVERY_TOPIC, Topics
 from store.domain.commits import CommitRow
 from store.domain.hub import MAX_QUEUED_BYTES, START, Commit, Delivery, Hub, Place, Subscriber
 from store.domain.limits import DEFAULT_PAGE_BYTES
@@ -314,10 +314,12 @@ class DatabaseFeed:
     async def _read_page(
         self, request: FollowRequest, position: FeedPosition, outlet: Outlet, size: PageSize
     ) -> FeedPage:
-        entry = FRAME if request.include_data else PRESENCE
+        include_data = request.include_data
 
         async def read(connection: Connection) -> FeedPage:
-            return await read_feed_page(connection, request.filter, position, entry, size)
+            return await read_feed_page(
+                connection, request.filter, position, size, include_data=include_data
+            )
 
         return await self._database.read_page(read, outlet)
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from reconcile.ids import SyncIds
 from store.db.commits.ids import ids_of
 from store.db.pool import Database
-from store.db.reading.hashes import content_digests_at, locate
+from store.db.reading.messages import content_digests_at, locate
 from store.db.reading.transfer_reads import TransferReader
 from store.domain.admission import Admission
 from store.domain.commits import CommitRow

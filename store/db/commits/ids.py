@@ -16,6 +16,7 @@ from reconcile.ids import SyncIds
 from reconcile.view import Spans
 from store.db.arrays import bigint_column, bigints, hash_column
 from store.db.pool import Connection
+from store.db.reading.messages import content_digests_at
 from store.domain.commits import CommitRow
 from storenode.message.limits import CONTENT_DIGEST_BYTES, HASH_BYTES
 
@@ -68,16 +69,6 @@ cross join lateral (
 """
 
 
-_CONTENTS: Final = """
-select string_agg(n.content_digest, ''::bytea order by w.place)
-from unnest(%(ts)b::bigint[], %(hash)b::bytea[]) with ordinality as w(ts, hash, place)
-cross join lateral (
-    select m.content_digest from storenode.messages m where m.ts = w.ts and m.hash = w.hash offset 0
-) n
-"""
-_CONTENTS_AT_ONCE: Final = 65_536
-
-
 async def ids_in(
     connection: Connection, spans: Spans, limit: int, *, contents: bool = False
 ) -> SyncIds:
@@ -95,20 +86,15 @@ async def ids_in(
 
 async def with_contents(connection: Connection, ids: SyncIds) -> SyncIds:
     """Return IDs, all of which are stored, with their content digests."""
-    found: list[bytes] = []
-    for start in range(0, len(ids), _CONTENTS_AT_ONCE):
-        some = ids[start : start + _CONTENTS_AT_ONCE]
-        given = {"ts": bigint_column(some.timestamps), "hash": hash_column(some.hashes)}
-        cursor = await connection.execute(_CONTENTS, given, binary=True)
-        row = await cursor.fetchone()
-        assert row is not None
-        found.append(row[0] or b"")  # type: ignore[arg-type]
-    digests = np.frombuffer(b"".join(found), np.uint8).reshape(len(ids), CONTENT_DIGEST_BYTES)
+    pairs = ids.pairs()
+    found = await content_digests_at(connection, pairs)
+    joined = b"".join([found[digest] for _, digest in pairs])
+    digests = np.frombuffer(joined, np.uint8).reshape(len(ids), CONTENT_DIGEST_BYTES)
     return SyncIds(ids.timestamps, ids.hashes, digests)
 
 
 async def ids_with(connection: Connection, hashes: NDArray[np.uint8]) -> SyncIds:
-    """The IDs that are held with some hashes, ``(n, 32)``; in any order."""
+    """Return the IDs that are stored with some hashes, ``(n, 32)``; in any order."""
     parameters = {"hashes": hash_column(hashes)}
     return await _fetch(connection, _WITH_HASHES, parameters)
 

@@ -17,8 +17,7 @@ from typing import Final
 from store.db import arrays
 from store.db.locks import COMMIT_ORDER
 from store.db.pool import Connection
-from store.db.reading.hashes import position_parameters
-from store.db.reading.select import MESSAGE_AT
+from store.db.reading.messages import MESSAGE_AT, position_parameters
 from store.db.summaries import deltas
 from store.db.writing.bulk import MAX_INLINE_PARENTS, copy_new
 from store.db.writing.bulk_sds import signed

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 from store.config.node import NodeConfig
 from store.db.commits.gossip_reads import GossipReads
-from store.db.writing.tracking import MAX_NEEDED, Tracking
-from store.db.writing.unread import UnreadEvents
+from store.db.writing.unread import MAX_NEEDED, ConfirmationTracker, UnreadTable
 from store.domain.admission import Admission
 from store.domain.ports import Source, StoreBusy, StoreUnavailable, Writer
 from store.domain.unread import (
@@ -80,7 +79,7 @@ class Gossiping:
 class SharedConfirmations(ConfirmationWaits):
     """The confirmations of a node without gossip: other nodes on its database may have peers."""
 
-    def __init__(self, unread: UnreadEvents, tracking: Tracking) -> None:
+    def __init__(self, unread: UnreadTable, tracking: ConfirmationTracker) -> None:
         self._unread = unread
         super().__init__(
             unread,
@@ -163,12 +162,12 @@ async def open_gossip(
     return Gossiping(node.waits, node, transport)
 
 
-async def _sweep(unread: UnreadEvents) -> None:
+async def _sweep(unread: UnreadTable) -> None:
     with suppress(StoreUnavailable, StoreBusy):
         await unread.sweep()
 
 
-def _database(wiring: Wiring, tracking: Tracking, tracing: Tracing | None) -> Database:
+def _database(wiring: Wiring, tracking: ConfirmationTracker, tracing: Tracing | None) -> Database:
     writer: Writer = wiring.services.writer
 
     async def persist(batch: RecordBatch, peer: str) -> StoreResult:

@@ -23,8 +23,7 @@ from store.db.schema.partitions import PartitionMap
 from store.db.sds.missing import DatabaseMissingParents
 from store.db.sds.reader import DatabaseSdsReader
 from store.db.summaries.statements import DatabaseStatements
-from store.db.writing.tracking import Tracking
-from store.db.writing.unread import UnreadEvents
+from store.db.writing.unread import ConfirmationTracker, UnreadTable
 from store.db.writing.writer import DatabaseWriter
 from store.domain.commits import CommitRow, WrittenIds
 from store.domain.hub import Place
@@ -74,8 +73,8 @@ class Wiring:
     maintainer: Maintainer
     feed: DatabaseFeed
     reconcilable: IndexedReconcilable
-    unread: UnreadEvents
-    tracking: Tracking | None
+    unread: UnreadTable
+    tracking: ConfirmationTracker | None
     listeners: list[HotIndex | GossipDriver]
     statements: DatabaseStatements
     online: DatabaseOnlineTimes
@@ -103,9 +102,9 @@ async def open_wiring(
     database = await Database.open(url, PoolSettings(*sizes), guard)
     stack.push_async_callback(database.close)
     max_confirms = config.max_confirms if config.gossip else 0
-    written_ids, unread = WrittenIds(), UnreadEvents(database, max_confirms)
+    written_ids, unread = WrittenIds(), UnreadTable(database, max_confirms)
     # Also without gossip: other nodes on the database ask their peers to confirm.
-    tracking = None if config.read_only else Tracking(unread, max_confirms)
+    tracking = None if config.read_only else ConfirmationTracker(unread, max_confirms)
     partitions, heard = PartitionMap(time.time_ns, config.retention), HeardTopics()
 
     def stored(batch: RecordBatch, source: Source, new: int) -> None:

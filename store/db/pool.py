@@ -3,7 +3,7 @@
 Three pools, so that no kind of work starves another: ``write`` for publishing, ``read`` for
 look-ups and pages, ``bulk`` for scans and backlogs. One that has no connection and can make none
 borrows an idle one of another. A connection that breaks is replaced with backoff; what was asked
-of it is tried again by `Database.read`, or by the writer, which knows whether trying again is safe.
+of it is tried again by `Database.read`, or by the writer, which can tell whether that is safe.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ class HostRefused(psycopg.OperationalError):
 
 
 class Guard(Protocol):
-    """Decides which servers may be used (see `store.db.primary.guard`)."""
+    """Decides which servers may be used (see `store.db.primary`)."""
 
     async def admit(self, connection: Connection) -> None:
         """Take a new connection; `HostRefused` if its server must not be used."""
 
     def admits(self, connection: Connection) -> bool:
-        """False if the server of a connection has been replaced since."""
+        """Return False if the server of a connection has been replaced since."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,11 +124,11 @@ async def prepare(connection: Connection) -> None:
 
 
 def reconnecting() -> Backoff:
-    """Pauses between attempts to reach the database."""
+    """Return the pauses between attempts to reach the database."""
     return Backoff(_RETRY_FIRST_S, _RETRY_MOST_S)
 
 
-class Patience:
+class RetryPatience:
     """Pauses between attempts, as long as the patience lasts."""
 
     def __init__(self, patience_s: float) -> None:
@@ -182,11 +182,11 @@ class Pool(AsyncConnectionPool[Connection]):
 
     @property
     def size(self) -> int:
-        """How many connections it has, idle or lent, or is making."""
+        """The number of connections: idle, lent, or being made."""
         return self.get_stats()["pool_size"]
 
     def _give_up(self, _pool: object) -> None:
-        """Tell all who wait that an attempt to connect has failed.
+        """End the waits for a connection after a failed attempt to connect.
 
         Where there are other connections, one of them may come back in a moment.
         """
@@ -256,12 +256,12 @@ class Database:
 
     @property
     def failed_connections(self) -> int:
-        """How many attempts of the pools to connect have failed since the start."""
+        """The number of failed attempts of the pools to connect since the start."""
         return sum(pool.get_stats().get("connections_errors", 0) for pool in self.pools)
 
     @property
     def pools(self) -> tuple[Pool, ...]:
-        """All pools."""
+        """The three pools."""
         return (self.write_pool, self.read_pool, self.bulk_pool)
 
     @classmethod
@@ -328,12 +328,12 @@ class Database:
         *given: *_Given,
         pool: Pool | None = None,
     ) -> _Result:
-        """Do some reading on a connection of a pool, again where the connection breaks.
+        """Run a read on a connection of a pool, again where the connection breaks.
 
         Raises:
             StoreUnavailable: the database did not serve within the settings' patience.
         """
-        patience = Patience(self.settings.read_patience_s)
+        patience = RetryPatience(self.settings.read_patience_s)
         while True:
             try:
                 async with self.connection(pool or self.read_pool) as connection:
@@ -366,7 +366,7 @@ class Database:
     async def write(
         self, work: Callable[[Connection, *_Given], Awaitable[_Result]], *given: *_Given
     ) -> _Result:
-        """Do some writing on a connection of its pool, once.
+        """Run a write on a connection of its pool, once.
 
         Raises:
             StoreUnavailable: the database did not serve; whether it was done is not known then.
@@ -418,10 +418,8 @@ class Database:
             await owner.putconn(connection)
 
     async def _lend(self, pool: Pool) -> tuple[Connection, Pool]:
-        """A connection of a pool; an idle one of another where this one has none and makes none.
-
-        A server that has no more connections to give still serves those that it has given.
-        """
+        # A server that has no more connections to give still serves those that it has given: then
+        # an idle connection of another pool is lent.
         while True:
             owner = pool
             try:

@@ -2,7 +2,7 @@
 
 Postgres makes a commit wait for the standby, but not under all circumstances. When the wait is
 cancelled, the commit stands on the primary alone and the client is only warned. After a restart of
-the primary such commits are visible, and what finds them there waits for nobody, since it writes
+the primary such commits are visible, and what finds them there does not wait, since it writes
 nothing. Both would turn into messages that were acknowledged and are lost when the standby is
 promoted (PostgreSQL manual, "Synchronous Replication", "Planning for High Availability").
 """

@@ -31,13 +31,17 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """A partition as the catalog describes it; ``rows`` is an estimate, -1 when unknown."""
+    """A partition as the catalog describes it; ``rows`` is an estimate, -1 when unknown.
+
+    ``oid`` is Postgres's number of the table, 0 when unknown.
+    """
 
     table: str
     name: str
     bounds: Bounds
     size_bytes: int = 0
     rows: int = -1
+    oid: int = 0
 
 
 @dataclass(frozen=True, slots=True)

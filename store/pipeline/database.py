@@ -18,7 +18,8 @@ import psycopg
 from store.db.errors import SchemaError
 from store.db.locks import ARCHIVING, RESTORING
 from store.db.schema.migrate import require_served
-from store.db.summaries.deltas import Buckets, merged, unpack
+from store.db.summaries.buckets import BucketColumns as Buckets
+from store.db.summaries.buckets import merged, unpack
 from store.domain.partitioning import Bounds, parse_bounds
 from store.pipeline.errors import FAILED, PipelineError, of_database
 from store.pipeline.fingerprints import LEVELS_NS, Fingerprint, Fingerprints, of_buckets

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from pyspark.sql import Row
 
-from store.db.summaries.deltas import Buckets
+from store.db.summaries.buckets import BucketColumns as Buckets
 from store.pipeline.limits import DAY_NS, HOUR_NS, MINUTE_NS
 
 HASH_WORDS: Final = ("h0", "h1", "h2", "h3")

@@ -15,8 +15,7 @@ import psycopg
 from store.config.node import NodeConfig
 from store.db.errors import SchemaError, is_login_refused, sentence
 from store.db.pool import HostRefused, complete_url
-from store.db.primary.guard import GuardEvent, PrimaryGuard
-from store.db.primary.hosts import hosts_of
+from store.db.primary import GuardEvent, PrimaryGuard, hosts_of
 from store.db.schema import migrate
 from store.embedded.datadir import DataDir
 from store.embedded.errors import EmbeddedPostgresError

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 import psycopg
 
 from store.db.pool import Database
-from store.db.primary.guard import Choice, PrimaryGuard
+from store.db.primary import HostChoice, PrimaryGuard
 from store.domain.ports import StoreUnavailable
 from store.observe.logging import get_logger
 from store.observe.metrics import Metrics
@@ -46,7 +46,7 @@ class HostWatch:
         metrics: Metrics,
         *,
         database: Database,
-        on_look: Callable[[Choice], None],
+        on_look: Callable[[HostChoice], None],
     ) -> None:
         self._guard = guard
         self._url = url

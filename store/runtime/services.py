@@ -18,12 +18,12 @@ from store.db.maintenance.maintainer import Maintainer
 from store.db.maintenance.online import DatabaseOnlineTimes
 from store.db.pool import Database, Guard, PoolSettings
 from store.db.reading.reader import DatabaseReader
-from store.db.reconciliation.stored_ids import DatabaseIds
+from store.db.reconciliation import DatabaseIds
 from store.db.schema.partitions import PartitionMap
 from store.db.sds.missing import DatabaseMissingParents
 from store.db.sds.reader import DatabaseSdsReader
 from store.db.summaries.statements import DatabaseStatements
-from store.db.writing.unread import ConfirmationTracker, UnreadTable
+from store.db.writing.unread import ConfirmationTracker, UnreadRows
 from store.db.writing.writer import DatabaseWriter
 from store.domain.commits import CommitRow, WrittenIds
 from store.domain.hub import Place
@@ -73,7 +73,7 @@ class Wiring:
     maintainer: Maintainer
     feed: DatabaseFeed
     reconcilable: IndexedReconcilable
-    unread: UnreadTable
+    unread: UnreadRows
     tracking: ConfirmationTracker | None
     listeners: list[HotIndex | GossipDriver]
     statements: DatabaseStatements
@@ -102,7 +102,7 @@ async def open_wiring(
     database = await Database.open(url, PoolSettings(*sizes), guard)
     stack.push_async_callback(database.close)
     max_confirms = config.max_confirms if config.gossip else 0
-    written_ids, unread = WrittenIds(), UnreadTable(database, max_confirms)
+    written_ids, unread = WrittenIds(), UnreadRows(database, max_confirms)
     # Also without gossip: other nodes on the database ask their peers to confirm.
     tracking = None if config.read_only else ConfirmationTracker(unread, max_confirms)
     partitions, heard = PartitionMap(time.time_ns, config.retention), HeardTopics()
@@ -122,7 +122,7 @@ async def open_wiring(
         written_ids=written_ids,
         tracking=tracking,
         tracing=tracing,
-        space=disk,
+        is_disk_full=lambda: disk.full,
         on_stored=stored,
         on_conflict=conflicting,
     )

@@ -71,21 +71,21 @@ join storenode.sds s on s.key = k.key and s.ts = k.ts and s.hash = k.hash
 
 
 @dataclass(frozen=True)
-class Held:
-    """Of which timestamps every message is held: those with a partition, from the horizon on."""
+class StoredTimes:
+    """The timestamps of which every message is stored: with a partition, from the horizon on."""
 
     fine: Cover
     horizon_ns: int
 
     def contains(self, ts: int) -> bool:
-        """Whether a message with this timestamp cannot have been pruned."""
+        """Return True if a message with this timestamp cannot have been pruned."""
         return ts >= self.horizon_ns and self.fine.find(ts) is not None
 
 
 class RowCheck:
     """Compares the rows of the tables that are partitioned by time.
 
-    ``held`` reads which timestamps have all their messages; it is asked again before a message is
+    ``stored`` reads which timestamps have all their messages; it is asked again before a message is
     called lost, since retention may work meanwhile. ``topics`` are the bounds of that table's
     partitions.
     """
@@ -95,13 +95,13 @@ class RowCheck:
         connection: Connection,
         findings: Findings,
         *,
-        held: Callable[[], Held],
+        stored: Callable[[], StoredTimes],
         topics: Cover,
         progress: Progress,
     ) -> None:
         self._connection = connection
         self._findings = findings
-        self._held = held
+        self._stored = stored
         self._topics = topics
         self._progress = progress
         self._known: set[tuple[bytes, int]] = set()
@@ -190,13 +190,13 @@ class RowCheck:
             keys = [key.hex() for key, of in unknown if of == low]
             with self._connection.cursor(binary=True) as cursor:
                 cursor.execute(_TOPICS, (keys, low, bounds.high - 1), prepare=False)
-                held = {key.bytes: (pubsub, content) for key, _, pubsub, content in cursor}
+                found = {key.bytes: (pubsub, content) for key, _, pubsub, content in cursor}
             for (key, of), (names, example) in unknown.items():
                 if of != low:
                     continue
-                if key not in held:
+                if key not in found:
                     self._findings.add(Fault.NO_TOPIC_ROW, "topics", example)
-                elif held[key] != names:
+                elif found[key] != names:
                     self._findings.add(Fault.WRONG_TOPIC_ROW, "topics", example)
         if len(self._known) > MAX_KNOWN_TOPICS:
             self._known.clear()
@@ -212,11 +212,11 @@ class RowCheck:
         )
         with self._connection.cursor(binary=True) as cursor:
             cursor.execute(_SDS, given, prepare=False)
-            held = {(ts, digest): _sds_row(columns) for ts, digest, *columns in cursor}
+            found = {(ts, digest): _sds_row(columns) for ts, digest, *columns in cursor}
         for key, row in wanted.items():
-            if key not in held:
+            if key not in found:
                 self._findings.add(Fault.NO_SDS_ROW, "sds", _name(*key))
-            elif held[key] != row:
+            elif found[key] != row:
                 self._findings.add(Fault.WRONG_SDS_ROW, "sds", _name(*key))
 
     def _hashes(self, rows: Sequence[tuple[Any, ...]]) -> None:
@@ -234,9 +234,9 @@ class RowCheck:
     def _report_lost(self, fault: Fault, table: str, lost: list[tuple[int, bytes]]) -> None:
         if not lost:
             return
-        held = self._held()
+        stored = self._stored()
         for ts, digest in lost:
-            if held.contains(ts):
+            if stored.contains(ts):
                 self._findings.add(fault, table, _name(ts, digest))
 
 

@@ -58,7 +58,7 @@ class FeedPosition:
 
 @dataclass(frozen=True, slots=True)
 class PageSize:
-    """How much a page reads: ``rows`` at most, of which ``max_bytes`` of entries are shown."""
+    """The size of a page: ``rows`` at most, of which ``max_bytes`` of entries are shown."""
 
     rows: int
     max_bytes: int

@@ -15,7 +15,7 @@ from typing import Final
 
 from store.db.pool import Connection, Database
 from store.db.reading.messages import Row, largest_of, locate, recent_rows, rows_at
-from store.db.reading.pages import NO_PAGE, Page, PageShape, page_of
+from store.db.reading.pages import NO_PAGE, MessagePage, PageShape, page_of
 from store.domain.partitioning import DAY_NS
 from store.domain.ports import PageRequest
 
@@ -40,7 +40,7 @@ def recent_ns() -> int:
 @dataclass(slots=True)
 class _WaitingLookup:
     request: PageRequest
-    answer: asyncio.Future[Page]
+    answer: asyncio.Future[MessagePage]
 
 
 class HashLookups:
@@ -52,7 +52,7 @@ class HashLookups:
         self._queue: deque[_WaitingLookup] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def query(self, request: PageRequest) -> Page:
+    async def query(self, request: PageRequest) -> MessagePage:
         """Return a page of the messages with the hashes of a request, in reading order.
 
         Raises:
@@ -61,12 +61,12 @@ class HashLookups:
         hashes = request.hashes or ()
         if len(hashes) > MAX_SMALL_HASHES or not request.filter.everything:
             return await self._database.read(self._read_page, request)
-        answer: asyncio.Future[Page] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[MessagePage] = asyncio.get_running_loop().create_future()
         self._queue.append(_WaitingLookup(request, answer))
         self._launch()
         return await answer
 
-    async def _read_page(self, connection: Connection, request: PageRequest) -> Page:
+    async def _read_page(self, connection: Connection, request: PageRequest) -> MessagePage:
         hashes, include_data = request.hashes or (), request.include_data
         if len(hashes) <= MAX_DIRECT_HASHES and request.filter.everything:
             rows = await recent_rows(connection, hashes, recent_ns(), include_data=include_data)
@@ -78,7 +78,9 @@ class HashLookups:
         rows = await rows_at(connection, positions, most, request.filter, include_data=include_data)
         return await self._page_of(connection, request, rows)
 
-    async def _page_of(self, connection: Connection, request: PageRequest, rows: list[Row]) -> Page:
+    async def _page_of(
+        self, connection: Connection, request: PageRequest, rows: list[Row]
+    ) -> MessagePage:
         found = {row[:2]: row for row in rows}
         chosen = [found[position] for position in _selected(request, list(found))]
         shape = PageShape(request.limit, self._page_bytes, request.include_data)
@@ -123,7 +125,7 @@ class HashLookups:
 
     async def _read_group(
         self, connection: Connection, group: Sequence[_WaitingLookup]
-    ) -> list[Page]:
+    ) -> list[MessagePage]:
         hashes = {digest for waiting in group for digest in waiting.request.hashes or ()}
         include_data = group[0].request.include_data
         rows = await recent_rows(connection, [*hashes], recent_ns(), include_data=include_data)

@@ -85,7 +85,7 @@ order by m.ts {{way}}, m.hash {{way}}
 
 @dataclass(frozen=True, slots=True)
 class PageWindow:
-    """Where to read: between two timestamps (both inclusive), beyond ``at``, one way."""
+    """A range to read: between two timestamps (both inclusive), beyond ``at``, one way."""
 
     low_ns: int
     high_ns: int
@@ -95,7 +95,7 @@ class PageWindow:
 
 @dataclass(frozen=True, slots=True)
 class PageShape:
-    """How much a page has: at most ``size`` messages, and ``max_bytes`` unless one has more.
+    """The limits of a page: at most ``size`` messages, and ``max_bytes`` unless one has more.
 
     ``looks_beyond``: the page says whether there is more, for which one more row is read.
     """
@@ -107,7 +107,7 @@ class PageShape:
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class MessagePage:
     """Frames in reading order, and the positions of their messages.
 
     ``is_last``: no row that was read is left out.
@@ -118,12 +118,12 @@ class Page:
     is_last: bool
 
 
-NO_PAGE: Final = Page([], [], is_last=True)
+NO_PAGE: Final = MessagePage([], [], is_last=True)
 
 
 async def read_page(
     connection: Connection, topics: Topics, window: PageWindow, shape: PageShape
-) -> Page:
+) -> MessagePage:
     """Read one page of a selection of topics."""
     if topics.keys == () or window.low_ns > window.high_ns:
         return NO_PAGE
@@ -157,13 +157,13 @@ async def read_page(
     return await page_of(connection, rows, shape)
 
 
-async def page_of(connection: Connection, rows: list[Row], shape: PageShape) -> Page:
+async def page_of(connection: Connection, rows: list[Row], shape: PageShape) -> MessagePage:
     """Return the page that begins with some rows, in their order."""
     frames = await read_frames(
         connection, rows[: shape.size], shape.max_bytes, include_data=shape.include_data
     )
     positions = [row[:2] for row in rows[: len(frames)]]
-    return Page(frames, positions, len(frames) == len(rows))
+    return MessagePage(frames, positions, len(frames) == len(rows))
 
 
 def _rows_per_topic(keys: tuple[bytes, ...], size: int) -> int:

@@ -14,7 +14,14 @@ from uuid import UUID
 from store.db.pool import Connection, Database
 from store.db.reading.lookups import HashLookups
 from store.db.reading.messages import Topics, filter_clause, filter_parameters, resolve
-from store.db.reading.pages import AFTER_ALL, BEFORE_ALL, Page, PageShape, PageWindow, read_page
+from store.db.reading.pages import (
+    AFTER_ALL,
+    BEFORE_ALL,
+    MessagePage,
+    PageShape,
+    PageWindow,
+    read_page,
+)
 from store.db.schema.names import HASH_KEY_BYTES
 from store.domain.limits import DEFAULT_PAGE_BYTES
 from store.domain.ports import (
@@ -50,7 +57,10 @@ class DatabaseReader:
         counted: Callable[[], tuple[int, int]],
         page_bytes: int = DEFAULT_PAGE_BYTES,
     ) -> None:
-        """``counted``: `DatabaseFeed.counted`. Entries of a page have ``page_bytes`` at most."""
+        """Read from a database; ``counted`` is `DatabaseFeed.counted`.
+
+        Entries of a page have ``page_bytes`` at most.
+        """
         self._database = database
         self._counted = counted
         self._page_bytes = page_bytes
@@ -81,7 +91,7 @@ class DatabaseReader:
         """Return one page of ``Query`` (see `store.domain.ports.Reader`)."""
         shape = PageShape(request.limit, self._page_bytes, request.include_data, looks_beyond=True)
 
-        async def read(connection: Connection) -> Page:
+        async def read(connection: Connection) -> MessagePage:
             topics = await resolve(connection, request.filter)
             return await read_page(connection, topics, query_window(request), shape)
 
@@ -109,18 +119,18 @@ class DatabaseReader:
         topics = await self._database.read_page(choose, outlet)
         most, after = self._page_bytes, request.after or BEFORE_ALL
         room: Room | None = await outlet.room(most)
-        ahead: asyncio.Task[Page] | None = None
+        ahead: asyncio.Task[MessagePage] | None = None
         asked = min(request.page_size or DEFAULT_SCAN_PAGE, MAX_SCAN_PAGE)
         size = asked
 
-        def begin(room: Room) -> asyncio.Task[Page]:
+        def begin(room: Room) -> asyncio.Task[MessagePage]:
             # A small page is read by few rows, not cut from many.
             fitting = max(size * room.size_bytes // most, min(size, _FEWEST_ROWS))
             shape = PageShape(fitting, room.size_bytes, request.include_data)
             low_ns, high_ns = max(request.time_start_ns, after[0], 0), request.time_end_ns - 1
             window = PageWindow(low_ns, high_ns, after, forward=True)
 
-            async def read(connection: Connection) -> Page:
+            async def read(connection: Connection) -> MessagePage:
                 return await read_page(connection, topics, window, shape)
 
             return asyncio.ensure_future(self._database.read_page(read, outlet))
@@ -195,5 +205,5 @@ async def _is_another(connection: Connection, timestamp: int, message_hash: byte
         (timestamp, key, key + end),
         binary=True,
     )
-    held = [bytes(digest) for (digest,) in await cursor.fetchall()]  # type: ignore[call-overload]
-    return bool(held) and message_hash not in held
+    found = [bytes(digest) for (digest,) in await cursor.fetchall()]  # type: ignore[call-overload]
+    return bool(found) and message_hash not in found

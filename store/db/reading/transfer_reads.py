@@ -65,11 +65,11 @@ class TransferReader:
 
     async def held(self, ids: SyncIds) -> list[bool]:
         """Return which messages are stored (see `store.domain.ports.TransferReads`)."""
-        held = [False] * len(ids)
+        stored = [False] * len(ids)
         for start in range(0, len(ids), MAX_SOUGHT_IDS):
             for place in await self._seek(ids[start : start + MAX_SOUGHT_IDS]):
-                held[start + place - 1] = True
-        return held
+                stored[start + place - 1] = True
+        return stored
 
     async def _seek(self, ids: SyncIds) -> list[int]:
         parameters = position_parameters(ids.pairs())

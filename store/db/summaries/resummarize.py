@@ -1,6 +1,6 @@
 """Making summaries anew, and what is known to be missing, where a check found them wrong.
 
-One UTC day at a time, while nodes go on publishing: nobody folds meanwhile, and in one snapshot a
+One UTC day at a time, while nodes go on publishing: under FOLDING, and in one snapshot, a
 day's buckets become what its messages say without what its unfolded deltas will add. So nothing is
 counted twice or left out, and a run that is cut short has done whole days.
 """
@@ -18,19 +18,21 @@ from store.db.arrays import register
 from store.db.schema.names import FINE_TABLE, SCHEMA
 from store.db.schema.partitions import read_catalog
 from store.db.sds.missing import find_missing
-from store.db.summaries.deltas import DAY_NS, LEVELS_NS, unpack
-from store.db.summaries.fold import delete_buckets, fold_until, folded_position
-from store.db.summaries.lattices import seal_days, seal_hours, unknown_days, unknown_hours
-from store.db.summaries.sealing import alone
-from store.db.summaries.summarized import (
+from store.db.summaries.buckets import (
+    DAY_NS,
     GIVEN,
+    LEVELS_NS,
     UNFOLDED,
     are_not_nothing,
     columns,
+    folded_position,
     joined_words,
     minutes_of,
+    unpack,
     words,
 )
+from store.db.summaries.fold import delete_buckets, fold_until
+from store.db.summaries.lattices import alone, seal_days, seal_hours, unknown_days, unknown_hours
 from store.domain.partitioning import UNBOUNDED_HIGH, UNBOUNDED_LOW, Bounds, Cover
 
 Connection = AsyncConnection[Any]
@@ -63,7 +65,7 @@ where level = 0 and start_ns >= %s::bigint and start_ns <= %s::bigint
 
 @dataclass(frozen=True, slots=True)
 class Resummarized:
-    """What was done: days that hold messages, and how many messages they had."""
+    """The result: days that have messages, and how many messages they had."""
 
     days: int
     messages: int
@@ -78,7 +80,7 @@ async def resummarize(
     """Make the buckets of a range of time anew, which is widened to whole UTC days.
 
     ``connection`` must be in autocommit mode and is used for nothing else meanwhile; ``progress``
-    is told the table and how many messages were summarised so far.
+    receives the table and how many messages were summarised so far.
 
     Raises:
         psycopg.Error: the database did not serve; whole days are done, or not.

@@ -28,7 +28,7 @@ from store.db.locks import COMMIT_ORDER
 from store.db.pool import Connection
 from store.db.reading.messages import MESSAGE_AT, position_parameters
 from store.db.schema.partitions import PartitionMap
-from store.db.summaries import deltas
+from store.db.summaries.buckets import pack
 from store.db.writing.bulk import copy_new
 from store.db.writing.unread import TRACK
 from store.domain.ports import Source
@@ -168,7 +168,7 @@ class Inserted:
 
     ``hashes`` is None when all or none were; ``topics`` are those of the new messages, None when
     there are more than `MAX_LISTED_TOPICS`; ``summary`` is the delta of exactly the new messages
-    (`store.db.summaries.deltas.pack`), ``claims`` what their SDS messages claim; both are empty
+    (`store.db.summaries.buckets.pack`), ``claims`` what their SDS messages claim; both are empty
     when they are known from an earlier attempt or there are none.
     """
 
@@ -183,7 +183,7 @@ class Inserted:
 
 
 class NothingNewError(Exception):
-    """Every message of the batch is stored already."""
+    """A batch of which every message is stored already."""
 
 
 def new_token() -> int:
@@ -356,7 +356,7 @@ def all_new(batch: RecordBatch, batch_id: int) -> Inserted:
     """Return what a batch adds if each of its messages is new."""
     topics = tuple(batch.topics) if len(batch.topics) <= MAX_LISTED_TOPICS else None
     first, last = min(batch.timestamps), max(batch.timestamps)
-    summary, claims = deltas.pack(batch.timestamps, batch.hashes), _claims(batch, None)
+    summary, claims = pack(batch.timestamps, batch.hashes), _claims(batch, None)
     return Inserted(batch_id, len(batch.hashes), first, last, None, topics, summary, claims)
 
 
@@ -382,11 +382,11 @@ async def _lay_out_sds(batch: RecordBatch) -> dict[str, object]:
 
 def _summary(batch: RecordBatch, added: frozenset[bytes] | None) -> bytes:
     if added is None:
-        return deltas.pack(batch.timestamps, batch.hashes)
+        return pack(batch.timestamps, batch.hashes)
     # A message may be in the batch twice.
     times = dict(zip(batch.hashes, batch.timestamps, strict=True))
     new = list(added)
-    return deltas.pack([times[digest] for digest in new], new)
+    return pack([times[digest] for digest in new], new)
 
 
 def _claims(batch: RecordBatch, added: frozenset[bytes] | None) -> bytes:

@@ -177,7 +177,7 @@ async def drop_unread(connection: Connection, bounds: Bounds) -> None:
     await connection.execute(_DROP, (bounds.low, bounds.high))
 
 
-class UnreadTable:
+class UnreadRows:
     """The unread events of a database; ``count`` is how many this node last counted.
 
     Every method raises
@@ -307,7 +307,7 @@ class ConfirmationTracker:
     source.
     """
 
-    def __init__(self, unread: UnreadTable, max_confirms: int) -> None:
+    def __init__(self, unread: UnreadRows, max_confirms: int) -> None:
         self._unread = unread
         self._max_confirms = max_confirms
         self._kept: OrderedDict[int, OwnBatch] = OrderedDict()

@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import psycopg
 from psycopg import errors as pg
@@ -29,7 +29,7 @@ from psycopg_pool import PoolTimeout
 
 from store.db.commits.pages import TOKEN_SPAN
 from store.db.errors import DISK_FULL, find_failure, is_missing_partition, is_transient
-from store.db.pool import Connection, Database, Patience
+from store.db.pool import Connection, Database, RetryPatience
 from store.db.replication import cover_what_is_visible, waiting_for_standby
 from store.db.schema.partitions import PartitionMap
 from store.db.writing.bulk import FEWEST_COPIED
@@ -141,14 +141,6 @@ def _warn_of_conflict(source: Source, conflict: Conflict) -> None:
     _LOG.warning("another message has this hash: %s from %s", conflict.fields(), source.value)
 
 
-class DiskSpace(Protocol):
-    """The space on the database's disk."""
-
-    @property
-    def full(self) -> bool:
-        """True if no more may be stored."""
-
-
 class DatabaseWriter:
     """`store.domain.ports.Writer` on Postgres."""
 
@@ -160,7 +152,7 @@ class DatabaseWriter:
         written_ids: WrittenIds | None = None,
         tracking: ConfirmationTracker | None = None,
         tracing: Tracing | None = None,
-        space: DiskSpace | None = None,
+        is_disk_full: Callable[[], bool] = lambda: False,
         on_stored: Callable[[RecordBatch, Source, int], None] = lambda _batch, _source, _new: None,
         on_conflict: Callable[[Source, Conflict], None] = _warn_of_conflict,
     ) -> None:
@@ -172,14 +164,14 @@ class DatabaseWriter:
             written_ids: Receives the IDs of each batch before its commit.
             tracking: Adds unread events.
             tracing: Records traces of requests.
-            space: The space on the database's disk, where that is known.
+            is_disk_full: Returns True while the database's disk takes no more.
             on_stored: Receives each durable batch, whole, with its source and the number of new
                 messages, also if its caller has gone away.
             on_conflict: Receives each message that is not stored because another one has its hash;
                 by default they are logged.
         """
         self._database = database
-        self._space = space
+        self._is_disk_full = is_disk_full
         self._on_stored = on_stored
         self._on_conflict = on_conflict
         self._tracing = tracing
@@ -233,7 +225,7 @@ class DatabaseWriter:
             return StoreResult()
         if self._stopped:
             raise StoreBusy(_STOPPING)
-        if self._space is not None and self._space.full:
+        if self._is_disk_full():
             raise StoreUnavailable(DISK_FULL.sentence)
         self._require_writable()
         size = batch.frame_bytes
@@ -360,7 +352,7 @@ class DatabaseWriter:
             raise StoreUnavailable(failure.sentence)
 
     async def _write_until_known(self, group: _Group) -> Inserted:
-        patience = Patience(self._database.settings.write_patience_s)
+        patience = RetryPatience(self._database.settings.write_patience_s)
         while True:
             try:
                 async with self._database.connection(self._database.write_pool) as connection:

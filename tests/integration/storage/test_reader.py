@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from store.db.reading import reader
-from store.db.reading.pages import Page, read_page
+from store.db.reading.pages import MessagePage, read_page
 from store.db.reading.reader import DEFAULT_SCAN_PAGE, MAX_SCAN_PAGE, DatabaseReader
 from store.domain.ports import PageRequest, ScanRequest, SyncId, TopicFilter, TopicRights
 from store.messages.frames import presence
@@ -353,7 +353,7 @@ async def test_pages_of_one_message_are_cut_from_pages_of_many(
 ) -> None:
     reads = 0
 
-    async def counted(*given: Any) -> Page:  # noqa: ANN401 - whatever `read_page` takes
+    async def counted(*given: Any) -> MessagePage:  # noqa: ANN401 - whatever `read_page` takes
         nonlocal reads
         reads += 1
         return await read_page(*given)

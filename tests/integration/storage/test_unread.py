@@ -14,7 +14,7 @@ from store.db.maintenance.retention import prune
 from store.db.pool import Database
 from store.db.schema.partitions import PartitionMap
 from store.db.writing import unread as unread_module
-from store.db.writing.unread import ConfirmationTracker, UnreadTable
+from store.db.writing.unread import ConfirmationTracker, UnreadRows
 from store.db.writing.writer import DatabaseWriter
 from store.domain.ports import Source
 from store.domain.retention import RetentionPolicy
@@ -31,7 +31,7 @@ class Store:
 
     def __init__(self, database: Database, max_confirms: int) -> None:
         self.database = database
-        self.unread = UnreadTable(database)
+        self.unread = UnreadRows(database)
         self.tracking = ConfirmationTracker(self.unread, max_confirms)
         self.writer = DatabaseWriter(
             database, PartitionMap(lambda: NOW, 30 * DAY), tracking=self.tracking
@@ -146,9 +146,9 @@ async def test_each_publisher_of_a_group_gets_what_it_asked_for(store: Store) ->
 async def test_nodes_on_one_database_note_confirmations_side_by_side(store: Store) -> None:
     messages = batch(400)
     await store.store(messages, 8)
-    other = UnreadTable(store.database)
+    other = UnreadRows(store.database)
 
-    async def confirm(events: UnreadTable, peer: str) -> None:
+    async def confirm(events: UnreadRows, peer: str) -> None:
         dice = random.Random(peer)
         digests = list(messages.hashes)
         dice.shuffle(digests)
@@ -183,7 +183,7 @@ async def test_what_expired_is_unread_no_longer_and_known_for_a_while(
 
 
 async def test_what_a_publisher_asks_for_is_never_overdue(store: Store) -> None:
-    usual = UnreadTable(store.database, max_confirms=1)
+    usual = UnreadRows(store.database, max_confirms=1)
     messages = batch(2)
     await store.store(messages, 2)
     await usual.confirm([Confirmed(messages.hashes[0], "a")])

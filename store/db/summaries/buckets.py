@@ -1,0 +1,224 @@
+"""Summaries of messages in slices of time: how many there are, and the XOR of their hashes.
+
+A batch writes beside its commit what it added per minute, in a packed form: the *delta*. Deltas are
+folded into buckets of minutes, hours and days (`store.db.summaries.fold`).
+
+A packed record has `RECORD_BYTES`, little-endian: start of the minute (nanoseconds since the
+epoch, signed 64 bits), count (signed 64 bits), and the 32 bytes of the XOR.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, LiteralString
+
+import numpy as np
+from numpy.typing import NDArray
+from psycopg import AsyncConnection, sql
+
+from store.db.arrays import BigintArray, bigint_column
+from store.domain.partitioning import Bounds
+from storenode.message.limits import HASH_BYTES, NS_PER_S
+
+MINUTE_NS: Final = 60 * NS_PER_S
+HOUR_NS: Final = 60 * MINUTE_NS
+DAY_NS: Final = 24 * HOUR_NS
+LEVELS_NS: Final = (MINUTE_NS, HOUR_NS, DAY_NS)
+"""Length of the buckets of level 0, 1 and 2; each begins at a multiple of it since the epoch."""
+
+HASH_WORDS: Final = HASH_BYTES // 8
+RECORD: Final = np.dtype([("start_ns", "<i8"), ("count", "<i8"), ("xor", "<u8", HASH_WORDS)])
+RECORD_BYTES: Final = RECORD.itemsize
+_BEGINNING: Final = struct.Struct("<qq")
+"""A record up to its XOR."""
+
+
+@dataclass(frozen=True, slots=True)
+class BucketColumns:
+    """Slices of time with messages in them, ascending by start, each start once.
+
+    ``starts`` (n,) int64 in nanoseconds, ``counts`` (n,) int64, ``xors`` (n, 4) uint64: the 32
+    bytes of the XOR as little-endian words.
+    """
+
+    starts: NDArray[np.int64]
+    counts: NDArray[np.int64]
+    xors: NDArray[np.uint64]
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def coarser(self, length_ns: int) -> BucketColumns:
+        """Return the same messages in slices of ``length_ns``, a multiple of this one's length."""
+        return _grouped(self.starts // length_ns * length_ns, self.counts, self.xors)
+
+    def without(self, low_ns: int, high_ns: int) -> BucketColumns:
+        """Return those that begin before ``low_ns``, or at ``high_ns`` or later."""
+        return self._chosen((self.starts < low_ns) | (self.starts >= high_ns))
+
+    def within(self, low_ns: int, high_ns: int) -> BucketColumns:
+        """Return those that begin at ``low_ns`` or later, and before ``high_ns``."""
+        return self._chosen((self.starts >= low_ns) & (self.starts < high_ns))
+
+    def _chosen(self, wanted: NDArray[np.bool_]) -> BucketColumns:
+        return BucketColumns(self.starts[wanted], self.counts[wanted], self.xors[wanted])
+
+
+def pack(timestamps: Sequence[int], hashes: Sequence[bytes]) -> bytes:
+    """Return the delta of messages, each of which is given once; empty only when there are none.
+
+    ``timestamps`` (nanoseconds) and ``hashes`` (32 bytes each) are columns of the same length, in
+    any order.
+    """
+    if len(hashes) == 1:  # what is published alone, which arrays would cost twenty times as much
+        return _BEGINNING.pack(timestamps[0] - timestamps[0] % MINUTE_NS, 1) + hashes[0]
+    starts = np.array(timestamps, np.int64)
+    starts -= starts % MINUTE_NS
+    words = np.frombuffer(b"".join(hashes), "<u8").reshape(-1, HASH_WORDS)
+    buckets = _grouped(starts, np.ones(len(starts), np.int64), words)
+    records = np.empty(len(buckets.starts), RECORD)
+    records["start_ns"] = buckets.starts
+    records["count"] = buckets.counts
+    records["xor"] = buckets.xors
+    return records.tobytes()
+
+
+def unpack(deltas: Iterable[bytes]) -> BucketColumns:
+    """Return the buckets of minutes of everything that some deltas are about.
+
+    Raises:
+        ValueError: the length of one is not a multiple of `RECORD_BYTES`.
+    """
+    parts = list(deltas)
+    if any(len(part) % RECORD_BYTES for part in parts):
+        raise ValueError(f"a packed summary is not a multiple of {RECORD_BYTES} bytes long")
+    records = np.frombuffer(b"".join(parts), RECORD)
+    return _grouped(records["start_ns"], records["count"], records["xor"])
+
+
+def merged(parts: Iterable[BucketColumns]) -> BucketColumns:
+    """Return the messages of several summaries, no message of which is in two, as one summary."""
+    filled = [each for each in parts if len(each)]
+    if not filled:
+        return BucketColumns(
+            np.empty(0, np.int64), np.empty(0, np.int64), np.empty((0, HASH_WORDS), np.uint64)
+        )
+    return _grouped(
+        np.concatenate([each.starts for each in filled]),
+        np.concatenate([each.counts for each in filled]),
+        np.concatenate([each.xors for each in filled]),
+    )
+
+
+def _grouped(
+    starts: NDArray[np.int64], counts: NDArray[np.int64], xors: NDArray[np.uint64]
+) -> BucketColumns:
+    if len(starts) and (starts == starts[0]).all():
+        xor: NDArray[np.uint64] = np.bitwise_xor.reduce(xors, axis=0)
+        return BucketColumns(starts[:1], counts.sum(keepdims=True), xor[np.newaxis])
+    order = np.argsort(starts, kind="stable")
+    ordered = starts[order]
+    is_first = np.ones(len(ordered), np.bool_)
+    np.not_equal(ordered[1:], ordered[:-1], out=is_first[1:])
+    first = np.flatnonzero(is_first)
+    if not len(first):
+        return BucketColumns(ordered, counts, xors)
+    return BucketColumns(
+        ordered[first],
+        np.add.reduceat(counts[order], first),
+        np.bitwise_xor.reduceat(xors[order], first, axis=0),
+    )
+
+
+WORD_COLUMNS: Final[tuple[LiteralString, ...]] = ("x0", "x1", "x2", "x3")
+
+UNFOLDED: Final[LiteralString] = """
+select summary from storenode.commits
+where position > (select folded_position from storenode.store) and max_ts >= %s and min_ts <= %s
+"""
+"""Deltas that are not folded yet, of commits about a range of time, both ends included."""
+
+GIVEN: Final[LiteralString] = """
+unnest(%s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[])
+"""
+"""The parameters that `columns` makes: start_ns, count, x0, x1, x2, x3."""
+
+# One XOR of 256 bits is quicker than four of 64, and words are made of it once per minute.
+_MINUTES: Final[LiteralString] = """
+select minute * {length} as start_ns, count, {words} from (
+    select ts / {length} as minute, count(*) as count,
+           bit_xor(cast('x' || encode(hash, 'hex') as bit({bits}))) as bits
+    from {table} where ts >= {low} and ts <= {last} group by 1
+) as summarized
+"""
+
+
+def minutes_of(table: sql.Identifier, bounds: Bounds) -> sql.Composed:
+    """Return a query for (start_ns, count, x0, x1, x2, x3) of the messages of a range of time.
+
+    Its parts are literals, so that partitions are left out when it is planned.
+    """
+    words = [
+        sql.SQL("{} as {}").format(_word(number), sql.Identifier(WORD_COLUMNS[number]))
+        for number in range(HASH_WORDS)
+    ]
+    return sql.SQL(_MINUTES).format(
+        length=sql.Literal(MINUTE_NS),
+        words=_listed(words),
+        bits=sql.Literal(8 * HASH_BYTES),
+        table=table,
+        low=sql.Literal(bounds.low),
+        last=sql.Literal(bounds.high - 1),
+    )
+
+
+def words() -> sql.Composed:
+    """Return the columns of an XOR."""
+    return _listed(map(sql.Identifier, WORD_COLUMNS))
+
+
+def joined_words() -> sql.Composed:
+    """Return the XOR of several rows, as an aggregate per column."""
+    return _listed(sql.SQL("bit_xor({})").format(sql.Identifier(word)) for word in WORD_COLUMNS)
+
+
+def are_not_nothing() -> sql.Composed:
+    """Return a condition on groups of rows: the XOR of their XORs is not zero."""
+    conditions = [sql.SQL("bit_xor({}) <> 0").format(sql.Identifier(word)) for word in WORD_COLUMNS]
+    return sql.SQL(" or ").join(conditions)
+
+
+def columns(summaries: Sequence[BucketColumns]) -> list[BigintArray]:
+    """Start, count and the words of the XOR of some buckets, laid out as parameters."""
+    starts = [np.empty(0, np.int64), *(each.starts for each in summaries)]
+    counts = [np.empty(0, np.int64), *(each.counts for each in summaries)]
+    xors = [np.empty((0, HASH_WORDS), np.uint64), *(each.xors for each in summaries)]
+    by_word = np.concatenate(xors).view("<i8").T
+    return [bigint_column(each) for each in (np.concatenate(starts), np.concatenate(counts))] + [
+        bigint_column(each) for each in by_word
+    ]
+
+
+def _word(number: int) -> sql.Composed:
+    octets = [
+        sql.SQL("substring(bits from {} for 8)").format(sql.Literal(8 * octet + 1))
+        for octet in reversed(range(8 * number, 8 * number + 8))
+    ]
+    return sql.SQL("cast(cast({} as bit(64)) as bigint)").format(sql.SQL(" || ").join(octets))
+
+
+def _listed(parts: Iterable[sql.Composable]) -> sql.Composed:
+    return sql.SQL(", ").join(parts)
+
+
+Connection = AsyncConnection[Any]
+
+_FOLDED: Final[LiteralString] = "select folded_position from storenode.store"
+
+
+async def folded_position(connection: Connection) -> int:
+    """Return the position up to which commits are folded."""
+    ((position,),) = await (await connection.execute(_FOLDED)).fetchall()
+    return int(position)

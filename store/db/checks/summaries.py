@@ -26,13 +26,13 @@ from store.db.summaries.buckets import (
     DAY_NS,
     GIVEN,
     HOUR_NS,
+    IS_NOT_NOTHING,
     MINUTE_NS,
     UNFOLDED,
-    are_not_nothing,
+    WORDS,
     columns,
     minutes_of,
     unpack,
-    words,
 )
 from store.db.summaries.lattices import ADDED, ELEMENT
 from store.domain.partitioning import UNBOUNDED_HIGH, UNBOUNDED_LOW, Bounds, Cover
@@ -135,28 +135,29 @@ select count(*) from storenode.buckets where level = 0 and start_ns between %s a
 """
 _HOURS: Final[LiteralString] = "select start_ns, count from storenode.buckets where level = 1"
 
-_COMPARE: Final[LiteralString] = """
+_COMPARE: Final[LiteralString] = f"""
 select start_ns, sum(held)::bigint, sum(said)::bigint from (
-    select start_ns, count as held, 0 as said, {words} from ({minutes}) as messages
+    select start_ns, count as held, 0 as said, {WORDS} from ({{minutes}}) as messages
     union all
-    select start_ns, 0, count, {words} from storenode.buckets
-    where level = 0 and start_ns between {low} and {last}
+    select start_ns, 0, count, {WORDS} from storenode.buckets
+    where level = 0 and start_ns between {{low}} and {{last}}
     union all
-    select start_ns, 0, count, {words} from {given} as unfolded(start_ns, count, {words})
+    select start_ns, 0, count, {WORDS} from {GIVEN} as unfolded(start_ns, count, {WORDS})
 ) as compared
-group by start_ns having sum(held) <> sum(said) or {differ} order by start_ns
+group by start_ns having sum(held) <> sum(said) or {IS_NOT_NOTHING} order by start_ns
 """
-_COMPARE_LEVELS: Final[LiteralString] = """
+_COMPARE_LEVELS: Final[LiteralString] = f"""
 select level, start_ns, sum(finer)::bigint, sum(said)::bigint from (
-    select 1 as level, start_ns / {hour} * {hour} as start_ns, count as finer, 0 as said, {words}
+    select 1 as level, start_ns / {HOUR_NS} * {HOUR_NS} as start_ns, count as finer, 0 as said,
+           {WORDS}
     from storenode.buckets where level = 0
     union all
-    select 2, start_ns / {day} * {day}, count, 0, {words}
+    select 2, start_ns / {DAY_NS} * {DAY_NS}, count, 0, {WORDS}
     from storenode.buckets where level = 1
     union all
-    select level, start_ns, 0, count, {words} from storenode.buckets where level in (1, 2)
+    select level, start_ns, 0, count, {WORDS} from storenode.buckets where level in (1, 2)
 ) as compared
-group by level, start_ns having sum(finer) <> sum(said) or {differ} order by level, start_ns
+group by level, start_ns having sum(finer) <> sum(said) or {IS_NOT_NOTHING} order by level, start_ns
 """
 
 
@@ -224,10 +225,7 @@ def _compare(connection: Connection, findings: Findings, each: _Slice) -> int:
     table = sql.Identifier(SCHEMA, each.partition or FINE_TABLE)
     low, last = each.bounds.low, each.bounds.high - 1
     statement = sql.SQL(_COMPARE).format(
-        words=words(),
-        differ=are_not_nothing(),
         minutes=minutes_of(table, each.bounds),
-        given=sql.SQL(GIVEN),
         low=sql.Literal(low),
         last=sql.Literal(last),
     )
@@ -262,10 +260,7 @@ def _unfolded(connection: Connection, bounds: Bounds) -> list[BigintArray]:
 
 
 def _compare_levels(connection: Connection, findings: Findings) -> None:
-    statement = sql.SQL(_COMPARE_LEVELS).format(
-        hour=sql.Literal(HOUR_NS), day=sql.Literal(DAY_NS), words=words(), differ=are_not_nothing()
-    )
-    for level, start_ns, finer, said in connection.execute(statement):
+    for level, start_ns, finer, said in connection.execute(_COMPARE_LEVELS):
         example = _example(level, start_ns, finer, said, f"by {_LEVEL_NAMES[level - 1]}")
         findings.add(WRONG_LEVEL, BUCKETS_TABLE, example)
     for start_ns in wrong_days(connection):

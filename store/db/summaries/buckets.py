@@ -132,66 +132,59 @@ def _grouped(
     )
 
 
-WORD_COLUMNS: Final[tuple[LiteralString, ...]] = ("x0", "x1", "x2", "x3")
+_WORDS: Final = ("x0", "x1", "x2", "x3")
 
+WORDS: Final[LiteralString] = ", ".join(_WORDS)
+"""The columns of an XOR."""
+
+JOINED_WORDS: Final[LiteralString] = ", ".join(f"bit_xor({word})" for word in _WORDS)
+"""The XOR of several rows, as an aggregate per column."""
+
+IS_NOT_NOTHING: Final[LiteralString] = " or ".join(f"bit_xor({word}) <> 0" for word in _WORDS)
+"""A condition on groups of rows: the XOR of their XORs is not zero."""
+
+# Deltas that are not folded yet, of commits about a range of time, both ends included.
 UNFOLDED: Final[LiteralString] = """
 select summary from storenode.commits
 where position > (select folded_position from storenode.store) and max_ts >= %s and min_ts <= %s
 """
-"""Deltas that are not folded yet, of commits about a range of time, both ends included."""
 
+# The parameters that `columns` makes: start_ns, count, x0, x1, x2, x3.
 GIVEN: Final[LiteralString] = """
 unnest(%s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[])
 """
-"""The parameters that `columns` makes: start_ns, count, x0, x1, x2, x3."""
 
-# One XOR of 256 bits is quicker than four of 64, and words are made of it once per minute.
-_MINUTES: Final[LiteralString] = """
-select minute * {length} as start_ns, count, {words} from (
-    select ts / {length} as minute, count(*) as count,
-           bit_xor(cast('x' || encode(hash, 'hex') as bit({bits}))) as bits
-    from {table} where ts >= {low} and ts <= {last} group by 1
+# The messages of a range of time by minutes. One XOR of 256 bits is quicker than four of 64, and
+# words, whose first byte is the lowest, are made of it once per minute.
+_WORDS_OF_BITS: Final = ", ".join(
+    "cast(cast("
+    + " || ".join(
+        f"substring(bits from {8 * octet + 1} for 8)" for octet in range(end, end - 8, -1)
+    )
+    + f" as bit(64)) as bigint) as {word}"
+    for word, end in zip(_WORDS, range(7, HASH_BYTES, 8), strict=True)
+)
+_MINUTES: Final[LiteralString] = f"""
+select minute * {MINUTE_NS} as start_ns, count, {_WORDS_OF_BITS} from (
+    select ts / {MINUTE_NS} as minute, count(*) as count,
+           bit_xor(cast('x' || encode(hash, 'hex') as bit({8 * HASH_BYTES}))) as bits
+    from {{table}} where ts >= {{low}} and ts <= {{last}} group by 1
 ) as summarized
 """
+_FOLDED: Final = "select folded_position from storenode.store"
 
 
 def minutes_of(table: sql.Identifier, bounds: Bounds) -> sql.Composed:
     """Return a query for (start_ns, count, x0, x1, x2, x3) of the messages of a range of time.
 
-    Its parts are literals, so that partitions are left out when it is planned.
+    Its bounds are literals, so that partitions are left out when it is planned.
     """
-    words = [
-        sql.SQL("{} as {}").format(_word(number), sql.Identifier(WORD_COLUMNS[number]))
-        for number in range(HASH_WORDS)
-    ]
-    return sql.SQL(_MINUTES).format(
-        length=sql.Literal(MINUTE_NS),
-        words=_listed(words),
-        bits=sql.Literal(8 * HASH_BYTES),
-        table=table,
-        low=sql.Literal(bounds.low),
-        last=sql.Literal(bounds.high - 1),
-    )
-
-
-def words() -> sql.Composed:
-    """Return the columns of an XOR."""
-    return _listed(map(sql.Identifier, WORD_COLUMNS))
-
-
-def joined_words() -> sql.Composed:
-    """Return the XOR of several rows, as an aggregate per column."""
-    return _listed(sql.SQL("bit_xor({})").format(sql.Identifier(word)) for word in WORD_COLUMNS)
-
-
-def are_not_nothing() -> sql.Composed:
-    """Return a condition on groups of rows: the XOR of their XORs is not zero."""
-    conditions = [sql.SQL("bit_xor({}) <> 0").format(sql.Identifier(word)) for word in WORD_COLUMNS]
-    return sql.SQL(" or ").join(conditions)
+    low, last = sql.Literal(bounds.low), sql.Literal(bounds.high - 1)
+    return sql.SQL(_MINUTES).format(table=table, low=low, last=last)
 
 
 def columns(summaries: Sequence[BucketColumns]) -> list[BigintArray]:
-    """Start, count and the words of the XOR of some buckets, laid out as parameters."""
+    """Return start, count and the words of the XOR of some buckets, laid out as parameters."""
     starts = [np.empty(0, np.int64), *(each.starts for each in summaries)]
     counts = [np.empty(0, np.int64), *(each.counts for each in summaries)]
     xors = [np.empty((0, HASH_WORDS), np.uint64), *(each.xors for each in summaries)]
@@ -201,24 +194,7 @@ def columns(summaries: Sequence[BucketColumns]) -> list[BigintArray]:
     ]
 
 
-def _word(number: int) -> sql.Composed:
-    octets = [
-        sql.SQL("substring(bits from {} for 8)").format(sql.Literal(8 * octet + 1))
-        for octet in reversed(range(8 * number, 8 * number + 8))
-    ]
-    return sql.SQL("cast(cast({} as bit(64)) as bigint)").format(sql.SQL(" || ").join(octets))
-
-
-def _listed(parts: Iterable[sql.Composable]) -> sql.Composed:
-    return sql.SQL(", ").join(parts)
-
-
-Connection = AsyncConnection[Any]
-
-_FOLDED: Final[LiteralString] = "select folded_position from storenode.store"
-
-
-async def folded_position(connection: Connection) -> int:
+async def folded_position(connection: AsyncConnection[Any]) -> int:
     """Return the position up to which commits are folded."""
     ((position,),) = await (await connection.execute(_FOLDED)).fetchall()
     return int(position)

@@ -111,24 +111,6 @@ async def test_very_many_late_messages_make_a_sum_unknown_until_it_is_made_anew(
     await assert_true(connection)
 
 
-async def test_a_node_of_the_version_before_makes_a_sum_unknown(
-    node: Node, connection: Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    dice = random.Random(4)
-    await sealed(node, connection, dice)
-    await node.store(random_batch(dice, 10, SPREAD[:1]))
-    with monkeypatch.context() as patched:
-        patched.setattr(fold_module, "late_sums", no_sums)
-        await fold_until(connection)
-    assert len(await unknown(connection)) == 2
-    await node.store(random_batch(dice, 10, SPREAD[:1]))
-    await fold_until(connection)
-    assert len(await unknown(connection)) == 2
-    await seal(connection, LATER)
-    assert await unknown(connection) == set()
-    await assert_true(connection)
-
-
 async def no_sums(*_given: object) -> list[lattices.BucketSum]:
     return []
 

@@ -128,21 +128,6 @@ async def test_hashes_that_begin_alike_are_told_apart(
         assert await node.reader.position(digest, TopicRights()) is None
 
 
-async def test_large_lookups_beside_each_other_get_their_own_answers(
-    node: Node, world: World
-) -> None:
-    dice = random.Random(SEED)
-    requests = [
-        look_up(tuple(each.hash for each in dice.sample(world, dice.choice((63, 64, 65, 128)))))
-        for _ in range(30)
-    ]
-    alone = [await node.reader.query(request) for request in requests[:5]]
-    together = await asyncio.gather(*map(node.reader.query, requests))
-    right = [expected(world, request) for request in requests]
-    assert alone == right[:5]
-    assert together == right
-
-
 async def test_callers_that_go_away_do_not_disturb_the_others(node: Node, world: World) -> None:
     requests = [look_up((each.hash,)) for each in world[:200]]
     tasks = [asyncio.create_task(node.reader.query(request)) for request in requests]

@@ -253,12 +253,6 @@ async def test_a_scan_gives_everything_once_and_resumes_from_every_page(
         assert rest == [each.hash for each in inside if each.at > cursor]
 
 
-async def test_a_scan_with_data_gives_the_stored_frames(node: Node, world: World) -> None:
-    request = ScanRequest(TopicFilter(), 0, FOREVER, None, include_data=True, page_size=37)
-    frames = b"".join([page.frames async for page in node.reader.scan(request, WideOutlet())])
-    assert frames == b"".join(each.frame for each in world)
-
-
 @pytest.mark.parametrize("count", [1, 2, 99, 100])
 async def test_many_topics_are_merged_in_order(node: Node, count: int) -> None:
     dice = random.Random(count)

@@ -47,7 +47,7 @@ _RETURN_PATIENCE_S: Final = 0.5
 """How long to wait for a connection to be given back where no other can be made."""
 
 
-class HostRefused(psycopg.OperationalError):
+class HostRefusedError(psycopg.OperationalError):
     """A server must not be used for this store; another host, or it later, may be."""
 
 
@@ -55,7 +55,7 @@ class Guard(Protocol):
     """Decides which servers may be used (see `store.db.primary`)."""
 
     async def admit(self, connection: Connection) -> None:
-        """Take a new connection; `HostRefused` if its server must not be used."""
+        """Take a new connection; `HostRefusedError` if its server must not be used."""
 
     def admits(self, connection: Connection) -> bool:
         """Return False if the server of a connection has been replaced since."""
@@ -146,7 +146,7 @@ class RetryPatience:
         return True
 
 
-class _NotMade(PoolTimeout):
+class _NotMadeError(PoolTimeout):
     """An attempt to connect has failed."""
 
 
@@ -200,7 +200,7 @@ class Pool(AsyncConnectionPool[Connection]):
         """Lend a connection, to be given back by `putconn`.
 
         Raises:
-            PoolTimeout: none became free in time; `_NotMade`: none could be made.
+            PoolTimeout: none became free in time; `_NotMadeError`: none could be made.
         """
         task = asyncio.current_task()
         assert task is not None
@@ -213,7 +213,7 @@ class Pool(AsyncConnectionPool[Connection]):
                 finally:
                     self._limits.discard(limit)
         except TimeoutError:
-            raise _NotMade("no connection could be made") from None
+            raise _NotMadeError("no connection could be made") from None
         if task.cancelling() > cancelled_before:
             # The pool waits by `asyncio.wait_for`, which before Python 3.12 loses a cancellation
             # that meets the end of the wait; a wait for the task's end would never return.
@@ -402,7 +402,7 @@ class Database:
         Raises:
             StoreUnavailable: the node is stopping.
             PoolTimeout: none became free in time, or none could be made.
-            HostRefused: its server was replaced meanwhile.
+            HostRefusedError: its server was replaced meanwhile.
         """
         try:
             connection, owner = await self._lend(pool)
@@ -413,7 +413,7 @@ class Database:
                 yield connection
             if self._guard is not None and not self._guard.admits(connection):
                 # What was committed there is not part of the store as it goes on.
-                raise HostRefused("the server was replaced by a newer one meanwhile")
+                raise HostRefusedError("the server was replaced by a newer one meanwhile")
         finally:
             await owner.putconn(connection)
 
@@ -424,7 +424,7 @@ class Database:
             owner = pool
             try:
                 connection = await pool.lend()
-            except _NotMade:
+            except _NotMadeError:
                 idle = [each for each in self.pools if each.get_stats()["pool_available"]]
                 if pool.size or not idle:
                     raise

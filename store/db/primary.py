@@ -33,7 +33,7 @@ from psycopg import AsyncConnection, conninfo
 from psycopg import errors as pg
 
 from store.db.commits.pages import is_served, newest
-from store.db.pool import Connection, HostRefused
+from store.db.pool import Connection, HostRefusedError
 from store.domain.hub import Place
 
 OLDER: Final = (
@@ -300,15 +300,15 @@ class PrimaryGuard:
         """Take a new connection, if its server may be used.
 
         Raises:
-            HostRefused: it may not.
+            HostRefusedError: it may not.
         """
         server = await read_server(connection)
         if server is None:
-            raise HostRefused("the server is a standby, or holds no store")
+            raise HostRefusedError("the server is a standby, or holds no store")
         probe = Probe(server, connection)
         reason = self._refused.get(server.identity) or await self._why_not(probe)
         if reason is not None:
-            raise HostRefused(reason)
+            raise HostRefusedError(reason)
         self._adopt(probe)
         self._admitted.add(connection)
 

@@ -1,7 +1,5 @@
 """Which partitions may go: by age, by size, and what follows from that for the look-up tables.
 
-Rules.
-
 - A partition of messages may go when it ends at or before now, so never the current one.
 - By age it goes when it ends at or before ``now - age``; by size, oldest first, as long as all
   tables together are larger than the limit.
@@ -31,10 +29,7 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """A partition as the catalog describes it; ``rows`` is an estimate, -1 when unknown.
-
-    ``oid`` is Postgres's number of the table, 0 when unknown.
-    """
+    """A partition as the catalog describes it; ``rows`` is an estimate, -1 when unknown."""
 
     table: str
     name: str

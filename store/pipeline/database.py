@@ -18,8 +18,7 @@ import psycopg
 from store.db.errors import SchemaError
 from store.db.locks import ARCHIVING, RESTORING
 from store.db.schema.migrate import require_served
-from store.db.summaries.buckets import BucketColumns as Buckets
-from store.db.summaries.buckets import merged, unpack
+from store.db.summaries.buckets import BucketColumns, merged, unpack
 from store.domain.partitioning import Bounds, parse_bounds
 from store.pipeline.errors import FAILED, PipelineError, of_database
 from store.pipeline.fingerprints import LEVELS_NS, Fingerprint, Fingerprints, of_buckets
@@ -172,11 +171,13 @@ def read_as_of(
     return now, later
 
 
-def _buckets(connection: Connection, level: str, low_ns: int, high_ns: int, folded: int) -> Buckets:
+def _buckets(
+    connection: Connection, level: str, low_ns: int, high_ns: int, folded: int
+) -> BucketColumns:
     length_ns = LEVELS_NS[level]
     rows = connection.execute(_BUCKETS, (_BUCKET_LEVELS[level], low_ns, high_ns)).fetchall()
     columns = np.array(rows, np.int64).reshape(-1, 6)
-    held = Buckets(
+    held = BucketColumns(
         np.ascontiguousarray(columns[:, 0]),
         np.ascontiguousarray(columns[:, 1]),
         np.ascontiguousarray(columns[:, 2:]).view("<u8"),

@@ -14,7 +14,7 @@ import psycopg
 
 from store.config.node import NodeConfig
 from store.db.errors import SchemaError, is_login_refused, sentence
-from store.db.pool import HostRefused, complete_url
+from store.db.pool import HostRefusedError, complete_url
 from store.db.primary import GuardEvent, PrimaryGuard, hosts_of
 from store.db.schema import migrate
 from store.embedded.datadir import DataDir
@@ -145,7 +145,7 @@ class ExternalHost:
             except psycopg.OperationalError as error:
                 reason = sentence(error)
                 hopeless = is_login_refused(error)
-                refused = isinstance(error, HostRefused)
+                refused = isinstance(error, HostRefusedError)
                 if hopeless or time.monotonic() + backoff.pause_s > deadline_s:
                     text = ended(f"The database may not be used: {reason}") if refused else None
                     raise UnreachableError(text or _unreachable(url, reason)) from error
@@ -160,7 +160,7 @@ class ExternalHost:
             return url
         choice = await self.guard.choose(url)
         if choice.refused and not choice.served:
-            raise HostRefused("; ".join(choice.refused.values()))
+            raise HostRefusedError("; ".join(choice.refused.values()))
         return choice.url
 
 

@@ -79,6 +79,25 @@ class FeedPage:
     position: FeedPosition
 
 
+# The newest commit, the first from a position on, and one by its position.
+_NEWEST: Final = "select position, token from storenode.commits order by position desc limit 1"
+_FIRST_FROM: Final = """
+select position, token from storenode.commits where position >= %b::bigint
+order by position limit 1
+"""
+_COMMIT_AT: Final = "select token from storenode.commits where position = %b::bigint"
+_OLDEST: Final = "select position from storenode.commits order by position limit 1"
+
+# The messages of all commits that ever were.
+_MESSAGES_EVER: Final = """
+select (select folded_messages from storenode.store)
+     + coalesce((select sum(messages) from storenode.commits), 0)::bigint
+"""
+_TOPIC_NAMES: Final = """
+select distinct key, pubsub_topic, content_topic from storenode.topics where key = any(%b::uuid[])
+"""
+
+# Commits in their order, those that may have a topic of a selection.
 _COMMITS: Final = """
 select position, token, batch, messages, min_ts, max_ts, topics from storenode.commits
 where position >= %(first)b::bigint and position <= %(last)b::bigint{topics}
@@ -121,23 +140,13 @@ order by m.ts, m.hash
 
 async def newest(connection: Connection) -> Place:
     """Return the place of the newest commit; `START` when there is none."""
-    cursor = await connection.execute(
-        "select position, token from storenode.commits order by position desc limit 1",
-        binary=True,
-    )
-    row = await cursor.fetchone()
+    row = await (await connection.execute(_NEWEST, binary=True)).fetchone()
     return START if row is None else _place(row[0], row[1])
 
 
 async def _first_from(connection: Connection, position: int) -> Place:
     """Return the place of the first commit from a position on; there must be one."""
-    cursor = await connection.execute(
-        "select position, token from storenode.commits where position >= %b::bigint"
-        " order by position limit 1",
-        (position,),
-        binary=True,
-    )
-    row = await cursor.fetchone()
+    row = await (await connection.execute(_FIRST_FROM, (position,), binary=True)).fetchone()
     assert row is not None, "the newest commit is there"
     return _place(row[0], row[1])
 
@@ -145,20 +154,14 @@ async def _first_from(connection: Connection, position: int) -> Place:
 async def is_served(connection: Connection, place: Place) -> bool:
     """Return True if a place is this database's own: its commit is there, or was pruned since.
 
-    A commit that is missing although an older one is held was lost (or never was).
+    A commit that is missing although an older one is stored was lost (or never was).
     """
     if place == START:
         return True
-    cursor = await connection.execute(
-        "select token from storenode.commits where position = %b::bigint", (place[0],), binary=True
-    )
-    row = await cursor.fetchone()
+    row = await (await connection.execute(_COMMIT_AT, (place[0],), binary=True)).fetchone()
     if row is not None and _place(place[0], row[0]) == place:
         return True
-    cursor = await connection.execute(
-        "select position from storenode.commits order by position limit 1", binary=True
-    )
-    row = await cursor.fetchone()
+    row = await (await connection.execute(_OLDEST, binary=True)).fetchone()
     return row is not None and place[0] < row[0]  # type: ignore[operator]
 
 
@@ -282,21 +285,12 @@ async def rows_of(
 
 async def topic_names(connection: Connection, keys: Sequence[bytes]) -> dict[bytes, TopicName]:
     """Return the names of topic keys."""
-    cursor = await connection.execute(
-        "select distinct key, pubsub_topic, content_topic from storenode.topics"
-        " where key = any(%b::uuid[])",
-        (uuids(keys),),
-        binary=True,
-    )
+    cursor = await connection.execute(_TOPIC_NAMES, (uuids(keys),), binary=True)
     return {key: (pubsub, content) for key, pubsub, content in await cursor.fetchall()}  # type: ignore[misc]
 
 
 async def messages_ever(connection: Connection) -> int:
     """Count the messages that were ever stored, by all commits, the pruned ones included."""
-    cursor = await connection.execute(
-        "select (select folded_messages from storenode.store)"
-        " + coalesce((select sum(messages) from storenode.commits), 0)::bigint"
-    )
-    row = await cursor.fetchone()
+    row = await (await connection.execute(_MESSAGES_EVER)).fetchone()
     assert row is not None
     return row[0]  # type: ignore[return-value]

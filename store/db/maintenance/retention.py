@@ -79,7 +79,7 @@ class ArchiveState:
     archived_until_ns: int
 
 
-class NotArchived(Exception):
+class NotArchivedError(Exception):
     """A partition must stay; the text says why, and what to do."""
 
 
@@ -90,7 +90,7 @@ async def require_archived(connection: AsyncConnection[Any], partition: Partitio
     everything must be folded.
 
     Raises:
-        NotArchived: an hour is not.
+        NotArchivedError: an hour is not.
     """
     bounds = partition.bounds
     low = max(bounds.low, UNBOUNDED_LOW + HOUR_NS) - HOUR_NS
@@ -98,7 +98,7 @@ async def require_archived(connection: AsyncConnection[Any], partition: Partitio
     ((hours, first_ns),) = await (await connection.execute(_NOT_ARCHIVED, given)).fetchall()
     if hours:
         moment = _EPOCH + timedelta(seconds=first_ns // NS_PER_S)
-        raise NotArchived(
+        raise NotArchivedError(
             f"partition {partition.name} stays, since it is not archived in full"
             f" (hours not archived: {hours}, the first {moment:%Y-%m-%dT%H}:00Z):"
             " run `storenode pipeline archive`"
@@ -252,7 +252,7 @@ class _Prune:
                     self.dropped += drops
                 else:
                     self.dropped += await self._drop(drops, step.horizon_ns)
-            except NotArchived as error:
+            except NotArchivedError as error:
                 self.problems.append(str(error))
                 return
             except pg.LockNotAvailable:
@@ -293,7 +293,7 @@ class _Prune:
         greater part of that is done before any lock is taken.
 
         Raises:
-            NotArchived: what goes is not archived, or something came late just now.
+            NotArchivedError: what goes is not archived, or something came late just now.
         """
         counts = await _count_messages(self._connection, [each.partition for each in drops])
         await fold_until(self._connection)

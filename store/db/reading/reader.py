@@ -100,12 +100,13 @@ class DatabaseReader:
         else:
             page = await self._database.read(read)
         frames = page.frames if request.forward else page.frames[::-1]
-        entries = b"".join([_QUERY_TAG + frame[1:] for frame in frames if frame])
+        shown = [_QUERY_TAG + frame[1:] for frame in frames if frame]
+        entries = b"".join(shown)
         if page.is_last:
-            return QueryPage(entries, len(frames), None)
+            return QueryPage(entries, len(shown), None)
         last_ns, cursor = page.positions[-1]
         next_ns = last_ns if request.hashes is None else None
-        return QueryPage(entries, len(frames), cursor, next_ns)
+        return QueryPage(entries, len(shown), cursor, next_ns)
 
     async def scan(self, request: ScanRequest, outlet: Outlet) -> AsyncGenerator[FramesPage, None]:
         """Yield every match in ascending order, a page at a time.
@@ -149,9 +150,10 @@ class DatabaseReader:
                     ahead = begin(room)
                 for start in range(0, len(page.frames), asked):
                     end = min(start + asked, len(page.frames))
-                    joined = b"".join(page.frames[start:end])
-                    yield FramesPage(joined, end - start, page.positions[end - 1])
-                    del joined
+                    part = page.frames[start:end]
+                    if count := sum(map(bool, part)):  # others were pruned meanwhile
+                        yield FramesPage(b"".join(part), count, page.positions[end - 1])
+                    del part
                 # Not to be held while the next one waits for room.
                 del page
                 taken.close()

@@ -36,8 +36,8 @@ _BEGINNING: Final = struct.Struct("<qq")
 
 
 @dataclass(frozen=True, slots=True)
-class BucketColumns:
-    """Slices of time with messages in them, ascending by start, each start once.
+class Totals:
+    """Totals of slices of time with messages in them, ascending by start, each start once.
 
     ``starts`` (n,) int64 in nanoseconds, ``counts`` (n,) int64, ``xors`` (n, 4) uint64: the 32
     bytes of the XOR as little-endian words.
@@ -50,20 +50,20 @@ class BucketColumns:
     def __len__(self) -> int:
         return len(self.starts)
 
-    def coarser(self, length_ns: int) -> BucketColumns:
+    def coarser(self, length_ns: int) -> Totals:
         """Return the same messages in slices of ``length_ns``, a multiple of this one's length."""
         return _grouped(self.starts // length_ns * length_ns, self.counts, self.xors)
 
-    def without(self, low_ns: int, high_ns: int) -> BucketColumns:
+    def without(self, low_ns: int, high_ns: int) -> Totals:
         """Return those that begin before ``low_ns``, or at ``high_ns`` or later."""
         return self._chosen((self.starts < low_ns) | (self.starts >= high_ns))
 
-    def within(self, low_ns: int, high_ns: int) -> BucketColumns:
+    def within(self, low_ns: int, high_ns: int) -> Totals:
         """Return those that begin at ``low_ns`` or later, and before ``high_ns``."""
         return self._chosen((self.starts >= low_ns) & (self.starts < high_ns))
 
-    def _chosen(self, wanted: NDArray[np.bool_]) -> BucketColumns:
-        return BucketColumns(self.starts[wanted], self.counts[wanted], self.xors[wanted])
+    def _chosen(self, wanted: NDArray[np.bool_]) -> Totals:
+        return Totals(self.starts[wanted], self.counts[wanted], self.xors[wanted])
 
 
 def pack(timestamps: Sequence[int], hashes: Sequence[bytes]) -> bytes:
@@ -85,7 +85,7 @@ def pack(timestamps: Sequence[int], hashes: Sequence[bytes]) -> bytes:
     return records.tobytes()
 
 
-def unpack(deltas: Iterable[bytes]) -> BucketColumns:
+def unpack(deltas: Iterable[bytes]) -> Totals:
     """Return the buckets of minutes of everything that some deltas are about.
 
     Raises:
@@ -98,11 +98,11 @@ def unpack(deltas: Iterable[bytes]) -> BucketColumns:
     return _grouped(records["start_ns"], records["count"], records["xor"])
 
 
-def merged(parts: Iterable[BucketColumns]) -> BucketColumns:
+def merged(parts: Iterable[Totals]) -> Totals:
     """Return the messages of several summaries, no message of which is in two, as one summary."""
     filled = [each for each in parts if len(each)]
     if not filled:
-        return BucketColumns(
+        return Totals(
             np.empty(0, np.int64), np.empty(0, np.int64), np.empty((0, HASH_WORDS), np.uint64)
         )
     return _grouped(
@@ -114,18 +114,18 @@ def merged(parts: Iterable[BucketColumns]) -> BucketColumns:
 
 def _grouped(
     starts: NDArray[np.int64], counts: NDArray[np.int64], xors: NDArray[np.uint64]
-) -> BucketColumns:
+) -> Totals:
     if len(starts) and (starts == starts[0]).all():
         xor: NDArray[np.uint64] = np.bitwise_xor.reduce(xors, axis=0)
-        return BucketColumns(starts[:1], counts.sum(keepdims=True), xor[np.newaxis])
+        return Totals(starts[:1], counts.sum(keepdims=True), xor[np.newaxis])
     order = np.argsort(starts, kind="stable")
     ordered = starts[order]
     is_first = np.ones(len(ordered), np.bool_)
     np.not_equal(ordered[1:], ordered[:-1], out=is_first[1:])
     first = np.flatnonzero(is_first)
     if not len(first):
-        return BucketColumns(ordered, counts, xors)
-    return BucketColumns(
+        return Totals(ordered, counts, xors)
+    return Totals(
         ordered[first],
         np.add.reduceat(counts[order], first),
         np.bitwise_xor.reduceat(xors[order], first, axis=0),
@@ -183,7 +183,7 @@ def minutes_of(table: sql.Identifier, bounds: Bounds) -> sql.Composed:
     return sql.SQL(_MINUTES).format(table=table, low=low, last=last)
 
 
-def columns(summaries: Sequence[BucketColumns]) -> list[BigintArray]:
+def columns(summaries: Sequence[Totals]) -> list[BigintArray]:
     """Return start, count and the words of the XOR of some buckets, laid out as parameters."""
     starts = [np.empty(0, np.int64), *(each.starts for each in summaries)]
     counts = [np.empty(0, np.int64), *(each.counts for each in summaries)]

@@ -20,7 +20,7 @@ from psycopg import AsyncConnection
 
 from store.db import arrays
 from store.db.locks import FOLDING
-from store.db.summaries.buckets import LEVELS_NS, BucketColumns, columns, folded_position, unpack
+from store.db.summaries.buckets import LEVELS_NS, Totals, columns, folded_position, unpack
 from store.db.summaries.lattices import late_sums, write_sums
 from store.domain.partitioning import UNBOUNDED_HIGH, Bounds
 
@@ -177,7 +177,7 @@ async def _fold_next(
     return Folded(position, len(rows), complete)
 
 
-async def _add(connection: Connection, minutes: BucketColumns) -> None:
+async def _add(connection: Connection, minutes: Totals) -> None:
     """Add what minutes say to the buckets of every level."""
     levels = [minutes, *(minutes.coarser(length_ns) for length_ns in LEVELS_NS[1:])]
     numbers = np.repeat(np.arange(len(levels)), [len(each) for each in levels])

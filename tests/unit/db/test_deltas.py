@@ -17,7 +17,7 @@ from store.db.summaries.buckets import (
     LEVELS_NS,
     MINUTE_NS,
     RECORD_BYTES,
-    BucketColumns,
+    Totals,
     pack,
     unpack,
 )
@@ -45,7 +45,7 @@ def summed(held: Iterable[tuple[int, bytes]], length_ns: int) -> Summary:
     return found
 
 
-def said(buckets: BucketColumns) -> Summary:
+def said(buckets: Totals) -> Summary:
     assert (np.diff(buckets.starts) > 0).all()
     return {
         int(start): (int(count), int.from_bytes(xor.astype("<u8").tobytes(), "little"))

@@ -17,7 +17,6 @@ import grpc
 from bench.data import PUBSUB_TOPIC, Row, rows
 from bench.support import Bench, bench_node, options, publish, report, seconds, settle
 from store.db.arrays import register, uuids
-from store.db.reading.select import FRAME
 from storenode.message.hashing import message_hash
 from storenode.sds.codec import encode, sds_key
 from storenode.wire.sds.v1.message_pb2 import HistoryEntry
@@ -30,13 +29,13 @@ BRANCHES: Final = 8
 CONTENT_BYTES: Final = 200
 REPEATS: Final = 5
 
-_OWN_TABLES: Final = f"""
+_OWN_TABLES: Final = """
 with recursive walk(key) as (
     select unnest(%b::uuid[])
     union
     select unnest(s.parent_keys) from walk join storenode.sds s on s.key = walk.key
 )
-select s.message_id, m.ts, m.hash, {FRAME.expression}
+select s.message_id, m.ts, m.hash, m.head || m.payload || m.tail
 from walk join storenode.sds s on s.key = walk.key
 join storenode.messages m on m.ts = s.ts and m.hash = s.hash
 """

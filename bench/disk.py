@@ -17,8 +17,8 @@ from psycopg import AsyncConnection
 
 from bench.data import PUBSUB_TOPIC, content_topic, rows
 from bench.support import Bench, bench_node, options, publish, report, seconds, settle
+from store.db.maintenance.condition import Sizes, read_sizes
 from store.db.maintenance.rebuild import Rebuilder
-from store.db.maintenance.sizes import Sizes, read_sizes
 from storenode.client import Client
 
 _DAY_NS = 86_400 * 10**9

@@ -21,7 +21,7 @@ from store.domain.hub import CommitRow
 from store.domain.ports import Source
 from store.gossip.config import GossipConfig
 from store.gossip.driver import node as shipped
-from store.gossip.driver.ports import Database
+from store.gossip.driver.ports import DriverDatabase
 from store.gossip.events import Counted
 from store.gossip.machine import Gossip
 from store.messages.record import RecordBatch
@@ -98,7 +98,7 @@ class Gossiping:
             replace(world.gossip.config, store_id=owner.database.store_id),
             owner.who.node_id,
             owner.peers,
-            database=Database(session, session, unread, session.persist),
+            database=DriverDatabase(session, session, unread, session.persist),
             connector=Connector(owner),
             environment=replace(environment_of(process), log=_Log(owner, process)),
             meter=self,

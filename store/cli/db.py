@@ -24,13 +24,11 @@ from store.config.options import options_of
 from store.db.checks.check import CheckReport
 from store.db.checks.check import check as check_database
 from store.db.errors import SchemaError, sentence
+from store.db.maintenance.condition import Column, Part, Sizes, read_sizes
 from store.db.maintenance.maintainer import database_ns, newest_commit_ns
-from store.db.maintenance.retention import Inventory, PruneReport, prune, read_inventory
-from store.db.maintenance.sizes import Column, Part, Sizes, read_sizes
+from store.db.maintenance.retention import PruneReport, StoreInventory, prune, read_inventory
 from store.db.pool import complete_url
-from store.db.primary.guard import PrimaryGuard
-from store.db.primary.hosts import hosts_of, probed
-from store.db.primary.judging import Server, seen_on
+from store.db.primary import DatabaseServer, PrimaryGuard, hosts_of, probed, seen_on
 from store.db.schema import migrate
 from store.db.summaries.resummarize import Resummarized, resummarize
 from store.domain.partitioning import UNBOUNDED_HIGH, UNBOUNDED_LOW, Bounds
@@ -223,7 +221,7 @@ def accept(target: Target) -> int:
     return OK
 
 
-async def _the_one_server(url: str) -> Server:
+async def _the_one_server(url: str) -> DatabaseServer:
     async with probed(url) as found:
         if len(found) != 1:
             hosts = ", ".join(found) or "no host"
@@ -474,7 +472,7 @@ def _check_lines(report: CheckReport) -> Iterator[str]:
     yield f"Found {verdict} in {extent}: {counts or 'none could be read'}."
 
 
-def _sorted(inventory: Inventory) -> list[Partition]:
+def _sorted(inventory: StoreInventory) -> list[Partition]:
     return sorted(inventory.partitions, key=lambda each: (each.table, each.bounds))
 
 
@@ -490,7 +488,7 @@ def _partition_json(partition: Partition) -> dict[str, object]:
     }
 
 
-def _partition_lines(inventory: Inventory) -> Iterator[str]:
+def _partition_lines(inventory: StoreInventory) -> Iterator[str]:
     rows = [("TABLE", "PARTITION", "FROM", "TO", "SIZE", "ROWS (ABOUT)")]
     for each in _sorted(inventory):
         low, high = _ends(each.table, each.bounds)

@@ -37,23 +37,23 @@ class BinaryArray(bytes):
 
 
 class BigintArray(BinaryArray):
-    """``bigint[]``."""
+    """A column of ``bigint[]``."""
 
 
 class BoolArray(BinaryArray):
-    """``boolean[]``."""
+    """A column of ``boolean[]``."""
 
 
 class ByteaArray(BinaryArray):
-    """``bytea[]``."""
+    """A column of ``bytea[]``."""
 
 
 class TextArray(BinaryArray):
-    """``text[]``."""
+    """A column of ``text[]``."""
 
 
 class UuidArray(BinaryArray):
-    """``uuid[]``."""
+    """A column of ``uuid[]``."""
 
 
 _OIDS: Final = {
@@ -124,7 +124,7 @@ def uuids(values: Sequence[bytes]) -> UuidArray:
 
 
 def register(context: AdaptContext) -> None:
-    """Teach a connection these arrays; ``uuid`` values load as their 16 bytes.
+    """Register these arrays with a connection; ``uuid`` values load as their 16 bytes.
 
     ``uuid[]`` loads in Postgres's binary array format: see `split_uuids`.
     """

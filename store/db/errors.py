@@ -29,7 +29,7 @@ class Failure:
     Attributes:
         states: Beginnings of the SQLSTATEs that mean it.
         text: Finds it in a connection's error, which has no SQLSTATE.
-        sentence: What callers are told.
+        sentence: The error of callers.
         is_transient: The same statement may succeed within seconds, perhaps on another host.
         is_login: The server refuses this role or database whenever it is asked.
     """

@@ -64,7 +64,7 @@ async def lock_exclusively(
     locked only when they are named. Needs an open transaction.
 
     Raises:
-        psycopg.errors.LockNotAvailable: somebody else kept a lock for longer.
+        psycopg.errors.LockNotAvailable: another session kept a lock for longer.
     """
     deadline = time.monotonic() + timeout_ms / 1000
     for table in tables:

@@ -3,7 +3,7 @@
 Three pools, so that no kind of work starves another: ``write`` for publishing, ``read`` for
 look-ups and pages, ``bulk`` for scans and backlogs. One that has no connection and can make none
 borrows an idle one of another. A connection that breaks is replaced with backoff; what was asked
-of it is tried again by `Database.read`, or by the writer, which knows whether trying again is safe.
+of it is tried again by `Database.read`, or by the writer, which can tell whether that is safe.
 """
 
 from __future__ import annotations
@@ -47,18 +47,18 @@ _RETURN_PATIENCE_S: Final = 0.5
 """How long to wait for a connection to be given back where no other can be made."""
 
 
-class HostRefused(psycopg.OperationalError):
+class HostRefusedError(psycopg.OperationalError):
     """A server must not be used for this store; another host, or it later, may be."""
 
 
 class Guard(Protocol):
-    """Decides which servers may be used (see `store.db.primary.guard`)."""
+    """Decides which servers may be used (see `store.db.primary`)."""
 
     async def admit(self, connection: Connection) -> None:
-        """Take a new connection; `HostRefused` if its server must not be used."""
+        """Take a new connection; `HostRefusedError` if its server must not be used."""
 
     def admits(self, connection: Connection) -> bool:
-        """False if the server of a connection has been replaced since."""
+        """Return False if the server of a connection has been replaced since."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,6 @@ def complete_url(url: str, *, read_only: bool = False) -> str:
 
 
 def _require_ports(ports: str) -> None:
-    """A port that is none is noticed by libpq when it connects, and tried again."""
     for port in filter(None, ports.split(",")):
         if not (port.isascii() and port.isdigit()) or not 1 <= int(port) <= _MAX_PORT:
             raise ValueError(f"the database URL cannot be read: no port has the number {port!r}")
@@ -125,11 +124,11 @@ async def prepare(connection: Connection) -> None:
 
 
 def reconnecting() -> Backoff:
-    """Pauses between attempts to reach the database."""
+    """Return the pauses between attempts to reach the database."""
     return Backoff(_RETRY_FIRST_S, _RETRY_MOST_S)
 
 
-class Patience:
+class RetryPatience:
     """Pauses between attempts, as long as the patience lasts."""
 
     def __init__(self, patience_s: float) -> None:
@@ -147,7 +146,7 @@ class Patience:
         return True
 
 
-class _NotMade(PoolTimeout):
+class _NotMadeError(PoolTimeout):
     """An attempt to connect has failed."""
 
 
@@ -183,11 +182,11 @@ class Pool(AsyncConnectionPool[Connection]):
 
     @property
     def size(self) -> int:
-        """How many connections it has, idle or lent, or is making."""
+        """The number of connections: idle, lent, or being made."""
         return self.get_stats()["pool_size"]
 
     def _give_up(self, _pool: object) -> None:
-        """Tell all who wait that an attempt to connect has failed.
+        """End the waits for a connection after a failed attempt to connect.
 
         Where there are other connections, one of them may come back in a moment.
         """
@@ -201,7 +200,7 @@ class Pool(AsyncConnectionPool[Connection]):
         """Lend a connection, to be given back by `putconn`.
 
         Raises:
-            PoolTimeout: none became free in time; `_NotMade`: none could be made.
+            PoolTimeout: none became free in time; `_NotMadeError`: none could be made.
         """
         task = asyncio.current_task()
         assert task is not None
@@ -214,7 +213,7 @@ class Pool(AsyncConnectionPool[Connection]):
                 finally:
                     self._limits.discard(limit)
         except TimeoutError:
-            raise _NotMade("no connection could be made") from None
+            raise _NotMadeError("no connection could be made") from None
         if task.cancelling() > cancelled_before:
             # The pool waits by `asyncio.wait_for`, which before Python 3.12 loses a cancellation
             # that meets the end of the wait; a wait for the task's end would never return.
@@ -257,12 +256,12 @@ class Database:
 
     @property
     def failed_connections(self) -> int:
-        """How many attempts of the pools to connect have failed since the start."""
+        """The number of failed attempts of the pools to connect since the start."""
         return sum(pool.get_stats().get("connections_errors", 0) for pool in self.pools)
 
     @property
     def pools(self) -> tuple[Pool, ...]:
-        """All pools."""
+        """The three pools."""
         return (self.write_pool, self.read_pool, self.bulk_pool)
 
     @classmethod
@@ -329,12 +328,12 @@ class Database:
         *given: *_Given,
         pool: Pool | None = None,
     ) -> _Result:
-        """Do some reading on a connection of a pool, again where the connection breaks.
+        """Run a read on a connection of a pool, again where the connection breaks.
 
         Raises:
             StoreUnavailable: the database did not serve within the settings' patience.
         """
-        patience = Patience(self.settings.read_patience_s)
+        patience = RetryPatience(self.settings.read_patience_s)
         while True:
             try:
                 async with self.connection(pool or self.read_pool) as connection:
@@ -367,7 +366,7 @@ class Database:
     async def write(
         self, work: Callable[[Connection, *_Given], Awaitable[_Result]], *given: *_Given
     ) -> _Result:
-        """Do some writing on a connection of its pool, once.
+        """Run a write on a connection of its pool, once.
 
         Raises:
             StoreUnavailable: the database did not serve; whether it was done is not known then.
@@ -403,7 +402,7 @@ class Database:
         Raises:
             StoreUnavailable: the node is stopping.
             PoolTimeout: none became free in time, or none could be made.
-            HostRefused: its server was replaced meanwhile.
+            HostRefusedError: its server was replaced meanwhile.
         """
         try:
             connection, owner = await self._lend(pool)
@@ -414,20 +413,18 @@ class Database:
                 yield connection
             if self._guard is not None and not self._guard.admits(connection):
                 # What was committed there is not part of the store as it goes on.
-                raise HostRefused("the server was replaced by a newer one meanwhile")
+                raise HostRefusedError("the server was replaced by a newer one meanwhile")
         finally:
             await owner.putconn(connection)
 
     async def _lend(self, pool: Pool) -> tuple[Connection, Pool]:
-        """A connection of a pool; an idle one of another where this one has none and makes none.
-
-        A server that has no more connections to give still serves those that it has given.
-        """
+        # A server that has no more connections to give still serves those that it has given: then
+        # an idle connection of another pool is lent.
         while True:
             owner = pool
             try:
                 connection = await pool.lend()
-            except _NotMade:
+            except _NotMadeError:
                 idle = [each for each in self.pools if each.get_stats()["pool_available"]]
                 if pool.size or not idle:
                     raise

@@ -2,7 +2,7 @@
 
 Postgres makes a commit wait for the standby, but not under all circumstances. When the wait is
 cancelled, the commit stands on the primary alone and the client is only warned. After a restart of
-the primary such commits are visible, and what finds them there waits for nobody, since it writes
+the primary such commits are visible, and what finds them there does not wait, since it writes
 nothing. Both would turn into messages that were acknowledged and are lost when the standby is
 promoted (PostgreSQL manual, "Synchronous Replication", "Planning for High Availability").
 """
@@ -33,7 +33,7 @@ select pg_logical_emit_message(true, 'storenode', '')
 """Adds no row and needs the right to add one; its record in the log is committed as a row is."""
 
 
-class StandbyNotWaitedFor(psycopg.OperationalError):
+class StandbyNotWaitedForError(psycopg.OperationalError):
     """A commit is on the primary and perhaps not on the standby; to try again is safe."""
 
 
@@ -42,7 +42,7 @@ def waiting_for_standby(connection: Connection) -> Iterator[None]:
     """Commit in this block; it ends well only if no wait for the standby was cancelled.
 
     Raises:
-        StandbyNotWaitedFor: one was.
+        StandbyNotWaitedForError: one was.
     """
     warnings: list[Diagnostic] = []
 
@@ -56,7 +56,7 @@ def waiting_for_standby(connection: Connection) -> Iterator[None]:
     finally:
         connection.remove_notice_handler(note)
     if warnings:
-        raise StandbyNotWaitedFor("a commit did not wait for the standby")
+        raise StandbyNotWaitedForError("a commit did not wait for the standby")
 
 
 async def cover_what_is_visible(connection: Connection) -> None:

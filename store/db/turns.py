@@ -1,4 +1,4 @@
-"""Who may work next, where few calls may work at one time.
+"""Fair turns of callers where few calls may work at one time.
 
 Callers take turns, and within a caller its connections do: a caller with many calls delays only
 itself.
@@ -34,7 +34,7 @@ class Turns:
 
     @asynccontextmanager
     async def turn(self, caller: str, connection: str) -> AsyncIterator[None]:
-        """Work when it is the call's turn.
+        """Wait for the call's turn, and hold it in the block.
 
         Raises:
             StoreBusy: too many calls wait already.

@@ -1,7 +1,5 @@
 """Retention: the partitions to drop by age and size, with those of look-up tables, and its clock.
 
-Rules.
-
 - A partition of messages may go when it ends at or before now, so never the current one.
 - By age it goes when it ends at or before ``now - age``; by size, oldest first, as long as all
   tables together are larger than the limit.
@@ -43,6 +41,7 @@ class Partition:
     bounds: Bounds
     size_bytes: int = 0
     rows: int = -1
+    oid: int = 0
 
 
 @dataclass(frozen=True, slots=True)

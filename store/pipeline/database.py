@@ -17,7 +17,7 @@ import psycopg
 from store.db.errors import SchemaError
 from store.db.locks import ARCHIVING, RESTORING
 from store.db.schema.migrate import require_served
-from store.db.summaries.deltas import Buckets, merged, unpack
+from store.db.summaries.buckets import Totals, merged, unpack
 from store.domain.partitioning import Bounds, parse_bounds
 from store.pipeline.errors import FAILED, PipelineError, of_database
 from store.pipeline.fingerprints import LEVELS_NS, Fingerprint, Fingerprints, of_buckets
@@ -146,11 +146,11 @@ def read_as_of(
     return now, later
 
 
-def _buckets(connection: Connection, level: str, low_ns: int, high_ns: int, folded: int) -> Buckets:
+def _buckets(connection: Connection, level: str, low_ns: int, high_ns: int, folded: int) -> Totals:
     length_ns = LEVELS_NS[level]
     rows = connection.execute(_BUCKETS, (_BUCKET_LEVELS[level], low_ns, high_ns)).fetchall()
     columns = np.array(rows, np.int64).reshape(-1, 6)
-    stored = Buckets(
+    stored = Totals(
         np.ascontiguousarray(columns[:, 0]),
         np.ascontiguousarray(columns[:, 1]),
         np.ascontiguousarray(columns[:, 2:]).view("<u8"),

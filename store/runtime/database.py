@@ -15,9 +15,8 @@ import psycopg
 
 from store.config.node import NodeConfig
 from store.db.errors import SchemaError, is_login_refused, sentence
-from store.db.pool import Database, HostRefused, complete_url
-from store.db.primary.guard import Choice, GuardEvent, PrimaryGuard
-from store.db.primary.hosts import hosts_of
+from store.db.pool import Database, HostRefusedError, complete_url
+from store.db.primary import GuardEvent, HostChoice, PrimaryGuard, hosts_of
 from store.db.schema import migrate
 from store.domain.ports import StoreUnavailable
 from store.embedded.datadir import DataDir
@@ -173,7 +172,7 @@ class ExternalHost:
             except psycopg.OperationalError as error:
                 reason = sentence(error)
                 hopeless = is_login_refused(error)
-                refused = isinstance(error, HostRefused)
+                refused = isinstance(error, HostRefusedError)
                 if hopeless or time.monotonic() + backoff.pause_s > deadline_s:
                     text = ended(f"The database may not be used: {reason}") if refused else None
                     raise UnreachableError(text or _unreachable(url, reason)) from error
@@ -187,7 +186,7 @@ class ExternalHost:
             return url
         choice = await self.guard.choose(url)
         if choice.refused and not choice.served:
-            raise HostRefused("; ".join(choice.refused.values()))
+            raise HostRefusedError("; ".join(choice.refused.values()))
         return choice.url
 
 
@@ -253,7 +252,7 @@ class HostWatch:
         metrics: Metrics,
         *,
         database: Database,
-        on_look: Callable[[Choice], None],
+        on_look: Callable[[HostChoice], None],
     ) -> None:
         self._guard = guard
         self._url = url

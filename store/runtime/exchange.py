@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Final
 from store.config.node import NodeConfig
 from store.db.commits.gossip_reads import GossipReads
 from store.db.reading.transfer_reads import TransferReader
-from store.db.writing.tracking import MAX_NEEDED, Tracking
-from store.db.writing.unread import UnreadEvents
+from store.db.writing.unread import MAX_NEEDED, ConfirmationTracker, UnreadRows
 from store.domain.admission import Admission
 from store.domain.ports import PeerAddress, Source, StoreBusy, StoreUnavailable, Writer
 from store.domain.unread import (
@@ -27,7 +26,7 @@ from store.domain.unread import (
 from store.gossip.config import GossipConfig
 from store.gossip.driver.confirmations import ConfirmationWaits
 from store.gossip.driver.node import GossipNode
-from store.gossip.driver.ports import Database
+from store.gossip.driver.ports import DriverDatabase
 from store.gossip.driver.streams import PeerStreams
 from store.gossip.events import Counted, What
 from store.messages.conflicts import StoreResult
@@ -205,7 +204,7 @@ class Gossiping:
 class SharedConfirmations(ConfirmationWaits):
     """The confirmations of a node without gossip: other nodes on its database may have peers."""
 
-    def __init__(self, unread: UnreadEvents, tracking: Tracking) -> None:
+    def __init__(self, unread: UnreadRows, tracking: ConfirmationTracker) -> None:
         self._unread = unread
         super().__init__(
             unread,
@@ -288,12 +287,14 @@ async def open_gossip(
     return Gossiping(node.waits, node, transport)
 
 
-async def _sweep(unread: UnreadEvents) -> None:
+async def _sweep(unread: UnreadRows) -> None:
     with suppress(StoreUnavailable, StoreBusy):
         await unread.sweep()
 
 
-def _database(wiring: Wiring, tracking: Tracking, tracing: Tracing | None) -> Database:
+def _database(
+    wiring: Wiring, tracking: ConfirmationTracker, tracing: Tracing | None
+) -> DriverDatabase:
     writer: Writer = wiring.services.writer
 
     async def persist(batch: RecordBatch, peer: str) -> StoreResult:
@@ -302,4 +303,4 @@ def _database(wiring: Wiring, tracking: Tracking, tracing: Tracing | None) -> Da
         with tracing.receiving(batch.hashes, peer):
             return await writer.store(batch, Source.GOSSIP)
 
-    return Database(GossipReads(wiring.database, tracing), tracking, wiring.unread, persist)
+    return DriverDatabase(GossipReads(wiring.database, tracing), tracking, wiring.unread, persist)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from uuid import UUID
 
 from store.config.node import NodeConfig
-from store.db.primary.guard import Choice
+from store.db.primary import HostChoice
 from store.domain.ports import StoreUnavailable
 from store.embedded.process import is_full_disk
 from store.observe.clocks import ClockComparison
@@ -445,7 +445,7 @@ class NodeRuntime:
         self._health.set(Obstacle.DATABASE, not is_up, health.reason)
         self._health.set(Obstacle.WRITES, is_up and not health.takes_writes, health.reason)
 
-    def _hosts_seen(self, choice: Choice) -> None:
+    def _hosts_seen(self, choice: HostChoice) -> None:
         self._refusing = bool(choice.refused)
         self._show_refusal()
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 from uuid import UUID
 
-from store.db.primary.judging import Seen
+from store.db.primary import SeenState
 
 
 class NodeFailedError(Exception):
@@ -92,12 +92,12 @@ MAX_FILE_BYTES: Final = 512
 
 
 class SeenFiles:
-    """Implements `store.db.primary.guard.Memory`."""
+    """Implements `store.db.primary.Memory`."""
 
     def __init__(self, data_dir: Path) -> None:
         self._data_dir = data_dir
 
-    def load(self, store_id: bytes) -> Seen | None:
+    def load(self, store_id: bytes) -> SeenState | None:
         """Return what was saved of a store.
 
         Raises:
@@ -116,7 +116,7 @@ class SeenFiles:
                 " it, or run `storenode db accept` if the database is the right one."
             ) from error
 
-    def save(self, seen: Seen) -> None:
+    def save(self, seen: SeenState) -> None:
         """Replace what was saved of its store, durably."""
         position, token = seen.place
         fields = {
@@ -131,7 +131,7 @@ class SeenFiles:
         return self._data_dir / f"seen-{UUID(bytes=store_id)}.json"
 
 
-def _parsed(store_id: bytes, text: bytes) -> Seen:
+def _parsed(store_id: bytes, text: bytes) -> SeenState:
     if len(text) > MAX_FILE_BYTES:
         raise ValueError(f"more than {MAX_FILE_BYTES} bytes")
     fields = json.loads(text)
@@ -141,4 +141,4 @@ def _parsed(store_id: bytes, text: bytes) -> Seen:
     if min(numbers) < 0:
         raise ValueError("a negative number")
     system, timeline, position, token = numbers
-    return Seen(store_id, system, timeline, (position, token))
+    return SeenState(store_id, system, timeline, (position, token))

@@ -19,13 +19,12 @@ from store.db.maintenance.maintainer import Maintainer
 from store.db.maintenance.online import DatabaseOnlineTimes
 from store.db.pool import Database, Guard, PoolSettings
 from store.db.reading.reader import DatabaseReader
-from store.db.reconciliation.stored_ids import DatabaseIds
+from store.db.reconciliation import DatabaseIds
 from store.db.schema.partitions import PartitionMap
 from store.db.sds.missing import DatabaseMissingParents
 from store.db.sds.reader import DatabaseSdsReader
 from store.db.summaries.statements import DatabaseStatements
-from store.db.writing.tracking import Tracking
-from store.db.writing.unread import UnreadEvents
+from store.db.writing.unread import ConfirmationTracker, UnreadRows
 from store.db.writing.writer import DatabaseWriter
 from store.domain.environment import Environment
 from store.domain.hub import CommitRow, Place, WrittenIds
@@ -125,8 +124,8 @@ class Wiring:
     maintainer: Maintainer
     feed: DatabaseFeed
     reconcilable: IndexedReconcilable
-    unread: UnreadEvents
-    tracking: Tracking | None
+    unread: UnreadRows
+    tracking: ConfirmationTracker | None
     listeners: list[HotIndex | GossipDriver]
     statements: DatabaseStatements
     online: DatabaseOnlineTimes
@@ -153,9 +152,9 @@ async def open_wiring(
     database = await Database.open(url, PoolSettings(*config.pool_sizes), guard)
     stack.push_async_callback(database.close)
     max_confirms = config.max_confirms if config.gossip else 0
-    written_ids, unread = WrittenIds(), UnreadEvents(database, max_confirms)
+    written_ids, unread = WrittenIds(), UnreadRows(database, max_confirms)
     # Also without gossip: other nodes on the database ask their peers to confirm.
-    tracking = None if config.read_only else Tracking(unread, max_confirms)
+    tracking = None if config.read_only else ConfirmationTracker(unread, max_confirms)
     partitions, recent_topics = PartitionMap(time.time_ns, config.retention), RecentTopics()
 
     def stored(batch: RecordBatch, source: Source, new: int) -> None:
@@ -173,7 +172,7 @@ async def open_wiring(
         written_ids=written_ids,
         tracking=tracking,
         tracing=tracing,
-        space=disk,
+        is_disk_full=lambda: disk.full,
         on_stored=stored,
         on_conflict=conflicting,
     )

@@ -16,7 +16,7 @@ from store.gossip.driver import driver as driver_module
 from store.gossip.driver.commits import CommitReader
 from store.gossip.driver.confirmations import ConfirmationWaits
 from store.gossip.driver.driver import GossipDriver
-from store.gossip.driver.ports import Database
+from store.gossip.driver.ports import DriverDatabase
 from store.gossip.driver.requests import Answer, Request
 from store.gossip.driver.stream import PeerStream, StreamUser
 from store.gossip.events import (
@@ -163,7 +163,7 @@ MACHINE_MUTANTS = {
 
 
 async def _answer_before_persist(
-    database: Database, environment: Environment, request: Request
+    database: DriverDatabase, environment: Environment, request: Request
 ) -> Answer:
     if not isinstance(request, Persist):
         return await _ANSWER(database, environment, request)

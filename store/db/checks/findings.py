@@ -1,4 +1,4 @@
-"""What a check of the database found, gathered by kind within a bound."""
+"""Findings of a check of the database, gathered by kind within a bound."""
 
 from dataclasses import dataclass, field
 from typing import Final
@@ -71,7 +71,7 @@ ADVICE: Final[dict[str, str]] = {
 
 @dataclass
 class Finding:
-    """One kind of fault: how often, and the first examples."""
+    """A kind of fault: how often it was found, and the first examples."""
 
     kind: str
     where: str
@@ -80,12 +80,12 @@ class Finding:
 
     @property
     def advice(self) -> str:
-        """What to do about it."""
+        """The advice to the operator."""
         return ADVICE[self.kind]
 
 
 class Findings:
-    """All findings by kind and place."""
+    """Findings by kind and table."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[str, str], Finding] = {}
@@ -98,5 +98,5 @@ class Findings:
             finding.examples.append(example[:MAX_EXAMPLE_CHARS])
 
     def all(self) -> list[Finding]:
-        """Every finding in the order of its first example."""
+        """Return the findings in the order of their first examples."""
         return list(self._found.values())

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from typing import Any, Final, LiteralString
 
 from psycopg import Connection as PsycopgConnection
-from psycopg import sql
 
 from store.db.checks.findings import Findings
-from store.db.schema.names import FINE_TABLE, SCHEMA
+from store.db.schema.names import FINE_TABLE
 from store.domain.audit import RowFault, SdsRow, StoredMessage, audit, sds_row
 from store.domain.partitioning import UNBOUNDED_LOW, Bounds, Cover
 
@@ -28,13 +27,29 @@ INDEX_CHUNK_ROWS: Final = 2_000
 MAX_KNOWN_TOPICS: Final = 65_536
 """Rows of ``topics`` that are remembered as right."""
 
-_KEYS: Final = {"messages": ("ts", "hash"), "hashes": ("key", "ts"), "sds": ("key", "ts", "hash")}
+_KEYS: Final = {"messages": "ts, hash", "hashes": "key, ts", "sds": "key, ts, hash"}
+_CASTS: Final = {
+    "messages": ("bigint", "bytea"),
+    "hashes": ("uuid", "bigint"),
+    "sds": ("uuid", "bigint", "bytea"),
+}
+_NO_KEY: Final = "00000000-0000-0000-0000-000000000000"
 _FIRST: Final[dict[str, Key]] = {
     "messages": (UNBOUNDED_LOW, b""),
-    "hashes": ("00000000-0000-0000-0000-000000000000", UNBOUNDED_LOW),
-    "sds": ("00000000-0000-0000-0000-000000000000", UNBOUNDED_LOW, b""),
+    "hashes": (_NO_KEY, UNBOUNDED_LOW),
+    "sds": (_NO_KEY, UNBOUNDED_LOW, b""),
 }
-_CASTS: Final = {"ts": "bigint", "hash": "bytea", "key": "uuid"}
+"""Positions before the first row of each table."""
+
+# The keys of the next chunk of a partition, of a sample of its pages, and keys that are given.
+_FOLLOWING: Final = """
+select {keys} from storenode.{table} where {bounds} and ({keys}) > ({after})
+order by {keys} limit {rows}
+"""
+_SAMPLE: Final = (
+    "select {keys} from storenode.{table} tablesample system ({percent}) where {bounds}"
+)
+_GIVEN: Final = "select * from unnest({arrays}) as given({keys})"
 
 # What is compared with one row of each table, given its key columns as `k`.
 _LOOKUPS: Final[dict[str, LiteralString]] = {
@@ -71,21 +86,21 @@ join storenode.sds s on s.key = k.key and s.ts = k.ts and s.hash = k.hash
 
 
 @dataclass(frozen=True)
-class Held:
-    """Of which timestamps every message is held: those with a partition, from the horizon on."""
+class StoredTimes:
+    """The timestamps of which every message is stored: with a partition, from the horizon on."""
 
     fine: Cover
     horizon_ns: int
 
     def contains(self, ts: int) -> bool:
-        """Whether a message with this timestamp cannot have been pruned."""
+        """Return True if a message with this timestamp cannot have been pruned."""
         return ts >= self.horizon_ns and self.fine.find(ts) is not None
 
 
 class RowCheck:
     """Compares the rows of the tables that are partitioned by time.
 
-    ``held`` reads which timestamps have all their messages; it is asked again before a message is
+    ``stored`` reads which timestamps have all their messages; it is asked again before a message is
     called lost, since retention may work meanwhile. ``topics`` are the bounds of that table's
     partitions.
     """
@@ -95,13 +110,13 @@ class RowCheck:
         connection: Connection,
         findings: Findings,
         *,
-        held: Callable[[], Held],
+        stored: Callable[[], StoredTimes],
         topics: Cover,
         progress: Progress,
     ) -> None:
         self._connection = connection
         self._findings = findings
-        self._held = held
+        self._stored = stored
         self._topics = topics
         self._progress = progress
         self._known: set[tuple[bytes, int]] = set()
@@ -127,38 +142,44 @@ class RowCheck:
     def _chunks(
         self, table: str, bounds: Bounds, share: float | None
     ) -> Iterator[list[tuple[Any, ...]]]:
-        size = _chunk_rows(table)
+        size, keys, casts = _chunk_rows(table), _KEYS[table], _CASTS[table]
+        condition = bounds.condition("ts")
         if share is not None:
-            keys = self._sampled(table, bounds, share)
-            for start in range(0, len(keys), size):
-                columns = [list(column) for column in zip(*keys[start : start + size], strict=True)]
-                yield self._looked_up(table, _given(table), columns)
+            statement = _SAMPLE.format(
+                keys=keys, table=table, percent=100 * share, bounds=condition
+            )
+            with self._connection.cursor(binary=True) as cursor:
+                sample = sorted(cursor.execute(statement.encode(), prepare=False).fetchall())
+            arrays = ", ".join(f"%s::{cast}[]" for cast in casts)
+            given = _GIVEN.format(arrays=arrays, keys=keys)
+            for start in range(0, len(sample), size):
+                columns = [
+                    list(column) for column in zip(*sample[start : start + size], strict=True)
+                ]
+                yield self._looked_up(table, given, columns)
             return
+        following = _FOLLOWING.format(
+            keys=keys,
+            table=table,
+            bounds=condition,
+            after=", ".join(f"%s::{cast}" for cast in casts),
+            rows=size,
+        )
         after = _FIRST[table]
         while True:
-            rows = self._looked_up(table, _following(table, bounds, after), ())
+            rows = self._looked_up(table, following, after)
             if rows:
                 yield rows
             if len(rows) < size:
                 return
-            after = rows[-1][: len(_KEYS[table])]
+            after = rows[-1][: len(casts)]
 
     def _looked_up(
-        self, table: str, keys: sql.Composed, parameters: Sequence[object]
+        self, table: str, keys: str, parameters: Sequence[object]
     ) -> list[tuple[Any, ...]]:
-        statement = sql.SQL("with k as materialized ({}) {}").format(keys, sql.SQL(_LOOKUPS[table]))
+        statement = f"with k as materialized ({keys}) {_LOOKUPS[table]}"
         with self._connection.cursor(binary=True) as cursor:
-            return cursor.execute(statement, parameters, prepare=False).fetchall()
-
-    def _sampled(self, table: str, bounds: Bounds, share: float) -> list[Key]:
-        statement = sql.SQL("select {} from {} tablesample system ({}) where {}").format(
-            _columns(table),
-            sql.Identifier(SCHEMA, table),
-            sql.Literal(100 * share),
-            sql.SQL(bounds.condition("ts")),
-        )
-        with self._connection.cursor(binary=True) as cursor:
-            return sorted(cursor.execute(statement, prepare=False).fetchall())
+            return cursor.execute(statement.encode(), parameters, prepare=False).fetchall()
 
     def _messages(self, rows: Sequence[tuple[Any, ...]]) -> None:
         indexed: dict[tuple[int, bytes], SdsRow] = {}
@@ -190,13 +211,13 @@ class RowCheck:
             keys = [key.hex() for key, of in unknown if of == low]
             with self._connection.cursor(binary=True) as cursor:
                 cursor.execute(_TOPICS, (keys, low, bounds.high - 1), prepare=False)
-                held = {key.bytes: (pubsub, content) for key, _, pubsub, content in cursor}
+                found = {key.bytes: (pubsub, content) for key, _, pubsub, content in cursor}
             for (key, of), (names, example) in unknown.items():
                 if of != low:
                     continue
-                if key not in held:
+                if key not in found:
                     self._findings.add(RowFault.NO_TOPIC_ROW, "topics", example)
-                elif held[key] != names:
+                elif found[key] != names:
                     self._findings.add(RowFault.WRONG_TOPIC_ROW, "topics", example)
         if len(self._known) > MAX_KNOWN_TOPICS:
             self._known.clear()
@@ -212,11 +233,11 @@ class RowCheck:
         )
         with self._connection.cursor(binary=True) as cursor:
             cursor.execute(_SDS, given, prepare=False)
-            held = {(ts, digest): _sds_row(columns) for ts, digest, *columns in cursor}
+            found = {(ts, digest): _sds_row(columns) for ts, digest, *columns in cursor}
         for key, row in wanted.items():
-            if key not in held:
+            if key not in found:
                 self._findings.add(RowFault.NO_SDS_ROW, "sds", _name(*key))
-            elif held[key] != row:
+            elif found[key] != row:
                 self._findings.add(RowFault.WRONG_SDS_ROW, "sds", _name(*key))
 
     def _hashes(self, rows: Sequence[tuple[Any, ...]]) -> None:
@@ -234,46 +255,14 @@ class RowCheck:
     def _report_lost(self, fault: RowFault, table: str, lost: list[tuple[int, bytes]]) -> None:
         if not lost:
             return
-        held = self._held()
+        stored = self._stored()
         for ts, digest in lost:
-            if held.contains(ts):
+            if stored.contains(ts):
                 self._findings.add(fault, table, _name(ts, digest))
 
 
 def _chunk_rows(table: str) -> int:
     return MESSAGE_CHUNK_ROWS if table == FINE_TABLE else INDEX_CHUNK_ROWS
-
-
-def _columns(table: str) -> sql.Composed:
-    return sql.SQL(", ").join(sql.Identifier(name) for name in _KEYS[table])
-
-
-def _literals(table: str, key: Key) -> sql.Composed:
-    return sql.SQL(", ").join(
-        sql.SQL("CAST({} AS {})").format(sql.Literal(value), sql.SQL(_CASTS[name]))
-        for name, value in zip(_KEYS[table], key, strict=True)
-    )
-
-
-def _following(table: str, bounds: Bounds, after: Key) -> sql.Composed:
-    """The keys of the next chunk of a partition; the first one comes after every real key's."""
-    return sql.SQL("select {} from {} where {} and ({}) > ({}) order by {} limit {}").format(
-        _columns(table),
-        sql.Identifier(SCHEMA, table),
-        sql.SQL(bounds.condition("ts")),
-        _columns(table),
-        _literals(table, after),
-        _columns(table),
-        sql.Literal(_chunk_rows(table)),
-    )
-
-
-def _given(table: str) -> sql.Composed:
-    """Keys that are passed as one array per column."""
-    arrays = sql.SQL(", ").join(
-        sql.SQL("CAST(%s AS {}[])").format(sql.SQL(_CASTS[name])) for name in _KEYS[table]
-    )
-    return sql.SQL("select * from unnest({}) as given({})").format(arrays, _columns(table))
 
 
 def _sds_row(columns: Sequence[Any]) -> SdsRow:

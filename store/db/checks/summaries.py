@@ -1,8 +1,9 @@
-"""Do the summaries of the history say what is held?
+"""The check of the summaries of the history against the messages.
 
 Buckets and unfolded deltas together are compared with the messages, minute by minute, and coarser
-levels with finer ones. Each comparison sees one snapshot, so it can run beside nodes that publish,
-fold and drop; what is compared just then cannot be dropped.
+levels with finer ones; known lattice sums of hours with their messages, those of days with their
+hours. Each comparison sees one snapshot, so it can run beside nodes that publish, fold and drop;
+what is compared just then cannot be dropped.
 """
 
 from __future__ import annotations
@@ -17,23 +18,104 @@ from psycopg import Connection as PsycopgConnection
 from psycopg import errors as pg
 from psycopg import sql
 
+from reconcile.lattice import LatticeSum
 from store.db.arrays import BigintArray, register
 from store.db.checks.findings import Findings
-from store.db.checks.lattices import WRONG_LATTICE, wrong_days, wrong_hours
 from store.db.schema.names import BUCKETS_TABLE, FINE_TABLE, SCHEMA
-from store.db.summaries.deltas import DAY_NS, HOUR_NS, unpack
-from store.db.summaries.summarized import (
+from store.db.summaries.buckets import (
+    DAY_NS,
     GIVEN,
+    HOUR_NS,
+    IS_NOT_NOTHING,
+    MINUTE_NS,
     UNFOLDED,
-    are_not_nothing,
+    WORDS,
     columns,
     minutes_of,
-    words,
+    unpack,
 )
-from store.domain.partitioning import UNBOUNDED_LOW, Bounds, Cover
+from store.db.summaries.lattices import ADDED, ELEMENT
+from store.domain.partitioning import UNBOUNDED_HIGH, UNBOUNDED_LOW, Bounds, Cover
 from storenode.message.limits import MAX_TIMESTAMP_NS, NS_PER_S
 
 Connection = PsycopgConnection[Any]
+
+WRONG_LATTICE: Final = "lattice sum differs from what it is made of"
+
+_KNOWN_HOURS: Final[LiteralString] = """
+select start_ns, count, lattice from storenode.buckets
+where level = 1 and start_ns >= %s and start_ns <= %s and lattice_count = count order by start_ns
+"""
+_FOLDED: Final[LiteralString] = "select folded_position from storenode.store"
+_ELEMENTS: Final[LiteralString] = f"""
+select string_agg({ELEMENT}, ''::bytea) from {{table}} m where ts >= {{low}} and ts <= {{last}}
+group by ts / {MINUTE_NS}
+"""
+_DAYS: Final[LiteralString] = "select start_ns from storenode.buckets where level = 2"
+_DAY_AND_HOURS: Final[LiteralString] = f"""
+select day.lattice, hour.count, hour.lattice from storenode.buckets day
+join storenode.buckets hour on hour.level = 1 and hour.start_ns >= day.start_ns
+                           and hour.start_ns < day.start_ns + {DAY_NS}
+where day.level = 2 and day.start_ns = %s and day.lattice_count = day.count
+  and not exists (
+      select from storenode.buckets other
+      where other.level = 1 and other.start_ns >= day.start_ns
+        and other.start_ns < day.start_ns + {DAY_NS}
+        and other.lattice_count is distinct from other.count)
+"""
+
+
+def wrong_hours(connection: Connection, table: str, bounds: Bounds) -> list[int]:
+    """Return starts of the whole hours of a range whose known sum is not that of their messages.
+
+    ``table`` holds these messages. In the caller's transaction, which has one snapshot.
+    """
+    cursor = connection.cursor(binary=True)
+    given = (bounds.low, bounds.high - HOUR_NS)
+    known = cursor.execute(_KNOWN_HOURS, given).fetchall()
+    unfolded = _unfolded_sums(connection, [start for start, *_ in known])
+    wrong = []
+    for start, count, state in known:
+        found = _sum_of_hour(connection, table, start) - unfolded.get(start, LatticeSum())
+        if found != LatticeSum.stored(count, bytes(state)):
+            wrong.append(start)
+    return wrong
+
+
+def _sum_of_hour(connection: Connection, table: str, start_ns: int) -> LatticeSum:
+    statement = sql.SQL(_ELEMENTS).format(
+        table=sql.Identifier(SCHEMA, table),
+        low=sql.Literal(start_ns),
+        last=sql.Literal(start_ns + HOUR_NS - 1),
+    )
+    total = LatticeSum()
+    with connection.cursor(name="storenode_lattices", binary=True) as cursor:
+        for (elements,) in cursor.execute(statement):
+            total += LatticeSum.of(bytes(elements))
+    return total
+
+
+def _unfolded_sums(connection: Connection, hours: list[int]) -> dict[int, LatticeSum]:
+    cursor = connection.cursor(binary=True)
+    ((folded,),) = cursor.execute(_FOLDED).fetchall()
+    given = {"after": folded, "until": UNBOUNDED_HIGH - 1, "hours": hours}
+    rows = cursor.execute(ADDED, given).fetchall()
+    return {hour: LatticeSum.of(bytes(elements)) for hour, elements in rows}
+
+
+def wrong_days(connection: Connection) -> list[int]:
+    """Return starts of the days whose known sum is not that of their known hours."""
+    days = [start for (start,) in connection.execute(_DAYS).fetchall()]
+    return [start for start in days if _is_wrong(connection, start)]
+
+
+def _is_wrong(connection: Connection, start_ns: int) -> bool:
+    cursor = connection.cursor(binary=True)
+    rows = cursor.execute(_DAY_AND_HOURS, (start_ns,)).fetchall()
+    hours = (LatticeSum.stored(count, bytes(state)) for _, count, state in rows)
+    total = sum(hours, LatticeSum())
+    return bool(rows) and bytes(rows[0][0]) != total.state_bytes()
+
 
 WRONG_SUMMARY: Final = "summary differs from its messages"
 FOLDED_BEYOND: Final = "folded beyond the newest commit"
@@ -53,28 +135,29 @@ select count(*) from storenode.buckets where level = 0 and start_ns between %s a
 """
 _HOURS: Final[LiteralString] = "select start_ns, count from storenode.buckets where level = 1"
 
-_COMPARE: Final[LiteralString] = """
+_COMPARE: Final[LiteralString] = f"""
 select start_ns, sum(held)::bigint, sum(said)::bigint from (
-    select start_ns, count as held, 0 as said, {words} from ({minutes}) as messages
+    select start_ns, count as held, 0 as said, {WORDS} from ({{minutes}}) as messages
     union all
-    select start_ns, 0, count, {words} from storenode.buckets
-    where level = 0 and start_ns between {low} and {last}
+    select start_ns, 0, count, {WORDS} from storenode.buckets
+    where level = 0 and start_ns between {{low}} and {{last}}
     union all
-    select start_ns, 0, count, {words} from {given} as unfolded(start_ns, count, {words})
+    select start_ns, 0, count, {WORDS} from {GIVEN} as unfolded(start_ns, count, {WORDS})
 ) as compared
-group by start_ns having sum(held) <> sum(said) or {differ} order by start_ns
+group by start_ns having sum(held) <> sum(said) or {IS_NOT_NOTHING} order by start_ns
 """
-_COMPARE_LEVELS: Final[LiteralString] = """
+_COMPARE_LEVELS: Final[LiteralString] = f"""
 select level, start_ns, sum(finer)::bigint, sum(said)::bigint from (
-    select 1 as level, start_ns / {hour} * {hour} as start_ns, count as finer, 0 as said, {words}
+    select 1 as level, start_ns / {HOUR_NS} * {HOUR_NS} as start_ns, count as finer, 0 as said,
+           {WORDS}
     from storenode.buckets where level = 0
     union all
-    select 2, start_ns / {day} * {day}, count, 0, {words}
+    select 2, start_ns / {DAY_NS} * {DAY_NS}, count, 0, {WORDS}
     from storenode.buckets where level = 1
     union all
-    select level, start_ns, 0, count, {words} from storenode.buckets where level in (1, 2)
+    select level, start_ns, 0, count, {WORDS} from storenode.buckets where level in (1, 2)
 ) as compared
-group by level, start_ns having sum(finer) <> sum(said) or {differ} order by level, start_ns
+group by level, start_ns having sum(finer) <> sum(said) or {IS_NOT_NOTHING} order by level, start_ns
 """
 
 
@@ -142,10 +225,7 @@ def _compare(connection: Connection, findings: Findings, each: _Slice) -> int:
     table = sql.Identifier(SCHEMA, each.partition or FINE_TABLE)
     low, last = each.bounds.low, each.bounds.high - 1
     statement = sql.SQL(_COMPARE).format(
-        words=words(),
-        differ=are_not_nothing(),
         minutes=minutes_of(table, each.bounds),
-        given=sql.SQL(GIVEN),
         low=sql.Literal(low),
         last=sql.Literal(last),
     )
@@ -162,15 +242,14 @@ def _compare(connection: Connection, findings: Findings, each: _Slice) -> int:
             wrong = wrong_hours(connection, each.partition or FINE_TABLE, each.bounds)
     except pg.UndefinedTable:
         return 0  # retention was faster
-    for start_ns, held, said in rows:
-        findings.add(WRONG_SUMMARY, BUCKETS_TABLE, _example(0, start_ns, held, said, "held"))
+    for start_ns, stored, said in rows:
+        findings.add(WRONG_SUMMARY, BUCKETS_TABLE, _example(0, start_ns, stored, said, "held"))
     for start_ns in wrong:
         findings.add(WRONG_LATTICE, BUCKETS_TABLE, _named(1, start_ns))
     return int(buckets)
 
 
 def _unfolded(connection: Connection, bounds: Bounds) -> list[BigintArray]:
-    """Columns (start_ns, count, x0, x1, x2, x3) of what is not folded; starts may repeat."""
     minutes = []
     with connection.cursor(name="storenode_check", binary=True) as cursor:
         cursor.execute(UNFOLDED, (bounds.low, bounds.high - 1))
@@ -181,10 +260,7 @@ def _unfolded(connection: Connection, bounds: Bounds) -> list[BigintArray]:
 
 
 def _compare_levels(connection: Connection, findings: Findings) -> None:
-    statement = sql.SQL(_COMPARE_LEVELS).format(
-        hour=sql.Literal(HOUR_NS), day=sql.Literal(DAY_NS), words=words(), differ=are_not_nothing()
-    )
-    for level, start_ns, finer, said in connection.execute(statement):
+    for level, start_ns, finer, said in connection.execute(_COMPARE_LEVELS):
         example = _example(level, start_ns, finer, said, f"by {_LEVEL_NAMES[level - 1]}")
         findings.add(WRONG_LEVEL, BUCKETS_TABLE, example)
     for start_ns in wrong_days(connection):

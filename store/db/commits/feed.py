@@ -33,7 +33,7 @@ from store.db.commits.pages import (
 )
 from store.db.locks import NODES
 from store.db.pool import Connection, Database, reconnecting
-from store.db.reading.select import EVERY_TOPIC, FRAME, PRESENCE, Topics
+from store.db.reading.messages import EVERY_TOPIC, Topics
 from store.domain.hub import (
     MAX_QUEUED_BYTES,
     START,
@@ -87,7 +87,7 @@ CommitListener = Callable[[Sequence[CommitRow]], None]
 
 
 def follow_cursors(database: Database) -> FollowCursors:
-    """The cursors of a database's followers, as callers hold them."""
+    """Return the codec of cursors of a database's followers."""
     return FollowCursors(
         database.store_id, database.cursor_key, lambda: secrets.token_bytes(NONCE_BYTES)
     )
@@ -106,7 +106,7 @@ class DatabaseFeed:
         page_bytes: int = DEFAULT_PAGE_BYTES,
         read_only: bool = False,
     ) -> None:
-        """Entries of one page have ``page_bytes`` at most.
+        """Follow a database, with pages of at most ``page_bytes``.
 
         ``read_only``: the database may be a standby, which others are ahead of.
         """
@@ -150,7 +150,7 @@ class DatabaseFeed:
             await asyncio.gather(self._tail, return_exceptions=True)
 
     def announce_ephemeral(self, messages: Sequence[Ephemeral]) -> None:
-        """Hand messages to the live followers of this node, at most once."""
+        """Send messages to the live followers of this node, at most once."""
         self._hub.announce(messages)
 
     # Tailing
@@ -248,19 +248,19 @@ class DatabaseFeed:
     async def follow(
         self, request: FollowRequest, outlet: Outlet
     ) -> AsyncGenerator[FollowPage, None]:
-        """Messages from a cursor on, then live (see `store.domain.ports.Feed`)."""
+        """Yield messages from a cursor on, then live (see `store.domain.ports.Feed`)."""
         # Where the tail stands says nothing about what is older: only who begins with what comes
         # from now on needs no look at the database first.
         resumes = request.from_beginning or request.cursor is not None
         encounter = None if resumes else self._encounters
         position = await self._begin(request, outlet)
-        live = told = False
+        live = is_answered = False
         entry_bytes = _ENTRY_BYTES
         while True:
             if self._reached(position) and encounter == self._encounters:
                 with self._subscribed(request, position.place) as subscription:
                     if not live:
-                        live = told = True
+                        live = is_answered = True
                         yield self._page(b"", 0, position, live=True)
                     async for delivery in subscription.deliveries():
                         position = FeedPosition(delivery.place)
@@ -275,8 +275,8 @@ class DatabaseFeed:
             room.fit(len(page.frames))
             position = page.position
             live = live or self._reached(position)
-            if page.count or live or not told:
-                told = True
+            if page.count or live or not is_answered:
+                is_answered = True
                 yield self._page(page.frames, page.count, position, live=live)
             room.close()
             if position == before and not self._reached(position):
@@ -322,10 +322,12 @@ class DatabaseFeed:
     async def _read_page(
         self, request: FollowRequest, position: FeedPosition, outlet: Outlet, size: PageSize
     ) -> FeedPage:
-        entry = FRAME if request.include_data else PRESENCE
+        include_data = request.include_data
 
         async def read(connection: Connection) -> FeedPage:
-            return await read_feed_page(connection, request.filter, position, entry, size)
+            return await read_feed_page(
+                connection, request.filter, position, size, include_data=include_data
+            )
 
         return await self._database.read_page(read, outlet)
 
@@ -346,7 +348,7 @@ class _Subscription:
         )
 
     async def deliveries(self) -> AsyncIterator[Delivery]:
-        """What arrives, until the follower is cut off and must go on from the database."""
+        """Yield what arrives, until the follower lags and must go on from the database."""
         subscriber = self.subscriber
         while not subscriber.lagging:
             delivery = subscriber.take(self._page_bytes)
@@ -370,7 +372,6 @@ class _Subscription:
 
 
 async def _newest_and_count(connection: Connection) -> tuple[Place, int]:
-    """The newest commit, and the messages of all commits up to it."""
     async with connection.transaction():
         await connection.execute("set transaction isolation level repeatable read")
         return await newest(connection), await messages_ever(connection)

@@ -1,7 +1,7 @@
-"""What gossip reads: messages as their commits come by, and messages by hash.
+"""Reads of gossip: messages as their commits are seen, and messages by hash.
 
-What this node has written lately is in memory (`store.db.writing.tracking`, then
-`RecentBodies`); only what others have written, or what is older, is read from the database. A
+What this node has written lately is in memory (`store.db.writing.unread`, then `RecentBodies`);
+only what others have written, or what is older, is read from the database. A
 message that is read is laid out again as admission did it: so its SDS metadata need no index of
 their own.
 """
@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from reconcile.ids import SyncIds
-from store.db.commits.ids import ids_of
 from store.db.pool import Database
-from store.db.reading.hashes import content_digests_at, locate
+from store.db.reading.messages import content_digests_at, locate
 from store.db.reading.transfer_reads import TransferReader
+from store.db.reconciliation import ids_of
 from store.domain.admission import Admission
 from store.domain.hub import CommitRow
 from store.domain.ports import Source, SyncId
@@ -74,7 +74,7 @@ class RecentBodies:
             self._drop_oldest()
 
     def get(self, digest: bytes) -> bytes | None:
-        """A message as encoded ``WakuMessageAndTopic``; None: it is not here."""
+        """Return a message as encoded ``WakuMessageAndTopic``; None: it is not here."""
         found = self._places.get(digest)
         if found is None:
             return None
@@ -86,8 +86,8 @@ class RecentBodies:
         self._bytes -= size_bytes
         for place in places:
             digest = batch.hashes[place]
-            held = self._places.get(digest)
-            if held is not None and held[0] is batch:
+            found = self._places.get(digest)
+            if found is not None and found[0] is batch:
                 del self._places[digest]
 
 
@@ -105,7 +105,7 @@ class GossipReads:
         self._recent.add(batch, places, size_bytes)
 
     async def load(self, hashes: Sequence[bytes], max_bytes: int) -> list[bytes | None]:
-        """The first of these messages, in order, up to ``max_bytes`` but at least one.
+        """Return the first of these messages, in order, up to ``max_bytes`` but at least one.
 
         None stands for a message that is not held.
         """
@@ -132,12 +132,12 @@ class GossipReads:
         return [found.get(digest) for digest in hashes]
 
     async def arrived(self, commits: Sequence[CommitRow]) -> Committed:
-        """What some commits have added, as far as it is held."""
+        """Return what some commits have added, as far as it is stored."""
         ids = await self._database.read(ids_of, commits, pool=self._database.bulk_pool)
         return await self._described(sorted(ids.pairs()), {}, None)
 
     async def newest(self, limit: int) -> Committed:
-        """The newest messages, oldest first; metadata for as many as `MAX_READ_BYTES` hold."""
+        """Return the newest messages, oldest first; with metadata of `MAX_READ_BYTES` of them."""
         given = MAX_TIMESTAMP_NS, limit
         rows = await self._database.rows(_NEWEST, given, self._database.bulk_pool)
         ids = sorted((ts, bytes(digest)) for ts, digest, _ in rows)
@@ -188,7 +188,6 @@ class GossipReads:
 def _prefix(
     wanted: Sequence[bytes], found: dict[bytes, bytes | None], max_bytes: int
 ) -> list[bytes | None]:
-    """The first messages of which it is known what they are, one at least."""
     answer: list[bytes | None] = []
     size = 0
     for digest in wanted:

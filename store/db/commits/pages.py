@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Final
 
 from store.db.arrays import bigints, split_uuids, uuids
 from store.db.pool import Connection
-from store.db.reading.pages import SHOWN
-from store.db.reading.select import (
-    FRAME,
-    MessageExpression,
+from store.db.reading.messages import (
+    Row,
     Topics,
+    columns_of,
+    frame_of,
+    largest_of,
+    read_frames,
     resolve,
     topics_clause,
     topics_parameters,
 )
-from store.domain.hub import START, CommitRow, Place, Row, TopicName
+from store.domain.hub import START, CommitRow, Place, TopicName
+from store.domain.hub import Row as LiveRow
 from store.domain.ports import CursorOutOfRange, SyncId, TopicFilter
 from storenode.message.limits import MAX_TIMESTAMP_NS
 
@@ -55,14 +57,14 @@ class FeedPosition:
 
 @dataclass(frozen=True, slots=True)
 class PageSize:
-    """How much a page reads: ``rows`` at most, of which ``max_bytes`` of entries are shown."""
+    """The size of a page: ``rows`` at most, of which ``max_bytes`` of entries are shown."""
 
     rows: int
     max_bytes: int
 
     @classmethod
     def of(cls, max_bytes: int, entry_bytes: int) -> PageSize:
-        """Some more rows than fit if entries have ``entry_bytes`` each."""
+        """Return a size of some more rows than fit if entries have ``entry_bytes`` each."""
         fitting = max_bytes // entry_bytes
         return cls(min(fitting + fitting // 4 + _SPARE_ROWS, MAX_PAGE_MESSAGES), max_bytes)
 
@@ -76,6 +78,25 @@ class FeedPage:
     position: FeedPosition
 
 
+# The newest commit, the first from a position on, and one by its position.
+_NEWEST: Final = "select position, token from storenode.commits order by position desc limit 1"
+_FIRST_FROM: Final = """
+select position, token from storenode.commits where position >= %b::bigint
+order by position limit 1
+"""
+_COMMIT_AT: Final = "select token from storenode.commits where position = %b::bigint"
+_OLDEST: Final = "select position from storenode.commits order by position limit 1"
+
+# The messages of all commits that ever were.
+_MESSAGES_EVER: Final = """
+select (select folded_messages from storenode.store)
+     + coalesce((select sum(messages) from storenode.commits), 0)::bigint
+"""
+_TOPIC_NAMES: Final = """
+select distinct key, pubsub_topic, content_topic from storenode.topics where key = any(%b::uuid[])
+"""
+
+# Commits in their order, those that may have a topic of a selection.
 _COMMITS: Final = """
 select position, token, batch, messages, min_ts, max_ts, topics from storenode.commits
 where position >= %(first)b::bigint and position <= %(last)b::bigint{topics}
@@ -83,86 +104,70 @@ order by position limit %(limit)b::bigint
 """
 _TOUCHING: Final = " and (topics is null or topics && %(topics)b::uuid[])"
 
-# A probe of the index for each batch, whatever a plan was made for (see `MESSAGE_AT`); a batch
-# lies in few partitions.
+# Messages of batches. A probe of the index for each batch, whatever a plan was made for (see
+# `MESSAGE_AT`); a batch lies in few partitions.
 _MESSAGES_OF: Final = """lateral (
     select n.* from storenode.messages n
     where n.batch = k.batch and n.ts >= k.low and n.ts <= k.high offset 0
 ) m"""
 
-# Commits come in their order: each is sorted by itself, and those beyond the limit are not read.
-_ROWS: Final = """
-select m.*, row_number() over w as n, sum({entry_bytes}) over w as bytes from (
-    select k.position, m.ts, m.hash, m.head, m.payload, m.tail
-    from (
-        select * from unnest(%(batches)b::bigint[], %(lows)b::bigint[], %(highs)b::bigint[],
-                             %(positions)b::bigint[]) as k(batch, low, high, position)
-        order by position
-    ) k
-    cross join {messages}
-    where true{topics}
-      and (k.position, m.ts, m.hash)
-          > (%(at_position)b::bigint, %(at_ts)b::bigint, %(at_hash)b::bytea)
-    order by k.position, m.ts, m.hash limit %(show)b::bigint
-) m
-window w as (order by m.position, m.ts, m.hash rows unbounded preceding)
+# A page of messages in commit order. Commits come in their order: each is sorted by itself, and
+# those beyond the limit are not read.
+_PAGE: Final = f"""
+select {{columns}}, k.position
+from (
+    select * from unnest(%(batches)b::bigint[], %(lows)b::bigint[], %(highs)b::bigint[],
+                         %(positions)b::bigint[]) as k(batch, low, high, position)
+    order by position
+) k
+cross join {_MESSAGES_OF}
+where true{{topics}}
+  and (k.position, m.ts, m.hash)
+      > (%(at_position)b::bigint, %(at_ts)b::bigint, %(at_hash)b::bytea)
+order by k.position, m.ts, m.hash limit %(limit)b::bigint
 """
 
-_PAGE: Final = """
-select string_agg({entry}, ''::bytea) {shown}, count(*) {shown}, count(*),
-       (array_agg(position) {shown})[count(*) {shown}],
-       (array_agg(ts) {shown})[count(*) {shown}], (array_agg(hash) {shown})[count(*) {shown}]
-from ({rows}) m
+# All messages of some batches, for followers that are live.
+_LIVE_ROWS: Final = f"""
+select m.batch, m.topic, m.hash, m.head || m.payload || m.tail
+from unnest(%(batches)b::bigint[], %(lows)b::bigint[], %(highs)b::bigint[]) as k(batch, low, high)
+cross join {_MESSAGES_OF}
+where true{{topics}}
+order by m.ts, m.hash
 """
 
 
 async def newest(connection: Connection) -> Place:
-    """Place of the newest commit; `START` when there is none."""
-    cursor = await connection.execute(
-        "select position, token from storenode.commits order by position desc limit 1",
-        binary=True,
-    )
-    row = await cursor.fetchone()
+    """Return the place of the newest commit; `START` when there is none."""
+    row = await (await connection.execute(_NEWEST, binary=True)).fetchone()
     return START if row is None else _place(row[0], row[1])
 
 
 async def _first_from(connection: Connection, position: int) -> Place:
-    """Place of the first commit from a position on; there must be one."""
-    cursor = await connection.execute(
-        "select position, token from storenode.commits where position >= %b::bigint"
-        " order by position limit 1",
-        (position,),
-        binary=True,
-    )
-    row = await cursor.fetchone()
+    """Return the place of the first commit from a position on; there must be one."""
+    row = await (await connection.execute(_FIRST_FROM, (position,), binary=True)).fetchone()
     assert row is not None, "the newest commit is there"
     return _place(row[0], row[1])
 
 
 async def is_served(connection: Connection, place: Place) -> bool:
-    """True when a place is this database's own: its commit is there, or was pruned since.
+    """Return True if a place is this database's own: its commit is there, or was pruned since.
 
-    A commit that is missing although an older one is held was lost (or never was).
+    A commit that is missing although an older one is stored was lost (or never was).
     """
     if place == START:
         return True
-    cursor = await connection.execute(
-        "select token from storenode.commits where position = %b::bigint", (place[0],), binary=True
-    )
-    row = await cursor.fetchone()
+    row = await (await connection.execute(_COMMIT_AT, (place[0],), binary=True)).fetchone()
     if row is not None and _place(place[0], row[0]) == place:
         return True
-    cursor = await connection.execute(
-        "select position from storenode.commits order by position limit 1", binary=True
-    )
-    row = await cursor.fetchone()
+    row = await (await connection.execute(_OLDEST, binary=True)).fetchone()
     return row is not None and place[0] < row[0]  # type: ignore[operator]
 
 
 async def commits_between(
     connection: Connection, first: int, last: int, topics: Topics, limit: int = _MAX_COMMITS
 ) -> list[CommitRow]:
-    """Commits from ``first`` to ``last``, those that may hold a topic of a selection."""
+    """Read commits from ``first`` to ``last``, those that may hold a topic of a selection."""
     filtered = topics.keys is not None
     cursor = await connection.execute(
         _COMMITS.format(topics=_TOUCHING if filtered else ""),
@@ -192,8 +197,9 @@ async def read_feed_page(
     connection: Connection,
     wanted: TopicFilter,
     after: FeedPosition,
-    entry: MessageExpression,
     size: PageSize,
+    *,
+    include_data: bool,
 ) -> FeedPage:
     """Read the page after a position, in commits of about `MAX_PAGE_MESSAGES`.
 
@@ -220,53 +226,31 @@ async def read_feed_page(
     end = FeedPosition(head if complete else some[-1].place)
     if not some:
         return FeedPage(b"", 0, end)
-    row = await _read_rows(connection, topics, some, after, entry=entry, size=size)
-    frames, count, seen, position, ts, digest = row
-    if not count:
-        return FeedPage(b"", 0, end)
-    if seen == count and seen < size.rows:  # type: ignore[operator]
-        return FeedPage(frames, count, end)  # type: ignore[arg-type]
-    place = next(commit.place for commit in some if commit.place[0] == position)
-    return FeedPage(frames, count, FeedPosition(place, (ts, digest)))  # type: ignore[arg-type]
-
-
-async def _read_rows(
-    connection: Connection,
-    topics: Topics,
-    commits: Sequence[CommitRow],
-    after: FeedPosition,
-    *,
-    entry: MessageExpression,
-    size: PageSize,
-) -> tuple[object, ...]:
-    at = after.inside
-    parameters = _batch_parameters(commits, topics) | {
-        "positions": bigints([commit.place[0] for commit in commits]),
+    at = after.inside or (MAX_TIMESTAMP_NS, b"")
+    parameters = _batch_parameters(some, topics) | {
+        "positions": bigints([commit.place[0] for commit in some]),
         "at_position": after.place[0],
-        "at_ts": at[0] if at else MAX_TIMESTAMP_NS,
-        "at_hash": at[1] if at else b"",
-        "show": size.rows,
-        "max_bytes": size.max_bytes,
+        "at_ts": at[0],
+        "at_hash": at[1],
+        "limit": size.rows,
+        "most": largest_of(size.max_bytes, size.rows),
     }
-    statement = _page_statement(entry, filtered=topics.keys is not None)
-    cursor = await connection.execute(statement, parameters, binary=True)
-    row = await cursor.fetchone()
-    assert row is not None
-    return row
-
-
-@cache
-def _page_statement(entry: MessageExpression, *, filtered: bool) -> str:
-    rows = _ROWS.format(
-        entry_bytes=entry.size,
-        messages=_MESSAGES_OF,
-        topics=topics_clause(Topics(())) if filtered else "",
+    statement = _PAGE.format(
+        columns=columns_of(include_data=include_data), topics=topics_clause(topics)
     )
-    return _PAGE.format(entry=entry.expression, rows=rows, shown=SHOWN)
+    cursor = await connection.execute(statement, parameters, binary=True)
+    found = await cursor.fetchall()
+    rows: list[Row] = [tuple(row[:-1]) for row in found]  # type: ignore[misc]
+    frames = await read_frames(connection, rows, size.max_bytes, include_data=include_data)
+    count = sum(map(bool, frames))
+    if len(frames) == len(rows) < size.rows:
+        return FeedPage(b"".join(frames), count, end)
+    last = found[len(frames) - 1]
+    place = next(commit.place for commit in some if commit.place[0] == last[-1])
+    return FeedPage(b"".join(frames), count, FeedPosition(place, rows[len(frames) - 1][:2]))
 
 
 def _up_to(commits: Sequence[CommitRow], messages: int) -> list[CommitRow]:
-    """The first commits with about so many messages in all, at least one commit."""
     chosen: list[CommitRow] = []
     for commit in commits:
         chosen.append(commit)
@@ -274,15 +258,6 @@ def _up_to(commits: Sequence[CommitRow], messages: int) -> list[CommitRow]:
         if messages <= 0:
             break
     return chosen
-
-
-_LIVE_ROWS: Final = f"""
-select m.batch, m.topic, m.hash, {FRAME.expression}
-from unnest(%(batches)b::bigint[], %(lows)b::bigint[], %(highs)b::bigint[]) as k(batch, low, high)
-cross join {{messages}}
-where true{{topics}}
-order by m.ts, m.hash
-"""
 
 
 def _batch_parameters(commits: Sequence[CommitRow], topics: Topics) -> dict[str, object]:
@@ -295,34 +270,26 @@ def _batch_parameters(commits: Sequence[CommitRow], topics: Topics) -> dict[str,
 
 async def rows_of(
     connection: Connection, commits: Sequence[CommitRow], topics: Topics
-) -> dict[int, list[Row]]:
-    """Rows of some commits on some topics, by batch, each in (timestamp, hash) order."""
-    statement = _LIVE_ROWS.format(messages=_MESSAGES_OF, topics=topics_clause(topics))
+) -> dict[int, list[LiveRow]]:
+    """Read the messages of some commits on some topics, by batch, each in order of time."""
+    statement = _LIVE_ROWS.format(topics=topics_clause(topics))
     parameters = _batch_parameters(commits, topics)
     cursor = await connection.execute(statement, parameters, binary=True)
-    found: dict[int, list[Row]] = {}
-    for batch, topic, digest, frame in await cursor.fetchall():
+    found: dict[int, list[LiveRow]] = {}
+    for batch, topic, digest, body in await cursor.fetchall():
+        frame = frame_of(digest, body)  # type: ignore[arg-type]
         found.setdefault(batch, []).append((topic, digest, frame))  # type: ignore[arg-type]
     return found
 
 
 async def topic_names(connection: Connection, keys: Sequence[bytes]) -> dict[bytes, TopicName]:
-    """Names of topic keys."""
-    cursor = await connection.execute(
-        "select distinct key, pubsub_topic, content_topic from storenode.topics"
-        " where key = any(%b::uuid[])",
-        (uuids(keys),),
-        binary=True,
-    )
+    """Return the names of topic keys."""
+    cursor = await connection.execute(_TOPIC_NAMES, (uuids(keys),), binary=True)
     return {key: (pubsub, content) for key, pubsub, content in await cursor.fetchall()}  # type: ignore[misc]
 
 
 async def messages_ever(connection: Connection) -> int:
-    """Messages that were ever stored, by all commits, the pruned ones included."""
-    cursor = await connection.execute(
-        "select (select folded_messages from storenode.store)"
-        " + coalesce((select sum(messages) from storenode.commits), 0)::bigint"
-    )
-    row = await cursor.fetchone()
+    """Count the messages that were ever stored, by all commits, the pruned ones included."""
+    row = await (await connection.execute(_MESSAGES_EVER)).fetchone()
     assert row is not None
     return row[0]  # type: ignore[return-value]

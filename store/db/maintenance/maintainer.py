@@ -21,14 +21,14 @@ from psycopg import AsyncConnection
 
 from store.db.errors import sentence
 from store.db.locks import MAINTENANCE
+from store.db.maintenance.condition import analyze_stale
 from store.db.maintenance.rebuild import Rebuilder
 from store.db.maintenance.retention import DEFAULT_LOCK_TIMEOUT_MS, prune, read_inventory
-from store.db.maintenance.stats import analyze_stale
 from store.db.schema.names import FINE_TABLE
 from store.db.schema.partitions import ensure_ahead
 from store.db.sds.missing import follow_claims
 from store.db.summaries.fold import fold, is_pending
-from store.db.summaries.sealing import seal
+from store.db.summaries.lattices import seal
 from store.domain.retention import (
     MAX_DOUBT_NS,
     Reading,
@@ -72,7 +72,7 @@ class Maintainer:
     ``connect`` opens a connection in autocommit mode that is used for nothing else, and a second
     one while an index is rebuilt, which takes long and must not delay the rest; ``now_ns`` is a
     clock in nanoseconds since the epoch, of which ``max_lead_ns`` says how far ahead of the
-    database's it may be (None: it is not compared). ``steady_ns`` is a clock that nobody sets, by
+    database's it may be (None: it is not compared). ``steady_ns`` is a clock that is never set, by
     which leaps of the other are noticed (None: they are not). ``last_online_ns``: when the store
     was last online before this start (0: never). Events: ``maintenance_taken``,
     ``partition_dropped``, ``retention_problem``, ``partitions_analyzed``, ``index_rebuilt``,
@@ -188,7 +188,7 @@ class Maintainer:
         return True
 
     async def round(self, connection: Connection) -> None:
-        """Do all maintenance once; what fails keeps nothing else from being done.
+        """Run all maintenance once; what fails keeps nothing else from being done.
 
         Raises:
             psycopg.Error: the connection is lost.
@@ -209,7 +209,6 @@ class Maintainer:
             self._on_event("maintenance_failed", task=task, error=str(error))
 
     async def _time(self, connection: Connection) -> int:
-        """The time to go by."""
         clock_ns = self._now_ns()
         if self._steady_ns is None:
             return clock_ns
@@ -314,7 +313,6 @@ def _doubt(reading: Reading, absent_ns: int | None) -> tuple[str, str]:
 
 
 async def _is_new(connection: Connection) -> bool:
-    """Whether nothing was ever stored."""
     row = await (await connection.execute(_IS_NEW)).fetchone()
     return row == (True,)
 
@@ -325,7 +323,7 @@ async def _obtained(connection: Connection) -> bool:
 
 
 async def newest_commit_ns(connection: Connection) -> int:
-    """Time of the newest commit, or of the first upgrade: one that has certainly been reached.
+    """Return the time of the newest commit, or of the first upgrade, which is certainly over.
 
     In nanoseconds since the epoch, by the clock of the server as it was then.
     """
@@ -333,7 +331,7 @@ async def newest_commit_ns(connection: Connection) -> int:
 
 
 async def database_ns(connection: Connection) -> int:
-    """The clock of the database's server, in nanoseconds since the epoch."""
+    """Return the clock of the database's server, in nanoseconds since the epoch."""
     return await _read_ns(connection, _CLOCK)
 
 

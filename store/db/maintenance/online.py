@@ -1,4 +1,4 @@
-"""When the store was online: kept in the database, for the node that starts next and for clients.
+"""The times at which the store was online, in the database.
 
 Several nodes may share a database, so the later time counts; but a time that lies ahead of the
 clock of who writes it came from a clock that was wrong, and does not stay.
@@ -47,7 +47,7 @@ class DatabaseOnlineTimes:
         self._database = database
 
     async def last(self) -> int:
-        """Unix nanoseconds; 0: never."""
+        """Return the last time in Unix nanoseconds; 0: never."""
         ((online_ns,),) = await self._database.rows(_READ)
         return int(online_ns)
 
@@ -75,6 +75,6 @@ class DatabaseOnlineTimes:
         await self._database.write(write)
 
     async def overlapping(self, start_ns: int, end_ns: int) -> Sequence[Interval]:
-        """Those that touch a range, and the first of all."""
+        """Return the intervals that touch a range, and the first of all."""
         bounds = {"start": start_ns, "end": end_ns}
         return [Interval(*row) for row in await self._database.rows(_OVERLAPPING, bounds)]

@@ -1,15 +1,20 @@
-"""Dropping what retention does not keep: whole partitions, in short transactions, or not at all.
+"""Retention: dropping whole partitions, in short transactions, or not at all.
 
-What goes is decided by `store.domain.retention`; here it is done. One transaction per partition of
-messages drops that, what follows from it in the other tables, its summaries and unread events,
-raises the horizon and adds to the totals of what was dropped. It waits for locks no longer than its
-limit, since every query waits behind it meanwhile; what it does not get is left to a later round.
+`store.domain.retention` decides which partitions go. One transaction per partition of messages
+drops that, what follows from it in the other tables, its summaries and unread events, raises the
+horizon and adds to the totals of what was dropped. It waits for locks no longer than its limit,
+since every query waits behind it meanwhile; a later round tries again.
+
+A job of the pipeline notes in ``storenode.archived`` what an hour was when the archive had exactly
+that. The note is valid as long as it agrees with the hour's bucket, so a message that arrives late
+makes it invalid.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final, LiteralString
 
 from psycopg import AsyncConnection, sql
@@ -23,12 +28,12 @@ from store.db.schema.names import (
     PARTITIONED_TABLES,
     SCHEMA,
 )
-from store.db.schema.partitions import begin, read_catalog
+from store.db.schema.partitions import Catalog, begin, read_catalog
 from store.db.sds.missing import follow_claims, forget_dropped
-from store.db.summaries.archived import NotArchived, require_archived
+from store.db.summaries.buckets import HOUR_NS
 from store.db.summaries.fold import delete_buckets, fold_rest, fold_until, lock_folding
 from store.db.writing.unread import drop_unread
-from store.domain.partitioning import Bounds, parse_bounds
+from store.domain.partitioning import UNBOUNDED_HIGH, UNBOUNDED_LOW, Bounds
 from store.domain.retention import (
     Drop,
     DropReason,
@@ -37,21 +42,91 @@ from store.domain.retention import (
     RetentionPolicy,
     plan_prune,
 )
+from storenode.message.limits import NS_PER_S
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+_HOURS: Final[LiteralString] = """
+    select start_ns from storenode.buckets held
+    where level = 1 and start_ns > %(low)s::bigint and start_ns < %(high)s::bigint
+      and (count, x0, x1, x2, x3) <> (0, 0, 0, 0, 0)
+      and not exists (
+          select from storenode.archived noted
+          where noted.start_ns = held.start_ns
+            and (noted.count, noted.x0, noted.x1, noted.x2, noted.x3)
+              = (held.count, held.x0, held.x1, held.x2, held.x3))
+"""
+# An hour that a commit is about which is not folded yet is not what its bucket says.
+_NOT_ARCHIVED: Final[LiteralString] = f"""
+select count(*), min(start_ns) from (
+    {_HOURS}
+    union all
+    select greatest(min_ts, %(low)s::bigint) from storenode.commits
+    where position > (select folded_position from storenode.store)
+      and max_ts > %(low)s::bigint and min_ts < %(high)s::bigint
+) as unarchived
+"""
+_STATE: Final[LiteralString] = f"""
+select count(*), coalesce(min(start_ns), 0)::bigint,
+       (select coalesce(max(start_ns), 0)::bigint from storenode.archived)
+from ({_HOURS}) as unarchived
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveState:
+    """Hours that are over and that no archive was seen to hold as they are now.
+
+    ``oldest_unarchived_ns``: where the first of them begins, 0 if there is none.
+    ``archived_until_ns``: where the newest hour ends that was marked as archived, 0 if none was.
+    """
+
+    unarchived_hours: int
+    oldest_unarchived_ns: int
+    archived_until_ns: int
+
+
+class NotArchivedError(Exception):
+    """A partition must stay; the text says why, and what to do."""
+
+
+async def require_archived(connection: AsyncConnection[Any], partition: Partition) -> None:
+    """Make sure that every hour with messages of a partition is archived as it is now.
+
+    To be sure until the end of a transaction, no session may be able to write to the partition, and
+    everything must be folded.
+
+    Raises:
+        NotArchivedError: an hour is not.
+    """
+    bounds = partition.bounds
+    low = max(bounds.low, UNBOUNDED_LOW + HOUR_NS) - HOUR_NS
+    given = {"low": low, "high": min(bounds.high, UNBOUNDED_HIGH - 1)}
+    ((hours, first_ns),) = await (await connection.execute(_NOT_ARCHIVED, given)).fetchall()
+    if hours:
+        moment = _EPOCH + timedelta(seconds=first_ns // NS_PER_S)
+        raise NotArchivedError(
+            f"partition {partition.name} stays, since it is not archived in full"
+            f" (hours not archived: {hours}, the first {moment:%Y-%m-%dT%H}:00Z):"
+            " run `storenode pipeline archive`"
+        )
+
+
+async def read_archive_state(connection: AsyncConnection[Any], now_ns: int) -> ArchiveState:
+    """Return how far archives have come; what is not folded yet is not counted.
+
+    Raises `psycopg.Error`.
+    """
+    given = {"low": UNBOUNDED_LOW, "high": now_ns - HOUR_NS + 1}
+    ((hours, oldest_ns, newest_ns),) = await (await connection.execute(_STATE, given)).fetchall()
+    return ArchiveState(hours, oldest_ns, newest_ns + HOUR_NS if newest_ns else 0)
+
 
 Connection = AsyncConnection[Any]
 
 DEFAULT_LOCK_TIMEOUT_MS: Final = 250
 """How long queries may queue behind a drop."""
 
-_INVENTORY: Final[LiteralString] = """
-select p.relname::text, c.relname::text, pg_get_expr(c.relpartbound, c.oid),
-       pg_total_relation_size(c.oid), c.reltuples::bigint
-from pg_inherits i
-join pg_class p on p.oid = i.inhparent
-join pg_class c on c.oid = i.inhrelid
-where p.relnamespace = 'storenode'::regnamespace and p.relkind = 'p' and not i.inhdetachpending
-  and c.relkind = 'r'
-"""
 _STORE: Final[LiteralString] = """
 select horizon_ns, pg_total_relation_size('storenode.buckets') from storenode.store
 """
@@ -73,27 +148,21 @@ _NEWEST_POSITION: Final[LiteralString] = "select max(position) from storenode.co
 
 
 @dataclass(frozen=True)
-class Inventory:
-    """All partitions with their sizes, the horizon (nanoseconds), and the size of summaries."""
+class StoreInventory(Catalog):
+    """A catalog with sizes, the horizon (nanoseconds), and the size of summaries."""
 
-    partitions: tuple[Partition, ...]
     horizon_ns: int
     summaries_bytes: int
 
-    def of(self, table: str) -> list[Partition]:
-        """The partitions of one table, lowest first."""
-        found = [each for each in self.partitions if each.table == table]
-        return sorted(found, key=lambda each: each.bounds.low)
-
     @property
     def size_bytes(self) -> int:
-        """Size of all tables with their indexes."""
+        """The size of all tables with their indexes."""
         return self.summaries_bytes + sum(each.size_bytes for each in self.partitions)
 
 
 @dataclass(frozen=True)
 class PruneReport:
-    """What was dropped, or would be in a dry run.
+    """The partitions that were dropped, or would be in a dry run.
 
     ``problems`` are sentences about what could not be done. Sizes are those from before.
     """
@@ -109,16 +178,11 @@ class PruneReport:
         return sum(each.partition.size_bytes for each in self.dropped)
 
 
-async def read_inventory(connection: Connection) -> Inventory:
+async def read_inventory(connection: Connection) -> StoreInventory:
     """Read which partitions there are and how large they are."""
-    found = []
-    for table, name, text, size_bytes, rows in await _rows(connection, _INVENTORY):
-        # A partition that is dropped meanwhile has neither bounds nor a size.
-        bounds = None if text is None or size_bytes is None else parse_bounds(text)
-        if bounds is not None:
-            found.append(Partition(table, name, bounds, size_bytes, rows))
+    catalog = await read_catalog(connection, with_sizes=True)
     ((horizon_ns, summaries_bytes),) = await _rows(connection, _STORE)
-    return Inventory(tuple(found), horizon_ns, summaries_bytes)
+    return StoreInventory(catalog.partitions, catalog.position, horizon_ns, summaries_bytes)
 
 
 async def prune(
@@ -167,7 +231,7 @@ class _Prune:
     def __init__(
         self,
         connection: Connection,
-        inventory: Inventory,
+        inventory: StoreInventory,
         *,
         dry_run: bool,
         lock_timeout_ms: int,
@@ -195,7 +259,7 @@ class _Prune:
                     self.dropped += drops
                 else:
                     self.dropped += await self._drop(drops, step.horizon_ns)
-            except NotArchived as error:
+            except NotArchivedError as error:
                 self.problems.append(str(error))
                 return
             except pg.LockNotAvailable:
@@ -209,7 +273,7 @@ class _Prune:
             self._commits = self._commits[len(commits) :]
 
     async def _commits_behind(self, horizon_ns: int) -> list[Partition]:
-        """Partitions of commits, lowest first, that are only about messages behind the horizon.
+        """Return the partitions of commits that are only about messages behind the horizon.
 
         Below a position that is visible none can appear any more, so a partition below the newest
         commit's is complete.
@@ -236,7 +300,7 @@ class _Prune:
         greater part of that is done before any lock is taken.
 
         Raises:
-            NotArchived: what goes is not archived, or something came late just now.
+            NotArchivedError: what goes is not archived, or something came late just now.
         """
         counts = await _count_messages(self._connection, [each.partition for each in drops])
         await fold_until(self._connection)
@@ -289,7 +353,6 @@ class _Prune:
             await delete_buckets(self._connection, bounds)
 
     async def _totals(self, drops: list[Drop], counts: dict[str, _MessageCount]) -> tuple[int, int]:
-        """Messages that go, and messages that rows of commits which go have counted."""
         pruned = folded = 0
         for each in drops:
             partition = each.partition
@@ -334,7 +397,6 @@ async def _count_messages(
 
 
 async def _added_since(connection: Connection, partition: Partition, counted: _MessageCount) -> int:
-    """Messages that a partition was given after its count; nobody may write to it meanwhile."""
     statement = sql.SQL(_ADDED).format(sql.Identifier(SCHEMA, partition.name))
     given = (counted.position, partition.bounds.low, partition.bounds.high)
     cursor = await connection.execute(statement, given, prepare=False)

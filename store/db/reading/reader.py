@@ -12,25 +12,15 @@ from typing import Final
 from uuid import UUID
 
 from store.db.pool import Connection, Database
-from store.db.reading.hashes import HashLookups, page_by_hashes
+from store.db.reading.lookups import HashLookups
+from store.db.reading.messages import Topics, filter_clause, filter_parameters, resolve
 from store.db.reading.pages import (
     AFTER_ALL,
     BEFORE_ALL,
-    Joined,
-    Shape,
-    Window,
+    MessagePage,
+    PageShape,
+    PageWindow,
     read_page,
-    rows_of_each,
-)
-from store.db.reading.select import (
-    FRAME,
-    PRESENCE,
-    QUERY_FRAME,
-    QUERY_PRESENCE,
-    Topics,
-    filter_clause,
-    filter_parameters,
-    resolve,
 )
 from store.db.schema.names import HASH_KEY_BYTES
 from store.domain.ports import (
@@ -50,6 +40,9 @@ from storenode.message.limits import HASH_BYTES
 
 DEFAULT_SCAN_PAGE: Final = 4_000
 MAX_SCAN_PAGE: Final = 10_000
+_QUERY_TAG: Final = b"\xa2\x01"
+"""Field 20, ``StoreQueryResponse.messages``, in place of the tag of a frame."""
+
 _FEWEST_ROWS: Final = 256
 _FEWEST_READ: Final = 1_000
 """Messages that are read at a time behind the first page, however few are sent in one."""
@@ -64,20 +57,23 @@ class DatabaseReader:
         counted: Callable[[], tuple[int, int]],
         page_bytes: int = DEFAULT_PAGE_BYTES,
     ) -> None:
-        """``counted``: `DatabaseFeed.counted`. Entries of a page have ``page_bytes`` at most."""
+        """Read from a database; ``counted`` is `DatabaseFeed.counted`.
+
+        Entries of a page have ``page_bytes`` at most.
+        """
         self._database = database
         self._counted = counted
         self._page_bytes = page_bytes
         self._lookups = HashLookups(database, page_bytes)
 
     async def position(self, message_hash: bytes, rights: TopicRights) -> SyncId | None:
-        """Position of a message by hash (see `store.domain.ports.Reader`)."""
+        """Return the position of a message by hash (see `store.domain.ports.Reader`)."""
         if len(message_hash) != HASH_BYTES:
             return None
         wanted = TopicFilter(rights=rights)
         statement = (
             "select m.ts from storenode.hashes m where m.key = %(key)b::uuid"
-            f"{filter_clause(filtered=not wanted.everything)} limit 1"
+            f"{filter_clause(wanted)} limit 1"
         )
         key = UUID(bytes=message_hash[:HASH_KEY_BYTES])
         parameters = {"key": key} | filter_parameters(wanted)
@@ -92,26 +88,25 @@ class DatabaseReader:
         return await self._database.read(look)
 
     async def query(self, request: PageRequest) -> QueryPage:
-        """One page of ``Query``."""
-        if request.hashes is not None and self._lookups.takes(request):
-            return await self._lookups.query(request)
+        """Return one page of ``Query`` (see `store.domain.ports.Reader`)."""
+        shape = PageShape(request.limit, self._page_bytes, request.include_data, looks_beyond=True)
 
-        each = request.limit + 1
-        entry = QUERY_FRAME if request.include_data else QUERY_PRESENCE
-        shape = Shape(entry, request.limit, each, each, self._page_bytes)
+        async def read(connection: Connection) -> MessagePage:
+            topics = await resolve(connection, request.filter)
+            return await read_page(connection, topics, query_window(request), shape)
 
-        async def read(connection: Connection) -> QueryPage:
-            if request.hashes is not None:
-                page = await page_by_hashes(connection, request, shape)
-            else:
-                topics = await resolve(connection, request.filter)
-                page = await read_page(connection, topics, query_window(request), shape)
-            if page.seen <= page.count:
-                return QueryPage(page.entries, page.count, None)
-            next_ns, cursor = page.last
-            return QueryPage(page.entries, page.count, cursor, next_ns)
-
-        return await self._database.read(read)
+        if request.hashes is not None:
+            page = await self._lookups.query(request)
+        else:
+            page = await self._database.read(read)
+        frames = page.frames if request.forward else page.frames[::-1]
+        shown = [_QUERY_TAG + frame[1:] for frame in frames if frame]
+        entries = b"".join(shown)
+        if page.is_last:
+            return QueryPage(entries, len(shown), None)
+        last_ns, cursor = page.positions[-1]
+        next_ns = last_ns if request.hashes is None else None
+        return QueryPage(entries, len(shown), cursor, next_ns)
 
     async def scan(self, request: ScanRequest, outlet: Outlet) -> AsyncGenerator[FramesPage, None]:
         """Yield every match in ascending order, a page at a time.
@@ -125,29 +120,40 @@ class DatabaseReader:
         topics = await self._database.read_page(choose, outlet)
         most, after = self._page_bytes, request.after or BEFORE_ALL
         room: Room | None = await outlet.room(most)
-        ahead: asyncio.Task[Joined] | None = None
+        ahead: asyncio.Task[MessagePage] | None = None
         asked = min(request.page_size or DEFAULT_SCAN_PAGE, MAX_SCAN_PAGE)
         size = asked
+
+        def begin(room: Room) -> asyncio.Task[MessagePage]:
+            # A small page is read by few rows, not cut from many.
+            fitting = max(size * room.size_bytes // most, min(size, _FEWEST_ROWS))
+            shape = PageShape(fitting, room.size_bytes, request.include_data)
+            low_ns, high_ns = max(request.time_start_ns, after[0], 0), request.time_end_ns - 1
+            window = PageWindow(low_ns, high_ns, after, forward=True)
+
+            async def read(connection: Connection) -> MessagePage:
+                return await read_page(connection, topics, window, shape)
+
+            return asyncio.ensure_future(self._database.read_page(read, outlet))
+
         try:
             while True:
                 if room is None:
                     room = await outlet.room(most)
-                if ahead is None:
-                    ahead = self._begin_page(request, topics, after, outlet, room, size=size)
-                page, taken = await ahead, room
-                if not page.count:
+                page, taken = await (ahead or begin(room)), room
+                if not page.frames:
                     return
-                taken.fit(len(page.entries))
-                after, ahead, room = page.last, None, outlet.spare_room(most)
+                taken.fit(sum(map(len, page.frames)))
+                after, ahead, room = page.positions[-1], None, outlet.spare_room(most)
                 size = max(asked, _FEWEST_READ)
                 if room is not None:
-                    ahead = self._begin_page(request, topics, after, outlet, room, size=size)
-                if page.positions:
-                    for part in page.parts(asked):
-                        yield part
+                    ahead = begin(room)
+                for start in range(0, len(page.frames), asked):
+                    end = min(start + asked, len(page.frames))
+                    part = page.frames[start:end]
+                    if count := sum(map(bool, part)):  # others were pruned meanwhile
+                        yield FramesPage(b"".join(part), count, page.positions[end - 1])
                     del part
-                else:
-                    yield FramesPage(page.entries, page.count, page.last)
                 # Not to be held while the next one waits for room.
                 del page
                 taken.close()
@@ -155,50 +161,6 @@ class DatabaseReader:
             if ahead is not None:
                 ahead.cancel()
                 await asyncio.gather(ahead, return_exceptions=True)
-
-    def _begin_page(
-        self,
-        request: ScanRequest,
-        topics: Topics,
-        after: SyncId,
-        outlet: Outlet,
-        room: Room,
-        *,
-        size: int,
-    ) -> asyncio.Task[Joined]:
-        return asyncio.ensure_future(
-            self._scan_page(request, topics, after, outlet, room.size_bytes, size=size)
-        )
-
-    async def _scan_page(
-        self,
-        request: ScanRequest,
-        topics: Topics,
-        after: SyncId,
-        outlet: Outlet,
-        max_bytes: int,
-        *,
-        size: int,
-    ) -> Joined:
-        window = Window(
-            max(request.time_start_ns, after[0], 0), request.time_end_ns - 1, after, forward=True
-        )
-        # A small page is read by few rows, not cut from many.
-        size = max(size * max_bytes // self._page_bytes, min(size, _FEWEST_ROWS))
-        shape = Shape(
-            FRAME if request.include_data else PRESENCE,
-            show=size,
-            read=size,
-            each=rows_of_each(topics, size),
-            max_bytes=max_bytes,
-            streamed=True,
-            apart=0 < request.page_size < size,
-        )
-
-        async def read(connection: Connection) -> Joined:
-            return await read_page(connection, topics, window, shape)
-
-        return await self._database.read_page(read, outlet)
 
     async def summary(self) -> StoreSummary:
         """Return what is held, in one snapshot that has all that was acknowledged before."""
@@ -224,15 +186,15 @@ from storenode.store
 """
 
 
-def query_window(request: PageRequest) -> Window:
-    """Where a page of ``Query`` lies."""
+def query_window(request: PageRequest) -> PageWindow:
+    """Return where a page of ``Query`` lies."""
     start = request.after or (BEFORE_ALL if request.forward else AFTER_ALL)
     low, high = max(request.time_start_ns, 0), request.time_end_ns - 1
     if request.forward:
         low = max(low, start[0])
     else:
         high = min(high, start[0])
-    return Window(low, high, start, request.forward)
+    return PageWindow(low, high, start, request.forward)
 
 
 async def _is_another(connection: Connection, timestamp: int, message_hash: bytes) -> bool:
@@ -245,5 +207,5 @@ async def _is_another(connection: Connection, timestamp: int, message_hash: byte
         (timestamp, key, key + end),
         binary=True,
     )
-    held = [bytes(digest) for (digest,) in await cursor.fetchall()]  # type: ignore[call-overload]
-    return bool(held) and message_hash not in held
+    found = [bytes(digest) for (digest,) in await cursor.fetchall()]  # type: ignore[call-overload]
+    return bool(found) and message_hash not in found

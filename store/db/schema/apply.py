@@ -11,7 +11,7 @@ from alembic.config import Config
 
 @contextmanager
 def connect(url: str) -> Iterator[sa.Connection]:
-    """A connection to a database by a URL of libpq, closed at the end.
+    """Open a connection to a database by a URL of libpq, closed at the end.
 
     Raises:
         psycopg.Error: For what the database refuses, instead of SQLAlchemy's errors.
@@ -30,7 +30,7 @@ def connect(url: str) -> Iterator[sa.Connection]:
 
 
 def driver_connection(connection: sa.Connection) -> psycopg.Connection[tuple[object, ...]]:
-    """The connection of psycopg below one of SQLAlchemy, in the same transaction."""
+    """Return the connection of psycopg below one of SQLAlchemy, in the same transaction."""
     raw = connection.connection.driver_connection
     assert isinstance(raw, psycopg.Connection)
     return raw

@@ -53,12 +53,12 @@ _LOCK_TIMEOUT_S: Final = 5
 
 
 def revisions() -> list[str]:
-    """Return all revisions that this program knows, the oldest first."""
+    """Return all revisions of this program, the oldest first."""
     return sorted(path.stem for path in Path(LOCATION, "versions").glob("[!_]*.py"))
 
 
 def head() -> str:
-    """Return the newest revision that this program knows."""
+    """Return the newest revision of this program."""
     return revisions()[-1]
 
 

@@ -1,4 +1,4 @@
-"""Names in the schema, for statements; `store.db.schema.tables` has the columns."""
+"""Names in the schema, for statements; ``schema.txt`` has the columns."""
 
 from typing import Final
 

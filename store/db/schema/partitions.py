@@ -20,6 +20,7 @@ from store.db.locks import PARTITIONS, lock_exclusively, set_lock_timeout
 from store.db.schema.names import COARSE_TABLES, COMMITS_TABLE, FINE_TABLE, SCHEMA
 from store.domain import partitioning as rules
 from store.domain.partitioning import Bounds, Cover, Extension
+from store.domain.retention import Partition
 
 Connection = AsyncConnection[Any]
 
@@ -29,14 +30,19 @@ CREATE_LOCK_TIMEOUT_MS: Final = 2_000
 EXTEND_LOCK_TIMEOUT_MS: Final = 250
 """How long queries may queue behind the extension of a partition."""
 
-_CATALOG: Final = """
-select p.relname::text, c.relname::text, c.oid::bigint, pg_get_expr(c.relpartbound, c.oid)
+# All partitions. ``{size}`` waits for a partition that is being dropped, where it is asked for.
+CATALOG: Final[LiteralString] = """
+select p.relname::text, c.relname::text, c.oid::bigint, pg_get_expr(c.relpartbound, c.oid),
+       i.inhdetachpending, {size}, c.reltuples::bigint
 from pg_inherits i
 join pg_class p on p.oid = i.inhparent
 join pg_class c on c.oid = i.inhrelid
-where p.relnamespace = 'storenode'::regnamespace and p.relkind = 'p' and not i.inhdetachpending
-  and c.relkind = 'r'
+where p.relnamespace = 'storenode'::regnamespace and p.relkind = 'p' and c.relkind = 'r'
+order by 1, 2
 """
+SIZES: Final[LiteralString] = "pg_total_relation_size(c.oid)"
+NO_SIZES: Final[LiteralString] = "0::bigint"
+
 _NEXT_POSITION: Final = "select last_value from storenode.position_seq"
 _LOCK: Final = "select pg_advisory_xact_lock(%s)"
 
@@ -70,29 +76,24 @@ _UNCOMPARED_COLUMNS: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Attached:
-    """A partition as the catalog lists it."""
-
-    table: str
-    name: str
-    oid: int
-    bounds: Bounds
-
-
 @dataclass(frozen=True)
 class Catalog:
-    """All partitions, and the newest position that was given out."""
+    """The partitions of all tables, and the newest position that was given out."""
 
-    partitions: tuple[Attached, ...]
+    partitions: tuple[Partition, ...]
     position: int
 
-    def bounds(self, table: str) -> list[Bounds]:
-        """The bounds of one table's partitions, ascending."""
-        return sorted(each.bounds for each in self.partitions if each.table == table)
+    def of(self, table: str) -> list[Partition]:
+        """Return the partitions of one table, lowest first."""
+        found = [each for each in self.partitions if each.table == table]
+        return sorted(found, key=lambda each: each.bounds)
 
-    def find(self, table: str, bounds: Bounds) -> Attached | None:
-        """The partition of a table with exactly these bounds."""
+    def bounds(self, table: str) -> list[Bounds]:
+        """Return the bounds of one table's partitions, ascending."""
+        return [each.bounds for each in self.of(table)]
+
+    def find(self, table: str, bounds: Bounds) -> Partition | None:
+        """Return the partition of a table with exactly these bounds."""
         for each in self.partitions:
             if each.table == table and each.bounds == bounds:
                 return each
@@ -100,7 +101,7 @@ class Catalog:
 
 
 class PartitionMap:
-    """What partitions there are, as last seen; makes what a writer misses.
+    """The partitions as last seen, which makes those that a writer needs.
 
     ``now_ns`` is a clock in nanoseconds since the epoch; ``retention_ns``, None for endless,
     decides how wide new partitions of the look-up tables are. `generation` changes whenever a
@@ -111,23 +112,23 @@ class PartitionMap:
         self.generation = 0
         self._now_ns = now_ns
         self._retention_ns = retention_ns
-        self._seen: frozenset[Attached] | None = None
+        self._seen: frozenset[Partition] | None = None
         self._fine = Cover(())
         self._coarse = [Cover(())]
         self._commits_are_short = True
 
     def covers(self, first_ns: int, last_ns: int) -> bool:
-        """True when every timestamp from ``first_ns`` to ``last_ns`` has all its partitions."""
+        """Return True if all timestamps from ``first_ns`` to ``last_ns`` have all partitions."""
         return self._fine.spans(first_ns, last_ns) and all(
             each.spans(first_ns, last_ns) for each in self._coarse
         )
 
     def missing(self, timestamps: Iterable[int]) -> list[int]:
-        """The timestamps that lack a partition, ascending and distinct."""
+        """Return the timestamps that lack a partition, ascending and distinct."""
         return [ts for ts in sorted(set(timestamps)) if not self.covers(ts, ts)]
 
     def coarse_lower(self, ts: int) -> int:
-        """Lower bound, at least 0, of the partition of ``topics`` that contains a timestamp.
+        """Return the lower bound, at least 0, of the partition of ``topics`` for a timestamp.
 
         Raises:
             LookupError: there is none: `ensure` comes first.
@@ -154,7 +155,7 @@ class PartitionMap:
     async def ensure(self, connection: Connection, timestamps: Sequence[int]) -> None:
         """Make sure that messages with these timestamps can be written, and their commit too.
 
-        Costs two look-ups when the map knows that all is there; else the catalog is read, and
+        Costs two look-ups when all is in the map; else the catalog is read, and
         what is missing is made. The map is right about these timestamps afterwards, unless a
         partition was dropped since: the insert then fails (`store.db.errors.is_missing_partition`)
         and `refresh` comes before another try.
@@ -176,17 +177,26 @@ class PartitionMap:
         return not self.missing(timestamps)
 
 
-async def read_catalog(connection: Connection) -> Catalog:
-    """Read which partitions exist."""
-    cursor = await connection.execute(_CATALOG)
-    found = []
-    for table, name, oid, text in await cursor.fetchall():
-        # A partition that is dropped meanwhile has no text; a default one has no bounds.
-        bounds = None if text is None else rules.parse_bounds(text)
-        if bounds is not None:
-            found.append(Attached(table, name, oid, bounds))
+async def read_catalog(connection: Connection, *, with_sizes: bool = False) -> Catalog:
+    """Read which partitions exist; their sizes and estimates of their rows only where asked for."""
+    cursor = await connection.execute(CATALOG.format(size=SIZES if with_sizes else NO_SIZES))
+    found = read_partitions(await cursor.fetchall(), with_sizes=with_sizes)
     row = await (await connection.execute(_NEXT_POSITION)).fetchone()
     return Catalog(tuple(found), row[0] if row else 0)
+
+
+def read_partitions(rows: Iterable[Sequence[Any]], *, with_sizes: bool = True) -> list[Partition]:
+    """Return the partitions in rows of `CATALOG` that have bounds and are attached."""
+    found = []
+    for table, name, oid, text, is_detaching, size_bytes, row_count in rows:
+        # A partition that is dropped meanwhile has no text and no size; a default one no bounds.
+        if text is None or size_bytes is None or is_detaching:
+            continue
+        bounds = rules.parse_bounds(text)
+        if bounds is not None:
+            estimate = row_count if with_sizes else -1
+            found.append(Partition(table, name, bounds, size_bytes, estimate, oid))
+    return found
 
 
 async def ensure_for(
@@ -226,12 +236,12 @@ async def begin(connection: Connection, lock_timeout_ms: int) -> None:
 async def _create_fine(
     connection: Connection, catalog: Catalog, timestamps: Sequence[int], now_ns: int
 ) -> list[Bounds]:
-    """Make what the timestamps lack; returns the bounds of all that there is then."""
-    held = catalog.bounds(FINE_TABLE)
-    made = rules.plan_messages(held, timestamps, now_ns)
+    """Make what the timestamps lack, and return the bounds of all partitions then."""
+    existing = catalog.bounds(FINE_TABLE)
+    made = rules.plan_messages(existing, timestamps, now_ns)
     for bounds in made:
         await _create(connection, FINE_TABLE, rules.fine_name(bounds), bounds)
-    return held + made
+    return existing + made
 
 
 async def _create_coarse(
@@ -292,11 +302,8 @@ async def _create(connection: Connection, table: str, name: str, bounds: Bounds)
 
 
 async def _laid_out(connection: Connection) -> tuple[sql.Composed, list[sql.Composed]]:
-    """The columns of a partition of messages, in the order of `_LAYOUT`, and their storage.
-
-    With the checks of the table, some of which an operator may have added: a partition must have
-    all of them.
-    """
+    # The columns of a partition of messages in the order of `_LAYOUT`, with the checks of the
+    # table: a partition must have all of them, also those that an operator has added.
     table = (f"{SCHEMA}.{FINE_TABLE}",)
     rows = await (await connection.execute(_LAYOUT, table)).fetchall()
     checks = await (await connection.execute(_CHECKS, table)).fetchall()
@@ -332,10 +339,10 @@ async def attach(connection: Connection, table: str, name: str, bounds: Bounds) 
 
 
 async def _extend(connection: Connection, table: str, extension: Extension) -> None:
-    """Give a partition wider bounds.
+    """Widen the bounds of a partition.
 
     Attaching again would scan it while everybody waits. So a CHECK that says the same is added
-    and validated first, which blocks nobody for long; the change of bounds then is an entry in
+    and validated first, which blocks no session for long; the change of bounds then is an entry in
     the catalog. When another node is faster, it leaves nothing to do.
     """
     name = await _name_before(connection, table, extension, prepare=True)
@@ -377,7 +384,7 @@ async def _name_before(
         return found.name
 
 
-async def _vouch(connection: Connection, partition: Attached) -> None:
+async def _vouch(connection: Connection, partition: Partition) -> None:
     name = _check_name(partition.name)
     cursor = await connection.execute(
         "select 1 from pg_constraint where conrelid = %s::oid and conname = %s",

@@ -18,9 +18,7 @@ from uuid import UUID
 
 from store.db.arrays import bigints, fixed_bytes, uuids
 from store.db.pool import Connection, Database
-from store.db.reading.frames import topics_of
-from store.db.reading.hashes import locate, position_parameters
-from store.db.reading.select import Topics, resolve
+from store.db.reading.messages import Topics, locate, position_parameters, resolve, topics_of
 from store.domain.claims import (
     Child,
     Claim,

@@ -18,7 +18,12 @@ from itertools import islice
 from typing import Final
 
 from store.db.pool import Database
-from store.db.reading.frames import EXACT_POSITIONS, MAX_FRAME_POSITIONS, exact_frames, most_frames
+from store.db.reading.messages import (
+    EXACT_POSITIONS,
+    MAX_FRAME_POSITIONS,
+    exact_frames,
+    most_frames,
+)
 from store.db.sds.claims import ClaimReader, ParentPlace
 from store.db.turns import Turns
 from store.domain.causal import CausalWalk, WalkState

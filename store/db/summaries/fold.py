@@ -1,10 +1,10 @@
 """Folding deltas into buckets: how the summaries of the history stay true and small.
 
-Publishers who added to the same bucket would wait for each other. So each batch writes beside its
-commit what it added (`store.db.summaries.deltas`), and from time to time one folds what the commits
-since `folded_position` say into the buckets of minutes, hours and days, in their order, and moves
-that position, in one transaction. What buckets and unfolded deltas say together is true in every
-snapshot of the database, whatever happens to whom: nothing here is remembered outside of it.
+Publishers who added to the same bucket would wait for each other. So each batch writes its delta
+beside its commit. From time to time a maintainer folds the deltas of the commits since
+`folded_position` into the buckets, in their order, and moves that position, in one transaction.
+Buckets and unfolded deltas together are true in every snapshot of the database: nothing here is
+remembered outside of it.
 
 A transaction that changes buckets holds the lock FOLDING, and takes it before all others.
 """
@@ -20,9 +20,8 @@ from psycopg import AsyncConnection
 
 from store.db import arrays
 from store.db.locks import FOLDING
-from store.db.summaries.deltas import LEVELS_NS, Buckets, unpack
+from store.db.summaries.buckets import LEVELS_NS, Totals, columns, folded_position, unpack
 from store.db.summaries.lattices import late_sums, write_sums
-from store.db.summaries.summarized import columns
 from store.domain.partitioning import UNBOUNDED_HIGH, Bounds
 
 Connection = AsyncConnection[Any]
@@ -42,7 +41,6 @@ _SETTINGS: Final = """
 select set_config('synchronous_commit', 'off', true), set_config('lock_timeout', %s, true)
 """
 _LOCK: Final = "select pg_advisory_xact_lock(%s)"
-_FOLDED: Final[LiteralString] = "select folded_position from storenode.store"
 _PENDING: Final[LiteralString] = """
 select exists (select from storenode.commits
                where position > (select folded_position from storenode.store))
@@ -78,7 +76,7 @@ where level = any(%s::smallint[]) and start_ns >= %s::bigint and start_ns <= %s:
 
 @dataclass(frozen=True, slots=True)
 class Folded:
-    """Everything up to ``position`` is in the buckets; ``commits`` were folded by this call.
+    """The result of a fold: the position that was reached, and how many commits were folded.
 
     ``complete``: nothing that is committed was left.
     """
@@ -94,7 +92,7 @@ async def fold(connection: Connection) -> Folded:
     ``connection`` must not be in a transaction. Any number of callers may do so at once.
 
     Raises:
-        psycopg.Error: the database did not serve, or somebody kept a lock for longer than
+        psycopg.Error: the database did not serve, or another session kept a lock for longer than
             `LOCK_TIMEOUT_MS` (`psycopg.errors.LockNotAvailable`); nothing was changed then.
         ValueError: a delta is damaged.
     """
@@ -123,7 +121,7 @@ async def following(
     most_commits: int = MAX_FOLD_COMMITS,
     most_bytes: int = MAX_FOLD_BYTES,
 ) -> list[tuple[int, bytes]]:
-    """Position and delta of the commits behind a position, in their order.
+    """Return position and delta of the commits behind a position, in their order.
 
     There are more when so many came, or so many bytes; one comes at least where there is one.
     """
@@ -133,19 +131,13 @@ async def following(
 
 
 async def is_pending(connection: Connection) -> bool:
-    """Whether there is something to fold."""
+    """Return True if there is something to fold."""
     cursor = await connection.execute(_PENDING)
     return await cursor.fetchone() == (True,)
 
 
-async def folded_position(connection: Connection) -> int:
-    """Up to which position commits are folded."""
-    ((position,),) = await (await connection.execute(_FOLDED)).fetchall()
-    return int(position)
-
-
 async def lock_folding(connection: Connection) -> None:
-    """Be the only one who changes buckets until the end of this transaction."""
+    """Take the lock FOLDING until the end of this transaction."""
     await connection.execute(_LOCK, (FOLDING,))
 
 
@@ -185,7 +177,7 @@ async def _fold_next(
     return Folded(position, len(rows), complete)
 
 
-async def _add(connection: Connection, minutes: Buckets) -> None:
+async def _add(connection: Connection, minutes: Totals) -> None:
     """Add what minutes say to the buckets of every level."""
     levels = [minutes, *(minutes.coarser(length_ns) for length_ns in LEVELS_NS[1:])]
     numbers = np.repeat(np.arange(len(levels)), [len(each) for each in levels])

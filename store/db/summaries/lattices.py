@@ -1,18 +1,20 @@
-"""Lattice sums of hours and days: summaries that whoever publishes cannot forge.
+"""Lattice sums of hours and days: summaries that a publisher cannot forge.
 
-    an hour is over --maintainer--> its messages are summed up, once (`sealing.seal`)
+    an hour is over --maintainer--> its messages are summed up, once (`seal`)
     a late message  --fold--------> is added in the fold's transaction (`late_sums`)
     a view          --------------> adds what is not folded yet (`added`)
 
 A bucket's sum is that of ``lattice_count`` messages. Buckets only gain messages, and go with their
 partition, so it is the sum of the bucket if, and only if, that is its count; another one, or NULL,
-is not known, and nothing follows from it. So whoever folds without knowing of sums does no harm.
+is not known, and nothing follows from it. So a fold that ignores sums does no harm. An hour is
+summed up in a transaction of its own, in which nothing is folded.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final, LiteralString
 
@@ -20,8 +22,9 @@ from psycopg import AsyncConnection
 
 from reconcile.ids import ELEMENT_BYTES
 from reconcile.lattice import LatticeSum
-from store.db.summaries.deltas import DAY_NS, HOUR_NS, Buckets
-from store.domain.partitioning import UNBOUNDED_HIGH, Bounds
+from store.db.locks import FOLDING
+from store.db.summaries.buckets import DAY_NS, HOUR_NS, MINUTE_NS, Totals, folded_position
+from store.domain.partitioning import UNBOUNDED_HIGH, UNBOUNDED_LOW, Bounds
 from storenode.message.limits import CONTENT_DIGEST_BYTES
 
 Connection = AsyncConnection[Any]
@@ -114,7 +117,7 @@ async def sum_of(elements: bytes) -> LatticeSum:
 async def added(
     connection: Connection, after: int, until: int, hours: Sequence[int]
 ) -> dict[int, LatticeSum]:
-    """What commits behind ``after`` and up to ``until`` have added to some hours, by hour."""
+    """Return what commits behind ``after`` up to ``until`` have added to hours, by hour."""
     if not hours:
         return {}
     given = {"after": after, "until": until, "hours": list(hours)}
@@ -124,9 +127,9 @@ async def added(
 
 
 async def late_sums(
-    connection: Connection, after: int, until: int, minutes: Buckets
+    connection: Connection, after: int, until: int, minutes: Totals
 ) -> list[BucketSum]:
-    """The known sums that commits change which are to be folded, as they will be then.
+    """Return the known sums that commits change which are to be folded, as they will be then.
 
     ``minutes``: what these commits have added. Under FOLDING, before that is added to the buckets.
     """
@@ -186,13 +189,13 @@ async def sum_of_time(
 
 
 async def unknown_hours(connection: Connection, bounds: Bounds) -> list[tuple[int, int]]:
-    """Starts and counts of the hours whose sum is not known: what never was, then the newest."""
+    """Return starts and counts of the hours whose sum is not known; those that never were first."""
     cursor = await connection.execute(_UNKNOWN, (bounds.low, bounds.high - 1))
     return await cursor.fetchall()
 
 
 async def unknown_days(connection: Connection, bounds: Bounds) -> list[int]:
-    """Starts of the days whose sum is not known, while those of all their hours are."""
+    """Return starts of the days whose sum is not known, while those of all their hours are."""
     cursor = await connection.execute(_UNKNOWN_DAYS, (bounds.low, bounds.high - 1))
     return [start for (start,) in await cursor.fetchall()]
 
@@ -214,3 +217,56 @@ async def seal_days(connection: Connection, days: Sequence[int]) -> None:
         hours = [LatticeSum.stored(count, bytes(state)) for count, state in await cursor.fetchall()]
         total = LatticeSum.total(hours)
         await write_sums(connection, [BucketSum(DAYS, start, total)])
+
+
+SETTLING_NS: Final = 10 * MINUTE_NS
+"""How long after its end an hour is left alone: what comes later is added one by one."""
+
+MAX_SEALED_MESSAGES: Final = 1_000_000
+"""Messages after which a call ends: about half a second of processor time with the kernel."""
+
+_LOCK_FOLDING: Final = "select pg_advisory_lock(%s)"
+_UNLOCK_FOLDING: Final = "select pg_advisory_unlock(%s)"
+_SNAPSHOT: Final = "set transaction isolation level repeatable read"
+
+
+async def seal(connection: Connection, now_ns: int) -> int:
+    """Sum up hours and days that are over and whose sums are not known; returns how many hours.
+
+    ``connection`` is in autocommit mode. Hours are left to the next call once
+    `MAX_SEALED_MESSAGES` are summed up.
+
+    Raises:
+        psycopg.Error: the database did not serve; what was summed up until then is kept.
+    """
+    end_ns = now_ns - SETTLING_NS
+    messages = sealed = 0
+    over = Bounds(UNBOUNDED_LOW, end_ns - HOUR_NS + 1)
+    for start, count in await unknown_hours(connection, over):
+        if messages >= MAX_SEALED_MESSAGES:
+            break
+        async with alone(connection):
+            await seal_hours(connection, [start], await folded_position(connection))
+        messages += count
+        sealed += 1
+    days = await unknown_days(connection, Bounds(UNBOUNDED_LOW, end_ns - DAY_NS + 1))
+    if days:
+        async with alone(connection):
+            await seal_days(connection, days)
+    return sealed
+
+
+@asynccontextmanager
+async def alone(connection: Connection) -> AsyncIterator[None]:
+    """Open a transaction with one snapshot under FOLDING; the lock is taken before the snapshot.
+
+    ``connection`` is in autocommit mode.
+    """
+    await connection.execute(_LOCK_FOLDING, (FOLDING,))
+    try:
+        async with connection.transaction():
+            await connection.execute(_SNAPSHOT)
+            yield
+    finally:
+        if not connection.closed:
+            await connection.execute(_UNLOCK_FOLDING, (FOLDING,))

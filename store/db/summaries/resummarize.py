@@ -1,6 +1,6 @@
 """Making summaries anew, and what is known to be missing, where a check found them wrong.
 
-One UTC day at a time, while nodes go on publishing: nobody folds meanwhile, and in one snapshot a
+One UTC day at a time, while nodes go on publishing: under FOLDING, and in one snapshot, a
 day's buckets become what its messages say without what its unfolded deltas will add. So nothing is
 counted twice or left out, and a run that is cut short has done whole days.
 """
@@ -18,19 +18,21 @@ from store.db.arrays import register
 from store.db.schema.names import FINE_TABLE, SCHEMA
 from store.db.schema.partitions import read_catalog
 from store.db.sds.missing import find_missing
-from store.db.summaries.deltas import DAY_NS, LEVELS_NS, unpack
-from store.db.summaries.fold import delete_buckets, fold_until, folded_position
-from store.db.summaries.lattices import seal_days, seal_hours, unknown_days, unknown_hours
-from store.db.summaries.sealing import alone
-from store.db.summaries.summarized import (
+from store.db.summaries.buckets import (
+    DAY_NS,
     GIVEN,
+    IS_NOT_NOTHING,
+    JOINED_WORDS,
+    LEVELS_NS,
     UNFOLDED,
-    are_not_nothing,
+    WORDS,
     columns,
-    joined_words,
+    folded_position,
     minutes_of,
-    words,
+    unpack,
 )
+from store.db.summaries.fold import delete_buckets, fold_until
+from store.db.summaries.lattices import alone, seal_days, seal_hours, unknown_days, unknown_hours
 from store.domain.partitioning import UNBOUNDED_HIGH, UNBOUNDED_LOW, Bounds, Cover
 
 Connection = AsyncConnection[Any]
@@ -41,19 +43,22 @@ EVERYTHING: Final = Bounds(UNBOUNDED_LOW, UNBOUNDED_HIGH)
 _SETTINGS: Final[LiteralString] = "set idle_in_transaction_session_timeout = '30s'"
 _NEWEST: Final[LiteralString] = "select coalesce(max(position), 0) from storenode.commits"
 _ENDS: Final[LiteralString] = "select min(ts), max(ts) from {}"
-_ADD_MINUTES: Final[LiteralString] = """
-insert into storenode.buckets (level, start_ns, count, {words})
-select 0, start_ns, sum(count), {joined} from (
-    {minutes}
+_ADD_MINUTES: Final[LiteralString] = f"""
+insert into storenode.buckets (level, start_ns, count, {WORDS})
+select 0, start_ns, sum(count), {JOINED_WORDS} from (
+    {{minutes}}
     union all
-    select start_ns, -count, {words} from {given} as unfolded(start_ns, count, {words})
+    select start_ns, -count, {WORDS} from {GIVEN} as unfolded(start_ns, count, {WORDS})
 ) as minutes
-group by start_ns having sum(count) <> 0 or {not_nothing} order by start_ns
+group by start_ns having sum(count) <> 0 or {IS_NOT_NOTHING} order by start_ns
 """
-_ADD_LEVEL: Final[LiteralString] = """
-insert into storenode.buckets (level, start_ns, count, {words})
-select {level}, start_ns / {length} * {length}, sum(count), {joined} from storenode.buckets
-where level = {below} and start_ns >= {low} and start_ns <= {last} group by 2 order by 2
+_ADD_LEVEL: Final[LiteralString] = f"""
+insert into storenode.buckets (level, start_ns, count, {WORDS})
+select %(level)s::smallint, start_ns / %(length)s::bigint * %(length)s::bigint, sum(count),
+       {JOINED_WORDS} from storenode.buckets
+where level = %(level)s::smallint - 1 and start_ns >= %(low)s::bigint
+  and start_ns <= %(last)s::bigint
+group by 2 order by 2
 """
 _MESSAGES: Final[LiteralString] = """
 select coalesce(sum(count), 0)::bigint from storenode.buckets
@@ -63,7 +68,7 @@ where level = 0 and start_ns >= %s::bigint and start_ns <= %s::bigint
 
 @dataclass(frozen=True, slots=True)
 class Resummarized:
-    """What was done: days that hold messages, and how many messages they had."""
+    """The result: days that have messages, and how many messages they had."""
 
     days: int
     messages: int
@@ -78,7 +83,7 @@ async def resummarize(
     """Make the buckets of a range of time anew, which is widened to whole UTC days.
 
     ``connection`` must be in autocommit mode and is used for nothing else meanwhile; ``progress``
-    is told the table and how many messages were summarised so far.
+    receives the table and how many messages were summarised so far.
 
     Raises:
         psycopg.Error: the database did not serve; whole days are done, or not.
@@ -97,7 +102,6 @@ async def resummarize(
 
 
 async def _occupied(connection: Connection, wide: Bounds) -> list[Bounds]:
-    """The days from the first to the last message of each partition, within a range of days."""
     found = []
     for partition in (await read_catalog(connection)).partitions:
         if partition.table != FINE_TABLE or not _overlap(partition.bounds, wide):
@@ -140,34 +144,15 @@ async def _rebuild(connection: Connection, bounds: Bounds) -> int:
         minutes = unpack([summary for (summary,) in await cursor.fetchall()])
         unfolded = minutes.within(bounds.low, bounds.high)
         await delete_buckets(connection, bounds)
-        await cursor.execute(_minutes(bounds), columns([unfolded]), prepare=False)
+        minutes_now = minutes_of(sql.Identifier(SCHEMA, FINE_TABLE), bounds)
+        statement = sql.SQL(_ADD_MINUTES).format(minutes=minutes_now)
+        await cursor.execute(statement, columns([unfolded]), prepare=False)
         for level in range(1, len(LEVELS_NS)):
-            await cursor.execute(_level(level, bounds), prepare=False)
+            span = {"low": bounds.low, "last": bounds.high - 1}
+            await cursor.execute(_ADD_LEVEL, span | {"level": level, "length": LEVELS_NS[level]})
         hours = [start for start, _ in await unknown_hours(connection, bounds)]
         await seal_hours(connection, hours, await folded_position(connection))
         await seal_days(connection, await unknown_days(connection, bounds))
         await cursor.execute(_MESSAGES, (bounds.low, bounds.high - 1))
         ((messages,),) = await cursor.fetchall()
     return int(messages + unfolded.counts.sum())
-
-
-def _minutes(bounds: Bounds) -> sql.Composed:
-    return sql.SQL(_ADD_MINUTES).format(
-        words=words(),
-        joined=joined_words(),
-        minutes=minutes_of(sql.Identifier(SCHEMA, FINE_TABLE), bounds),
-        given=sql.SQL(GIVEN),
-        not_nothing=are_not_nothing(),
-    )
-
-
-def _level(level: int, bounds: Bounds) -> sql.Composed:
-    return sql.SQL(_ADD_LEVEL).format(
-        words=words(),
-        joined=joined_words(),
-        level=sql.Literal(level),
-        below=sql.Literal(level - 1),
-        length=sql.Literal(LEVELS_NS[level]),
-        low=sql.Literal(bounds.low),
-        last=sql.Literal(bounds.high - 1),
-    )

@@ -12,12 +12,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from store.db.maintenance.retention import read_archive_state
 from store.db.pool import Connection
-from store.db.primary.hosts import label
+from store.db.primary import label
 from store.db.schema.names import FINE_TABLE
 from store.db.schema.partitions import Catalog, read_catalog
-from store.db.summaries.archived import read_archive_state
-from store.db.summaries.deltas import DAY_NS, HOUR_NS, Buckets, unpack
+from store.db.summaries.buckets import DAY_NS, HOUR_NS, Totals, unpack
 from store.db.summaries.fold import MAX_FOLD_BYTES, MAX_FOLD_COMMITS, following
 from store.domain.partitioning import Cover
 from storenode.message.limits import MAX_TIMESTAMP_NS
@@ -160,7 +160,7 @@ async def _counts(connection: Connection, level: int, low_ns: int, high_ns: int)
     return rows["start_ns"].astype(np.int64), rows["count"].astype(np.int64)
 
 
-def _joined(folded: _Counts, new: Buckets) -> _Counts:
+def _joined(folded: _Counts, new: Totals) -> _Counts:
     """Each start once, ascending, with what both say of it."""
     starts = np.concatenate([folded[0], new.starts])
     distinct, places = np.unique(starts, return_inverse=True)

@@ -1,14 +1,13 @@
 """A large batch of new messages by COPY, at half of what an insert costs that minds duplicates.
 
 COPY inserts a page of rows at a time, and fails as a whole when one of them is there already.
-Rows are laid out as COPY's binary format a column at a time (PostgreSQL manual, "COPY", "Binary
-Format"), and go in the order of each table's primary key: transactions with the same messages wait
-for each other at ``messages``, which come first, and never in a circle.
+Rows are laid out in COPY's binary format a column at a time (PostgreSQL manual, "COPY", "Binary
+Format"), in the order of each table's primary key: transactions with the same messages wait for
+each other at ``messages``, which come first, and never in a circle.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -19,12 +18,8 @@ from numpy.typing import DTypeLike, NDArray
 
 from store.db.pool import Connection
 from store.db.schema.names import HASH_KEY_BYTES
-from store.db.writing.bulk_sds import COPY_SDS, sds_block
 from store.messages.record import COLUMNS, RecordBatch
 from storenode.message.limits import CONTENT_DIGEST_BYTES, HASH_BYTES, TOPIC_KEY_BYTES
-
-MAX_INLINE_PARENTS: Final = 4_096
-"""Parents of a batch that are laid out on the event loop, in 10 ms; more are left to a thread."""
 
 FEWEST_COPIED: Final = 100
 """Below so many messages an insert is quicker: it has one statement where COPY has two."""
@@ -44,7 +39,6 @@ _BIGINT: Final = ">i8"
 
 
 def _row(*values: tuple[str, DTypeLike]) -> np.dtype[np.void]:
-    """Layout of values of fixed size, each after its length, behind the number of columns."""
     fields: list[tuple[str, DTypeLike]] = [("columns", ">i2")]
     for name, kind in values:
         fields += [(f"{name}_bytes", _LENGTH), (name, kind)]
@@ -73,8 +67,8 @@ _HASH: Final = _row(_KEY, ("ts", _BIGINT), ("topic", f"V{TOPIC_KEY_BYTES}"))
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
-    """Messages in the order of their keys: what `message_blocks` and `hash_block` lay out."""
+class OrderedColumns:
+    """The columns of messages in the order of their keys, as COPY takes them."""
 
     timestamps: NDArray[np.int64]
     hashes: Sequence[bytes]
@@ -88,7 +82,7 @@ class Rows:
         return len(self.hashes)
 
 
-def in_order(batch: RecordBatch) -> Rows:
+def in_order(batch: RecordBatch) -> OrderedColumns:
     """Return the messages of a batch, ascending by timestamp and hash."""
     timestamps = np.array(batch.timestamps, np.int64)
     columns = [getattr(batch, name) for name in COLUMNS[1:]]
@@ -97,11 +91,11 @@ def in_order(batch: RecordBatch) -> Rows:
         order = sorted(range(len(keys)), key=keys.__getitem__)
         timestamps = timestamps[order]
         columns = [[column[index] for index in order] for column in columns]
-    return Rows(timestamps, *columns)
+    return OrderedColumns(timestamps, *columns)
 
 
-def message_blocks(rows: Rows, batch_id: int) -> Iterator[bytes]:
-    """Rows of ``messages``, without header and trailer."""
+def message_blocks(rows: OrderedColumns, batch_id: int) -> Iterator[bytes]:
+    """Lay out rows of ``messages``, without header and trailer."""
     for start in range(0, len(rows), _BLOCK_ROWS):
         part = slice(start, start + _BLOCK_ROWS)
         heads, payloads, tails = rows.heads[part], rows.payloads[part], rows.tails[part]
@@ -117,7 +111,7 @@ def message_blocks(rows: Rows, batch_id: int) -> Iterator[bytes]:
         yield b"".join(chain.from_iterable(zip(*columns, strict=True)))
 
 
-def hash_block(rows: Rows) -> bytes:
+def hash_block(rows: OrderedColumns) -> bytes:
     """Lay out rows of ``hashes``, without header and trailer, ascending by the key.
 
     In any other order the index is entered at random: that costs Postgres an eighth more of all.
@@ -151,27 +145,18 @@ def _lengths(values: Sequence[bytes]) -> list[bytes]:
 
 
 def _cells(values: NDArray[np.generic]) -> list[bytes]:
-    """The bytes of each element."""
     return values.view(f"V{values.itemsize}").tolist()  # type: ignore[no-any-return]
 
 
 async def copy_new(connection: Connection, batch: RecordBatch, batch_id: int) -> None:
-    """Copy a batch, of whose messages none may be there; the caller's transaction is open.
+    """Copy the messages of a batch, none of which may be stored; the caller's transaction is open.
 
     Raises:
-        psycopg.errors.UniqueViolation: one is, or was and was pruned.
+        psycopg.errors.UniqueViolation: one is stored, or was and was pruned.
     """
     rows = in_order(batch)
     await _copy(connection, COPY_MESSAGES, message_blocks(rows, batch_id))
     await _copy(connection, COPY_HASHES, (hash_block(rows),))
-    if batch.sds:
-        await _copy(connection, COPY_SDS, (await _laid_out(batch),))
-
-
-async def _laid_out(batch: RecordBatch) -> bytes:
-    if sum(len(row.parents) for row in batch.sds) > MAX_INLINE_PARENTS:
-        return await asyncio.to_thread(sds_block, batch)
-    return sds_block(batch)
 
 
 async def _copy(connection: Connection, statement: str, blocks: Iterable[bytes]) -> None:

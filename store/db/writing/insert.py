@@ -1,27 +1,36 @@
-"""The statements that write a batch, and a batch as their parameters.
+"""The statements that write a batch, in three ways, and a batch as their parameters.
 
-One statement inserts messages, hashes and SDS rows: index rows come only from the rows that were
-really inserted. Large batches without known messages are copied instead
-(`store.db.writing.bulk`). The last step before COMMIT gives the batch its place in the commit
-order (see ``docs/database.md``).
+`insert` finds out which messages are new: index rows come only from the rows that were really
+inserted. It is right for every batch, in a transaction whose last step gives the batch its
+position in the commit order (see ``docs/database.md``).
+
+`insert_at_once` is for a small batch that is probably new: one statement that is its own
+transaction, and so does not keep its place in the commit order while it waits for the network.
+Either all messages are new, or nothing is stored. The parts of the statement run in the order in
+which they refer to each other (PostgreSQL manual, "WITH Queries", "Data-Modifying Statements in
+WITH"): the rows first, then the lock of the commit order, then the position.
+
+`copy` is for a large batch of new messages, at half of what an insert costs
+(`store.db.writing.bulk`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Final
 
 from store.db import arrays
 from store.db.locks import COMMIT_ORDER
 from store.db.pool import Connection
-from store.db.reading.hashes import position_parameters
-from store.db.reading.select import MESSAGE_AT
-from store.db.summaries import deltas
-from store.db.writing.bulk import MAX_INLINE_PARENTS, copy_new
-from store.db.writing.bulk_sds import signed
+from store.db.reading.messages import MESSAGE_AT, position_parameters
+from store.db.schema.partitions import PartitionMap
+from store.db.summaries.buckets import pack
+from store.db.writing.bulk import copy_new
+from store.db.writing.unread import TRACK
 from store.domain.ports import Source
 from store.messages.record import RecordBatch
 from storenode.message.limits import CONTENT_DIGEST_BYTES, HASH_BYTES
@@ -30,11 +39,18 @@ from storenode.sds.codec import SdsMetadata, channel_key, sds_key
 MAX_LISTED_TOPICS: Final = 64
 """A commit lists its topics up to this many, so that followers can pass over it unread."""
 
+MAX_INLINE_PARENTS: Final = 4_096
+"""Parents of a batch that are laid out on the event loop, in 10 ms; more are left to a thread."""
+
+MAX_REMEMBERED_TOPICS: Final = 65_536
+"""Topic keys of which a node knows that they are named."""
+
 MAX_IDLE_IN_PLACE_MS: Final = 5_000
 """A node that falls silent between taking its place and COMMIT keeps every other from committing:
 the server ends its transaction after this time. Its next attempt stores the batch."""
 
-MESSAGES: Final = """
+# Messages and their rows of `hashes`, as far as they are new.
+_MESSAGES: Final = """
 with given as (
     select * from unnest(%(ts)b::bigint[], %(hash)b::bytea[], %(topic)b::uuid[],
                          %(content_digest)b::bytea[], %(head)b::bytea[], %(payload)b::bytea[],
@@ -55,6 +71,8 @@ with given as (
     returning 1
 )"""
 
+# SDS rows. Rows have different numbers of parents, which no rectangular array carries: these come
+# as texts of arrays.
 _DESCRIBED: Final = """
     insert into storenode.sds (key, channel_key, ts, hash, channel, message_id, sender, lamport,
                                parent_keys, parent_ids, parent_hints, proof)
@@ -70,20 +88,39 @@ _DESCRIBED: Final = """
              parent_keys, parent_ids, parent_hints, proof){stored}
     on conflict do nothing
 """
-DESCRIBED: Final = (
+_DESCRIBED_IF_STORED: Final = (
     f", described as ({_DESCRIBED.format(stored=' join stored using (ts, hash)')} returning 1)"
 )
+# What was new.
 _RESULT: Final = """
 select (select batch from numbered), count(*), min(ts), max(ts),
        case when count(*) between 1 and %(given)b::bigint - 1 then string_agg(hash, ''::bytea) end,
        (select array_agg(topic) from (select distinct topic from stored limit 65) as few)
 from stored
 """
+_INSERT: Final = _MESSAGES + _RESULT
+_INSERT_WITH_SDS: Final = _MESSAGES + _DESCRIBED_IF_STORED + _RESULT
 
+# The commit of a batch that is inserted at once. Where only some messages are new, it is refused:
+# a commit must have a summary.
+_TRACKED: Final = f""", tracked as ({TRACK.format(stored=" join stored using (ts, hash)")}
+    returning 1
+)"""
+_COMMITTED: Final = """, placed as materialized (
+    select batch, added, pg_advisory_xact_lock(%(commit_order)b::bigint),
+           pg_notify('storenode_feed', '')
+    from numbered, (select count(*) as added from stored) as counted{written}
+    where added > 0
+)
+insert into storenode.commits (position, batch, token, messages, min_ts, max_ts, topics, source,
+                               summary, claims)
+select nextval('storenode.position_seq'), batch, %(token)b::bigint, added, %(min_ts)b::bigint,
+       %(max_ts)b::bigint, %(topics)b::uuid[], %(source)s,
+       case added when %(given)b::bigint then %(summary)b::bytea end, %(claims)b::bytea
+from placed
+"""
 
-_INSERT: Final = MESSAGES + _RESULT
-_INSERT_WITH_SDS: Final = MESSAGES + DESCRIBED + _RESULT
-
+# The messages of a batch whose hash is stored with other content.
 _CONFLICTS: Final = f"""
 select k.hash, m.content_digest
 from unnest(%(ts)b::bigint[], %(hash)b::bytea[], %(content_digest)b::bytea[])
@@ -91,6 +128,7 @@ from unnest(%(ts)b::bigint[], %(hash)b::bytea[], %(content_digest)b::bytea[])
 cross join {MESSAGE_AT} where m.content_digest <> k.content_digest
 """
 
+# The steps of a transaction that commits a batch.
 _NEXT_BATCH: Final = "select nextval('storenode.batch_seq')"
 _TAKE_PLACE: Final = """
 select pg_advisory_xact_lock(%b::bigint), pg_notify('storenode_feed', ''),
@@ -102,6 +140,17 @@ insert into storenode.commits (position, batch, token, messages, min_ts, max_ts,
 values (nextval('storenode.position_seq'), %b::bigint, %b::bigint, %b::int, %b::bigint, %b::bigint,
         %b::uuid[], %s, %b::bytea, %b::bytea)
 """
+# What an attempt has committed whose answer was lost.
+_COMMIT_OF: Final = """
+select batch from storenode.commits where token = %b::bigint
+  and position > (select last_value - 1000000 from storenode.position_seq) limit 1
+"""
+_HASHES_OF: Final = """
+select hash from storenode.messages
+where batch = %b::bigint and ts between %b::bigint and %b::bigint
+"""
+
+# Names of topic keys, once in each coarse partition.
 _TOPICS: Final = """
 insert into storenode.topics (key, ts, pubsub_topic, content_topic)
 select * from unnest(%b::uuid[], %b::bigint[], %s::text[], %s::text[])
@@ -109,13 +158,17 @@ on conflict do nothing
 """
 
 
+TopicRow = tuple[bytes, int, str, str]
+"""Topic key, lower bound of the coarse partition (ns, at least 0), pubsub and content topic."""
+
+
 @dataclass(frozen=True, slots=True)
 class Inserted:
-    """What a batch added: its ID, counts, the span of timestamps, and which hashes were new.
+    """The effect of a batch: its ID, counts, the span of timestamps, and which hashes were new.
 
     ``hashes`` is None when all or none were; ``topics`` are those of the new messages, None when
     there are more than `MAX_LISTED_TOPICS`; ``summary`` is the delta of exactly the new messages
-    (`store.db.summaries.deltas.pack`), ``claims`` what their SDS messages claim; both are empty
+    (`store.db.summaries.buckets.pack`), ``claims`` what their SDS messages claim; both are empty
     when they are known from an earlier attempt or there are none.
     """
 
@@ -129,13 +182,16 @@ class Inserted:
     claims: bytes
 
 
+class NothingNewError(Exception):
+    """A batch of which every message is stored already."""
+
+
 def new_token() -> int:
     """Draw the random signed 64-bit number that identifies a commit."""
     return secrets.randbits(64) - (1 << 63)
 
 
-def sds_parameters(batch: RecordBatch) -> dict[str, object]:
-    """Lay the SDS rows of a batch out."""
+def _sds_parameters(batch: RecordBatch) -> dict[str, object]:
     rows = batch.sds
     parents = [_parents(row) for row in rows]
     channel_keys = {channel: channel_key(channel) for channel in {row.channel_id for row in rows}}
@@ -150,7 +206,7 @@ def sds_parameters(batch: RecordBatch) -> dict[str, object]:
         "s_message_id": arrays.varied_bytes([row.message_id for row in rows]),
         "s_sender": arrays.varied_bytes([row.sender_id for row in rows]),
         "s_lamport": arrays.texts(
-            ["" if row.lamport is None else str(signed(row.lamport)) for row in rows]
+            ["" if row.lamport is None else str(_signed(row.lamport)) for row in rows]
         ),
         "s_parent_keys": arrays.texts([keys for keys, _, _ in parents]),
         "s_parent_ids": arrays.texts([ids for _, ids, _ in parents]),
@@ -159,11 +215,12 @@ def sds_parameters(batch: RecordBatch) -> dict[str, object]:
     }
 
 
-def _parents(row: SdsMetadata) -> tuple[str, str, str]:
-    """Array literals of a row's parents: keys, IDs, hints.
+def _signed(lamport: int) -> int:
+    return lamport - (1 << 64) if lamport >= 1 << 63 else lamport
 
-    Rows have different numbers of parents, which no rectangular array parameter can carry.
-    """
+
+def _parents(row: SdsMetadata) -> tuple[str, str, str]:
+    """Return array literals of a row's parents: keys, IDs, hints."""
     keys = [sds_key(row.channel_id, parent).hex() for parent, _ in row.parents]
     return (
         _array_literal(keys),
@@ -183,7 +240,7 @@ def _array_literal(elements: Iterable[str]) -> str:
 async def insert(connection: Connection, batch: RecordBatch) -> Inserted:
     """Insert what is new of a batch; the caller's transaction is open."""
     statement = _INSERT_WITH_SDS if batch.sds else _INSERT
-    cursor = await connection.execute(statement, await lay_out(batch), binary=True)
+    cursor = await connection.execute(statement, await _lay_out(batch), binary=True)
     row = await cursor.fetchone()
     assert row is not None
     batch_id, count, low, high, joined, topics = row
@@ -234,19 +291,76 @@ async def copy(connection: Connection, batch: RecordBatch) -> Inserted:
     assert row is not None
     batch_id: int = row[0]  # type: ignore[assignment]
     await copy_new(connection, batch, batch_id)
-    return as_if_new(batch, batch_id)
+    if batch.sds:
+        await connection.execute(_DESCRIBED.format(stored=""), await _lay_out_sds(batch))
+    return all_new(batch, batch_id)
 
 
-def as_if_new(batch: RecordBatch, batch_id: int) -> Inserted:
-    """What a batch adds if each of its messages is new."""
+async def insert_at_once(
+    connection: Connection,
+    batch: RecordBatch,
+    commit: tuple[int, Inserted, Source],
+    unread: dict[str, object] | None,
+) -> None:
+    """Insert a batch and commit it; the caller has no transaction open.
+
+    ``commit`` is its token, what it adds if all of it is new, and where it comes from; ``unread``
+    are the parameters of the unread events that are added with it.
+
+    Raises:
+        NothingNewError: nothing was written.
+        psycopg.errors.NotNullViolation: some messages are there already, and nothing was written.
+    """
+    token, added, source = commit
+    parameters = await _lay_out(batch) | {
+        "commit_order": COMMIT_ORDER,
+        "token": token,
+        "min_ts": added.min_ts,
+        "max_ts": added.max_ts,
+        "topics": None if added.topics is None else arrays.uuids(added.topics),
+        "source": source.value,
+        "summary": added.summary,
+        "claims": added.claims,
+    }
+    statement = _at_once(with_sds=bool(batch.sds), with_unread=unread is not None)
+    cursor = await connection.execute(statement, parameters | (unread or {}), binary=True)
+    if not cursor.rowcount:
+        raise NothingNewError
+
+
+@cache
+def _at_once(*, with_sds: bool, with_unread: bool) -> str:
+    parts = {
+        "described": _DESCRIBED_IF_STORED if with_sds else "",
+        "tracked": _TRACKED if with_unread else "",
+    }
+    names = ["located", *(name for name, part in parts.items() if part)]
+    written = "".join(f", (select count(*) from {name}) as {name}_rows" for name in names)
+    return _MESSAGES + "".join(parts.values()) + _COMMITTED.format(written=written)
+
+
+async def find_committed(connection: Connection, batch: RecordBatch, token: int) -> Inserted | None:
+    """Return what an attempt with a token has committed; None: it has not."""
+    cursor = await connection.execute(_COMMIT_OF, (token,))
+    row = await cursor.fetchone()
+    if row is None:
+        return None
+    first, last = min(batch.timestamps), max(batch.timestamps)
+    cursor = await connection.execute(_HASHES_OF, (row[0], first, last), binary=True)
+    hashes = frozenset(bytes(digest) for (digest,) in await cursor.fetchall())  # type: ignore[call-overload]
+    # The commit that was found has its summary and claims already.
+    return Inserted(row[0], len(hashes), first, last, hashes, None, b"", b"")  # type: ignore[arg-type]
+
+
+def all_new(batch: RecordBatch, batch_id: int) -> Inserted:
+    """Return what a batch adds if each of its messages is new."""
     topics = tuple(batch.topics) if len(batch.topics) <= MAX_LISTED_TOPICS else None
     first, last = min(batch.timestamps), max(batch.timestamps)
-    summary, claims = deltas.pack(batch.timestamps, batch.hashes), _claims(batch, None)
+    summary, claims = pack(batch.timestamps, batch.hashes), _claims(batch, None)
     return Inserted(batch_id, len(batch.hashes), first, last, None, topics, summary, claims)
 
 
-async def lay_out(batch: RecordBatch) -> dict[str, object]:
-    """Lay a batch out as the parameters of `MESSAGES`, and of `DESCRIBED` where it has SDS rows."""
+async def _lay_out(batch: RecordBatch) -> dict[str, object]:
     given: dict[str, object] = {
         "ts": arrays.bigints(batch.timestamps),
         "hash": arrays.fixed_bytes(batch.hashes, HASH_BYTES),
@@ -262,22 +376,20 @@ async def lay_out(batch: RecordBatch) -> dict[str, object]:
 
 async def _lay_out_sds(batch: RecordBatch) -> dict[str, object]:
     if sum(len(row.parents) for row in batch.sds) > MAX_INLINE_PARENTS:
-        return await asyncio.to_thread(sds_parameters, batch)
-    return sds_parameters(batch)
+        return await asyncio.to_thread(_sds_parameters, batch)
+    return _sds_parameters(batch)
 
 
 def _summary(batch: RecordBatch, added: frozenset[bytes] | None) -> bytes:
-    """The delta of a batch's new messages; ``added`` None: all are."""
     if added is None:
-        return deltas.pack(batch.timestamps, batch.hashes)
+        return pack(batch.timestamps, batch.hashes)
     # A message may be in the batch twice.
     times = dict(zip(batch.hashes, batch.timestamps, strict=True))
     new = list(added)
-    return deltas.pack([times[digest] for digest in new], new)
+    return pack([times[digest] for digest in new], new)
 
 
 def _claims(batch: RecordBatch, added: frozenset[bytes] | None) -> bytes:
-    """What a batch's new SDS messages claim (`store.db.sds.missing`); ``added`` None: all are."""
     return b"".join(
         sds_key(row.channel_id, row.message_id) + batch.timestamps[index].to_bytes(8)
         for row, index in zip(batch.sds, batch.sds_index, strict=True)
@@ -301,7 +413,7 @@ async def assign_commit_position(
     inserted: Sequence[tuple[int, Inserted]],
     source: Source,
 ) -> None:
-    """Give batches their places in the commit order; the transaction must commit right after.
+    """Insert commits in commit order; the transaction must commit right after.
 
     ``inserted`` holds (token, what it added), for batches that added something.
     """
@@ -313,9 +425,7 @@ async def assign_commit_position(
         await connection.execute(_COMMIT_ROW, (*counts, topics, *said))
 
 
-async def insert_topics(
-    connection: Connection, rows: Sequence[tuple[bytes, int, str, str]]
-) -> None:
+async def insert_topics(connection: Connection, rows: Sequence[TopicRow]) -> None:
     """Name topic keys: rows of (key, lower bound of the coarse partition, pubsub, content)."""
     ordered = sorted(rows)
     await connection.execute(
@@ -327,3 +437,40 @@ async def insert_topics(
             [row[3] for row in ordered],
         ),
     )
+
+
+class KnownTopics:
+    """Topic keys known to be in ``storenode.topics``, per coarse partition.
+
+    Forgets everything when the ``era`` changes, which is any value that stands for the partitions
+    (one may have been dropped and made again) and for the server (a promoted one may have lost the
+    newest names); and the older half when `MAX_REMEMBERED_TOPICS` is passed. A topic that is named
+    twice costs one insert that does nothing.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, bytes], None] = {}
+        self._era: Hashable = None
+
+    def unnamed(
+        self, batch: RecordBatch, partitions: PartitionMap, era: Hashable = None
+    ) -> list[TopicRow]:
+        """Return the rows that must be written before the batch."""
+        if self._era != era:
+            self._known.clear()
+            self._era = era
+        low = partitions.coarse_lower(min(batch.timestamps))
+        if low == partitions.coarse_lower(max(batch.timestamps)):
+            used = {(low, key) for key in batch.topics}
+        else:
+            lowers = map(partitions.coarse_lower, batch.timestamps)
+            used = set(zip(lowers, batch.topic_keys, strict=True))
+        return [(key, lower, *batch.topics[key]) for lower, key in used - self._known.keys()]
+
+    def remember(self, rows: Sequence[TopicRow], era: Hashable = None) -> None:
+        """Note rows that were written in an era, unless it is over."""
+        if self._era == era:
+            self._known.update(((lower, key), None) for key, lower, _, _ in rows)
+        if len(self._known) > MAX_REMEMBERED_TOPICS:
+            for entry in list(self._known)[: len(self._known) // 2]:
+                del self._known[entry]

@@ -3,21 +3,31 @@
 A row is written in the transaction that stores its message. It goes when the last confirmation is
 noted and no parent is missing, or with its message; when it has waited for too long it expires, and
 goes a while later: that a row is gone then means that its message was confirmed. Nodes on one
-database share the rows, and any of them may be told of a confirmation. Rows are locked in the order
+database share the rows, and any of them may receive a confirmation. Rows are locked in the order
 of their hashes, here and by writers, so that no two transactions wait for each other.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, TypeVar
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from store.db.arrays import bigints, fixed_bytes, texts
 from store.db.locks import NODES
 from store.db.pool import Connection, Database
 from store.domain.partitioning import Bounds
+from store.domain.ports import Source
 from store.domain.unread import Confirmed, UnreadEvent, UnreadSummary
+from store.gossip.commits import OwnBatch
+from store.messages.record import RecordBatch
+from storenode.common.bounded import BoundedDict
 from storenode.message.limits import CONTENT_DIGEST_BYTES, HASH_BYTES
+
+if TYPE_CHECKING:
+    from store.db.writing.insert import Inserted
 
 MAX_UNREAD_EVENTS: Final = 100_000
 """Unread events of one database, 20 MB at most; what comes beyond is stored and not waited for."""
@@ -28,9 +38,27 @@ EXPIRED_KEPT_S: Final = 3_600.0
 LAPSED_S: Final = 2 * 24 * 3_600.0
 """Age at which events go that no gossiping node has let expire: nobody waits for them any more."""
 
+MAX_KEPT_BYTES: Final = 32 * 1024 * 1024
+"""Messages that wait for their commit to be seen; the oldest batches make room, and are read from
+the database."""
+
+MESSAGE_OVERHEAD_BYTES: Final = 400
+"""What a message in memory needs besides its bytes: the objects of its columns, and its places in
+tables (measured with CPython 3.11)."""
+
+MAX_TRACKED: Final = 262_144
+"""Messages that are remembered to have become unread, 50 MiB at most; nothing is
+concluded from those that are forgotten."""
+
+MAX_NEEDED: Final = 64
+"""Stores that an unread event waits for at most; a node has no more peers."""
+
 _EVENTS_AT_ONCE: Final = 4_096
 
 _T = TypeVar("_T")
+
+Share = tuple[RecordBatch, int]
+"""A batch of one caller, and how many stores must confirm it."""
 
 Wanted = tuple[bytes, int, int, bytes]
 """Hash, timestamp, how many stores must confirm, and the content digest."""
@@ -129,15 +157,12 @@ from storenode.unread u where u.expired_at is null
 
 
 async def track(connection: Connection, wanted: Iterable[Wanted]) -> None:
-    """Wait for confirmations of messages that this transaction, or an earlier one, stores.
-
-    What is unread already waits for the larger number.
-    """
+    """Add unread events; what is unread already waits for the larger number of stores."""
     await connection.execute(_TRACK_ALONE, track_parameters(wanted))
 
 
 def track_parameters(wanted: Iterable[Wanted]) -> dict[str, object]:
-    """The parameters of `TRACK`."""
+    """Return the parameters of `TRACK`."""
     rows = sorted(wanted)
     return {
         "u_hash": fixed_bytes([row[0] for row in rows], HASH_BYTES),
@@ -148,38 +173,38 @@ def track_parameters(wanted: Iterable[Wanted]) -> dict[str, object]:
 
 
 async def drop_unread(connection: Connection, bounds: Bounds) -> None:
-    """Forget what lies in a partition of messages that this transaction drops."""
+    """Delete the unread events of a partition of messages that this transaction drops."""
     await connection.execute(_DROP, (bounds.low, bounds.high))
 
 
-class UnreadEvents:
-    """The unread events of a database.
+class UnreadRows:
+    """The unread events of a database; ``count`` is how many this node last counted.
 
-    ``count`` is how many there are, as far as this node knows. Every method raises
+    Every method raises
     `store.domain.ports.StoreUnavailable` when the database does not serve; to do again what was
     done does no harm.
     """
 
     def __init__(self, database: Database, max_confirms: int = 0) -> None:
-        """``max_confirms``: how many stores this node wants to confirm every message."""
+        """Use a database; this node wants ``max_confirms`` stores to confirm every message."""
         self._database = database
         self._max_confirms = max_confirms
         self.count = 0
 
     async def newest(self, limit: int = MAX_UNREAD_EVENTS) -> list[UnreadEvent]:
-        """The newest unread events, at most ``limit``; those that have expired are none."""
+        """Return the newest unread events that have not expired, at most ``limit``."""
         rows = await self._database.rows(_NEWEST, {"limit": limit}, self._database.bulk_pool)
         return _events(rows)
 
     async def of(self, hashes: Sequence[bytes]) -> list[UnreadEvent]:
-        """Those of some messages that are unread or have expired, in any order."""
+        """Return the events of some messages, also those that have expired, in any order."""
         found: list[UnreadEvent] = []
         for some in _portions(hashes):
             found += _events(await self._database.rows(_OF, _parameters(some)))
         return found
 
     async def is_shared(self) -> bool:
-        """Does another node work on the database? Each holds a lock as long as it follows it."""
+        """Return True if another node works on the database; each holds a lock while it does."""
         ((nodes,),) = await self._database.rows(_NODES, (NODES >> 32, NODES & 0xFFFFFFFF))
         return bool(nodes > 1)
 
@@ -192,14 +217,14 @@ class UnreadEvents:
             self.count = max(0, self.count - read)
 
     async def expire(self, hashes: Sequence[bytes]) -> None:
-        """Wait for confirmations of these no more, though they have not come."""
+        """Stop waiting for confirmations of these messages."""
         for some in _portions(hashes):
             await self._change(_EXPIRE, _parameters(some))
 
     async def wait_for(self, parents: Mapping[bytes, Sequence[bytes]]) -> None:
-        """Note which parents are missing, by the hash of the event that waits; none: it does not.
+        """Note which parents are missing, by the hash of the event that waits for them.
 
-        What is not held waits for nothing.
+        What is not stored waits for nothing.
         """
         for digest in sorted(parents):
             missing = parents[digest]
@@ -220,8 +245,6 @@ class UnreadEvents:
         return found
 
     async def _change(self, statement: str, parameters: dict[str, object]) -> int:
-        """Run a statement; how many rows it has changed, or gives."""
-
         async def change(connection: Connection) -> int:
             return (await connection.execute(statement, parameters)).rowcount
 
@@ -250,3 +273,136 @@ def _portions(items: Sequence[_T]) -> Iterator[Sequence[_T]]:
 
 def _parameters(hashes: Sequence[bytes]) -> dict[str, object]:
     return {"hash": fixed_bytes(hashes, HASH_BYTES)}
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenBatch:
+    """A batch in its transaction, and what of it was new; ``token`` is that of its commit."""
+
+    token: int
+    batch: RecordBatch
+    source: Source
+    added: Inserted
+
+    def is_new(self, digest: bytes) -> bool:
+        """Return True if this transaction has added a message."""
+        hashes = self.added.hashes
+        return self.added.count > 0 if hashes is None else digest in hashes
+
+    def new_places(self) -> Sequence[int]:
+        """Return the indexes of the new messages in the batch, each once."""
+        batch, hashes = self.batch, self.added.hashes
+        if hashes is None and self.added.count == len(batch):
+            return range(len(batch))
+        places = {digest: place for place, digest in enumerate(batch.hashes) if self.is_new(digest)}
+        return sorted(places.values())
+
+
+class ConfirmationTracker:
+    """The unread events that go with written batches, and these batches until their commit is seen.
+
+    Batches need not be read from the database then to be sent on. They are stored only between
+    `wake` and `rest`, while there are peers; one that was rolled back has a token that no commit
+    ever has, and goes in time. ``max_confirms`` stores must confirm a new message, whatever its
+    source.
+    """
+
+    def __init__(self, unread: UnreadRows, max_confirms: int) -> None:
+        self._unread = unread
+        self._max_confirms = max_confirms
+        self._kept: OrderedDict[int, OwnBatch] = OrderedDict()
+        self._kept_bytes = 0
+        self._keeps = False
+        self._tracked = BoundedDict[bytes, None](MAX_TRACKED)
+
+    async def write(
+        self, connection: Connection, shares: Sequence[Share], written: WrittenBatch
+    ) -> None:
+        """Add the unread events of a batch, and store it until its commit is seen."""
+        wanted = self._planned(shares, written)
+        if wanted:
+            await track(connection, wanted)
+        self._note(written, wanted)
+
+    @contextmanager
+    def all_or_nothing(
+        self, shares: Sequence[Share], written: WrittenBatch
+    ) -> Iterator[Sequence[Wanted]]:
+        """Return the unread events of a batch, which the statement in this block adds.
+
+        Does what `write` does, and takes it back where the block fails.
+        """
+        wanted = self._planned(shares, written)
+        fresh = [row[0] for row in wanted if row[0] not in self._tracked]
+        self._note(written, wanted)
+        try:
+            yield wanted
+        except BaseException:
+            self._unread.count -= len(wanted)
+            self.forget(fresh)
+            self.take(written.token)
+            raise
+
+    def _planned(self, shares: Sequence[Share], written: WrittenBatch) -> list[Wanted]:
+        wanted = list(self._wanted(shares, written))
+        return wanted if self._unread.count + len(wanted) <= MAX_UNREAD_EVENTS else []
+
+    def _note(self, written: WrittenBatch, wanted: Sequence[Wanted]) -> None:
+        self._unread.count += len(wanted)
+        self.remember([row[0] for row in wanted])
+        if self._keeps and written.added.count:
+            self._keep(written, {row[0]: row[2] for row in wanted})
+
+    def is_tracked(self, digest: bytes) -> bool:
+        """Return True if a message is known to have become unread."""
+        return digest in self._tracked
+
+    def remember(self, hashes: Iterable[bytes]) -> None:
+        """Note messages that are unread, or will be with the current transaction."""
+        self._tracked.update(dict.fromkeys(hashes))
+
+    def forget(self, hashes: Iterable[bytes]) -> None:
+        """Forget messages that enough stores have confirmed."""
+        for digest in hashes:
+            self._tracked.pop(digest, None)
+
+    def wake(self) -> None:
+        """Store batches from now on."""
+        self._keeps = True
+
+    def rest(self) -> None:
+        """Stop storing batches, and drop those that are stored."""
+        self._keeps = False
+        self._kept.clear()
+        self._kept_bytes = 0
+
+    def take(self, token: int) -> OwnBatch | None:
+        """Remove and return the batch of a commit; None: it is not here."""
+        kept = self._kept.pop(token, None)
+        if kept is not None:
+            self._kept_bytes -= kept.size_bytes
+        return kept
+
+    def _wanted(self, shares: Sequence[Share], written: WrittenBatch) -> Iterator[Wanted]:
+        usual = self._max_confirms
+        if not usual and not any(asked for _, asked in shares):
+            return
+        needed: dict[bytes, Wanted] = {}
+        for batch, asked in shares:
+            columns = zip(batch.timestamps, batch.hashes, batch.content_digests, strict=True)
+            for ts, digest, content in columns:
+                most = min(max(asked, usual if written.is_new(digest) else 0), MAX_NEEDED)
+                if most > (needed[digest][2] if digest in needed else 0):
+                    needed[digest] = digest, ts, most, content
+        yield from needed.values()
+
+    def _keep(self, written: WrittenBatch, needed: Mapping[bytes, int]) -> None:
+        batch = written.batch
+        new = written.new_places()
+        size = batch.frame_bytes + MESSAGE_OVERHEAD_BYTES * len(batch)
+        self.take(written.token)
+        self._kept[written.token] = OwnBatch(batch, new, written.source, needed, size)
+        self._kept_bytes += size
+        while self._kept_bytes > MAX_KEPT_BYTES:
+            _, oldest = self._kept.popitem(last=False)
+            self._kept_bytes -= oldest.size_bytes

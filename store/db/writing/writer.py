@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import psycopg
 from psycopg import errors as pg
@@ -29,24 +29,25 @@ from psycopg_pool import PoolTimeout
 
 from store.db.commits.pages import TOKEN_SPAN
 from store.db.errors import DISK_FULL, find_failure, is_missing_partition, is_transient
-from store.db.pool import Connection, Database, Patience
+from store.db.pool import Connection, Database, RetryPatience
 from store.db.replication import cover_what_is_visible, waiting_for_standby
 from store.db.schema.partitions import PartitionMap
-from store.db.writing.at_once import NotNew, write_at_once
 from store.db.writing.bulk import FEWEST_COPIED
 from store.db.writing.insert import (
     Inserted,
-    as_if_new,
+    KnownTopics,
+    NothingNewError,
+    all_new,
     assign_commit_position,
     copy,
+    find_committed,
     find_conflicts,
     insert,
+    insert_at_once,
     insert_topics,
     new_token,
 )
-from store.db.writing.topics import KnownTopics
-from store.db.writing.tracking import Share, Tracking, Written
-from store.db.writing.unread import Wanted
+from store.db.writing.unread import ConfirmationTracker, Share, WrittenBatch, track_parameters
 from store.domain.hub import WrittenIds
 from store.domain.ports import Source, StoreBusy, StoreUnavailable
 from store.messages.conflicts import Conflict, StoreResult
@@ -63,8 +64,10 @@ MAX_QUEUED_BYTES: Final = 128 * 1024 * 1024
 MAX_QUEUED_BATCHES: Final = 10_000
 
 _LOG: Final = logging.getLogger(__name__)
-_FIRST_PAUSE_GROUPS: Final = 4
-_MOST_PAUSE_GROUPS: Final = 64
+_CAREFUL_GROUPS: Final = 16
+"""How many groups are inserted with a look at each message after one that was not all new: what
+fails leaves dead rows behind."""
+
 _STOPPING: Final = "the node is stopping; retry elsewhere"
 
 
@@ -80,7 +83,7 @@ class _Waiting:
 
 @dataclass(slots=True)
 class _Group:
-    """What one transaction writes: the joined batch, and who waits for it."""
+    """The batches of one transaction, joined, and their callers."""
 
     members: list[_Waiting]
     batch: RecordBatch
@@ -116,7 +119,6 @@ def _without(batch: RecordBatch, conflicts: Mapping[bytes, bytes]) -> RecordBatc
 
 
 def _answer(group: _Group, added: Inserted) -> None:
-    """Tell each member which of its messages were new; the first copy in a group is."""
     everything = added.count == len(group.batch.hashes)
     new = set() if added.hashes is None else set(added.hashes)
     for member in group.members:
@@ -139,41 +141,6 @@ def _warn_of_conflict(source: Source, conflict: Conflict) -> None:
     _LOG.warning("another message has this hash: %s from %s", conflict.fields(), source.value)
 
 
-class _Guesses:
-    """Whether to write a group as if all of it were new.
-
-    What fails leaves dead rows behind. So after a failure the next few groups are inserted with a
-    look at each message, and ever more of them while failures go on.
-    """
-
-    def __init__(self) -> None:
-        self._pause = 0
-        self._left = 0
-
-    def allow(self) -> bool:
-        """True when the next group should be written so."""
-        if self._left:
-            self._left -= 1
-            return False
-        return True
-
-    def succeeded(self) -> None:
-        """Everything was new."""
-        self._pause //= 2
-
-    def failed(self) -> None:
-        """Something was not."""
-        self._pause = self._left = min(2 * self._pause + _FIRST_PAUSE_GROUPS, _MOST_PAUSE_GROUPS)
-
-
-class Space(Protocol):
-    """Of a disk."""
-
-    @property
-    def full(self) -> bool:
-        """Nothing more may be stored."""
-
-
 class DatabaseWriter:
     """`store.domain.ports.Writer` on Postgres."""
 
@@ -183,21 +150,28 @@ class DatabaseWriter:
         partitions: PartitionMap,
         *,
         written_ids: WrittenIds | None = None,
-        tracking: Tracking | None = None,
+        tracking: ConfirmationTracker | None = None,
         tracing: Tracing | None = None,
-        space: Space | None = None,
+        is_disk_full: Callable[[], bool] = lambda: False,
         on_stored: Callable[[RecordBatch, Source, int], None] = lambda _batch, _source, _new: None,
         on_conflict: Callable[[Source, Conflict], None] = _warn_of_conflict,
     ) -> None:
-        """``space``: of the database's disk, where that is known.
+        """Write to a database.
 
-        ``on_stored`` is given each batch that is durable, with what was held before, where it came
-        from, and how many of its messages are new: also of a batch whose caller has gone away.
-        ``on_conflict`` is given each message that is not stored because another one has its hash;
-        a job that gives none writes them to its log.
+        Args:
+            database: The connections.
+            partitions: The partitions, which are made where they are missing.
+            written_ids: Receives the IDs of each batch before its commit.
+            tracking: Adds unread events.
+            tracing: Records traces of requests.
+            is_disk_full: Returns True while the database's disk takes no more.
+            on_stored: Receives each durable batch, whole, with its source and the number of new
+                messages, also if its caller has gone away.
+            on_conflict: Receives each message that is not stored because another one has its hash;
+                by default they are logged.
         """
         self._database = database
-        self._space = space
+        self._is_disk_full = is_disk_full
         self._on_stored = on_stored
         self._on_conflict = on_conflict
         self._tracing = tracing
@@ -205,7 +179,7 @@ class DatabaseWriter:
         self._tracking = tracking
         self._partitions = partitions
         self._topics = KnownTopics()
-        self._guesses = _Guesses()
+        self._careful_groups = 0
         self._queue: deque[_Waiting] = deque()
         self._queued_bytes = 0
         self._arrived = asyncio.Event()
@@ -251,7 +225,7 @@ class DatabaseWriter:
             return StoreResult()
         if self._stopped:
             raise StoreBusy(_STOPPING)
-        if self._space is not None and self._space.full:
+        if self._is_disk_full():
             raise StoreUnavailable(DISK_FULL.sentence)
         self._require_writable()
         size = batch.frame_bytes
@@ -336,7 +310,6 @@ class DatabaseWriter:
                 self._on_conflict(group.source, conflict)
 
     def _traced(self, group: _Group) -> AbstractContextManager[None]:
-        """The transaction of a group, for those of its members that are traced."""
         assert self._tracing is not None
         served = [
             (member.trace, member.batch.hashes)
@@ -379,18 +352,18 @@ class DatabaseWriter:
             raise StoreUnavailable(failure.sentence)
 
     async def _write_until_known(self, group: _Group) -> Inserted:
-        patience = Patience(self._database.settings.write_patience_s)
+        patience = RetryPatience(self._database.settings.write_patience_s)
         while True:
             try:
                 async with self._database.connection(self._database.write_pool) as connection:
                     return await self._attempt(connection, group)
-            except NotNew:
+            except NothingNewError:
                 group.careful = True
             except (pg.UniqueViolation, pg.NotNullViolation):
                 if group.careful:
                     raise
                 group.careful = True
-                self._guesses.failed()
+                self._careful_groups = _CAREFUL_GROUPS
             except pg.CheckViolation as error:
                 # The map was old: a partition was dropped since, or commits need their next.
                 if not is_missing_partition(error) or not await patience.wait():
@@ -419,14 +392,15 @@ class DatabaseWriter:
             await insert_topics(connection, unnamed)
             self._topics.remember(unnamed, era)
         may_be_new = not group.careful and len(set(batch.hashes)) == count
-        may_be_new = may_be_new and (count == 1 or self._guesses.allow())
+        if may_be_new and count > 1 and self._careful_groups:
+            self._careful_groups -= 1
+            may_be_new = False
         with waiting_for_standby(connection):
             if may_be_new and count < FEWEST_COPIED:
                 return await self._write_at_once(connection, group)
             async with connection.transaction():
                 if may_be_new:
                     added = await copy(connection, batch)
-                    self._guesses.succeeded()
                 else:
                     added = await insert(connection, batch)
                     group.conflicts = await self._find_conflicts(connection, batch, added)
@@ -444,27 +418,26 @@ class DatabaseWriter:
 
     async def _write_at_once(self, connection: Connection, group: _Group) -> Inserted:
         token = group.token % TOKEN_SPAN
-        added = as_if_new(group.batch, 0)
+        added = all_new(group.batch, 0)
         with ExitStack() as attempt:
-            wanted: Sequence[Wanted] = ()
+            unread: dict[str, object] | None = None
             if self._tracking is not None:
-                written = Written(token, group.batch, group.source, added)
+                written = WrittenBatch(token, group.batch, group.source, added)
                 wanted = attempt.enter_context(
                     self._tracking.all_or_nothing(_shares(group), written)
                 )
+                unread = track_parameters(wanted) if wanted else None
             if self._written_ids is not None:
                 self._written_ids.offer(token, group.batch, None)
             commit = group.token, added, group.source
-            await write_at_once(connection, group.batch, commit, wanted)
-        if len(group.batch.hashes) > 1:
-            self._guesses.succeeded()
+            await insert_at_once(connection, group.batch, commit, unread)
         return added
 
     async def _finish(self, connection: Connection, group: _Group, added: Inserted) -> Inserted:
         """Write what goes with the messages; the commit comes right after."""
         token = group.token % TOKEN_SPAN
         if self._tracking is not None:
-            written = Written(token, group.batch, group.source, added)
+            written = WrittenBatch(token, group.batch, group.source, added)
             await self._tracking.write(connection, _shares(group), written)
         if added.count:
             await assign_commit_position(connection, [(group.token, added)], group.source)
@@ -475,32 +448,7 @@ class DatabaseWriter:
         if group.uncertain:
             # An earlier attempt may have committed. To look before the insert would be too
             # soon: a commit can be under way still, and it is the insert that waits for it.
-            earlier = await _find_commit(connection, group.token)
+            earlier = await find_committed(connection, group.batch, group.token)
             if earlier is not None:
-                return await _recover(connection, group.batch, earlier)
+                return earlier
         return added
-
-
-async def _find_commit(connection: Connection, token: int) -> int | None:
-    """Batch ID of the commit that carries a token, among the newest commits."""
-    cursor = await connection.execute(
-        "select batch from storenode.commits where token = %b::bigint and position >"
-        " (select last_value - 1000000 from storenode.position_seq) limit 1",
-        (token,),
-    )
-    row = await cursor.fetchone()
-    return None if row is None else row[0]  # type: ignore[return-value]
-
-
-async def _recover(connection: Connection, batch: RecordBatch, batch_id: int) -> Inserted:
-    """Read back what an attempt added whose answer was lost."""
-    cursor = await connection.execute(
-        "select hash from storenode.messages where batch = %b::bigint"
-        " and ts between %b::bigint and %b::bigint",
-        (batch_id, min(batch.timestamps), max(batch.timestamps)),
-        binary=True,
-    )
-    hashes = frozenset(bytes(row[0]) for row in await cursor.fetchall())  # type: ignore[call-overload]
-    # The commit that was found has its summary and claims already.
-    first, last = min(batch.timestamps), max(batch.timestamps)
-    return Inserted(batch_id, len(hashes), first, last, hashes, None, b"", b"")

@@ -11,7 +11,7 @@ from store.domain.environment import EventLog
 from store.domain.hub import CommitRow, at_most
 from store.domain.ports import Source
 from store.gossip.commits import OwnBatch
-from store.gossip.driver.ports import Database
+from store.gossip.driver.ports import DriverDatabase
 from store.gossip.driver.requests import DATABASE_AWAY
 from store.gossip.events import Committed, Input, Publishing, Restored
 from store.gossip.graph import graph_events
@@ -29,7 +29,9 @@ class CommitReader:
     What this node wrote is in memory and is passed at once; what others wrote is read.
     """
 
-    def __init__(self, database: Database, log: EventLog, take: Callable[[Input], None]) -> None:
+    def __init__(
+        self, database: DriverDatabase, log: EventLog, take: Callable[[Input], None]
+    ) -> None:
         self._database = database
         self._log = log
         self._take = take

@@ -24,7 +24,7 @@ from store.domain.unread import GossipPeerState, UnreadEvent
 from store.gossip.config import GossipConfig
 from store.gossip.driver.commits import CommitReader
 from store.gossip.driver.errors import DriverFailed, TurnedAway
-from store.gossip.driver.ports import Database, Meter
+from store.gossip.driver.ports import DriverDatabase, Meter
 from store.gossip.driver.requests import DATABASE_AWAY, Request, WriteBehind, answer
 from store.gossip.driver.stream import PeerStream
 from store.gossip.events import (
@@ -87,7 +87,7 @@ class GossipDriver:
     def __init__(
         self,
         config: GossipConfig,
-        database: Database,
+        database: DriverDatabase,
         environment: Environment,
         meter: Meter,
         *,

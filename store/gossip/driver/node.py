@@ -11,7 +11,7 @@ from store.gossip.driver.confirmations import ConfirmationWaits
 from store.gossip.driver.connecting import Connecting
 from store.gossip.driver.driver import GossipDriver
 from store.gossip.driver.errors import Stopping
-from store.gossip.driver.ports import Connector, Database, Meter
+from store.gossip.driver.ports import Connector, DriverDatabase, Meter
 from store.gossip.driver.streams import PeerStreams
 from store.gossip.machine import Gossip
 
@@ -29,7 +29,7 @@ class GossipNode:
         node_id: str,
         peers: Sequence[PeerAddress],
         *,
-        database: Database,
+        database: DriverDatabase,
         connector: Connector,
         environment: Environment,
         meter: Meter,

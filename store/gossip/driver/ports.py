@@ -139,7 +139,7 @@ class UnreadTable(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Database:
+class DriverDatabase:
     """``persist`` stores a batch that a peer (its node ID) has sent."""
 
     messages: Messages

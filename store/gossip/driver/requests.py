@@ -11,7 +11,7 @@ from typing import Final
 from store.domain.environment import Environment, EventLog
 from store.domain.ports import Source, StoreBusy, StoreUnavailable
 from store.domain.unread import Confirmed
-from store.gossip.driver.ports import Database, UnreadTable
+from store.gossip.driver.ports import DriverDatabase, UnreadTable
 from store.gossip.events import (
     Confirm,
     Expire,
@@ -42,7 +42,7 @@ Write = Confirm | Expire | Waiting
 DATABASE_AWAY: Final = (StoreUnavailable, StoreBusy)
 
 
-async def answer(database: Database, environment: Environment, request: Request) -> Answer:
+async def answer(database: DriverDatabase, environment: Environment, request: Request) -> Answer:
     """Carry out a request of the machine."""
     try:
         match request:

@@ -10,8 +10,8 @@ from contextlib import asynccontextmanager
 import psycopg
 import pytest
 
+from store.db.maintenance.condition import analyze_stale
 from store.db.maintenance.maintainer import Maintainer
-from store.db.maintenance.stats import analyze_stale
 from store.db.schema import partitions
 from store.db.schema.partitions import Catalog, read_catalog
 from store.domain.partitioning import DAY_NS

@@ -14,7 +14,7 @@ import psycopg
 
 from reconcile.limits import DEFAULT_SESSION_LIMITS, SessionLimits
 from store.db.reading.transfer_reads import TransferReader
-from store.db.reconciliation.stored_ids import DatabaseIds
+from store.db.reconciliation import DatabaseIds
 from store.db.summaries.statements import DatabaseStatements
 from store.domain.admission import Admission
 from store.domain.ports import (

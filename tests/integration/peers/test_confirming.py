@@ -11,8 +11,7 @@ import pytest
 from store.db.locks import NODES
 from store.db.pool import Connection, Database
 from store.db.schema.partitions import PartitionMap
-from store.db.writing.tracking import MAX_NEEDED, Tracking
-from store.db.writing.unread import UnreadEvents
+from store.db.writing.unread import MAX_NEEDED, ConfirmationTracker, UnreadRows
 from store.db.writing.writer import DatabaseWriter
 from store.domain.ports import Source
 from store.domain.unread import Confirmed
@@ -30,8 +29,8 @@ class Publisher:
     """A node that stores and waits; ``reach`` other stores may confirm."""
 
     def __init__(self, database: Database) -> None:
-        self.table = UnreadEvents(database)
-        self.tracking = tracking = Tracking(self.table, 0)
+        self.table = UnreadRows(database)
+        self.tracking = tracking = ConfirmationTracker(self.table, 0)
         partitions = PartitionMap(lambda: NOW, 30 * DAY)
         self.writer = DatabaseWriter(database, partitions, tracking=tracking)
         self.reach: int | None = 2
@@ -117,7 +116,7 @@ async def test_what_another_node_on_the_database_was_told_counts(publisher: Publ
     waiting = asyncio.create_task(
         publisher.waits.confirmed(messages.hashes, messages.content_digests, stored, 2, LONG_S)
     )
-    other = UnreadEvents(publisher.table._database)
+    other = UnreadRows(publisher.table._database)
     pairs = [Confirmed(digest, store) for digest in messages.hashes for store in ("a", "b")]
     await other.confirm(pairs)
     assert [each.confirms for each in await waiting] == [2, 2, 2]
@@ -156,7 +155,7 @@ async def test_a_node_without_gossip_waits_where_another_node_may_have_peers(
         waiting = asyncio.create_task(
             waits.confirmed(messages.hashes, messages.content_digests, stored, 1, LONG_S)
         )
-        await UnreadEvents(database).confirm([Confirmed(each, "a") for each in messages.hashes])
+        await UnreadRows(database).confirm([Confirmed(each, "a") for each in messages.hashes])
         assert [each.confirms for each in await waiting] == [1, 1, 1]
     waits.stop()
 
@@ -194,7 +193,7 @@ async def test_what_was_given_up_counts_for_nothing(publisher: Publisher) -> Non
 async def test_what_is_not_tracked_is_never_taken_for_confirmed(
     publisher: Publisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("store.db.writing.tracking.MAX_UNREAD_EVENTS", 0)
+    monkeypatch.setattr("store.db.writing.unread.MAX_UNREAD_EVENTS", 0)
     messages = batch()
     stored = await publisher.store(messages, 1)
     limit_s = 3 * confirmations.POLL_S

@@ -9,7 +9,6 @@ from contextlib import aclosing
 import pytest
 
 from store.db.maintenance.retention import prune
-from store.db.reading import frames as stored_frames
 from store.db.sds import reader as sds
 from store.db.sds.reader import DatabaseSdsReader, SdsPages
 from store.domain.ports import HistoryEntry, SdsPage, StoreBusy, TopicFilter
@@ -71,7 +70,7 @@ async def test_messages_share_a_timestamp_with_thousands(
     node: Node, reader: DatabaseSdsReader
 ) -> None:
     channel = chain(60, spacing=0)
-    for number in range(stored_frames._SHARED_TIMESTAMPS + 200):
+    for number in range(1_200):
         channel.whisper(b"%d" % number, at=0, topic=OTHER)
     await channel.store(node)
     walked = await walk_from(reader, [(b"59", None)])

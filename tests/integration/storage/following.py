@@ -9,12 +9,12 @@ from contextlib import aclosing, asynccontextmanager
 from store.db.commits.feed import DatabaseFeed
 from store.db.writing.insert import (
     Inserted,
+    KnownTopics,
     assign_commit_position,
     insert,
     insert_topics,
     new_token,
 )
-from store.db.writing.topics import KnownTopics
 from store.domain.ports import FollowPage, FollowRequest, Source, TopicFilter
 from store.messages.cursor import FollowCursor
 from store.messages.record import RecordBatch

@@ -11,8 +11,7 @@ import pytest
 from store.db.checks.check import check
 from store.db.schema.partitions import PartitionMap
 from store.db.writing import writer as writer_module
-from store.db.writing.tracking import Tracking
-from store.db.writing.unread import UnreadEvents
+from store.db.writing.unread import ConfirmationTracker, UnreadRows
 from store.db.writing.writer import DatabaseWriter
 from store.domain.ports import Source
 from store.messages.conflicts import Conflict
@@ -120,11 +119,11 @@ async def test_a_conflict_is_reported_and_not_tracked_as_unread(
 ) -> None:
     one, other = pair()
     reported: list[tuple[Source, Conflict]] = []
-    unread = UnreadEvents(node.database)
+    unread = UnreadRows(node.database)
     writer = DatabaseWriter(
         node.database,
         PartitionMap(lambda: NOW, 30 * DAY),
-        tracking=Tracking(unread, 0),
+        tracking=ConfirmationTracker(unread, 0),
         on_conflict=lambda source, conflict: reported.append((source, conflict)),
     )
     await writer.start()

@@ -13,7 +13,7 @@ import pytest
 from store.db.commits import feed as feed_module
 from store.db.commits import pages as commit_pages
 from store.db.pool import Connection
-from store.db.reading.select import Topics
+from store.db.reading.messages import Topics
 from store.domain.hub import MAX_QUEUED_BYTES, MAX_QUEUED_COMMITS, CommitRow, Place, Row, Subscriber
 from store.domain.ports import Ephemeral, TopicFilter, TopicRights
 from storenode.message.limits import MAX_RESPONSE_BYTES

@@ -14,7 +14,7 @@ from store.db.commits import pages as commit_pages
 from store.db.commits.feed import DatabaseFeed
 from store.db.locks import NODES
 from store.db.pool import Connection
-from store.db.reading.select import Topics
+from store.db.reading.messages import Topics
 from store.domain.hub import CommitRow, Place, Row
 from store.domain.ports import CursorOutOfRange, FollowRequest, TopicFilter
 from store.messages.cursor import FollowCursor

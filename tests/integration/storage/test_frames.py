@@ -10,8 +10,8 @@ import pytest
 
 from reconcile.ids import SyncIds
 from store.db.checks.check import check
-from store.db.reading import hashes as hashes_module
-from store.db.reading.frames import EXACT_POSITIONS, exact_frames, most_frames
+from store.db.reading import lookups as lookups_module
+from store.db.reading.messages import EXACT_POSITIONS, exact_frames, most_frames
 from store.db.reading.transfer_reads import TransferReader
 from store.db.writing import writer as writer_module
 from store.domain.ports import PageRequest, ScanRequest, SyncId, TopicFilter, TopicRights
@@ -151,7 +151,7 @@ async def assert_queried(node: Node, stored: list[Held], monkeypatch: pytest.Mon
         expected = as_query([each.frame for each in part])
         chosen = tuple(each.hash for each in part)
         for recent_ns in (0, FOREVER):
-            monkeypatch.setattr(hashes_module, "recent_ns", lambda at=recent_ns: at)
+            monkeypatch.setattr(lookups_module, "recent_ns", lambda at=recent_ns: at)
             assert (await node.reader.query(request(chosen, None))).entries == expected
         assert (await node.reader.query(request(None, after))).entries == expected
         after = part[-1].at

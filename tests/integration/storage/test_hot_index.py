@@ -12,10 +12,10 @@ import pytest
 
 from reconcile import kernel
 from reconcile.ids import SyncIds
-from store.db.commits.ids import ids_of
+from store.db import reconciliation
 from store.db.maintenance.retention import prune
 from store.db.pool import Connection
-from store.db.reconciliation import stored_ids
+from store.db.reconciliation import ids_of
 from store.domain.hub import MAX_WRITTEN_IDS, CommitRow, WrittenIds
 from store.domain.ports import StoreUnavailable
 from store.domain.retention import RetentionPolicy
@@ -93,7 +93,7 @@ async def test_what_this_node_writes_is_not_read_again(
     async def fail(*_: object) -> SyncIds:
         raise AssertionError
 
-    monkeypatch.setattr(stored_ids, "ids_of", fail)
+    monkeypatch.setattr(reconciliation, "ids_of", fail)
     messages = [(NOW - number, TOPICS[0], bytes([number])) for number in range(30)]
     async with viewing(database_url) as node:
         await node.store(batch_of(messages[:20]))
@@ -297,7 +297,7 @@ async def test_it_outlives_a_fault_while_it_follows(
             raise faults.pop()
         return await ids_of(connection, commits)
 
-    monkeypatch.setattr(stored_ids, "ids_of", faulty)
+    monkeypatch.setattr(reconciliation, "ids_of", faulty)
     dice = random.Random(12)
     async with viewing(database_url) as node, viewing(database_url, started=False) as other:
         await store(other, dice)
@@ -349,7 +349,7 @@ async def test_commits_that_are_told_again_are_passed_over(
         read.extend(commit.batch for commit in commits)
         return await ids_of(connection, commits)
 
-    monkeypatch.setattr(stored_ids, "ids_of", counted)
+    monkeypatch.setattr(reconciliation, "ids_of", counted)
     dice = random.Random(15)
     async with viewing(database_url) as node, viewing(database_url) as other:
         await store(other, dice)

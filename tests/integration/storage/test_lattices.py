@@ -11,17 +11,17 @@ import psycopg
 import pytest
 
 from reconcile.lattice import LatticeSum
+from store.db import reconciliation
 from store.db.checks.check import check
-from store.db.checks.lattices import WRONG_LATTICE
+from store.db.checks.summaries import WRONG_LATTICE
 from store.db.maintenance.retention import prune
 from store.db.pool import Connection
-from store.db.reconciliation import lattice_read
-from store.db.reconciliation.summary_read import cold_view
+from store.db.reconciliation import cold_view
 from store.db.summaries import fold as fold_module
-from store.db.summaries import lattices, sealing
+from store.db.summaries import lattices
 from store.db.summaries.fold import fold, fold_until
+from store.db.summaries.lattices import seal
 from store.db.summaries.resummarize import resummarize
-from store.db.summaries.sealing import seal
 from store.domain.ports import Source
 from store.domain.retention import RetentionPolicy
 from store.messages.record import RecordBatch
@@ -64,7 +64,7 @@ async def test_what_is_over_is_summed_up_once(node: Node, connection: Connection
     await fold_until(connection)
     assert await known(connection) == {}
     begun = NOW // HOUR * HOUR
-    settled = begun + HOUR + sealing.SETTLING_NS
+    settled = begun + HOUR + lattices.SETTLING_NS
     hours = len({each // HOUR for each in SPREAD})
     assert await seal(connection, settled - 1) == hours - 1
     assert {start for level, start in await unknown(connection) if level == 1} == {begun}
@@ -111,24 +111,6 @@ async def test_very_many_late_messages_make_a_sum_unknown_until_it_is_made_anew(
     await assert_true(connection)
 
 
-async def test_a_node_of_the_version_before_makes_a_sum_unknown(
-    node: Node, connection: Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    dice = random.Random(4)
-    await sealed(node, connection, dice)
-    await node.store(random_batch(dice, 10, SPREAD[:1]))
-    with monkeypatch.context() as patched:
-        patched.setattr(fold_module, "late_sums", no_sums)
-        await fold_until(connection)
-    assert len(await unknown(connection)) == 2
-    await node.store(random_batch(dice, 10, SPREAD[:1]))
-    await fold_until(connection)
-    assert len(await unknown(connection)) == 2
-    await seal(connection, LATER)
-    assert await unknown(connection) == set()
-    await assert_true(connection)
-
-
 async def no_sums(*_given: object) -> list[lattices.BucketSum]:
     return []
 
@@ -139,7 +121,7 @@ async def test_sums_are_true_whatever_happens(
 ) -> None:
     """Publishing, restoring, folding, sealing, dropping and rebuilding, some of it cut short."""
     monkeypatch.setattr(fold_module, "MAX_FOLD_COMMITS", 2)
-    monkeypatch.setattr(sealing, "MAX_SEALED_MESSAGES", 40)
+    monkeypatch.setattr(lattices, "MAX_SEALED_MESSAGES", 40)
     monkeypatch.setattr(lattices, "PAGE_MESSAGES", 7)
     dice = random.Random(seed)
     for _ in range(40):
@@ -196,7 +178,7 @@ async def assert_readable(node: Node, dice: random.Random) -> None:
 async def test_a_view_does_not_say_what_would_take_too_long(
     node: Node, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lattice_read, "most_summed", lambda: 9)
+    monkeypatch.setattr(reconciliation, "most_summed", lambda: 9)
     everything = [(0, LATER)]
     dice = random.Random(5)
     await sealed(node, connection, dice)

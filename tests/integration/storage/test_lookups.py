@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from store.db.reading import hashes as hashes_module
-from store.db.reading.hashes import MAX_DIRECT_HASHES, HashLookups
+from store.db.reading import lookups as lookups_module
+from store.db.reading.lookups import MAX_DIRECT_HASHES
 from store.domain.ports import PageRequest, QueryPage, StoreUnavailable, TopicFilter, TopicRights
 from storenode.message.limits import MAX_RESPONSE_BYTES
 from tests.integration.storage.node import Node, running
@@ -60,7 +60,7 @@ async def node(history: tuple[str, World]) -> AsyncIterator[Node]:
 def world(
     history: tuple[str, World], request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> World:
-    monkeypatch.setattr(hashes_module, "recent_ns", lambda: request.param)
+    monkeypatch.setattr(lookups_module, "recent_ns", lambda: request.param)
     return history[1]
 
 
@@ -126,50 +126,6 @@ async def test_hashes_that_begin_alike_are_told_apart(
         assert await node.reader.query(request) == expected(world, request)
     for digest in alike[:3]:
         assert await node.reader.position(digest, TopicRights()) is None
-
-
-async def test_large_lookups_beside_each_other_get_their_own_answers(
-    node: Node, world: World
-) -> None:
-    dice = random.Random(SEED)
-    requests = [
-        look_up(tuple(each.hash for each in dice.sample(world, dice.choice((63, 64, 65, 128)))))
-        for _ in range(30)
-    ]
-    alone = [await node.reader.query(request) for request in requests[:5]]
-    together = await asyncio.gather(*map(node.reader.query, requests))
-    right = [expected(world, request) for request in requests]
-    assert alone == right[:5]
-    assert together == right
-
-
-async def test_callers_of_one_kind_do_not_keep_the_other_waiting(
-    node: Node, world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    done = asyncio.Event()
-    begun: list[bool] = []
-    fly = HashLookups._fly
-
-    def noted(lookups: HashLookups, include_data: bool) -> Coroutine[None, None, None]:
-        begun.append(include_data)
-        return fly(lookups, include_data)
-
-    monkeypatch.setattr(HashLookups, "_fly", noted)
-
-    async def ask_again() -> None:
-        while not done.is_set():
-            await node.reader.query(look_up((world[0].hash,), include_data=True))
-
-    async with asyncio.timeout(90), asyncio.TaskGroup() as callers:
-        for _ in range(300):
-            callers.create_task(ask_again())
-        for each in world[:5]:
-            request = look_up((each.hash,), include_data=False)
-            # How long a statement then takes beside others is up to the server.
-            begun.clear()
-            assert await node.reader.query(request) == expected(world, request)
-            assert begun.index(False) <= 1, "at most one statement of the others comes before it"
-        done.set()
 
 
 async def test_callers_that_go_away_do_not_disturb_the_others(node: Node, world: World) -> None:

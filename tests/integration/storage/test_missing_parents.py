@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from store.db.checks.check import check
-from store.db.checks.missing import NOT_COUNTED, NOT_MISSING
+from store.db.checks.check import NOT_COUNTED, NOT_MISSING, check
 from store.db.maintenance.retention import PruneReport, prune
 from store.db.pool import Connection
 from store.db.schema.names import FINE_TABLE

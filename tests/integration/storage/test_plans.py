@@ -19,9 +19,9 @@ from store.db.commits import pages as commit_pages
 from store.db.commits.feed import DatabaseFeed
 from store.db.commits.pages import PageSize
 from store.db.pool import Connection, Database, Pool
-from store.db.reading import hashes as hashes_module
+from store.db.reading import lookups as lookups_module
+from store.db.reading.messages import EVERY_TOPIC, resolve
 from store.db.reading.reader import DatabaseReader
-from store.db.reading.select import EVERY_TOPIC, FRAME, resolve
 from store.domain.hub import START
 from store.domain.partitioning import MAX_COARSE
 from store.domain.ports import PageRequest, ScanRequest, TopicFilter, TopicRights
@@ -266,8 +266,7 @@ async def test_a_scan_reads_each_message_once(world: World) -> None:
 async def test_hashes_are_looked_for_in_few_partitions(
     world: World, monkeypatch: pytest.MonkeyPatch, count: int, rights: TopicRights, recent_ns: int
 ) -> None:
-    monkeypatch.setattr(hashes_module, "recent_ns", lambda: recent_ns)
-    monkeypatch.setattr(hashes_module, "FEWEST_HALVED", count + 1)  # one statement at a time
+    monkeypatch.setattr(lookups_module, "recent_ns", lambda: recent_ns)
     asked = random.Random(count).sample(world.held, count)
     hashes = tuple(each.hash for each in asked)
     found = await world.reader.query(page(TopicFilter(rights=rights), hashes=hashes, limit=1_000))
@@ -308,7 +307,7 @@ async def test_a_backlog_looks_for_each_batch_where_it_lies(
         explained = Explained(opened)
         connection = cast("Connection", explained)
         found = await commit_pages.read_feed_page(
-            connection, wanted, commit_pages.FeedPosition(START), FRAME, EVERYTHING
+            connection, wanted, commit_pages.FeedPosition(START), EVERYTHING, include_data=True
         )
         assert found.count == len(matching)
         touched = {each.at[0] // DAY for each in matching}

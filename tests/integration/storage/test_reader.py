@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from store.db.reading import reader
-from store.db.reading.pages import Joined, read_page
+from store.db.reading.pages import MessagePage, read_page
 from store.db.reading.reader import DEFAULT_SCAN_PAGE, MAX_SCAN_PAGE, DatabaseReader
 from store.domain.ports import PageRequest, ScanRequest, SyncId, TopicFilter, TopicRights
 from store.messages.frames import presence
@@ -253,12 +253,6 @@ async def test_a_scan_gives_everything_once_and_resumes_from_every_page(
         assert rest == [each.hash for each in inside if each.at > cursor]
 
 
-async def test_a_scan_with_data_gives_the_stored_frames(node: Node, world: World) -> None:
-    request = ScanRequest(TopicFilter(), 0, FOREVER, None, include_data=True, page_size=37)
-    frames = b"".join([page.frames async for page in node.reader.scan(request, WideOutlet())])
-    assert frames == b"".join(each.frame for each in world)
-
-
 @pytest.mark.parametrize("count", [1, 2, 99, 100])
 async def test_many_topics_are_merged_in_order(node: Node, count: int) -> None:
     dice = random.Random(count)
@@ -353,7 +347,7 @@ async def test_pages_of_one_message_are_cut_from_pages_of_many(
 ) -> None:
     reads = 0
 
-    async def counted(*given: Any) -> Joined:  # noqa: ANN401 - whatever `read_page` takes
+    async def counted(*given: Any) -> MessagePage:  # noqa: ANN401 - whatever `read_page` takes
         nonlocal reads
         reads += 1
         return await read_page(*given)

@@ -13,7 +13,7 @@ from psycopg import errors as pg
 from store.db.pool import Connection
 from store.db.schema.migrate import upgrade
 from store.db.summaries import fold as fold_module
-from store.db.summaries.deltas import unpack
+from store.db.summaries.buckets import unpack
 from store.db.summaries.fold import Folded, fold, fold_until, is_pending
 from store.messages.record import COLUMNS, RecordBatch
 from tests.integration.storage.node import Node, running

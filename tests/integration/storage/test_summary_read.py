@@ -14,12 +14,11 @@ from psycopg.conninfo import make_conninfo
 from reconcile.ids import END, LOWEST, SyncIds
 from reconcile.summaries.loading import NeedBuckets, NeedHashes, NeedIds
 from reconcile.view import Spans
-from store.db.commits.ids import ids_in
+from store.db import reconciliation
 from store.db.maintenance.retention import prune
 from store.db.pool import Database
-from store.db.reconciliation import summary_read
-from store.db.reconciliation.summary_read import MAX_VIEW_S, ColdView, cold_view
-from store.db.summaries.deltas import DAY_NS, HOUR_NS
+from store.db.reconciliation import MAX_VIEW_S, SnapshotView, cold_view, ids_in
+from store.db.summaries.buckets import DAY_NS, HOUR_NS
 from store.db.summaries.fold import fold_until
 from store.domain.ports import StoreUnavailable
 from store.domain.retention import RetentionPolicy
@@ -55,7 +54,7 @@ async def fold_all(node: Node) -> None:
         await fold_until(connection)
 
 
-async def check(cold: ColdView, oracle: NaiveView, dice: random.Random) -> None:
+async def check(cold: SnapshotView, oracle: NaiveView, dice: random.Random) -> None:
     for count in (1, 20):
         read = random_read(dice, oracle, random_spans(dice, oracle.ids, count))
         check_answer(oracle, read, await worked_through(cold.view, read, cold.load))
@@ -65,8 +64,8 @@ async def check(cold: ColdView, oracle: NaiveView, dice: random.Random) -> None:
 async def test_buckets_and_what_is_not_folded_yet_are_one(
     node: Node, monkeypatch: pytest.MonkeyPatch, most_hours: int
 ) -> None:
-    monkeypatch.setattr(summary_read, "MAX_TOP_BUCKETS", most_hours)
-    monkeypatch.setattr(summary_read, "_DELTAS_AT_ONCE", 2)
+    monkeypatch.setattr(reconciliation, "MAX_TOP_BUCKETS", most_hours)
+    monkeypatch.setattr(reconciliation, "_DELTAS_AT_ONCE", 2)
     dice = random.Random(1)
     for number in range(8):
         await store(node, dice)
@@ -99,7 +98,7 @@ async def test_what_is_stored_meanwhile_is_not_in_the_view(node: Node) -> None:
 async def test_much_that_is_not_folded_is_folded_first(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(summary_read, "MAX_DELTA_COMMITS", 5)
+    monkeypatch.setattr(reconciliation, "MAX_DELTA_COMMITS", 5)
     dice = random.Random(3)
     for _ in range(5):
         await store(node, dice)
@@ -115,7 +114,7 @@ async def test_much_that_is_not_folded_is_folded_first(
 async def test_what_cannot_be_folded_where_nothing_is_written_is_added_up(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(summary_read, "MAX_DELTA_COMMITS", 2)
+    monkeypatch.setattr(reconciliation, "MAX_DELTA_COMMITS", 2)
     dice = random.Random(9)
     for _ in range(4):
         await store(node, dice)
@@ -193,9 +192,9 @@ async def test_a_broken_connection_says_that_the_database_does_not_serve(node: N
 async def test_who_keeps_everybody_from_reading_is_not_waited_for_long(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begin = summary_read._BEGIN.replace("lock_timeout = '5s'", "lock_timeout = '10ms'")
+    begin = reconciliation._BEGIN.replace("lock_timeout = '5s'", "lock_timeout = '10ms'")
     assert "10ms" in begin
-    monkeypatch.setattr(summary_read, "_BEGIN", begin)
+    monkeypatch.setattr(reconciliation, "_BEGIN", begin)
     connection = await node.database.connect()
     async with connection, connection.transaction():
         await connection.execute("lock table storenode.messages in access exclusive mode")
@@ -245,7 +244,7 @@ async def test_a_statement_ends_when_the_views_time_has_passed(
         await connection.execute("select pg_sleep(60)")
         return SyncIds.empty()
 
-    monkeypatch.setattr(summary_read, "ids_in", slow)
+    monkeypatch.setattr(reconciliation, "ids_in", slow)
     async with cold_view(node.database) as cold:
         with pytest.raises(StoreUnavailable, match="open for too long"):
             await cold.load(NeedIds(EVERYTHING, 10))
@@ -263,7 +262,7 @@ async def test_a_cancelled_reader_leaves_no_transaction(
         await connection.execute("select pg_sleep(60)")
         return SyncIds.empty()
 
-    monkeypatch.setattr(summary_read, "ids_in", slow)
+    monkeypatch.setattr(reconciliation, "ids_in", slow)
 
     async def reader() -> None:
         async with cold_view(node.database) as cold:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 
-from store.db.summaries.deltas import DAY_NS, HOUR_NS
+from store.db.summaries.buckets import DAY_NS, HOUR_NS
 from store.db.summaries.fold import fold_until
 from store.db.summaries.timeline import (
     MAX_SLOTS,

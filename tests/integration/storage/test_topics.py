@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 
 from store.db.commits import pages as commit_pages
-from store.db.reading.select import resolve
+from store.db.reading.messages import resolve
 from store.db.writing.insert import insert_topics
 from store.domain.hub import CommitRow
 from store.domain.ports import TopicFilter, TopicRights

@@ -14,8 +14,7 @@ from store.db.maintenance.retention import prune
 from store.db.pool import Database
 from store.db.schema.partitions import PartitionMap
 from store.db.writing import unread as unread_module
-from store.db.writing.tracking import Tracking
-from store.db.writing.unread import UnreadEvents
+from store.db.writing.unread import ConfirmationTracker, UnreadRows
 from store.db.writing.writer import DatabaseWriter
 from store.domain.ports import Source
 from store.domain.retention import RetentionPolicy
@@ -32,8 +31,8 @@ class Store:
 
     def __init__(self, database: Database, max_confirms: int) -> None:
         self.database = database
-        self.unread = UnreadEvents(database)
-        self.tracking = Tracking(self.unread, max_confirms)
+        self.unread = UnreadRows(database)
+        self.tracking = ConfirmationTracker(self.unread, max_confirms)
         self.writer = DatabaseWriter(
             database, PartitionMap(lambda: NOW, 30 * DAY), tracking=self.tracking
         )
@@ -147,9 +146,9 @@ async def test_each_publisher_of_a_group_gets_what_it_asked_for(store: Store) ->
 async def test_nodes_on_one_database_note_confirmations_side_by_side(store: Store) -> None:
     messages = batch(400)
     await store.store(messages, 8)
-    other = UnreadEvents(store.database)
+    other = UnreadRows(store.database)
 
-    async def confirm(events: UnreadEvents, peer: str) -> None:
+    async def confirm(events: UnreadRows, peer: str) -> None:
         dice = random.Random(peer)
         digests = list(messages.hashes)
         dice.shuffle(digests)
@@ -184,7 +183,7 @@ async def test_what_expired_is_unread_no_longer_and_known_for_a_while(
 
 
 async def test_what_a_publisher_asks_for_is_never_overdue(store: Store) -> None:
-    usual = UnreadEvents(store.database, max_confirms=1)
+    usual = UnreadRows(store.database, max_confirms=1)
     messages = batch(2)
     await store.store(messages, 2)
     await usual.confirm([Confirmed(messages.hashes[0], "a")])
@@ -215,7 +214,7 @@ async def test_an_event_that_waits_for_parents_stays_until_they_have_come(store:
 async def test_beyond_the_limit_messages_are_stored_and_not_waited_for(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("store.db.writing.tracking.MAX_UNREAD_EVENTS", 5)
+    monkeypatch.setattr("store.db.writing.unread.MAX_UNREAD_EVENTS", 5)
     assert all(await store.store(batch(4), 1))
     assert all(await store.store(batch(4, seed=2), 1))
     assert len(await store.state()) == 4
@@ -275,7 +274,7 @@ async def test_a_batch_is_kept_until_its_commit_is_seen(
     assert kept.needed == dict.fromkeys(both.hashes, 2)
     assert store.tracking.take(second) is None
     assert store.tracking.take(first) is not None
-    monkeypatch.setattr("store.db.writing.tracking.MAX_KEPT_BYTES", 0)
+    monkeypatch.setattr("store.db.writing.unread.MAX_KEPT_BYTES", 0)
     await store.store(batch(2, seed=6))
     assert not store.tracking._kept
     monkeypatch.undo()

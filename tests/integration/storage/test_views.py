@@ -16,8 +16,8 @@ import pytest
 from reconcile.ids import END, LOWEST, SyncId
 from reconcile.view import Read, Spans
 from store.db.maintenance.retention import prune
-from store.db.reconciliation.stored_ids import DatabaseIds
-from store.db.summaries.deltas import DAY_NS, HOUR_NS, MINUTE_NS
+from store.db.reconciliation import DatabaseIds
+from store.db.summaries.buckets import DAY_NS, HOUR_NS, MINUTE_NS
 from store.db.summaries.fold import fold_until
 from store.domain.hub import CommitRow, Place
 from store.domain.ports import StoreBusy, StoreUnavailable

@@ -16,7 +16,7 @@ from reconcile.view import Read, Spans
 from store.db.commits.feed import DatabaseFeed
 from store.db.pool import Database
 from store.db.reading.reader import DatabaseReader
-from store.db.reconciliation.stored_ids import DatabaseIds
+from store.db.reconciliation import DatabaseIds
 from store.db.schema.partitions import PartitionMap
 from store.db.writing.writer import DatabaseWriter
 from store.domain.environment import Environment

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from typing import Final
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, Final
 
 import numpy as np
 import psycopg
@@ -56,41 +56,27 @@ async def taken(connection: Connection, kind: str, array: BinaryArray) -> object
     return [row[0] for row in rows]
 
 
-@ask
-@given(values=NUMBERS)
-async def test_bigints(connection: Connection, values: list[int]) -> None:
-    assert await taken(connection, "bigint", bigints(values)) == values
+def laid_out_hashes(values: list[bytes]) -> BinaryArray:
+    return hash_column(np.frombuffer(b"".join(values), np.uint8).reshape(-1, 32))
 
 
-@ask
-@given(values=TEXTS)
-async def test_texts(connection: Connection, values: list[str]) -> None:
-    assert await taken(connection, "text", texts(values)) == values
+COLUMNS = st.one_of(
+    st.tuples(st.just("bigint"), st.just(bigints), NUMBERS),
+    st.tuples(st.just("text"), st.just(texts), TEXTS),
+    st.tuples(st.just("bytea"), st.just(lambda values: fixed_bytes(values, 32)), HASHES),
+    st.tuples(st.just("bytea"), st.just(laid_out_hashes), HASHES),
+    st.tuples(st.just("bytea"), st.just(varied_bytes), BYTES),
+    st.tuples(st.just("uuid"), st.just(uuids), KEYS),
+)
 
 
-@ask
-@given(values=HASHES)
-async def test_byte_strings_of_one_size(connection: Connection, values: list[bytes]) -> None:
-    assert await taken(connection, "bytea", fixed_bytes(values, 32)) == values
-
-
-@ask
-@given(values=HASHES)
-async def test_an_array_of_hashes(connection: Connection, values: list[bytes]) -> None:
-    column = np.frombuffer(b"".join(values), np.uint8).reshape(-1, 32)
-    assert await taken(connection, "bytea", hash_column(column)) == values
-
-
-@ask
-@given(values=BYTES)
-async def test_byte_strings_of_any_size(connection: Connection, values: list[bytes]) -> None:
-    assert await taken(connection, "bytea", varied_bytes(values)) == values
-
-
-@ask
-@given(values=KEYS)
-async def test_keys(connection: Connection, values: list[bytes]) -> None:
-    assert await taken(connection, "uuid", uuids(values)) == values
+@settings(ask, max_examples=300)
+@given(column=COLUMNS)
+async def test_a_column_arrives_as_it_was(
+    connection: Connection, column: tuple[str, Callable[[Sequence[Any]], BinaryArray], list[Any]]
+) -> None:
+    kind, lay_out, values = column
+    assert await taken(connection, kind, lay_out(values)) == values
 
 
 @ask

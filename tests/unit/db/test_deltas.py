@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from store.db.summaries.deltas import (
+from store.db.summaries.buckets import (
     DAY_NS,
     HOUR_NS,
     LEVELS_NS,
     MINUTE_NS,
     RECORD_BYTES,
-    Buckets,
+    Totals,
     pack,
     unpack,
 )
@@ -45,7 +45,7 @@ def summed(held: Iterable[tuple[int, bytes]], length_ns: int) -> Summary:
     return found
 
 
-def said(buckets: Buckets) -> Summary:
+def said(buckets: Totals) -> Summary:
     assert (np.diff(buckets.starts) > 0).all()
     return {
         int(start): (int(count), int.from_bytes(xor.astype("<u8").tobytes(), "little"))

@@ -6,10 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from store.db.primary.hosts import hosts_of, label, with_hosts
-from store.db.primary.judging import Server, is_newer, refusal, seen_on
+from store.db.primary import DatabaseServer, hosts_of, is_newer, label, refusal, seen_on, with_hosts
 
-SERVER = Server("a:1", b"s" * 16, 7_000, 2, "100.5", (40, 9))
+SERVER = DatabaseServer("a:1", b"s" * 16, 7_000, 2, "100.5", (40, 9))
 SEEN = seen_on(SERVER)
 
 
@@ -40,7 +39,7 @@ def test_a_server_is_judged_by_what_was_seen(
 def test_another_store_is_refused_whatever_its_timeline() -> None:
     other = replace(SERVER, store_id=b"t" * 16, timeline=9)
     assert "holds another store" in (refusal(other, SEEN, holds=True) or "")
-    assert not is_newer(other, SERVER, holds_its_head=True, is_held_by_it=False)
+    assert not is_newer(other, SERVER, holds_its_head=True, is_in_it=False)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +59,7 @@ def test_the_higher_timeline_is_newer_and_then_who_holds_more(
     timeline: int, *, holds: bool, held: bool, newer: bool
 ) -> None:
     one = replace(SERVER, timeline=timeline)
-    assert is_newer(one, SERVER, holds_its_head=holds, is_held_by_it=held) == newer
+    assert is_newer(one, SERVER, holds_its_head=holds, is_in_it=held) == newer
 
 
 @pytest.mark.parametrize(

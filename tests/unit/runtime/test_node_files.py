@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from store.db.primary.judging import Seen
+from store.db.primary import SeenState
 from store.runtime.node_files import (
     MAX_FILE_BYTES,
     NODE_ID_FILE,
@@ -16,7 +16,7 @@ from store.runtime.node_files import (
 )
 
 STORE = bytes(range(16))
-SEEN = Seen(STORE, 7_711_354_424_782_947_792, 3, (12, 2**64 - 1))
+SEEN = SeenState(STORE, 7_711_354_424_782_947_792, 3, (12, 2**64 - 1))
 FILE = "seen-00010203-0405-0607-0809-0a0b0c0d0e0f.json"
 
 
@@ -24,7 +24,7 @@ def test_what_is_saved_is_loaded_and_each_store_has_its_own(tmp_path: Path) -> N
     files = SeenFiles(tmp_path)
     assert files.load(STORE) is None
     files.save(SEEN)
-    files.save(Seen(STORE[::-1], 0, 0, (0, 0)))
+    files.save(SeenState(STORE[::-1], 0, 0, (0, 0)))
     assert files.load(STORE) == SEEN
     assert [path.name for path in tmp_path.glob("*0e0f.json")] == [FILE]
     assert len(list(tmp_path.iterdir())) == 2, "nothing temporary is left"
@@ -41,7 +41,7 @@ def test_what_cannot_be_saved_leaves_the_old_file(
 
     monkeypatch.setattr("os.fsync", fail)
     with pytest.raises(OSError, match="No space"):
-        files.save(Seen(STORE, 1, 1, (1, 1)))
+        files.save(SeenState(STORE, 1, 1, (1, 1)))
     assert files.load(STORE) == SEEN
     assert [path.name for path in tmp_path.iterdir()] == [FILE]
 

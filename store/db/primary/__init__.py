@@ -1,1 +1,0 @@
-"""Which server takes the writes of a store, and which one must not."""

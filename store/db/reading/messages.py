@@ -1,0 +1,348 @@
+"""Messages in Postgres by position and by hash, and the columns in which all reads return them.
+
+A read returns rows: the timestamp, the hash, the stored parts of the frame joined to one value,
+and their size. The value is NULL where the size passes the limit of the statement, so that a page
+is bounded before it is read; `read_frames` reads these messages by position, as far as they fit.
+Frames are joined from rows in Python, which costs no more than in SQL.
+
+Every statement names its bounds in time, so that partitions outside are left out when it starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from store.db.arrays import UuidArray, bigints, fixed_bytes, uuids
+from store.db.pool import Connection
+from store.db.schema.names import HASH_KEY_BYTES
+from store.domain.ports import SyncId, TopicFilter
+from store.messages.frames import presence
+from store.messages.record import begin_frame
+from storenode.message.limits import HASH_BYTES
+from storenode.message.topics import topic_key
+
+MAX_POSITIONS: Final = 4_096
+"""Positions of one statement that reads topics or content digests."""
+
+MAX_FRAME_POSITIONS: Final = 2_048
+"""Positions of one read of small frames: at most about 20 MiB."""
+
+EXACT_POSITIONS: Final = 48
+"""Positions of one read of frames of any size: about 7 MiB if all have the largest."""
+
+_SMALL_BYTES: Final = 8 * 1024
+_ANY_SIZE: Final = 2**31 - 1
+
+Row = tuple[int, bytes, bytes | None, int]
+"""Timestamp, hash, parts of the frame after the hash (None: too large), and their size."""
+
+_SIZE: Final = "octet_length(m.head) + octet_length(m.payload) + octet_length(m.tail)"
+
+DATA_COLUMNS: Final = f"""m.ts, m.hash,
+       case when {_SIZE} <= %(most)b::bigint then m.head || m.payload || m.tail end, {_SIZE}"""
+"""The columns of a `Row`; ``most`` limits the size of one message."""
+
+ID_COLUMNS: Final = "m.ts, m.hash, null::bytea, 0"
+"""The columns of a `Row` of which only the position is read."""
+
+MESSAGE_AT: Final = """lateral (
+    select n.* from storenode.messages n
+    where n.ts = k.ts and n.hash = k.hash
+      and n.ts >= %(low)b::bigint and n.ts <= %(high)b::bigint offset 0
+) m"""
+"""The message ``m`` at a position ``k``. As a join, a plan that was made while a partition was
+small would go on reading all of it when it is large; this one is always a probe of the index."""
+
+# The messages at some positions, in no order.
+_AT_POSITIONS: Final = f"""
+select {{columns}} from unnest(%(ts)b::bigint[], %(hash)b::bytea[]) as k(ts, hash)
+cross join {MESSAGE_AT} where true{{topics}}
+"""
+_TOPICS_AT: Final = _AT_POSITIONS.format(columns="m.hash, m.topic", topics="")
+_CONTENTS_AT: Final = _AT_POSITIONS.format(columns="m.hash, m.content_digest", topics="")
+
+# Where hashes are, those of pruned messages included; the index has their first halves.
+_LOCATE: Final = "select ts, key from storenode.hashes where key = any(%b::uuid[])"
+
+# Messages by hash in one statement, as far as they are recent: others are only located, and the
+# statement that reads them is pruned once to their partitions, and not for each message.
+_BEYOND: Final = rf"'\x{'ff' * (HASH_BYTES - HASH_KEY_BYTES + 1)}'::bytea"
+_RECENT: Final = f"""
+select k.ts, k.key, {{columns}}
+from storenode.hashes k left join lateral (
+    select n.* from storenode.messages n
+    where n.ts = k.ts and n.ts >= %(recent)b::bigint
+      and n.hash >= uuid_send(k.key) and n.hash < uuid_send(k.key) || {_BEYOND} offset 0
+) m on true where k.key = any(%(keys)b::uuid[])
+"""
+
+# A condition on `m`, for callers whose topics are restricted.
+_FILTER: Final = """
+ and m.topic in (select t.key from storenode.topics t
+      where (%(pubsub)s::text is null or t.pubsub_topic = %(pubsub)s::text)
+        and (cardinality(%(contents)s::text[]) = 0
+             or t.content_topic = any(%(contents)s::text[]))
+        and (cardinality(%(pubsub_prefixes)s::text[]) = 0
+             or t.pubsub_topic ^@ any(%(pubsub_prefixes)s::text[]))
+        and (cardinality(%(content_prefixes)s::text[]) = 0
+             or t.content_topic ^@ any(%(content_prefixes)s::text[])))"""
+
+# The keys of the topics that a filter selects. For a prefix that is a parameter Postgres takes no
+# index, for the span of texts that begin with it it does.
+_MATCHING_TOPICS: Final = "select distinct t.key from {source} where {conditions}"
+_SPANS: Final = """
+unnest(%(lows)s::text[], %(highs)s::text[]) as span(low, high)
+join storenode.topics t on t.{column} >= span.low and t.{column} < span.high
+"""
+_LAST_CHARACTER: Final = "\U0010ffff"
+_SURROGATES: Final = range(0xD800, 0xE000)
+
+
+@dataclass(frozen=True, slots=True)
+class Topics:
+    """A filter as topic keys; ``keys`` None: every topic."""
+
+    keys: tuple[bytes, ...] | None
+
+
+EVERY_TOPIC: Final = Topics(None)
+
+
+def columns_of(*, include_data: bool) -> str:
+    """Return the columns of rows with or without their data."""
+    return DATA_COLUMNS if include_data else ID_COLUMNS
+
+
+def largest_of(max_bytes: int, rows: int) -> int:
+    """Return the parameter ``most`` for rows of which a page has ``max_bytes``: twice the share."""
+    return 2 * max_bytes // rows
+
+
+def frame_of(message_hash: bytes, body: bytes) -> bytes:
+    """Join a frame from a hash and the stored parts."""
+    return begin_frame(message_hash, len(body)) + body
+
+
+async def read_frames(
+    connection: Connection, rows: Sequence[Row], max_bytes: int, *, include_data: bool
+) -> list[bytes]:
+    """Return the frames of the first rows, at most ``max_bytes`` of them but at least one.
+
+    A message that was pruned meanwhile has an empty frame.
+    """
+    if not include_data:
+        frames = [presence(row[1]) for row in rows]
+        return frames[: max(1, max_bytes // len(frames[0]))] if frames else []
+    left = max_bytes
+    frames = []
+    absent: list[int] = []
+    for _, digest, body, size in rows:
+        begin = begin_frame(digest, size)
+        left -= len(begin) + size
+        if left < 0 and frames:
+            break
+        if body is None:
+            absent.append(len(frames))
+        frames.append(begin + body if body is not None else b"")
+    if absent:
+        found = await _bodies_at(connection, [rows[index][:2] for index in absent], _ANY_SIZE)
+        for index in absent:
+            digest = rows[index][1]
+            frames[index] = frame_of(digest, found[digest]) if digest in found else b""
+    return frames
+
+
+async def rows_at(
+    connection: Connection,
+    positions: Sequence[SyncId],
+    most: int,
+    wanted: TopicFilter | None = None,
+    *,
+    include_data: bool = True,
+) -> list[Row]:
+    """Return the rows of the messages at some positions, in no order, as far as they are stored."""
+    if not positions:
+        return []
+    filtered = wanted is not None and not wanted.everything
+    statement = _AT_POSITIONS.format(
+        columns=columns_of(include_data=include_data), topics=_FILTER if filtered else ""
+    )
+    parameters = position_parameters(positions) | {"most": most}
+    if wanted is not None:
+        parameters |= filter_parameters(wanted)
+    cursor = await connection.execute(statement, parameters, binary=True)
+    return await cursor.fetchall()  # type: ignore[return-value]
+
+
+async def _bodies_at(
+    connection: Connection, positions: Sequence[SyncId], most: int
+) -> dict[bytes, bytes]:
+    rows = await rows_at(connection, positions, most)
+    return {digest: body for _, digest, body, _ in rows if body is not None}
+
+
+async def most_frames(connection: Connection, positions: Sequence[SyncId]) -> list[bytes | None]:
+    """Return frames of `MAX_FRAME_POSITIONS` at most, in order; None: not stored, or large."""
+    return await _frames_at(connection, positions, _SMALL_BYTES)
+
+
+async def exact_frames(connection: Connection, positions: Sequence[SyncId]) -> list[bytes | None]:
+    """Return frames of `EXACT_POSITIONS` at most, in order; None: not stored."""
+    return await _frames_at(connection, positions, _ANY_SIZE)
+
+
+async def _frames_at(
+    connection: Connection, positions: Sequence[SyncId], most: int
+) -> list[bytes | None]:
+    found = await _bodies_at(connection, positions, most)
+    return [frame_of(digest, found[digest]) if digest in found else None for _, digest in positions]
+
+
+async def topics_of(connection: Connection, positions: Sequence[SyncId]) -> dict[bytes, bytes]:
+    """Return the topic keys of stored messages, by hash."""
+    return await _values_at(connection, _TOPICS_AT, positions)
+
+
+async def content_digests_at(
+    connection: Connection, positions: Sequence[SyncId]
+) -> dict[bytes, bytes]:
+    """Return the content digests of stored messages, by hash."""
+    return await _values_at(connection, _CONTENTS_AT, positions)
+
+
+async def _values_at(
+    connection: Connection, statement: str, positions: Sequence[SyncId]
+) -> dict[bytes, bytes]:
+    found: dict[bytes, bytes] = {}
+    for start in range(0, len(positions), MAX_POSITIONS):
+        parameters = position_parameters(positions[start : start + MAX_POSITIONS])
+        cursor = await connection.execute(statement, parameters, binary=True)
+        found.update(await cursor.fetchall())  # type: ignore[arg-type]
+    return found
+
+
+async def locate(connection: Connection, hashes: Sequence[bytes]) -> list[SyncId]:
+    """Return the positions of messages by hash, also of pruned ones, in no order.
+
+    A stored hash that shares its first half with a given one is returned as the given one; no
+    message is at that position.
+    """
+    cursor = await connection.execute(_LOCATE, (_keys(hashes),), binary=True)
+    return _positions(await cursor.fetchall(), hashes)  # type: ignore[arg-type]
+
+
+async def recent_rows(
+    connection: Connection, hashes: Sequence[bytes], recent_ns: int, *, include_data: bool
+) -> list[Row]:
+    """Return the rows of messages by hash, in no order; those from ``recent_ns`` on at once."""
+    statement = _RECENT.format(columns=columns_of(include_data=include_data))
+    parameters = {"keys": _keys(hashes), "recent": recent_ns, "most": _ANY_SIZE}
+    cursor = await connection.execute(statement, parameters, binary=True)
+    found = await cursor.fetchall()
+    older = [(ts, key) for ts, key, *_ in found if ts < recent_ns]  # type: ignore[operator]
+    wanted = set(hashes)
+    rows: list[Row] = [tuple(row) for _, _, *row in found if row[1] in wanted]  # type: ignore[misc]
+    positions = _positions(older, hashes)  # type: ignore[arg-type]
+    return rows + await rows_at(connection, positions, _ANY_SIZE, include_data=include_data)
+
+
+def _keys(hashes: Iterable[bytes]) -> UuidArray:
+    return uuids([digest[:HASH_KEY_BYTES] for digest in hashes])
+
+
+def _positions(rows: Sequence[tuple[int, bytes]], hashes: Sequence[bytes]) -> list[SyncId]:
+    by_key: dict[bytes, list[bytes]] = {}
+    for digest in hashes:
+        by_key.setdefault(digest[:HASH_KEY_BYTES], []).append(digest)
+    return [(timestamp, digest) for timestamp, key in rows for digest in by_key[key]]
+
+
+def position_parameters(positions: Sequence[SyncId]) -> dict[str, object]:
+    """Return parameters that name messages by position, and the span of time around them."""
+    timestamps = [timestamp for timestamp, _ in positions]
+    return {
+        "ts": bigints(timestamps),
+        "hash": fixed_bytes([digest for _, digest in positions], HASH_BYTES),
+        "low": min(timestamps),
+        "high": max(timestamps),
+    }
+
+
+def filter_clause(wanted: TopicFilter) -> str:
+    """Return a condition on ``m`` for a filter (see `filter_parameters`)."""
+    return "" if wanted.everything else _FILTER
+
+
+def filter_parameters(wanted: TopicFilter) -> dict[str, object]:
+    """Return the parameters of `filter_clause`."""
+    if wanted.everything:
+        return {}
+    return {
+        "pubsub": wanted.pubsub_topic,
+        "contents": list(wanted.content_topics),
+        "pubsub_prefixes": list(wanted.rights.pubsub_prefixes),
+        "content_prefixes": list(wanted.rights.content_prefixes),
+    }
+
+
+async def resolve(connection: Connection, wanted: TopicFilter) -> Topics:
+    """Turn a filter into topic keys; full pairs need no look-up."""
+    rights = wanted.rights
+    if wanted.pubsub_topic is not None and wanted.content_topics:
+        return Topics(
+            tuple(
+                topic_key(wanted.pubsub_topic, content)
+                for content in sorted(set(wanted.content_topics))
+                if rights.allows(wanted.pubsub_topic, content)
+            )
+        )
+    if wanted.everything:
+        return EVERY_TOPIC
+    statement, parameters = _matching_topics(wanted)
+    cursor = await connection.execute(statement, parameters, binary=True)
+    return Topics(tuple(row[0] for row in await cursor.fetchall()))  # type: ignore[misc]
+
+
+def _matching_topics(wanted: TopicFilter) -> tuple[str, dict[str, object]]:
+    # Every form has an index to begin with: a node may hold millions of topics.
+    source, conditions, parameters = "storenode.topics t", list[str](), dict[str, object]()
+    if wanted.pubsub_topic is not None:
+        conditions.append("t.pubsub_topic = %(pubsub)s::text")
+        parameters["pubsub"] = wanted.pubsub_topic
+    if wanted.content_topics:
+        conditions.append("t.content_topic = any(%(contents)s::text[])")
+        parameters["contents"] = list(wanted.content_topics)
+    exact = bool(conditions)
+    rights = wanted.rights
+    columns = {"pubsub_topic": rights.pubsub_prefixes, "content_topic": rights.content_prefixes}
+    for column, prefixes in columns.items():
+        if not prefixes:
+            continue
+        conditions.append(f"t.{column} ^@ any(%({column})s::text[])")
+        parameters[column] = list(prefixes)
+        ends = [_end_of_prefix(prefix) for prefix in prefixes]
+        if not exact and None not in ends:
+            source = _SPANS.format(column=column)
+            parameters |= {"lows": list(prefixes), "highs": ends}
+    return _MATCHING_TOPICS.format(source=source, conditions=" and ".join(conditions)), parameters
+
+
+def _end_of_prefix(prefix: str) -> str | None:
+    """Return the first text after all that begin with a prefix, by code points, if there is one."""
+    stem = prefix.rstrip(_LAST_CHARACTER)
+    if not stem:
+        return None
+    following = ord(stem[-1]) + 1
+    return stem[:-1] + chr(_SURROGATES.stop if following in _SURROGATES else following)
+
+
+def topics_clause(topics: Topics) -> str:
+    """Return a condition on ``m`` for a selection of topics (see `topics_parameters`)."""
+    return "" if topics.keys is None else " and m.topic in (select unnest(%(topics)b::uuid[]))"
+
+
+def topics_parameters(topics: Topics) -> dict[str, object]:
+    """Return the parameters of `topics_clause` and of pages that merge topics."""
+    return {} if topics.keys is None else {"topics": uuids(topics.keys)}

@@ -1,0 +1,587 @@
+"""The IDs of a store for reconciliation: of commits, and a view of everything at one moment.
+
+The view is one transaction (REPEATABLE READ, read only) on a connection of its own: buckets, the
+deltas that are not folded into them yet, and IDs are of one snapshot. The partitions of messages
+are locked against being dropped meanwhile, so retention waits for its next round. A view that is
+open for longer than `MAX_VIEW_S` is closed, even if it is in use.
+
+Lattice sums of a range of time are made of
+
+- the sums of whole days and hours that are known, from `buckets`,
+- the messages of whole hours whose sums are not known, such as the newest,
+- the messages of parts of hours at the ends of the range, and
+- the messages that commits have added to known sums and that no bucket includes yet.
+
+IDs come as arrays, two values per statement: the server joins the column of timestamps and that of
+hashes into one value each, which takes a sixth of the time of a binary COPY.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from bisect import bisect_right
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from functools import partial
+from typing import Any, Final, TypeVar
+
+import numpy as np
+import psycopg
+from numpy.typing import NDArray
+from psycopg import AsyncCursor
+from psycopg import errors as pg
+from psycopg_pool import PoolTimeout
+
+from reconcile.ids import SyncIds
+from reconcile.lattice import LatticeSum, most_summed
+from reconcile.summaries.buckets import Buckets
+from reconcile.summaries.loading import Loaded, NeedBuckets, NeedHashes, NeedIds, Needs
+from reconcile.summaries.summary import SummaryView
+from reconcile.view import Spans
+from store.db.arrays import bigint_column, bigints, hash_column
+from store.db.commits.pages import is_served, newest
+from store.db.errors import find_failure
+from store.db.pool import Connection, Database
+from store.db.reading.messages import content_digests_at
+from store.db.summaries.buckets import DAY_NS, HASH_WORDS, HOUR_NS, LEVELS_NS, unpack
+from store.db.summaries.fold import MAX_FOLD_COMMITS, fold_until
+from store.db.summaries.lattices import added, sum_of_time
+from store.domain.hub import CommitRow, Place
+from store.domain.partitioning import UNBOUNDED_HIGH
+from store.domain.ports import StoreUnavailable
+from store.domain.view import Newest, Times
+from storenode.message.limits import CONTENT_DIGEST_BYTES, HASH_BYTES, MAX_TIMESTAMP_NS
+
+_COLUMNS: Final = "string_agg(int8send(m.ts), ''::bytea), string_agg(m.hash, ''::bytea)"
+_CONTENT: Final = "string_agg(m.content_digest, ''::bytea)"
+
+# A probe of the index for each span, whatever a plan was made for (see `MESSAGE_AT`): so rows come
+# in the order of the spans, and the limit ends the reading.
+# The index alone has the IDs; content digests take the rows.
+_IN_SPANS: Final = f"""
+select {_COLUMNS}{{content}} from (
+    select m.*
+    from unnest(%(low_ts)b::bigint[], %(low_hash)b::bytea[],
+                %(high_ts)b::bigint[], %(high_hash)b::bytea[])
+        as k(low_ts, low_hash, high_ts, high_hash)
+    cross join lateral (
+        select n.ts, n.hash{{column}} from storenode.messages n
+        where n.ts >= k.low_ts and n.ts <= k.high_ts
+          and (n.ts, n.hash) >= (k.low_ts, k.low_hash)
+          and (n.ts, n.hash) < (k.high_ts, k.high_hash)
+        order by n.ts, n.hash offset 0
+    ) m
+    limit %(limit)b::bigint
+) m
+"""
+
+_WITH_HASHES: Final = f"""
+select {_COLUMNS}
+from unnest(%(hashes)b::bytea[]) as w(hash)
+cross join lateral (
+    select h.ts from storenode.hashes h
+    where h.key = encode(substr(w.hash, 1, 16), 'hex')::uuid
+    offset 0
+) h
+cross join lateral (
+    select n.ts, n.hash from storenode.messages n where n.ts = h.ts and n.hash = w.hash offset 0
+) m
+"""
+
+_IDS_IN_SPANS: Final = _IN_SPANS.format(content="", column="")
+_CONTENTS_IN_SPANS: Final = _IN_SPANS.format(content=f", {_CONTENT}", column=", n.content_digest")
+
+_OF_BATCHES: Final = f"""
+select {_COLUMNS}, {_CONTENT}
+from unnest(%(batches)b::bigint[], %(lows)b::bigint[], %(highs)b::bigint[]) as k(batch, low, high)
+cross join lateral (
+    select n.ts, n.hash, n.content_digest from storenode.messages n
+    where n.batch = k.batch and n.ts >= k.low and n.ts <= k.high offset 0
+) m
+"""
+
+
+async def ids_in(
+    connection: Connection, spans: Spans, limit: int, *, contents: bool = False
+) -> SyncIds:
+    """Return the first IDs, at most ``limit``, in some spans; ascending, or with their digests."""
+    parameters = {
+        "low_ts": bigint_column(spans.lower.timestamps),
+        "low_hash": hash_column(spans.lower.hashes),
+        "high_ts": bigint_column(spans.upper.timestamps),
+        "high_hash": hash_column(spans.upper.hashes),
+        "limit": limit,
+    }
+    statement = _CONTENTS_IN_SPANS if contents else _IDS_IN_SPANS
+    return await _fetch(connection, statement, parameters)
+
+
+async def with_contents(connection: Connection, ids: SyncIds) -> SyncIds:
+    """Return IDs, all of which are stored, with their content digests."""
+    pairs = ids.pairs()
+    found = await content_digests_at(connection, pairs)
+    joined = b"".join([found[digest] for _, digest in pairs])
+    digests = np.frombuffer(joined, np.uint8).reshape(len(ids), CONTENT_DIGEST_BYTES)
+    return SyncIds(ids.timestamps, ids.hashes, digests)
+
+
+async def ids_with(connection: Connection, hashes: NDArray[np.uint8]) -> SyncIds:
+    """Return the IDs that are stored with some hashes, ``(n, 32)``; in any order."""
+    parameters = {"hashes": hash_column(hashes)}
+    return await _fetch(connection, _WITH_HASHES, parameters)
+
+
+async def ids_of(connection: Connection, commits: Sequence[CommitRow]) -> SyncIds:
+    """Return the IDs that some commits have added and that are stored, with their digests."""
+    parameters = {
+        "batches": bigints([commit.batch for commit in commits]),
+        "lows": bigints([commit.min_ts for commit in commits]),
+        "highs": bigints([commit.max_ts for commit in commits]),
+    }
+    return await _fetch(connection, _OF_BATCHES, parameters)
+
+
+async def _fetch(
+    connection: Connection, statement: str, parameters: Mapping[str, object]
+) -> SyncIds:
+    cursor = await connection.execute(statement, parameters, binary=True)
+    row = await cursor.fetchone()
+    assert row is not None
+    timestamps, hashes, *contents = row
+    if timestamps is None:
+        return SyncIds.empty()
+    digests = None
+    if contents:
+        digests = np.frombuffer(contents[0], np.uint8)  # type: ignore[call-overload]
+        digests = digests.reshape(-1, CONTENT_DIGEST_BYTES)
+    return SyncIds(
+        np.frombuffer(timestamps, ">i8").astype(np.int64),  # type: ignore[call-overload]
+        np.frombuffer(hashes, np.uint8).reshape(-1, HASH_BYTES),  # type: ignore[call-overload]
+        digests,
+    )
+
+
+_Add = Callable[[int, LatticeSum], None]
+
+_LAST_POSITION: Final = UNBOUNDED_HIGH - 1
+
+_DAYS: Final = f"""
+select day.start_ns, day.count, day.lattice
+from unnest(%(lows)b::bigint[], %(highs)b::bigint[]) as k(low, high)
+cross join lateral (
+    select start_ns, count, lattice from storenode.buckets
+    where level = 2 and start_ns >= k.low and start_ns <= k.high - {DAY_NS}
+      and lattice_count = count
+    offset 0
+) day
+"""
+_HOURS: Final = f"""
+select hour.start_ns, hour.count, hour.lattice
+from unnest(%(lows)b::bigint[], %(highs)b::bigint[]) as k(low, high)
+cross join lateral (
+    select start_ns, count, case when lattice_count = count then lattice end as lattice
+    from storenode.buckets b
+    where level = 1 and start_ns >= k.low and start_ns <= k.high - {HOUR_NS}
+      and not exists (
+          select from storenode.buckets day
+          where day.level = 2 and day.start_ns = b.start_ns - b.start_ns %% {DAY_NS}
+            and day.lattice_count = day.count
+            and day.start_ns >= k.low and day.start_ns <= k.high - {DAY_NS})
+    offset 0
+) hour
+"""
+
+
+class _TooManyError(Exception):
+    """A sum that would expand too many messages, or summaries that contradict them."""
+
+
+class LatticeReader:
+    """Reads sums; ``minutes``: what commits behind the position ``folded`` have added."""
+
+    def __init__(self, connection: Connection, folded: int, minutes: Buckets) -> None:
+        self._connection = connection
+        self._folded = folded
+        self._late = _by_hour(minutes)
+        self._left = most_summed()
+
+    async def read(self, spans: Sequence[Times]) -> list[LatticeSum] | None:
+        """Return what `store.domain.view.OpenView.lattices` does; once."""
+        lows = [low for low, _ in spans]
+        sums = [LatticeSum() for _ in spans]
+
+        def add(start_ns: int, total: LatticeSum) -> None:
+            sums[bisect_right(lows, start_ns) - 1] += total
+
+        try:
+            inside = [_whole_hours(*span) for span in spans]
+            whole = [each for each in inside if each is not None]
+            for low_ns, high_ns in _edges(spans, inside):
+                add(low_ns, await self._expanded(low_ns, high_ns))
+            unknown = await self._known(whole, add)
+            for start_ns, count in unknown.items():
+                total = await self._expanded(start_ns, start_ns + HOUR_NS)
+                _demand(total.count, count + self._late.get(start_ns, 0))
+                add(start_ns, total)
+            await self._add_late(whole, unknown, add)
+        except _TooManyError:
+            return None
+        return sums
+
+    async def _known(self, whole: Sequence[Times], add: _Add) -> dict[int, int]:
+        """Add what is known of whole hours; the counts of the hours whose sums are not."""
+        unknown: dict[int, int] = {}
+        given = {"lows": [low for low, _ in whole], "highs": [high for _, high in whole]}
+        for statement in (_DAYS, _HOURS):
+            cursor: AsyncCursor[Any] = self._connection.cursor(binary=True)
+            await cursor.execute(statement, given)
+            async for start_ns, count, state in cursor:
+                if state is None:
+                    unknown[start_ns] = count
+                else:
+                    add(start_ns, LatticeSum.stored(count, bytes(state)))
+        self._spend(sum(unknown.values()), taken=False)
+        return unknown
+
+    async def _add_late(self, whole: Sequence[Times], unknown: dict[int, int], add: _Add) -> None:
+        late = {
+            hour: count
+            for hour, count in self._late.items()
+            if hour not in unknown and any(low <= hour < high for low, high in whole)
+        }
+        self._spend(sum(late.values()))
+        found = await added(self._connection, self._folded, _LAST_POSITION, list(late))
+        for hour, count in late.items():
+            total = found.get(hour, LatticeSum())
+            _demand(total.count, count)
+            add(hour, total)
+
+    async def _expanded(self, low_ns: int, high_ns: int) -> LatticeSum:
+        total = await sum_of_time(self._connection, low_ns, high_ns, self._left)
+        self._spend(total.count)
+        return total
+
+    def _spend(self, count: int, *, taken: bool = True) -> None:
+        if count > self._left:
+            raise _TooManyError
+        self._left -= count if taken else 0
+
+
+def _demand(found: int, expected: int) -> None:
+    if found != expected:  # Summaries that contradict what is held prove nothing.
+        raise _TooManyError
+
+
+def _by_hour(minutes: Buckets) -> dict[int, int]:
+    late: dict[int, int] = {}
+    for start_ns, count in zip(minutes.starts.tolist(), minutes.counts.tolist(), strict=True):
+        hour = start_ns - start_ns % HOUR_NS
+        late[hour] = late.get(hour, 0) + count
+    return late
+
+
+def _whole_hours(low_ns: int, high_ns: int) -> Times | None:
+    first_ns, end_ns = -(-low_ns // HOUR_NS) * HOUR_NS, high_ns - high_ns % HOUR_NS
+    return (first_ns, end_ns) if first_ns < end_ns else None
+
+
+def _edges(spans: Sequence[Times], whole: Sequence[Times | None]) -> list[Times]:
+    found: list[Times] = []
+    for (low_ns, high_ns), inside in zip(spans, whole, strict=True):
+        first_ns, end_ns = inside or (high_ns, high_ns)
+        found += [(low_ns, first_ns), (end_ns, high_ns)]
+    return [(low_ns, high_ns) for low_ns, high_ns in found if low_ns < high_ns]
+
+
+MAX_VIEW_S: Final = 660.0
+"""How long a view may be open: for a reconciliation, ten minutes, and one to end it."""
+
+LOCK_TIMEOUT_S: Final = 5.0
+"""How long a view waits for an exclusive lock on the messages to go away."""
+
+MAX_TOP_BUCKETS: Final = 131_072
+"""Hours with messages in them, 15 years of them: about 6 MiB. Where there are more, the longest
+buckets are days."""
+
+MAX_DELTA_COMMITS: Final = 4 * MAX_FOLD_COMMITS
+"""Commits whose deltas a view adds up by itself; where more are not folded, that is done first."""
+
+_EXPIRED: Final = (
+    "the view for this reconciliation was open for too long; reconcile again, over a shorter window"
+)
+_Result = TypeVar("_Result")
+_DELTAS_AT_ONCE: Final = 256
+_MINUTE_NS, _HOUR_NS, _DAY_NS = LEVELS_NS
+_FINER_NS: Final = {_HOUR_NS: (_MINUTE_NS,), _DAY_NS: (_HOUR_NS, _MINUTE_NS)}
+
+_BEGIN: Final = f"""
+begin isolation level repeatable read read only;
+set local idle_in_transaction_session_timeout = '{MAX_VIEW_S:.0f}s';
+set local lock_timeout = '{LOCK_TIMEOUT_S:.0f}s';
+lock table storenode.messages in access share mode
+"""
+_UNFOLDED: Final = """
+select count(*) from (
+    select from storenode.commits
+    where position > (select folded_position from storenode.store) limit %b::bigint
+) as few
+"""
+_STORE: Final = "select folded_position, horizon_ns from storenode.store"
+_DELTAS: Final = """
+select position, summary from storenode.commits where position > %b::bigint
+order by position limit %b::bigint
+"""
+_HOUR_COUNT: Final = """
+select count(*) from (
+    select from storenode.buckets where level = 1 limit %b::bigint
+) as few
+"""
+_ROW: Final = "||".join(
+    f"int8send(b.{column})" for column in ("start_ns", "count", "x0", "x1", "x2", "x3")
+)
+_ALL: Final = f"""
+select string_agg({_ROW}, ''::bytea) from (
+    select * from storenode.buckets b where b.level = %(level)b::smallint order by b.start_ns
+) b
+"""
+_INSIDE: Final = f"""
+select string_agg({_ROW}, ''::bytea)
+from unnest(%(lows)b::bigint[], %(highs)b::bigint[]) as k(low, high)
+cross join lateral (
+    select * from storenode.buckets b
+    where b.level = %(level)b::smallint and b.start_ns >= k.low and b.start_ns <= k.high
+    order by b.start_ns offset 0
+) b
+"""
+
+
+class SnapshotView:
+    """A `SummaryView` of everything that is held, with the connection that loads for it.
+
+    ``place`` is the newest commit of what is held, ``horizon_ns`` the store's horizon then.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        top: Buckets,
+        minutes: Buckets,
+        *,
+        folded: int,
+        place: Place,
+        horizon_ns: int,
+        deadline_s: float,
+    ) -> None:
+        """Join summaries with the connection that loads for them.
+
+        ``minutes`` are the deltas that no bucket includes yet, ``folded`` is the position up to
+        which buckets include them, ``deadline_s`` is by the loop.
+        """
+        self.view = SummaryView(top, _FINER_NS[top.length_ns])
+        self.place = place
+        self.horizon_ns = horizon_ns
+        self._connection = connection
+        self._minutes = minutes
+        self._folded = folded
+        self._deadline_s = deadline_s
+
+    async def load(self, needs: Needs) -> Loaded:
+        """Read what the view needs, with one statement.
+
+        Raises:
+            StoreUnavailable: the database does not serve, or the view's time has passed.
+        """
+        return await self._in_time(partial(self._load, needs))
+
+    async def lattices(self, spans: Sequence[Times]) -> list[LatticeSum] | None:
+        """Return what `OpenView.lattices` does."""
+        reader = LatticeReader(self._connection, self._folded, self._minutes)
+        return await self._in_time(partial(reader.read, spans))
+
+    async def contents(self, ids: SyncIds) -> SyncIds:
+        """Return IDs of this view with their content digests; raises as `load`."""
+        return await self._in_time(partial(with_contents, self._connection, ids))
+
+    async def _in_time(self, work: Callable[[], Awaitable[_Result]]) -> _Result:
+        if asyncio.get_running_loop().time() >= self._deadline_s:
+            raise StoreUnavailable(_EXPIRED)
+        try:
+            with translated_errors():
+                async with asyncio.timeout_at(self._deadline_s):
+                    return await work()
+        except TimeoutError:
+            raise StoreUnavailable(_EXPIRED) from None
+
+    async def _load(self, needs: Needs) -> Loaded:
+        match needs:
+            case NeedBuckets():
+                return await self._buckets(needs)
+            case NeedIds():
+                return await ids_in(
+                    self._connection, needs.spans, needs.limit, contents=needs.contents
+                )
+            case NeedHashes():
+                return await ids_with(self._connection, needs.hashes)
+
+    async def _buckets(self, needs: NeedBuckets) -> Buckets:
+        # The last slice of a length ends behind the last time that there is.
+        rest_ns = needs.parent_ns - 1
+        last = np.minimum(needs.parents, MAX_TIMESTAMP_NS - rest_ns) + rest_ns
+        parameters = {
+            "lows": bigint_column(needs.parents),
+            "highs": bigint_column(last),
+            "level": LEVELS_NS.index(needs.length_ns),
+        }
+        folded = await _read_buckets(self._connection, needs.length_ns, _INSIDE, parameters)
+        new = self._minutes.within(needs.parents, needs.parent_ns)
+        return Buckets.joined(needs.length_ns, [folded, new])
+
+
+@asynccontextmanager
+async def cold_view(
+    database: Database, max_view_s: float = MAX_VIEW_S
+) -> AsyncIterator[SnapshotView]:
+    """Open a view of what is held now, for so many seconds at most.
+
+    Raises:
+        StoreUnavailable: the database does not serve.
+    """
+    deadline_s = asyncio.get_running_loop().time() + max_view_s
+    with translated_errors():
+        connection = await database.connect()
+    try:
+        with _closing_at(connection, deadline_s):
+            with translated_errors():
+                await _fold_much(connection)
+                view = await _open(connection, deadline_s)
+            yield view
+    finally:
+        # Cancelled or not, with a statement under way or not: closing ends the transaction.
+        await connection.close()
+
+
+@contextmanager
+def translated_errors() -> Iterator[None]:
+    """Translate errors of the database in this block.
+
+    Raises:
+        StoreUnavailable: that is so.
+    """
+    try:
+        yield
+    except (psycopg.Error, PoolTimeout) as error:
+        failure = find_failure(error)
+        if failure is None:
+            raise
+        raise StoreUnavailable(failure.sentence) from error
+
+
+@contextmanager
+def _closing_at(connection: Connection, deadline_s: float) -> Iterator[None]:
+    """Close a connection at some time although no read is in progress."""
+    closing: list[asyncio.Task[None]] = []
+    loop = asyncio.get_running_loop()
+    timer = loop.call_at(deadline_s, lambda: closing.append(loop.create_task(connection.close())))
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+async def _open(connection: Connection, deadline_s: float) -> SnapshotView:
+    await connection.execute(_BEGIN, prepare=False)
+    cursor = await connection.execute(_STORE, binary=True)
+    row = await cursor.fetchone()
+    assert row is not None
+    position, horizon_ns = row
+    minutes = await _unfolded(connection, position)  # type: ignore[arg-type]
+    length_ns = await _top_length(connection)
+    level: dict[str, object] = {"level": LEVELS_NS.index(length_ns)}
+    folded = await _read_buckets(connection, length_ns, _ALL, level)
+    return SnapshotView(
+        connection,
+        Buckets.joined(length_ns, [folded, minutes]),
+        minutes,
+        folded=position,  # type: ignore[arg-type]
+        place=await newest(connection),
+        horizon_ns=horizon_ns,  # type: ignore[arg-type]
+        deadline_s=deadline_s,
+    )
+
+
+async def _fold_much(connection: Connection) -> None:
+    """Fold when there is so much to fold that adding it up here would take too long."""
+    cursor = await connection.execute(_UNFOLDED, (MAX_DELTA_COMMITS + 1,), binary=True)
+    if await cursor.fetchone() == (MAX_DELTA_COMMITS + 1,):
+        # Another node may be folding, or this is a standby; what is left to add up is only more
+        # work then.
+        with contextlib.suppress(pg.LockNotAvailable, pg.ReadOnlySqlTransaction):
+            await fold_until(connection)
+
+
+async def _unfolded(connection: Connection, position: int) -> Buckets:
+    total = Buckets.empty(_MINUTE_NS)
+    while True:
+        parameters = (position, _DELTAS_AT_ONCE)
+        cursor = await connection.execute(_DELTAS, parameters, binary=True)
+        rows = await cursor.fetchall()
+        if rows:
+            position = int(rows[-1][0])  # type: ignore[call-overload]
+            some = unpack(bytes(summary) for _, summary in rows)  # type: ignore[call-overload]
+            xors = some.xors.astype("<u8").view(np.uint64)
+            total = Buckets.joined(
+                _MINUTE_NS, [total, Buckets(_MINUTE_NS, some.starts, some.counts, xors)]
+            )
+        if len(rows) < _DELTAS_AT_ONCE:
+            return total
+
+
+async def _top_length(connection: Connection) -> int:
+    cursor = await connection.execute(_HOUR_COUNT, (MAX_TOP_BUCKETS + 1,), binary=True)
+    few = await cursor.fetchone() != (MAX_TOP_BUCKETS + 1,)
+    return _HOUR_NS if few else _DAY_NS
+
+
+async def _read_buckets(
+    connection: Connection, length_ns: int, statement: str, parameters: dict[str, object]
+) -> Buckets:
+    cursor = await connection.execute(statement, parameters, binary=True)
+    row = await cursor.fetchone()
+    assert row is not None
+    if row[0] is None:
+        return Buckets.empty(length_ns)
+    columns = np.frombuffer(row[0], ">i8").reshape(-1, 2 + HASH_WORDS)  # type: ignore[call-overload]
+    xors = columns[:, 2:].astype("<i8").view(np.uint64)
+    starts, counts = columns[:, 0].astype(np.int64), columns[:, 1].astype(np.int64)
+    return Buckets(length_ns, starts, counts, xors)
+
+
+_HORIZON: Final = "select horizon_ns from storenode.store"
+
+
+class DatabaseIds:
+    """IDs in a database."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def open_cold(self) -> AbstractAsyncContextManager[SnapshotView]:
+        """Open a view of everything that is stored now, in a transaction of its own."""
+        return cold_view(self._database)
+
+    async def newest(self, seen: Place) -> Newest:
+        """Return the newest commit now, and whether the database still has one that was seen."""
+
+        async def look(connection: Connection) -> Newest:
+            cursor = await connection.execute(_HORIZON, binary=True)
+            row = await cursor.fetchone()
+            assert row is not None
+            served = await is_served(connection, seen)
+            return Newest(await newest(connection), row[0], served)  # type: ignore[arg-type]
+
+        return await self._database.read(look)
+
+    async def ids_of(self, commits: Sequence[CommitRow]) -> SyncIds:
+        """Return the IDs that some commits have added and that are held, in any order."""
+        return await self._database.read(ids_of, commits, pool=self._database.bulk_pool)

@@ -1,1 +1,0 @@
-"""Views for reconciliation: the index in memory over the summaries in Postgres."""

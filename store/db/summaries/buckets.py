@@ -1,0 +1,200 @@
+"""Summaries of messages in slices of time: how many there are, and the XOR of their hashes.
+
+A batch writes beside its commit what it added per minute, in a packed form: the *delta*. Deltas are
+folded into buckets of minutes, hours and days (`store.db.summaries.fold`).
+
+A packed record has `RECORD_BYTES`, little-endian: start of the minute (nanoseconds since the
+epoch, signed 64 bits), count (signed 64 bits), and the 32 bytes of the XOR.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, LiteralString
+
+import numpy as np
+from numpy.typing import NDArray
+from psycopg import AsyncConnection, sql
+
+from store.db.arrays import BigintArray, bigint_column
+from store.domain.partitioning import Bounds
+from storenode.message.limits import HASH_BYTES, NS_PER_S
+
+MINUTE_NS: Final = 60 * NS_PER_S
+HOUR_NS: Final = 60 * MINUTE_NS
+DAY_NS: Final = 24 * HOUR_NS
+LEVELS_NS: Final = (MINUTE_NS, HOUR_NS, DAY_NS)
+"""Length of the buckets of level 0, 1 and 2; each begins at a multiple of it since the epoch."""
+
+HASH_WORDS: Final = HASH_BYTES // 8
+RECORD: Final = np.dtype([("start_ns", "<i8"), ("count", "<i8"), ("xor", "<u8", HASH_WORDS)])
+RECORD_BYTES: Final = RECORD.itemsize
+_BEGINNING: Final = struct.Struct("<qq")
+"""A record up to its XOR."""
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Totals of slices of time with messages in them, ascending by start, each start once.
+
+    ``starts`` (n,) int64 in nanoseconds, ``counts`` (n,) int64, ``xors`` (n, 4) uint64: the 32
+    bytes of the XOR as little-endian words.
+    """
+
+    starts: NDArray[np.int64]
+    counts: NDArray[np.int64]
+    xors: NDArray[np.uint64]
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def coarser(self, length_ns: int) -> Totals:
+        """Return the same messages in slices of ``length_ns``, a multiple of this one's length."""
+        return _grouped(self.starts // length_ns * length_ns, self.counts, self.xors)
+
+    def without(self, low_ns: int, high_ns: int) -> Totals:
+        """Return those that begin before ``low_ns``, or at ``high_ns`` or later."""
+        return self._chosen((self.starts < low_ns) | (self.starts >= high_ns))
+
+    def within(self, low_ns: int, high_ns: int) -> Totals:
+        """Return those that begin at ``low_ns`` or later, and before ``high_ns``."""
+        return self._chosen((self.starts >= low_ns) & (self.starts < high_ns))
+
+    def _chosen(self, wanted: NDArray[np.bool_]) -> Totals:
+        return Totals(self.starts[wanted], self.counts[wanted], self.xors[wanted])
+
+
+def pack(timestamps: Sequence[int], hashes: Sequence[bytes]) -> bytes:
+    """Return the delta of messages, each of which is given once; empty only when there are none.
+
+    ``timestamps`` (nanoseconds) and ``hashes`` (32 bytes each) are columns of the same length, in
+    any order.
+    """
+    if len(hashes) == 1:  # what is published alone, which arrays would cost twenty times as much
+        return _BEGINNING.pack(timestamps[0] - timestamps[0] % MINUTE_NS, 1) + hashes[0]
+    starts = np.array(timestamps, np.int64)
+    starts -= starts % MINUTE_NS
+    words = np.frombuffer(b"".join(hashes), "<u8").reshape(-1, HASH_WORDS)
+    buckets = _grouped(starts, np.ones(len(starts), np.int64), words)
+    records = np.empty(len(buckets.starts), RECORD)
+    records["start_ns"] = buckets.starts
+    records["count"] = buckets.counts
+    records["xor"] = buckets.xors
+    return records.tobytes()
+
+
+def unpack(deltas: Iterable[bytes]) -> Totals:
+    """Return the buckets of minutes of everything that some deltas are about.
+
+    Raises:
+        ValueError: the length of one is not a multiple of `RECORD_BYTES`.
+    """
+    parts = list(deltas)
+    if any(len(part) % RECORD_BYTES for part in parts):
+        raise ValueError(f"a packed summary is not a multiple of {RECORD_BYTES} bytes long")
+    records = np.frombuffer(b"".join(parts), RECORD)
+    return _grouped(records["start_ns"], records["count"], records["xor"])
+
+
+def merged(parts: Iterable[Totals]) -> Totals:
+    """Return the messages of several summaries, no message of which is in two, as one summary."""
+    filled = [each for each in parts if len(each)]
+    if not filled:
+        return Totals(
+            np.empty(0, np.int64), np.empty(0, np.int64), np.empty((0, HASH_WORDS), np.uint64)
+        )
+    return _grouped(
+        np.concatenate([each.starts for each in filled]),
+        np.concatenate([each.counts for each in filled]),
+        np.concatenate([each.xors for each in filled]),
+    )
+
+
+def _grouped(
+    starts: NDArray[np.int64], counts: NDArray[np.int64], xors: NDArray[np.uint64]
+) -> Totals:
+    if len(starts) and (starts == starts[0]).all():
+        xor: NDArray[np.uint64] = np.bitwise_xor.reduce(xors, axis=0)
+        return Totals(starts[:1], counts.sum(keepdims=True), xor[np.newaxis])
+    order = np.argsort(starts, kind="stable")
+    ordered = starts[order]
+    is_first = np.ones(len(ordered), np.bool_)
+    np.not_equal(ordered[1:], ordered[:-1], out=is_first[1:])
+    first = np.flatnonzero(is_first)
+    if not len(first):
+        return Totals(ordered, counts, xors)
+    return Totals(
+        ordered[first],
+        np.add.reduceat(counts[order], first),
+        np.bitwise_xor.reduceat(xors[order], first, axis=0),
+    )
+
+
+_WORDS: Final = ("x0", "x1", "x2", "x3")
+
+WORDS: Final[LiteralString] = ", ".join(_WORDS)
+"""The columns of an XOR."""
+
+JOINED_WORDS: Final[LiteralString] = ", ".join(f"bit_xor({word})" for word in _WORDS)
+"""The XOR of several rows, as an aggregate per column."""
+
+IS_NOT_NOTHING: Final[LiteralString] = " or ".join(f"bit_xor({word}) <> 0" for word in _WORDS)
+"""A condition on groups of rows: the XOR of their XORs is not zero."""
+
+# Deltas that are not folded yet, of commits about a range of time, both ends included.
+UNFOLDED: Final[LiteralString] = """
+select summary from storenode.commits
+where position > (select folded_position from storenode.store) and max_ts >= %s and min_ts <= %s
+"""
+
+# The parameters that `columns` makes: start_ns, count, x0, x1, x2, x3.
+GIVEN: Final[LiteralString] = """
+unnest(%s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[])
+"""
+
+# The messages of a range of time by minutes. One XOR of 256 bits is quicker than four of 64, and
+# words, whose first byte is the lowest, are made of it once per minute.
+_WORDS_OF_BITS: Final = ", ".join(
+    "cast(cast("
+    + " || ".join(
+        f"substring(bits from {8 * octet + 1} for 8)" for octet in range(end, end - 8, -1)
+    )
+    + f" as bit(64)) as bigint) as {word}"
+    for word, end in zip(_WORDS, range(7, HASH_BYTES, 8), strict=True)
+)
+_MINUTES: Final[LiteralString] = f"""
+select minute * {MINUTE_NS} as start_ns, count, {_WORDS_OF_BITS} from (
+    select ts / {MINUTE_NS} as minute, count(*) as count,
+           bit_xor(cast('x' || encode(hash, 'hex') as bit({8 * HASH_BYTES}))) as bits
+    from {{table}} where ts >= {{low}} and ts <= {{last}} group by 1
+) as summarized
+"""
+_FOLDED: Final = "select folded_position from storenode.store"
+
+
+def minutes_of(table: sql.Identifier, bounds: Bounds) -> sql.Composed:
+    """Return a query for (start_ns, count, x0, x1, x2, x3) of the messages of a range of time.
+
+    Its bounds are literals, so that partitions are left out when it is planned.
+    """
+    low, last = sql.Literal(bounds.low), sql.Literal(bounds.high - 1)
+    return sql.SQL(_MINUTES).format(table=table, low=low, last=last)
+
+
+def columns(summaries: Sequence[Totals]) -> list[BigintArray]:
+    """Return start, count and the words of the XOR of some buckets, laid out as parameters."""
+    starts = [np.empty(0, np.int64), *(each.starts for each in summaries)]
+    counts = [np.empty(0, np.int64), *(each.counts for each in summaries)]
+    xors = [np.empty((0, HASH_WORDS), np.uint64), *(each.xors for each in summaries)]
+    by_word = np.concatenate(xors).view("<i8").T
+    return [bigint_column(each) for each in (np.concatenate(starts), np.concatenate(counts))] + [
+        bigint_column(each) for each in by_word
+    ]
+
+
+async def folded_position(connection: AsyncConnection[Any]) -> int:
+    """Return the position up to which commits are folded."""
+    ((position,),) = await (await connection.execute(_FOLDED)).fetchall()
+    return int(position)

@@ -9,25 +9,21 @@ import signal
 import socket
 import sys
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pyspark
 import pytest
-from pyspark.sql import SparkSession
 
-from store.pipeline import spark
 from store.pipeline.errors import PipelineError
 from store.pipeline.spark import (
     TerminatedError,
     _choose_python,
     _java_options,
     _not_started,
+    _relay,
     ended_by_signals,
     interrupt_here,
     require_spark,
     shown,
-    silent,
 )
 
 
@@ -150,36 +146,20 @@ def test_why_spark_did_not_start_is_told(said: str, sentence: str) -> None:
     assert sentence in _not_started(Exception(said)).sentence
 
 
-class Session(SparkSession):
-    """A session with two active stages, of which one has ended meanwhile."""
-
-    def __init__(self, said: list[str]) -> None:
-        stages = {1: SimpleNamespace(numCompletedTasks=2, numTasks=8), 2: None}
-        tracker = SimpleNamespace(
-            getActiveStageIds=lambda: [1, 2], getStageInfo=lambda stage: stages[stage]
-        )
-        self.context: Any = SimpleNamespace(statusTracker=lambda: tracker)
-        self.said = said
-
-    @property
-    def sparkContext(self) -> Any:  # noqa: ANN401, N802 - Spark's name
-        return self.context
-
-
-def test_the_begin_the_tasks_and_the_end_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spark, "INTERVAL_S", 0.001)
+def test_the_begin_and_the_end_are_shown() -> None:
     said: list[str] = []
-    with shown(Session(said), said.append, "verify", 1_000):
-        while len(said) < 2:
-            pass
-    assert said[:2] == ["verify: begins, 1,000 messages", "verify: 2 of 8 tasks"]
+    with shown(said.append, "verify", 1_000):
+        assert said == ["verify: begins, 1,000 messages"]
     assert said[-1].startswith("verify: done in ")
     assert said[-1].endswith(" messages/s")
 
 
-def test_a_quiet_job_shows_nothing() -> None:
-    with shown(Session([]), silent, "verify"):
-        pass
+def test_stray_lines_of_a_jvm_are_not_shown(capfd: pytest.CaptureFixture[str]) -> None:
+    read, write = os.pipe()
+    os.write(write, b"WARNING: Using incubator modules: x\nwrong\n[Stage 1:==> 2 of 8]\r")
+    os.close(write)
+    _relay(read)
+    assert capfd.readouterr().err == "wrong\n[Stage 1:==> 2 of 8]\r"
 
 
 def test_both_signals_are_exceptions_within_the_block_only() -> None:

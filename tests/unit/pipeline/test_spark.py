@@ -83,7 +83,7 @@ def test_arguments_with_which_no_spark_answers_are_refused(
         ("spark://", "is no address of a Spark master: it is spark://HOST:PORT"),
     ],
 )
-def test_a_server_that_is_not_there_is_told(url: str, said: str) -> None:
+def test_an_absent_server_is_an_error(url: str, said: str) -> None:
     assert said in refusal(url)
 
 
@@ -115,7 +115,7 @@ COLLECTOR = re.compile(r"-XX:\+Use\w+GC")
 
 
 def test_a_collector_that_was_chosen_is_the_only_one() -> None:
-    """With two of them no JVM starts."""
+    """Check it, since no JVM starts with two of them."""
     assert COLLECTOR.findall(_java_options("")) == ["-XX:+UseParallelGC"]
     given = "-Xss4m -XX:+UseZGC"
     assert COLLECTOR.findall(_java_options(given)) == ["-XX:+UseZGC"]
@@ -142,7 +142,7 @@ def test_the_environment_may_choose_it(monkeypatch: pytest.MonkeyPatch, name: st
         ("[SOME.ERROR] odd", "Spark gave up: [SOME.ERROR] odd"),
     ],
 )
-def test_why_spark_did_not_start_is_told(said: str, sentence: str) -> None:
+def test_why_spark_did_not_start_is_reported(said: str, sentence: str) -> None:
     assert sentence in _not_started(Exception(said)).sentence
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -105,7 +106,8 @@ class Runner:
         from store.pipeline.spark import interrupt_here, spark_session  # noqa: PLC0415
 
         self.say("Spark starts")
-        with spark_session(self._master, self._settings) as session:
+        has_bar = not self._quiet and sys.stderr.isatty()
+        with spark_session(self._master, self._settings, has_progress_bar=has_bar) as session:
             interrupt_here()
             yield session
 

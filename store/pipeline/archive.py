@@ -94,7 +94,7 @@ class ArchiveWriter:
         """
         partial = [hour for hour in hours if hour in self.stored]
         new = rows if not partial else self._without_stored(rows, partial)
-        with shown(self._session, self._say, what, messages):
+        with shown(self._say, what, messages):
             written, added = self._write(new, messages)
         if not written:
             return
@@ -122,7 +122,7 @@ class ArchiveWriter:
         gone = 0
         while files := self._archive.listing.crowded():
             messages = sum(each.rows for each in files)
-            with shown(self._session, self._say, "compact", messages):
+            with shown(self._say, "compact", messages):
                 written, added = self._write(
                     read_files(self._session, files, NAMES), messages, by_hour=False
                 )

@@ -96,7 +96,7 @@ def diff(
     if not hours:
         return result
     try:
-        with shown(session, say, "diff"):
+        with shown(say, "diff"):
             wanted = session.createDataFrame(pa.table({"start_ns": pa.array(hours, pa.int64())}))
             sides = [
                 each.messages(ID_COLUMNS, *bounds, hours).withColumn("side", F.lit(side))

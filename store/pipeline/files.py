@@ -181,7 +181,7 @@ def for_reading(path: str) -> pa.NativeFile:
 
 
 def for_writing(path: str) -> pa.NativeFile:
-    """Open a file that is not there yet; directories are made.
+    """Open a file that is not there yet for a Parquet writer; directories are made.
 
     Raises:
         OSError: it cannot be written.

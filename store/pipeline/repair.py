@@ -104,7 +104,7 @@ def repair(session: SparkSession, job: RepairJob) -> RepairReport:
     )
     result.restored = manifest.version + 1 if is_short else 0
     files = {path: _data_file(archive, path, each) for path, each in manifest.files.items()}
-    with shown(session, job.say, "repair"):
+    with shown(job.say, "repair"):
         lost = _lost_files(session, manifest, files, result)
     result.removed = len(lost)
     result.refused = bool(manifest.strange) or (bool(lost) and not job.leave_out)

@@ -229,14 +229,14 @@ def restore(session: SparkSession, job: RestoreJob) -> RestoreReport:
         rows = _wanted(session, job)
         if rows is None:
             return RestoreReport(0, 0, dry_run=job.dry_run)
-        with shown(session, job.say, "check"):
+        with shown(job.say, "check"):
             given = _checked(rows)
         if job.dry_run or not given:
             return RestoreReport(given, 0, dry_run=job.dry_run)
         with connected(job.url) as connection:
             lock_restoring(connection)
             before = read_state(connection, FOREVER).position
-            with shown(session, job.say, "restore", given):
+            with shown(job.say, "restore", given):
                 conflicts = _store(rows, job)
             return RestoreReport(given, restored_since(connection, before), conflicts)
     except SPARK_ERRORS as error:

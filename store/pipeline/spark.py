@@ -73,9 +73,6 @@ def _is_relevant(record: logging.LogRecord) -> bool:
     return record.msg != _SENDING
 
 
-INTERVAL_S: Final = 10.0
-"""The time between two lines about one piece of work."""
-
 Say = Callable[[str], None]
 """Shows a line about the progress."""
 
@@ -85,42 +82,17 @@ def silent(_line: str) -> None:
 
 
 @contextmanager
-def shown(session: SparkSession, say: Say, what: str, messages: int = 0) -> Iterator[None]:
-    """Show that ``what`` begins, how many of Spark's tasks are done, and that it has ended.
+def shown(say: Say, what: str, messages: int = 0) -> Iterator[None]:
+    """Show that ``what`` begins, with about so many messages, and that it has ended.
 
-    ``messages`` is about how many there are to process. A Spark Connect server does not report its
-    tasks to other programs than its own shell.
+    In between Spark itself shows its tasks, on a terminal.
     """
-    if say is silent:
-        yield
-        return
-    ended = threading.Event()
-    watcher = threading.Thread(
-        target=_watch, args=(session, say, what, ended), name="progress", daemon=True
-    )
     started = time.monotonic()
     say(f"{what}: begins" + (f", {messages:,} messages" if messages else ""))
-    if isinstance(session, SparkSession):  # the class of Spark Connect only looks like it
-        watcher.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        if watcher.is_alive():
-            watcher.join()
+    yield
     seconds = time.monotonic() - started
     rate = f", {messages / seconds:,.0f} messages/s" if messages and seconds else ""
     say(f"{what}: done in {seconds:.1f} s{rate}")
-
-
-def _watch(session: SparkSession, say: Say, what: str, ended: threading.Event) -> None:
-    tracker = session.sparkContext.statusTracker()
-    while not ended.wait(INTERVAL_S):
-        found = (tracker.getStageInfo(each) for each in tracker.getActiveStageIds())
-        stages = [each for each in found if each is not None]
-        if stages:
-            done = sum(each.numCompletedTasks for each in stages)
-            say(f"{what}: {done} of {sum(each.numTasks for each in stages)} tasks")
 
 
 LOCAL: Final = "local[*]"
@@ -178,7 +150,8 @@ _DRIVER_FLAGS: Final = (f"-Dlog4j2.configurationFile={LOGGING.as_uri()}", *_JAVA
 _COLLECTOR: Final = "-XX:+UseParallelGC"
 """A job needs throughput; G1 takes more processor time for shorter pauses."""
 
-_STRAY: Final = re.compile(rb"WARNING: Using incubator modules: ")
+_RELAY_BYTES: Final = 65_536
+_STRAY: Final = re.compile(rb"WARNING: Using incubator modules: [^\n]*\n")
 """What a JVM prints about options that Spark itself starts it with."""
 
 _STDERR: Final = 2
@@ -192,13 +165,15 @@ _LOCAL_SETTINGS: Final[Mapping[str, str]] = {
     "spark.sql.shuffle.partitions": str(2 * (os.cpu_count() or 1)),
     # No network is between tasks, and IDs and hashes shrink by a third at most.
     "spark.shuffle.compress": "false",
-    "spark.ui.showConsoleProgress": "false",
 }
 
 
 @contextmanager
 def spark_session(
-    master: str | None = None, settings: Mapping[str, str] | None = None
+    master: str | None = None,
+    settings: Mapping[str, str] | None = None,
+    *,
+    has_progress_bar: bool = False,
 ) -> Iterator[SparkSession]:
     """Open a session with the data source `storenode`, and stop it unless it was there before.
 
@@ -212,7 +187,12 @@ def spark_session(
         yield prepared(active)
         return
     require_spark(master)
-    session = _start(master, settings or {}) if remote is None else _connect(remote, settings or {})
+    given = dict(settings or {})
+    if remote is None:
+        given.setdefault("spark.ui.showConsoleProgress", str(has_progress_bar).lower())
+        session = _start(master, given)
+    else:
+        session = _connect(remote, given)
     try:
         yield prepared(session)
     finally:
@@ -287,11 +267,10 @@ def _launch(settings: Mapping[str, str]) -> None:
 
 
 def _relay(source: int) -> None:
-    """Copy the output of a JVM to standard error, without stray lines."""
-    with os.fdopen(source, "rb") as lines:
-        for line in lines:
-            if not _STRAY.match(line):
-                os.write(_STDERR, line)
+    """Copy the output of a JVM to standard error as it comes, without stray lines."""
+    with os.fdopen(source, "rb", buffering=0) as output:
+        while data := output.read(_RELAY_BYTES):
+            os.write(_STDERR, _STRAY.sub(b"", data))
 
 
 def _not_started(error: Exception) -> PipelineError:

@@ -242,7 +242,7 @@ def verify(session: SparkSession, job: VerifyJob) -> VerifyReport:
     files = [each for each in archive.files() if job.covers(each.day)]
     result = VerifyReport(files=len(files), database=job.url is not None)
     try:
-        with shown(session, job.say, "verify", sum(each.rows for each in files)):
+        with shown(job.say, "verify", sum(each.rows for each in files)):
             digests = {path: each for path, (_, each) in file_digests(session, files).items()}
             stored = _check_files(session, job, files, digests, result)
     except SPARK_ERRORS as error:

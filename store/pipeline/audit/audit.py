@@ -77,18 +77,18 @@ class AuditJob:
         return (self.low_ns, self.high_ns) == (0, FOREVER)
 
 
-def audit(session: SparkSession, job: AuditJob) -> AuditReport:
+def audit(session: SparkSession, job: AuditJob) -> AuditReport:  # noqa: ARG001 - as other jobs
     """Audit a history; change nothing in it."""
     outputs = AuditOutputs(job.output, job.missing)
     total = sum(each.messages for each in job.messages.hours.values())
     try:
         with ExitStack() as stack:
-            with shown(session, job.say, "audit", total):
+            with shown(job.say, "audit", total):
                 run = _Run(stack, job)
                 tables = run.tables()
                 result = summarized(job.messages.name, tables)
             if outputs.wanted:
-                with shown(session, job.say, "write"):
+                with shown(job.say, "write"):
                     outputs.write(tables)
             if job.record is not None:
                 note_audit(job.record, tables.channels, tables.counts)

@@ -115,7 +115,7 @@ def _gathered(session: SparkSession, job: ReportJob) -> Figures:
     completeness = None
     if job.audit:
         completeness = completeness_of(audit(session, AuditJob(messages, *range_ns, say=job.say)))
-    with shown(session, job.say, "report"):
+    with shown(job.say, "report"):
         end_ns = min(job.high_ns, time.time_ns())
         compared = None
         if archive is not None:

@@ -204,7 +204,7 @@ from store.pipeline.delta import DeltaArchive
 from store.pipeline.spark import spark_session
 from tests.integration.pipeline.conftest import QUICK_START
 
-slices.MIN_STEP_MESSAGES = 100
+source.MIN_STEP_MESSAGES = 100
 commit, committed = DeltaArchive.commit, []
 
 def commit_or_die(archive, added, *rest, **more):

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import json
 import os
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
@@ -33,7 +36,7 @@ from tests.support.object_store import BUCKET, running_store
 from tests.support.ports import HeldPort
 from tests.support.postgres import PostgresServer
 
-_LARGE: Final = 20 * 1024 * 1024
+_PART: Final = 1024 * 1024
 
 # Each goes the whole way by itself, and a busy machine takes minutes for that.
 pytestmark = pytest.mark.timeout(1_800)
@@ -98,11 +101,14 @@ def test_the_store_refuses_one_of_two_writers(
 
 def test_files_of_several_parts_and_buckets_that_are_not_there(root: str) -> None:
     path = f"{root}/large"
+    table = pa.table({"payload": [random.Random(part).randbytes(_PART) for part in range(20)]})
     with files.for_writing(path) as sink:
-        sink.write(bytes(_LARGE))
-    assert sum(map(len, files.chunks(path))) == _LARGE
+        pq.write_table(table, sink)
+    size = sum(map(len, files.chunks(path)))
+    assert size > 20 * _PART
     with files.for_reading(path) as source:
-        assert (source.size(), len(source.read(_LARGE))) == (_LARGE, _LARGE)
+        assert source.size() == size
+        assert pq.read_table(source).equals(table)
     with pytest.raises(PipelineError, match="there is no such bucket") as caught:
         DeltaArchive(path.replace(BUCKET, "none-such")).require_usable()
     assert "\n" not in caught.value.sentence

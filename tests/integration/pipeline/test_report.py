@@ -153,7 +153,7 @@ SILENT = {1: range(20, 24), 2: range(50, SPAN_HOURS), None: range(30, 32)}
 
 
 def hourly() -> list[WakuMessageAndTopic]:
-    """Twelve messages an hour in each shard, but for the silent hours, and a shard seldom used."""
+    """Return twelve messages an hour in each shard but for silent hours, and a seldom used one."""
     start = TODAY - 3 * DAY
     made = [
         entry(
@@ -193,7 +193,7 @@ def test_planted_gaps_are_found_and_nothing_else(
     assert 0 <= time.time_ns() - last["start_ns"] - last["hours"] * HOUR < 2 * HOUR, "it lasts"
 
 
-def test_what_is_missing_is_told_by_channel(
+def test_missing_parents_are_reported_by_channel(
     spark: SparkSession, new_database: Callable[[], str], tmp_path: Path
 ) -> None:
     url, at = new_database(), TODAY - DAY
@@ -260,8 +260,8 @@ def test_a_page_is_never_written_over_and_never_in_part(
     assert {each.name for each in tmp_path.iterdir()} == {"page.html", "new.html"}
 
 
-def test_a_node_tells_of_its_peers(new_database: Callable[[], str], tmp_path: Path) -> None:
-    nobody = "127.0.0.1:1"
-    with running_node(tmp_path, "--peer", nobody, database_url=new_database()) as node:
+def test_a_node_reports_its_peers(new_database: Callable[[], str], tmp_path: Path) -> None:
+    absent = "127.0.0.1:1"
+    with running_node(tmp_path, "--peer", absent, database_url=new_database()) as node:
         (peer,) = peers_of(ask_status(node.admin, **NO_CREDENTIALS))
-    assert [peer[name] for name in ("name", "connected", "last_sync_ns")] == [nobody, False, None]
+    assert [peer[name] for name in ("name", "connected", "last_sync_ns")] == [absent, False, None]

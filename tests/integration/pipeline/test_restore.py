@@ -12,6 +12,8 @@ from pathlib import Path
 
 import psutil
 import psycopg
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
@@ -154,8 +156,9 @@ def test_what_is_no_diff_is_refused(
 ) -> None:
     with pytest.raises(PipelineError, match="cannot be read as the output of a diff"):
         run(spark, url, archived, diff=str(tmp_path / "none"))
+    pq.write_table(pa.table({"number": [1]}), tmp_path / "part.parquet")
     with pytest.raises(PipelineError, match="is not the output of a diff"):
-        run(spark, url, archived, diff=str(archived / "messages" / "day=1970-01-01"))
+        run(spark, url, archived, diff=str(tmp_path))
 
 
 def test_a_restore_that_is_killed_is_run_again(

@@ -43,7 +43,7 @@ def test_a_file_is_created_once_listed_moved_and_deleted(tmp_path: Path) -> None
 
 @pytest.fixture
 def profile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Files of the AWS tools, and no variable besides."""
+    """Return the config file of the AWS tools, without any variable set."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_REGION", "AWS_ENDPOINT_URL", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
     config, keys = tmp_path / "config", tmp_path / "credentials"

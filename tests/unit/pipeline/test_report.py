@@ -187,7 +187,7 @@ class Elements(HTMLParser):
 
 @cache
 def full_page() -> str:
-    """A page with as much on it as there can be, and names that strangers chose."""
+    """Return a page with as much on it as there can be, and names that strangers chose."""
     return page_of(figures(HOSTILE, 65))
 
 

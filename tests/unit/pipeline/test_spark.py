@@ -1,8 +1,11 @@
-"""What a job needs to be run is missed before anything starts."""
+"""Spark of a job: what is checked before it starts, its settings, its progress and its end."""
 
 from __future__ import annotations
 
+import logging
 import os
+import re
+import signal
 import socket
 import sys
 from pathlib import Path
@@ -11,12 +14,24 @@ import pyspark
 import pytest
 
 from store.pipeline.errors import PipelineError
-from store.pipeline.spark import _choose_python, require_spark
+from store.pipeline.spark import (
+    TerminatedError,
+    _choose_python,
+    _java_options,
+    _not_started,
+    _relay,
+    ended_by_signals,
+    interrupt_here,
+    require_spark,
+    shown,
+)
 
 
 @pytest.fixture(autouse=True)
 def nothing_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("SPARK_HOME", "SPARK_REMOTE", "PYSPARK_SUBMIT_ARGS", "SPARK_ENV_LOADED"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("JDK_JAVA_OPTIONS", "JAVA_TOOL_OPTIONS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("store.pipeline.spark.require_java", lambda: None)
 
@@ -68,7 +83,7 @@ def test_arguments_with_which_no_spark_answers_are_refused(
         ("spark://", "is no address of a Spark master: it is spark://HOST:PORT"),
     ],
 )
-def test_a_server_that_is_not_there_is_told(url: str, said: str) -> None:
+def test_an_absent_server_is_an_error(url: str, said: str) -> None:
     assert said in refusal(url)
 
 
@@ -94,3 +109,76 @@ def test_workers_of_this_machine_are_this_interpreter(
         monkeypatch.delenv("PYSPARK_PYTHON")
     _choose_python(master)
     assert os.environ["PYSPARK_PYTHON"] == chosen
+
+
+COLLECTOR = re.compile(r"-XX:\+Use\w+GC")
+
+
+def test_a_collector_that_was_chosen_is_the_only_one() -> None:
+    """Check it, since no JVM starts with two of them."""
+    assert COLLECTOR.findall(_java_options("")) == ["-XX:+UseParallelGC"]
+    given = "-Xss4m -XX:+UseZGC"
+    assert COLLECTOR.findall(_java_options(given)) == ["-XX:+UseZGC"]
+    assert _java_options(given).endswith(given)
+
+
+@pytest.mark.parametrize("name", ["JDK_JAVA_OPTIONS", "JAVA_TOOL_OPTIONS"])
+def test_the_environment_may_choose_it(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv(name, "-XX:+UseG1GC")
+    assert COLLECTOR.findall(_java_options("")) == []
+
+
+@pytest.mark.parametrize(
+    ("said", "sentence"),
+    [
+        (
+            "[JAVA_GATEWAY_EXITED] Java gateway process exited.",
+            "Spark's JVM has ended at its start",
+        ),
+        (
+            "java.lang.IllegalStateException: Cannot call methods on a stopped SparkContext.\nat x",
+            "the same spark.authenticate.secret",
+        ),
+        ("[SOME.ERROR] odd", "Spark gave up: [SOME.ERROR] odd"),
+    ],
+)
+def test_why_spark_did_not_start_is_reported(said: str, sentence: str) -> None:
+    assert sentence in _not_started(Exception(said)).sentence
+
+
+def test_the_begin_and_the_end_are_shown() -> None:
+    said: list[str] = []
+    with shown(said.append, "verify", 1_000):
+        assert said == ["verify: begins, 1,000 messages"]
+    assert said[-1].startswith("verify: done in ")
+    assert said[-1].endswith(" messages/s")
+
+
+def test_stray_lines_of_a_jvm_are_not_shown(capfd: pytest.CaptureFixture[str]) -> None:
+    read, write = os.pipe()
+    os.write(write, b"WARNING: Using incubator modules: x\nwrong\n[Stage 1:==> 2 of 8]\r")
+    os.close(write)
+    _relay(read)
+    assert capfd.readouterr().err == "wrong\n[Stage 1:==> 2 of 8]\r"
+
+
+def test_both_signals_are_exceptions_within_the_block_only() -> None:
+    before = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
+    with pytest.raises(TerminatedError), ended_by_signals():
+        os.kill(os.getpid(), signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt), ended_by_signals():
+        interrupted_after_a_library_took_the_signal()
+    assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+def interrupted_after_a_library_took_the_signal() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    interrupt_here()
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_what_py4j_says_of_it_is_not_shown(caplog: pytest.LogCaptureFixture) -> None:
+    with ended_by_signals():
+        logging.getLogger().error("KeyboardInterrupt while sending command.")
+        logging.getLogger().error("something else")
+    assert caplog.messages == ["something else"]

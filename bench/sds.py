@@ -28,7 +28,7 @@ import psutil
 from bench.support import options, report
 from storenode.sds.channel import MessageChannel
 from storenode.sds.config import ChannelConfig
-from storenode.sds.events import Broadcast, Delivered, Packet
+from storenode.sds.events import Broadcast, Message, Packet
 from storenode.sds.pages import LogEntry
 
 PEER: Final = Path(__file__).parent / "peers" / "sds_js"
@@ -80,9 +80,9 @@ def seconds_to_take(into: MessageChannel, packets: list[bytes]) -> float:
     start = time.process_time()
     for packet in packets:
         for event in into.receive(START_MS, (Packet(packet),)):
-            delivered += isinstance(event, Delivered)
+            delivered += isinstance(event, Message)
     for event in into.sweep_incoming(START_MS):
-        delivered += isinstance(event, Delivered)
+        delivered += isinstance(event, Message)
     taken = time.process_time() - start
     assert delivered == len(packets), f"{delivered} of {len(packets)} were delivered"
     return taken

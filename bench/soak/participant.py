@@ -20,7 +20,7 @@ from pathlib import Path
 from random import Random
 
 from bench.soak.checker.hashing import fingerprint, message_hash
-from store.demo.forwarding import PassingLink
+from store.demo.link_wrapper import PassingLink
 from storenode.sds.aio.channel import Channel
 from storenode.sds.aio.events import Message, NotStored
 from storenode.sds.aio.node import StoreNode

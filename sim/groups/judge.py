@@ -44,7 +44,6 @@ from sim.groups.store import Since
 from sim.groups.view import View
 from sim.judge import Violation
 from sim.limits import NS_PER_MS, NS_PER_S
-from storenode.sds.aio.events import Message
 from storenode.sds.aio.ledger import StateBatch
 from storenode.sds.aio.limits import MAX_REQUESTS_IN_FLIGHT
 from storenode.sds.aio.participant import Participant
@@ -57,11 +56,11 @@ from storenode.sds.events import (
     Behind,
     CaughtUp,
     ClockCapped,
-    Delivered,
     Event,
     Forged,
     GaveUp,
     Lost,
+    Message,
     Missing,
     Reason,
     Received,
@@ -118,7 +117,7 @@ class GroupJudge:
         self.taken: dict[str, set[str]] = {}
         self._saw: Mapping[type[Event], Callable[[View, Event, SdsMessage | None], None]] = {
             Received: self._received,
-            Delivered: self._delivered,
+            Message: self._delivered,
             Withdrawn: self._withdrawn,
             Forged: self._forged,
             Acknowledged: self._acknowledged,
@@ -442,7 +441,7 @@ class GroupJudge:
                 view.lacking |= {key for key in view.ids if not holds(seen, _probe(shape, key))}
 
     def _delivered(self, view: View, event: Event, _: SdsMessage | None) -> None:
-        assert isinstance(event, Delivered)
+        assert isinstance(event, Message)
         forged = self.forgeries.find(event.message_id, event.content)
         made = forged or self.made.get(event.message_id)
         name = f"{event.message_id[:10]} at {view.name}"

@@ -11,8 +11,8 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from store.demo.forwarding import PassingLink
 from store.demo.ledger import Ledger, hash_of
+from store.demo.link_wrapper import PassingLink
 from storenode.sds.aio.transport import FeedPage, Fetched, Outbound, PublishResult, Route, Transport
 from storenode.sds.codec import Entry, MessageError, MessageKind, SdsMessage, decode_message
 

@@ -49,12 +49,12 @@ from storenode.sds.events import (
     Broadcast,
     ClockCapped,
     Counts,
-    Delivered,
     EphemeralReceived,
     Event,
     Forged,
     Input,
     Lost,
+    Message,
     Missing,
     MissingMessage,
     Packet,
@@ -546,9 +546,19 @@ class MessageChannel:
         after = self.log.insert(LogEntry(lamport, message_id, message.sender_id, hint))
         sender, content = message.sender_id, message.content or b""
         proof = taken.proof or proof_of(message)
-        history = message.history
         events.append(
-            Delivered(message_id, sender, lamport, content, hint, after, unmet, proof, history)
+            Message(
+                message_id,
+                sender,
+                lamport,
+                content,
+                hint,
+                after,
+                unmet,
+                own=sender == self.config.sender_id,
+                proof=proof,
+                history=message.history,
+            )
         )
         waiters = self.incoming.waiters(message_id)
         if all(waiting.message.sender_id == sender for waiting in waiters):

@@ -10,6 +10,7 @@ from enum import Enum
 
 from storenode.sds.claims import Proof
 from storenode.sds.codec import Entry, MessageKind
+from storenode.sds.pages import Key
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,13 +119,34 @@ class Received:
     sender_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class Delivered:
-    """A message is in the log, ``entries_after`` places before its end.
+class Signed(Enum):
+    """The result of verifying a message's signature."""
 
-    ``unmet`` are causes that are not in the log: given up, part of a circle, or waiting again for
-    causes of their own where a forged message was withdrawn. ``proof`` says whether the ID shows
-    that this is the genuine message. ``history`` is what it names as its causes.
+    NO = "not signed"
+    UNCHECKED = "unchecked"
+    """There is no signer here."""
+
+    VALID = "valid"
+    INVALID = "invalid"
+
+    def __bool__(self) -> bool:
+        return self is Signed.VALID
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A message of the log, own ones included; as an event, one that was delivered.
+
+    ``entries_after`` is how far from the end of the log it was put when it came: 0 is its end.
+    ``unmet`` are causes that are not in the log: given up, part of a circle, or waiting again where
+    a forged message was withdrawn. ``proof`` is of the ID; a message that is not proven leaves the
+    log when the genuine one comes (`Withdrawn`). ``history`` are its causes.
+
+    A participant with a network adds: ``published`` is False while no node stores an own message;
+    ``readable`` is False, and ``content`` as it came, when the cipher could not open it.
+    ``acknowledged_by`` is the first participant known to have an own message, as of when the log
+    was read; None: none, or it is another's. The name may be empty. ``signature`` is the
+    application's, and ``signed`` whether it is valid.
     """
 
     message_id: str
@@ -134,8 +156,28 @@ class Delivered:
     hint: bytes | None = None
     entries_after: int = 0
     unmet: tuple[str, ...] = ()
+    own: bool = False
+    published: bool = True
+    readable: bool = True
+    acknowledged_by: str | None = None
     proof: Proof = Proof.NONE
+    signature: bytes | None = None
+    signed: Signed = Signed.NO
     history: tuple[Entry, ...] = ()
+
+    @property
+    def key(self) -> Key:
+        """The position in the log."""
+        return self.lamport, self.message_id
+
+    @property
+    def causes(self) -> tuple[str, ...]:
+        """The IDs of the causal history."""
+        return tuple([entry.message_id for entry in self.history])
+
+
+Delivered = Message
+"""Another name of `Message`, as an event of a channel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,7 +345,7 @@ Event = (
     Broadcast
     | Sent
     | Received
-    | Delivered
+    | Message
     | Withdrawn
     | Forged
     | EphemeralReceived

@@ -87,7 +87,7 @@ MAX_LOST_IDS: Final = 16_384
 waited for once more if a new message named it."""
 
 MAX_OWED_IDS: Final = 256
-"""Delivered messages whose acknowledgement to others is tracked."""
+"""Message messages whose acknowledgement to others is tracked."""
 
 MAX_HEADS: Final = 32
 """Messages that no other one names, of which all are named by each own message."""

@@ -21,8 +21,8 @@ from storenode.sds.config import ChannelConfig
 from storenode.sds.events import (
     Acknowledged,
     Broadcast,
-    Delivered,
     Event,
+    Message,
     Missing,
     Packet,
     PossiblyAcknowledged,
@@ -34,7 +34,7 @@ from storenode.sds.events import (
 NAMES: dict[type[Event], str] = {
     Sent: "sds:out:message-sent",
     Received: "sds:in:message-received",
-    Delivered: "sds:in:message-delivered",
+    Message: "sds:in:message-delivered",
     Acknowledged: "sds:out:message-acknowledged",
 }
 TRACE = Path(__file__).parent.parent / "vectors" / "sds_trace_clean.compact.json.gz"
@@ -154,7 +154,7 @@ def names_of(events: list[Event]) -> Names:
             case Missing():
                 ids = [entry.message_id for entry in event.messages]
                 found.append(("sds:in:message-missing", ids))
-            case Sent() | Received() | Delivered() | Acknowledged():
+            case Sent() | Received() | Message() | Acknowledged():
                 found.append((NAMES[type(event)], event.message_id))
             case other:
                 raise AssertionError(other)

@@ -10,8 +10,6 @@ from typing import Generic, Self, TypeVar
 from weakref import WeakSet
 
 from storenode.sds.aio.limits import MAX_QUEUED_EVENTS
-from storenode.sds.aio.signing import Signed
-from storenode.sds.claims import Proof
 from storenode.sds.events import (
     Acknowledged,
     Behind,
@@ -21,6 +19,7 @@ from storenode.sds.events import (
     Forged,
     GaveUp,
     Lost,
+    Message,
     Missing,
     PossiblyAcknowledged,
     Received,
@@ -30,43 +29,17 @@ from storenode.sds.events import (
     Sent,
     Withdrawn,
 )
-from storenode.sds.pages import Key
 
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    """A message of the log, own ones included.
-
-    ``entries_after`` is how far from the end of the log it was put when it came: 0 is its end.
-    ``unmet`` are causes that are not there. ``readable`` is False, and ``content`` as it came,
-    when the cipher could not open it. ``published`` is False while no node holds an own message.
-    ``acknowledged_by`` is the first participant known to have an own message, as of when the log
-    was read; None: none, or it is another's. The name may be empty. ``proof`` is of the ID; a
-    message that is not proven leaves the log when the genuine one comes (`Withdrawn`).
-    ``signature`` is the application's, and ``signed`` whether it is valid. ``causes`` are the IDs
-    of its causal history.
-    """
-
-    message_id: str
-    sender_id: str
-    lamport: int
-    content: bytes
-    hint: bytes | None = None
-    entries_after: int = 0
-    unmet: tuple[str, ...] = ()
-    own: bool = False
-    published: bool = True
-    readable: bool = True
-    acknowledged_by: str | None = None
-    proof: Proof = Proof.NONE
-    signature: bytes | None = None
-    signed: Signed = Signed.NO
-    causes: tuple[str, ...] = ()
-
-    @property
-    def key(self) -> Key:
-        """The position in the log."""
-        return self.lamport, self.message_id
+__all__ = [
+    "ChannelEvent",
+    "Connected",
+    "Disconnected",
+    "EventHub",
+    "Events",
+    "Message",
+    "NotStored",
+    "Repaired",
+]
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import Self, TypedDict
 from storenode.message.topics import DEFAULT_PUBSUB_TOPIC
 from storenode.sds.aio.cipher import Cipher, Clear
 from storenode.sds.aio.signing import Signer
-from storenode.sds.aio.state import DurableState, State, StateIdentity, StatePlace
+from storenode.sds.aio.state import DurableState, State, StateIdentity
 from storenode.sds.aio.transport import Route
 from storenode.sds.config import ChannelConfig
 from storenode.sds.epochs import RateLimit
@@ -63,7 +63,7 @@ class Joining:
 
         Raises:
             ValueError: an ID or the configuration is none that can be used.
-            StateError: the state is a URL of another kind.
+            StateError: the state is a URL.
         """
         config = options.get("config") or ChannelConfig(channel_id, sender_id)
         if (config.channel_id, config.sender_id) != (channel_id, sender_id):
@@ -73,7 +73,7 @@ class Joining:
             topic = f"/sds/1/{channel_id}/proto"
         pubsub_topic = options.get("pubsub_topic", DEFAULT_PUBSUB_TOPIC)
         return cls(
-            state=State(StatePlace.of(options.get("state")), StateIdentity(channel_id, sender_id)),
+            state=State(options.get("state"), StateIdentity(channel_id, sender_id)),
             route=Route(channel_id, pubsub_topic, topic),
             config=config,
             cipher=options.get("cipher") or Clear(),

@@ -30,10 +30,10 @@ from storenode.sds.events import (
     Acknowledged,
     Broadcast,
     Counts,
-    Delivered,
     Event,
     GaveUp,
     Lost,
+    Message,
     Packet,
     PossiblyAcknowledged,
     Pruned,
@@ -291,7 +291,7 @@ class ParticipantLedger:
             match event:
                 case Received() if event.kind is MessageKind.CONTENT:
                     self._received(event.message_id)
-                case Delivered():
+                case Message():
                     self._delivered(event)
                 case Withdrawn():
                     self._withdrawn(event.message_id)
@@ -349,7 +349,7 @@ class ParticipantLedger:
         if self._notes.log.pop(message_id, None) is None:
             self._notes.gone[message_id] = None
 
-    def _delivered(self, event: Delivered) -> None:
+    def _delivered(self, event: Message) -> None:
         serial = self.serials.pop(event.message_id)
         self._waits_no_longer(serial)
         self._found(event.message_id)

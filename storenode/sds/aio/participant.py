@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
@@ -36,7 +36,7 @@ from storenode.sds.aio.repair_responses import RepairResponder
 from storenode.sds.aio.revive import revive
 from storenode.sds.aio.saver import Saver
 from storenode.sds.aio.schema import LAMPORT_OFFSET
-from storenode.sds.aio.signing import OpenedContent, Signing, unframe
+from storenode.sds.aio.signing import Signing, unframe
 from storenode.sds.aio.status import Status
 from storenode.sds.aio.transport import Fetched, Link, Rotation, Transport
 from storenode.sds.channel import ChannelFullError
@@ -46,7 +46,6 @@ from storenode.sds.epochs import Epochs
 from storenode.sds.events import (
     Behind,
     Broadcast,
-    Delivered,
     EphemeralReceived,
     Forged,
     Lost,
@@ -192,20 +191,17 @@ class Participant:
             self._clock(), content, message_id, self._seal, self._hint, sealed=sealed
         )
         message, lamport = sent.message, sent.message.lamport or 0
-        opened = self._open(message.content or b"", message.sender_id, lamport, message.history)
         shown = Message(
             message.message_id,
             message.sender_id,
             lamport,
-            content,
+            message.content or b"",
             sent.hint,
             self.core.log.after((lamport, message.message_id)),
             own=True,
             published=False,
             proof=sent.proof,
-            signature=opened.signature,
-            signed=opened.signed,
-            causes=_ids(message.history),
+            history=message.history,
         )
         self.tell([shown, *sent.events, Ready(sent.number)])
         return message.message_id
@@ -260,24 +256,20 @@ class Participant:
         """Return a row of the log as the application sees it."""
         message_id, sender_id = row["message_id"].decode(), row["sender_id"].decode()
         lamport, by = row["lamport"] + LAMPORT_OFFSET, row["acknowledged_by"]
-        history = decode_history(row["history"])
-        opened = self._open(row["content"], sender_id, lamport, history)
-        return Message(
+        message = Message(
             message_id,
             sender_id,
             lamport,
-            opened.content,
+            row["content"],
             row["hint"],
             unmet=tuple(json.loads(row["unmet"])),
             own=sender_id == self.core.config.sender_id,
             published=message_id not in self.ledger.unpublished,
-            readable=opened.readable,
             acknowledged_by=None if by is None else by.decode(),
             proof=Proof(row["proof"]),
-            signature=opened.signature,
-            signed=opened.signed,
-            causes=_ids(history),
+            history=decode_history(row["history"]),
         )
+        return self._opened(message)
 
     def refresh(self) -> None:
         """Update the status, and wake those that wait for a change."""
@@ -330,23 +322,8 @@ class Participant:
 
     def _shown(self, event: Any) -> ChannelEvent:  # noqa: ANN401 - any event of the core
         match event:
-            case Delivered():
-                opened = self._open(event.content, event.sender_id, event.lamport, event.history)
-                return Message(
-                    event.message_id,
-                    event.sender_id,
-                    event.lamport,
-                    opened.content,
-                    event.hint,
-                    event.entries_after,
-                    event.unmet,
-                    own=event.sender_id == self.core.config.sender_id,
-                    readable=opened.readable,
-                    proof=event.proof,
-                    signature=opened.signature,
-                    signed=opened.signed,
-                    causes=_ids(event.history),
-                )
+            case Message():
+                return self._opened(event)
             case Forged():
                 return replace(event, content=unframe(self._open_content(event.content)[0])[0])
             case EphemeralReceived():
@@ -367,13 +344,12 @@ class Participant:
                 self.core.counts.malformed += 1
         return packets
 
-    def _open(
-        self, content: bytes, sender_id: str, lamport: int, history: Sequence[Entry]
-    ) -> OpenedContent:
-        clear, readable = self._open_content(content)
+    def _opened(self, message: Message) -> Message:
+        """Return a message with its content in clear, without signature."""
+        clear, readable = self._open_content(message.content)
         if not readable:
-            return OpenedContent(clear, readable=False)
-        return self._signing.read(clear, sender_id, lamport, history)
+            return replace(message, readable=False)
+        return self._signing.read(replace(message, content=clear))
 
     def _open_content(self, content: bytes) -> tuple[bytes, bool]:
         if self._cipher.whole:
@@ -463,10 +439,6 @@ async def participating(
         if participant is not None:
             await participant.leave()
         await loop.run_in_executor(thread, state.close)
-
-
-def _ids(history: Iterable[Entry]) -> tuple[str, ...]:
-    return tuple([entry.message_id for entry in history])
 
 
 def _no_room(event: object) -> bool:

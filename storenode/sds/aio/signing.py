@@ -12,10 +12,11 @@ Participants without a signer take it off too. Other implementations have it at 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import Enum
-from typing import Final, NamedTuple, Protocol
+from dataclasses import replace
+from typing import Final, Protocol
 
 from storenode.sds.codec import Entry
+from storenode.sds.events import Message, Signed
 from storenode.sds.limits import MAX_SIGNATURE_BYTES
 from storenode.sds.naming import canonical
 
@@ -31,29 +32,6 @@ class Signer(Protocol):
 
     def verify(self, canonical: bytes, signature: bytes, sender_id: str, /) -> bool:
         """Return True if the signature is this sender's. An exception counts as False."""
-
-
-class Signed(Enum):
-    """The result of verifying a message's signature."""
-
-    NO = "not signed"
-    UNCHECKED = "unchecked"
-    """There is no signer here."""
-
-    VALID = "valid"
-    INVALID = "invalid"
-
-    def __bool__(self) -> bool:
-        return self is Signed.VALID
-
-
-class OpenedContent(NamedTuple):
-    """A content as the application sees it, and what was around it."""
-
-    content: bytes
-    readable: bool = True
-    signature: bytes | None = None
-    signed: Signed = Signed.NO
 
 
 class Signing:
@@ -83,20 +61,18 @@ class Signing:
             return content
         return content + signature + len(signature).to_bytes(_LENGTH_BYTES) + _MARK
 
-    def read(
-        self, framed: bytes, sender_id: str, lamport: int, history: Sequence[Entry]
-    ) -> OpenedContent:
-        """Return a content without its signature."""
-        content, signature = unframe(framed)
+    def read(self, message: Message) -> Message:
+        """Return a message whose content is without its signature."""
+        content, signature = unframe(message.content)
         if not signature:
-            return OpenedContent(content)
-        if self._signer is None:
-            return OpenedContent(content, signature=signature, signed=Signed.UNCHECKED)
-        signed = canonical(self._channel_id, sender_id, lamport, history, content)
-        valid = _verifies(self._signer, signed, signature, sender_id)
-        return OpenedContent(
-            content, signature=signature, signed=Signed.VALID if valid else Signed.INVALID
-        )
+            return message if content == message.content else replace(message, content=content)
+        signed = Signed.UNCHECKED
+        if self._signer is not None:
+            sender, lamport = message.sender_id, message.lamport
+            covered = canonical(self._channel_id, sender, lamport, message.history, content)
+            valid = _verifies(self._signer, covered, signature, sender)
+            signed = Signed.VALID if valid else Signed.INVALID
+        return replace(message, content=content, signature=signature, signed=signed)
 
 
 def unframe(framed: bytes) -> tuple[bytes, bytes]:

@@ -14,7 +14,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
-from urllib.parse import unquote, urlsplit
 
 from storenode.sds.aio.ledger import TABLES, Row, StateBatch
 from storenode.sds.aio.schema import (
@@ -30,9 +29,7 @@ from storenode.sds.aio.schema import (
 from storenode.sds.pages import Key
 
 _LOCK_WAIT_S: Final = 1
-_HIDDEN: Final = "***"
 _EXISTS: Final = "select 1 from sqlite_master where name = ?"
-_LOG_COLUMNS: Final = "select name from pragma_table_info('sds_log')"
 _CLAIM: Final = "update sds_participant set owner = ?"
 _COMMITS: Final = "select commits from sds_participant where id = 1 and owner = ?"
 _HINT: Final = "update sds_log set hint = ? where message_id = ?"
@@ -60,37 +57,6 @@ class StateIdentity:
 
     channel_id: str
     sender_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class StatePlace:
-    """The place of a state: a SQLite file, or memory, whose ``target`` is empty."""
-
-    target: str
-    shown: str
-
-    @property
-    def in_memory(self) -> bool:
-        """A flag: the state ends with the process."""
-        return not self.target
-
-    @classmethod
-    def of(cls, state: str | Path | None) -> StatePlace:
-        """Read what an application names: a path, ``sqlite:///PATH``, or nothing.
-
-        Raises:
-            StateError: It is a URL of another kind.
-        """
-        if state is None:
-            return cls(target="", shown="in memory")
-        text = str(state)
-        if isinstance(state, Path) or "://" not in text:
-            return cls(target=text, shown=text)
-        parts = urlsplit(text)
-        if parts.scheme == "sqlite" and not parts.netloc:
-            return cls(target=unquote(parts.path[1:]), shown=text)
-        shown = text.replace(parts.password, _HIDDEN) if parts.password else text
-        raise StateError(f"The state {shown!r} is neither a path nor sqlite:///PATH: name a file.")
 
 
 class DurableState(Protocol):
@@ -179,8 +145,11 @@ class _Transaction:
 class State:
     """An open state. Every method may raise `StateError`."""
 
-    def __init__(self, place: StatePlace, identity: StateIdentity) -> None:
-        self.place = place
+    def __init__(self, path: str | Path | None, identity: StateIdentity) -> None:
+        self._path = "" if path is None else str(path)
+        scheme, mark, _ = self._path.partition("://")
+        if mark:
+            raise StateError(f"The state is a URL of {scheme!r}: name a file.")
         self._identity = identity
         self._owner = uuid.uuid4().hex
         self._connection: sqlite3.Connection | None = None
@@ -188,12 +157,12 @@ class State:
     @property
     def in_memory(self) -> bool:
         """A flag: it ends with the process."""
-        return self.place.in_memory
+        return not self._path
 
     @property
     def shown(self) -> str:
         """The place, for messages."""
-        return self.place.shown
+        return self._path or "in memory"
 
     def open(self) -> Row:
         """Connect, lock, and make what is not there; the participant's row.
@@ -327,7 +296,7 @@ class State:
     def _connected(self) -> sqlite3.Connection:
         if self._connection is None:
             connection = sqlite3.connect(
-                self.place.target or ":memory:",
+                self._path or ":memory:",
                 timeout=_LOCK_WAIT_S,
                 check_same_thread=False,
                 isolation_level=None,
@@ -354,11 +323,6 @@ class State:
             transaction.insert(PARTICIPANT, [self._first_row()])
             return self._first_row()
         self._check(found[0])
-        if {name for (name,) in transaction.run(_LOG_COLUMNS)} != set(LOG.names):
-            raise StateError(
-                f"The state {self.place.shown} is of an earlier version: begin a new state, and "
-                "the past of the channel is read from its nodes."
-            )
         transaction.run(_CLAIM, self._owner)
         return found[0]
 
@@ -381,13 +345,13 @@ class State:
     def _check(self, row: Row) -> None:
         if row["version"] != VERSION:
             raise StateError(
-                f"The state {self.place.shown} has version {row['version']}, and this program "
-                f"reads {VERSION}: use the program that wrote it, or begin a new state."
+                f"The state {self.shown} has version {row['version']}, and this program reads "
+                f"{VERSION}: begin a new state, and the past of the channel is read from its nodes."
             )
         found = StateIdentity(row["channel_id"], row["sender_id"])
         if found != self._identity:
             raise StateError(
-                f"The state {self.place.shown} is of channel {found.channel_id!r} and sender "
+                f"The state {self.shown} is of channel {found.channel_id!r} and sender "
                 f"{found.sender_id!r}: each participant needs one of its own."
             )
 
@@ -404,7 +368,7 @@ class State:
 
     def _taken(self) -> StateTaken:
         return StateTaken(
-            f"The state {self.place.shown} is in use by another process: end that one, or give "
+            f"The state {self.shown} is in use by another process: end that one, or give "
             "this one a state of its own."
         )
 
@@ -412,7 +376,7 @@ class State:
         cause = _cause(error)
         if "database is locked" in cause:
             return self._taken()
-        return StateError(f"The state {self.place.shown} cannot be used ({cause}).")
+        return StateError(f"The state {self.shown} cannot be used ({cause}).")
 
 
 def _cause(error: Exception) -> str:

@@ -156,28 +156,6 @@ async def test_a_participant_goes_on_from_its_state_without_gap_or_duplicate(
         assert [message.content for message in shown] == await contents(alice)
 
 
-async def test_what_is_sent_offline_is_published_after_a_restart(
-    node: NodeProcess, room: str, tmp_path: Path
-) -> None:
-    state = tmp_path / "alice.db"
-    process = launch(["127.0.0.1:1"], room, "alice", "--say", "3", "--until", "3", state=state)
-    with launched([process]):
-        assert process.stdout is not None
-        said = [json.loads(process.stdout.readline()) for _ in range(4)][1:]
-        process.kill()
-    async with (
-        Channel.join(
-            node.listen, room, "alice", state=state, config=config_of(room, "alice")
-        ) as alice,
-        asyncio.timeout(PATIENCE_S),
-    ):
-        await alice.wait_for(lambda status: status.synced and not status.unpublished)
-        assert [m.message_id for m in await alice.log()] == [each["said"] for each in said]
-    async with Channel.join(node.listen, room, "bob") as bob:
-        await synced(bob)
-        assert [m.message_id for m in await bob.log()] == [each["said"] for each in said]
-
-
 async def test_killed_at_any_moment_nothing_said_is_lost_and_no_clock_is_used_twice(
     node: NodeProcess, room: str, tmp_path: Path
 ) -> None:

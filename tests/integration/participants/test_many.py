@@ -81,31 +81,6 @@ async def test_hundreds_of_channels_need_few_threads_and_descriptors(
             assert await heard(channel, 1) == [f"{room}-{number}".encode()]
 
 
-async def test_channels_go_on_from_their_states_without_gap_or_duplicate(
-    node: NodeProcess, room: str, tmp_path: Path
-) -> None:
-    async with joined(node, room, "bob", 3) as (_, others):
-        async with joined(node, room, "alice", 3, tmp_path) as (channels, made):
-            for channel in made:
-                await channel.send(b"before")
-            # One is left alone, and what comes later reaches the others.
-            await channels.leave(made[0])
-            for channel in others:
-                assert await heard(channel, 1) == [b"before"]
-                await channel.send(b"meanwhile")
-            for channel in made[1:]:
-                assert await heard(channel, 2) == [b"before", b"meanwhile"]
-        for channel in others:
-            await channel.send(b"away")
-            await channel.wait_for(lambda status: not status.unpublished)
-        async with joined(node, room, "alice", 3, tmp_path) as (_, made):
-            for channel, other in zip(made, others, strict=True):
-                await channel.send(b"again")
-                log = [b"before", b"meanwhile", b"away", b"again"]
-                assert await heard(channel, 4) == await heard(other, 4) == log
-                assert len(await channel.log()) == 4
-
-
 async def test_what_a_channel_is_too_slow_for_is_given_by_a_call_of_its_own(
     node: NodeProcess, room: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

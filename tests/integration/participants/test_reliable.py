@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from storenode.sds.aio.channel import Channel, Channels
+from storenode.sds.aio.channel import Channel
 from storenode.sds.aio.events import Events
 from storenode.sds.aio.node import StoreNode
 from storenode.sds.aio.reliable.channel import ReliableChannel, SegmentationConfig
@@ -256,16 +256,3 @@ class Padding:
 
     def decrypt(self, payload: bytes) -> bytes:
         return payload
-
-
-async def test_many_channels_are_reliable_over_one_connection(node: NodeProcess, room: str) -> None:
-    async with (
-        asyncio.timeout(PATIENCE_S),
-        Channels.open(node.listen) as channels,
-        ReliableChannel.over(await channels.join(room, "alice"), segmentation=SMALL) as alice,
-        ReliableChannel.over(await channels.join(room, "bob"), segmentation=SMALL) as bob,
-    ):
-        heard = bob.events()
-        await bob.channel.wait_for(lambda status: status.synced)
-        await alice.send(bytes(10_000))
-        assert (await received(heard)).content == bytes(10_000)

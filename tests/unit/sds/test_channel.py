@@ -10,8 +10,8 @@ from storenode.sds.config import ChannelConfig, RepairConfig
 from storenode.sds.events import (
     Acknowledged,
     Broadcast,
-    Delivered,
     Lost,
+    Message,
     Missing,
     Packet,
     PossiblyAcknowledged,
@@ -159,9 +159,9 @@ def test_a_resend_is_the_same_message_with_a_fresh_filter() -> None:
 def test_what_comes_late_is_inserted_at_its_place() -> None:
     me = channel()
     take(me, wire("a", lamport=NOW + 10), wire("c", lamport=NOW + 30))
-    (event,) = of(Delivered, take(me, wire("b", lamport=NOW + 20)))
+    (event,) = of(Message, take(me, wire("b", lamport=NOW + 20)))
     assert (event.entries_after, event.unmet) == (1, ())
-    (event,) = of(Delivered, take(me, wire("B", lamport=NOW + 30)))
+    (event,) = of(Message, take(me, wire("B", lamport=NOW + 30)))
     assert event.entries_after == 1
     assert log_ids(me) == ["a", "b", "B", "c"]
     assert me.clock.value == NOW + 30
@@ -172,7 +172,7 @@ def test_a_circle_is_delivered_in_log_order_and_said() -> None:
     take(me, wire("b", after=["a"], lamport=NOW + 2), wire("a", after=["b", "a"], lamport=NOW + 1))
     take(me, wire("c", after=["b"], lamport=NOW + 3))
     events = me.tick(NOW + 5_000, dice())
-    found = [(event.message_id, event.unmet) for event in of(Delivered, events)]
+    found = [(event.message_id, event.unmet) for event in of(Message, events)]
     assert found == [("a", ("b",)), ("b", ()), ("c", ())]
     assert me.counts.circles == 1
     me.check()
@@ -322,7 +322,7 @@ def test_a_message_names_causes_that_were_given_up_before_it_came() -> None:
     take(me, wire("b", after=["a", "x"]))
     me.tick(NOW + 1_001, dice())
     assert me.lost.keys() == {"a", "x"}
-    (told,) = of(Delivered, take(me, wire("c", after=["b", "a"]), now=NOW + 2_000))
+    (told,) = of(Message, take(me, wire("c", after=["b", "a"]), now=NOW + 2_000))
     assert told.unmet == ("a",)
 
 
@@ -332,7 +332,7 @@ def test_what_came_after_it_was_given_up_is_not_named_as_unmet() -> None:
     me.tick(NOW + 1_001, dice())
     take(me, wire("c", after=["a", "d"]), now=NOW + 1_100)
     take(me, wire("a", lamport=NOW - 1), now=NOW + 1_200)
-    (_, told) = of(Delivered, take(me, wire("d"), now=NOW + 1_300))
+    (_, told) = of(Message, take(me, wire("d"), now=NOW + 1_300))
     assert (told.message_id, told.unmet) == ("c", ())
 
 

@@ -11,8 +11,8 @@ from storenode.sds.channel import MessageChannel
 from storenode.sds.claims import Proof
 from storenode.sds.codec import Entry, SdsMessage, decode_message, encode_message
 from storenode.sds.events import (
-    Delivered,
     Forged,
+    Message,
     Missing,
     Refusal,
     Refused,
@@ -62,7 +62,7 @@ def contents(me: MessageChannel, events: Sequence[object]) -> dict[str, bytes]:
     for event in events:
         if isinstance(event, Withdrawn):
             del shown[event.message_id]
-        elif isinstance(event, Delivered):
+        elif isinstance(event, Message):
             assert event.message_id not in shown
             shown[event.message_id] = event.content
     assert shown.keys() == set(log_ids(me))
@@ -85,7 +85,7 @@ def test_the_proven_message_wins_in_any_order(order: tuple[int, ...]) -> None:
     me = channel()
     events = take(me, *[claims[at] for at in order])
     assert contents(me, events) == {id_of(true): b"pay alice"}
-    assert of(Delivered, events)[-1].proof is Proof.MESSAGE
+    assert of(Message, events)[-1].proof is Proof.MESSAGE
     assert me.counts.forged == 2
     assert len(of(Forged, events)) + len(of(Withdrawn, events)) == 2
     assert take(me, *claims) == []
@@ -96,7 +96,7 @@ def test_an_id_that_is_the_hash_of_the_content_proves_the_content() -> None:
     me = channel()
     events = take(me, wire(message_id, content=b"no"), wire(message_id, content=b"yes"))
     assert contents(me, events) == {message_id: b"yes"}
-    assert of(Delivered, events)[-1].proof is Proof.CONTENT
+    assert of(Message, events)[-1].proof is Proof.CONTENT
 
 
 @pytest.mark.parametrize("restarted", [False, True])
@@ -109,7 +109,7 @@ def test_a_copy_with_invented_causes_does_not_hold_the_content_up(restarted: boo
     assert [each.message_id for each in me.missing()] == ["invented"]
     me = restore(me.config, snapshot(me)) if restarted else me
     events += take(me, invented, wire("cause"), true, invented)
-    told = [(each.message_id, each.sender_id, each.unmet) for each in of(Delivered, events)]
+    told = [(each.message_id, each.sender_id, each.unmet) for each in of(Message, events)]
     assert told == [("cause", "peer", ()), (message_id, "peer", ()), ("reply", "peer", ())]
     assert not me.missing()
     assert me.requests is not None
@@ -124,7 +124,7 @@ def test_a_copy_takes_no_place_in_the_log_nor_of_one_that_is_ready(release_at_sw
     events = take(me, wire(message_id, content=b"yes", after=["cause"]), wire("cause"))
     events += take(me, wire(message_id, sender="mallory", content=b"yes"))
     events += me.tick(NOW + 1, dice())
-    assert [each.sender_id for each in of(Delivered, events)] == ["peer", "peer"]
+    assert [each.sender_id for each in of(Message, events)] == ["peer", "peer"]
 
 
 def test_what_an_id_is_the_hash_of_proves_nothing_as_content() -> None:
@@ -135,7 +135,7 @@ def test_what_an_id_is_the_hash_of_proves_nothing_as_content() -> None:
     me = channel()
     events = take(me, forged(true, hashed), true)
     assert contents(me, events) == {id_of(true): b"pay alice"}
-    assert of(Delivered, events)[0].proof is Proof.NONE
+    assert of(Message, events)[0].proof is Proof.NONE
 
 
 def test_between_two_that_prove_nothing_the_first_stays_and_both_are_known() -> None:
@@ -174,7 +174,7 @@ def test_what_comes_before_a_withdrawn_cause_says_so() -> None:
     second = genuine(b"second", after=[id_of(cause), id_of(true)], lamport=NOW - 1)
     me = channel()
     take(me, forged(true, history=()), second, true)
-    told = of(Delivered, take(me, cause))
+    told = of(Message, take(me, cause))
     assert [(each.message_id, each.unmet) for each in told] == [
         (id_of(cause), ()),
         (id_of(second), (id_of(true),)),

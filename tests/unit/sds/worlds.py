@@ -15,7 +15,7 @@ from storenode.sds.codec import (
     encode_older,
 )
 from storenode.sds.config import ChannelConfig, RepairConfig
-from storenode.sds.events import Broadcast, Delivered, Event, Packet
+from storenode.sds.events import Broadcast, Event, Message, Packet
 from storenode.sds.limits import MAX_SDS_MESSAGE_BYTES
 
 NOW = 1_763_625_600_000
@@ -48,7 +48,7 @@ def payloads(events: Iterable[Event]) -> list[bytes]:
 
 
 def delivered(events: Iterable[Event]) -> list[str]:
-    return [event.message_id for event in of(Delivered, events)]
+    return [event.message_id for event in of(Message, events)]
 
 
 def log_ids(of_channel: MessageChannel) -> list[str]:

@@ -20,9 +20,9 @@ from storenode.sds.aio.reliable.events import (
     MessageSent,
     SegmentRefused,
 )
-from storenode.sds.aio.signing import Signed
 from storenode.sds.claims import Proof
-from storenode.sds.codec import SdsMessage
+from storenode.sds.codec import Entry, SdsMessage
+from storenode.sds.events import Signed
 from storenode.sds.limits import MAX_CANDIDATES, MAX_SETS_PER_SENDER
 from storenode.sds.pages import Key
 from storenode.sds.segments import Revision, content_hash, split
@@ -37,7 +37,8 @@ Sent = Sequence[Message]
 
 
 def of_alice(name: str, content: bytes, lamport: int, causes: Sequence[str] = ()) -> Message:
-    return Message(name, "alice", lamport, content, proof=Proof.MESSAGE, causes=tuple(causes))
+    history = tuple(map(Entry, causes))
+    return Message(name, "alice", lamport, content, proof=Proof.MESSAGE, history=history)
 
 
 def genuine() -> list[Message]:

@@ -15,13 +15,13 @@ import pytest
 from storenode.sds.aio.channel import Channel
 from storenode.sds.aio.events import Message
 from storenode.sds.aio.reliable.channel import ReliableChannel, SegmentationConfig
-from storenode.sds.aio.signing import Signed, Signing, unframe
+from storenode.sds.aio.signing import Signing, unframe
 from storenode.sds.aio.transport import Fetched, Route
 from storenode.sds.channel import MessageChannel
 from storenode.sds.claims import Proof
 from storenode.sds.codec import decode_message, encode_message
 from storenode.sds.config import DEFAULT_CHANNEL_ID, ChannelConfig
-from storenode.sds.events import Broadcast
+from storenode.sds.events import Broadcast, Signed
 from storenode.sds.limits import MAX_SIGNATURE_BYTES
 from storenode.sds.naming import canonical, content_id
 from tests.support.bus import Bus, BusTransport
@@ -139,7 +139,7 @@ def test_any_content_comes_back_as_it_was_given() -> None:
     contents = [b"x", b"x" + MARK, b"\x00\x01" + MARK, MARK, b"xs\x00\x01" + MARK]
     contents += [rng.randbytes(rng.randrange(1, 40)) + MARK for _ in range(200)]
     for content in contents:
-        opened = plain.read(plain.frame(content, 1, ()), "alice", 1, ())
+        opened = plain.read(Message("m", "alice", 1, plain.frame(content, 1, ())))
         assert (opened.content, opened.signed) == (content, Signed.NO)
     for content in contents:
         for signature in signatures:

@@ -11,7 +11,7 @@ from storenode.sds.codec import Entry
 
 @dataclass(frozen=True, slots=True)
 class PassingLink:
-    """Another link as it is; methods are those of `sds.aio.transport.Link`. Override some."""
+    """A link that forwards to another one; override some of its methods."""
 
     inner: Link
 

@@ -129,7 +129,7 @@ class Telemetry:
         """
         for path in self._files:
             expiry_s = await asyncio.to_thread(read_expiry_s, path)
-            self._metrics.certificate_expiry.labels(path.name).set(expiry_s)
+            self._metrics.certificate_expiry.labels(str(path)).set(expiry_s)
         with contextlib.suppress(StoreUnavailable, StoreBusy):
             now_ns = time.time_ns()
             self._show(await self._wiring.database.read(lambda each: read_condition(each, now_ns)))

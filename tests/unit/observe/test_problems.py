@@ -14,8 +14,7 @@ def test_every_problem_is_the_problem_of_a_fault() -> None:
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_fault_is_a_problem_until_it_ends(fault: Fault) -> None:
-    recording = record(fault)
-    before, during, after = recording.present.values()
+    before, during, after = record(fault)[1].values()
     assert (before, during, after) == (frozenset(), frozenset(fault.pages), frozenset())
 
 

@@ -52,7 +52,7 @@ async def get_status(call: Call, request: bytes) -> bytes:
 
 
 async def watch_status(call: Call, request: bytes) -> bytes:
-    """Answer ``WatchStatus``: the status, once its revision is above the one in the request."""
+    """Return the status, for ``WatchStatus``, once its revision is above the one in the request."""
     asked = decode(admin_pb2.WatchStatusRequest, request)
     await call.node.await_revision(asked.since_revision)
     return await get_status(call, b"")

@@ -350,7 +350,7 @@ FAULTS: Final = (
 def record(
     fault: Fault, names: Collection[str] = ()
 ) -> tuple[list[dict[str, float]], dict[int, frozenset[str]]]:
-    """Play a fault, step by step.
+    """Record a fault, step by step.
 
     Returns:
         The value of each series of these names at every step, and the problems of the node at some

@@ -41,6 +41,7 @@ async def get_status(call: Call, request: bytes) -> bytes:
         admin_pb2.NodeStatus,
         state,
         revision=await call.node.await_revision(-1),
+        unready=call.node.readiness.unready or "",
         version=identity.version,
         node_id=identity.node_id,
         store_id=identity.store_id,

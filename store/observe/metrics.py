@@ -314,7 +314,7 @@ class Metrics:
         name="clock_refused_publishers_ratio",
     )
     certificate_expiry: Gauge = _gauge(
-        "When the first certificate in a file ends, in Unix seconds.",
+        "When a certificate chain, or the last authority of a file, ends, in Unix seconds.",
         "file",
         name="certificate_expiry_timestamp_seconds",
     )

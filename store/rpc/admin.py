@@ -47,6 +47,7 @@ class AdminService:
             admin_pb2.NodeStatus,
             state,
             revision=await node.await_revision(-1),
+            unready=node.readiness.unready or "",
             version=identity.version,
             node_id=identity.node_id,
             store_id=identity.store_id,

@@ -52,7 +52,7 @@ CONNECT_RETRY_MOST_S: Final = 2.0
 """Pauses between attempts to reach the database at the start."""
 
 HostEvent = Callable[[str, Mapping[str, object]], None]
-"""Told, from any thread, what happens to an embedded server: `exited`, `restarted`, ..."""
+"""Called from any thread with an event of an embedded server: `exited`, `restarted`, ..."""
 
 
 def database_host(

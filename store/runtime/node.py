@@ -73,34 +73,22 @@ if TYPE_CHECKING:
 
 _LOG = get_logger("store.runtime.node")
 
+LOG_SUMMARY_INTERVAL_S: Final = 10.0
 HOSTS_INTERVAL_S: Final = 2.0
-"""How often every host of an external database's URL is asked whether it takes writes."""
+CONDITION_INTERVAL_S: Final = 30.0
+TOKEN_CHECK_INTERVAL_S: Final = 2.0
+CONNECTIONS_INTERVAL_S: Final = 1.0
+DISK_INTERVAL_S: Final = 1.0
+PROBLEMS_INTERVAL_S: Final = 5.0
+"""How often periodic work is done; the condition of the database is also read with the metrics."""
 
 ONLINE_END_TIMEOUT_S: Final = 2.0
 """How long a node that shuts down tries to record until when it was online: the write waits for a
 synchronous standby."""
 
-CONDITION_INTERVAL_S: Final = 30.0
-"""How often sizes, dead rows, partitions ahead, standbys and what is archived are looked at, where
-nobody asks for the metrics."""
-
-TOKEN_CHECK_INTERVAL_S: Final = 2.0
-"""How often the token file is looked at."""
-
-CONNECTIONS_INTERVAL_S: Final = 1.0
-"""How often connections of one host are counted."""
-
-DISK_INTERVAL_S: Final = 1.0
-"""How often the disk of an embedded database is measured."""
-
-PROBLEMS_INTERVAL_S: Final = 5.0
-"""How often the node looks for what is wrong with it."""
-
-LOG_SUMMARY_INTERVAL_S: Final = 10.0
-"""How often the count of suppressed log events is written."""
-
 DRAIN_NOTICE_S: Final = 0.2
-"""Time between telling those that watch the node's health and ending their calls."""
+"""Time between reporting the end to those that watch the node's health, and ending their calls."""
+
 _T = TypeVar("_T")
 
 

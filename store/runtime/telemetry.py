@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
-from pathlib import Path
 from typing import Final
 
 from cryptography import x509
@@ -37,20 +36,19 @@ FEWEST_DEAD_ROWS: Final = 100_000
 """Fewer dead rows in a table are no problem."""
 
 
-def certificate_files(config: NodeConfig) -> list[Path]:
-    """Return the files of certificates that the options name."""
-    files = (config.tls_cert, config.tls_ca, config.client_ca)
-    return [path for path in files if path is not None]
+def read_expiries_s(config: NodeConfig) -> dict[str, float]:
+    """Return by file when its certificates end, in Unix seconds.
 
-
-def read_expiry_s(path: Path) -> float:
-    """Return when the first certificate of a file ends, in Unix seconds; 0 if none can be read."""
-    try:
-        with path.open("rb") as file:
-            found = x509.load_pem_x509_certificates(file.read(MAX_PEM_BYTES))
-    except (OSError, ValueError):
-        return 0.0
-    return min(each.not_valid_after_utc.timestamp() for each in found)
+    A chain ends with the first of its certificates, a file of authorities with the last: old ones
+    stay in it while they are replaced. A file that cannot be read is left out.
+    """
+    expiries_s: dict[str, float] = {}
+    for path, end in ((config.tls_cert, min), (config.tls_ca, max), (config.client_ca, max)):
+        if path is not None:
+            with contextlib.suppress(OSError, ValueError), path.open("rb") as file:
+                found = x509.load_pem_x509_certificates(file.read(MAX_PEM_BYTES))
+                expiries_s[str(path)] = end(each.not_valid_after_utc.timestamp() for each in found)
+    return expiries_s
 
 
 class Telemetry:
@@ -68,7 +66,7 @@ class Telemetry:
         self._wiring = wiring
         self._policy = policy
         self._clocks = clocks
-        self._files = certificate_files(config)
+        self._config = config
         self._blocking_age_ns = config.retention if config.retention_requires_archive else None
         self._clock = asyncio.get_running_loop().time
         self._summarised_s = -SUMMARY_INTERVAL_S
@@ -127,9 +125,9 @@ class Telemetry:
 
         Without the database, its numbers stay as they were.
         """
-        for path in self._files:
-            expiry_s = await asyncio.to_thread(read_expiry_s, path)
-            self._metrics.certificate_expiry.labels(path.name).set(expiry_s)
+        expiries_s = await asyncio.to_thread(read_expiries_s, self._config)
+        for name, expiry_s in expiries_s.items():
+            self._metrics.certificate_expiry.labels(name).set(expiry_s)
         with contextlib.suppress(StoreUnavailable, StoreBusy):
             now_ns = time.time_ns()
             self._show(await self._wiring.database.read(lambda each: read_condition(each, now_ns)))

@@ -48,7 +48,7 @@ async def status(session: Session, *, timeout: int, check: bool) -> int:  # noqa
 
 def _problems(answer: NodeStatus) -> Iterator[str]:
     if not answer.ready and not answer.problems:
-        yield "WARNING the node is not ready"
+        yield f"WARNING the node is not ready: {safe(answer.unready)}"
     for each in answer.problems:
         urgency = "CRITICAL" if each.critical else "WARNING"
         yield (

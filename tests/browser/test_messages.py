@@ -190,11 +190,3 @@ def test_the_page_goes_on_after_a_restart(page: Page, node: NodeProcess) -> None
     began = time.time_ns()
     publish(node, message(TOPIC, b"after %d" % began))
     until(page, lambda: f"after {began}" in rows(page)[0], "the browser has gone on by itself")
-
-
-def test_without_the_option_there_is_no_page(tmp_path: Path, new_store: Callable[[], str]) -> None:
-    with running_node(
-        tmp_path / "node", "--http-listen", "127.0.0.1:0", database_url=new_store()
-    ) as plain:
-        for path in ("/", "/page.js"):
-            assert httpx.get(f"http://{plain.http}{path}").status_code == 404

@@ -67,15 +67,15 @@ def test_alerts_fire_when_the_node_reports_the_problem(tmp_path: Path) -> None:
 
 def _played(fault: Fault, names: set[str]) -> dict[str, Any]:
     """Return a test of promtool: the series of a fault, and the alerts that must fire."""
-    recording = record(fault, names)
+    recorded, present = record(fault, names)
     node = 'job="storenode",instance="a"'
     series = {
         f"{each[:-1]},{node}}}".replace("{,", "{"): " ".join(
-            str(taken.get(each, "_")) for taken in recording.samples
+            str(taken.get(each, "_")) for taken in recorded
         )
-        for each in {each for taken in recording.samples for each in taken}
+        for each in {each for taken in recorded for each in taken}
     }
-    series[f"up{{{node}}}"] = " ".join("1" for _ in recording.samples)
+    series[f"up{{{node}}}"] = " ".join("1" for _ in recorded)
     return {
         "name": fault.name,
         "interval": f"{fault.step_min}m",
@@ -91,7 +91,7 @@ def _played(fault: Fault, names: set[str]) -> dict[str, Any]:
                     for page in sorted(pages)
                 ],
             }
-            for minute, pages in recording.present.items()
+            for minute, pages in present.items()
         ],
     }
 

@@ -347,21 +347,15 @@ FAULTS: Final = (
 )
 
 
-@dataclass(frozen=True)
-class Recording:
-    """A fault as a node has seen it.
+def record(
+    fault: Fault, names: Collection[str] = ()
+) -> tuple[list[dict[str, float]], dict[int, frozenset[str]]]:
+    """Record a fault, step by step.
 
-    Attributes:
-        samples: The value of each recorded series at every step.
-        present: The problems of the node at some minutes: before the fault, at its end, after it.
+    Returns:
+        The value of each series of these names at every step, and the problems of the node at some
+        minutes: before the fault, at its end, after it.
     """
-
-    samples: list[dict[str, float]]
-    present: dict[int, frozenset[str]]
-
-
-def record(fault: Fault, names: Collection[str] = ()) -> Recording:
-    """Play a fault, step by step; ``names`` are of the series to record."""
     now_s = [START_S]
     metrics = healthy()
     problems = Problems(metrics, lambda: now_s[0])
@@ -386,7 +380,7 @@ def record(fault: Fault, names: Collection[str] = ()) -> Recording:
         if minute in (step * (WELL_MIN - 1), over_min - step, end_min):
             present[minute] = frozenset(each.page for each in found)
         recorded.append(_samples(metrics, names))
-    return Recording(recorded, present)
+    return recorded, present
 
 
 def _samples(metrics: Metrics, names: Collection[str]) -> dict[str, float]:

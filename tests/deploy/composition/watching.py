@@ -20,8 +20,8 @@ RULES: Final = DEPLOY / "prometheus/rules/storenode.yml"
 EVERY: Final = "1s"
 """How often it scrapes and evaluates, in place of every 15 s."""
 
-_FOR: Final = re.compile(r"(\d+)([mhd])")
-_MINUTES: Final = {"m": 1, "h": 60, "d": 24 * 60}
+_FOR: Final = re.compile(r"(\d+)([smhd])")
+_SECONDS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 _TIMEOUT_S: Final = 30
 
 
@@ -91,5 +91,5 @@ def _hurried() -> dict[str, Any]:
             if "for" in rule:
                 found = _FOR.fullmatch(rule["for"])
                 assert found is not None, rule
-                rule["for"] = f"{int(found[1]) * _MINUTES[found[2]]}s"
+                rule["for"] = f"{max(1, int(found[1]) * _SECONDS[found[2]] // 60)}s"
     return content

@@ -19,8 +19,7 @@ from storenode.client.node import NodeClient, connect
 from storenode.client.types import PublishResult, WakuMessageAndTopic
 from tests.integration.run.helpers import get, run_to_end
 from tests.support.collector import Collector, Exported, collecting
-from tests.support.command import Command
-from tests.support.fleet import CONTENT, exchanging, made
+from tests.support.fleet import exchanging, made
 from tests.support.node import NodeProcess, running_node
 from tests.support.polling import eventually
 from tests.support.postgres import PostgresServer
@@ -205,26 +204,6 @@ async def test_batches_of_a_stream_are_parts_of_its_call(
     assert {
         link[1] for span in spans if span.name == "storenode.commit" for link in span.links
     } == (parts)
-
-
-async def test_only_what_is_sampled_is_sent(
-    tmp_path: Path, collector: Collector, database_url: str, tracer: trace.Tracer
-) -> None:
-    environment = {
-        "OTEL_EXPORTER_OTLP_ENDPOINT": collector.endpoint,
-        "OTEL_TRACES_SAMPLER": "parentbased_traceidratio",
-        "OTEL_TRACES_SAMPLER_ARG": "0",
-        **FAST,
-    }
-    arguments = ("--tracing", "on")
-    with running_node(tmp_path / "a", *arguments, database_url=database_url, **environment) as node:
-        # A process of its own, which has no tracer.
-        Command.of(node).ok("publish", "--content-topic", CONTENT, "--lines", stdin=b"one\ntwo\n")
-        async with connect(node.listen) as client:
-            with tracer.start_as_current_span("the application's own") as own:
-                await client.publish(made(1, time.time_ns(), span_s=1, seed=2))
-        spans = collector.wait(lambda found: any(span.name == PUBLISH for span in found))
-    assert {span.trace for span in spans} == {f"{own.get_span_context().trace_id:032x}"}
 
 
 async def publish_many(node: NodeProcess, messages: Sequence[WakuMessageAndTopic]) -> None:

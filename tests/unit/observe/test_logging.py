@@ -8,14 +8,17 @@ import logging
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import structlog
+from hypothesis import given
+from hypothesis import strategies as st
 
 from store.observe import logging as observed
-from store.observe.logging import LOG_BURST_EVENTS, MAX_LOG_TEXT_CHARS, FloodGate
+from store.observe.logging import LOG_BURST_EVENTS, MAX_LOG_TEXT_CHARS, OTHER_KINDS, FloodGate
 
 
 @pytest.fixture
@@ -149,3 +152,23 @@ def test_the_default_is_standard_error() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
     assert done.stdout == b""
     assert json.loads(done.stderr)["event"] == "hello"
+
+
+def test_kinds_beyond_the_bound_share_a_count() -> None:
+    gate = FloodGate(burst=1, interval_s=10, max_kinds=2)
+    admitted = [gate.admit(kind, 0) for kind in ("a", "b", "c", "d", "e")]
+    assert admitted == [0, 0, 0, None, None]
+    assert gate.drain(10) == [(OTHER_KINDS, 2)]
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 5)), max_size=200))
+def test_every_event_is_either_passed_or_counted(events: list[tuple[str, int]]) -> None:
+    gate = FloodGate(burst=3, interval_s=4, max_kinds=2)
+    now_s, passed, counted = 0.0, 0, Counter[str]()
+    for kind, pause_s in events:
+        now_s += pause_s
+        missed = gate.admit(kind, now_s)
+        passed += missed is not None
+        counted["with the next"] += missed or 0
+    counted["drained"] = sum(count for _, count in gate.drain(now_s + 4))
+    assert passed + counted.total() == len(events)

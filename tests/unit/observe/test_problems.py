@@ -9,13 +9,14 @@ from tests.support.faults import FAULTS, START_S, Fault, healthy, record
 
 
 def test_every_problem_is_the_problem_of_a_fault() -> None:
-    assert {page for fault in FAULTS for page in fault.pages} == {rule.page for rule in RULES}
+    pages = {rule.page for rule in RULES}
+    assert {page for fault in FAULTS for page in fault.pages} == pages
+    assert len({(rule.page, rule.for_s, rule.critical) for rule in RULES}) == len(pages)
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_fault_is_a_problem_until_it_ends(fault: Fault) -> None:
-    recording = record(fault)
-    before, during, after = recording.present.values()
+    before, during, after = record(fault)[1].values()
     assert (before, during, after) == (frozenset(), frozenset(fault.pages), frozenset())
 
 

@@ -6,9 +6,11 @@ import asyncio
 import hashlib
 import os
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+import trustme
 
 from store.config.node import NodeConfig
 from store.domain.access import Denied, Right
@@ -18,6 +20,7 @@ from store.runtime import tasks
 from store.runtime.node_files import WrongConfigurationError
 from store.runtime.services import PolicySource, maintenance_events
 from store.runtime.tasks import BackgroundTasks
+from store.runtime.telemetry import read_expiries_s
 from store.runtime.tokens import MAX_LOOKS, TokenFile
 from tests.unit.config.cases import CommandLine
 
@@ -188,6 +191,29 @@ def admitted(tokens: TokenFile, token: str) -> bool:
     except Denied:
         return False
     return True
+
+
+def test_a_chain_ends_with_its_first_certificate_and_authorities_with_their_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    day = timedelta(days=1)
+    now = datetime.now(UTC).replace(microsecond=0)
+    both = [
+        trustme.CA().issue_cert("a.example", not_after=now + days * day).cert_chain_pems[0].bytes()
+        for days in (3, 9)
+    ]
+    names = [str(tmp_path / name) for name in ("chain.pem", "authorities.pem", "broken.pem")]
+    for name, content in zip(names, (b"".join(both), b"".join(both), b"x"), strict=True):
+        Path(name).write_bytes(content)
+    chain, authorities, broken = names
+    config = CommandLine(monkeypatch).run(
+        *(f"--tls-cert={chain}", f"--tls-key={chain}", f"--tls-ca={authorities}"),
+        *(f"--client-ca={broken}", "--peer-listen=127.0.0.1:1"),
+    )
+    assert read_expiries_s(config) == {
+        chain: (now + 3 * day).timestamp(),
+        authorities: (now + 9 * day).timestamp(),
+    }
 
 
 async def test_a_task_that_fails_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""What a node says of its peers after sessions that ended in different ways."""
+"""The states of peers after sessions that ended in different ways."""
 
 from dataclasses import replace
 
@@ -49,7 +49,7 @@ def test_a_lost_tie_ends_failures_and_is_no_report() -> None:
     assert not state.in_session
 
 
-def test_what_is_left_different_is_told_by_the_window() -> None:
+def test_differences_left_are_counted_by_the_window() -> None:
     metrics = Metrics("1.0")
     book = PeerStates((PEER,), metrics, lambda: 1)
     label = {"peer": str(PEER)}

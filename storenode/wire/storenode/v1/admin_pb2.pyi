@@ -79,6 +79,7 @@ class NodeStatus(_message.Message):
     PROBLEMS_FIELD_NUMBER: _builtins.int
     CONFLICTS_FIELD_NUMBER: _builtins.int
     REVISION_FIELD_NUMBER: _builtins.int
+    UNREADY_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     """The version of the software."""
     node_id: _builtins.str
@@ -105,6 +106,8 @@ class NodeStatus(_message.Message):
     """The revision of the node's health. It grows when readiness or the problems change, and begins again
     with the node.
     """
+    unready: _builtins.str
+    """Why the node is not ready, in a sentence without its period. Empty: it is."""
     @_builtins.property
     def peers(self) -> _containers.RepeatedCompositeFieldContainer[Global___PeerStatus]:
         """The configured peers."""
@@ -139,10 +142,11 @@ class NodeStatus(_message.Message):
         problems: _abc.Iterable[Global___Problem] | None = ...,
         conflicts: _builtins.int = ...,
         revision: _builtins.int = ...,
+        unready: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["gossip", b"gossip", "resume", b"resume"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["conflicts", b"conflicts", "gossip", b"gossip", "index_entries", b"index_entries", "index_start", b"index_start", "messages", b"messages", "newest_timestamp", b"newest_timestamp", "node_id", b"node_id", "oldest_timestamp", b"oldest_timestamp", "peers", b"peers", "problems", b"problems", "ready", b"ready", "resume", b"resume", "revision", b"revision", "store_id", b"store_id", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["conflicts", b"conflicts", "gossip", b"gossip", "index_entries", b"index_entries", "index_start", b"index_start", "messages", b"messages", "newest_timestamp", b"newest_timestamp", "node_id", b"node_id", "oldest_timestamp", b"oldest_timestamp", "peers", b"peers", "problems", b"problems", "ready", b"ready", "resume", b"resume", "revision", b"revision", "store_id", b"store_id", "unready", b"unready", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

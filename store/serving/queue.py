@@ -73,7 +73,7 @@ class FairQueue:
         Raises:
             CallError: there is no room, or calls wait already.
         """
-        if self.waiting or not self.fits(size):
+        if self.waiting or self.limit > self.free < size:
             raise self.full()
         self.free -= size
         try:

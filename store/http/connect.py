@@ -142,15 +142,14 @@ class ConnectMethod:
         if exchange.complete:
             return
         types = _STREAM if self._unary is None else _UNARY
-        if exchange.content_type in types and exchange.content_type != _UNFRAMED:
+        is_known = exchange.content_type in types and failure.status != 405
+        if is_known and exchange.content_type != _UNFRAMED:
             await _send_end(exchange, failure)
         elif exchange.started:
             exchange.abort()
         else:
             # Also where it is not known which protocol it would be: Connect's error is plain JSON.
-            status = failure.status
-            if exchange.content_type == _UNFRAMED and status != 405:
-                _, status = _STATUSES[failure.name]
+            status = _STATUSES[failure.name][1] if is_known else failure.status
             await exchange.respond(_error(failure), status=status, headers=failure.headers)
 
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextlib import ExitStack, aclosing, suppress
+from contextlib import ExitStack, aclosing, nullcontext, suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any, Final, Literal, Protocol, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import grpc
 
@@ -39,6 +39,7 @@ from store.rpc.request_memory import NoRequestError
 from store.serving.call import Call, Method, StreamMethod, UnaryMethod, open_call
 from store.serving.connections import Remote, remote
 from store.serving.failure import CallerGoneError, CallError, Code, expected, malformed, unexpected
+from store.serving.limits import COUNTED_REQUEST_BYTES
 from store.sync.errors import (
     FrameTooLarge,
     GaveWay,
@@ -93,15 +94,18 @@ ListenerKind = Literal["client", "peer", "admin"]
 Context: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"
 BidiMethod = Callable[["RpcCall", Call], Awaitable[None]]
 
+Refuse = Callable[[bytes, CallError], bytes]
+"""Makes a response to a request that may be sent again later."""
+
 _Answer = Callable[["RpcCall", Call], Awaitable[bytes | None]]
 _Handler = Callable[[object, Context], Any]
 _NS_PER_S: Final = 1e9
 _COUNTED_FROM_0: Final = ("OK", "UNAVAILABLE", "INTERNAL")
 
 
-@dataclass(slots=True, eq=False)
-class RpcCall:
-    """A call over gRPC, before and after it is admitted.
+@dataclass(slots=True, eq=False, kw_only=True)
+class RpcCall(CallMetadata):
+    """A call over gRPC and its metadata, before and after it is admitted.
 
     ``reading``: its one request is read, or was. ``received``: it has come, at ``received_ns`` of
     the monotonic clock.
@@ -110,7 +114,6 @@ class RpcCall:
     node: RpcContext
     method: Method
     context: Context
-    metadata: CallMetadata
     is_peer: bool = False
     admitted: Call | None = None
     reading: bool = False
@@ -175,7 +178,7 @@ class RpcCall:
         self.context.set_code(grpc.StatusCode[failure.code])
         self.context.set_details(failure.sentence)
         later = ((RETRY_PUSHBACK, RETRY_AFTER_MS),) if failure.retry else ()
-        self.context.set_trailing_metadata(((REQUEST_ID, self.metadata.request_id), *later))
+        self.context.set_trailing_metadata(((REQUEST_ID, self.request_id), *later))
 
     async def refusable_request(self) -> bytes | None:
         """Return the request of a call that is refused; None where it has not come in full.
@@ -190,13 +193,6 @@ class RpcCall:
         return await self.node.requests.read(self.context, wait=False)
 
 
-class RefusalEncoder(Protocol):
-    """A maker of a response to a request that may be sent again later."""
-
-    def __call__(self, request: bytes, sentence: str, *, busy: bool) -> bytes:
-        """Make it; ``busy``: a rate or budget is used up; else the node is not ready."""
-
-
 class CallWrapper:
     """The wrapper of the handlers of one listener."""
 
@@ -209,7 +205,7 @@ class CallWrapper:
         self._log = get_logger("store.rpc").bind()
 
     def unary(
-        self, method: Method, handle: UnaryMethod, refuse: RefusalEncoder | None = None
+        self, method: Method, handle: UnaryMethod, refuse: Refuse | None = None
     ) -> grpc.RpcMethodHandler[bytes, bytes]:
         """Wrap a unary method; ``refuse`` makes a response of what may be retried later.
 
@@ -219,7 +215,8 @@ class CallWrapper:
 
         async def answer(rpc: RpcCall, call: Call) -> bytes:
             request = rpc.received = await rpc.read_request(call)
-            with call.reserve(len(request)):
+            size = len(request)
+            with call.reserve(size) if size > COUNTED_REQUEST_BYTES else nullcontext():
                 response = await handle(call, request)
             await call.sender.answered(len(response), refusable=method.timed)
             return response
@@ -249,9 +246,7 @@ class CallWrapper:
         """Wrap a method that reads and writes as it likes."""
         return grpc.stream_stream_rpc_method_handler(self._wrap(method, handle))
 
-    def _wrap(
-        self, method: Method, answer: _Answer, refuse: RefusalEncoder | None = None
-    ) -> _Handler:
+    def _wrap(self, method: Method, answer: _Answer, refuse: Refuse | None = None) -> _Handler:
         """Return gRPC's handler; counts that alerts use begin at 0: of 1 no growth is known."""
         for code in _COUNTED_FROM_0:
             self._node.metrics.calls.labels(method.name, code)
@@ -261,18 +256,19 @@ class CallWrapper:
         self,
         method: Method,
         answer: _Answer,
-        refuse: RefusalEncoder | None,
+        refuse: Refuse | None,
         _requests: object,
         context: Context,
     ) -> bytes | None:
         node, began_ns, code = self._node, self._node.monotonic_ns(), "OK"
-        rpc = RpcCall(node, method, context, read_metadata(context))
-        request_context(request_id=rpc.metadata.request_id)
+        rpc = RpcCall(node=node, method=method, context=context)
+        read_metadata(context, rpc)
+        request_context(request_id=rpc.request_id)
         try:
             call = await self._admit(rpc)
             with ExitStack() as around:
                 if node.tracing is not None and method.traced:
-                    span = node.tracing.serving(self._service, method.name, rpc.metadata.trace)
+                    span = node.tracing.serving(self._service, method.name, rpc.trace)
                     around.enter_context(span)
                 elif method.endless:
                     around.enter_context(node.drain.endless())
@@ -286,13 +282,12 @@ class CallWrapper:
             rpc.fail(error)
             return None
         except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets a status
-            failure, is_expected = translate(error, rpc.metadata.request_id)
+            failure, is_expected = translate(error, rpc.request_id)
             try:
                 if refuse is not None and failure.retry:
-                    busy = failure.code is Code.RESOURCE_EXHAUSTED
                     with suppress(CallError):
                         if (request := await rpc.refusable_request()) is not None:
-                            return refuse(request, failure.sentence, busy=busy)
+                            return refuse(request, failure)
                 code = failure.code
                 self._report(rpc, failure, None if is_expected else error)
                 rpc.fail(failure)
@@ -306,17 +301,17 @@ class CallWrapper:
                 began_ns = began_ns if rpc.received_ns is None else rpc.received_ns
                 rpc.admitted.account.end(method.kind)
                 if rpc.is_peer:
-                    node.callers[rpc.metadata.fields[NODE_ID]] = node.now_ns() / _NS_PER_S
+                    node.callers[rpc.fields[NODE_ID]] = node.now_ns() / _NS_PER_S
             self._measure(method, code, began_ns)
 
     async def _admit(self, rpc: RpcCall) -> Call:
         """Identify the caller, and admit the call by all quotas."""
-        node, method, metadata, context = self._node, rpc.method, rpc.metadata, rpc.context
-        rules, fields, connection = node.peers, metadata.fields, context.peer()
+        node, method, context = self._node, rpc.method, rpc.context
+        rules, fields, connection = node.peers, rpc.fields, context.peer()
         access, origin = node.tokens.access, remote(connection)
-        if rules is not None and method.right is not None and not metadata.repeated:
+        if rules is not None and method.right is not None and not rpc.repeated:
             rpc.is_peer = self._listener == "peer" or (
-                method.peers and is_accepted_peer(metadata, rules, origin)
+                method.peers and is_accepted_peer(rpc, rules, origin)
             )
         if rules is not None and rpc.is_peer:
             client = identify_peer(fields, context, rules, node.peer_limits)
@@ -328,13 +323,17 @@ class CallWrapper:
             # Once more: a caller may learn of the end of a call without responses first.
             context.set_trailing_metadata(own)
         else:
-            identify = partial(self._identify, method, metadata, origin)
+            # Without the call itself, which has its request: each would keep the other.
+            identify = partial(self._identify, method, fields, rpc.repeated, origin)
             client = identify()
         call = rpc.admitted = open_call(node, method, client, connection, access, identify=identify)
-        context.add_done_callback(lambda _: call.sender.close())  # type: ignore[arg-type]
+        sender = call.sender
+        context.add_done_callback(lambda _: sender.close())  # type: ignore[arg-type]
         return call
 
-    def _identify(self, method: Method, metadata: CallMetadata, origin: Remote) -> Client:
+    def _identify(
+        self, method: Method, fields: dict[str, str], repeated: str, origin: Remote
+    ) -> Client:
         """Return the client that calls: the bearer of the token, where one is needed.
 
         Raises:
@@ -343,13 +342,13 @@ class CallWrapper:
         """
         if method.right is None:
             return Client(origin.name, frozenset())
-        if metadata.repeated:
-            raise malformed(f"the metadata `{metadata.repeated}` is given twice: send it once")
+        if repeated:
+            raise malformed(f"the metadata `{repeated}` is given twice: send it once")
         if method.peers_only:
-            raise refuse_client(metadata.fields, self._node.peers)
+            raise refuse_client(fields, self._node.peers)
         open_admin = self._node.open_admin and self._listener == "admin"
         return self._node.tokens.access.authorize(
-            metadata.fields.get(AUTHORIZATION), method.right, origin.name, open_admin=open_admin
+            fields.get(AUTHORIZATION), method.right, origin.name, open_admin=open_admin
         )
 
     def _report(self, rpc: RpcCall, failure: CallError, error: Exception | None) -> None:

@@ -64,9 +64,8 @@ class CallMetadata:
     trace: dict[str, str] = field(default_factory=dict)
 
 
-def read_metadata(context: grpc.aio.ServicerContext[bytes, bytes]) -> CallMetadata:
+def read_metadata(context: grpc.aio.ServicerContext[bytes, bytes], found: CallMetadata) -> None:
     """Read the metadata of a call."""
-    found = CallMetadata()
     # A tuple of pairs, whatever the type stubs say.
     for name, value in cast("Iterable[tuple[str, str]]", context.invocation_metadata() or ()):
         if name in _WANTED:
@@ -80,7 +79,6 @@ def read_metadata(context: grpc.aio.ServicerContext[bytes, bytes]) -> CallMetada
             found.request_id = str(value)
     if not found.request_id:
         found.request_id = next(REQUEST_IDS)
-    return found
 
 
 def is_accepted_peer(metadata: CallMetadata, rules: PeerRules, origin: Remote) -> bool:

@@ -62,6 +62,6 @@ class PeerService:
 
 def calling_peer(rpc: RpcCall) -> Caller:
     """Return the peer whose call has been admitted."""
-    fields, rules = rpc.metadata.fields, rpc.node.peers
+    fields, rules = rpc.fields, rpc.node.peers
     trusted = rules is not None and rules.trusted
     return Caller(fields[NODE_ID], fields[STORE_ID], remote(rpc.context.peer()).name, trusted)

@@ -207,11 +207,18 @@ class AnswerSender:
             CallError: it is ``refusable``, and there is no room for it.
         """
         more_bytes = COPIES * size_bytes - self.taken_bytes
+        budget = self._budget
         if refusable and more_bytes > COPIES * SMALL_ANSWER_BYTES:
-            await self._budget.grow(self, more_bytes)
+            if budget.growing >= MAX_GROWING:
+                raise budget.full()
+            budget.growing += 1
+            try:
+                await self.take(more_bytes)
+            finally:
+                budget.growing -= 1
         else:
             self.add(more_bytes)
-        self.sending_s = self._budget.now_s()
+        self.sending_s = budget.now_s()
 
     @contextmanager
     def ending(self) -> Iterator[None]:
@@ -279,7 +286,7 @@ class UnsentBudget(FairQueue):
         self.ended: set[AnswerSender] = set()
         self.connections: dict[str, Counter[str]] = {}
         self.is_draining = False
-        self._growing = 0
+        self.growing = 0
         self._timer: asyncio.TimerHandle | None = None
 
     async def wait(self, sender: AnswerSender, size_bytes: int) -> None:
@@ -291,20 +298,6 @@ class UnsentBudget(FairQueue):
         self._start_timer()
         factor = len(self.connections[sender.caller])
         await self.acquire(sender.connection, size_bytes, factor)
-
-    async def grow(self, sender: AnswerSender, size_bytes: int) -> None:
-        """Take for an answer that exists already and is larger than was estimated.
-
-        Raises:
-            CallError: there is no room, and others wait with theirs.
-        """
-        if self._growing >= MAX_GROWING:
-            raise self.full()
-        self._growing += 1
-        try:
-            await sender.take(size_bytes)
-        finally:
-            self._growing -= 1
 
     def _start_timer(self) -> None:
         if self._timer is None:
@@ -322,7 +315,7 @@ class UnsentBudget(FairQueue):
         self.refuse([each for each in self.waiting if now_s - each.since_s > MAX_WAIT_S])
         self.serve()
         if self.waiting and now_s - min(each.since_s for each in self.waiting) >= CONTENDED_S:
-            self._hang_up(self._lingering(now_s) | self._end_stalled(now_s))
+            hang_up(self._lingering(now_s) | self._end_stalled(now_s))
 
     async def drain(self) -> None:
         """End stalled readers until cancelled: the node shuts down, and waits for its calls."""
@@ -337,7 +330,7 @@ class UnsentBudget(FairQueue):
         for sender in list(self.senders):
             if sender.stalled_for(now_s) >= DRAIN_STALL_S and not sender.end(now_s):
                 closing.add(sender.connection)
-        self._hang_up(closing)
+        hang_up(closing)
 
     def _lingering(self, now_s: float) -> set[str]:
         """Return the connections of calls that were ended and for which gRPC holds something."""
@@ -346,10 +339,6 @@ class UnsentBudget(FairQueue):
             for each in self.ended
             if each.ended_s is not None and now_s - each.ended_s > LINGER_S
         }
-
-    def _hang_up(self, connections: set[str]) -> None:
-        if connections:
-            hang_up(connections)
 
     def _end_stalled(self, now_s: float) -> set[str]:
         """End as many as make room for all that wait; return the connections to be closed."""

@@ -73,7 +73,7 @@ class FairQueue:
         Raises:
             CallError: there is no room, or calls wait already.
         """
-        if self.waiting or not self.fits(size):
+        if self.waiting or (size > self.free and self.free < self.limit):
             raise self.full()
         self.free -= size
         try:

@@ -31,7 +31,7 @@ from store.messages.frames import digests, follow_page, query_response, scan_pag
 from store.serving.answer_budget import COPIES
 from store.serving.answer_coverage import open_full_report, open_report, open_scan_report, page_span
 from store.serving.call import Call, Method
-from store.serving.failure import CallError
+from store.serving.failure import CallError, Code
 from store.serving.limits import (
     MAX_QUERY_REQUEST_ID_BYTES,
     MAX_SCAN_PAGE_MESSAGES,
@@ -218,14 +218,16 @@ class ReadService:
             yield store_pb2.CausalHistoryPage(coverage=coverage).SerializeToString()
 
 
-def refuse_query(request: bytes, sentence: str, *, busy: bool) -> bytes:
+def refuse_query(request: bytes, failure: CallError) -> bytes:
     """Return the response for what may be retried later: 429, or 503 when not ready."""
     request_id = ""
     # The node turns the call away whether or not it could have read it.
     with suppress(CallError):
         query, _ = decode_head(waku_store_pb2.StoreQueryRequest, request, 0)
         request_id = _cut(query.request_id)
-    return query_response(request_id, TOO_MANY_REQUESTS if busy else UNAVAILABLE, sentence)
+    is_busy = failure.code is Code.RESOURCE_EXHAUSTED
+    status = TOO_MANY_REQUESTS if is_busy else UNAVAILABLE
+    return query_response(request_id, status, failure.sentence)
 
 
 def query_input(request: waku_store_pb2.StoreQueryRequest) -> QueryInput:

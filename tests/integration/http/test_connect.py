@@ -217,7 +217,7 @@ def test_what_is_no_protobuf_is_refused_before_it_is_read(api: Api, content_type
     assert answer.status_code == 415
     assert answer.json()["code"] == "invalid_argument"
     assert "useBinaryFormat" in answer.json()["message"]
-    got = api.client.get(f"{STORE}/Query")
+    got = api.client.get(f"{STORE}/Scan", headers=CONNECT)
     assert (got.status_code, got.headers["allow"]) == (405, "POST")
     assert api.client.post(f"{STORE}/PublishStream", headers=CONNECT).status_code == 404
 

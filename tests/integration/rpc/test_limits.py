@@ -171,16 +171,6 @@ async def test_pages_of_queries_fit_into_a_response(
         )
 
 
-async def test_pages_of_scans_fit_into_a_response(
-    client: NodeClient, limited_node: LimitedNode
-) -> None:
-    pages = [page async for page in client.scan(filter=content_filter(None, [TOPIC]))]
-    assert_cut(pages, CHAIN // MESSAGES_OF_A_PAGE)
-    assert [each.message_hash for page in pages for each in page.messages][
-        :CHAIN
-    ] == limited_node.hashes
-
-
 async def test_pages_of_followers_fit_into_a_response(
     client: NodeClient, limited_node: LimitedNode
 ) -> None:
@@ -203,22 +193,6 @@ async def test_pages_of_followers_fit_into_a_response(
                 break
     assert_cut(pages, 2 * CHAIN // MESSAGES_OF_A_PAGE)
     assert followed == stored
-
-
-async def test_pages_of_sds_reads_fit_into_a_response(
-    client: NodeClient, limited_node: LimitedNode
-) -> None:
-    names = [(f"m{n}", None) for n in range(CHAIN)]
-    found = [page async for page in client.get_sds(CHANNEL, names)]
-    assert_cut(found, CHAIN // MESSAGES_OF_A_PAGE)
-    assert [
-        each.stored.message_hash for page in found for each in page.messages
-    ] == limited_node.hashes
-    walked = [page async for page in client.causal_history(CHANNEL, [("m9", None)])]
-    assert_cut(walked, 10 // MESSAGES_OF_A_PAGE)
-    assert [each.stored.message_hash for page in walked for each in page.messages] == (
-        limited_node.hashes[:10]
-    )
 
 
 async def test_missing_entries_fit_into_a_response(client: NodeClient) -> None:

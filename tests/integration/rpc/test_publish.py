@@ -6,7 +6,7 @@ import pytest
 
 from storenode.message.hashing import message_hash
 from storenode.message.rules import Policy
-from storenode.wire.storenode.v1.store_pb2 import FollowRequest, PublishRequest, PublishResponse
+from storenode.wire.storenode.v1.store_pb2 import PublishRequest, PublishResponse
 from storenode.wire.storenode.v1.store_pb2 import PublishResult as Result
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
@@ -33,32 +33,6 @@ async def test_results_are_in_request_order_and_stored_means_held(node: Node) ->
     assert await held(node, *wanted) == wanted[::-1]
 
 
-async def test_a_bad_message_is_rejected_and_the_others_are_stored(node: Node) -> None:
-    good = item(b"good", timestamp=NOW_NS)
-    response = await node.publish(
-        good,
-        WakuMessageAndTopic(),
-        item(pubsub=""),
-        item(content="/a\0"),
-        item(timestamp=2**62),
-        item(b"x" * (150 * 1024)),
-        good,
-        item(b"also good"),
-    )
-    refused = [Result.REJECTED] * 5
-    assert outcomes(response) == [Result.STORED, *refused, Result.DUPLICATE, Result.STORED]
-    reasons = [result.reason for result in response.results]
-    for index, named in enumerate(["message", "pubsub topic", "NUL", "24", "153600"], 1):
-        assert named in reasons[index] or "86400" in reasons[index]
-    assert [bool(result.message_hash) for result in response.results[1:3]] == [False, True]
-    assert response.results[6].message_hash == response.results[0].message_hash
-    assert node.count("storenode_messages_stored_total", source="client") == 2
-    assert node.count("storenode_messages_duplicate_total", source="client") == 1
-    assert node.count(
-        "storenode_messages_rejected_total", source="client", reason="too_large"
-    ) == pytest.approx(1)
-
-
 async def test_the_policy_is_asked_for_every_request(node: Node) -> None:
     old = item(timestamp=NOW_NS)
     node.rules.policy = Policy(max_drift_ns=20 * 10**9)
@@ -83,22 +57,6 @@ async def test_without_gossip_confirmations_are_answered_at_once(node: Node) -> 
     assert "0 of 3 stores confirmed" in response.results[0].reason
     hashes = [result.message_hash for result in response.results[:2]]
     assert sorted(await held(node, *hashes)) == sorted(hashes)
-
-
-async def test_an_ephemeral_message_reaches_live_followers_and_is_not_stored(node: Node) -> None:
-    following = node.store.Follow(FollowRequest(include_data=True))
-    assert (await within(following.read())).live
-    response = await node.publish(item(b"now", ephemeral=True))
-    assert outcomes(response) == [Result.EPHEMERAL]
-    page = await within(following.read())
-    assert [entry.message.payload for entry in page.messages] == [b"now"]
-    assert page.messages[0].pubsub_topic == PUBSUB
-    assert await held(node, response.results[0].message_hash) == []
-    following.cancel()
-
-
-async def test_an_empty_request_has_an_empty_answer(node: Node) -> None:
-    assert await node.unary(STORE + "Publish", b"") == b""
 
 
 @pytest.mark.parametrize("count", [5_001, 1_000_000])

@@ -87,26 +87,6 @@ async def test_a_cursor_of_another_database_is_out_of_range(node: Node) -> None:
     assert sentence
 
 
-async def test_a_follower_gets_the_backlog_then_what_comes(node: Node) -> None:
-    hashes = await fill(node, 50)
-    call = node.store.Follow(FollowRequest(from_beginning=True, include_data=True))
-    seen: list[bytes] = []
-    while len(seen) < 50:
-        seen += hashes_of(await within(call.read()))
-    assert sorted(seen) == sorted(hashes)
-    (later,) = (await node.publish(item(b"later"))).results
-    page = await within(call.read())
-    while not page.messages:
-        page = await within(call.read())
-    assert hashes_of(page) == [later.message_hash]
-    assert page.live
-    assert node.count("storenode_followers") == 1
-    call.cancel()
-    resumed = node.store.Follow(FollowRequest(cursor=page.cursor))
-    assert hashes_of(await within(resumed.read())) == []
-    resumed.cancel()
-
-
 async def test_a_follower_from_now_on_begins_with_an_empty_live_page(node: Node) -> None:
     await fill(node, 5)
     call = node.store.Follow(FollowRequest())

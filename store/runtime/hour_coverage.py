@@ -1,4 +1,4 @@
-"""What other stores are known to hold, hour by hour, for the heat map of the status page."""
+"""The coverage of other stores by hour, for the heat map of the status page."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Fields = dict[str, Any]
 
 
 async def read_hour_coverage(reads: CoverageReads, now_ns: int) -> Fields:
-    """By store, runs of hours of which the same is known; raises as `CoverageReads.steps`.
+    """Return runs of hours with the same coverage, by store; raise as `CoverageReads.steps`.
 
     A run is its first hour, their number, the state, as of when, up to when it is equal, how many
     messages were missing here and there, how many of each hour were held here then, where that is

@@ -31,16 +31,16 @@ class EventLog(Protocol):
     """A structured log: an event's name and its fields."""
 
     def debug(self, event: str, **fields: object) -> object:
-        """EventLog a detail for debugging."""
+        """Log a detail for debugging."""
 
     def info(self, event: str, **fields: object) -> object:
-        """EventLog a normal event."""
+        """Log a normal event."""
 
     def warning(self, event: str, **fields: object) -> object:
-        """EventLog an event that an operator should look at."""
+        """Log an event that an operator should look at."""
 
     def error(self, event: str, **fields: object) -> object:
-        """EventLog a fault of this node."""
+        """Log a fault of this node."""
 
 
 class IntakeCounts(Protocol):

@@ -12,7 +12,7 @@ Rules:
    all; what several wait for counts once.
 4. An ephemeral message is queued like a commit but moves no place.
 5. The rows of a commit are read for those who are subscribed when the reading begins
-   (`Hub.expect`). Whoever subscribes behind it later is lagging from the start.
+   (`Hub.expect`). A subscriber that comes later behind it is lagging from the start.
 6. When the database was out of reach, only subscribers at or before a commit that was found again
    are still in its order (`Hub.rebase`). The others are cut off likewise.
 """

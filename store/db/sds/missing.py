@@ -1,17 +1,17 @@
-"""Parents that messages of a channel name and the store does not hold, in ``missing_parents``.
+"""The table ``missing_parents``: parents that messages of a channel name and that are not stored.
 
 Publishers leave keys and timestamps of their SDS messages in their rows of ``commits``. One
 node follows the commits in their order, as with summaries: a new message adds those of its parents
-that are not held, and removes itself as a parent of others. So what the table says is true up to
-``claimed_position``, whatever order messages come in.
+that are not stored, and removes itself as a parent of others. So the table is true up to
+``claimed_position``, in whatever order messages come.
 
 A publisher can name many parents that never come. So of a message, by its channel and timestamp, at
 most `MAX_MISSING_OF_MESSAGE` have rows, and one where its channel has `MAX_MISSING_OF_DAY` on that
 day already. The row `MORE` stands for all others: when it alone is left, the parents of the message
 are looked at again. So counts are exact below these bounds, and never 0 by them.
 
-What retention drops was held: it is not missing to the messages that named it before. What names
-it later cannot know, and counts it. Of a message older than the horizon nothing is counted.
+A dropped message is not missing to the messages that named it before; a later one counts it.
+Messages older than the horizon count nothing.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ class DatabaseMissingParents:
         self._database = database
 
     async def missing_parents(self, channel_id: bytes, bounds: Sequence[Span]) -> Sequence[int]:
-        """Of each span, how many parents are named there and not held; see the protocol."""
+        """Count the parents that are named in each span and not stored; see the protocol."""
         parameters = {
             "channel": UUID(bytes=channel_key(channel_id)),
             "low": arrays.bigints([low for low, _ in bounds]),
@@ -188,13 +188,13 @@ class DatabaseMissingParents:
 
 
 async def follow_claims(connection: AsyncConnection[Any]) -> None:
-    """Take in all that is committed now, in short transactions of their own.
+    """Follow the commits up to now, in short transactions of their own.
 
     ``connection`` must not be in a transaction.
 
     Raises:
-        psycopg.Error: the database did not serve, or somebody kept the lock for longer than
-            `LOCK_TIMEOUT_MS`; what was done until then stays.
+        psycopg.Error: the database did not serve, or another session kept the lock for longer than
+            `LOCK_TIMEOUT_MS`; committed steps stay.
     """
     ((newest, reached),) = await (await connection.execute(_PENDING)).fetchall()
     while reached < newest:
@@ -204,14 +204,14 @@ async def follow_claims(connection: AsyncConnection[Any]) -> None:
 
 
 async def forget_dropped(connection: AsyncConnection[Any]) -> None:
-    """Delete what messages before the horizon have named."""
+    """Delete the rows of messages before the horizon."""
     await connection.execute(_DROPPED)
 
 
 async def find_missing(connection: AsyncConnection[Any], bounds: Bounds) -> None:
-    """Make what messages of a range of time lack anew, from ``sds`` alone, in one transaction.
+    """Rebuild the rows of a range of time from ``sds`` alone, in one transaction.
 
-    What retention has dropped is not told apart from what never came.
+    Parents that retention has dropped count as missing.
     """
     async with connection.transaction():
         await _begin(connection)
@@ -226,7 +226,7 @@ async def _begin(connection: AsyncConnection[Any]) -> None:
 
 
 async def _follow_next(connection: AsyncConnection[Any]) -> int:
-    """Take in the next commits; returns up to which position all are."""
+    """Follow the next commits; return the position up to which all are."""
     ((reached,),) = await (await connection.execute(_REACHED)).fetchall()
     cursor = connection.cursor(binary=True)
     # The caller may have opened the connection for something else.

@@ -1,4 +1,4 @@
-"""What sessions have found out about other stores, as `store.domain.coverage.Statements`."""
+"""The table ``coverage``: statements of sessions about other stores."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ order by store_id, start_ns, end_ns desc limit %s
 
 
 class DatabaseStatements:
-    """Shared by all nodes of the store."""
+    """The statements, which all nodes of the store share."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -70,7 +70,7 @@ class DatabaseStatements:
             await self._database.write(_note, store_id, statements, now_ns)
 
     async def between(self, start_ns: int, end_ns: int) -> Mapping[str, Sequence[Statement]]:
-        """By store, those that overlap a range, ascending; at most `MAX_READ`.
+        """Return those that overlap a range, by store, ascending; at most `MAX_READ`.
 
         Raises:
             StoreUnavailable: the database does not serve.

@@ -1,4 +1,4 @@
-"""How many messages a database holds over time, and how it does: for people who look at it.
+"""The number of stored messages over time, and the condition of the database, for operators.
 
 Read from the summaries and from Postgres's own counts, never from messages: it costs a few
 milliseconds however much is held.
@@ -80,7 +80,7 @@ class Timeline:
 
 @dataclass(frozen=True, slots=True)
 class Upkeep:
-    """How the database does.
+    """The condition of the database.
 
     ``host``: the server that was asked, ``standby`` if it takes no writes.
     ``rows`` and ``dead_rows`` are Postgres's estimates. ``partitions`` counts them by table.
@@ -101,7 +101,7 @@ class Upkeep:
 
 
 async def read_timeline(connection: Connection, now_ns: int) -> Timeline:
-    """What is held by time, in one snapshot; ``connection`` is not in a transaction."""
+    """Return the counts by time, in one snapshot; ``connection`` is not in a transaction."""
     async with connection.transaction():
         await connection.execute(_BEGIN)
         ((folded,),) = await (await connection.execute(_FOLDED, binary=True)).fetchall()
@@ -122,13 +122,13 @@ async def read_timeline(connection: Connection, now_ns: int) -> Timeline:
 
 
 async def read_pubsub_topics(connection: Connection, limit: int) -> list[str]:
-    """Pubsub topics of which messages are held, or were until lately; the first by name."""
+    """Return pubsub topics of messages that are stored or were until lately, by name."""
     cursor = await connection.execute(_PUBSUB_TOPICS, (limit,), binary=True)
     return [str(name) for (name,) in await cursor.fetchall()]
 
 
 async def read_upkeep(connection: Connection, now_ns: int) -> Upkeep:
-    """How the database does now."""
+    """Return the condition of the database now."""
     ((standby, size, rows, dead),) = await (await connection.execute(_SIZES)).fetchall()
     archive = await read_archive_state(connection, now_ns)
     catalog = await read_catalog(connection)
@@ -161,7 +161,7 @@ async def _counts(connection: Connection, level: int, low_ns: int, high_ns: int)
 
 
 def _joined(folded: _Counts, new: Totals) -> _Counts:
-    """Each start once, ascending, with what both say of it."""
+    """Return each start once, ascending, with the sum of both counts."""
     starts = np.concatenate([folded[0], new.starts])
     distinct, places = np.unique(starts, return_inverse=True)
     return distinct, _summed(places, np.concatenate([folded[1], new.counts]), len(distinct))

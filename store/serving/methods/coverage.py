@@ -38,7 +38,7 @@ class CoverageService:
         self._reads = reads
 
     async def coverage(self, call: Call, request: bytes) -> AsyncGenerator[bytes, None]:
-        """Answer ``GetCoverage``."""
+        """Serve ``GetCoverage``."""
         wanted = decode_read(store_pb2.GetCoverageRequest, request)
         counted = topic_filter(wanted.filter, call.client.topics, call.node.limits).everything
         steps = _steps(wanted, call.node.now_ns())
@@ -48,15 +48,15 @@ class CoverageService:
                 found = await self._reads.steps(bounds)
                 intake = await _intake(call, bounds)
                 missing = await _missing(call, channel if counted else None, bounds)
-            told = [
+            answer = [
                 _step(each, at, lacking, counted=counted)
                 for each, at, lacking in zip(found, intake, missing, strict=True)
             ]
-            yield store_pb2.CoveragePage(steps=told).SerializeToString()
+            yield store_pb2.CoveragePage(steps=answer).SerializeToString()
 
 
 def _steps(wanted: store_pb2.GetCoverageRequest, now_ns: int) -> Iterator[Span]:
-    """The steps that are asked for.
+    """Return the requested steps.
 
     Raises:
         LimitError: they are too many.
@@ -85,7 +85,7 @@ _Intake: TypeAlias = "store_pb2.CoverageStep.Intake.ValueType"
 
 
 async def _intake(call: Call, bounds: Sequence[Span]) -> list[_Intake]:
-    """What the store did in ascending steps."""
+    """Return the activity of the store in ascending steps."""
     record = call.node.intake
     if record is None:
         return [store_pb2.CoverageStep.INTAKE_UNSPECIFIED] * len(bounds)
@@ -100,7 +100,7 @@ async def _intake(call: Call, bounds: Sequence[Span]) -> list[_Intake]:
 async def _missing(
     call: Call, channel: bytes | None, bounds: Sequence[Span]
 ) -> Sequence[int | None]:
-    """How many parents the messages of a channel lack, step by step."""
+    """Count the missing parents of a channel's messages, by step."""
     if channel is None or call.node.missing_parents is None:
         return [None] * len(bounds)
     return await call.node.missing_parents.missing_parents(channel, bounds)

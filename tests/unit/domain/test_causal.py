@@ -45,7 +45,7 @@ parents_of = st.tuples(st.sampled_from(IDS), hints)
 
 @st.composite
 def worlds(draw: st.DrawFn) -> World:
-    """Messages whose IDs collide, whose parents form cycles, whose hints lie; some are opaque."""
+    """Generate colliding IDs, cycles of parents, lying hints and opaque messages."""
     count = draw(st.integers(0, MOST))
     messages = []
     for number in range(count):
@@ -134,7 +134,7 @@ def test_a_walk_out_of_memory_keeps_what_is_nearest(
 
 
 def test_references_beside_many_proven_messages_take_little_memory() -> None:
-    """A message that names a forged one in all references would else have 17 edges for each."""
+    # A message that names a forged one in all references would else have 17 edges for each.
     genuine, forged = PROVABLE[0], digest(99)
     messages = [Stored(1, digest(number), genuine, (), proven=True) for number in range(20)]
     messages.append(Stored(2, forged, genuine))
@@ -153,7 +153,7 @@ def test_references_beside_many_proven_messages_take_little_memory() -> None:
 
 
 def test_edges_are_bounded_where_nothing_is_read_between_them() -> None:
-    """All references lead to the same few messages, so that one read serves the whole walk."""
+    # All references lead to the same few messages, so that one read serves the whole walk.
     oldest = [Stored(1 + number, digest(number), b"%d" % number) for number in range(20)]
     parents: list[Parent] = [(each.message_id or b"", None) for each in oldest]
     newer = [

@@ -28,7 +28,7 @@ MAX_DIFFERENCES: Final = 1_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodecLimits:
-    """What one payload may hold; the defaults are the contract's."""
+    """The limits of one payload; the defaults are the contract's."""
 
     max_payload_bytes: int = MAX_PAYLOAD_BYTES
     max_ranges: int = MAX_RANGES
@@ -54,7 +54,7 @@ MIN_SESSION_RANGES: Final = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionLimits:
-    """What one session may come to; the defaults are the contract's.
+    """The limits of one session; the defaults are the contract's.
 
     Raises:
         ValueError: a session could not work with so little.
@@ -112,7 +112,7 @@ MAX_ANSWER_IDS: Final = 2 * MAX_ELEMENTS + MAX_DIFFERENCES
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SummaryLimits:
-    """How much of what is in storage a view over summaries takes into memory."""
+    """The limits of what a view over summaries takes into memory."""
 
     kept_ids: int = MAX_KEPT_IDS
     ids_at_once: int = MAX_IDS_AT_ONCE

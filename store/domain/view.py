@@ -13,9 +13,9 @@ from typing import Protocol
 from reconcile.ids import SyncIds
 from reconcile.index import IndexView
 from reconcile.lattice import LatticeSum
-from reconcile.summaries.loading import Loaded, Needs
-from reconcile.summaries.summary import SummaryView
-from reconcile.view import Answer, Read
+from reconcile.summaries.summary import Loaded, Needs, SummaryView
+from reconcile.view import ViewAnswer as Answer
+from reconcile.view import ViewRead as Read
 from store.domain.commits import CommitRow
 from store.domain.hub import Place
 from store.domain.ports import SyncId

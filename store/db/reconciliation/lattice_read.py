@@ -15,7 +15,7 @@ from typing import Any, Final
 from psycopg import AsyncCursor
 
 from reconcile.lattice import LatticeSum, most_summed
-from reconcile.summaries.buckets import Buckets
+from reconcile.summaries.buckets import TimeBuckets as Buckets
 from store.db.pool import Connection
 from store.db.summaries.deltas import DAY_NS, HOUR_NS
 from store.db.summaries.lattices import added, sum_of_time

@@ -22,9 +22,8 @@ from psycopg_pool import PoolTimeout
 
 from reconcile.ids import SyncIds
 from reconcile.lattice import LatticeSum
-from reconcile.summaries.buckets import Buckets
-from reconcile.summaries.loading import Loaded, NeedBuckets, NeedHashes, NeedIds, Needs
-from reconcile.summaries.summary import SummaryView
+from reconcile.summaries.buckets import TimeBuckets as Buckets
+from reconcile.summaries.summary import Loaded, NeedBuckets, NeedHashes, NeedIds, Needs, SummaryView
 from store.db.arrays import bigint_column
 from store.db.commits.ids import ids_in, ids_with, with_contents
 from store.db.commits.pages import newest
@@ -178,7 +177,7 @@ class ColdView:
         }
         folded = await _read_buckets(self._connection, needs.length_ns, _INSIDE, parameters)
         new = self._minutes.within(needs.parents, needs.parent_ns)
-        return Buckets.joined(needs.length_ns, [folded, new])
+        return Buckets.join(needs.length_ns, [folded, new])
 
 
 @asynccontextmanager
@@ -242,7 +241,7 @@ async def _open(connection: Connection, deadline_s: float) -> ColdView:
     folded = await _read_buckets(connection, length_ns, _ALL, level)
     return ColdView(
         connection,
-        Buckets.joined(length_ns, [folded, minutes]),
+        Buckets.join(length_ns, [folded, minutes]),
         minutes,
         folded=position,  # type: ignore[arg-type]
         place=await newest(connection),
@@ -272,7 +271,7 @@ async def _unfolded(connection: Connection, position: int) -> Buckets:
             position = int(rows[-1][0])  # type: ignore[call-overload]
             some = unpack(bytes(summary) for _, summary in rows)  # type: ignore[call-overload]
             xors = some.xors.astype("<u8").view(np.uint64)
-            total = Buckets.joined(
+            total = Buckets.join(
                 _MINUTE_NS, [total, Buckets(_MINUTE_NS, some.starts, some.counts, xors)]
             )
         if len(rows) < _DELTAS_AT_ONCE:

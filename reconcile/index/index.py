@@ -25,6 +25,7 @@ from reconcile.ids import (
     SyncId,
     SyncIds,
     ordered,
+    rows_differ,
 )
 from reconcile.index.chunk import BYTES_PER_ID, Chunk, Tail, allocated_bytes, chunk_of, inserted
 from reconcile.index.rows import IndexRows
@@ -220,14 +221,23 @@ class IndexView:
         return low.take(chosen), high.take(chosen)
 
     def _searched(self, spans: Spans) -> tuple[Ints, Ints]:
-        """Return the places where spans begin and end."""
+        """Return the places of spans; a bound that two of them share is looked for once."""
         lower, upper = spans.lower, spans.upper
         if kernel.compiled is not None:
             low, high = np.empty(len(spans), np.int64), np.empty(len(spans), np.int64)
             bounds = lower.timestamps, lower.hashes, upper.timestamps, upper.hashes
             if kernel.compiled.places(self.rows.handle, *bounds, low, high):
                 return low, high
-        return self.rows.ranks(lower), self.rows.ranks(upper)
+        high = self.rows.ranks(upper)
+        begins = np.ones(len(high), np.bool_)
+        np.not_equal(lower.timestamps[1:], upper.timestamps[:-1], out=begins[1:])
+        if lower.has_hashes() or upper.has_hashes():
+            begins[1:] |= rows_differ(lower.words[1:], upper.words[:-1])
+        first = begins.nonzero()[0]
+        low = np.empty_like(high)
+        low[1:] = high[:-1]
+        low[first] = self.rows.ranks(lower[first])
+        return low, high
 
 
 class Index:

@@ -2,7 +2,7 @@
  *
  * The kernel does in compiled code what arrays do in `reconcile`, and nothing else: it has no
  * state, and it reads and writes only columns whose sizes it has checked. A function that meets
- * anything unusual says so and leaves the case to the arrays, which know all of them.
+ * anything unusual says so and leaves the case to Python. Only the compact mode has no other form.
  */
 
 #ifndef RECONCILE_KERNEL_H

@@ -96,9 +96,7 @@ class SummaryLimits:
     spans_at_once: int = 65_536
     parts_at_once: int = 8_192
     probes: int = 16_384
-    answer_ids: int = (
-        2 * DEFAULT_CODEC_LIMITS.max_elements + DEFAULT_SESSION_LIMITS.max_differences
-    )
+    answer_ids: int = 2 * DEFAULT_CODEC_LIMITS.max_elements + DEFAULT_SESSION_LIMITS.max_differences
 
 
 DEFAULT_SUMMARY_LIMITS: Final = SummaryLimits()

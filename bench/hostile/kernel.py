@@ -4,8 +4,8 @@
 directory that it removes, and, in a process that has them preloaded, does two things with it:
 
 1. it mutates payloads, decodes each with the kernel and without, and has a session answer it both
-   ways: results, refusals and answers must be the same. It mutates frames of the compact mode, a
-   quarter as many: each is refused, answered, or leads to a result that the sets permit;
+   ways: results, refusals and answers must be the same. Of frames of the compact mode, a quarter
+   as many, each must be refused, answered, or lead to a result that the sets permit;
 2. with ``--tests`` it runs the unit tests of `reconcile`, which compare every other entry point.
 
 A finding ends it with code 1 and the seed, or the sanitizer's report. Needs gcc or clang.

@@ -246,7 +246,6 @@ static extremes_t counts_of_equal(const work_t *work, const uint8_t *differs)
     return seen;
 }
 
-/* `begin`: of the frame. */
 static PyObject *compared(work_t *work, reader_t *from, const uint8_t *begin)
 {
     PyObject *differs = PyBytes_FromStringAndSize(NULL, work->rows), *found = NULL;
@@ -267,8 +266,8 @@ static PyObject *compared(work_t *work, reader_t *from, const uint8_t *begin)
  *   -> (columns of the slices that differ, which these are, how many others there are within
  *   regions, the least and the largest count of these but for some, where the slices end in the
  *   frame), or None: they are malformed
- *   The slices of a frame, from `at` on, beside one's own: bounds in regions, as many as the numbers
- *   say at most. Prints and balances of the columns are by which they differ.
+ *   The slices of a frame, from `at` on, beside one's own; the numbers have the most bounds. Prints and
+ *   balances of the columns are by which they differ.
  */
 PyObject *kernel_compare(PyObject *module, PyObject *const *arguments, Py_ssize_t given)
 {

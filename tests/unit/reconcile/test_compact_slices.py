@@ -39,7 +39,7 @@ MASK = 0xFFFFFFFF
 
 @given(st.lists(st.integers(0, 40)), st.lists(st.integers(0, 40)), st.booleans())
 @SOME
-def test_named_short_ids_are_told_from_the_own_ones(
+def test_named_short_ids_are_divided_from_the_own_ones(
     named: list[int], own: list[int], large: bool
 ) -> None:
     shift = 40 if large else 0
@@ -60,7 +60,7 @@ def test_named_short_ids_are_told_from_the_own_ones(
 @SOME
 def test_single_differences_are_found_by_the_rules(rng: random.Random, chunk: int) -> None:
     ids = sorted((rng.randrange(2_000), rng.randbytes(32)) for _ in range(rng.choice((3, 200))))
-    held = WindowIndex(chunked(ids, chunk), EVERYTHING)
+    index = WindowIndex(chunked(ids, chunk), EVERYTHING)
     edges = sorted(rng.randrange(len(ids) + 1) for _ in range(2 * rng.randrange(1, 9)))
     low, high = np.array(edges[::2]), np.array(edges[1::2])
     shorts = KEY.of_hashes(
@@ -77,18 +77,18 @@ def test_single_differences_are_found_by_the_rules(rng: random.Random, chunk: in
             for at in range(first, end)
             if (int(shorts[at]) ^ int(prints[row])) << 32 & (1 << 64) - 1 == 0
         ]
-        told = len(alike) == 1 and apart[row] == 1 - 2 * (ids[alike[0]][1][0] & 1)
-        left = (alike[0], alike[0] + 1) if told else (first, end)
-        expected.append((*left, shorts[slice(*left)].tolist(), told))
+        single_row = len(alike) == 1 and apart[row] == 1 - 2 * (ids[alike[0]][1][0] & 1)
+        left = (alike[0], alike[0] + 1) if single_row else (first, end)
+        expected.append((*left, shorts[slice(*left)].tolist(), single_row))
     nothing = np.zeros(len(low), np.int64)
     compared = Slices(nothing, nothing, low, high, prints, apart)
-    found = held.sift(compared, KEY)
+    found = index.sift(compared, KEY)
     assert found.low.tolist() == [row[0] for row in expected]
     assert found.high.tolist() == [row[1] for row in expected]
     assert found.shorts.tolist() == [short for row in expected for short in row[2]]
     at = 0
-    for told, (_, _, own, is_told) in zip(found.single.tolist(), expected, strict=True):
-        assert told == (at if is_told else -1)
+    for single_row, (_, _, own, is_single) in zip(found.single.tolist(), expected, strict=True):
+        assert single_row == (at if is_single else -1)
         at += len(own)
 
 
@@ -97,7 +97,7 @@ def test_single_differences_are_found_by_the_rules(rng: random.Random, chunk: in
 
 @dataclass
 class World:
-    """Some slices of one side, and what is known of them."""
+    """The slices of one side, and the facts about them."""
 
     ids: list[SyncId]
     slices: list[tuple[int, int]]
@@ -133,7 +133,7 @@ def made_up(rng: random.Random) -> World:
 
 
 def counted(world: World, number: int) -> int:
-    """IDs in a slice; of many with one time no more than is usual."""
+    """Count the IDs in a slice; of many with one time no more than is usual."""
     low, high = world.places(number)
     if high - low <= world.usual + world.usual // 4:
         return high - low
@@ -166,7 +166,7 @@ def summed(world: World, rows: list[int], least: list[int], most: list[int]) -> 
 
 
 def naive(world: World) -> tuple[list[float], list[float], bool, list[bool]]:
-    """What is to be said of slices, by the rules."""
+    """Return the survey of slices, by the rules."""
     rows = range(len(world.slices))
     counts = [counted(world, row) for row in rows]
     small = [at_edge(world, row) and counts[row] < world.usual for row in rows]
@@ -221,10 +221,10 @@ def looked_at(world: World, chunk: int) -> SliceSurvey:
     apart = np.array(world.apart, np.int64)
     chosen = Slices(lower, upper, low, high, np.zeros(len(apart), np.uint64), apart)
     regions = Regions(*np.array(world.regions, np.int64).T.copy())
-    held = WindowIndex(chunked(world.ids, chunk), EVERYTHING)
+    index = WindowIndex(chunked(world.ids, chunk), EVERYTHING)
     single = np.array(world.single, np.bool_)
     compared = SliceDifferences(np.ones_like(single), chosen, count_range(world.equal))
-    return held.survey(compared, single, world.usual, regions, most_listed=world.most_listed)
+    return index.survey(compared, single, world.usual, regions, most_listed=world.most_listed)
 
 
 def count_range(counts: list[int]) -> CountRange:
@@ -277,7 +277,7 @@ def test_slices_that_are_none_are_refused(spoil: str) -> None:
 
 
 def marked_ids(rng: random.Random, count: int, moments: int) -> list[SyncId]:
-    """Of many the hash is one that somebody ground to be that of an anchor."""
+    """Return IDs of which many have a hash that was ground to be that of an anchor."""
     return [
         (time, bytes((hash_[0] & 0xC1,)) + hash_[1:] if rng.random() < 0.3 else hash_)
         for time, hash_ in some_ids(rng, count, moments)
@@ -285,7 +285,7 @@ def marked_ids(rng: random.Random, count: int, moments: int) -> list[SyncId]:
 
 
 def anchors_slowly(ids: list[SyncId]) -> list[int]:
-    """Places of the anchors of ascending IDs."""
+    """Return the places of the anchors of ascending IDs."""
     found = [0]
     for place, (before, own) in enumerate(pairwise(ids), 1):
         if before[0] < own[0] and not own[1][0] & 0x3E and place - found[-1] >= APART:
@@ -374,14 +374,14 @@ def test_slices_are_cut_and_compared_by_the_rules(
     rng = random.Random(seed)
     ids = sorted(marked_ids(rng, count, moments))
     window = (ids[count // 20], ids[-1 - count // 20])
-    held = WindowIndex(view_of(rng.sample(ids, len(ids)) if seed % 2 else ids, chunk), window)
-    regions = held.regions
+    index = WindowIndex(view_of(rng.sample(ids, len(ids)) if seed % 2 else ids, chunk), window)
+    regions = index.regions
     if count > 100 and seed % 3:
         edges = np.array([ids[count * part // 8][0] for part in (1, 3, 3, 4, 5, 7)])
         lower, upper = edges[::2], edges[1::2]
         kept = lower < upper
         regions = Regions.join(lower[kept], upper[kept])
-    own, frame = held.cut(regions, KEY, Slicing(slices, 4, anchored=seed % 5 > 0))
+    own, frame = index.cut(regions, KEY, Slicing(slices, 4, anchored=seed % 5 > 0))
     assert rows_of(own) == slices_slowly(ids, window, own.lower, own.upper)
     assert Regions.join(own.lower, own.upper).start.tolist() == regions.start.tolist()
     assert Regions.join(own.lower, own.upper).end.tolist() == regions.end.tolist()
@@ -391,7 +391,7 @@ def test_slices_are_cut_and_compared_by_the_rules(
     others = sorted(rng.sample(ids, len(ids) - len(ids) // 10))
     other = WindowIndex(view_of(others, chunk), window)
     anchored = seed % 2 == 0
-    assert not held.compare(answer_of(frame), regions, KEY, anchored=anchored).differs.any()
+    assert not index.compare(answer_of(frame), regions, KEY, anchored=anchored).differs.any()
     compared = other.compare(answer_of(frame), regions, KEY, anchored=anchored)
     expected = []
     equal = []
@@ -430,16 +430,16 @@ def test_many_ids_are_cut_at_anchors(
 
 
 def test_an_anchor_of_the_last_time_there_is_leaves_nothing_out() -> None:
-    """As a bound this time means the end, and an ID of it is before that."""
+    """Check the last time, which as a bound means the end, and an ID of it is before that."""
     ids = [
         (time, bytes((0x3E,)) + hash_[1:]) for time, hash_ in some_ids(random.Random(3), 300, 10**6)
     ]
     last = MAX_TIMESTAMP_NS, bytes(31) + b"\1"
-    held = WindowIndex(
+    index = WindowIndex(
         view_of(sorted([*ids, last]), 10**5), ((0, bytes(32)), (last[0], b"\xff" * 32))
     )
     for anchored in (False, True):
-        own, frame = held.cut(held.regions, KEY, Slicing(10, 4, anchored=anchored))
-        assert own.high[-1] == held.count
-        compared = held.compare(answer_of(frame), held.regions, KEY, anchored=True)
+        own, frame = index.cut(index.regions, KEY, Slicing(10, 4, anchored=anchored))
+        assert own.high[-1] == index.count
+        compared = index.compare(answer_of(frame), index.regions, KEY, anchored=True)
         assert not len(compared.chosen)

@@ -246,17 +246,15 @@ def _sent(session: Any, first: Any, own: IndexView, other: IndexView) -> list[by
 
 def _step(session: Any, view: IndexView, given: Any) -> bytes | None:  # noqa: ANN401
     """The payload that a session answers with; None: none."""
-    from reconcile.session import ReadAnswered as Answered  # noqa: PLC0415
-    from reconcile.session import ReadEffect  # noqa: PLC0415
-    from reconcile.session import SendPayload as Send  # noqa: PLC0415
+    from reconcile.session import ReadAnswered, ReadEffect, SendPayload  # noqa: PLC0415
 
     sent, inputs = None, [given]
     while inputs:
         for effect in session.step(0, inputs.pop()):
             match effect:
                 case ReadEffect():
-                    inputs.append(Answered(view.answer(effect.read)))
-                case Send():
+                    inputs.append(ReadAnswered(view.answer(effect.read)))
+                case SendPayload():
                     sent = effect.payload
     return sent
 

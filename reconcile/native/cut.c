@@ -1,8 +1,5 @@
 /* The slices of a frame in one call: what a side sends of its own, and what another one sent
- * compared with its own.
- *
- * None stands for slices that are malformed or beyond a limit.
- */
+ * compared with its own. None stands for slices that are malformed or beyond a limit. */
 
 #include "counts.h"
 #include "reader.h"

@@ -2,7 +2,7 @@
 
 Sessions differ in their nonces. Bytes are those of compact frames of both sides, with what
 carries them: the base payload that comes first, and both nonces. The first run is a cold one, on
-views that were never read before; `python` is such a run without compiled code.
+views that were never read before.
 """
 
 from __future__ import annotations
@@ -15,10 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from bench.reconcile_sets import Pair
-from reconcile import kernel
 from reconcile.compact.keys import NONCE_BYTES
-from reconcile.compact.outcome import Found, Outcome
-from reconcile.compact.session import Initiator, Responder
+from reconcile.compact.session import CompactInitiator, CompactResponder, CompactResult, Outcome
 from reconcile.ids import LOWEST, SyncIds
 from reconcile.index import IndexView
 
@@ -37,7 +35,6 @@ class Compact:
     Attributes:
         cpu_s: processor seconds of both sides: least and median of the runs.
         cold_s: of the first run.
-        python_s: of a first run without compiled code.
         total_bytes: of both sides, mean and most of the runs: one in about 1,000 has a second
             table.
         frames: the most, of the initiator and of the responder.
@@ -47,7 +44,6 @@ class Compact:
 
     cpu_s: tuple[float, float]
     cold_s: float
-    python_s: float
     total_bytes: tuple[float, int]
     frames: tuple[int, int]
     tables: int
@@ -59,7 +55,6 @@ class Compact:
             "compact_cpu_ms": 1e3 * self.cpu_s[0],
             "compact_cpu_ms_median": 1e3 * self.cpu_s[1],
             "compact_cpu_ms_cold": 1e3 * self.cold_s,
-            "compact_python_cpu_ms": 1e3 * self.python_s,
             "compact_bytes": self.total_bytes[0],
             "compact_bytes_most": self.total_bytes[1],
             "compact_frames_out": self.frames[0],
@@ -80,9 +75,9 @@ class Run:
         self.cpu_s = time.process_time() - start
 
     def _go(self, views: tuple[IndexView, IndexView], nonces: tuple[bytes, bytes]) -> None:
-        first = Initiator(views[0], EVERYTHING, nonces[0])
+        first = CompactInitiator(views[0], EVERYTHING, nonces[0])
         first.agree(nonces[1])
-        sides = first, Responder(views[1], EVERYTHING, nonces, first.claim)
+        sides = first, CompactResponder(views[1], EVERYTHING, nonces, first.claim)
         frame: bytes | None = first.begin()
         receiver = 1
         while frame is not None:
@@ -100,13 +95,13 @@ class Run:
     @property
     def fell_back(self) -> bool:
         """There is no result."""
-        return not all(isinstance(outcome, Found) for outcome in self.outcomes)
+        return not all(isinstance(outcome, CompactResult) for outcome in self.outcomes)
 
     def check(self, sets: Pair) -> None:
         """Fail unless each side knows just what differs."""
         ways = ((sets.only_ours, sets.only_theirs), (sets.only_theirs, sets.only_ours))
         for outcome, (to_send, to_receive) in zip(self.outcomes, ways, strict=True):
-            assert isinstance(outcome, Found)
+            assert isinstance(outcome, CompactResult)
             assert outcome.to_send == to_send, "a compact session found other IDs to send"
             assert outcome.to_receive.complete(to_receive.hashes), "or to receive"
 
@@ -133,10 +128,6 @@ def compact_cost(sets: Pair, runs: int) -> Compact:
     while not enough([run.cpu_s for run in done], runs):
         nonces = generator.bytes(NONCE_BYTES), generator.bytes(NONCE_BYTES)
         done.append(Run(views, nonces))
-        if len(done) == 1:
-            with kernel.python_only():
-                python = Run(views_of(sets), nonces)
-    assert python.frames == done[0].frames, "the kernel says else"
     for run in done:
         if not run.fell_back:
             run.check(sets)
@@ -145,7 +136,6 @@ def compact_cost(sets: Pair, runs: int) -> Compact:
     return Compact(
         (min(taken), statistics.median(taken)),
         taken[0],
-        python.cpu_s,
         (statistics.fmean(sent), max(sent)),
         (max(len(run.frames[0]) for run in done), max(len(run.frames[1]) for run in done)),
         sum(run.tables for run in done),

@@ -2,13 +2,14 @@
 
 What other rooms import, by module:
 
-- `reconcile.session`: `Session`, one side of one reconciliation as a state machine; its inputs
-  (`Begin`, `Received`, `Answered`, `Ticked`), effects (`ReadEffect`, `Send`, `Ended`), `Result`,
-  `Role`, `SessionConfig`, `SessionStateError`.
-- `reconcile.view`: what a session reads (`Read`, `Answer`, `Spans`, `Items`, `Measured`, `Parts`).
+- `reconcile.session`: `ReconcileSession`, one side of one reconciliation as a state machine; its
+  inputs (`SessionBegin`, `PayloadReceived`, `ReadAnswered`, `TimePassed`), effects (`ReadEffect`,
+  `SendPayload`, `SessionEnded`), `Result`, `Role`, `SessionConfig`, `SessionStateError`.
+- `reconcile.compact`: the compact mode, which needs the kernel.
+- `reconcile.view`: the reads of a session (`ViewRead`, `Spans`) and their answers (`ViewAnswer`,
+  `Items`, `Measured`, `SpanParts`, `Probed`).
 - `reconcile.index`: `Index` and `IndexView`, SyncIDs in memory.
-- `reconcile.summaries`: views over counts and XORs of slices of time (`buckets`, `summary`,
-  `layered`, `leaves`, `loading`).
+- `reconcile.summaries`: `SummaryView`, counts and XORs of slices of time, and IDs where needed.
 - `reconcile.lattice`: `LatticeSum`, a set of hashes as a sum that cannot be forged.
 - `reconcile.codec`: `decode`, `encode`, `Payload`, `Ranges`, `RangeKind`.
 - `reconcile.ids`, `reconcile.errors`, `reconcile.limits`, `reconcile.kernel`.

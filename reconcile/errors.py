@@ -1,12 +1,12 @@
-"""What is wrong with a payload, with a session, or with what a view is made of."""
+"""Errors in payloads, sessions and the summaries of a view."""
 
 
-class MalformedPayload(ValueError):
-    """The bytes are not a ``RangesData`` payload.
+class MalformedPayloadError(ValueError):
+    """Bytes that are no ``RangesData`` payload.
 
     Attributes:
         offset: where in the payload, in bytes from its beginning.
-        what: what is wrong there, as the beginning of a sentence.
+        what: the fault there, as the beginning of a sentence.
     """
 
     def __init__(self, offset: int, what: str) -> None:
@@ -17,21 +17,21 @@ class MalformedPayload(ValueError):
         self.what = what
 
 
-class MalformedCompact(MalformedPayload):
-    """The bytes are not a frame of the compact mode, or not one that may come now."""
+class MalformedCompactError(MalformedPayloadError):
+    """Bytes that are no frame of the compact mode, or none that may come now."""
 
     def __init__(self, offset: int, what: str) -> None:
         super().__init__(offset, what)
         self.args = (f"{what} at byte {offset} of a compact frame: see docs/compact.md",)
 
 
-class LimitExceeded(ValueError):
-    """A payload is well-formed as far as it was read, but larger than this node allows.
+class PayloadLimitError(ValueError):
+    """A payload that is well-formed as far as it was read, but larger than this node allows.
 
     Attributes:
         limit: name of the limit, as in ``CodecLimits``.
         allowed: its value.
-        claimed: what the payload has, or claims to have.
+        claimed: the number that the payload has or claims.
     """
 
     def __init__(self, limit: str, allowed: int, claimed: int) -> None:
@@ -44,13 +44,13 @@ class LimitExceeded(ValueError):
         self.claimed = claimed
 
 
-class SessionLimitExceeded(LimitExceeded):
-    """A session goes on for longer than this node allows.
+class SessionLimitError(PayloadLimitError):
+    """A session that lasts for longer than this node allows.
 
     Attributes:
         limit: name of the limit, as in ``SessionLimits``.
         allowed: its value.
-        claimed: what the session has come to.
+        claimed: the number that the session has reached.
     """
 
     def __init__(self, limit: str, allowed: int, claimed: int) -> None:
@@ -63,8 +63,8 @@ class SessionLimitExceeded(LimitExceeded):
         self.args = (sentence,)
 
 
-class SummaryMismatch(ValueError):
-    """Summaries of a range of time contradict each other, or the IDs that they summarise.
+class SummaryMismatchError(ValueError):
+    """Summaries of a range of time that contradict each other, or the IDs that they summarize.
 
     Attributes:
         start_ns: where that range begins.
@@ -73,18 +73,18 @@ class SummaryMismatch(ValueError):
 
     def __init__(self, start_ns: int, end_ns: int) -> None:
         super().__init__(
-            f"the summaries from {start_ns} to {end_ns} ns do not say what is held there: run"
+            f"the summaries from {start_ns} to {end_ns} ns do not match the messages there: run"
             " `storenode db check`, which says how to make them anew"
         )
         self.start_ns = start_ns
         self.end_ns = end_ns
 
 
-class AnswerTooLarge(ValueError):
-    """More IDs were asked for at a time than a view reads.
+class AnswerTooLargeError(ValueError):
+    """A read that asks for more IDs at a time than a view reads.
 
     Attributes:
-        allowed: how many it does.
+        allowed: how many it reads.
     """
 
     def __init__(self, allowed: int) -> None:

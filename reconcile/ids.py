@@ -49,7 +49,7 @@ Selection: TypeAlias = slice | NDArray[np.integer[Any]] | NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SyncIds:
-    """Some SyncIDs, or bounds, as columns.
+    """The columns of SyncIDs, or of bounds.
 
     Attributes:
         timestamps: ``(n,)``, nanoseconds, C-contiguous.
@@ -66,7 +66,7 @@ class SyncIds:
         return len(self.timestamps)
 
     def __getitem__(self, selection: Selection) -> "SyncIds":
-        """Some of them: a slice (views where the step is 1), an index array or a mask."""
+        """Select a slice (views where the step is 1), an index array or a mask."""
         if isinstance(selection, slice):
             if selection.step not in {None, 1}:
                 return self[np.arange(len(self))[selection]]
@@ -77,7 +77,7 @@ class SyncIds:
         return self.take(selection)
 
     def take(self, places: NDArray[Any]) -> "SyncIds":
-        """Those at some places, copied."""
+        """Return the IDs at some places, copied."""
         if self.hashes.base is _ZEROS:
             return SyncIds.at_times(self.timestamps.take(places))
         digests = None if self.digests is None else self.digests.take(places, 0)
@@ -97,11 +97,11 @@ class SyncIds:
 
     @property
     def plain(self) -> bool:
-        """Are all hashes known to be zero, without looking."""
+        """True if all hashes are known to be zero, without looking."""
         return self.hashes.base is _ZEROS
 
     def has_hashes(self) -> bool:
-        """Is any hash not zero."""
+        """Return True if any hash is not zero."""
         return not self.plain and bool(self.words.any())
 
     @property
@@ -115,23 +115,23 @@ class SyncIds:
         return self.hashes.view(OPAQUE_HASH).reshape(-1)
 
     def at(self, index: int) -> SyncId:
-        """One of them."""
+        """Return one ID."""
         return int(self.timestamps[index]), self.hashes[index].tobytes()
 
     def pairs(self) -> list[SyncId]:
-        """All of them, one by one."""
+        """Return all IDs as pairs."""
         flat = self.hashes.tobytes()
         hashes = [flat[at : at + HASH_BYTES] for at in range(0, len(flat), HASH_BYTES)]
         return list(zip(self.timestamps.tolist(), hashes, strict=True))
 
     @classmethod
     def empty(cls) -> "SyncIds":
-        """None at all."""
+        """Return no IDs."""
         return _NONE
 
     @classmethod
     def at_times(cls, timestamps: NDArray[np.int64]) -> "SyncIds":
-        """Bounds at the beginnings of nanoseconds; their hashes cannot be written."""
+        """Return bounds at the beginnings of nanoseconds; their hashes cannot be written."""
         count = len(timestamps)
         if count > _MAX_SHARED:
             return cls(timestamps, np.zeros((count, HASH_BYTES), HASH_DTYPE))
@@ -139,7 +139,7 @@ class SyncIds:
 
     @classmethod
     def of(cls, pairs: Iterable[SyncId]) -> "SyncIds":
-        """These, in this order.
+        """Return the columns of pairs, in this order.
 
         Raises:
             ValueError: a hash has not 32 bytes.
@@ -153,14 +153,14 @@ class SyncIds:
 
     @classmethod
     def of_bounds(cls, bounds: Sequence[SyncId]) -> "SyncIds":
-        """These bounds, in this order; most begin a nanosecond. Their hashes cannot be written."""
+        """Return the columns of bounds, of which most begin a nanosecond. Hashes are read-only."""
         if any(hash_ != LOWEST[1] for _, hash_ in bounds):
             return cls.of(bounds)
         return cls.at_times(np.array([time_ns for time_ns, _ in bounds], np.int64))
 
     @classmethod
     def join(cls, parts: Sequence["SyncIds"]) -> "SyncIds":
-        """All of some, one after the other."""
+        """Join columns, one after the other."""
         if len(parts) == 1:
             return parts[0]
         if not parts:
@@ -219,27 +219,27 @@ _NONE: Final = SyncIds(np.empty(0, np.int64), np.empty((0, HASH_BYTES), HASH_DTY
 
 
 def from_opaque(hashes: NDArray[np.void]) -> NDArray[np.uint8]:
-    """``(n,)`` contiguous 32-byte elements as ``(n, 32)`` bytes: a view."""
+    """Return ``(n,)`` contiguous 32-byte elements as ``(n, 32)`` bytes: a view."""
     return hashes.view(HASH_DTYPE).reshape(-1, HASH_BYTES)
 
 
 def rows_differ(left: NDArray[np.uint64], right: NDArray[np.uint64]) -> NDArray[np.bool_]:
-    """``(n,)``: are rows of ``(n, 4)`` words different; several times faster than by axis."""
+    """Return ``(n,)``: do rows of ``(n, 4)`` words differ; several times faster than by axis."""
     return np.asarray((left != right).view(np.uint32).reshape(-1) != 0)
 
 
 def rows_filled(words: NDArray[np.uint64]) -> NDArray[np.bool_]:
-    """``(n,)``: is anything in rows of ``(n, 4)`` words not zero."""
+    """Return ``(n,)``: is any of a row of ``(n, 4)`` words not zero."""
     return np.asarray((words != 0).view(np.uint32).reshape(-1) != 0)
 
 
 def total(numbers: NDArray[np.int64]) -> int:
-    """The sum of numbers; quicker than their method where they are few."""
+    """Return the sum of numbers; faster than their method where they are few."""
     return int(np.add.reduce(numbers))
 
 
 def less(left: SyncIds, right: SyncIds) -> NDArray[np.bool_]:
-    """``(n,)``: is ``left[i]`` strictly before ``right[i]``."""
+    """Return ``(n,)``: is ``left[i]`` strictly before ``right[i]``."""
     result = left.timestamps < right.timestamps
     ties = (left.timestamps == right.timestamps).nonzero()[0]
     if len(ties):
@@ -248,7 +248,7 @@ def less(left: SyncIds, right: SyncIds) -> NDArray[np.bool_]:
 
 
 def hashes_less(left: NDArray[np.uint8], right: NDArray[np.uint8]) -> NDArray[np.bool_]:
-    """``(n,)``: is ``left[i]`` strictly before ``right[i]`` as a string of bytes.
+    """Return ``(n,)``: is ``left[i]`` strictly before ``right[i]`` as a string of bytes.
 
     Both are ``(n, 32)``, C-contiguous.
     """
@@ -260,7 +260,7 @@ def hashes_less(left: NDArray[np.uint8], right: NDArray[np.uint8]) -> NDArray[np
 
 
 def ordered(ids: SyncIds) -> SyncIds:
-    """The same IDs strictly ascending, each once; `ids` itself if it is that already."""
+    """Return the IDs strictly ascending, each once; `ids` itself if it is that already."""
     timestamps = ids.timestamps
     if bool(np.all(timestamps[1:] > timestamps[:-1])):
         return ids
@@ -270,7 +270,7 @@ def ordered(ids: SyncIds) -> SyncIds:
 
 
 def _by_time(timestamps: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The order by timestamp; of equal ones the earlier place first."""
+    """Return the order by timestamp; of equal ones the earlier place first."""
     first = int(timestamps.min())
     place_bits = (len(timestamps) - 1).bit_length()
     if int(timestamps.max()) - first >= 1 << (_KEY_BITS - place_bits):
@@ -285,7 +285,7 @@ def _by_time(timestamps: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _ties_ordered(ids: SyncIds) -> SyncIds:
-    """Ascending timestamps given, order equal ones by hash and drop what is there twice."""
+    """Sort IDs of equal timestamps by hash and drop repeated ones; timestamps ascend."""
     same_time = ids.timestamps[1:] == ids.timestamps[:-1]
     after = np.flatnonzero(same_time) + 1
     if bool(np.all(hashes_less(ids.hashes[after - 1], ids.hashes[after]))):
@@ -303,7 +303,7 @@ def _ties_ordered(ids: SyncIds) -> SyncIds:
 
 
 def _by_time_and_hash(ids: SyncIds) -> NDArray[np.int64]:
-    """The order of IDs that are in the order of time already."""
+    """Return the order of IDs whose timestamps ascend already."""
     words = ids.hashes.view(">u8").astype(np.uint64)
     new_time = np.zeros(len(ids), np.uint64)
     new_time[1:] = ids.timestamps[1:] != ids.timestamps[:-1]

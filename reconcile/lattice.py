@@ -1,4 +1,4 @@
-"""Sums of sets of messages that nobody can forge, and that need no key: LtHash16-1024 over BLAKE3.
+"""Sums of sets of messages that cannot be forged, and that need no key: LtHash16-1024 over BLAKE3.
 
 An element is a message's timestamp, hash and content digest (`SyncIds.elements`): the hash alone
 does not determine the content. Each element is expanded to 1,024 numbers of 16 bits, and the sum of
@@ -82,7 +82,7 @@ class LatticeSum:
 
     Attributes:
         count: how many.
-        state: ``(1024,)`` little-endian 16-bit elements; nobody changes them.
+        state: ``(1024,)`` little-endian 16-bit elements, never changed.
     """
 
     count: int = 0

@@ -1,70 +1,60 @@
 """Limits of the reconciliation engine.
 
 Source: the node's contract, table "Limits", row "reconciliation". Everything that a peer can
-make grow has its bound here.
+make grow has its bound here, or, for the compact mode, in `reconcile.compact`.
 """
 
 from dataclasses import dataclass
 from typing import Final
 
-MAX_PAYLOAD_BYTES: Final = 64 * 1024 * 1024
-"""One encoded ``RangesData``."""
+MIN_SESSION_PAYLOAD_BYTES: Final = 8_192
+"""Less is refused as a limit on payloads: an answer could not always make progress."""
 
-MAX_RANGES: Final = 1_048_576
-"""Ranges in one payload."""
-
-MAX_ELEMENTS: Final = 1_048_576
-"""SyncIDs in all item sets of one payload together."""
-
-MAX_SHARDS: Final = 65_536
-"""Shards named in one payload: a shard's number has 16 bits (WAKU2-RELAY-SHARDING)."""
-
-MAX_ROUNDS: Final = 64
-"""Payloads that the initiator of one session may send."""
-
-MAX_DIFFERENCES: Final = 1_000_000
-"""SyncIDs that one session reports; the rest is left to the next session."""
+MIN_SESSION_RANGES: Final = 64
+"""Less is refused as a limit on ranges, for the same reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodecLimits:
-    """What one payload may hold; the defaults are the contract's."""
+    """The limits of one payload; the defaults are the contract's.
 
-    max_payload_bytes: int = MAX_PAYLOAD_BYTES
-    max_ranges: int = MAX_RANGES
-    max_elements: int = MAX_ELEMENTS
-    max_shards: int = MAX_SHARDS
+    Attributes:
+        max_payload_bytes: of the encoded ``RangesData``.
+        max_ranges: in one payload.
+        max_elements: SyncIDs in all item sets together.
+        max_shards: named in one payload; a shard's number has 16 bits (WAKU2-RELAY-SHARDING).
+    """
+
+    max_payload_bytes: int = 64 * 1024 * 1024
+    max_ranges: int = 1_048_576
+    max_elements: int = 1_048_576
+    max_shards: int = 65_536
 
 
 DEFAULT_CODEC_LIMITS: Final = CodecLimits()
 
-MAX_CUT_RANGES: Final = 65_536
-"""Ranges that come of a payload's ranges whose upper bound must be cut into several: bounds that
-a decoder has to understand although an encoder never writes them."""
-
-MAX_SESSION_SECONDS: Final = 600
-"""From a session's first step to its end."""
-
-MIN_SESSION_PAYLOAD_BYTES: Final = 8_192
-"""Less is not accepted as a limit on payloads: an answer could not always make progress."""
-
-MIN_SESSION_RANGES: Final = 64
-"""Less is not accepted as a limit on ranges, for the same reason."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionLimits:
-    """What one session may come to; the defaults are the contract's.
+    """The limits of one session; the defaults are the contract's.
+
+    Attributes:
+        payload: the limits of each payload.
+        max_rounds: payloads that the initiator may send.
+        max_differences: SyncIDs that are reported; the rest is left to the next session.
+        max_cut_ranges: ranges that come of a payload's ranges whose upper bound must be cut into
+            several: a decoder has to understand such bounds, although an encoder never writes them.
+        max_seconds: from the first step to the end.
 
     Raises:
         ValueError: a session could not work with so little.
     """
 
     payload: CodecLimits = DEFAULT_CODEC_LIMITS
-    max_rounds: int = MAX_ROUNDS
-    max_differences: int = MAX_DIFFERENCES
-    max_cut_ranges: int = MAX_CUT_RANGES
-    max_seconds: int = MAX_SESSION_SECONDS
+    max_rounds: int = 64
+    max_differences: int = 1_000_000
+    max_cut_ranges: int = 65_536
+    max_seconds: int = 600
 
     def __post_init__(self) -> None:
         if self.payload.max_payload_bytes < MIN_SESSION_PAYLOAD_BYTES:
@@ -81,48 +71,32 @@ class SessionLimits:
 
 DEFAULT_SESSION_LIMITS: Final = SessionLimits()
 
-MAX_KEPT_IDS: Final = 262_144
-"""IDs read from storage that a view keeps for the next read: about 10 MiB."""
-
-MAX_IDS_AT_ONCE: Final = 131_072
-"""IDs that a view takes from storage at a time: about 16 MiB while it does."""
-
-MAX_KEPT_BUCKETS: Final = 65_536
-"""Shorter buckets that a view keeps for the next read: about 6 MiB."""
-
-MAX_PARENTS_AT_ONCE: Final = 1_024
-"""Longer buckets that are taken apart at a time: hours into 61,440 minutes at most."""
-
-MAX_FEW_IDS: Final = 2
-"""A bucket that has at most so many IDs for each shorter bucket that it could have, such as 120 in
-an hour, is taken apart into IDs at once."""
-
-MAX_SPANS_AT_ONCE: Final = 65_536
-"""Spans that are measured at a time."""
-
-MAX_PARTS_AT_ONCE: Final = 8_192
-"""Parts into which spans are cut at a time; no single span is cut into more."""
-
-MAX_PROBES: Final = 16_384
-"""Hashes that are looked for in storage for one read, the best part of a second."""
-
-MAX_ANSWER_IDS: Final = 2 * MAX_ELEMENTS + MAX_DIFFERENCES
-"""IDs that one answer may hold: more than a session ever asks for."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SummaryLimits:
-    """How much of what is in storage a view over summaries takes into memory."""
+    """The limits of what a view over summaries takes into memory.
 
-    kept_ids: int = MAX_KEPT_IDS
-    ids_at_once: int = MAX_IDS_AT_ONCE
-    kept_buckets: int = MAX_KEPT_BUCKETS
-    parents_at_once: int = MAX_PARENTS_AT_ONCE
-    few_ids: int = MAX_FEW_IDS
-    spans_at_once: int = MAX_SPANS_AT_ONCE
-    parts_at_once: int = MAX_PARTS_AT_ONCE
-    probes: int = MAX_PROBES
-    answer_ids: int = MAX_ANSWER_IDS
+    Attributes:
+        kept_ids: IDs read from storage that are cached for the next read: about 10 MiB.
+        ids_at_once: IDs that are read from storage at a time: about 16 MiB meanwhile.
+        kept_buckets: shorter buckets that are cached for the next read: about 6 MiB.
+        parents_at_once: longer buckets that are divided at a time: hours into 61,440 minutes.
+        few_ids: mean IDs per shorter bucket below which IDs are read instead, such as 120 an hour.
+        spans_at_once: spans that are measured at a time.
+        parts_at_once: parts into which spans are cut at a time, and the most of a single span.
+        probes: hashes that are looked for in storage for one read, the best part of a second.
+        answer_ids: IDs of one answer: more than a session ever asks for.
+    """
+
+    kept_ids: int = 262_144
+    ids_at_once: int = 131_072
+    kept_buckets: int = 65_536
+    parents_at_once: int = 1_024
+    few_ids: int = 2
+    spans_at_once: int = 65_536
+    parts_at_once: int = 8_192
+    probes: int = 16_384
+    answer_ids: int = 2 * DEFAULT_CODEC_LIMITS.max_elements + DEFAULT_SESSION_LIMITS.max_differences
 
 
 DEFAULT_SUMMARY_LIMITS: Final = SummaryLimits()

@@ -1,4 +1,4 @@
-"""One reconciliation: initiator or responder, as a state machine.
+"""The state machine of one reconciliation: initiator or responder.
 
 Rules (WAKU-SYNC, "Reconciliation Message Flow", and the rulings on it):
 
@@ -6,11 +6,11 @@ Rules (WAKU-SYNC, "Reconciliation Message Flow", and the rulings on it):
   turns, a payload each.
 - A range that is equal is answered by a Skip; one that differs by finer fingerprints, by an
   unreconciled set, or by small reconciled sets that show every difference in it.
-- A side with nothing left to say sends the empty payload; the side that receives it is done.
+- A side that has nothing to answer sends the empty payload; the side that receives it is done.
 - A session works on one fixed view, between fixed bounds: the initiator's window, and what the
   responder was first asked about, neither below the own horizon.
-- Nothing that a peer says is believed beyond its own items: counts are reported, never used, and
-  an ID is to be sent only if it was read from the view.
+- A peer is trusted only for its own items: counts are reported, never used, and an ID is to be
+  sent only if it was read from the view.
 
     state     input      effects                       next state
     --------  ---------  ----------------------------  ----------
@@ -49,20 +49,20 @@ from reconcile.codec import (
     Ranges,
     decode,
     encode,
-    payload_head,
+    encode_head,
     reach,
 )
-from reconcile.errors import SessionLimitExceeded
+from reconcile.errors import SessionLimitError
 from reconcile.ids import LOWEST, SyncId, SyncIds, ordered
 from reconcile.limits import DEFAULT_SESSION_LIMITS, SessionLimits
-from reconcile.view import Answer, Read, Spans
+from reconcile.view import Spans, ViewAnswer, ViewRead
 from storenode.message.limits import MAX_TIMESTAMP_NS, NS_PER_S
 
 Bounds = tuple[SyncId, SyncId]
 
 
 class Role(Enum):
-    """Which side of a session this is."""
+    """A side of a session."""
 
     INITIATOR = "initiator"
     RESPONDER = "responder"
@@ -74,17 +74,17 @@ class SessionStateError(RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionConfig:
-    """What a session is about.
+    """The configuration of a session.
 
     Attributes:
         cluster: the node's cluster.
         shards: the node's shards, in any order.
-        window: what to reconcile; the initiator's. None for a responder.
+        window: the range to reconcile; the initiator's. None for a responder.
         horizon: nothing below is compared.
         cuts: where the first payload divides the window, ascending, at beginnings of nanoseconds:
             sets that were made to have one XOR as a whole are then seen in parts.
-        limits: what the session may come to.
-        tuning: what was chosen by measuring.
+        limits: the limits of the session.
+        tuning: the parameters that were chosen by measuring.
     """
 
     cluster: int
@@ -97,17 +97,17 @@ class SessionConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Begin:
+class SessionBegin:
     """The initiator's first input."""
 
 
 @dataclass(frozen=True, slots=True)
-class Received:
+class PayloadReceived:
     """A frame of the peer.
 
     Attributes:
         payload: its ``ranges_data``.
-        count: how many IDs it says it holds, if it says so.
+        count: the number of its IDs, if it sends that.
         refusal: why it will not reconcile; empty if it will.
     """
 
@@ -117,31 +117,31 @@ class Received:
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class ReadAnswered:
     """The answer to the last ``ReadEffect``."""
 
-    answer: Answer
+    answer: ViewAnswer
 
 
 @dataclass(frozen=True, slots=True)
-class Ticked:
-    """Time has passed."""
+class TimePassed:
+    """A passage of time."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadEffect:
-    """Ask the view, and come back with ``Answered``."""
+    """A read of the view, which is to be answered by ``ReadAnswered``."""
 
-    read: Read
+    read: ViewRead
 
 
 @dataclass(frozen=True, slots=True)
-class Send:
-    """Send a frame.
+class SendPayload:
+    """A frame to send.
 
     Attributes:
         payload: its ``ranges_data``.
-        count: IDs held in the whole range, in the first frame.
+        count: the number of own IDs in the whole range, in the first frame.
         refusal: why this side will not reconcile; empty if it will.
     """
 
@@ -152,7 +152,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What a session came to.
+    """The result of a session.
 
     Attributes:
         to_send: IDs that the peer lacks, ascending; all of them are in the view.
@@ -161,10 +161,10 @@ class Result:
         bytes_sent: in payloads.
         bytes_received: in payloads.
         own_count: IDs in the view, in the window; None if it was never counted.
-        peer_count: what the peer said.
+        peer_count: the count that the peer sent.
         truncated: there are more differences than a session may report, or there may be.
         refusal: why nothing was reconciled; empty if something was.
-        window: what was reconciled; both bounds are ``LOWEST`` if nothing was.
+        window: the range that was reconciled; both bounds are ``LOWEST`` if none was.
     """
 
     to_send: SyncIds
@@ -180,16 +180,16 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
-    """Nothing follows."""
+class SessionEnded:
+    """The end, after which nothing follows."""
 
     result: Result
 
 
-Input = Begin | Received | Answered | Ticked
-Effect = ReadEffect | Send | Ended
+Input = SessionBegin | PayloadReceived | ReadAnswered | TimePassed
+Effect = ReadEffect | SendPayload | SessionEnded
 
-_Work = Generator[Read, Answer, list[Effect]]
+_Work = Generator[ViewRead, ViewAnswer, list[Effect]]
 
 
 class _State(Enum):
@@ -199,8 +199,8 @@ class _State(Enum):
     ENDED = "ended"
 
 
-class Session:
-    """One side of one reconciliation; fixed view, strictly one input at a time.
+class ReconcileSession:
+    """A side of one reconciliation; fixed view, strictly one input at a time.
 
     Raises:
         ValueError: an initiator without a window, or a responder with one.
@@ -224,23 +224,23 @@ class Session:
         self._counted_all = True  # no part of the territory is left out of the own count
         self._count_sent = False
         self._truncated = False
-        self._head = payload_head(config.cluster, config.shards)
+        self._head = encode_head(config.cluster, config.shards)
         self._usual = True  # no view has said yet that payloads need more than compiled code
         self._to_send = SyncIds.empty()
         self._to_receive = SyncIds.empty()
 
     @property
     def ended(self) -> bool:
-        """Whether the session takes no more input."""
+        """True if the session accepts no more input."""
         return self._state is _State.ENDED
 
     def step(self, now_ns: int, given: Input) -> list[Effect]:
-        """Take an input; the effects are to be carried out in their order.
+        """Accept an input; the effects are to be carried out in their order.
 
         Raises:
             SessionStateError: the state does not allow the input; nothing has changed.
-            MalformedPayload: the peer's payload is not what the specification says.
-            LimitExceeded: a payload, or the session, is larger than allowed.
+            MalformedPayloadError: the peer's payload is not what the specification says.
+            PayloadLimitError: a payload, or the session, is larger than allowed.
         """
         work = self._accept(given)
         if self._began_ns is None:
@@ -248,11 +248,11 @@ class Session:
         allowed, elapsed_ns = self._config.limits.max_seconds, now_ns - self._began_ns
         try:
             if elapsed_ns > allowed * NS_PER_S:
-                raise SessionLimitExceeded("max_seconds", allowed, elapsed_ns // NS_PER_S)
+                raise SessionLimitError("max_seconds", allowed, elapsed_ns // NS_PER_S)
             if work is not None:
                 self._work = work
                 return self._advance(None)
-            return self._advance(given.answer) if isinstance(given, Answered) else []
+            return self._advance(given.answer) if isinstance(given, ReadAnswered) else []
         except BaseException:
             self._state = _State.ENDED
             self._work = None
@@ -271,23 +271,25 @@ class Session:
         assert len(self._to_send) + len(self._to_receive) <= self._config.limits.max_differences
 
     def _accept(self, given: Input) -> _Work | None:
-        """The work that an input begins, if any."""
+        """Return the work that an input begins, if any."""
         state, initiator = self._state, self._role is Role.INITIATOR
         match given:
-            case Ticked() if state is not _State.ENDED:
+            case TimePassed() if state is not _State.ENDED:
                 return None
-            case Begin() if initiator and state is _State.NEW:
+            case SessionBegin() if initiator and state is _State.NEW:
                 return self._begin()
-            case Received() if state is _State.WAITING or (state is _State.NEW and not initiator):
+            case PayloadReceived() if state is _State.WAITING or (
+                state is _State.NEW and not initiator
+            ):
                 return self._answer(given)
-            case Answered() if state is _State.READING:
+            case ReadAnswered() if state is _State.READING:
                 return None
         raise SessionStateError(
             f"{type(given).__name__} is not possible in a session of the {self._role.value} that"
             f" is {state.value}: see the table of transitions"
         )
 
-    def _advance(self, answer: Answer | None) -> list[Effect]:
+    def _advance(self, answer: ViewAnswer | None) -> list[Effect]:
         assert self._work is not None
         try:
             read = next(self._work) if answer is None else self._work.send(answer)
@@ -295,14 +297,14 @@ class Session:
             self._work = None
             effects: list[Effect] = done.value
             # Nothing follows the end.
-            ended = isinstance(effects[-1], Ended)
+            ended = isinstance(effects[-1], SessionEnded)
             self._state = _State.ENDED if ended else _State.WAITING
             return effects
         self._state = _State.READING
         return [ReadEffect(read)]
 
     def _begin(self) -> _Work:
-        """The first payload: a Skip up to the window, a fingerprint over each of its parts."""
+        """Send the first payload: a Skip up to the window, a fingerprint over each of its parts."""
         config = self._config
         assert config.window is not None
         lower, upper = max(config.window[0], config.horizon), config.window[1]
@@ -313,7 +315,7 @@ class Session:
         ends = [*(cut for cut in config.cuts if lower < cut < upper), upper]
         parts = (reach(start, end) for start, end in zip([lower, *ends], ends, strict=False))
         bounds = SyncIds.of_bounds([lower, *(bound for part in parts for bound in part)])
-        answer = yield Read(measure=Spans(bounds[:-1], bounds[1:]))
+        answer = yield ViewRead(measure=Spans(bounds[:-1], bounds[1:]))
         measured = answer.measured
         assert measured is not None
         self._own_count = int(measured.counts.sum())
@@ -334,8 +336,7 @@ class Session:
         )
         return [self._send(encode(Payload(config.cluster, config.shards, ranges)))]
 
-    def _answer(self, given: Received) -> _Work:
-        """What to do about a frame of the peer."""
+    def _answer(self, given: PayloadReceived) -> _Work:
         self._bytes_received += len(given.payload)
         if self._peer_count is None:
             self._peer_count = given.count
@@ -344,8 +345,8 @@ class Session:
         reply = yield from self._direct(given)
         return (yield from self._by_turn(given)) if reply is None else self._replied(reply)
 
-    def _direct(self, given: Received) -> Generator[Read, Answer, Reply | None]:
-        """The reply to a frame by compiled code; None: a turn has to find it."""
+    def _direct(self, given: PayloadReceived) -> Generator[ViewRead, ViewAnswer, Reply | None]:
+        """Return the reply by compiled code; None: a turn has to find it."""
         territory, payload = self._territory, given.payload
         lower, upper = territory or (self._config.horizon, (MAX_TIMESTAMP_NS, LOWEST[1]))
         limits = self._config.limits.payload
@@ -356,7 +357,7 @@ class Session:
         if not (usual and payload.startswith(self._head)):
             return None
         direct = Direct(payload, len(self._head), lower[0], upper[0], self._rules())
-        found = (yield Read(direct=direct)).direct
+        found = (yield ViewRead(direct=direct)).direct
         if found is None:
             self._usual = False
             return None
@@ -365,8 +366,8 @@ class Session:
             self._counted_all = found.whole
         return found.reply
 
-    def _by_turn(self, given: Received) -> _Work:
-        """The same for any payload and view, step by step."""
+    def _by_turn(self, given: PayloadReceived) -> _Work:
+        """Compute the answer to any payload from any view, step by step."""
         payload = decode(given.payload, self._config.limits.payload)
         mismatch = self._mismatch(payload) if len(given.payload) > 1 else ""
         if given.refusal or not len(payload.ranges):
@@ -390,11 +391,11 @@ class Session:
     def _count_round(self) -> None:
         allowed = self._config.limits.max_rounds
         if self._rounds == allowed:
-            raise SessionLimitExceeded("max_rounds", allowed, allowed + 1)
+            raise SessionLimitError("max_rounds", allowed, allowed + 1)
         self._rounds += 1
 
     def _mismatch(self, payload: Payload) -> str:
-        """Why the sides must not reconcile; empty if they may."""
+        """Return why the sides must not reconcile; empty if they may."""
         config = self._config
         if (payload.cluster, payload.shards) == (config.cluster, config.shards):
             return ""
@@ -408,7 +409,7 @@ class Session:
         )
 
     def _asked_territory(self, ranges: Ranges) -> Bounds | None:
-        """What the responder is asked about, above its horizon."""
+        """Return the bounds that the responder is asked about, above its horizon."""
         asked = asked_about(ranges)
         if asked is None:
             return None
@@ -429,7 +430,7 @@ class Session:
             tuning=config.tuning,
             ordinal=ordinal,
             large=self._large,
-            held=self._own_count if self._counted_all else None,
+            known_count=self._own_count if self._counted_all else None,
         )
 
     def _record(self, reply: Reply) -> None:
@@ -437,23 +438,23 @@ class Session:
         self._to_send = _united(self._to_send, reply.to_send)
         self._to_receive = _united(self._to_receive, reply.to_receive)
         if self._own_count is None:
-            self._own_count = reply.held
-            self._large = reply.held >= self._config.tuning.large_count
+            self._own_count = reply.own_count
+            self._large = reply.own_count >= self._config.tuning.large_count
 
-    def _send(self, payload: bytes, refusal: str = "") -> Send:
+    def _send(self, payload: bytes, refusal: str = "") -> SendPayload:
         if self._role is Role.INITIATOR:
             self._count_round()
         self._bytes_sent += len(payload)
         count = None if self._count_sent or refusal else self._own_count
         self._count_sent = True
-        return Send(payload, count, refusal)
+        return SendPayload(payload, count, refusal)
 
-    def _end(self, refusal: str = "") -> Ended:
+    def _end(self, refusal: str = "") -> SessionEnded:
         # A side that leaves differences out answers as if there were no more of them. The peer is
         # shown as many as a session may report, and knows by that.
         found = len(self._to_send) + len(self._to_receive)
         full = found == self._config.limits.max_differences
-        return Ended(
+        return SessionEnded(
             Result(
                 to_send=self._to_send,
                 to_receive=self._to_receive,
@@ -470,13 +471,13 @@ class Session:
 
 
 def _united(ids: SyncIds, more: list[SyncIds]) -> SyncIds:
-    """IDs with some that were found later; ascending, each once."""
+    """Return IDs with some that were found later; ascending, each once."""
     added = [some for some in more if len(some)]
     return ordered(SyncIds.join([ids, *added])) if added else ids
 
 
 def _listed(shards: list[int]) -> str:
-    """Shards for a sentence; not more of them than a reader can use."""
+    """Return shards for a sentence; not more of them than a reader can use."""
     if not shards:
         return "none"
     shown = ", ".join(map(str, shards[:16]))

@@ -1,10 +1,10 @@
-"""What a session asks of the IDs that are held, and what it is told.
+"""The reads of a session, and the seam of storage that answers them.
 
-A session never touches storage. It emits one ``Read`` per payload, a batch of questions about
-many spans, and a ``View`` answers: the index in memory, summaries in a database, or a layer of
-one over the other. A view is fixed: what is stored while it is open does not change an answer
-(WAKU-SYNC, "Responding to a RangesData payload", where each range is compared with one local
-range).
+A session never touches storage. It emits one ``ViewRead`` per payload, a batch of questions about
+many spans, and a view answers: the index in memory (`reconcile.index.IndexView`), or summaries in a
+database (`reconcile.summaries.summary.SummaryView`), which load what they lack. A view is fixed: an
+answer never changes while it is open (WAKU-SYNC, "Responding to a RangesData payload", where each
+range is compared with one local range).
 """
 
 from dataclasses import dataclass, field
@@ -45,7 +45,7 @@ class Spans:
         return len(self.lower)
 
     def __getitem__(self, selection: slice | NDArray[np.int64] | NDArray[np.bool_]) -> "Spans":
-        """Some of them: a slice, an ascending index array or a mask."""
+        """Select spans by a slice, an ascending index array or a mask."""
         if isinstance(selection, slice):
             return Spans(self.lower[selection], self.upper[selection])
         at: NDArray[Any] = selection.nonzero()[0] if selection.dtype.kind == "b" else selection
@@ -56,19 +56,19 @@ class Spans:
 
     @classmethod
     def empty(cls) -> "Spans":
-        """None at all."""
+        """Return no spans."""
         return cls(SyncIds.empty(), SyncIds.empty())
 
     @classmethod
     def of(cls, pairs: list[tuple[SyncId, SyncId]]) -> "Spans":
-        """These (lower, upper) pairs, in this order."""
+        """Return the spans of (lower, upper) pairs, in this order."""
         return cls(
             SyncIds.of(lower for lower, _ in pairs),
             SyncIds.of(upper for _, upper in pairs),
         )
 
     def pairs(self) -> list[tuple[SyncId, SyncId]]:
-        """All of them as (lower, upper), one by one."""
+        """Return all spans as (lower, upper) pairs."""
         return list(zip(self.lower.pairs(), self.upper.pairs(), strict=True))
 
     def check(self) -> None:
@@ -83,7 +83,7 @@ class Spans:
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
+class ViewRead:
     """A batch of questions; each is answered independently of the others.
 
     Attributes:
@@ -104,7 +104,7 @@ class Read:
 
     @property
     def asks(self) -> bool:
-        """Is there any question in it."""
+        """True if there is any question in it."""
         if self.measure is not None or self.split is not None:
             return True
         return self.items is not None or self.probe is not None
@@ -119,7 +119,7 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class SpanParts:
     """Spans, cut into parts; consecutive parts of a span touch and together are the span.
 
     Every upper bound but a span's last is one that WAKU-SYNC's encoding can express directly
@@ -150,12 +150,12 @@ class Items:
 
 @dataclass(frozen=True, slots=True)
 class Probed:
-    """Which span has exactly one ID with the hash that was looked for.
+    """The result of looking for hashes.
 
     Attributes:
         found: ``(n,)`` that ID; unspecified where there is no hit.
         hit: ``(n,)``. A view may say no where looking would cost too much.
-        alone: ``(n,)`` no other ID that is held has the same timestamp, where there is a hit;
+        alone: ``(n,)`` no other ID of the view has the same timestamp, where there is a hit;
             None if the view does not know.
     """
 
@@ -165,11 +165,11 @@ class Probed:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What a ``Read`` asked for; None where it did not ask, or has to ask otherwise (`direct`)."""
+class ViewAnswer:
+    """The answer to a ``ViewRead``; None where it did not ask, or has to ask otherwise."""
 
     measured: Measured | None = None
-    parts: Parts | None = None
+    parts: SpanParts | None = None
     items: Items | None = None
     probed: Probed | None = None
     direct: "DirectReply | None" = None
@@ -178,10 +178,10 @@ class Answer:
 class View(Protocol):
     """A fixed, ordered set of IDs that answers reads."""
 
-    def answer(self, read: Read) -> Answer:
-        """The answer to a batch of questions."""
+    def answer(self, read: ViewRead) -> ViewAnswer:
+        """Return the answer to a batch of questions."""
 
 
 def no_fingerprints(count: int) -> NDArray[np.uint64]:
-    """``(count, 4)`` fingerprints of nothing."""
+    """Return ``(count, 4)`` fingerprints of no IDs."""
     return np.zeros((count, HASH_WORDS), np.uint64)

@@ -10,8 +10,7 @@ from typing import Final
 
 from reconcile.ids import SyncIds
 from reconcile.lattice import LatticeSum
-from reconcile.summaries.loading import Loaded, Needs
-from reconcile.summaries.summary import SummaryView
+from reconcile.summaries.summary import Loaded, Needs, SummaryView
 from sim.database import Unavailable
 from sim.dice import Dice
 from sim.limits import MAX_COLD_VIEWS

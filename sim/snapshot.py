@@ -9,8 +9,8 @@ import numpy as np
 
 from reconcile.ids import LOWEST, SyncId, SyncIds
 from reconcile.lattice import LatticeSum
-from reconcile.summaries.buckets import Buckets
-from reconcile.summaries.loading import Loaded, NeedBuckets, NeedHashes, NeedIds, Needs
+from reconcile.summaries.buckets import TimeBuckets as Buckets
+from reconcile.summaries.summary import Loaded, NeedBuckets, NeedHashes, NeedIds, Needs
 from store.domain.hub import START, Place
 from store.domain.view import Times
 from storenode.message.limits import CONTENT_DIGEST_BYTES

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
-from reconcile.errors import LimitExceeded, MalformedPayload
+from reconcile.errors import MalformedPayloadError, PayloadLimitError
 from sim.calls import Closed, End, Ended, Identity, Status
 from sim.marks import Mark
 from sim.process import Process
@@ -50,8 +50,8 @@ _FAULTS: Final = {
 _STATUSES: Final[tuple[tuple[type[Exception], Status], ...]] = (
     (StoreUnavailable, Status.UNAVAILABLE),
     (StoreBusy, Status.RESOURCE_EXHAUSTED),
-    (MalformedPayload, Status.INVALID_ARGUMENT),
-    (LimitExceeded, Status.RESOURCE_EXHAUSTED),
+    (MalformedPayloadError, Status.INVALID_ARGUMENT),
+    (PayloadLimitError, Status.RESOURCE_EXHAUSTED),
     (ProtocolBroken, Status.INVALID_ARGUMENT),
     (PeerSilent, Status.DEADLINE_EXCEEDED),
     (FrameTooLarge, Status.RESOURCE_EXHAUSTED),

@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from reconcile.ids import END, SyncId
-from reconcile.view import Read, Spans
+from reconcile.view import Spans
+from reconcile.view import ViewRead as Read
 from sim.index import SimColdView, SimIds
 from sim.marks import Mark
 from sim.process import Process

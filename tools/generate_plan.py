@@ -35,7 +35,7 @@ NAMED_BYTES = 75.0  # a Skip and a set of one item
 DIFFERENCE_BYTES = 31.0  # one difference in the answer to a set: a half of them carry a hash
 PROBE_BYTES = 0.2  # what searching an item takes, as the time that goes with so many bytes
 
-TEXT = '''"""How finely to split: made by `tools/generate_plan.py`, never edited."""
+TEXT = '''"""The tables of how finely to split: made by `tools/generate_plan.py`, never edited."""
 
 TABLES = (
 {lines}

@@ -4,8 +4,8 @@
 directory that it removes, and, in a process that has them preloaded, does two things with it:
 
 1. it mutates payloads, decodes each with the kernel and without, and has a session answer it both
-   ways, and does the same with frames of the compact mode, a quarter as many: results, refusals
-   and answers must be the same;
+   ways: results, refusals and answers must be the same. Of frames of the compact mode, a quarter
+   as many, each must be refused, answered, or lead to a result that the sets permit;
 2. with ``--tests`` it runs the unit tests of `reconcile`, which compare every other entry point.
 
 A finding ends it with code 1 and the seed, or the sanitizer's report. Needs gcc or clang.
@@ -30,11 +30,15 @@ from typing import TYPE_CHECKING, Any, Final
 from bench.hostile.fuzzing.mutations import MUTATIONS
 
 if TYPE_CHECKING:
-    from reconcile.compact.session import Initiator, Responder
+    from reconcile.compact.session import CompactInitiator, CompactResponder
+    from reconcile.ids import SyncId
     from reconcile.index import IndexView
+
+    CompactSide = CompactInitiator | CompactResponder
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 SOURCES: Final = ROOT / "reconcile/native"
+
 MODULE: Final = "reconcile._kernel"
 FLAGS: Final = (
     *("-std=c11", "-O1", "-g", "-shared", "-fPIC", "-fno-omit-frame-pointer"),
@@ -146,7 +150,6 @@ def _fuzz(seed: int, count: int) -> int:
 
 
 def _fuzz_compact(seed: int, count: int) -> int:
-    from reconcile import kernel  # noqa: PLC0415
     from reconcile.compact import plan  # noqa: PLC0415
 
     usual = plan.NEAR_ITEMS
@@ -154,68 +157,65 @@ def _fuzz_compact(seed: int, count: int) -> int:
     given = _compact_world(random.Random(seed))
     plan.NEAR_ITEMS = FEW_ITEMS  # type: ignore[misc]
     given += _compact_world(random.Random(seed))
-    frames = [frame for _, frame in given]
+    frames = [frame for _, frame, _ in given]
     for number in range(seed, seed + count):
         rng = random.Random(number)
         plan.NEAR_ITEMS = rng.choice((usual, FEW_ITEMS))  # type: ignore[misc]
-        side, frame = rng.choice(given)
+        side, frame, lacking = rng.choice(given)
         data = _mutated(rng, frame, frames)
-        compiled = _compact_outcome(copy(side), data)
-        with kernel.python_only():
-            plain = _compact_outcome(copy(side), data)
-        if compiled != plain:
-            print(f"seed {number}: {data.hex()}\ncompiled: {compiled}\nplain:    {plain}")
+        if not _is_harmless(copy(side), data, set(lacking)):
+            print(f"seed {number}: {data.hex()}\nthe result is wrong")
             return 1
-    print(f"{count:,} compact frames from seed {seed}: compiled code and Python agree on all")
+    print(f"{count:,} compact frames from seed {seed}: each was refused, answered or harmless")
     return 0
 
 
-def _compact_world(rng: random.Random) -> list[tuple[Initiator | Responder, bytes]]:
-    """Sides of sessions with few and with more differences, before each frame that one receives."""
-    from reconcile.compact.session import Initiator, Responder  # noqa: PLC0415
+def _compact_world(rng: random.Random) -> list[tuple[CompactSide, bytes, list[SyncId]]]:
+    """Return sides before each frame that one receives, and the IDs that the other side lacks."""
+    from reconcile.compact.session import CompactInitiator, CompactResponder  # noqa: PLC0415
     from reconcile.ids import END, LOWEST, SyncIds  # noqa: PLC0415
     from reconcile.index import IndexView  # noqa: PLC0415
 
     spread = sorted({(rng.randrange(10**15), rng.randbytes(32)) for _ in range(3_000)})
-    found: list[tuple[Initiator | Responder, bytes]] = []
+    found: list[tuple[CompactSide, bytes, list[SyncId]]] = []
     for lacking, gap in ((1, 0), (4, 0), (50, 0), (600, 0), (20, 300), (30, 0)):
         at_once = sorted((7, hash_) for _, hash_ in spread)
         ids = at_once if lacking == AT_ONCE else spread
-        views = [
-            IndexView.of(SyncIds.of(sorted(rng.sample(some, len(some) - lacking))))
-            for some in (ids[:500] + ids[500 + gap :], ids)
+        sets = [
+            rng.sample(some, len(some) - lacking) for some in (ids[:500] + ids[500 + gap :], ids)
         ]
+        alone = [sorted(set(sets[side]) - set(sets[1 - side])) for side in (0, 1)]
+        views = [IndexView.of(SyncIds.of(some)) for some in sets]
         nonces = rng.randbytes(16), rng.randbytes(16)
-        first = Initiator(views[0], (LOWEST, END), nonces[0])
+        first = CompactInitiator(views[0], (LOWEST, END), nonces[0])
         first.agree(nonces[1])
-        sides = first, Responder(views[1], (LOWEST, END), nonces, first.claim)
+        sides = first, CompactResponder(views[1], (LOWEST, END), nonces, first.claim)
         frame, receiver = first.begin(), 1
         while frame:
-            found.append((copy(sides[receiver]), frame))
+            found.append((copy(sides[receiver]), frame, alone[receiver]))
             frame, receiver = sides[receiver].receive(frame).frame or b"", 1 - receiver
     return found
 
 
-def _compact_outcome(side: Initiator | Responder, data: bytes) -> tuple[object, ...]:
-    """What a side answers to a frame and has found, or what it says against it."""
-    from reconcile.compact.outcome import Found  # noqa: PLC0415
-    from reconcile.errors import LimitExceeded, MalformedCompact  # noqa: PLC0415
+def _is_harmless(side: CompactSide, data: bytes, lacking: set[SyncId]) -> bool:
+    """Return True if a side refuses a frame, answers it, or sends only what the peer lacks."""
+    from reconcile.compact.session import CompactResult  # noqa: PLC0415
+    from reconcile.errors import MalformedCompactError, PayloadLimitError  # noqa: PLC0415
 
     try:
         step = side.receive(data)
-    except (MalformedCompact, LimitExceeded) as refusal:
-        return type(refusal).__name__, str(refusal)
-    if not isinstance(step.outcome, Found):
-        return step.frame, step.outcome
-    expected = step.outcome.to_receive
-    return step.frame, step.outcome.to_send.pairs(), expected.shorts.tolist(), expected.xor.tolist()
+    except (MalformedCompactError, PayloadLimitError):
+        return side.ended
+    return not isinstance(step.outcome, CompactResult) or lacking.issuperset(step.outcome.to_send)
 
 
 def _world(rng: random.Random) -> tuple[IndexView, list[bytes]]:
     """A view, and payloads that one side of a session with another sends."""
     from reconcile.ids import END, LOWEST, SyncIds  # noqa: PLC0415
     from reconcile.index import IndexView  # noqa: PLC0415
-    from reconcile.session import Begin, Role, Session, SessionConfig  # noqa: PLC0415
+    from reconcile.session import ReconcileSession as Session  # noqa: PLC0415
+    from reconcile.session import Role, SessionConfig  # noqa: PLC0415
+    from reconcile.session import SessionBegin as Begin  # noqa: PLC0415
 
     ids = sorted({(rng.randrange(10**15), rng.randbytes(32)) for _ in range(3_000)})
     ids += [(ids[-1][0] + 1, rng.randbytes(32)) for _ in range(40)]
@@ -230,7 +230,9 @@ def _world(rng: random.Random) -> tuple[IndexView, list[bytes]]:
 
 def _sent(session: Any, first: Any, own: IndexView, other: IndexView) -> list[bytes]:  # noqa: ANN401
     """What both sides of a session say until its end."""
-    from reconcile.session import Received, Role, Session, SessionConfig  # noqa: PLC0415
+    from reconcile.session import PayloadReceived as Received  # noqa: PLC0415
+    from reconcile.session import ReconcileSession as Session  # noqa: PLC0415
+    from reconcile.session import Role, SessionConfig  # noqa: PLC0415
 
     peer = Session(Role.RESPONDER, SessionConfig(cluster=1, shards=()))
     sides, said = [(session, own), (peer, other)], []
@@ -244,23 +246,25 @@ def _sent(session: Any, first: Any, own: IndexView, other: IndexView) -> list[by
 
 def _step(session: Any, view: IndexView, given: Any) -> bytes | None:  # noqa: ANN401
     """The payload that a session answers with; None: none."""
-    from reconcile.session import Answered, ReadEffect, Send  # noqa: PLC0415
+    from reconcile.session import ReadAnswered, ReadEffect, SendPayload  # noqa: PLC0415
 
     sent, inputs = None, [given]
     while inputs:
         for effect in session.step(0, inputs.pop()):
             match effect:
                 case ReadEffect():
-                    inputs.append(Answered(view.answer(effect.read)))
-                case Send():
+                    inputs.append(ReadAnswered(view.answer(effect.read)))
+                case SendPayload():
                     sent = effect.payload
     return sent
 
 
 def _outcome(given: list[bytes], view: IndexView) -> tuple[object, ...]:
     """The answer to the last of some payloads, and what was found, or what is said against it."""
-    from reconcile.codec import LimitExceeded, MalformedPayload  # noqa: PLC0415
-    from reconcile.session import Received, Role, Session, SessionConfig  # noqa: PLC0415
+    from reconcile.codec import MalformedPayloadError, PayloadLimitError  # noqa: PLC0415
+    from reconcile.session import PayloadReceived as Received  # noqa: PLC0415
+    from reconcile.session import ReconcileSession as Session  # noqa: PLC0415
+    from reconcile.session import Role, SessionConfig  # noqa: PLC0415
 
     session = Session(Role.RESPONDER, SessionConfig(cluster=1, shards=()))
     try:
@@ -268,7 +272,7 @@ def _outcome(given: list[bytes], view: IndexView) -> tuple[object, ...]:
             answer = _step(session, view, Received(data))
         found = session._to_send, session._to_receive  # the result is only of a session that ends
         return answer, *(ids.pairs() for ids in found)
-    except (MalformedPayload, LimitExceeded) as refusal:
+    except (MalformedPayloadError, PayloadLimitError) as refusal:
         return type(refusal).__name__, str(refusal)
 
 

@@ -11,17 +11,12 @@ import grpc
 
 from reconcile.ids import END, LOWEST, SyncIds
 from reconcile.index import IndexView
-from reconcile.session import (
-    Answered,
-    Begin,
-    Input,
-    ReadEffect,
-    Received,
-    Role,
-    Send,
-    SessionConfig,
-)
-from reconcile.session import Session as Machine
+from reconcile.session import Input, ReadEffect, Role, SessionConfig
+from reconcile.session import PayloadReceived as Received
+from reconcile.session import ReadAnswered as Answered
+from reconcile.session import ReconcileSession as Machine
+from reconcile.session import SendPayload as Send
+from reconcile.session import SessionBegin as Begin
 from storenode.message.hashing import message_hash
 from storenode.wire.storenode.v1.peer_pb2 import ReconcileFrame, TransferFrame
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic

@@ -1,7 +1,7 @@
-"""An answer: its ranges, put together from pieces in any order of making, and its bytes.
+"""The answer to a payload: its ranges, assembled from pieces in any order, and its bytes.
 
-A piece is a range that says something: a fingerprint or an item set. What lies between two pieces
-is settled and becomes a Skip. A bound that the encoding cannot express after the one before it is
+A piece is a range with a fingerprint or an item set. The range between two pieces is settled and
+becomes a Skip. A bound that the encoding cannot express after the one before it is
 reached through others (rulings on WAKU-SYNC, "Delta-encoded bounds"): more Skips on the way to a
 piece, more sets of the same kind inside a set. Fingerprints need no such help, since they are only
 made over spans whose upper bound follows their lower one.
@@ -26,6 +26,8 @@ from reconcile.ids import (
     less,
     rows_differ,
 )
+from reconcile.view import Items, SpanParts, Spans
+from storenode.message.limits import HASH_BYTES
 
 LARGEST_MERGED_SET = 256
 """Items, about, up to which touching sets are put together: together they take fewer bytes."""
@@ -35,13 +37,13 @@ _PLACES = np.arange(32)
 
 
 def piece_keys(sources: Ints, places: Ints | int = 0) -> Ints:
-    """Keys of pieces that answer these questions, at these places in each answer."""
+    """Return keys of pieces that answer these questions, at these places in each answer."""
     return np.asarray((sources << _PLACE_BITS) + places)
 
 
 @dataclass(frozen=True, slots=True)
 class FingerprintPieces:
-    """k ranges with the fingerprints of what is held in them.
+    """The ranges, k of them, that are answered by fingerprints.
 
     Attributes:
         keys: (k,) which question each answers, and its place in that answer; ascending.
@@ -59,7 +61,7 @@ class FingerprintPieces:
         return len(self.keys)
 
     def before(self, cut: int) -> FingerprintPieces:
-        """Those that answer earlier questions."""
+        """Return the pieces that answer earlier questions."""
         end = int(np.searchsorted(self.keys, cut << _PLACE_BITS))
         return FingerprintPieces(
             self.keys[:end], self.lower[:end], self.upper[:end], self.fingerprints[:end]
@@ -68,7 +70,7 @@ class FingerprintPieces:
 
 @dataclass(frozen=True, slots=True)
 class SetPieces:
-    """k ranges with the items that are held in them.
+    """The ranges, k of them, that are answered by their items.
 
     Attributes:
         keys: (k,) which question each answers, and its place in that answer; ascending.
@@ -90,7 +92,7 @@ class SetPieces:
         return len(self.keys)
 
     def before(self, cut: int) -> SetPieces:
-        """Those that answer earlier questions."""
+        """Return the pieces that answer earlier questions."""
         end = int(np.searchsorted(self.keys, cut << _PLACE_BITS))
         items = self.items[: int(self.counts[:end].sum())]
         return SetPieces(
@@ -103,8 +105,8 @@ class SetPieces:
         )
 
 
-def _merged(pieces: SetPieces) -> SetPieces:
-    """Sets that touch as one set, as long as that is not too large."""
+def _merge(pieces: SetPieces) -> SetPieces:
+    """Merge sets that touch, as long as they are not too large."""
     if len(pieces) < 2:
         return pieces
     begins = np.ones(len(pieces), np.bool_)
@@ -130,8 +132,8 @@ def _merged(pieces: SetPieces) -> SetPieces:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
-    """What pieces come to.
+class ComposedPayload:
+    """The payload that pieces make.
 
     Attributes:
         ranges: how many.
@@ -150,8 +152,8 @@ def compose(
     fingerprints: list[FingerprintPieces],
     sets: list[SetPieces],
     allowed: tuple[int, int],
-) -> Written:
-    """Put pieces together and encode them.
+) -> ComposedPayload:
+    """Assemble pieces and encode them.
 
     Args:
         cluster: sent with the payload.
@@ -163,14 +165,14 @@ def compose(
     ranges = assemble(fingerprints, sets)
     count, items = len(ranges), len(ranges.items)
     if count > allowed[0] or items > allowed[1]:
-        return Written(count, items, None)
-    return Written(count, items, encode(Payload(cluster, shards, ranges)))
+        return ComposedPayload(count, items, None)
+    return ComposedPayload(count, items, encode(Payload(cluster, shards, ranges)))
 
 
 def assemble(fingerprints: list[FingerprintPieces], sets: list[SetPieces]) -> Ranges:
-    """All pieces in the order of their keys, with Skips between them."""
+    """Assemble all pieces in the order of their keys, with Skips between them."""
     fingerprints = [pieces for pieces in fingerprints if len(pieces)]
-    sets = [_merged(pieces) for pieces in sets if len(pieces)]
+    sets = [_merge(pieces) for pieces in sets if len(pieces)]
     groups: list[FingerprintPieces | SetPieces] = [*fingerprints, *sets]
     if not groups:
         return Ranges.empty()
@@ -201,7 +203,7 @@ def assemble(fingerprints: list[FingerprintPieces], sets: list[SetPieces]) -> Ra
 
 @dataclass(frozen=True, slots=True)
 class _Bounds:
-    """Bounds; hashes are None where all are zero, as nearly always, and then never moved.
+    """The bounds of pieces; hashes are None where all are zero, as nearly always.
 
     Attributes:
         timestamps: (n,).
@@ -215,19 +217,19 @@ class _Bounds:
         return len(self.timestamps)
 
     def take(self, order: Ints) -> _Bounds:
-        """Some, in another order."""
+        """Return some, in another order."""
         hashes = None if self.hashes is None else self.hashes.take(order)
         return _Bounds(self.timestamps.take(order), hashes)
 
     def ids(self) -> SyncIds:
-        """As everybody else has them."""
+        """Return the same as `SyncIds`."""
         if self.hashes is None:
             return SyncIds.at_times(self.timestamps)
         return SyncIds(self.timestamps, from_opaque(self.hashes))
 
 
 def _bounds(groups: list[FingerprintPieces | SetPieces]) -> tuple[_Bounds, _Bounds]:
-    """Lower and upper bounds of all pieces, one group after the other."""
+    """Return lower and upper bounds of all pieces, one group after the other."""
     every = [[group.lower for group in groups], [group.upper for group in groups]]
     filled = any(ids.has_hashes() for side in every for ids in side)
     lower, upper = (
@@ -241,13 +243,13 @@ def _bounds(groups: list[FingerprintPieces | SetPieces]) -> tuple[_Bounds, _Boun
 
 
 def _rows(words: Words, order: Ints) -> Words:
-    """Some rows of hashes as words, in another order."""
+    """Return some rows of hashes as words, in another order."""
     opaque = words.view(OPAQUE_HASH).reshape(-1).take(order)
     return opaque.view(np.uint64).reshape(-1, HASH_WORDS)
 
 
 def _segments(counts: Ints, order: Ints) -> Ints:
-    """Indices that bring segments of such lengths into another order."""
+    """Return indices that bring segments of such lengths into another order."""
     starts = np.cumsum(counts) - counts
     lengths = counts[order]
     ends = np.cumsum(lengths)
@@ -257,7 +259,7 @@ def _segments(counts: Ints, order: Ints) -> Ints:
 def _with_skips(
     lower: _Bounds, upper: _Bounds, kinds: NDArray[np.uint8]
 ) -> tuple[_Bounds, NDArray[np.uint8]]:
-    """Put a Skip before each piece that does not begin where the one before it ended."""
+    """Insert a Skip before each piece that does not begin where the one before it ended."""
     apart = np.empty(len(lower), np.bool_)
     apart[0] = lower.timestamps[0] != 0
     np.not_equal(lower.timestamps[1:], upper.timestamps[:-1], out=apart[1:])
@@ -285,7 +287,7 @@ def _with_skips(
 
 
 def _expressed(ranges: Ranges) -> Ranges:
-    """Lead to every bound through bounds that can be expressed."""
+    """Insert bounds so that each can be expressed."""
     lower = ranges.lower
     bad = np.flatnonzero(~expressible(lower, ranges.upper))
     if not len(bad):
@@ -316,7 +318,7 @@ def _expressed(ranges: Ranges) -> Ranges:
 
 
 def _cut_sets(counts: Ints, added: Ints, upper: SyncIds, items: SyncIds) -> Ints:
-    """Counts of sets of which some were cut into several, with these upper bounds."""
+    """Return the counts of sets of which some were cut, with these upper bounds."""
     cut = np.repeat(counts, added + 1)
     item_at = np.cumsum(counts) - counts
     piece_at = np.arange(len(counts)) + np.cumsum(added) - added
@@ -335,7 +337,7 @@ def _cut_sets(counts: Ints, added: Ints, upper: SyncIds, items: SyncIds) -> Ints
 
 
 def reach_all(previous: SyncIds, targets: SyncIds) -> tuple[Ints, SyncIds]:
-    """The bounds on the way from each of some bounds to a greater one, without the last step.
+    """Return the bounds between each of some bounds and a greater one, without the last step.
 
     Returns:
         (k,) the row that each belongs to, ascending, and (k,) the bounds.
@@ -351,3 +353,114 @@ def reach_all(previous: SyncIds, targets: SyncIds) -> tuple[Ints, SyncIds]:
     rows, lengths = np.nonzero(wanted)
     hashes = np.where(lengths[:, None] > _PLACES, targets.hashes[rows], HASH_DTYPE(0))
     return rows, SyncIds(targets.timestamps[rows], np.ascontiguousarray(hashes))
+
+
+# Pieces of what a view returned
+
+GAUGE_PARTS = 64
+"""Into how many parts a gauge is cut before they are put together to larger and larger ones."""
+
+_GAUGE_STARTS = np.array([0, 1, 2, 4, 8, 16, 32])
+_MIN_GAUGED_ITEMS = 64
+_FINER_BITS = 8
+
+
+def whole_sets(sources: Ints, spans: Spans, items: Items) -> SetPieces:
+    """Return unreconciled sets of all IDs in some questions' spans."""
+    counts = items.offsets[1:] - items.offsets[:-1]
+    return SetPieces(piece_keys(sources), spans.lower, spans.upper, counts, items.ids, False)
+
+
+def shown_sets(sources: Ints, spans: Spans, items: Items) -> SetPieces:
+    """Return reconciled sets of all IDs in spans inside some questions'."""
+    counts = items.offsets[1:] - items.offsets[:-1]
+    return SetPieces(piece_keys(sources), spans.lower, spans.upper, counts, items.ids, True)
+
+
+def part_spans(lower: SyncIds, parts: SpanParts) -> Spans:
+    """Return the span of every part; `lower` are the lower bounds of the spans that were cut."""
+    starts, upper = parts.offsets[:-1], parts.upper
+    timestamps = np.empty_like(upper.timestamps)
+    timestamps[1:] = upper.timestamps[:-1]
+    timestamps[starts] = lower.timestamps
+    if lower.plain and upper.plain:
+        return Spans(SyncIds.at_times(timestamps), upper)
+    hashes = np.empty((len(timestamps), HASH_BYTES), HASH_DTYPE)
+    hashes[1:] = upper.hashes[:-1]
+    hashes[starts] = lower.hashes
+    return Spans(SyncIds(timestamps, hashes), upper)
+
+
+def choose_gauges(parts: SpanParts, gauges: int) -> Ints:
+    """Choose some parts, evenly spread, that are large enough to be cut ever finer."""
+    large = np.flatnonzero(parts.counts >= _MIN_GAUGED_ITEMS)
+    if not gauges or not len(large):
+        return large[:0]
+    return large[:: -(-len(large) // gauges)]
+
+
+def part_pieces(
+    sources: Ints, spans: Spans, parts: SpanParts, gauges: Ints, finer: SpanParts | None
+) -> tuple[FingerprintPieces, SetPieces]:
+    """Return fingerprints of parts, and empty sets where a part has no ID.
+
+    Args:
+        sources: the question that each cut span belongs to.
+        spans: the spans of the parts.
+        parts: the answer of the view.
+        gauges: parts that are replaced by finer ones.
+        finer: the parts of those.
+    """
+    owners = sources.repeat(parts.offsets[1:] - parts.offsets[:-1])
+    places = np.arange(len(owners)) << _FINER_BITS
+    keys, counts, prints = piece_keys(owners, places), parts.counts, parts.fingerprints
+    if finer is not None:
+        rows, cut, cut_counts, cut_prints = _cascades(spans[gauges], finer)
+        keep = np.ones(len(keys), np.bool_)
+        keep[gauges[np.unique(rows)]] = False
+        new_keys = keys[gauges[rows]] + np.arange(len(rows)) % (1 << _FINER_BITS)
+        keys = np.concatenate((keys[keep], new_keys))
+        order = np.argsort(keys)
+        keys = keys[order]
+        spans = Spans(
+            SyncIds.join([spans.lower[keep], cut.lower])[order],
+            SyncIds.join([spans.upper[keep], cut.upper])[order],
+        )
+        counts = np.concatenate((counts[keep], cut_counts))[order]
+        prints = np.concatenate((prints[keep], cut_prints))[order]
+    if np.count_nonzero(counts) == len(counts):
+        return FingerprintPieces(keys, spans.lower, spans.upper, prints), no_sets()
+    empty = counts == 0
+    hollow = spans[empty]
+    spans = spans[~empty]
+    return (
+        FingerprintPieces(keys[~empty], spans.lower, spans.upper, prints[~empty]),
+        SetPieces(keys[empty], hollow.lower, hollow.upper, counts[empty], SyncIds.empty(), False),
+    )
+
+
+def _cascades(spans: Spans, finer: SpanParts) -> tuple[Ints, Spans, Ints, NDArray[np.uint64]]:
+    """Return parts of each span that grow by doubling, with the row of the span of each.
+
+    A span is left out if a bound of its larger parts cannot be expressed.
+    """
+    sizes = np.diff(finer.offsets)
+    rows, at = np.nonzero(sizes[:, None] > _GAUGE_STARTS)
+    starts = finer.offsets[rows] + _GAUGE_STARTS[at]
+    upper = finer.upper[np.append(starts[1:], finer.offsets[-1]) - 1]
+    timestamps, hashes = np.empty(len(rows), np.int64), np.empty((len(rows), 32), HASH_DTYPE)
+    timestamps[1:], hashes[1:] = upper.timestamps[:-1], upper.hashes[:-1]
+    firsts = at == 0
+    timestamps[firsts], hashes[firsts] = spans.lower.timestamps, spans.lower.hashes
+    lower = SyncIds(timestamps, hashes)
+    awkward = np.bincount(rows[~expressible(lower, upper)], minlength=len(spans)) > 0
+    keep = ~awkward[rows]
+    counts = np.add.reduceat(finer.counts, starts)
+    prints = np.bitwise_xor.reduceat(finer.fingerprints, starts, axis=0)
+    return rows[keep], Spans(lower[keep], upper[keep]), counts[keep], prints[keep]
+
+
+def no_sets() -> SetPieces:
+    """Return no sets."""
+    nothing = np.empty(0, np.int64)
+    return SetPieces(nothing, SyncIds.empty(), SyncIds.empty(), nothing, SyncIds.empty(), False)

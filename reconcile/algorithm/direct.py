@@ -1,8 +1,8 @@
-"""A whole payload answered by one compiled call, from an index in memory.
+"""The answer to a whole payload by one compiled call, from an index in memory.
 
-`reconcile.algorithm.turn` does the same step by step, for every kind of view. Here the payload goes
-to the kernel as it came; only the plan is made in between, by the code that a turn uses. Whatever
-is unusual is left to the turn.
+`reconcile.algorithm.turn` does the same step by step, for every kind of view. Here the payload
+goes to the kernel as it came; only the plan is made in between, by the code that a turn uses.
+Anything unusual is left to the turn.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from reconcile.algorithm.plan import (
     RATE_EDGES,
     SIZE_EDGES,
     Estimate,
-    Plan,
-    Sample,
+    RangeSample,
+    SplitPlan,
     likeliest,
     tables,
 )
@@ -30,11 +30,11 @@ from storenode.message.limits import HASH_BYTES
 
 @dataclass(frozen=True, slots=True)
 class DirectReply:
-    """What the kernel says of a payload.
+    """The answer of the kernel to a payload.
 
     Attributes:
-        reply: the answer, and what was found.
-        asked: bounds of what was asked about, before it was cut to the territory.
+        reply: the answer, and the differences.
+        asked: the bounds that were asked about, before they were cut to the territory.
         whole: no part between these was left out.
     """
 
@@ -45,14 +45,14 @@ class DirectReply:
 
 @dataclass(frozen=True, slots=True)
 class Direct:
-    """A payload to be answered at once.
+    """A payload that is to be answered at once.
 
     Attributes:
         data: the payload.
         head: how many bytes are in front of its ranges; the answer has the same there.
-        lower: the lower bound of what the session is about, at the beginning of a nanosecond.
+        lower: the lower bound of the session, at the beginning of a nanosecond.
         upper: the upper bound, likewise.
-        rules: of the session.
+        rules: the rules of the turn.
     """
 
     data: bytes
@@ -62,7 +62,7 @@ class Direct:
     rules: Rules
 
     def answer(self, index: kernel.RowsHandle, start_ns: int) -> DirectReply | None:
-        """The answer out of an index that has everything from a time on; None: a turn is needed."""
+        """Compute the answer from an index that has everything from a time on; None: use a turn."""
         own, limits = kernel.compiled, self.rules.limits.payload
         if own is None:
             return None
@@ -80,20 +80,20 @@ class Direct:
         said = own.reply(index, self.data, self.head, numbers, self._plan)
         if said is None:
             return None
-        payload, held, lower, upper, whole, *found = said
+        payload, own_count, lower, upper, whole, *found = said
         to_send, to_receive = _ids(*found[:2]), _ids(*found[2:])
-        reply = Reply(payload, [to_send], [to_receive], False, held)
+        reply = Reply(payload, [to_send], [to_receive], False, own_count)
         return DirectReply(reply, ((lower, LOWEST[1]), (upper, LOWEST[1])), bool(whole))
 
-    def _plan(self, held: int, sample: bytes) -> tuple[kernel.Column, ...]:
-        """How to go on, as columns: see `make_plan` in `reconcile/native/choice.c`."""
+    def _plan(self, own_count: int, sample: bytes) -> tuple[kernel.Column, ...]:
+        """Return the plan as columns: see `make_plan` in `reconcile/native/choice.c`."""
         rules, tuning = self.rules, self.rules.tuning
         known: Estimate | None = None
         compared = _sample_of(sample)
         if rules.ordinal > 2 and compared is not None:
             known = likeliest(compared)
-        large = held >= tuning.large_count if rules.large is None else rules.large
-        plan = Plan(tuning, rules.ordinal, large, known)
+        large = own_count >= tuning.large_count if rules.large is None else rules.large
+        plan = SplitPlan(tuning, rules.ordinal, large, known)
         numbers = np.array(
             [
                 known is not None,
@@ -120,10 +120,10 @@ def _ids(times: bytes, hashes: bytes) -> SyncIds:
     return SyncIds(np.frombuffer(times, np.int64), rows)
 
 
-def _sample_of(packed: bytes) -> Sample | None:
+def _sample_of(packed: bytes) -> RangeSample | None:
     numbers = np.frombuffer(packed, np.int64)
     count, least, most = numbers[:3].tolist()
     if not count:
         return None
     total, different, items = numbers[3:].reshape(3, -1)
-    return Sample(least, most, total, different, items)
+    return RangeSample(least, most, total, different, items)

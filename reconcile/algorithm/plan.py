@@ -1,4 +1,4 @@
-"""How finely to split: the cost model of a reconciliation, and what an exchange tells about it.
+"""The plan of splits: the cost model of a reconciliation, and an estimate of the differences.
 
 Suppose that differences lie in a range like raindrops, `mu` of them on average (a Poisson law), a
 half on each side. Of a range that differs somewhere, the side that must answer can
@@ -10,8 +10,8 @@ half on each side. Of a range that differs somewhere, the side that must answer 
 
 The table holds, for each number of items `S`, each `mu` and each number of messages in which
 fingerprints may still follow, the `f` that costs the fewest bytes; 0 stands for the set. The
-recursion is that of the expected cost, on a grid with two steps per doubling. It is worked out by
-`tools/generate_plan.py` and kept in `reconcile.algorithm.plan_tables`.
+recursion is that of the expected cost, on a grid with two steps per doubling. It is computed by
+`tools/generate_plan.py` and stored in `reconcile.algorithm.plan_tables`.
 
 Nothing here can make a reconciliation wrong: a poor estimate costs bytes or one more message.
 """
@@ -54,7 +54,7 @@ DEPTHS = 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tuning:
-    """What was chosen by measuring; none of it is needed for a correct result.
+    """The parameters that were chosen by measuring; no result depends on them.
 
     Attributes:
         first_parts: parts of the whole window in the first answer.
@@ -80,11 +80,11 @@ class Tuning:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
-    """What is best, by size and rate.
+class PlanTable:
+    """The best choices, by size and rate.
 
     Attributes:
-        probe: whether to search the range for the one ID that may be all the difference.
+        probe: True: search the range for the one ID that may be all the difference.
         after_probe: the fan-out if that found nothing; 0 is the set.
         unprobed: the fan-out without a search.
     """
@@ -95,32 +95,32 @@ class Table:
 
 
 @cache
-def _tables() -> tuple[Table, ...]:
-    """The best by depth: the number of messages of fingerprints that may follow."""
+def _tables() -> tuple[PlanTable, ...]:
+    """Return the best choices by depth: the number of messages of fingerprints that may follow."""
     packed = decompress(b64decode(TABLES))
     shape = DEPTHS, 3, SIZE_STEPS, RATE_STEPS
     stored = np.frombuffer(packed, np.uint8).reshape(shape)
     choices = np.array((0, *FAN_OUTS), np.int64)
     return tuple(
-        Table(probe != 0, choices.take(after_probe), choices.take(unprobed))
+        PlanTable(probe != 0, choices.take(after_probe), choices.take(unprobed))
         for probe, after_probe, unprobed in stored
     )
 
 
-def tables(depth: int) -> Table:
-    """What is best where fingerprints may be sent in so many messages, this one included."""
+def tables(depth: int) -> PlanTable:
+    """Return the choices where fingerprints may be sent in so many messages, this one included."""
     return _tables()[min(max(depth, 0), DEPTHS - 1)]
 
 
 def fan_outs(sizes: Ints, density: float, depth: int, *, probed: bool = True) -> Ints:
-    """Into how many parts to split ranges that differ; 0: send the items.
+    """Return into how many parts to split ranges that differ; 0: send the items.
 
     Args:
         sizes: items in each range.
         density: differences per item, about.
         depth: in how many messages, this one included, fingerprints may be sent; 0 and less:
             in none.
-        probed: whether the ranges were searched for a single difference, in vain.
+        probed: True: the ranges were searched for a single difference, in vain.
     """
     table = tables(depth)
     chosen = table.after_probe if probed else table.unprobed
@@ -128,7 +128,7 @@ def fan_outs(sizes: Ints, density: float, depth: int, *, probed: bool = True) ->
 
 
 def worth_probing(sizes: Ints, density: float, depth: int) -> NDArray[np.bool_]:
-    """Whether to search ranges that differ for a single ID that is all the difference."""
+    """Return which ranges that differ to search for a single ID that is all the difference."""
     table = tables(depth)
     return _by_size(sizes, lambda some: table.probe[_place(some, density)])
 
@@ -139,7 +139,7 @@ RATE_EDGES = 2.0 ** ((np.arange(RATE_STEPS - 1) + LOWEST_RATE_STEP + 0.5) / STEP
 
 
 def _place(sizes: Ints, density: float) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Where in the tables sizes are."""
+    """Return the place of sizes in the tables."""
     size = np.maximum(sizes, 1.0)
     return SIZE_EDGES.searchsorted(size), RATE_EDGES.searchsorted(size * density)
 
@@ -149,7 +149,7 @@ _MANY_SIZES = 1_024
 
 
 def _by_size(sizes: Ints, compute: Callable[[Ints], NDArray[_Value]]) -> NDArray[_Value]:
-    """A function of sizes, worked out once for each size where they are small and many."""
+    """Apply a function of sizes once for each size where they are small and many."""
     if len(sizes) < _MANY_SIZES:
         return compute(sizes)
     largest = int(sizes.max())
@@ -160,7 +160,7 @@ def _by_size(sizes: Ints, compute: Callable[[Ints], NDArray[_Value]]) -> NDArray
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What a message's fingerprints say about the differences.
+    """An estimate of the differences by a message's fingerprints.
 
     Attributes:
         density: differences per item.
@@ -178,8 +178,8 @@ _COARSE = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
-    """Ranges that were compared, by the magnitude of their sizes: those of equal bit length.
+class RangeSample:
+    """The ranges that were compared, by the magnitude of their sizes: those of equal bit length.
 
     Attributes:
         least: the smallest size.
@@ -197,18 +197,18 @@ class Sample:
 
 
 def estimate(sizes: Ints, differs: NDArray[np.bool_]) -> Estimate:
-    """The most likely density of differences, given which of some ranges differ; one at least."""
+    """Return the most likely density of differences, given which of some ranges differ."""
     items = np.maximum(sizes, 1)
     magnitude = _by_size(items, lambda some: np.frexp(some.astype(np.float64))[1])
     total, different, summed = (
         np.bincount(magnitude, weights, _MAGNITUDES).astype(np.int64)
         for weights in (None, differs, items)
     )
-    return likeliest(Sample(int(sizes.min()), int(sizes.max()), total, different, summed))
+    return likeliest(RangeSample(int(sizes.min()), int(sizes.max()), total, different, summed))
 
 
-def likeliest(sample: Sample) -> Estimate:
-    """The most likely density of differences.
+def likeliest(sample: RangeSample) -> Estimate:
+    """Return the most likely density of differences.
 
     Ranges of one magnitude count as equally large. If all differ, the density is one at which
     that is as likely as not.
@@ -234,20 +234,20 @@ def likeliest(sample: Sample) -> Estimate:
 def _likeliest(
     densities: Floats, sizes: Floats, different: NDArray[Any], equal: NDArray[Any]
 ) -> int:
-    """The place of the density for which so many ranges of some sizes differ and do not."""
+    """Return the row of the likeliest density, if so many ranges of some sizes differ or not."""
     rates = sizes[:, None] * densities[None, :]
     return int((different @ np.log(-np.expm1(-rates) + 1e-300) - equal @ rates).argmax())
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """How one message is to split.
+class SplitPlan:
+    """The plan of one message.
 
     Attributes:
         tuning: the parameters.
         ordinal: of the message, the initiator's first being 1.
-        large: whether the window is large.
-        known: what the fingerprints that were received say; None: there were none, or only one.
+        large: True: the window is large.
+        known: the estimate by received fingerprints; None: there were none, or only one.
     """
 
     tuning: Tuning
@@ -257,23 +257,23 @@ class Plan:
 
     @property
     def depth(self) -> int:
-        """In how many messages, this one included, there should still be fingerprints."""
+        """The number of remaining messages, this one included, in which to send fingerprints."""
         tuning = self.tuning
         last = tuning.large_last_fingerprints if self.large else tuning.last_fingerprints
         return max(0, last + 1 - self.ordinal)
 
     @property
     def gauge(self) -> bool:
-        """Whether to send some finer parts, to find out how dense the differences are."""
+        """True if some finer parts are sent, to find out how dense the differences are."""
         return self.depth > 1 and self.known is not None and self.known.saturated
 
     @property
     def first_parts(self) -> int:
-        """Parts of the window in the first answer."""
+        """The number of parts of the window in the first answer."""
         return self.tuning.large_first_parts if self.large else self.tuning.first_parts
 
     def parts(self, sizes: Ints, probed: NDArray[np.bool_]) -> Ints:
-        """Into how many parts to split ranges that differ; 0: send the items.
+        """Return into how many parts to split ranges that differ; 0: send the items.
 
         Args:
             sizes: items in each range.
@@ -298,7 +298,7 @@ class Plan:
         return parts
 
     def worth_probing(self, sizes: Ints) -> NDArray[np.bool_]:
-        """Whether to search ranges that differ for the one ID that may be all the difference."""
+        """Return which ranges that differ to search for one ID that may be all the difference."""
         if self.known is None:
             return sizes <= PROBE_FREELY
         worth = worth_probing(sizes, self.known.density, self.depth)

@@ -1,4 +1,4 @@
-"""How finely to split: made by `tools/generate_plan.py`, never edited."""
+"""The tables of how finely to split: made by `tools/generate_plan.py`, never edited."""
 
 TABLES = (
     b"eNrtnNli4zYMRW1R+8r//9pKXECAC4iZumlmQrw1PaUkx83NPWT8fuN5FefduMY1rnGNa1zjvpxr06ZNmzZt2rRp06"

@@ -1,7 +1,7 @@
-"""What a received payload asks: its ranges without the Skips, inside the territory of a session.
+"""The questions of a payload: its ranges without the Skips, inside the territory of a session.
 
 Outside its territory (the initiator's window; what the responder was first asked about, not below
-its horizon) a session neither compares nor answers: it says Skip there and splits a range at the
+its horizon) a session neither compares nor answers: it sends Skip there and splits a range at the
 border (rulings on WAKU-SYNC, "Different horizons"). Unless it is equal to ours, the fingerprint of
 a range that was cut says nothing about what is left of it.
 """
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from reconcile.codec import RangeKind, Ranges, expressible, reach
-from reconcile.errors import LimitExceeded
+from reconcile.errors import PayloadLimitError
 from reconcile.ids import LOWEST, Bools, Ints, SyncId, SyncIds, Words, less
 from reconcile.view import Items, Spans
 
@@ -27,7 +27,7 @@ _TRUE.flags.writeable = False
 
 @dataclass(frozen=True, slots=True)
 class Questions:
-    """q ranges to answer, of which s are item sets and the others fingerprints.
+    """The ranges to answer, q of them, of which s are item sets and the others fingerprints.
 
     Attributes:
         spans: (q,) the ranges; each upper bound can be expressed after its lower one.
@@ -64,14 +64,14 @@ class Questions:
         return self.count
 
     def rows_of(self, at: Ints) -> Ints:
-        """Which rows of the fingerprints belong to some questions that are fingerprints."""
+        """Return the rows of the fingerprints of some questions that are fingerprints."""
         if not len(self.sets_at):
             return at
         return np.asarray(self.prints_at.searchsorted(at))
 
 
 def asked_about(ranges: Ranges) -> Territory | None:
-    """From the first range that is no Skip to the end of the last; None if there is none."""
+    """Return the bounds of the ranges that are no Skips; None if there are none."""
     places = np.flatnonzero(ranges.kinds != RangeKind.SKIP)
     if not len(places):
         return None
@@ -81,16 +81,16 @@ def asked_about(ranges: Ranges) -> Territory | None:
 
 
 def questions(ranges: Ranges, territory: Territory, max_cut_ranges: int) -> Questions:
-    """What to answer of a payload.
+    """Return the questions of a payload.
 
     Args:
         ranges: the payload.
-        territory: the bounds of what this session is about.
+        territory: the bounds of the session.
         max_cut_ranges: how many ranges may come of those whose upper bound an encoder cannot
             express after the lower one, which a decoder has to understand nevertheless.
 
     Raises:
-        LimitExceeded: there would be more.
+        PayloadLimitError: there would be more.
     """
     places = (ranges.kinds != RangeKind.SKIP).nonzero()[0]
     asked = Questions(
@@ -112,12 +112,12 @@ def questions(ranges: Ranges, territory: Territory, max_cut_ranges: int) -> Ques
 
 
 def _all_true(count: int) -> Bools:
-    """So many times true, not to be written."""
+    """Return so many times True, not to be written."""
     return _TRUE[:count] if count <= len(_TRUE) else np.ones(count, np.bool_)
 
 
 def _lower(upper: SyncIds, places: Ints) -> SyncIds:
-    """The lower bounds of some ranges, given all upper ones."""
+    """Return the lower bounds of some ranges, given all upper ones."""
     lower = upper.take(places - 1)
     if len(places) and not places[0]:
         lower.timestamps[0] = 0
@@ -127,7 +127,7 @@ def _lower(upper: SyncIds, places: Ints) -> SyncIds:
 
 
 def _inside(asked: Questions, territory: Territory) -> Questions:
-    """Leave out what lies beyond the borders."""
+    """Drop what lies beyond the borders."""
     first, end = (SyncIds.of([bound]) for bound in territory)
     lower, upper = asked.spans.lower, asked.spans.upper
     every = np.zeros(len(asked), np.int64)
@@ -166,17 +166,17 @@ def _straightened(asked: Questions, awkward: Bools, max_cut_ranges: int) -> Ques
         chain = reach(asked.spans.lower.at(row), asked.spans.upper.at(row))
         total += len(chain)
         if total > max_cut_ranges:
-            raise LimitExceeded("max_cut_ranges", max_cut_ranges, total)
+            raise PayloadLimitError("max_cut_ranges", max_cut_ranges, total)
         chains[row] = SyncIds.of(chain)
     return cut_questions(asked, chains)
 
 
 def cut_questions(asked: Questions, chains: dict[int, SyncIds]) -> Questions:
-    """Make several questions of some.
+    """Cut questions.
 
     Args:
         asked: all questions.
-        chains: by the number of a question the upper bounds of what it is cut into, the last
+        chains: by the number of a question the upper bounds of its pieces, the last
             being its own; ascending numbers.
     """
     pieces = np.ones(len(asked), np.int64)
@@ -205,7 +205,7 @@ def cut_questions(asked: Questions, chains: dict[int, SyncIds]) -> Questions:
 
 
 def _cut_offsets(sets: Items, pieces: Ints, upper: SyncIds) -> Ints:
-    """Offsets of sets of which some were cut into pieces with these upper bounds."""
+    """Return offsets of sets of which some were cut into pieces with these upper bounds."""
     ends = np.repeat(sets.offsets[1:], pieces)
     last = np.cumsum(pieces) - 1
     for row in np.flatnonzero(pieces > 1).tolist():

@@ -1,4 +1,4 @@
-"""One turn: from the questions of a received payload to the answer.
+"""The turn of a session: from the questions of a received payload to the answer.
 
 A turn reads in up to four steps, each a batch:
 
@@ -22,23 +22,32 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from reconcile.algorithm.answer import FingerprintPieces, SetPieces, compose, piece_keys
-from reconcile.algorithm.capped import bounded_by, capped
-from reconcile.algorithm.narrow import Differences, around, differences, narrow_sets
-from reconcile.algorithm.pieces import (
+from reconcile.algorithm.answer import (
     GAUGE_PARTS,
-    gauged,
+    FingerprintPieces,
+    SetPieces,
+    choose_gauges,
+    compose,
     part_pieces,
     part_spans,
+    piece_keys,
     shown_sets,
     whole_sets,
 )
-from reconcile.algorithm.plan import Plan, Tuning, estimate
+from reconcile.algorithm.differences import (
+    Differences,
+    around,
+    differences,
+    limit_differences,
+    narrow_sets,
+    with_stop,
+)
+from reconcile.algorithm.plan import SplitPlan, Tuning, estimate
 from reconcile.algorithm.questions import Questions, cut_questions
-from reconcile.errors import LimitExceeded
+from reconcile.errors import PayloadLimitError
 from reconcile.ids import Bools, Ints, SyncIds, rows_differ, rows_filled, total
 from reconcile.limits import SessionLimits
-from reconcile.view import Answer, Items, Measured, Parts, Read, Spans, no_fingerprints
+from reconcile.view import Items, Measured, SpanParts, Spans, ViewAnswer, ViewRead, no_fingerprints
 
 FORCED_PARTS = 16
 """Parts of a question that must be split because it is too large for one answer; then two."""
@@ -52,7 +61,7 @@ ROOM_SHARE = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """What a turn has to keep to.
+    """The rules of a turn.
 
     Attributes:
         cluster: sent with every payload.
@@ -62,7 +71,7 @@ class Rules:
         tuning: the parameters.
         ordinal: of the message that will carry the answer, the initiator's first being 1.
         large: whether the window is large; None: to be found out in this turn.
-        held: IDs that are held in all of the session's territory, if that is known.
+        known_count: the number of own IDs in all of the session's territory, if that is known.
     """
 
     cluster: int
@@ -72,32 +81,33 @@ class Rules:
     tuning: Tuning
     ordinal: int
     large: bool | None
-    held: int | None
+    known_count: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What a turn comes to.
+    """The result of a turn.
 
     Attributes:
         payload: the answer, encoded; empty if nothing is left to say.
         to_send: IDs that the peer was found to lack; each entry ascends.
         to_receive: IDs that the peer was found to have and we lack; each entry ascends.
         truncated: whether the session's limit is reached, so that there may be more.
-        held: IDs that are held in the ranges that were asked about.
+        own_count: the number of own IDs in the ranges that were asked about.
     """
 
     payload: bytes
     to_send: list[SyncIds]
     to_receive: list[SyncIds]
     truncated: bool
-    held: int
+    own_count: int
 
 
 @dataclass(frozen=True, slots=True)
 class _Named:
-    """IDs that were deduced to be all that the peer lacks in their ranges; and whether they are
-    alone in their nanoseconds, if that is known.
+    """The IDs that were deduced to be all that the peer lacks in their ranges.
+
+    ``alone``: which are alone in their nanoseconds; None: that is not known.
     """
 
     sources: Ints
@@ -108,14 +118,14 @@ class _Named:
 _NO_INTS = np.empty(0, np.int64)
 _NO_BOOLS = np.empty(0, np.bool_)
 _NOTHING_MEASURED = Measured(_NO_INTS, no_fingerprints(0))
-_NO_ANSWER = Answer()
+_NO_ANSWER = ViewAnswer()
 _NOTHING_NAMED = _Named(_NO_INTS, SyncIds.empty(), None)
 _NOTHING_FOUND = Differences(SyncIds.empty(), np.empty(0, np.bool_), _NO_INTS, _NO_INTS, _NO_INTS)
 
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """What to do about questions: split, into how many parts; send items; leave for later."""
+    """A choice among questions: split, into how many parts; send items; leave for later."""
 
     split: Ints
     parts: Ints
@@ -128,11 +138,11 @@ _NOTHING_TO_DO = _Choice(_NO_INTS, _NO_INTS, _NO_INTS, _NO_INTS)
 
 @dataclass(frozen=True, slots=True)
 class _Draft:
-    """An answer before it is known whether it fits.
+    """A draft of an answer, which may not fit.
 
     Attributes:
         decided: which of ``found`` the peer does not know yet.
-        told: questions in which the peer has shown all differences: they need no answer.
+        settled: questions in which the peer has shown all differences: they need no answer.
     """
 
     prints: list[FingerprintPieces]
@@ -141,7 +151,7 @@ class _Draft:
     found_sources: Ints
     decided: Bools
     named: _Named
-    told: Ints
+    settled: Ints
 
 
 class Turn:
@@ -154,27 +164,27 @@ class Turn:
         self._known: Bools | None = None  # None: all of it
         self._differs = self._filled = self._probed = _NO_BOOLS
         self._differing = self._open = _NO_INTS
-        self._plan = Plan(rules.tuning, rules.ordinal, False, None)
+        self._plan = SplitPlan(rules.tuning, rules.ordinal, False, None)
 
-    def run(self) -> Generator[Read, Answer, Reply]:
-        """Do it: yields what to read, and returns the reply.
+    def run(self) -> Generator[ViewRead, ViewAnswer, Reply]:
+        """Yield what to read, and return the reply.
 
         Raises:
-            LimitExceeded: not even the first question can be answered within the limits.
+            PayloadLimitError: not even the first question can be answered within the limits.
         """
         asked = self._asked
         if not asked.count:
             return Reply(b"", [], [], False, 0)
         yield from self._measure()
-        held = total(self._measured.counts)
+        own_count = total(self._measured.counts)
         if not len(self._open):
-            return Reply(b"", [], [], self._rules.differences_left <= 0, held)
+            return Reply(b"", [], [], self._rules.differences_left <= 0, own_count)
         forced = 0
         for _ in range(MAX_TRIES):
             reply = None
             if not self._is_too_large():
                 draft = yield from self._draft(forced)
-                reply = yield from self._fitting(draft, held)
+                reply = yield from self._fitting(draft, own_count)
             if reply is not None:
                 return reply
             if self._asked.is_set[self._open[0]]:
@@ -182,21 +192,21 @@ class Turn:
             else:
                 forced = FORCED_PARTS if forced == 0 else 2
         allowed = self._rules.limits.payload.max_ranges
-        raise LimitExceeded("max_ranges", allowed, len(asked))
+        raise PayloadLimitError("max_ranges", allowed, len(asked))
 
-    def _measure(self) -> Generator[Read, Answer, None]:
+    def _measure(self) -> Generator[ViewRead, ViewAnswer, None]:
         """Count and fingerprint what was asked about, and compare.
 
-        Sets are only measured if more might be held in their ranges than can be read.
+        Sets are only measured if their ranges might have more IDs than can be read.
         """
-        asked, held = self._asked, self._rules.held
-        if len(asked.sets_at) and held is not None and held <= self._readable:
+        asked, known = self._asked, self._rules.known_count
+        if len(asked.sets_at) and known is not None and known <= self._readable:
             counts = np.zeros(asked.count, np.int64)
             self._measured = Measured(counts, no_fingerprints(asked.count))
             self._known = np.zeros(asked.count, np.bool_)
             yield from self._learn(asked.prints_at)
         else:
-            answer = yield Read(measure=asked.spans)
+            answer = yield ViewRead(measure=asked.spans)
             assert answer.measured is not None
             self._measured, self._known = answer.measured, None
         self._compare()
@@ -206,20 +216,20 @@ class Turn:
             is_open[self._differing] = True
             self._open = is_open.nonzero()[0]
 
-    def _learn(self, at: Ints) -> Generator[Read, Answer, None]:
+    def _learn(self, at: Ints) -> Generator[ViewRead, ViewAnswer, None]:
         """Count and fingerprint some questions, unless that is done."""
         if self._known is None:
             return
         at = at.compress(~self._known.take(at))
         if len(at):
-            answer = yield Read(measure=self._asked.spans[at])
+            answer = yield ViewRead(measure=self._asked.spans[at])
             assert answer.measured is not None
             self._measured.counts[at] = answer.measured.counts
             self._measured.fingerprints[at] = answer.measured.fingerprints
         self._known[at] = True
 
-    def _cut_first(self) -> Generator[Read, Answer, None]:
-        """Make several questions of the first one, a set that is too large to answer at once."""
+    def _cut_first(self) -> Generator[ViewRead, ViewAnswer, None]:
+        """Cut the first question, a set that is too large to answer at once."""
         first = int(self._open[0])
         yield from self._learn(self._open[:1])
         count = int(self._measured.counts[first])
@@ -227,13 +237,13 @@ class Turn:
         parts = max(FORCED_PARTS, 4 * count // limits.max_elements)
         parts = min(parts, limits.max_ranges // 4, limits.max_payload_bytes // 256)
         span = self._asked.spans[first : first + 1]
-        answer = yield Read(split=(span, np.array([parts])))
+        answer = yield ViewRead(split=(span, np.array([parts])))
         assert answer.parts is not None
         self._asked = cut_questions(self._asked, {first: answer.parts.upper})
         yield from self._measure()
 
     def _compare(self) -> None:
-        """Which fingerprints differ, and what that says about the rest."""
+        """Find which fingerprints differ, and plan the rest by them."""
         asked, rules = self._asked, self._rules
         measured = self._measured
         at = asked.prints_at
@@ -256,10 +266,10 @@ class Turn:
         large = rules.large
         if large is None:
             large = total(measured.counts) >= rules.tuning.large_count
-        self._plan = Plan(rules.tuning, rules.ordinal, large, known)
+        self._plan = SplitPlan(rules.tuning, rules.ordinal, large, known)
 
     def _is_too_large(self) -> bool:
-        """Is the first question a set over a range of which we hold more than can be read."""
+        """Return True if the first question is a set with more own IDs than can be read."""
         if not len(self._open) or not self._asked.is_set[self._open[0]]:
             return False
         return bool(self._measured.counts[self._open[0]] > self._readable)
@@ -268,8 +278,8 @@ class Turn:
     def _readable(self) -> int:
         return self._rules.limits.payload.max_elements + self._rules.differences_left
 
-    def _draft(self, forced: int) -> Generator[Read, Answer, _Draft]:
-        """An answer to everything, whether or not it fits."""
+    def _draft(self, forced: int) -> Generator[ViewRead, ViewAnswer, _Draft]:
+        """Make an answer to everything, whether or not it fits."""
         asked = self._asked
         compared = self._comparable()
         sources = asked.sets_at if compared is None else asked.sets_at[compared]
@@ -277,7 +287,7 @@ class Turn:
         probed = self._worth_probing(forced)
         self._probed = np.zeros(asked.count, np.bool_)
         self._probed[probed] = True
-        read = Read(items=set_spans, probe=self._probes(probed))
+        read = ViewRead(items=set_spans, probe=self._probes(probed))
         answer = (yield read) if read.asks else _NO_ANSWER
         found, named = _NOTHING_FOUND, _NOTHING_NAMED
         if answer.items is not None:
@@ -297,9 +307,9 @@ class Turn:
         decided, left = ~reconciled.take(found.sets), self._rules.differences_left
         deferred = _NO_INTS
         if len(found) + len(named.ids) >= left:
-            cap = capped(found, decided, left)
+            cap = limit_differences(found, decided, left)
             if local is not None:
-                local = bounded_by(local, found, cap.stop)
+                local = with_stop(local, found, cap.stop)
             found, decided = found.select(cap.chosen), decided[cap.chosen]
             rest = left - len(found)
             named = _Named(named.sources[:rest], named.ids[:rest], None)
@@ -311,14 +321,14 @@ class Turn:
         if len(found) and set_spans is not None and local is not None:
             shown = found if decided.all() else found.select(decided)
             sets.append(narrow_sets(shown, local, set_spans, sources))
-        told = sources[reconciled]
-        return _Draft(prints, sets, found, sources.take(found.sets), decided, named, told)
+        settled = sources[reconciled]
+        return _Draft(prints, sets, found, sources.take(found.sets), decided, named, settled)
 
     def _comparable(self) -> Bools | None:
-        """Which sets can be compared in this turn: the first, as far as they can be read.
+        """Return which sets can be compared in this turn; None: all of them.
 
-        None: all of them. What the peer has compared goes first: it counts those differences
-        already.
+        The first ones are, as far as they can be read. Sets that the peer has compared come before
+        the others: it counts those differences already.
         """
         counts = self._measured.counts.take(self._asked.sets_at)
         if total(counts) <= self._readable:
@@ -339,14 +349,14 @@ class Turn:
         return at.take(worth.nonzero()[0])
 
     def _probes(self, at: Ints) -> tuple[Spans, NDArray[np.uint64]] | None:
-        """What to look for where."""
+        """Return the spans and hashes to probe."""
         if not len(at):
             return None
         theirs = self._asked.fingerprints.take(self._asked.rows_of(at), 0)
         return self._asked.spans[at], self._measured.fingerprints.take(at, 0) ^ theirs
 
     def _unsettled(self, named: Ints, compared: Bools | None) -> Ints:
-        """Questions that need fingerprints or an unreconciled set for an answer."""
+        """Return the questions that need fingerprints or an unreconciled set for an answer."""
         if not len(named) and compared is None:
             return self._differing
         unsettled = np.zeros(self._asked.count, np.bool_)
@@ -357,7 +367,7 @@ class Turn:
         return unsettled.nonzero()[0]
 
     def _choice(self, unsettled: Ints, forced: int) -> _Choice:
-        """What to do about questions that are not settled."""
+        """Choose how to answer questions that are not settled."""
         if not len(unsettled):
             return _NOTHING_TO_DO
         asked, limits = self._asked, self._rules.limits.payload
@@ -387,7 +397,7 @@ class Turn:
         )
 
     def _spare_empty(self, parts: Ints, at: Ints) -> None:
-        """Split nothing where the fingerprint says that the peer holds nothing."""
+        """Keep questions whole where the fingerprint says that the peer has no ID."""
         asked = self._asked
         if np.count_nonzero(self._filled) < len(self._filled):
             hollow = asked.known & ~self._filled
@@ -397,8 +407,8 @@ class Turn:
 
     def _pieces(
         self, choice: _Choice, named: _Named
-    ) -> Generator[Read, Answer, tuple[list[FingerprintPieces], list[SetPieces]]]:
-        """Read and make what was chosen."""
+    ) -> Generator[ViewRead, ViewAnswer, tuple[list[FingerprintPieces], list[SetPieces]]]:
+        """Read and make the chosen pieces."""
         spans = self._asked.spans
         prints = []
         if len(choice.later):
@@ -411,7 +421,7 @@ class Turn:
             homes = spans[named.sources]
             moments = around(named.ids, np.ones(len(named.ids), np.int64), homes)
         all_alone = named.alone is not None and bool(named.alone.all())
-        read = Read(
+        read = ViewRead(
             split=None if split is None else (split, choice.parts),
             items=as_set,
             measure=None if all_alone else moments,
@@ -432,30 +442,28 @@ class Turn:
 
     def _show(
         self, named: _Named, moments: Spans, counts: Ints
-    ) -> Generator[Read, Answer, list[SetPieces]]:
-        """Show deduced IDs to the peer, each in its nanosecond, or in a part of it if others
-        are there too.
-        """
+    ) -> Generator[ViewRead, ViewAnswer, list[SetPieces]]:
+        """Show deduced IDs, each in its nanosecond, or in a part of it if others are there too."""
         alone, crowded = (counts <= 1).nonzero()[0], (counts > 1).nonzero()[0]
         singles = Items(np.arange(len(alone) + 1), named.ids[alone])
         sets = [shown_sets(named.sources.take(alone), moments[alone], singles)]
         if len(crowded):
             sources = named.sources.take(crowded)
             narrow = around(named.ids[crowded], counts.take(crowded), self._asked.spans[sources])
-            answer = yield Read(items=narrow)
+            answer = yield ViewRead(items=narrow)
             assert answer.items is not None
             sets.append(shown_sets(sources, narrow, answer.items))
         return sets
 
     def _split(
-        self, sources: Ints, spans: Spans, parts: Parts
-    ) -> Generator[Read, Answer, tuple[FingerprintPieces, SetPieces]]:
-        """Fingerprints of parts, some of them in finer parts to gauge the differences."""
+        self, sources: Ints, spans: Spans, parts: SpanParts
+    ) -> Generator[ViewRead, ViewAnswer, tuple[FingerprintPieces, SetPieces]]:
+        """Return fingerprints of parts, some of them in finer parts to gauge the differences."""
         cut = part_spans(spans.lower, parts)
-        gauges = gauged(parts, self._gauges) if self._gauges else _NO_INTS
+        gauges = choose_gauges(parts, self._gauges) if self._gauges else _NO_INTS
         finer = None
         if len(gauges):
-            answer = yield Read(split=(cut[gauges], np.full(len(gauges), GAUGE_PARTS)))
+            answer = yield ViewRead(split=(cut[gauges], np.full(len(gauges), GAUGE_PARTS)))
             finer = answer.parts
         return part_pieces(sources, cut, parts, gauges, finer)
 
@@ -463,15 +471,17 @@ class Turn:
     def _gauges(self) -> int:
         return self._rules.tuning.gauges if self._plan.gauge else 0
 
-    def _echo(self, at: Ints) -> Generator[Read, Answer, FingerprintPieces]:
-        """Our own fingerprints of questions, as they were asked."""
+    def _echo(self, at: Ints) -> Generator[ViewRead, ViewAnswer, FingerprintPieces]:
+        """Return our own fingerprints of questions, as they were asked."""
         yield from self._learn(at)
         spans = self._asked.spans[at]
         prints = self._measured.fingerprints[at]
         return FingerprintPieces(piece_keys(at), spans.lower, spans.upper, prints)
 
-    def _fitting(self, draft: _Draft, held: int) -> Generator[Read, Answer, Reply | None]:
-        """The answer to as many questions as fit; None: not even to one.
+    def _fitting(
+        self, draft: _Draft, own_count: int
+    ) -> Generator[ViewRead, ViewAnswer, Reply | None]:
+        """Return the answer to as many questions as fit; None: not even to one.
 
         The others are answered by their own fingerprints.
         """
@@ -483,7 +493,7 @@ class Turn:
             prints, sets = draft.prints, draft.sets
             if len(later):
                 again = yield from self._echo(
-                    np.setdiff1d(later, draft.told) if len(draft.told) else later
+                    np.setdiff1d(later, draft.settled) if len(draft.settled) else later
                 )
                 prints = [*(pieces.before(cut) for pieces in prints), again]
                 sets = [pieces.before(cut) for pieces in sets]
@@ -497,13 +507,13 @@ class Turn:
             if written.payload is not None:
                 share = len(written.payload) / (room * limits.max_payload_bytes)
                 if share <= 1:
-                    return self._reply(draft, cut, written.payload, held)
+                    return self._reply(draft, cut, written.payload, own_count)
             if count <= 1:
                 return None
             count = max(1, min(count - 1, int(0.9 * count / share)))
 
-    def _reply(self, draft: _Draft, cut: int, payload: bytes, held: int) -> Reply:
-        """What was found about the questions before the cut, and what the peer has shown.
+    def _reply(self, draft: _Draft, cut: int, payload: bytes, own_count: int) -> Reply:
+        """Return the reply to the questions before the cut, and to what the peer has shown.
 
         Both sides find the same, and so come to the session's limit together.
         """
@@ -519,11 +529,11 @@ class Turn:
         if len(found):
             to_send.append(found.ids[found.ours])
             to_receive.append(found.ids[~found.ours])
-        return Reply(payload, to_send, to_receive, truncated, held)
+        return Reply(payload, to_send, to_receive, truncated, own_count)
 
 
 def _chosen_sets(sets: Items, chosen: Bools) -> Items:
-    """Some of the sets of a payload."""
+    """Return some of the sets of a payload."""
     counts = np.diff(sets.offsets)
     return Items(
         np.concatenate(([0], np.cumsum(counts[chosen]))), sets.ids[np.repeat(chosen, counts)]

@@ -12,19 +12,19 @@ The rules are those of WAKU-SYNC, "Payload encoding", read as follows where it l
 
 from reconcile.codec.bounds import expressible, reach
 from reconcile.codec.decoding import decode
-from reconcile.codec.encoding import encode, payload_head
+from reconcile.codec.encoding import encode, encode_head
 from reconcile.codec.ranges import Payload, RangeKind, Ranges
-from reconcile.errors import LimitExceeded, MalformedPayload
+from reconcile.errors import MalformedPayloadError, PayloadLimitError
 
 __all__ = [
-    "LimitExceeded",
-    "MalformedPayload",
+    "MalformedPayloadError",
     "Payload",
+    "PayloadLimitError",
     "RangeKind",
     "Ranges",
     "decode",
     "encode",
+    "encode_head",
     "expressible",
-    "payload_head",
     "reach",
 ]

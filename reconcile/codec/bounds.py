@@ -1,4 +1,4 @@
-"""Which bounds can follow which (WAKU-SYNC, "Delta encoding for sequential SyncIds").
+"""The bounds that can follow a bound (WAKU-SYNC, "Delta encoding for sequential SyncIds").
 
 After a difference in time no hash is sent, and it is taken for zeros. At the same time the hash
 is sent up to its first byte that differs from the bound before, and the rest taken for zeros.
@@ -12,36 +12,35 @@ from storenode.message.limits import HASH_BYTES
 
 
 def expressible(previous: SyncIds, bounds: SyncIds) -> NDArray[np.bool_]:
-    """``(n,)``: can ``bounds[i]`` be encoded directly after ``previous[i]``."""
+    """Return ``(n,)``: can ``bounds[i]`` be encoded directly after ``previous[i]``."""
     result = bounds.timestamps > previous.timestamps
     if bounds.has_hashes():
         result &= ~rows_filled(bounds.words)
     ties = np.flatnonzero(bounds.timestamps == previous.timestamps)
     if len(ties):
         before, after = from_opaque(previous.opaque[ties]), from_opaque(bounds.opaque[ties])
-        result[ties] = prefix_lengths(before, after) > 0
+        first = (before != after).argmax(axis=1)
+        last = HASH_BYTES - 1 - (after[:, ::-1] != 0).argmax(axis=1)
+        rows = np.arange(len(after))
+        result[ties] = (after[rows, first] > before[rows, first]) & (last == first)
     return result
 
 
-def prefix_lengths(before: NDArray[np.uint8], after: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """``(n,)``: how many bytes of each hash have to be sent, both ``(n, 32)`` at the same time.
+def prefix_length(before: bytes, after: bytes) -> int:
+    """Return how many bytes of a hash have to be sent after another one at the same time.
 
-    0 where the hash is not greater than the one before, or not zero after what would be sent.
+    0 if the hash is not greater than the one before, or not zero after what would be sent.
     """
-    first = (before != after).argmax(axis=1)
-    last = HASH_BYTES - 1 - (after[:, ::-1] != 0).argmax(axis=1)
-    rows = np.arange(len(after))
-    greater = after[rows, first] > before[rows, first]
-    return np.where(greater & (last == first), first + 1, 0)
+    length = _first_difference(before, after) + 1 if after > before else 0
+    return 0 if any(after[length:]) else length
 
 
-def first_difference(left: bytes, right: bytes) -> int:
-    """Place of the first byte that differs, of two different hashes."""
+def _first_difference(left: bytes, right: bytes) -> int:
     return next(place for place in range(HASH_BYTES) if left[place] != right[place])
 
 
 def reach(previous: SyncId, target: SyncId) -> list[SyncId]:
-    """The fewest bounds that lead from one to another, each expressible after the one before.
+    """Return the fewest bounds that lead from one to another, each expressible after its previous.
 
     The last of them is ``target``; a range of any type may end at each of the others.
 
@@ -54,7 +53,7 @@ def reach(previous: SyncId, target: SyncId) -> list[SyncId]:
     chain: list[SyncId] = []
     common = 0
     if timestamp == previous[0]:
-        common = first_difference(previous[1], hash_)
+        common = _first_difference(previous[1], hash_)
     else:
         chain.append((timestamp, bytes(HASH_BYTES)))
     chain += [

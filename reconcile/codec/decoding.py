@@ -1,4 +1,4 @@
-"""Reading ``RangesData`` (WAKU-SYNC, "Payload encoding").
+"""The decoder of ``RangesData`` (WAKU-SYNC, "Payload encoding").
 
 Compiled code reads well-formed payloads. Without it, and to name what is malformed, a payload is
 read one record after the other; `docs/decisions/0009-kernel.md` has the figures.
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from reconcile import kernel
 from reconcile.codec.ranges import Payload, RangeKind, Ranges
-from reconcile.errors import LimitExceeded, MalformedPayload
+from reconcile.errors import MalformedPayloadError, PayloadLimitError
 from reconcile.ids import HASH_DTYPE, HASH_WORDS, LOWEST, SyncId, SyncIds
 from reconcile.limits import DEFAULT_CODEC_LIMITS, CodecLimits
 from storenode.message.limits import HASH_BYTES, MAX_TIMESTAMP_NS
@@ -26,14 +26,14 @@ _SHIFTS: Final = tuple(range(7, 63, 7))
 
 
 def decode(data: bytes, limits: CodecLimits = DEFAULT_CODEC_LIMITS) -> Payload:
-    """Read a payload.
+    """Decode a payload.
 
     Raises:
-        MalformedPayload: the bytes are not what the specification says.
-        LimitExceeded: the payload is larger, or has more of something, than allowed.
+        MalformedPayloadError: the bytes are not what the specification says.
+        PayloadLimitError: the payload is larger, or has more of something, than allowed.
     """
     if len(data) > limits.max_payload_bytes:
-        raise LimitExceeded("max_payload_bytes", limits.max_payload_bytes, len(data))
+        raise PayloadLimitError("max_payload_bytes", limits.max_payload_bytes, len(data))
     if data in _EMPTY_FORMS:
         return Payload(0, (), Ranges.empty())
     cluster, at = read_varint(data, 0)
@@ -44,9 +44,9 @@ def decode(data: bytes, limits: CodecLimits = DEFAULT_CODEC_LIMITS) -> Payload:
 def _read_shards(data: bytes, at: int, limits: CodecLimits) -> tuple[tuple[int, ...], int]:
     count, at = read_varint(data, at)
     if count > len(data) - at:
-        raise MalformedPayload(at, f"A list of shards claims {count}, more than can follow")
+        raise MalformedPayloadError(at, f"A list of shards claims {count}, more than can follow")
     if count > limits.max_shards:
-        raise LimitExceeded("max_shards", limits.max_shards, count)
+        raise PayloadLimitError("max_shards", limits.max_shards, count)
     shards = []
     for _ in range(count):
         shard, at = read_varint(data, at)
@@ -55,10 +55,10 @@ def _read_shards(data: bytes, at: int, limits: CodecLimits) -> tuple[tuple[int, 
 
 
 def read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """A minimal varint of at most 63 bits at ``at``, and where it ends.
+    """Read a minimal varint of at most 63 bits at ``at``; return it and where it ends.
 
     Raises:
-        MalformedPayload: it is cut off, longer than needed or too large.
+        MalformedPayloadError: it is cut off, longer than needed or too large.
     """
     try:
         value = data[at]
@@ -70,32 +70,25 @@ def read_varint(data: bytes, at: int) -> tuple[int, int]:
             if byte < 0x80:
                 if byte:
                     return value | byte << shift, place + 1
-                raise MalformedPayload(at, "A varint is longer than it must be")
+                raise MalformedPayloadError(at, "A varint is longer than it must be")
             value |= byte - 0x80 << shift
     except IndexError:
-        raise MalformedPayload(at, "A varint is cut off") from None
-    raise MalformedPayload(at, "A varint is past 2^63-1")
+        raise MalformedPayloadError(at, "A varint is cut off") from None
+    raise MalformedPayloadError(at, "A varint is past 2^63-1")
 
 
 def parse_ranges(data: bytes, at: int, limits: CodecLimits) -> Ranges:
-    """The ranges of a payload from offset ``at`` to its end.
+    """Parse the ranges of a payload from offset ``at`` to its end.
 
     Raises:
-        MalformedPayload: the bytes are not what the specification says.
-        LimitExceeded: there are more ranges or items than allowed.
+        MalformedPayloadError: the bytes are not what the specification says.
+        PayloadLimitError: there are more ranges or items than allowed.
     """
+    found = None
     if kernel.compiled is not None:
-        ranges = _parse_compiled(kernel.compiled, data, at, limits)
-        if ranges is not None:
-            return ranges
-    return _Parser(data, at, limits).ranges()
-
-
-def _parse_compiled(own: kernel.Kernel, data: bytes, at: int, limits: CodecLimits) -> Ranges | None:
-    """The ranges by compiled code; None if the payload is malformed or beyond a limit."""
-    found = own.survey(data, at, limits.max_ranges, limits.max_elements)
-    if found is None:
-        return None
+        found = kernel.compiled.survey(data, at, limits.max_ranges, limits.max_elements)
+    if kernel.compiled is None or found is None:
+        return _Parser(data, at, limits).ranges()
     ranges, fingerprints, sets, items, has_hashes = found
     upper = SyncIds.at_times(np.empty(ranges, np.int64))
     if has_hashes:
@@ -104,7 +97,7 @@ def _parse_compiled(own: kernel.Kernel, data: bytes, at: int, limits: CodecLimit
     prints = np.empty((fingerprints, HASH_WORDS), np.uint64)
     counts, reconciled = np.empty(sets, np.int64), np.empty(sets, np.bool_)
     item_times, item_hashes = np.empty(items, np.int64), np.empty((items, HASH_BYTES), HASH_DTYPE)
-    own.parse(
+    kernel.compiled.parse(
         data,
         at,
         upper.timestamps,
@@ -120,7 +113,7 @@ def _parse_compiled(own: kernel.Kernel, data: bytes, at: int, limits: CodecLimit
 
 
 class _Parser:
-    """Reads one record after the other, checking each, into columns of numbers and hashes."""
+    """A reader of one record after the other, into columns of numbers and hashes."""
 
     def __init__(self, data: bytes, at: int, limits: CodecLimits) -> None:
         self._data = data
@@ -137,12 +130,7 @@ class _Parser:
         self._item_hashes = bytearray()
 
     def ranges(self) -> Ranges:
-        """All records up to the payload's end.
-
-        Raises:
-            MalformedPayload: the bytes are not what the specification says.
-            LimitExceeded: there are more ranges or items than allowed.
-        """
+        """Read all records up to the payload's end."""
         self._read_records()
         items = np.frombuffer(self._item_hashes, HASH_DTYPE).reshape(-1, HASH_BYTES)
         return Ranges(
@@ -169,41 +157,41 @@ class _Parser:
         upper: SyncId = LOWEST
         while at < size:
             if len(kinds) == most:
-                raise LimitExceeded("max_ranges", most, most + 1)
+                raise PayloadLimitError("max_ranges", most, most + 1)
             lower = upper
             delta, type_at = read_varint(data, at)
             if delta:
                 upper = lower[0] + delta, _NO_HASH
                 if upper[0] > MAX_TIMESTAMP_NS:
-                    raise MalformedPayload(at, "A bound's timestamp is past 2^63-1")
+                    raise MalformedPayloadError(at, "A bound's timestamp is past 2^63-1")
             else:
                 upper, type_at = self._read_prefix(type_at, lower)
             if type_at >= size:
-                raise MalformedPayload(type_at, "A range ends before its type")
+                raise MalformedPayloadError(type_at, "A range ends before its type")
             kind, at = data[type_at], type_at + 1
             if kind == RangeKind.FINGERPRINT:
                 at += HASH_BYTES
                 if at > size:
-                    raise MalformedPayload(type_at + 1, "A fingerprint is cut off")
+                    raise MalformedPayloadError(type_at + 1, "A fingerprint is cut off")
                 self._fingerprints += data[type_at + 1 : at]
             elif kind == RangeKind.ITEM_SET:
                 at = self._read_item_set(at, lower, upper)
             elif kind != RangeKind.SKIP:
-                raise MalformedPayload(type_at, f"Type {kind} of a range is unknown")
+                raise MalformedPayloadError(type_at, f"Type {kind} of a range is unknown")
             kinds.append(kind)
             bounds.append(upper[0])
 
     def _read_prefix(self, at: int, lower: SyncId) -> tuple[SyncId, int]:
-        """The bound at the same time as ``lower``, and where its prefix ends."""
+        """Read a bound at the same time as ``lower``; return it and where its prefix ends."""
         length = self._data[at] if at < len(self._data) else 0
         if not 1 <= length <= HASH_BYTES:
-            raise MalformedPayload(at, f"The prefix of a bound's hash has {length} bytes")
+            raise MalformedPayloadError(at, f"The prefix of a bound's hash has {length} bytes")
         prefix = self._data[at + 1 : at + 1 + length]
         if len(prefix) < length:
-            raise MalformedPayload(at, "The prefix of a bound's hash is cut off")
+            raise MalformedPayloadError(at, "The prefix of a bound's hash is cut off")
         hash_ = prefix.ljust(HASH_BYTES, b"\0")
         if hash_ <= lower[1]:
-            raise MalformedPayload(at, "A bound is not greater than the bound before it")
+            raise MalformedPayloadError(at, "A bound is not greater than the bound before it")
         self._prefix_rows.append(len(self._kinds))
         self._prefixes += hash_
         return (lower[0], hash_), at + 1 + length
@@ -212,15 +200,17 @@ class _Parser:
         data, most = self._data, self._limits.max_elements
         count, first = read_varint(data, at)
         if count and count * _MIN_ITEM_BYTES >= len(data) - first:
-            raise MalformedPayload(at, f"An item set claims {count} items, more than can follow")
+            raise MalformedPayloadError(
+                at, f"An item set claims {count} items, more than can follow"
+            )
         total = len(self._item_times) + count
         if total > most:
-            raise LimitExceeded("max_elements", most, total)
+            raise PayloadLimitError("max_elements", most, total)
         at = self._read_items(first, count, lower, upper) if count else first
         if at >= len(data):
-            raise MalformedPayload(at, "An item set ends before its reconciled byte")
+            raise MalformedPayloadError(at, "An item set ends before its reconciled byte")
         if data[at] > 1:
-            raise MalformedPayload(at, f"The reconciled byte of an item set is {data[at]}")
+            raise MalformedPayloadError(at, f"The reconciled byte of an item set is {data[at]}")
         self._item_counts.append(count)
         self._reconciled.append(data[at])
         return at + 1
@@ -234,18 +224,18 @@ class _Parser:
             delta, hash_at = read_varint(data, at)
             timestamp += delta
             if timestamp > MAX_TIMESTAMP_NS:
-                raise MalformedPayload(begin, "An item's timestamp is past 2^63-1")
+                raise MalformedPayloadError(begin, "An item's timestamp is past 2^63-1")
             at = hash_at + HASH_BYTES
             if at > size:
-                raise MalformedPayload(hash_at, "An item's hash is cut off")
+                raise MalformedPayloadError(hash_at, "An item's hash is cut off")
             hash_ = data[hash_at:at]
             if not number:
                 if (timestamp, hash_) < lower:
-                    raise MalformedPayload(begin, "An item lies below its range")
+                    raise MalformedPayloadError(begin, "An item lies below its range")
             elif not delta and hash_ <= before:
-                raise MalformedPayload(begin, "An item is not greater than the item before it")
+                raise MalformedPayloadError(begin, "An item is not greater than the item before it")
             times.append(timestamp)
             hashes += hash_
         if (timestamp, hash_) >= upper:
-            raise MalformedPayload(at, "An item set ends with an item above its range")
+            raise MalformedPayloadError(at, "An item set ends with an item above its range")
         return at

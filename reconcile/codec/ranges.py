@@ -1,4 +1,4 @@
-"""A ``RangesData`` payload as arrays (WAKU-SYNC, "Reconciliation payload")."""
+"""The ``RangesData`` payload as arrays (WAKU-SYNC, "Reconciliation payload")."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -11,7 +11,7 @@ from storenode.message.limits import HASH_BYTES
 
 
 class RangeKind:
-    """Type of a range, as its byte on the wire (WAKU-SYNC, "RangeType")."""
+    """A type of a range, as its byte on the wire (WAKU-SYNC, "RangeType")."""
 
     SKIP: Final = 0
     FINGERPRINT: Final = 1
@@ -77,7 +77,7 @@ class Ranges:
 
     @classmethod
     def empty(cls) -> "Ranges":
-        """No ranges."""
+        """Return no ranges."""
         return _NO_RANGES
 
     def check(self) -> None:
@@ -105,7 +105,7 @@ class Ranges:
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """One ``RangesData``. Without ranges it is the empty payload, zero bytes on the wire.
+    """A ``RangesData``. Without ranges it is the empty payload, zero bytes on the wire.
 
     Attributes:
         cluster: the sender's cluster.

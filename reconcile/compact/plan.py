@@ -1,18 +1,26 @@
-"""What was chosen by measuring: how many slices, and how much is sent of each.
+"""The sizes of the compact mode: how many slices, how many bytes of each, how large a table.
 
 Bytes and time of a slice weigh against the time of an ID in a slice that differs: with m slices
 there are about d n / m of these. So the best number is the square root of d n over a ratio of
 costs. It is largest where bytes of slices are most of a session, and small again for so few
-differences that prints are short, and can be told instead of short IDs if there are many slices.
+differences that prints are short, and can be sent instead of short IDs if there are many slices.
+
+Balances say how many differences there are where these are scattered: the squares of those by which
+slices differ are the number of differences, give or take chance. The fewer slices the differences
+are in, the less they say: nothing where a slice is in a gap. There counts do: all slices of the
+other side have about as many IDs. The kernel sums both up (`SliceSums`, ``survey.c``).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import isqrt
-from typing import Final
+from math import expm1, isqrt, log, sqrt
+from typing import Final, NamedTuple
 
-from reconcile.compact.limits import MAX_SLICES, SIFTED_BYTES
+import numpy as np
+
+from reconcile.compact.frames import EXACT_PRINT_BYTES, MAX_SLICES
+from reconcile.ids import Ints
 
 FIRST_SLICES: Final = 16
 """In the initiator's first frame."""
@@ -73,7 +81,7 @@ _UNOFFERED_PRINT_BYTES: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Slicing:
-    """How many slices, how many bytes of a print each has, and whether bounds are at anchors.
+    """A number of slices, the bytes of each print, and whether bounds are at anchors.
 
     Without bytes of prints only balances are sent.
     """
@@ -84,7 +92,7 @@ class Slicing:
 
 
 def slicing(differences: float, most: float, items: int, places: int = 0) -> Slicing:
-    """For about so many differences, and at most so many, among so many IDs.
+    """Return the slicing for about so many differences, and at most so many, among so many IDs.
 
     ``places``: so many of the initiator's slices differ.
     """
@@ -95,7 +103,7 @@ def slicing(differences: float, most: float, items: int, places: int = 0) -> Sli
         worth = about * items * max(1, items // _FAR_ITEMS)
         count = min(isqrt(worth // _ratio(about)), MAX_SLICES)
         if count * ANCHORED_SLICE_ITEMS <= items:
-            return Slicing(count, SIFTED_BYTES, anchored=True)
+            return Slicing(count, EXACT_PRINT_BYTES, anchored=True)
     least = _MIN_SLICES_OF_FEW if items <= _FEW_ITEMS else _MIN_SLICES
     if most > _VAGUE * differences:
         least = max(least, _MIN_VAGUE_SLICES)
@@ -103,7 +111,7 @@ def slicing(differences: float, most: float, items: int, places: int = 0) -> Sli
     most_slices = max(least, min(items // _WORTHWHILE_SLICE_ITEMS, MAX_SLICES))
     count = min(max(isqrt(about * items // _ratio(about)), least), most_slices)
     if about >= _FEW:
-        return Slicing(count, SIFTED_BYTES)
+        return Slicing(count, EXACT_PRINT_BYTES)
     # Two differences in a slice balance each other half the time, and then the print has to tell.
     silent = about * about / (4 * count)
     # Many more do where differences are close together.
@@ -120,7 +128,7 @@ def _ratio(about: int) -> int:
 
 
 def unoffered(count_apart: int, items: int) -> Slicing:
-    """By which counts differ, among so many IDs, where nothing else is known of differences.
+    """Return the slicing where only the difference of both counts is known.
 
     Counts may differ by a gap, which takes few slices, or by less than what differs. So slices are
     half as many as for so many differences: if these are scattered, more IDs are read, and bytes
@@ -134,5 +142,153 @@ def unoffered(count_apart: int, items: int) -> Slicing:
 
 
 def wanted_bytes(wanted: int, items: int) -> int:
-    """Bytes of a short ID by which it is found among so many items, but for one in 2,000 cases."""
+    """Return the bytes of a short ID that find it among so many items, but for 1 in 2,000 cases."""
     return max(1, -(-(wanted * items * 2_000).bit_length() // 8))
+
+
+_SAFETY: Final = 3.0
+"""Standard deviations by which balances may say too little."""
+
+_LARGEST: Final = 8.0
+"""A table is made for so many times what balances say at most."""
+
+_CREDIBLE: Final = 1.5
+"""Where no slice shows how counts vary, gaps have at most so many times the differences that a
+balance says which is one larger."""
+
+_ENOUGH: Final = 5
+"""Slices without a gap that show how counts vary."""
+
+_TRIPLES: Final = 1e-3
+"""How often three differences in a slice may be taken for one."""
+
+
+class CountRange(NamedTuple):
+    """The counts of slices without a gap.
+
+    Attributes:
+        slices: how many slices.
+        few: the least count, but for some.
+        many: the largest one, but for as many.
+    """
+
+    slices: int
+    few: int
+    many: int
+
+    @property
+    def is_enough(self) -> bool:
+        """True if they show how counts vary."""
+        return self.slices >= _ENOUGH
+
+
+class SliceSums(NamedTuple):
+    """Sums over some slices that differ.
+
+    Attributes:
+        slices: how many there are.
+        single: how many of them differ by a balance of 1.
+        silent: by a balance of 0; as all that follows, without those that are in a gap.
+        in_gaps: so many differences are in those.
+        size: the sum of the balances that they differ by, without sign.
+        squares: of their squares.
+        fourth: of the squares of these.
+        floored: of squares or, where that is more, of what counts say.
+    """
+
+    slices: int
+    single: int
+    silent: int
+    in_gaps: int
+    size: float
+    squares: float
+    fourth: float
+    floored: float
+
+    @property
+    def at_least(self) -> float:
+        """The least number of differences: two where they balance each other, else one or more."""
+        return self.size + 2.0 * self.silent
+
+    def credible(self, apart: Ints) -> SliceSums:
+        """Return the sums with no more in gaps than balances leave room for.
+
+        ``apart``: the balances of all that is summed up.
+
+        Counts alone say too much where slices of the other side are not of equal counts after all.
+        """
+        inside = float(np.square(apart.astype(np.float64)).sum()) - self.squares
+        most = int(_CREDIBLE * (sqrt(max(inside, 0.0)) + 1.0) ** 2)
+        return self._replace(in_gaps=min(self.in_gaps, most))
+
+
+def left_over(net: int, single: int, *, sifted: bool) -> int:
+    """Return the least number of differences in the slices that are left, by both counts.
+
+    ``net``: so many IDs more are here than there. ``sifted``: those of this side that are the only
+    difference of a slice are not among them; ``single`` of them differ in one all the same.
+    """
+    if not sifted:
+        return abs(net)
+    # These differ in one of the other side.
+    return abs(net + single) + single
+
+
+def occupied(places: Ints) -> tuple[int, float]:
+    """Count the slices from the first that differs to the last one, and estimate differences.
+
+    So many that, if they were scattered there, as many slices would have none. ``places``: which
+    slices differ, ascending.
+    """
+    if not len(places):
+        return 1, 0.0
+    slices = int(places[-1] - places[0]) + 1
+    return slices, slices * log(slices / max(slices - len(places), 1))
+
+
+def are_single(sums: SliceSums, places: Ints, net: int) -> bool:
+    """Return True if slices that differ by a balance of 1 differ in one ID each, nearly always.
+
+    Three of ``d`` IDs that are scattered over ``m`` slices are in the same one, and have such a
+    balance, in one of ``8 m^2 / d (d - 1) (d - 2)`` cases. ``net``: so many IDs more are here.
+    """
+    slices, scattered = occupied(places)
+    about = max(scattered, sums.at_least)
+    if not sums.single or sums.slices < 2 or abs(net) > about:
+        return False
+    around = slices * (about + 1) / (about - 1)
+    return about * (about - 1) * (about - 2) <= 8 * _TRIPLES * around * around
+
+
+def estimate(sums: SliceSums, slices: int, least: int, *, certain: bool) -> tuple[float, float]:
+    """Estimate how many differences there are, and how many a table should be made for.
+
+    ``slices``: how many there are in all. ``least``: so many differences at least. ``certain``:
+    there is one in each of those that were summed up.
+    """
+    at_least = sums.at_least if certain else sums.size
+    about = max(sums.floored, float(least - sums.in_gaps), at_least)
+    pairs = (sums.fourth - sums.squares) / 3.0
+    alike = float(slices)
+    if pairs > 0:
+        alike = min(alike, sums.floored * sums.floored / pairs)
+    return about + sums.in_gaps, sums.in_gaps + about * _vagueness(about, max(alike, 1.0))
+
+
+def size_by_bits(apart: Ints) -> float:
+    """Return how many differences a table should be made for, by balances of all of them."""
+    about = float(np.square(apart.astype(np.float64)).mean())
+    part = 2.0 / 9.0 / len(apart)
+    return float(about * (1.0 - part - _SAFETY * sqrt(part)) ** -3)
+
+
+def _vagueness(about: float, slices: float) -> float:
+    """Return the factor by which balances of so many slices alike may say too little.
+
+    The sum of squares of balances is distributed as chi-squared, with a degree of freedom for each
+    slice, of which those with no difference or one are exact. The quantile is Wilson's and
+    Hilferty's.
+    """
+    part = 2.0 / 9.0 * -expm1(-about / slices) / slices
+    quantile = 1.0 - part - _SAFETY * sqrt(part)
+    return _LARGEST if quantile <= 0.0 else min(quantile**-3, _LARGEST)

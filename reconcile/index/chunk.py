@@ -19,7 +19,6 @@ from reconcile.ids import (
     ELEMENT_BYTES,
     HASH_DTYPE,
     HASH_WORDS,
-    Ints,
     SyncId,
     SyncIds,
     Words,
@@ -42,10 +41,9 @@ _NO_HASH: Final = bytes(8 * HASH_WORDS)
 _SAMPLE_IDS: Final = 4
 """From one balance that is kept to the next: a byte per ID."""
 
-_ANCHOR_BITS: Final = 0x3E
 _ANCHORS_APART: Final = 32
 _ANCHOR_WORDS: Final = 8
-_KEPT_WORDS: Final = _ANCHOR_WORDS + 2
+_STORED_WORDS: Final = _ANCHOR_WORDS + 2
 """Of an anchor: 80 bytes for about 64 IDs, so 1.25 bytes more per ID."""
 
 _LINE_BYTES: Final = 64
@@ -101,16 +99,16 @@ class Chunk:
 
     @property
     def owns_all(self) -> bool:
-        """Is there no more in the memory that it keeps allocated than what it shows."""
+        """True if its memory has no more rows than it shows."""
         return allocated_bytes([self]) == self.content_bytes
 
     def hash_at(self, place: int) -> bytes:
-        """One hash."""
+        """Return one hash."""
         words: NDArray[np.uint64] = self.prefix[place] ^ self.prefix[place + 1]
         return words.tobytes()
 
     def rank(self, bound: SyncId) -> int:
-        """How many of its IDs are before a bound."""
+        """Count the IDs that are before a bound."""
         timestamp, hash_ = bound
         first = int(self.timestamps.searchsorted(timestamp))
         if hash_ == _NO_HASH or first == len(self) or self.timestamps[first] != timestamp:
@@ -120,80 +118,42 @@ class Chunk:
 
     @property
     def samples(self) -> NDArray[np.int32]:
-        """``(n // 4 + 1,)``: the balance of every 4 IDs more; made when first asked for.
+        """The balance of every 4 IDs more, ``(n // 4 + 1,)``; made when first asked for.
 
-        A balance is the sum of +1 or -1 over IDs, by the lowest bit of the hash's first byte.
+        A balance is the sum of +1 or -1 over IDs, by the lowest bit of the hash's first byte. Only
+        the compact mode needs it, and its kernel.
         """
         if self._samples is None:
             samples = np.empty(len(self) // _SAMPLE_IDS + 1, np.int32)
-            if kernel.compiled is not None:
-                kernel.compiled.balance(self.prefix, samples)
-            else:
-                running = np.concatenate(([0], self._signs(np.arange(len(self))).cumsum()))
-                samples[:] = running[::_SAMPLE_IDS]
+            kernel.require().balance(self.prefix, samples)
             self._samples = samples
         return self._samples
 
     @property
+    def balance(self) -> int:
+        """The balance of all IDs."""
+        octets = self.prefix.view(HASH_DTYPE)[(len(self.samples) - 1) * _SAMPLE_IDS :, 0]
+        negative = int(np.count_nonzero((octets[1:] ^ octets[:-1]) & 1))
+        return int(self.samples[-1]) + len(octets) - 1 - 2 * negative
+
+    @property
     def anchors(self) -> Words:
-        """What runs up to some IDs, in rows and then columns; made when first asked for.
+        """The running values at some IDs, in rows and then columns; made when first asked for.
 
         An *anchor* is an ID that no other of its time comes before, whose hash has zeros in five
         bits, and that is 32 IDs or more behind the one before it: so two sides choose nearly the
-        same of what both have. Rows of 8 words: time, place, the time of the ID before it, the
-        balance, the running XOR. Columns, for searching: all times, then all places.
+        same of the IDs that both have. Rows of 8 words: time, place, the time of the ID before it,
+        the balance, the running XOR. Columns, for searching: all times, then all places.
         """
         if self._anchors is None:
-            if kernel.compiled is not None:
-                rows = np.empty((len(self) // _ANCHORS_APART, _ANCHOR_WORDS), np.uint64)
-                columns = self.timestamps, self.prefix, self.samples, rows
-                rows = rows[: kernel.compiled.anchors(*columns)]
-            else:
-                rows = self._chosen_anchors()
-            parts = rows.reshape(-1), rows[:, 0], rows[:, 1]
-            self._anchors = np.concatenate(parts, out=_at_a_line(_KEPT_WORDS * len(rows)))
+            rows = np.empty((len(self) // _ANCHORS_APART, _ANCHOR_WORDS), np.uint64)
+            count = kernel.require().anchors(self.timestamps, self.prefix, self.samples, rows)
+            parts = rows[:count].reshape(-1), rows[:count, 0], rows[:count, 1]
+            self._anchors = np.concatenate(parts, out=_align(_STORED_WORDS * count))
         return self._anchors
 
-    def _chosen_anchors(self) -> Words:
-        """``(n, 8)``: a row of each anchor."""
-        octets = self.prefix.view(HASH_DTYPE)[:, 0]
-        later = self.timestamps[1:] > self.timestamps[:-1]
-        marked = ((octets[1:-1] ^ octets[2:]) & _ANCHOR_BITS == 0) & later
-        places: list[int] = []
-        last = 0
-        for place in (marked.nonzero()[0] + 1).tolist():
-            if place - last >= _ANCHORS_APART:
-                places.append(place)
-                last = place
-        at = np.array(places, np.int64)
-        found = np.empty((len(at), _ANCHOR_WORDS), np.uint64)
-        found[:, 0], found[:, 1] = self.timestamps[at], at
-        found[:, 2], found[:, 3] = self.timestamps[at - 1], self.balances(at)
-        found[:, 4:] = self.prefix[at]
-        return found
-
-    @property
-    def anchor_places(self) -> Ints:
-        """``(n,)``, ascending."""
-        count = len(self.anchors) // _KEPT_WORDS
-        return self.anchors[len(self.anchors) - count :].view(np.int64)
-
-    def balances(self, places: Ints) -> Ints:
-        """``(n,)``: the balance of the IDs before each place."""
-        found = self.samples[places // _SAMPLE_IDS].astype(np.int64)
-        first = places // _SAMPLE_IDS * _SAMPLE_IDS
-        for step in range(_SAMPLE_IDS - 1):
-            more = (first + step < places).nonzero()[0]
-            found[more] += self._signs(first[more] + step)
-        return found
-
-    def _signs(self, places: Ints) -> Ints:
-        """``(n,)``: +1 or -1, as an ID adds to a balance."""
-        octets = self.prefix.view(HASH_DTYPE)[:, 0]
-        return 1 - 2 * ((octets[places] ^ octets[places + 1]) & 1).astype(np.int64)
-
     def part(self, start: int, end: int) -> "Chunk":
-        """From one place to, but without, another, in the same memory."""
+        """Return the IDs from one place to, but without, another, in the same memory."""
         return Chunk(
             self.timestamps[start:end],
             self.prefix[start : end + 1],
@@ -249,19 +209,19 @@ class Chunk:
         return -(-(self.offset + start) // _BLOCK_IDS), (self.offset + end) // _BLOCK_IDS
 
     def edges(self, chunk_ids: int) -> list[int]:
-        """The places that cut it into pieces of about equal length, none much too long."""
+        """Return the places that cut it into pieces of about equal length, none much too long."""
         pieces = -(-len(self) // chunk_ids) if 2 * len(self) > 3 * chunk_ids else 1
         return [len(self) * piece // pieces for piece in range(pieces + 1)]
 
     def divided(self, chunk_ids: int) -> list["Chunk"]:
-        """The same as chunks that are none much too long, each in memory of its own."""
+        """Divide it into chunks that are none much too long, each in memory of its own."""
         edges = self.edges(chunk_ids)
         if len(edges) == 2 and self.owns_all:
             return [self]
         return [self.part(start, end).copy() for start, end in pairwise(edges)]
 
     def copy(self) -> "Chunk":
-        """The same in memory of its own, no more than it needs."""
+        """Copy it to memory of its own, no more than it needs."""
         return Chunk(self.timestamps.copy(), self.prefix.copy(), self.digests.copy())
 
 
@@ -321,15 +281,15 @@ class BlockSums:
         return running[last - start] - running[first - start]
 
 
-def _at_a_line(count: int) -> Words:
-    """So many words that begin where a line of a processor's cache does."""
+def _align(count: int) -> Words:
+    """Return so many words that begin where a line of a processor's cache does."""
     words = np.empty(count + _LINE_BYTES // 8, np.uint64)
     begin = -words.ctypes.data % _LINE_BYTES // 8
     return words[begin : begin + count]
 
 
 def chunk_of(ids: SyncIds) -> Chunk:
-    """Ascending IDs as a chunk, copied."""
+    """Return ascending IDs as a chunk, copied."""
     prefix = np.empty((len(ids) + 1, HASH_WORDS), np.uint64)
     prefix[0] = 0
     # In stretches that stay in the cache from the copy to the sum.
@@ -343,7 +303,7 @@ def chunk_of(ids: SyncIds) -> Chunk:
 
 
 def allocated_bytes(chunks: Iterable[Chunk]) -> int:
-    """What chunks keep allocated together, with what none of them shows any more."""
+    """Count the bytes that chunks keep allocated together, rows that none shows included."""
     blocks = {
         id(block): block.nbytes
         for chunk in chunks
@@ -354,14 +314,14 @@ def allocated_bytes(chunks: Iterable[Chunk]) -> int:
 
 
 def allocated_by(array: NDArray[Any]) -> NDArray[Any]:
-    """The array whose memory an array shows."""
+    """Return the array whose memory an array shows."""
     while isinstance(array.base, np.ndarray):
         array = array.base
     return array
 
 
 def merged(chunk: Chunk, places: NDArray[np.int64], new: SyncIds) -> Chunk:
-    """A chunk with further IDs, `new[i]` before what is now at `places[i]`.
+    """Return a chunk with further IDs, `new[i]` before what is now at `places[i]`.
 
     Args:
         chunk: what is there, ``n`` IDs; it is not changed.
@@ -398,7 +358,7 @@ def merged(chunk: Chunk, places: NDArray[np.int64], new: SyncIds) -> Chunk:
 
 
 def inserted(chunk: Chunk, places: NDArray[np.int64], new: SyncIds, chunk_ids: int) -> list[Chunk]:
-    """As ``merged``, but what is inserted into a long chunk leaves most of it where it is."""
+    """Insert IDs like ``merged``, but leave most of a long chunk where it is."""
     edges = np.array(chunk.edges(chunk_ids))
     cuts = places.searchsorted(edges[1:])
     found: list[Chunk] = []
@@ -443,12 +403,12 @@ class Tail:
 
     @property
     def room(self) -> int:
-        """How many IDs can be appended before it must grow."""
+        """The number of IDs that can be appended before it must grow."""
         return len(self._timestamps) - self.count
 
     @property
     def memory_bytes(self) -> int:
-        """What it keeps allocated."""
+        """The number of allocated bytes."""
         return self._timestamps.nbytes + self._prefix.nbytes + self._digests.nbytes
 
     def grow(self, capacity: int) -> None:
@@ -473,7 +433,7 @@ class Tail:
         self.count = end
 
     def chunk(self) -> Chunk:
-        """What it has now; it must have something."""
+        """Return all IDs as a chunk; there must be some."""
         return Chunk(
             self._timestamps[: self.count],
             self._prefix[: self.count + 1],

@@ -28,11 +28,10 @@ from reconcile.ids import (
     rows_differ,
 )
 from reconcile.index.chunk import BYTES_PER_ID, Chunk, Tail, allocated_bytes, chunk_of, inserted
-from reconcile.index.probe import probed
-from reconcile.index.rows import Rows
+from reconcile.index.rows import IndexRows
 from reconcile.index.split import cuts
 from reconcile.lattice import LatticeSum, most_summed
-from reconcile.view import Answer, Items, Measured, Parts, Probed, Read, Spans
+from reconcile.view import Items, Measured, Probed, SpanParts, Spans, ViewAnswer, ViewRead
 from storenode.message.limits import HASH_BYTES
 
 if TYPE_CHECKING:
@@ -54,7 +53,7 @@ _NO_HASHES: Final = np.empty((0, HASH_BYTES), HASH_DTYPE)
 
 
 class IndexView:
-    """What an index had when the view was opened; never changes.
+    """A view of an index at the time it was opened; it never changes.
 
     Attributes:
         rows: the IDs by their places.
@@ -62,39 +61,39 @@ class IndexView:
 
     __slots__ = ("rows",)
 
-    def __init__(self, rows: Rows) -> None:
+    def __init__(self, rows: IndexRows) -> None:
         self.rows = rows
 
     @classmethod
     def of(cls, ids: SyncIds) -> "IndexView":
-        """A view of some IDs: any order, each as often as it likes."""
+        """Return a view of some IDs: in any order, repeated ones allowed."""
         ids = ordered(ids)
-        return cls(Rows([chunk_of(ids)] if len(ids) else []))
+        return cls(IndexRows([chunk_of(ids)] if len(ids) else []))
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def answer(self, read: Read) -> Answer:
-        """The answer to a batch of questions."""
+    def answer(self, read: ViewRead) -> ViewAnswer:
+        """Return the answer to a batch of questions."""
         if read.direct is not None:
             return self.direct(read.direct)
-        return Answer(
+        return ViewAnswer(
             measured=None if read.measure is None else self.measure(read.measure),
             parts=None if read.split is None else self.split(*read.split),
             items=None if read.items is None else self.items(read.items),
             probed=None if read.probe is None else self.probe(*read.probe),
         )
 
-    def direct(self, asked: "Direct", start_ns: int = 0) -> Answer:
-        """The answer to a payload, as far as it is about what is not before a time."""
-        return Answer(direct=asked.answer(self.rows.handle, start_ns))
+    def direct(self, asked: "Direct", start_ns: int = 0) -> ViewAnswer:
+        """Return the answer to a payload, as far as it is about what is not before a time."""
+        return ViewAnswer(direct=asked.answer(self.rows.handle, start_ns))
 
     def fingerprint(self, lower: SyncId, upper: SyncId) -> tuple[int, NDArray[np.uint64]]:
         """Count, and fingerprint ``(4,)``, of one range: the quickest way for just one."""
         return self.rows.measure(lower, upper)
 
     def rank(self, bound: SyncId) -> int:
-        """How many IDs are before a bound."""
+        """Count the IDs that are before a bound."""
         return self.rows.rank(bound)
 
     def lattices(self, spans: Sequence[tuple[int, int]]) -> list[LatticeSum] | None:
@@ -115,17 +114,16 @@ class IndexView:
         return found
 
     def measure(self, spans: Spans) -> Measured:
-        """Counts and fingerprints of spans."""
+        """Return counts and fingerprints of spans."""
         low, high = self._places(spans)
         return Measured(high - low, self.rows.fingerprints(low, high))
 
-    def split(self, spans: Spans, parts: NDArray[np.int64]) -> Parts:
-        """Spans cut into about so many parts of about equal counts."""
+    def split(self, spans: Spans, parts: NDArray[np.int64]) -> SpanParts:
+        """Cut spans into about so many parts of about equal counts."""
         low, high = self._places(spans)
-        if kernel.compiled is not None:
-            found = self._split_between_times(kernel.compiled, spans, low, high, parts)
-            if found is not None:
-                return found
+        found = self._split_between_times(spans, low, high, parts)
+        if found is not None:
+            return found
         inner = cuts(self.rows, spans.lower, low, high, parts)
         ends = np.bincount(inner.spans, minlength=len(spans))
         ends += 1
@@ -146,7 +144,7 @@ class IndexView:
         part_low = np.empty(count, np.int64)
         part_low[1:] = part_high[:-1]
         part_low[offsets[:-1]] = low
-        return Parts(
+        return SpanParts(
             offsets,
             SyncIds(timestamps, words.view(np.uint8)),
             part_high - part_low,
@@ -154,9 +152,11 @@ class IndexView:
         )
 
     def _split_between_times(
-        self, own: kernel.Kernel, spans: Spans, low: Ints, high: Ints, parts: Ints
-    ) -> Parts | None:
-        """What ``split`` gives, by compiled code; None if a cut would be inside a nanosecond."""
+        self, spans: Spans, low: Ints, high: Ints, parts: Ints
+    ) -> SpanParts | None:
+        """Split by compiled code; None if there is none, or a cut would be inside a nanosecond."""
+        if kernel.compiled is None:
+            return None
         offsets = np.zeros(len(spans) + 1, np.int64)
         np.maximum(np.minimum(parts, high - low), 1).cumsum(out=offsets[1:])
         count = int(offsets[-1])
@@ -165,7 +165,7 @@ class IndexView:
             upper = SyncIds(upper.timestamps, np.empty((count, HASH_BYTES), HASH_DTYPE))
         counts, prints = np.empty(count, np.int64), np.empty((count, HASH_WORDS), np.uint64)
         bounds = spans.upper
-        if not own.split(
+        if not kernel.compiled.split(
             self.rows.handle,
             low,
             high,
@@ -178,10 +178,10 @@ class IndexView:
             prints,
         ):
             return None
-        return Parts(offsets, upper, counts, prints)
+        return SpanParts(offsets, upper, counts, prints)
 
     def items(self, spans: Spans) -> Items:
-        """The IDs in spans."""
+        """Return the IDs in spans."""
         low, high = self._places(spans)
         offsets = np.zeros(len(spans) + 1, np.int64)
         (high - low).cumsum(out=offsets[1:])
@@ -192,14 +192,12 @@ class IndexView:
             ids = SyncIds(np.empty(total, np.int64), np.empty((total, HASH_BYTES), HASH_DTYPE))
             kernel.compiled.items(self.rows.handle, low, high, ids.timestamps, ids.hashes)
             return Items(offsets, ids)
-        if total == high[-1] - low[0]:
-            return Items(offsets, self.rows.between(int(low[0]), int(high[-1])))
         places = np.arange(total) + np.repeat(low - offsets[:-1], high - low)
         return Items(offsets, self.rows.take(places))
 
     def probe(self, spans: Spans, hashes: NDArray[np.uint64]) -> Probed:
-        """Which spans have exactly one ID with the hash that is looked for in them."""
-        return probed(self.rows, *self._places(spans), hashes)
+        """Find the spans that have exactly one ID with the hash that is looked for in them."""
+        return self.rows.probe(*self._places(spans), hashes)
 
     def _places(self, spans: Spans) -> tuple[Ints, Ints]:
         if not len(spans):
@@ -223,7 +221,7 @@ class IndexView:
         return low.take(chosen), high.take(chosen)
 
     def _searched(self, spans: Spans) -> tuple[Ints, Ints]:
-        """Where spans begin and end; a bound that two of them share is looked for once."""
+        """Return the places of spans; a bound that two of them share is looked for once."""
         lower, upper = spans.lower, spans.upper
         if kernel.compiled is not None:
             low, high = np.empty(len(spans), np.int64), np.empty(len(spans), np.int64)
@@ -236,8 +234,6 @@ class IndexView:
         if lower.has_hashes() or upper.has_hashes():
             begins[1:] |= rows_differ(lower.words[1:], upper.words[:-1])
         first = begins.nonzero()[0]
-        if len(first) == len(high):
-            return self.rows.ranks(lower), high
         low = np.empty_like(high)
         low[1:] = high[:-1]
         low[first] = self.rows.ranks(lower[first])
@@ -272,17 +268,17 @@ class Index:
 
     @property
     def memory_bytes(self) -> int:
-        """What the index keeps allocated for IDs, room to append included."""
+        """The number of allocated bytes for IDs, room to append included."""
         return self._tail.memory_bytes + allocated_bytes(self._sealed)
 
     def view(self) -> IndexView:
-        """A fixed view of what is there now."""
+        """Return a fixed view of the present IDs."""
         if self._view is None:
-            self._view = IndexView(Rows(self._chunks()))
+            self._view = IndexView(IndexRows(self._chunks()))
         return self._view
 
     def load(self, ids: SyncIds) -> None:
-        """Have these IDs instead of all that were there: any order, duplicates dropped."""
+        """Replace all IDs by these: in any order, duplicates dropped."""
         ids = ordered(ids)
         self._clear()
         # The system hands out large memory faster, and reads have fewer places to look in: so
@@ -358,7 +354,7 @@ class Index:
         return [*self._sealed, self._tail.chunk()] if self._tail.count else self._sealed
 
     def _follows(self, ids: SyncIds) -> bool:
-        """Are these IDs, which ascend, all greater than those that are there."""
+        """Return True if these IDs, which ascend, are all greater than the present ones."""
         if not len(self):
             return True
         last = self._tail.chunk() if self._tail.count else self._sealed[-1]
@@ -384,7 +380,7 @@ class Index:
             at += len(taken)
 
     def _chunk_ids(self, total: int) -> int:
-        """IDs in a full chunk of an index of so many IDs."""
+        """Return the number of IDs in a full chunk of an index of so many IDs."""
         return max(self._min_chunk_ids, total // MAX_CHUNKS_ABOUT)
 
     def _seal(self) -> None:
@@ -419,7 +415,7 @@ class Index:
         return rest
 
     def _replace(self, replaced: dict[int, list[Chunk]]) -> None:
-        """Have other chunks instead of those with these numbers; the tail is the last."""
+        """Replace the chunks with these numbers; the tail is the last."""
         before = self._chunks()
         chunks = [
             piece for number, chunk in enumerate(before) for piece in replaced.get(number, [chunk])

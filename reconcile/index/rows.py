@@ -21,16 +21,21 @@ from reconcile.ids import (
     SyncIds,
     Words,
     hashes_less,
+    rows_differ,
 )
 from reconcile.index.chunk import Chunk
 from reconcile.kernel import RowsHandle
 from reconcile.lattice import LatticeSum
-from storenode.message.limits import CONTENT_DIGEST_BYTES
+from reconcile.view import Probed
+from storenode.message.limits import CONTENT_DIGEST_BYTES, HASH_BYTES
+
+_SCANNED_IDS: Final = 65_536
+"""IDs that are scanned at a time; their hashes fit into a processor's cache."""
 
 _NO_ANCHORS: Final = np.empty(0, np.uint64)
 
 
-class Rows:
+class IndexRows:
     """A fixed sequence of ascending IDs.
 
     Attributes:
@@ -72,7 +77,7 @@ class Rows:
     # One at a time
 
     def rank(self, bound: SyncId) -> int:
-        """How many IDs are before a bound."""
+        """Count the IDs that are before a bound."""
         chunk, place = self._locate(bound)
         return self.starts[chunk] + place
 
@@ -82,7 +87,7 @@ class Rows:
         return high - low, fingerprint
 
     def between_bounds(self, lower: SyncId, upper: SyncId) -> tuple[int, int, Words]:
-        """The places of two bounds, and the fingerprint ``(4,)`` of the IDs between them."""
+        """Return the places of two bounds, and the fingerprint ``(4,)`` of the IDs between them."""
         if not self.chunks:
             return 0, 0, np.zeros(HASH_WORDS, np.uint64)
         first, start = self._locate(lower)
@@ -93,7 +98,7 @@ class Rows:
         return self.starts[first] + start, self.starts[last] + end, fingerprint
 
     def _locate(self, bound: SyncId) -> tuple[int, int]:
-        """The chunk, and the place in it, of the first ID that is not before a bound."""
+        """Return the chunk, and the place in it, of the first ID that is not before a bound."""
         chunk = bisect_left(self._lasts, bound[0])
         while chunk < len(self.chunks):
             place = self.chunks[chunk].rank(bound)
@@ -104,7 +109,7 @@ class Rows:
         return (last, len(self.chunks[last])) if self.chunks else (0, 0)
 
     def _next_in_tie(self, chunk: int, bound: SyncId) -> int:
-        """The chunk after `chunk`, which ends at a bound's time and before it, to look in."""
+        """Return the next chunk to look in after one that ends at a bound's time and before it."""
         end = bisect_right(self._lasts, bound[0], chunk + 1)
         ends = range(chunk + 1, end)
         return bisect_left(
@@ -114,7 +119,7 @@ class Rows:
     # Many at a time
 
     def ranks(self, bounds: SyncIds) -> Ints:
-        """``(n,)``: how many IDs are before each bound."""
+        """Return ``(n,)`` the counts of IDs before each bound."""
         places = self.time_ranks(bounds.timestamps, "left")
         if not bounds.has_hashes():
             return places
@@ -128,7 +133,7 @@ class Rows:
         return places
 
     def _hash_ranks(self, hashes: NDArray[np.uint8], low: Ints, high: Ints) -> Ints:
-        """Places of hashes among IDs of one time each, by halving all intervals together.
+        """Find hashes among IDs of one time each, by halving all intervals together.
 
         So only as many hashes are computed as are compared, however large a tie is.
         """
@@ -142,7 +147,7 @@ class Rows:
         return low
 
     def time_ranks(self, timestamps: Ints, side: Literal["left", "right"]) -> Ints:
-        """``(n,)``: how many IDs are before each time, or with ``right`` not after it."""
+        """Return ``(n,)`` the counts of IDs before each time, or with ``right`` not after it."""
         places = np.empty(len(timestamps), np.int64)
         owners = self._last_array.searchsorted(timestamps, side)
         for chunk, start, end in _runs(owners, len(self.chunks) + 1):
@@ -154,15 +159,15 @@ class Rows:
         return places
 
     def timestamps(self, places: Ints) -> Ints:
-        """``(n,)`` timestamps of the IDs at places, each less than the length."""
+        """Return ``(n,)`` timestamps of the IDs at places, each less than the length."""
         found = np.empty(len(places), np.int64)
         for chunk, start, end in self.pieces(places):
             local = places[start:end] - self.starts[chunk]
             self.chunks[chunk].timestamps.take(local, out=found[start:end], mode="clip")
         return found
 
-    def alone(self, places: Ints) -> NDArray[np.bool_]:
-        """``(n,)``: has the ID at each place, less than the length, a time of its own."""
+    def _are_alone(self, places: Ints) -> NDArray[np.bool_]:
+        """Return ``(n,)``: has the ID at each place, less than the length, a time of its own."""
         final = len(self) - 1
         own = self.timestamps(places)
         before = (self.timestamps(np.maximum(places - 1, 0)) == own) & (places > 0)
@@ -170,7 +175,7 @@ class Rows:
         return np.asarray(~(before | after))
 
     def hashes(self, places: Ints) -> NDArray[np.uint8]:
-        """``(n, 32)`` hashes of the IDs at places, each less than the length."""
+        """Return ``(n, 32)`` hashes of the IDs at places, each less than the length."""
         found = np.empty((len(places), HASH_WORDS), np.uint64)
         for chunk, start, end in self.pieces(places):
             prefix = self.chunks[chunk].prefix
@@ -180,11 +185,11 @@ class Rows:
         return found.view(HASH_DTYPE)
 
     def take(self, places: Ints) -> SyncIds:
-        """The IDs at places, each less than the length."""
+        """Return the IDs at places, each less than the length."""
         return SyncIds(self.timestamps(places), self.hashes(places))
 
     def between(self, start: int, end: int) -> SyncIds:
-        """The IDs from one place to, but without, another."""
+        """Return the IDs from one place to, but without, another."""
         timestamps = np.empty(end - start, np.int64)
         hashes = np.empty((end - start, HASH_WORDS), np.uint64)
         digests = np.empty((end - start, CONTENT_DIGEST_BYTES), HASH_DTYPE)
@@ -215,7 +220,7 @@ class Rows:
         return LatticeSum.total([chunk.lattice(*part) for chunk, *part in self.slices(start, end)])
 
     def slices(self, start: int, end: int) -> Iterator[tuple[Chunk, int, int]]:
-        """The chunks that hold the IDs between two places, and from where to where in each."""
+        """Yield the chunks of the IDs between two places, and from where to where in each."""
         if start >= end:
             return
         for number in range(bisect_right(self.starts, start) - 1, len(self.chunks)):
@@ -226,7 +231,7 @@ class Rows:
             yield chunk, max(start - first, 0), min(end - first, len(chunk))
 
     def fingerprints(self, low: Ints, high: Ints) -> Words:
-        """``(n, 4)``: the XOR of the hashes from `low[i]` to, but without, `high[i]`.
+        """Return ``(n, 4)``: the XOR of the hashes from `low[i]` to, but without, `high[i]`.
 
         The intervals are disjoint and ascending.
         """
@@ -236,27 +241,40 @@ class Rows:
             prints = np.empty((len(low), HASH_WORDS), np.uint64)
             kernel.compiled.fingerprints(self.handle, low, high, prints)
             return prints
-        if bool((low[1:] == high[:-1]).all()):
-            running = self.running(np.concatenate((low[:1], high)))
-            return running[1:] ^ running[:-1]
-        begins = np.ones(len(low), np.bool_)
-        np.not_equal(low[1:], high[:-1], out=begins[1:])
-        first = begins.nonzero()[0]
-        if 2 * len(first) < len(low):
-            ends = begins.cumsum() + np.arange(len(low))
-            edges = np.empty(len(low) + len(first), np.int64)
-            edges[ends] = high
-            edges[ends.take(first) - 1] = low.take(first)
-            running = self.running(edges)
-            return (running[1:] ^ running[:-1]).take(ends - 1, axis=0)
         edges = np.empty(2 * len(low), np.int64)
         edges[::2] = low
         edges[1::2] = high
         running = self.running(edges).reshape(-1, 2 * HASH_WORDS)
         return running[:, :HASH_WORDS] ^ running[:, HASH_WORDS:]
 
+    def probe(self, low: Ints, high: Ints, hashes: Words) -> Probed:
+        """Find `hashes[i]` among the IDs at places `low[i]` to, but without, `high[i]`.
+
+        The intervals are disjoint and ascending. This is a scan: the index has no order by hash.
+        """
+        count = len(low)
+        hit, alone = np.zeros(count, np.bool_), np.zeros(count, np.bool_)
+        found = SyncIds(np.zeros(count, np.int64), np.zeros((count, HASH_BYTES), HASH_DTYPE))
+        if kernel.compiled is not None:
+            columns = np.ascontiguousarray(hashes), found.timestamps, found.hashes, hit, alone
+            kernel.compiled.probe(self.handle, low, high, *columns)
+            return Probed(found, hit, alone)
+        hits = np.zeros(count, np.int64)
+        ends = (high - low).cumsum()
+        for start in range(0, int(ends[-1]) if count else 0, _SCANNED_IDS):
+            ranks = np.arange(start, min(start + _SCANNED_IDS, int(ends[-1])))
+            owners = ends.searchsorted(ranks, "right")
+            places = ranks + (high - ends)[owners]
+            ids = self.take(places)
+            same = (~rows_differ(ids.words, hashes[owners])).nonzero()[0]
+            rows = owners[same]
+            np.add.at(hits, rows, 1)
+            found.timestamps[rows], found.hashes[rows] = ids.timestamps[same], ids.hashes[same]
+            alone[rows] = self._are_alone(places[same])
+        return Probed(found, hits == 1, alone)
+
     def present(self, ids: SyncIds, places: Ints) -> NDArray[np.bool_]:
-        """``(n,)``: is the ID at `places[i]`, less than the length, the same as `ids[i]`."""
+        """Return ``(n,)``: is the ID at `places[i]`, less than the length, the same as `ids[i]`."""
         same: NDArray[np.bool_] = self.timestamps(places) == ids.timestamps
         found = np.flatnonzero(same)
         if len(found):
@@ -265,7 +283,7 @@ class Rows:
         return same
 
     def sums(self, *, anchored: bool) -> tuple[NDArray[Any], ...]:
-        """For compiled code: of each chunk in turn its balances, and its anchors, or none."""
+        """Return, for the kernel, of each chunk in turn its balances, and its anchors, or none."""
         samples = self.balances()[0]
         found: list[NDArray[Any]] = []
         for chunk, own in zip(self.chunks, samples, strict=True):
@@ -273,43 +291,15 @@ class Rows:
         return tuple(found)
 
     def balances(self) -> tuple[tuple[NDArray[np.int32], ...], Ints]:
-        """Samples of the chunks' balances (`Chunk.samples`), and the balance before each chunk."""
+        """Return samples of the chunks' balances, and the balance before each chunk."""
         if self._balances is None:
-            self._balances = self._computed_balances()
+            totals = [0, *(chunk.balance for chunk in self.chunks)]
+            bases = np.cumsum(totals[: len(self.chunks)], dtype=np.int64)
+            self._balances = tuple(chunk.samples for chunk in self.chunks), bases
         return self._balances
 
-    def _computed_balances(self) -> tuple[tuple[NDArray[np.int32], ...], Ints]:
-        samples = tuple(chunk.samples for chunk in self.chunks)
-        bases = np.zeros(len(self.chunks), np.int64)
-        for number, chunk in enumerate(self.chunks[:-1]):
-            own = chunk.balances(np.array([len(chunk)]))
-            bases[number + 1] = bases[number] + own[0]
-        return samples, bases
-
-    def anchored(self, places: Ints, reach: int) -> Ints:
-        """Places, each less than the length; of anchors that are at most so far behind them."""
-        found = places.copy()
-        for chunk, start, end in self.pieces(places):
-            anchors = self.chunks[chunk].anchor_places
-            if not len(anchors):
-                continue
-            local = places[start:end] - self.starts[chunk]
-            next_one = anchors[np.minimum(anchors.searchsorted(local), len(anchors) - 1)]
-            near = (next_one >= local) & (next_one - local <= reach)
-            found[start:end][near] = next_one[near] + self.starts[chunk]
-        return found
-
-    def balances_to(self, places: Ints) -> Ints:
-        """``(n,)``: the balance of the IDs before each place."""
-        bases = self.balances()[1]
-        found = np.zeros(len(places), np.int64)
-        for chunk, start, end in self.pieces(places):
-            local = places[start:end] - self.starts[chunk]
-            found[start:end] = bases[chunk] + self.chunks[chunk].balances(local)
-        return found
-
     def running(self, places: Ints) -> Words:
-        """``(n, 4)``: running XORs up to places; only those of one call belong together."""
+        """Return ``(n, 4)``: running XORs up to places; only those of one call belong together."""
         found = np.empty((len(places), HASH_WORDS), np.uint64)
         pieces = list(self.pieces(places))
         for chunk, start, end in pieces:
@@ -323,7 +313,7 @@ class Rows:
         return found
 
     def pieces(self, places: Ints) -> Iterator[tuple[int, int, int]]:
-        """Which places, from where to where, are in which chunk; the end is in the last one."""
+        """Yield a chunk, and from where to where places are in it; the end is in the last one."""
         if not len(places) or not self.chunks:
             return
         final = len(self.chunks) - 1
@@ -341,7 +331,7 @@ class Rows:
 
 
 def _runs(owners: NDArray[np.intp], chunks: int) -> Iterator[tuple[int, int, int]]:
-    """Where each number begins and ends in ascending numbers below `chunks`."""
+    """Yield where each number begins and ends in ascending numbers below `chunks`."""
     if not len(owners):
         return
     first, last = int(owners[0]), int(owners[-1])
@@ -358,7 +348,7 @@ def _runs(owners: NDArray[np.intp], chunks: int) -> Iterator[tuple[int, int, int
 
 
 def _bases(chunks: Sequence[Chunk]) -> Words:
-    """``(n, 4)``: what makes each chunk's running XOR continue the one before it."""
+    """Return ``(n, 4)`` the XORs by which each chunk's running XOR continues the one before it."""
     bases = np.zeros((len(chunks), HASH_WORDS), np.uint64)
     if len(chunks) > 1:
         ends = np.stack([chunk.prefix[-1] for chunk in chunks[:-1]])

@@ -1,4 +1,4 @@
-"""Where to cut spans into parts: by count, at bounds that the encoding can express.
+"""The cuts of spans into parts: by count, at bounds that the encoding can express.
 
 Between two IDs of different times the bound is the later time with a hash of zeros; that can
 follow any lower bound. Among IDs of one time the bound is the beginning of a hash, and such a
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reconcile.ids import HASH_DTYPE, Ints, SyncIds
-from reconcile.index.rows import Rows
+from reconcile.index.rows import IndexRows
 from storenode.message.limits import HASH_BYTES
 
 _TO_AN_EDGE = 2
@@ -41,7 +41,7 @@ class Cuts:
     places: Ints
 
 
-def cuts(rows: Rows, lower: SyncIds, low: Ints, high: Ints, parts: Ints) -> Cuts:
+def cuts(rows: IndexRows, lower: SyncIds, low: Ints, high: Ints, parts: Ints) -> Cuts:
     """Cut spans into about so many parts.
 
     Args:
@@ -68,7 +68,7 @@ def cuts(rows: Rows, lower: SyncIds, low: Ints, high: Ints, parts: Ints) -> Cuts
     return found
 
 
-def _move(rows: Rows, found: Cuts, tied: Ints, sizes: Ints) -> None:
+def _move(rows: IndexRows, found: Cuts, tied: Ints, sizes: Ints) -> None:
     """Move cuts between IDs of one time to better bounds near by.
 
     They stay inside their spans, whose ends are a part away.
@@ -100,7 +100,7 @@ def _move(rows: Rows, found: Cuts, tied: Ints, sizes: Ints) -> None:
 
 
 def _without_repeats(found: Cuts) -> Cuts:
-    """Each cut once; those of different spans have different places."""
+    """Drop repeated cuts; those of different spans have different places."""
     kept = np.ones(len(found.spans), np.bool_)
     kept[1:] = found.places[1:] != found.places[:-1]
     if bool(kept.all()):
@@ -111,7 +111,7 @@ def _without_repeats(found: Cuts) -> Cuts:
 def _shortest(
     before: NDArray[np.uint8], wanted: NDArray[np.uint8], after: NDArray[np.uint8]
 ) -> NDArray[np.uint8]:
-    """``(n, 32)``: the shortest beginnings of hashes that separate two.
+    """Return ``(n, 32)``: the shortest beginnings of hashes that separate two.
 
     They are greater than `before[i]` and not greater than `after[i]`, and at `wanted[i]`, which
     is between the two, where that is no longer.
@@ -125,11 +125,11 @@ def _shortest(
 
 
 def _first_difference(left: NDArray[np.uint8], right: NDArray[np.uint8]) -> Ints:
-    """``(n,)``: the place of the first byte that differs; 0 where none does."""
+    """Return ``(n,)``: the place of the first byte that differs; 0 where none does."""
     return np.asarray((left != right).argmax(axis=1), np.int64)
 
 
-def _bridged(rows: Rows, found: Cuts, lower: SyncIds) -> Cuts:
+def _bridged(rows: IndexRows, found: Cuts, lower: SyncIds) -> Cuts:
     """Put bounds between those that cannot follow each other directly."""
     previous = _previous(found, lower)
     inside = np.flatnonzero(found.bounds.words.any(axis=1))
@@ -157,7 +157,7 @@ def _bridged(rows: Rows, found: Cuts, lower: SyncIds) -> Cuts:
 
 
 def _previous(found: Cuts, lower: SyncIds) -> SyncIds:
-    """``(k,)``: the bound before each, of the same span."""
+    """Return ``(k,)``: the bound before each, of the same span."""
     first = np.ones(len(found.spans), np.bool_)
     first[1:] = found.spans[1:] != found.spans[:-1]
     previous = found.bounds[np.maximum(np.arange(len(first)) - 1, 0)]

@@ -1,8 +1,5 @@
 /* The slices of a frame in one call: what a side sends of its own, and what another one sent
- * compared with its own.
- *
- * What is malformed, and whatever else is unusual, is left to the arrays.
- */
+ * compared with its own. None stands for slices that are malformed or beyond a limit. */
 
 #include "counts.h"
 #include "reader.h"
@@ -110,7 +107,7 @@ static PyObject *written(work_t *work)
 }
 
 /* cut(index, sums, numbers, bases, key, starts, ends)
- *   -> (slices of a frame, columns of their cuts), or None: it is unusual
+ *   -> (slices of a frame, columns of their cuts), or None: the regions are no such
  *   Of about as many slices with equal counts in regions as the numbers say. The columns are
  *   those of slices.h.
  */
@@ -162,7 +159,7 @@ static bool read_bounds(reader_t *from, Py_ssize_t most, bounds_t *bounds)
 }
 
 /* Which slices differ; prints and balances of their ends become by which they do, prints above what
- * a frame has of them stay one's own. False: that is no end of a frame. */
+ * a frame has of them stay one's own. False: they are malformed. */
 static bool read_contents(work_t *work, reader_t *from, uint8_t *differs)
 {
     const cuts_t *cuts = &work->cuts;
@@ -190,7 +187,7 @@ static bool read_contents(work_t *work, reader_t *from, uint8_t *differs)
         *own -= balance;
         differs[row] |= *own != 0;
     }
-    return !left(from);
+    return true;
 }
 
 /* Columns of the slices that differ: times and places, from and to, prints and balances. */
@@ -246,7 +243,7 @@ static extremes_t counts_of_equal(const work_t *work, const uint8_t *differs)
     return seen;
 }
 
-static PyObject *compared(work_t *work, reader_t *from)
+static PyObject *compared(work_t *work, reader_t *from, const uint8_t *begin)
 {
     PyObject *differs = PyBytes_FromStringAndSize(NULL, work->rows), *found = NULL;
     uint8_t *flags = differs ? (uint8_t *)PyBytes_AsString(differs) : NULL;
@@ -254,8 +251,9 @@ static PyObject *compared(work_t *work, reader_t *from)
         found = Py_BuildValue("");
     else if (flags) {
         extremes_t equal = counts_of_equal(work, flags);
-        found = Py_BuildValue("NOnLL", chosen_columns(work, flags), differs, equal.count,
-                              (long long)few_of(&equal), (long long)many_of(&equal));
+        found = Py_BuildValue("NOnLLn", chosen_columns(work, flags), differs, equal.count,
+                              (long long)few_of(&equal), (long long)many_of(&equal),
+                              (Py_ssize_t)(from->at - begin));
     }
     Py_XDECREF(differs);
     return found;
@@ -263,9 +261,10 @@ static PyObject *compared(work_t *work, reader_t *from)
 
 /* compare(index, sums, numbers, bases, key, starts, ends, data, at)
  *   -> (columns of the slices that differ, which these are, how many others there are within
- *   regions, the least and the largest count of these but for some), or None: it is unusual
- *   The slices with which a frame ends, from `at` on, beside one's own: bounds in regions, as many
- *   as the numbers say at most. Prints and balances of the columns are by which they differ.
+ *   regions, the least and the largest count of these but for some, where the slices end in the
+ *   frame), or None: they are malformed
+ *   The slices of a frame, from `at` on, beside one's own; the numbers have the most bounds. Prints and
+ *   balances of the columns are by which they differ.
  */
 PyObject *kernel_compare(PyObject *module, PyObject *const *arguments, Py_ssize_t given)
 {
@@ -287,7 +286,7 @@ PyObject *kernel_compare(PyObject *module, PyObject *const *arguments, Py_ssize_
         PyThreadState *state = let_go(work.rows * HASH_BYTES);
         bool fits = cut_slices(&work.slicer, &work.bounds, &work.cuts);
         take_back(state);
-        found = fits ? compared(&work, &from) : Py_BuildValue("");
+        found = fits ? compared(&work, &from, begin) : Py_BuildValue("");
     }
     close_work(&work);
     return found;

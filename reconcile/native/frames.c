@@ -1,7 +1,7 @@
 /* Frames of the compact mode that have no slices, as columns: what an answer begins with, a table,
  * and what was found (docs/compact.md).
  *
- * What is malformed, and what is beyond a limit, is left to the arrays: they say what is wrong.
+ * None stands for a frame that is malformed or beyond a limit.
  */
 
 #include "reader.h"
@@ -62,7 +62,7 @@ static PyObject *take_words(reader_t *from, int64_t count, Py_ssize_t size, bool
     return NULL;
 }
 
-/* The answer of a function whose parts are there, or are not; an exception, or None: it is unusual. */
+/* The answer of a function whose parts are there, or are not; an exception, or None: it is malformed. */
 static PyObject *answer(PyObject *found)
 {
     return found || PyErr_Occurred() ? found : Py_BuildValue("");
@@ -81,7 +81,7 @@ static int open_frame(reader_t *from, PyObject *data)
 }
 
 /* read_head(data, slices)
- *   -> (XOR, count, which slices differ, bytes of prints, bytes read), or None: it is unusual
+ *   -> (XOR, count, which slices differ, bytes of prints, bytes read), or None: it is malformed
  *   What an answer begins with.
  */
 PyObject *kernel_read_head(PyObject *module, PyObject *const *arguments, Py_ssize_t given)
@@ -165,7 +165,7 @@ static PyObject *or_none(PyObject *part)
 
 /* read_table(data, slices)
  *   -> (which slices differ, places, length, windows, cells, which are explained, what is told of
- *   them, which are listed, what is named of them, whether prints explain), or None: it is unusual
+ *   them, which are listed, what is named of them, whether prints explain), or None: it is malformed
  *   Flags are a byte each, short IDs and cells a word; cells can be written. None: nothing is said.
  */
 PyObject *kernel_read_table(PyObject *module, PyObject *const *arguments, Py_ssize_t given)
@@ -189,7 +189,7 @@ PyObject *kernel_read_table(PyObject *module, PyObject *const *arguments, Py_ssi
     return answer(found);
 }
 
-/* read_result(data) -> (XOR, wanted, bytes of these, offered), or None: it is unusual
+/* read_result(data) -> (XOR, wanted, bytes of these, offered), or None: it is malformed
  *   Short IDs are a word each.
  */
 PyObject *kernel_read_result(PyObject *module, PyObject *const *arguments, Py_ssize_t given)

@@ -2,7 +2,7 @@
  *
  * The kernel does in compiled code what arrays do in `reconcile`, and nothing else: it has no
  * state, and it reads and writes only columns whose sizes it has checked. A function that meets
- * anything unusual says so and leaves the case to the arrays, which know all of them.
+ * anything unusual says so and leaves the case to Python. Only the compact mode has no other form.
  */
 
 #ifndef RECONCILE_KERNEL_H
@@ -15,7 +15,7 @@
 #include <string.h>
 
 /* Raised with every change of this directory; `reconcile.kernel` takes no other. */
-#define KERNEL_VERSION 18
+#define KERNEL_VERSION 19
 
 #define HASH_BYTES 32
 #define TIME_BYTES 8

@@ -10,7 +10,7 @@
 #define MAX_RANGE_BYTES (2 * (MAX_VARINT_BYTES + 1) + HASH_BYTES)
 #define MAX_ITEM_BYTES (MAX_VARINT_BYTES + HASH_BYTES)
 
-/* As in `reconcile.algorithm.pieces` and `answer`. */
+/* As in `reconcile.algorithm.answer`. */
 #define GAUGE_PARTS 64
 #define MIN_GAUGED_ITEMS 64
 #define LARGEST_MERGED_SET 256

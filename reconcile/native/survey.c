@@ -1,4 +1,4 @@
-/* What counts and balances say of slices that differ; `reconcile.compact.sizing` says what it means.
+/* What counts and balances say of slices that differ; `reconcile.compact.plan` says what it means.
  */
 
 #include "counts.h"

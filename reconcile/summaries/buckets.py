@@ -1,4 +1,4 @@
-"""Counts and XORs of slices of time, and how much of a span they answer by themselves."""
+"""The buckets of a history: counts and XORs of slices of time."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from reconcile.view import Measured, Spans, no_fingerprints
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Buckets:
-    """Slices of time of one length that have IDs in them, ascending, each once.
+class TimeBuckets:
+    """The slices of time of one length that have IDs in them, ascending, each once.
 
     Attributes:
         length_ns: how long each is; it begins at a multiple of that since the epoch.
@@ -32,19 +32,21 @@ class Buckets:
         return len(self.starts)
 
     @classmethod
-    def empty(cls, length_ns: int) -> Buckets:
-        """None at all."""
+    def empty(cls, length_ns: int) -> TimeBuckets:
+        """Return no buckets."""
         none = np.empty(0, np.int64)
         return cls(length_ns, none, none, no_fingerprints(0))
 
     @classmethod
-    def of_ids(cls, length_ns: int, ids: SyncIds) -> Buckets:
-        """What summarises some ascending IDs."""
+    def of_ids(cls, length_ns: int, ids: SyncIds) -> TimeBuckets:
+        """Return the buckets of some ascending IDs."""
         return cls.total(length_ns, ids.timestamps, np.ones(len(ids), np.int64), ids.words)
 
     @classmethod
-    def total(cls, length_ns: int, times: Ints, counts: Ints, xors: NDArray[np.uint64]) -> Buckets:
-        """What summarises parts that begin at ``times``, in any order."""
+    def total(
+        cls, length_ns: int, times: Ints, counts: Ints, xors: NDArray[np.uint64]
+    ) -> TimeBuckets:
+        """Return the buckets of parts that begin at ``times``, in any order."""
         starts = times - times % length_ns
         if not len(starts):
             return cls.empty(length_ns)
@@ -59,8 +61,8 @@ class Buckets:
         )
 
     @classmethod
-    def joined(cls, length_ns: int, parts: Iterable[Buckets]) -> Buckets:
-        """What summarises all that some shorter ones, or ones of this length, do."""
+    def join(cls, length_ns: int, parts: Iterable[TimeBuckets]) -> TimeBuckets:
+        """Return the buckets of all that is in some shorter ones, or ones of this length."""
         listed = list(parts)
         return cls.total(
             length_ns,
@@ -69,14 +71,20 @@ class Buckets:
             np.concatenate([part.xors for part in listed]),
         )
 
-    def of(self, starts: Ints) -> Buckets:
-        """Those with some starts."""
+    def of(self, starts: Ints) -> TimeBuckets:
+        """Return the buckets with some starts."""
         wanted = np.isin(self.starts, starts)
-        return Buckets(self.length_ns, self.starts[wanted], self.counts[wanted], self.xors[wanted])
+        return TimeBuckets(
+            self.length_ns, self.starts[wanted], self.counts[wanted], self.xors[wanted]
+        )
 
-    def differing(self, other: Buckets) -> int | None:
-        """Start of the first bucket that is not the same in another; None: all are."""
-        both = Buckets.joined(self.length_ns, [self, other])
+    def _select(self, wanted: NDArray[np.bool_]) -> TimeBuckets:
+        starts, counts = self.starts[wanted], self.counts[wanted]
+        return TimeBuckets(self.length_ns, starts, counts, self.xors[wanted])
+
+    def first_difference(self, other: TimeBuckets) -> int | None:
+        """Return the start of the first bucket that is not the same in another, or None."""
+        both = TimeBuckets.join(self.length_ns, [self, other])
         twice = np.zeros(len(both), np.int64)
         for each in (self, other):
             twice += np.isin(both.starts, each.starts)
@@ -88,18 +96,20 @@ class Buckets:
         wrong[~wrong] = ~same
         return int(both.starts[np.argmax(wrong)]) if wrong.any() else None
 
-    def within(self, parents: Ints, parent_ns: int) -> Buckets:
-        """Those that lie in one of some longer slices, whose starts are given."""
+    def within(self, parents: Ints, parent_ns: int) -> TimeBuckets:
+        """Return the buckets that lie in one of some longer slices, whose starts are given."""
         wanted = np.isin(self.starts - self.starts % parent_ns, parents)
-        return Buckets(self.length_ns, self.starts[wanted], self.counts[wanted], self.xors[wanted])
+        return TimeBuckets(
+            self.length_ns, self.starts[wanted], self.counts[wanted], self.xors[wanted]
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pieces:
-    """Spans that must still be measured, or cut, each for somebody.
+    """The spans that must still be measured, or cut.
 
     Attributes:
-        keys: ``(m,)`` for whom: a row of totals, or the number of what is to be cut.
+        keys: ``(m,)``: rows of totals, or the numbers of the spans to be cut.
         spans: ``(m,)``, disjoint.
         parents: ``(m,)`` start of the slice of time in which each lies.
     """
@@ -116,7 +126,7 @@ class Pieces:
 
     @classmethod
     def join(cls, parts: Iterable[Pieces]) -> Pieces:
-        """All of some, in the order of their keys."""
+        """Return all pieces, in the order of their keys."""
         listed = list(parts)
         keys = np.concatenate([part.keys for part in listed])
         spans = Spans(
@@ -127,14 +137,14 @@ class Pieces:
         return cls(keys, spans, parents)[np.argsort(keys, kind="stable")]
 
 
-class Sums:
-    """Buckets with their running totals.
+class BucketSums:
+    """The running totals of buckets.
 
     Attributes:
         buckets: the buckets themselves.
     """
 
-    def __init__(self, buckets: Buckets) -> None:
+    def __init__(self, buckets: TimeBuckets) -> None:
         self.buckets = buckets
         count = len(buckets)
         self._counts = np.zeros(count + 1, np.int64)
@@ -143,7 +153,7 @@ class Sums:
         np.bitwise_xor.accumulate(buckets.xors, axis=0, out=self._xors[1:])
 
     def take(self, pieces: Pieces, totals: Measured) -> Pieces:
-        """Add up the buckets that lie wholly in a piece; what is left of it is returned.
+        """Add up the buckets that lie wholly in a piece, and return what is left of it.
 
         ``keys`` of the pieces are rows of ``totals``, of which each span has two: a span that is
         longer than a slice of time has a piece at its beginning and one at its end. Row ``2 i`` is
@@ -179,18 +189,18 @@ class Sums:
         )
 
     def edges_inside(self, spans: Spans) -> tuple[Ints, Ints]:
-        """Which buckets begin inside spans, but not where these begin: ``[first, last)``."""
+        """Return which buckets begin inside spans, but not where these begin: first and end."""
         starts = self.buckets.starts
         first = np.searchsorted(starts, spans.lower.timestamps, "right")
         return first, np.maximum(first, _starts_before(starts, spans.upper))
 
     def counts_of(self, starts: Ints) -> Ints:
-        """How many IDs are in the buckets with these starts, which there must be."""
+        """Return the counts of the buckets with these starts, which there must be."""
         return self.buckets.counts[np.searchsorted(self.buckets.starts, starts)]
 
 
 def _starts_before(starts: Ints, bounds: SyncIds) -> Ints:
-    """How many slices begin before each bound."""
+    """Count the slices that begin before each bound."""
     places = np.searchsorted(starts, bounds.timestamps)
     if bounds.has_hashes():
         inside = bounds.words.any(axis=1)

@@ -1,4 +1,4 @@
-"""IDs that were loaded from storage, kept for as long as there is room."""
+"""A cache of the IDs that were loaded from storage."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from reconcile.compare import match
+from reconcile.algorithm.differences import match
 from reconcile.ids import HASH_WORDS, SyncId, SyncIds, less
 from reconcile.index import IndexView
 from reconcile.summaries.buckets import Pieces
@@ -18,7 +18,7 @@ _NO_HASH = bytes(8 * HASH_WORDS)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Leaves:
-    """All the IDs of some spans.
+    """The IDs of some spans, all of them.
 
     Attributes:
         spans: which spans, ascending.
@@ -30,11 +30,11 @@ class Leaves:
 
     @property
     def weight(self) -> int:
-        """What it takes of the room there is: as many as IDs would take as much memory."""
+        """The number of IDs that would take as much memory."""
         return len(self.view) + 2 * len(self.spans)
 
     def cover(self, spans: Spans) -> NDArray[np.bool_]:
-        """``(n,)``: are all the IDs of these spans, ascending, among the loaded ones."""
+        """Return ``(n,)``: are all the IDs of these spans, ascending, among the loaded ones."""
         at = match(self.spans.lower, spans.lower)
         places = at.places + at.found - 1
         covered = places >= 0
@@ -49,39 +49,39 @@ class LeafCache:
 
     def __init__(self, room: int) -> None:
         self._room = room
-        self._kept: list[Leaves] = []
+        self._leaves: list[Leaves] = []
 
     @property
     def weight(self) -> int:
-        """What is kept, in IDs."""
-        return sum(leaves.weight for leaves in self._kept)
+        """The number of IDs that would take as much memory."""
+        return sum(leaves.weight for leaves in self._leaves)
 
     def add(self, leaves: Leaves) -> None:
-        """Keep these, and drop what was used least recently to make room."""
-        self._kept.append(leaves)
-        while self.weight > self._room and len(self._kept) > 1:
-            del self._kept[0]
+        """Add leaves, and drop those used least recently to make room."""
+        self._leaves.append(leaves)
+        while self.weight > self._room and len(self._leaves) > 1:
+            del self._leaves[0]
 
     def serve(self, pieces: Pieces) -> tuple[list[tuple[Leaves, Pieces]], Pieces]:
-        """Leaves with the pieces that they cover, and the pieces that none covers.
+        """Return leaves with the pieces that they cover, and the pieces that none covers.
 
         ``pieces`` must ascend.
         """
         served = []
-        for leaves in reversed(self._kept[:]):
+        for leaves in reversed(self._leaves[:]):
             if not len(pieces):
                 break
             covered = leaves.cover(pieces.spans)
             if covered.any():
-                self._kept.remove(leaves)
-                self._kept.append(leaves)
+                self._leaves.remove(leaves)
+                self._leaves.append(leaves)
                 served.append((leaves, pieces[covered]))
                 pieces = pieces[~covered]
         return served, pieces
 
 
-def joined(spans: Spans) -> Spans:
-    """The same as fewer spans: those that touch become one."""
+def join_spans(spans: Spans) -> Spans:
+    """Join spans that touch."""
     if not len(spans):
         return spans
     upper, lower = spans.upper[:-1], spans.lower[1:]
@@ -92,7 +92,7 @@ def joined(spans: Spans) -> Spans:
 
 
 def spans_before(spans: Spans, bound: SyncId) -> Spans:
-    """What of some ascending spans lies before a bound."""
+    """Return the parts of ascending spans that lie before a bound."""
     begun, ended = rank(spans.lower, bound), _ended(spans, bound)
     if begun == ended:
         return spans[:ended]
@@ -100,8 +100,8 @@ def spans_before(spans: Spans, bound: SyncId) -> Spans:
     return Spans(spans.lower[:begun], upper)
 
 
-def pieces_before(pieces: Pieces, bound: SyncId) -> tuple[Pieces, Pieces]:
-    """Ascending pieces before a bound, and from it on; one may be in both, cut in two."""
+def divide_pieces(pieces: Pieces, bound: SyncId) -> tuple[Pieces, Pieces]:
+    """Divide ascending pieces at a bound; one may be in both, cut in two."""
     begun, ended = rank(pieces.spans.lower, bound), _ended(pieces.spans, bound)
     before, after = pieces[:begun], pieces[ended:]
     if begun > ended:
@@ -114,7 +114,7 @@ def pieces_before(pieces: Pieces, bound: SyncId) -> tuple[Pieces, Pieces]:
 
 
 def rank(ids: SyncIds, bound: SyncId) -> int:
-    """How many of some ascending IDs are before a bound."""
+    """Count the ascending IDs that are before a bound."""
     timestamp, hash_ = bound
     low = int(np.searchsorted(ids.timestamps, timestamp))
     high = int(np.searchsorted(ids.timestamps, timestamp, "right"))
@@ -128,7 +128,7 @@ def rank(ids: SyncIds, bound: SyncId) -> int:
 
 
 def last_cut(ids: SyncIds) -> SyncId:
-    """The greatest bound, expressible where it can be, with IDs before it and one behind it.
+    """Return the greatest bound with IDs before it and one behind it, expressible if possible.
 
     ``ids`` ascend and are two at least. The bound is at the beginning of the last one's
     nanosecond, or where all share that, between the last two.
@@ -142,6 +142,6 @@ def last_cut(ids: SyncIds) -> SyncId:
 
 
 def _ended(spans: Spans, bound: SyncId) -> int:
-    """How many spans end at a bound or before it."""
+    """Count the spans that end at a bound or before it."""
     before = rank(spans.upper, bound)
     return before + int(before < len(spans) and spans.upper.at(before) == bound)

@@ -1,113 +1,276 @@
-"""A view over summaries: counts and XORs of slices of time, and of IDs only what must be read.
+"""The view over summaries: counts and XORs of slices of time, and IDs only where they must be read.
+
+A view does not have everything in memory: it works through a read as a generator, yields what it
+needs (`Needs`), is sent that (`Loaded`), and goes on, until the answer is there.
 
 The longest buckets of the whole history are in memory. A span that begins and ends at edges of
-buckets is measured from running totals. Of one that does not, the buckets at its ends are taken
-apart into shorter ones, and those of the shortest kind into IDs. A span is cut along edges of
-buckets as far as that gives parts of about equal counts; only buckets with more than one part in
-them are taken apart, in the end by count of their IDs.
+buckets is measured from running totals. Of one that does not, the buckets at its ends are divided
+into shorter ones, and those of the shortest kind into IDs. A span is cut along edges of buckets as
+far as that gives parts of about equal counts; only buckets with more than one part in them are
+divided, in the end by count of their IDs.
 
-All that is loaded is bounded: what is read at once, and what is kept in between for the next read
+From a floor on, IDs may be in an index in memory instead (`SummaryView.cover_above`). Each moment
+of time belongs to one of the two, so the answer about a range never changes, although the two may
+have been opened one after the other.
+
+All that is loaded is bounded: what is read at once, and what is cached for the next read
 (`reconcile.limits.SummaryLimits`). However many IDs are involved, they pass a portion at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from reconcile.errors import AnswerTooLarge, SummaryMismatch
+from reconcile.errors import AnswerTooLargeError, SummaryMismatchError
 from reconcile.ids import Ints, SyncId, SyncIds, less
 from reconcile.index import IndexView
 from reconcile.limits import DEFAULT_SUMMARY_LIMITS, SummaryLimits
-from reconcile.summaries.buckets import Buckets, Pieces, Sums
-from reconcile.summaries.cutting import (
+from reconcile.summaries.buckets import BucketSums, Pieces, TimeBuckets
+from reconcile.summaries.cuts import (
     Atoms,
-    Cut,
-    along_edges,
-    joined_measures,
-    joined_parts,
-    merged,
+    CutPlan,
+    cut_along_edges,
+    join_measures,
+    join_parts,
+    make_ends_expressible,
+    merge_atoms,
+    order_parts,
     parts_as_spans,
-    parts_in_order,
     same_spans,
-    with_expressible_ends,
+    slice_parts,
 )
 from reconcile.summaries.leaves import (
     LeafCache,
     Leaves,
-    joined,
+    divide_pieces,
+    join_spans,
     last_cut,
-    pieces_before,
     rank,
     spans_before,
 )
-from reconcile.summaries.loading import Loading, LoadingView, NeedBuckets, NeedHashes, NeedIds
-from reconcile.view import Items, Measured, Parts, Probed, Spans, no_fingerprints
+from reconcile.view import (
+    Items,
+    Measured,
+    Probed,
+    SpanParts,
+    Spans,
+    ViewAnswer,
+    ViewRead,
+    no_fingerprints,
+)
 
-_Use = Callable[[Sums, Pieces], None]
+
+@dataclass(frozen=True, slots=True)
+class NeedBuckets:
+    """The buckets of one length inside some longer ones, as `TimeBuckets`.
+
+    Attributes:
+        length_ns: the length of the wanted ones.
+        parents: ``(n,)``, starts of the longer ones, ascending.
+        parent_ns: the length of these.
+    """
+
+    length_ns: int
+    parents: NDArray[np.int64]
+    parent_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class NeedIds:
+    """The IDs in some spans, ascending, at most ``limit`` of them, as `SyncIds`.
+
+    Exactly ``limit`` IDs mean that there may be more. ``contents``: with their digests.
+    """
+
+    spans: Spans
+    limit: int
+    contents: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NeedHashes:
+    """The IDs, in any order, that have one of some hashes, ``(n, 32)``, as `SyncIds`."""
+
+    hashes: NDArray[np.uint8]
+
+
+Needs: TypeAlias = NeedBuckets | NeedIds | NeedHashes
+Loaded: TypeAlias = TimeBuckets | SyncIds
+_Result = TypeVar("_Result")
+Loading: TypeAlias = Generator[Needs, Loaded, _Result]
+"""A computation that asks for what it needs on its way."""
+
+
+def proceed(reading: Loading[ViewAnswer], loaded: Loaded | None = None) -> Needs | ViewAnswer:
+    """Resume with what was loaded, or begin; return the next needs, or the answer.
+
+    Raises:
+        SummaryMismatchError: what was loaded contradicts what was loaded before.
+    """
+    try:
+        # The first step of a generator takes None.
+        return reading.send(loaded)  # type: ignore[arg-type]
+    except StopIteration as ended:
+        answer: ViewAnswer = ended.value
+        return answer
+
+
+_Use = Callable[[BucketSums, Pieces], None]
 _UseLeaves = Callable[[Leaves, Pieces], None]
 _Divided = list[tuple[Ints, Spans]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Children:
-    """All buckets of a level inside some longer ones."""
+    """The buckets of a level inside some longer ones."""
 
     level: int
     parents: Ints
-    sums: Sums
+    sums: BucketSums
 
 
-class SummaryView(LoadingView):
-    """A fixed set of IDs that is summarised by buckets.
+class SummaryView:
+    """A fixed set of IDs that is summarized by buckets.
 
-    ``top`` holds the longest buckets of everything; ``finer_ns`` are the lengths of the shorter
-    ones, each of which divides the one before it. What is loaded must all be of one moment, that of
+    ``top`` has the longest buckets of everything; ``finer_ns`` are the lengths of the shorter
+    ones, each of which divides the one before it. All that is loaded must be of one moment, that of
     ``top``.
     """
 
     def __init__(
         self,
-        top: Buckets,
+        top: TimeBuckets,
         finer_ns: Sequence[int],
         limits: SummaryLimits = DEFAULT_SUMMARY_LIMITS,
     ) -> None:
-        self._top = Sums(top)
+        self._top = BucketSums(top)
         self._lengths = (top.length_ns, *finer_ns)
         self._limits = limits
         self._leaves = LeafCache(limits.kept_ids)
         self._children: list[_Children] = []
+        self._memory = IndexView.of(SyncIds.empty())
+        self._floor: SyncId | None = None
+
+    def cover_above(self, floor: SyncId, memory: IndexView) -> None:
+        """Read IDs from ``floor`` on from memory, which has none below it, and no others.
+
+        Raises:
+            ValueError: the floor is not at the beginning of a nanosecond.
+        """
+        if any(floor[1]):
+            raise ValueError("a floor inside a nanosecond cannot be sent as a bound: move it up")
+        self._floor, self._memory = floor, memory
 
     @property
-    def lengths_ns(self) -> tuple[int, ...]:
-        """Lengths of the buckets, the longest first."""
-        return self._lengths
+    def longest_ns(self) -> int:
+        """The length of the longest buckets."""
+        return self._lengths[0]
 
     @property
-    def kept_ids(self) -> int:
-        """IDs that are in memory, and what takes as much of it."""
+    def cached_ids(self) -> int:
+        """The number of IDs in the cache, and of what takes as much memory."""
         return self._leaves.weight
 
     @property
-    def kept_buckets(self) -> int:
-        """Buckets that are in memory besides the longest ones."""
+    def cached_buckets(self) -> int:
+        """The number of buckets in memory besides the longest ones."""
         return sum(len(children.sums.buckets) for children in self._children)
+
+    def reading(self, read: ViewRead) -> Loading[ViewAnswer]:
+        """Compute the answer to a read, a step with each call of `proceed`.
+
+        Raises:
+            AnswerTooLargeError: there are more IDs than `SummaryLimits` let be read.
+        """
+        measured = parts = items = hits = None
+        if read.measure is not None:
+            measured = yield from self._measure_both(read.measure)
+        if read.split is not None:
+            parts = yield from self._split_both(*read.split)
+        if read.items is not None:
+            items = yield from self._read_both(read.items)
+        if read.probe is not None:
+            hits = yield from self._probe_both(*read.probe)
+        return ViewAnswer(measured, parts, items, hits)
+
+    # Above the floor and below
+
+    def _divide(self, spans: Spans) -> tuple[Pieces, Pieces]:
+        """Return the pieces below the floor, and the others; a span may have one of each."""
+        rows = np.arange(len(spans))
+        pieces = Pieces(rows, spans, rows)
+        return (pieces, pieces[:0]) if self._floor is None else divide_pieces(pieces, self._floor)
+
+    def _measure_both(self, spans: Spans) -> Loading[Measured]:
+        below, above = self._divide(spans)
+        counts, fingerprints = np.zeros(len(spans), np.int64), no_fingerprints(len(spans))
+        stored = yield from self._measure_all(below.spans)
+        for pieces, measured in ((below, stored), (above, self._memory.measure(above.spans))):
+            counts[pieces.keys] += measured.counts
+            fingerprints[pieces.keys] ^= measured.fingerprints
+        return Measured(counts, fingerprints)
+
+    def _read_both(self, spans: Spans) -> Loading[Items]:
+        below, above = self._divide(spans)
+        stored = yield from self._items(below.spans)
+        in_memory = self._memory.items(above.spans)
+        offsets = np.zeros(len(spans) + 1, np.int64)
+        for pieces, items in ((below, stored), (above, in_memory)):
+            offsets[pieces.keys + 1] += np.diff(items.offsets)
+        return Items(np.cumsum(offsets), SyncIds.join([stored.ids, in_memory.ids]))
+
+    def _probe_both(self, spans: Spans, hashes: NDArray[np.uint64]) -> Loading[Probed]:
+        below, above = self._divide(spans)
+        times, hits = np.zeros(len(spans), np.int64), np.zeros(len(spans), np.int64)
+        stored = yield from self._probe(below.spans, hashes[below.keys])
+        in_memory = self._memory.probe(above.spans, hashes[above.keys])
+        for pieces, found in ((below, stored), (above, in_memory)):
+            hits[pieces.keys] += found.hit
+            times[pieces.keys[found.hit]] = found.found.timestamps[found.hit]
+        return Probed(SyncIds(times, hashes.copy().view(np.uint8)), hits == 1)
+
+    def _split_both(self, spans: Spans, wanted: Ints) -> Loading[SpanParts]:
+        below, above = self._divide(spans)
+        wanted_below, wanted_above = wanted[below.keys], wanted[above.keys]
+        if len(below) + len(above) == len(spans):
+            stored = yield from self._split_all(below.spans, wanted_below)
+            return join_parts([stored, self._memory.split(above.spans, wanted_above)])
+        last = len(below) - 1
+        count = yield from self._measure_all(below.spans[last:])
+        measured = join_measures([count, self._memory.measure(above.spans[:1])])
+        total = max(int(measured.counts.sum()), 1)
+        parts = max(1, min(int(wanted[last]), total))
+        share = round(parts * int(measured.counts[0]) / total)
+        wanted_below[last], wanted_above[0] = max(1, share), max(1, parts - share)
+        stored = yield from self._split_all(below.spans, wanted_below)
+        in_memory = self._memory.split(above.spans, wanted_above)
+        halves = join_parts([slice_parts(stored, last, last + 1), slice_parts(in_memory, 0, 1)])
+        whole = np.array([0, len(halves.upper)])
+        span = spans[last : last + 1]
+        halves = SpanParts(whole, halves.upper, halves.counts, halves.fingerprints)
+        pieces = parts_as_spans(span, halves)
+        owners = np.zeros(len(pieces), np.int64)
+        atoms = Atoms(owners, pieces, halves.counts, halves.fingerprints)
+        across = merge_atoms(CutPlan(span, np.array([total]), np.array([parts])), atoms)
+        rest = slice_parts(in_memory, 1, len(above))
+        return join_parts([slice_parts(stored, 0, last), across, rest])
 
     # Measuring
 
-    def measure(self, spans: Spans) -> Loading[Measured]:
-        """Counts and fingerprints of spans."""
+    def _measure_all(self, spans: Spans) -> Loading[Measured]:
         found: list[Measured] = []
         for start in range(0, len(spans), self._limits.spans_at_once):
             measured = yield from self._measure(spans[start : start + self._limits.spans_at_once])
             found.append(measured)
-        return joined_measures(found)
+        return join_measures(found)
 
     def _measure(self, spans: Spans, use: _UseLeaves | None = None) -> Loading[Measured]:
-        """Measure some spans; ``use`` is given what is loaded, too, with keys as in `Sums.take`."""
+        """Measure some spans; ``use`` is called with what is loaded, with keys as in `take`."""
         totals = Measured(np.zeros(2 * len(spans), np.int64), no_fingerprints(2 * len(spans)))
         rows = 2 * np.arange(len(spans))
         pieces = self._top.take(Pieces(rows, spans, rows), totals)
@@ -117,7 +280,7 @@ class SummaryView(LoadingView):
             left = [pieces[:0]]
 
             def take(
-                sums: Sums, some: Pieces, level: int = level, left: list[Pieces] = left
+                sums: BucketSums, some: Pieces, level: int = level, left: list[Pieces] = left
             ) -> None:
                 some = sums.take(some, totals)
                 few = sums.counts_of(some.parents) <= self._few(level)
@@ -139,24 +302,23 @@ class SummaryView(LoadingView):
         return Measured(counts[0::2] + counts[1::2], xors[0::2] ^ xors[1::2])
 
     def _few(self, level: int) -> int:
-        """So few IDs of a bucket are read regardless of shorter ones, which would save little."""
+        """Return the IDs of a bucket up to which these are read instead of shorter buckets."""
         if level + 1 == len(self._lengths):
             return 0
         return self._limits.few_ids * self._lengths[level] // self._lengths[level + 1]
 
     # Splitting
 
-    def split(self, spans: Spans, wanted: Ints) -> Loading[Parts]:
-        """Spans cut into about so many parts of about equal counts."""
+    def _split_all(self, spans: Spans, wanted: Ints) -> Loading[SpanParts]:
         wanted = np.clip(wanted, 1, self._limits.parts_at_once)
-        found: list[Parts] = []
+        found: list[SpanParts] = []
         for some in self._portions(wanted):
             parts = yield from self._split(spans[some], wanted[some])
             found.append(parts)
-        return joined_parts(found)
+        return join_parts(found)
 
     def _portions(self, wanted: Ints) -> Iterator[slice]:
-        """Consecutive spans with a bounded number of parts, one span at least."""
+        """Yield consecutive spans with a bounded number of parts, one span at least."""
         ends = np.cumsum(wanted)
         start, before = 0, 0
         while start < len(wanted):
@@ -165,8 +327,8 @@ class SummaryView(LoadingView):
             yield slice(start, end)
             start, before = end, int(ends[end - 1])
 
-    def _split(self, spans: Spans, wanted: Ints) -> Loading[Parts]:
-        found: list[tuple[Ints, Parts]] = []
+    def _split(self, spans: Spans, wanted: Ints) -> Loading[SpanParts]:
+        found: list[tuple[Ints, SpanParts]] = []
 
         def divide(leaves: Leaves, some: Pieces) -> None:
             owners = some.keys // 2
@@ -185,10 +347,10 @@ class SummaryView(LoadingView):
             whole = Measured(measured.counts[left], measured.fingerprints[left])
             parts = yield from self._split_measured(spans[owners], wanted[left], whole)
             found.append((owners, parts))
-        return parts_in_order(found)
+        return order_parts(found)
 
-    def _split_measured(self, spans: Spans, wanted: Ints, whole: Measured) -> Loading[Parts]:
-        cut = Cut(spans, whole.counts, np.minimum(wanted, np.maximum(whole.counts, 1)))
+    def _split_measured(self, spans: Spans, wanted: Ints, whole: Measured) -> Loading[SpanParts]:
+        cut = CutPlan(spans, whole.counts, np.minimum(wanted, np.maximum(whole.counts, 1)))
         atoms = Atoms.of(spans, whole)
         for level in range(len(self._lengths)):
             few = atoms.counts <= (self._few(level - 1) if level else 0)
@@ -198,14 +360,14 @@ class SummaryView(LoadingView):
         big = np.flatnonzero(cut.too_big(atoms))
         if len(big):
             atoms = yield from self._split_leaves(cut, atoms, big)
-        return merged(cut, atoms)
+        return merge_atoms(cut, atoms)
 
     def _split_along(self, level: int, atoms: Atoms, big: Ints) -> Loading[Atoms]:
         """Cut atoms along the buckets of a level; those of the level above have cut them."""
         found: _Divided = []
 
-        def divide(sums: Sums, some: Pieces) -> None:
-            numbers, spans = along_edges(sums, some)
+        def divide(sums: BucketSums, some: Pieces) -> None:
+            numbers, spans = cut_along_edges(sums, some)
             # What no bucket begins in stays as it is.
             cut = np.bincount(numbers)[numbers] > 1
             found.append((numbers[cut], spans[cut]))
@@ -218,10 +380,10 @@ class SummaryView(LoadingView):
             parents = times - times % self._lengths[level - 1]
             yield from self._with_buckets(level, Pieces(big, spans, parents), divide)
         numbers, divided = _in_order(found)
-        measured = yield from self.measure(divided)
-        return atoms.replaced(numbers, divided, measured)
+        measured = yield from self._measure_all(divided)
+        return atoms.replace(numbers, divided, measured)
 
-    def _split_leaves(self, cut: Cut, atoms: Atoms, big: Ints) -> Loading[Atoms]:
+    def _split_leaves(self, cut: CutPlan, atoms: Atoms, big: Ints) -> Loading[Atoms]:
         """Cut atoms, each in one bucket, by the count of their IDs."""
         found: _Divided = []
         measures: list[Measured] = []
@@ -230,7 +392,7 @@ class SummaryView(LoadingView):
             counts = leaves.view.measure(some.spans).counts
             wanted = cut.parts_of(atoms.owners[some.keys], counts)
             parts = leaves.view.split(some.spans, wanted)
-            parts = with_expressible_ends(leaves.view, some.spans, parts)
+            parts = make_ends_expressible(leaves.view, some.spans, parts)
             keys = np.repeat(some.keys, np.diff(parts.offsets))
             found.append((keys, parts_as_spans(some.spans, parts)))
             measures.append(Measured(parts.counts, parts.fingerprints))
@@ -238,18 +400,13 @@ class SummaryView(LoadingView):
         yield from self._with_leaves(Pieces(big, atoms.spans[big], big), divide)
         order = np.argsort(np.concatenate([keys for keys, _ in found]), kind="stable")
         numbers, divided = _in_order(found)
-        measured = joined_measures(measures)
+        measured = join_measures(measures)
         measured = Measured(measured.counts[order], measured.fingerprints[order])
-        return atoms.replaced(numbers, divided, measured)
+        return atoms.replace(numbers, divided, measured)
 
     # Items and hashes
 
-    def items(self, spans: Spans) -> Loading[Items]:
-        """The IDs in spans.
-
-        Raises:
-            AnswerTooLarge: there are more than `SummaryLimits` let be read.
-        """
+    def _items(self, spans: Spans) -> Loading[Items]:
         counts = np.zeros(len(spans), np.int64)
         owners: list[Ints] = [np.empty(0, np.int64)]
         found: list[SyncIds] = [SyncIds.empty()]
@@ -261,7 +418,7 @@ class SummaryView(LoadingView):
             owners.append(np.repeat(some.keys, sizes))
             found.append(items.ids)
             if int(counts.sum()) > self._limits.answer_ids:
-                raise AnswerTooLarge(self._limits.answer_ids)
+                raise AnswerTooLargeError(self._limits.answer_ids)
 
         keys = np.arange(len(spans))
         yield from self._with_leaves(Pieces(keys, spans, keys), collect)
@@ -271,21 +428,18 @@ class SummaryView(LoadingView):
             ids = ids[np.argsort(joined_owners, kind="stable")]
         return Items(np.concatenate((np.zeros(1, np.int64), np.cumsum(counts))), ids)
 
-    def probe(self, spans: Spans, hashes: NDArray[np.uint64]) -> Loading[Probed]:
-        """Which spans have exactly one ID with the hash that is looked for in them.
-
-        Of the first ones, as many as `SummaryLimits` says; what comes behind is not looked for.
-        """
+    def _probe(self, spans: Spans, hashes: NDArray[np.uint64]) -> Loading[Probed]:
+        """Probe the first spans, as many as `SummaryLimits` says."""
         count = min(len(spans), self._limits.probes)
         hit = np.zeros(len(spans), np.bool_)
         ids = SyncIds(np.zeros(len(spans), np.int64), hashes.copy().view(np.uint8))
         if count:
             loaded = yield NeedHashes(ids.hashes[:count])
             assert isinstance(loaded, SyncIds)
-            held = {hash_: timestamp for timestamp, hash_ in loaded.pairs()}
+            times = {hash_: timestamp for timestamp, hash_ in loaded.pairs()}
             for row, (_, hash_) in enumerate(ids[:count].pairs()):
-                hit[row] = hash_ in held
-                ids.timestamps[row] = held.get(hash_, 0)
+                hit[row] = hash_ in times
+                ids.timestamps[row] = times.get(hash_, 0)
             hit &= ~less(ids, spans.lower) & less(ids, spans.upper)
         return Probed(ids, hit)
 
@@ -304,8 +458,8 @@ class SummaryView(LoadingView):
         while len(pieces):
             parents = np.unique(pieces.parents)[: self._limits.parents_at_once]
             loaded = yield NeedBuckets(self._lengths[level], parents, self._lengths[level - 1])
-            assert isinstance(loaded, Buckets)
-            children = _Children(level, parents, Sums(loaded))
+            assert isinstance(loaded, TimeBuckets)
+            children = _Children(level, parents, BucketSums(loaded))
             self._check(children)
             self._keep(children)
             here = np.isin(pieces.parents, parents)
@@ -318,14 +472,14 @@ class SummaryView(LoadingView):
             return
         length_ns = self._top.buckets.length_ns
         inside = self._top.buckets.of(children.parents)
-        summed = Buckets.joined(length_ns, [children.sums.buckets])
-        wrong = summed.differing(inside)
+        summed = TimeBuckets.join(length_ns, [children.sums.buckets])
+        wrong = summed.first_difference(inside)
         if wrong is not None:
-            raise SummaryMismatch(wrong, wrong + length_ns)
+            raise SummaryMismatchError(wrong, wrong + length_ns)
 
     def _keep(self, children: _Children) -> None:
         self._children.append(children)
-        while len(self._children) > 1 and self.kept_buckets > self._limits.kept_buckets:
+        while len(self._children) > 1 and self.cached_buckets > self._limits.kept_buckets:
             del self._children[0]
 
     def _with_leaves(self, pieces: Pieces, use: _UseLeaves) -> Loading[None]:
@@ -334,17 +488,17 @@ class SummaryView(LoadingView):
         for leaves, some in served:
             use(leaves, some)
         while len(pieces):
-            wanted = joined(pieces.spans)[: self._limits.spans_at_once]
+            wanted = join_spans(pieces.spans)[: self._limits.spans_at_once]
             loaded = yield NeedIds(wanted, self._limits.ids_at_once)
             assert isinstance(loaded, SyncIds)
             leaves, end = self._leaves_of(wanted, loaded)
             self._leaves.add(leaves)
-            some, pieces = pieces_before(pieces, end)
+            some, pieces = divide_pieces(pieces, end)
             if len(some):
                 use(leaves, some)
 
     def _leaves_of(self, wanted: Spans, loaded: SyncIds) -> tuple[Leaves, SyncId]:
-        """What was loaded, and the bound up to which that is complete."""
+        """Return what was loaded, and the bound up to which that is complete."""
         if len(loaded) < self._limits.ids_at_once:
             return Leaves(wanted, IndexView.of(loaded)), wanted.upper.at(len(wanted) - 1)
         end = last_cut(loaded)
@@ -353,9 +507,22 @@ class SummaryView(LoadingView):
 
 
 def _in_order(found: _Divided) -> tuple[Ints, Spans]:
-    """Pieces of several things by the numbers of these; of one thing as they came."""
+    """Return pieces of several things by the numbers of these; of one thing as they came."""
     numbers = np.concatenate([keys for keys, _ in found])
     order = np.argsort(numbers, kind="stable")
     lower = SyncIds.join([spans.lower for _, spans in found])
     upper = SyncIds.join([spans.upper for _, spans in found])
     return numbers[order], Spans(lower[order], upper[order])
+
+
+def reads_below(read: ViewRead, floor: SyncId) -> bool:
+    """Return True if a read asks for anything below a bound."""
+    asked = (
+        read.measure,
+        read.split and read.split[0],
+        read.items,
+        read.probe and read.probe[0],
+    )
+    return any(
+        spans is not None and len(spans) > 0 and spans.lower.at(0) < floor for spans in asked
+    )

@@ -35,9 +35,8 @@ from psycopg_pool import PoolTimeout
 
 from reconcile.ids import SyncIds
 from reconcile.lattice import LatticeSum, most_summed
-from reconcile.summaries.buckets import Buckets
-from reconcile.summaries.loading import Loaded, NeedBuckets, NeedHashes, NeedIds, Needs
-from reconcile.summaries.summary import SummaryView
+from reconcile.summaries.buckets import TimeBuckets
+from reconcile.summaries.summary import Loaded, NeedBuckets, NeedHashes, NeedIds, Needs, SummaryView
 from reconcile.view import Spans
 from store.db.arrays import bigint_column, bigints, hash_column
 from store.db.commits.pages import is_served, newest
@@ -200,7 +199,7 @@ class _TooManyError(Exception):
 class LatticeReader:
     """Reads sums; ``minutes``: what commits behind the position ``folded`` have added."""
 
-    def __init__(self, connection: Connection, folded: int, minutes: Buckets) -> None:
+    def __init__(self, connection: Connection, folded: int, minutes: TimeBuckets) -> None:
         self._connection = connection
         self._folded = folded
         self._late = _by_hour(minutes)
@@ -273,7 +272,7 @@ def _demand(found: int, expected: int) -> None:
         raise _TooManyError
 
 
-def _by_hour(minutes: Buckets) -> dict[int, int]:
+def _by_hour(minutes: TimeBuckets) -> dict[int, int]:
     late: dict[int, int] = {}
     for start_ns, count in zip(minutes.starts.tolist(), minutes.counts.tolist(), strict=True):
         hour = start_ns - start_ns % HOUR_NS
@@ -365,8 +364,8 @@ class SnapshotView:
     def __init__(
         self,
         connection: Connection,
-        top: Buckets,
-        minutes: Buckets,
+        top: TimeBuckets,
+        minutes: TimeBuckets,
         *,
         folded: int,
         place: Place,
@@ -424,7 +423,7 @@ class SnapshotView:
             case NeedHashes():
                 return await ids_with(self._connection, needs.hashes)
 
-    async def _buckets(self, needs: NeedBuckets) -> Buckets:
+    async def _buckets(self, needs: NeedBuckets) -> TimeBuckets:
         # The last slice of a length ends behind the last time that there is.
         rest_ns = needs.parent_ns - 1
         last = np.minimum(needs.parents, MAX_TIMESTAMP_NS - rest_ns) + rest_ns
@@ -435,7 +434,7 @@ class SnapshotView:
         }
         folded = await _read_buckets(self._connection, needs.length_ns, _INSIDE, parameters)
         new = self._minutes.within(needs.parents, needs.parent_ns)
-        return Buckets.joined(needs.length_ns, [folded, new])
+        return TimeBuckets.join(needs.length_ns, [folded, new])
 
 
 @asynccontextmanager
@@ -501,7 +500,7 @@ async def _open(connection: Connection, deadline_s: float) -> SnapshotView:
     folded = await _read_buckets(connection, length_ns, _ALL, level)
     return SnapshotView(
         connection,
-        Buckets.joined(length_ns, [folded, minutes]),
+        TimeBuckets.join(length_ns, [folded, minutes]),
         minutes,
         folded=position,  # type: ignore[arg-type]
         place=await newest(connection),
@@ -520,8 +519,8 @@ async def _fold_much(connection: Connection) -> None:
             await fold_until(connection)
 
 
-async def _unfolded(connection: Connection, position: int) -> Buckets:
-    total = Buckets.empty(_MINUTE_NS)
+async def _unfolded(connection: Connection, position: int) -> TimeBuckets:
+    total = TimeBuckets.empty(_MINUTE_NS)
     while True:
         parameters = (position, _DELTAS_AT_ONCE)
         cursor = await connection.execute(_DELTAS, parameters, binary=True)
@@ -530,8 +529,8 @@ async def _unfolded(connection: Connection, position: int) -> Buckets:
             position = int(rows[-1][0])  # type: ignore[call-overload]
             some = unpack(bytes(summary) for _, summary in rows)  # type: ignore[call-overload]
             xors = some.xors.astype("<u8").view(np.uint64)
-            total = Buckets.joined(
-                _MINUTE_NS, [total, Buckets(_MINUTE_NS, some.starts, some.counts, xors)]
+            total = TimeBuckets.join(
+                _MINUTE_NS, [total, TimeBuckets(_MINUTE_NS, some.starts, some.counts, xors)]
             )
         if len(rows) < _DELTAS_AT_ONCE:
             return total
@@ -545,16 +544,16 @@ async def _top_length(connection: Connection) -> int:
 
 async def _read_buckets(
     connection: Connection, length_ns: int, statement: str, parameters: dict[str, object]
-) -> Buckets:
+) -> TimeBuckets:
     cursor = await connection.execute(statement, parameters, binary=True)
     row = await cursor.fetchone()
     assert row is not None
     if row[0] is None:
-        return Buckets.empty(length_ns)
+        return TimeBuckets.empty(length_ns)
     columns = np.frombuffer(row[0], ">i8").reshape(-1, 2 + HASH_WORDS)  # type: ignore[call-overload]
     xors = columns[:, 2:].astype("<i8").view(np.uint64)
     starts, counts = columns[:, 0].astype(np.int64), columns[:, 1].astype(np.int64)
-    return Buckets(length_ns, starts, counts, xors)
+    return TimeBuckets(length_ns, starts, counts, xors)
 
 
 _HORIZON: Final = "select horizon_ns from storenode.store"

@@ -13,9 +13,8 @@ from typing import Protocol
 from reconcile.ids import SyncIds
 from reconcile.index import IndexView
 from reconcile.lattice import LatticeSum
-from reconcile.summaries.loading import Loaded, Needs
-from reconcile.summaries.summary import SummaryView
-from reconcile.view import Answer, Read
+from reconcile.summaries.summary import Loaded, Needs, SummaryView
+from reconcile.view import ViewAnswer, ViewRead
 from store.domain.hub import CommitRow, Place
 from store.domain.ports import SyncId
 
@@ -38,7 +37,7 @@ class OpenView(Protocol):
     def places(self) -> Sequence[Place]:
         """The newest commits of what it was made from, one or two; of what was read, so far."""
 
-    async def answer(self, read: Read) -> Answer:
+    async def answer(self, read: ViewRead) -> ViewAnswer:
         """Return the answers to a batch of questions about the range that was opened."""
 
     @property

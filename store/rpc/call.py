@@ -14,8 +14,8 @@ from typing import Any, Final, Literal, TypeAlias
 
 import grpc
 
-from reconcile.errors import LimitExceeded as ReconcileLimit
-from reconcile.errors import MalformedPayload
+from reconcile.errors import MalformedPayloadError
+from reconcile.errors import PayloadLimitError as ReconcileLimit
 from store.domain.access import Client
 from store.domain.ports import EmptyWindow, NoPeers, PeerFailed, UnknownPeer
 from store.observe.clocks import parse_time
@@ -53,7 +53,7 @@ from store.sync.transfer.events import Fault
 from storenode.connection.errors import RETRY_PUSHBACK
 
 _CODES: Final[tuple[tuple[type[Exception], Code], ...]] = (
-    (MalformedPayload, Code.INVALID_ARGUMENT),
+    (MalformedPayloadError, Code.INVALID_ARGUMENT),
     (ReconcileLimit, Code.RESOURCE_EXHAUSTED),
     (ProtocolBroken, Code.INVALID_ARGUMENT),
     (PeerSilent, Code.DEADLINE_EXCEEDED),

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from reconcile.ids import LOWEST
-from reconcile.view import Read, Spans
+from reconcile.view import Spans
+from reconcile.view import ViewRead as Read
 from store.domain.coverage import (
     CoverageStep,
     KnownCoverage,

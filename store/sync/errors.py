@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from reconcile.errors import LimitExceeded, MalformedPayload
+from reconcile.errors import MalformedPayloadError as MalformedPayload
+from reconcile.errors import PayloadLimitError as LimitExceeded
 from store.domain.ports import PeerFailed, StoreBusy, StoreUnavailable
 from store.sync.transfer.events import Fault
 

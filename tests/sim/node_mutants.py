@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from functools import partial
 
 from reconcile.index import Index
-from reconcile.session import Session
-from reconcile.summaries.layered import LayeredView
+from reconcile.session import ReconcileSession as Session
+from reconcile.summaries.summary import SummaryView
 from store.domain import coverage
 from store.domain.admission import Admission, Verdict
 from store.sync.index import hot
@@ -105,10 +105,10 @@ CORES = {
     ),
     "misplaces the floor": Mutant(
         edit(
-            LayeredView,
-            "__init__",
-            "self._floor = floor",
-            "self._floor = max(0, floor[0] - 10**9), floor[1]",
+            SummaryView,
+            "cover_above",
+            "self._floor, self._memory = floor, memory",
+            "self._floor, self._memory = (max(0, floor[0] - 10**9), floor[1]), memory",
         ),
         f"are missing|{UNEQUAL}",
     ),

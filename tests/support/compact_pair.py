@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from reconcile.compact.outcome import Outcome, Step
-from reconcile.compact.session import Initiator, Responder
+from reconcile.compact.session import CompactInitiator, CompactResponder, CompactStep, Outcome
 from reconcile.ids import LOWEST, SyncId, SyncIds
 from reconcile.index import IndexView
 
@@ -23,17 +22,17 @@ class Joined:
         outcomes: the last outcome of each.
     """
 
-    sides: tuple[Initiator, Responder]
+    sides: tuple[CompactInitiator, CompactResponder]
     frames: tuple[list[bytes], list[bytes]] = field(default_factory=lambda: ([], []))
     outcomes: list[Outcome | None] = field(default_factory=lambda: [None, None])
 
     def run(self, *, offered: bool = True) -> None:
         """Carry frames to and fro until none is left; without an offer the responder begins."""
         if offered:
-            step, receiver = Step(self.sides[0].begin()), 1
+            step, receiver = CompactStep(self.sides[0].begin()), 1
         else:
             self.sides[0].await_slices()
-            step, receiver = Step(self.sides[1].begin()), 0
+            step, receiver = CompactStep(self.sides[1].begin()), 0
         while step.frame is not None:
             self.frames[1 - receiver].append(step.frame)
             step = self.sides[receiver].receive(step.frame)
@@ -49,9 +48,9 @@ def compact_pair(
     nonces: tuple[bytes, bytes] = NONCES,
 ) -> Joined:
     """Two sides of a session, before the first frame."""
-    first = Initiator(ours, window, nonces[0])
+    first = CompactInitiator(ours, window, nonces[0])
     first.agree(nonces[1])
-    return Joined((first, Responder(theirs, window, nonces, first.claim)))
+    return Joined((first, CompactResponder(theirs, window, nonces, first.claim)))
 
 
 def reconcile_compactly(ours: list[SyncId], theirs: list[SyncId]) -> Joined:

@@ -11,7 +11,8 @@ import psycopg
 from reconcile.ids import LOWEST, SyncId, SyncIds
 from reconcile.index import IndexView
 from reconcile.lattice import LatticeSum
-from reconcile.view import Answer, Read
+from reconcile.view import ViewAnswer as Answer
+from reconcile.view import ViewRead as Read
 from store.domain.hub import START, Place
 from store.domain.view import Times
 

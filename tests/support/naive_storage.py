@@ -7,17 +7,18 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from reconcile.ids import SyncId, SyncIds
-from reconcile.summaries.buckets import Buckets
-from reconcile.summaries.loading import (
+from reconcile.summaries.buckets import TimeBuckets as Buckets
+from reconcile.summaries.summary import (
     Loaded,
-    LoadingView,
     NeedBuckets,
     NeedHashes,
     NeedIds,
     Needs,
+    SummaryView,
     proceed,
 )
-from reconcile.view import Answer, Read
+from reconcile.view import ViewAnswer as Answer
+from reconcile.view import ViewRead as Read
 
 
 @dataclass
@@ -62,7 +63,7 @@ class NaiveStorage:
                 return SyncIds.of(each for each in reversed(self.ids) if each[1] in wanted)
 
 
-def answer(view: LoadingView, storage: NaiveStorage, read: Read) -> Answer:
+def answer(view: SummaryView, storage: NaiveStorage, read: Read) -> Answer:
     """Work through a read."""
     reading = view.reading(read)
     found = proceed(reading)

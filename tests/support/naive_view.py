@@ -11,7 +11,10 @@ from itertools import pairwise
 import numpy as np
 
 from reconcile.ids import HASH_WORDS, SyncId, SyncIds
-from reconcile.view import Answer, Items, Measured, Parts, Probed, Read, Spans
+from reconcile.view import Items, Measured, Probed, Spans
+from reconcile.view import SpanParts as Parts
+from reconcile.view import ViewAnswer as Answer
+from reconcile.view import ViewRead as Read
 
 NO_HASH = bytes(32)
 

@@ -8,19 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from reconcile.ids import LOWEST, SyncId
-from reconcile.session import (
-    Answered,
-    Begin,
-    Ended,
-    Input,
-    ReadEffect,
-    Received,
-    Result,
-    Role,
-    Send,
-    Session,
-    SessionConfig,
-)
+from reconcile.session import Input, ReadEffect, Result, Role, SessionConfig
+from reconcile.session import PayloadReceived as Received
+from reconcile.session import ReadAnswered as Answered
+from reconcile.session import ReconcileSession as Session
+from reconcile.session import SendPayload as Send
+from reconcile.session import SessionBegin as Begin
+from reconcile.session import SessionEnded as Ended
 from reconcile.view import View
 from tests.support.naive_view import NaiveView
 

@@ -15,7 +15,8 @@ from reconcile.index import IndexView
 from reconcile.lattice import LatticeSum
 from reconcile.limits import DEFAULT_SESSION_LIMITS, SessionLimits
 from reconcile.session import Result, Role, SessionConfig
-from reconcile.view import Answer, Read
+from reconcile.view import ViewAnswer as Answer
+from reconcile.view import ViewRead as Read
 from store.domain.hub import START
 from store.domain.ports import PeerFailed, SyncObserver
 from store.domain.view import Times

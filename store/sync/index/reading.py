@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import ParamSpec, TypeVar
 
-from reconcile.summaries.loading import Loaded, LoadingView, Needs, proceed
-from reconcile.view import Answer, Read
+from reconcile.summaries.summary import Loaded, Needs, SummaryView, proceed
+from reconcile.view import ViewAnswer as Answer
+from reconcile.view import ViewRead as Read
 from store.sync.limits import THREADED_IDS, THREADED_SPANS
 
 _Given = ParamSpec("_Given")
@@ -15,7 +16,7 @@ _Result = TypeVar("_Result")
 
 
 async def worked_through(
-    view: LoadingView, read: Read, load: Callable[[Needs], Awaitable[Loaded]]
+    view: SummaryView, read: Read, load: Callable[[Needs], Awaitable[Loaded]]
 ) -> Answer:
     """Work through a read, step by step; a large step in a thread.
 

@@ -17,13 +17,14 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import numpy as np
 
 from reconcile.algorithm.direct import Direct
-from reconcile.errors import SummaryMismatch
+from reconcile.errors import SummaryMismatchError as SummaryMismatch
 from reconcile.ids import SyncId, SyncIds
 from reconcile.index import IndexView
 from reconcile.lattice import LatticeSum
-from reconcile.summaries.layered import LayeredView, reads_below
-from reconcile.summaries.loading import LoadingView, NeedIds
-from reconcile.view import Answer, Read, Spans
+from reconcile.summaries.summary import NeedIds, reads_below
+from reconcile.view import Spans
+from reconcile.view import ViewAnswer as Answer
+from reconcile.view import ViewRead as Read
 from store.domain.hub import Place
 from store.domain.ports import StoreBusy, StoreUnavailable
 from store.domain.view import ColdView, StoredIds, Times
@@ -129,7 +130,6 @@ class StoredView:
         """Below it nothing is held, or kept."""
         self._hot = hot
         self._cold = cold
-        self._view: LoadingView | None = None
 
     @property
     def memory_start(self) -> SyncId | None:
@@ -213,14 +213,10 @@ class StoredView:
         if self._hot is not None and not reads_below(read, self._hot.floor):
             return await in_thread_if(asks_much(read), self._hot.view.answer, read)
         cold = await self._opened_cold()
-        if self._view is None:
-            self._view = (
-                cold.view
-                if self._hot is None
-                else LayeredView(self._hot.view, self._hot.floor, cold.view)
-            )
+        if self._hot is not None:
+            cold.view.cover_above(self._hot.floor, self._hot.view)
         try:
-            return await worked_through(self._view, read, cold.load)
+            return await worked_through(cold.view, read, cold.load)
         except SummaryMismatch as error:
             raise StoreUnavailable(str(error)) from error
 

@@ -11,8 +11,9 @@ import numpy as np
 from reconcile.ids import END, HASH_WORDS, SyncId, SyncIds
 from reconcile.index import Index
 from reconcile.summaries.leaves import last_cut, rank
-from reconcile.summaries.loading import NeedIds
-from reconcile.view import Read, Spans
+from reconcile.summaries.summary import NeedIds
+from reconcile.view import Spans
+from reconcile.view import ViewRead as Read
 from store.domain.hub import Place
 from store.domain.view import ColdView, StoredIds
 from store.sync.index.reading import worked_through

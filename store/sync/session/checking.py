@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from reconcile.ids import SyncIds, ordered
-from reconcile.session import Result, Send, SessionConfig
+from reconcile.session import Result, SessionConfig
+from reconcile.session import SendPayload as Send
 from store.domain.view import OpenView
 from store.sync.errors import ProtocolBroken
 from store.sync.frames import Extension, SearchStep

@@ -21,10 +21,17 @@ import numpy as np
 
 from reconcile.algorithm.questions import asked_about
 from reconcile.codec import decode
-from reconcile.compact.frames import Kind, Plain, encode
-from reconcile.compact.outcome import Expected, FallBack, Found, Step
-from reconcile.compact.session import Claim, Initiator, Responder
-from reconcile.errors import LimitExceeded, MalformedCompact
+from reconcile.compact import is_available
+from reconcile.compact.frames import FrameKind as Kind
+from reconcile.compact.frames import PlainFrame as Plain
+from reconcile.compact.frames import encode
+from reconcile.compact.session import Claim, Expected, FallBack
+from reconcile.compact.session import CompactInitiator as Initiator
+from reconcile.compact.session import CompactResponder as Responder
+from reconcile.compact.session import CompactResult as Found
+from reconcile.compact.session import CompactStep as Step
+from reconcile.errors import MalformedCompactError as MalformedCompact
+from reconcile.errors import PayloadLimitError as LimitExceeded
 from reconcile.ids import HASH_DTYPE, SyncIds, less
 from reconcile.session import Bounds, Result, SessionConfig
 from store.domain.view import OpenView
@@ -152,7 +159,7 @@ def initiating(
 ) -> tuple[Initiator, Bounds] | None:
     """An initiator's side; None: less than all is in memory, or less than the mode is for."""
     index, (lower, upper) = view.indexed, (agreement.start, window[1])
-    if index is None or not agreement.whole or not lower < upper:
+    if not is_available() or index is None or not agreement.whole or not lower < upper:
         return None
     side = Initiator(index, (lower, upper), agreement.own_nonce)
     return None if side.claim.count < least else (side, (lower, upper))
@@ -166,7 +173,8 @@ def responding(
     Where the initiator offers nothing and takes slices, a side that does not differ is none.
     """
     index, offered = view.indexed, agreement.heard.compact_frame
-    if not agreement.peer_knows or index is None or not (offered or agreement.peer_takes_slices):
+    takes_up = is_available() and bool(offered or agreement.peer_takes_slices)
+    if not agreement.peer_knows or index is None or not takes_up:
         return None
     if first.count is None or len(first.payload) > MAX_OFFER_PAYLOAD_BYTES or not agreement.whole:
         return None

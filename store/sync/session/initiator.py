@@ -11,7 +11,8 @@ import asyncio
 from functools import partial
 from typing import Final
 
-from reconcile.errors import LimitExceeded, MalformedPayload
+from reconcile.errors import MalformedPayloadError as MalformedPayload
+from reconcile.errors import PayloadLimitError as LimitExceeded
 from reconcile.ids import LOWEST
 from reconcile.session import Result, Role
 from store.domain.ports import (

@@ -17,17 +17,14 @@ from reconcile.algorithm.questions import asked_about
 from reconcile.codec import decode
 from reconcile.ids import SyncId
 from reconcile.limits import CodecLimits
-from reconcile.session import (
-    Answered,
-    Ended,
-    Input,
-    ReadEffect,
-    Received,
-    Result,
-    Send,
-    Session,
-)
-from reconcile.view import Answer, Read
+from reconcile.session import Input, ReadEffect, Result
+from reconcile.session import PayloadReceived as Received
+from reconcile.session import ReadAnswered as Answered
+from reconcile.session import ReconcileSession as Session
+from reconcile.session import SendPayload as Send
+from reconcile.session import SessionEnded as Ended
+from reconcile.view import ViewAnswer as Answer
+from reconcile.view import ViewRead as Read
 from store.domain.ports import FrameStream, SyncObserver
 from store.sync.errors import PeerSilent, ProtocolBroken, shown
 from store.sync.frames import Extension, Reconcile, is_session_id

@@ -13,7 +13,8 @@ import numpy as np
 
 from reconcile.ids import SyncIds, ordered
 from reconcile.session import Result
-from reconcile.view import Measured, Read, Spans
+from reconcile.view import Measured, Spans
+from reconcile.view import ViewRead as Read
 from store.domain.coverage import (
     Comparison,
     Span,

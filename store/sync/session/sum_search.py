@@ -20,7 +20,7 @@ from typing import Final
 
 import numpy as np
 
-from reconcile.compare import match
+from reconcile.algorithm.differences import match
 from reconcile.ids import SyncIds, less
 from reconcile.lattice import LatticeSum
 from store.domain.partitioning import DAY_NS

@@ -11,9 +11,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from reconcile.compact.outcome import Found
-from reconcile.compact.session import Initiator, Responder
-from reconcile.session import Begin, Bounds, Input, Result, Role, Send, Session, SessionConfig
+from reconcile.compact.session import CompactInitiator as Initiator
+from reconcile.compact.session import CompactResponder as Responder
+from reconcile.compact.session import CompactResult as Found
+from reconcile.session import Bounds, Input, Result, Role, SessionConfig
+from reconcile.session import ReconcileSession as Session
+from reconcile.session import SendPayload as Send
+from reconcile.session import SessionBegin as Begin
 from store.domain.view import OpenView
 from store.sync.frames import Extension, Reconcile
 from store.sync.session.agreement import BY_XOR, NOTHING_HEARD, Agreement, Phase, Proof
@@ -142,7 +146,7 @@ class Verifying:
     def _compacting(self, side: Initiator | Responder, window: Bounds) -> Compacting:
         limit = self.config.limits.max_differences
         turn = self.driving.turn
-        return Compacting(side, window, side.held_count, limit, turn, self._tell, self._told)
+        return Compacting(side, window, side.own_count, limit, turn, self._tell, self._told)
 
     async def _compactly(self, compact: Compacting, first: Reconcile) -> Result:
         """Go on in the compact mode from a frame of the peer on, and where it fails without."""

@@ -12,19 +12,13 @@ import grpc
 
 from reconcile.ids import END, LOWEST, SyncIds
 from reconcile.index import IndexView
-from reconcile.session import (
-    Answered,
-    Begin,
-    Ended,
-    Input,
-    ReadEffect,
-    Received,
-    Result,
-    Role,
-    Send,
-    Session,
-    SessionConfig,
-)
+from reconcile.session import Input, ReadEffect, Result, Role, SessionConfig
+from reconcile.session import PayloadReceived as Received
+from reconcile.session import ReadAnswered as Answered
+from reconcile.session import ReconcileSession as Session
+from reconcile.session import SendPayload as Send
+from reconcile.session import SessionBegin as Begin
+from reconcile.session import SessionEnded as Ended
 from store.domain.ports import PeerAddress
 from store.sync.session.initiator import RECONCILE, TRANSFER
 from storenode.wire.storenode.v1.peer_pb2 import ReconcileFrame, TransferFrame

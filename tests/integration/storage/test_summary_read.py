@@ -12,7 +12,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from reconcile.ids import END, LOWEST, SyncIds
-from reconcile.summaries.loading import NeedBuckets, NeedHashes, NeedIds
+from reconcile.summaries.summary import NeedBuckets, NeedHashes, NeedIds
 from reconcile.view import Spans
 from store.db import reconciliation
 from store.db.maintenance.retention import prune
@@ -74,7 +74,7 @@ async def test_buckets_and_what_is_not_folded_yet_are_one(
         async with cold_view(node.database) as cold:
             await check(cold, await held(node), dice)
             assert cold.place == node.feed.head or cold.place[0] > node.feed.head[0]
-            longest = cold.view.lengths_ns[0]
+            longest = cold.view.longest_ns
     assert longest == (DAY_NS if most_hours == 10 else HOUR_NS)
 
 

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from reconcile.ids import END, LOWEST, SyncId
-from reconcile.view import Read, Spans
+from reconcile.view import Spans
+from reconcile.view import ViewRead as Read
 from store.db.maintenance.retention import prune
 from store.db.reconciliation import DatabaseIds
 from store.db.summaries.buckets import DAY_NS, HOUR_NS, MINUTE_NS

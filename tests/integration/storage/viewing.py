@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from reconcile.ids import SyncId
-from reconcile.view import Read, Spans
+from reconcile.view import Spans
+from reconcile.view import ViewRead as Read
 from store.db.commits.feed import DatabaseFeed
 from store.db.pool import Database
 from store.db.reading.reader import DatabaseReader

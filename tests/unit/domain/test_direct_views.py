@@ -14,7 +14,8 @@ from reconcile.algorithm.turn import Rules
 from reconcile.ids import LOWEST, SyncIds
 from reconcile.index import IndexView
 from reconcile.limits import DEFAULT_SESSION_LIMITS
-from reconcile.view import Answer, Read
+from reconcile.view import ViewAnswer as Answer
+from reconcile.view import ViewRead as Read
 from store.domain.hub import START
 from store.sync.index.hot import HotView
 from store.sync.index.views import StoredView
@@ -28,7 +29,7 @@ RULES = Rules(
     tuning=Tuning(),
     ordinal=2,
     large=None,
-    held=None,
+    known_count=None,
 )
 """Of a session that has just begun."""
 

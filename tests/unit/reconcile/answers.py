@@ -5,7 +5,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from reconcile.view import Answer, Parts, Read, Spans
+from reconcile.view import SpanParts as Parts
+from reconcile.view import Spans
+from reconcile.view import ViewAnswer as Answer
+from reconcile.view import ViewRead as Read
 from tests.support.naive_view import NaiveView, can_follow
 
 

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reconcile.codec import (
-    LimitExceeded,
-    MalformedPayload,
+    MalformedPayloadError,
     Payload,
+    PayloadLimitError,
     RangeKind,
     Ranges,
     decode,
@@ -224,7 +224,7 @@ BAD = [
 
 @pytest.mark.parametrize(("data", "offset", "what"), BAD)
 def test_what_is_malformed_is_refused_with_its_place(data: bytes, offset: int, what: str) -> None:
-    with pytest.raises(MalformedPayload) as refusal:
+    with pytest.raises(MalformedPayloadError) as refusal:
         decode(data)
     assert (refusal.value.offset, refusal.value.what) == (offset, what)
     assert f"{what} at byte {offset} of the payload" in str(refusal.value)
@@ -243,7 +243,7 @@ ANYWHERE = [
 def test_the_same_behind_a_long_payload(data: bytes, offset: int, what: str) -> None:
     records = made_up(Random(1), Style(ties=0, step=2**20, items=4), 400)
     front = encoded(1, (2, 3), records)
-    with pytest.raises(MalformedPayload) as refusal:
+    with pytest.raises(MalformedPayloadError) as refusal:
         decode(front + data[len(HEAD) :])
     assert (refusal.value.offset, refusal.value.what) == (offset - len(HEAD) + len(front), what)
 
@@ -254,11 +254,11 @@ def test_the_first_mistake_is_the_one_that_is_named() -> None:
     unordered = item_set(late + 9, (late + 1, TWOS), (late + 1, ONES))
     records = [*ordinary, unordered, skip(late + 10), *[skip(late + 10 + n) for n in range(1, 900)]]
     data = encoded(1, (), records) + b"\1\7"
-    with pytest.raises(MalformedPayload, match="not greater than the item before it"):
+    with pytest.raises(MalformedPayloadError, match="not greater than the item before it"):
         decode(data)
-    with pytest.raises(LimitExceeded, match="510 ranges"):
+    with pytest.raises(PayloadLimitError, match="510 ranges"):
         decode(encoded(1, (), [*records[:500], *map(skip, range(late + 1, late + 99))]), few(510))
-    with pytest.raises(MalformedPayload, match="not greater than the item before it"):
+    with pytest.raises(MalformedPayloadError, match="not greater than the item before it"):
         decode(data, few(510))
 
 
@@ -278,16 +278,16 @@ def test_limits() -> None:
     assert decode(data, CodecLimits(**exact)) == payload_of(1, (7, 300), records)
     for name, value in exact.items():
         limits = CodecLimits(**{**exact, name: value - 1})
-        with pytest.raises(LimitExceeded, match="send less at a time") as refusal:
+        with pytest.raises(PayloadLimitError, match="send less at a time") as refusal:
             decode(data, limits)
         assert (refusal.value.limit, refusal.value.claimed) == (name, value)
         assert refusal.value.allowed == value - 1
 
 
 def test_a_claim_that_exceeds_the_payload_is_malformed_even_if_it_exceeds_a_limit() -> None:
-    with pytest.raises(MalformedPayload, match="claims 4503599627370496"):
+    with pytest.raises(MalformedPayloadError, match="claims 4503599627370496"):
         decode(HEAD + SET + leb128(2**52) + bytes(99))
-    with pytest.raises(MalformedPayload, match="A list of shards claims 4503599627370496"):
+    with pytest.raises(MalformedPayloadError, match="A list of shards claims 4503599627370496"):
         decode(b"\1" + leb128(2**52) + bytes(99))
 
 

@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from reconcile import kernel
-from reconcile.codec import LimitExceeded, MalformedPayload
+from reconcile.codec import MalformedPayloadError, PayloadLimitError
 from reconcile.codec.decoding import parse_ranges
 from reconcile.codec.ranges import Ranges
 from reconcile.limits import DEFAULT_CODEC_LIMITS, CodecLimits
@@ -42,9 +42,9 @@ randoms = st.integers(0, 2**64).map(Random)
 def outcome(data: bytes, limits: CodecLimits) -> Ranges | tuple[object, ...]:
     try:
         ranges = parse_ranges(data, 0, limits)
-    except MalformedPayload as refusal:
+    except MalformedPayloadError as refusal:
         return "malformed", refusal.offset, refusal.what
-    except LimitExceeded as refusal:
+    except PayloadLimitError as refusal:
         return "limit", refusal.limit, refusal.claimed
     ranges.check()
     return ranges
@@ -145,7 +145,7 @@ def test_memory_is_a_small_multiple_of_the_payload() -> None:
     for unit in (b"\1\0", b"\1\1" + b"\2" * 32, b"\1\2\0\0", b"\1\1" + b"\x80" * 32):
         data = unit * (half // len(unit)) + b"\x80" * half
         tracemalloc.start()
-        with pytest.raises(MalformedPayload):
+        with pytest.raises(MalformedPayloadError):
             parse_ranges(data, 0, DEFAULT_CODEC_LIMITS)
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
@@ -155,7 +155,7 @@ def test_memory_is_a_small_multiple_of_the_payload() -> None:
 def test_a_claim_is_refused_before_memory_is_taken_for_it() -> None:
     data = b"\1\2" + leb128(2**40) + bytes(40)
     tracemalloc.start()
-    with pytest.raises(MalformedPayload, match="claims 1099511627776 items"):
+    with pytest.raises(MalformedPayloadError, match="claims 1099511627776 items"):
         parse_ranges(data, 0, DEFAULT_CODEC_LIMITS)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()

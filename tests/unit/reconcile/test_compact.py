@@ -9,19 +9,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reconcile import kernel
-from reconcile.compact.frames import Filled, decode
+from reconcile.compact.frames import TableFrame, decode
 from reconcile.compact.keys import (
+    BIT_BALANCES,
     NONCE_BYTES,
-    TALLIED,
-    Multiply,
     SessionKeys,
     ShortKey,
-    tally,
+    balance_bits,
 )
-from reconcile.compact.outcome import FallBack, Found
-from reconcile.compact.slices import Regions
-from reconcile.compact.table import NOWHERE, SEVERAL, Shape, Table, find, shape_for
+from reconcile.compact.session import CompactResult, FallBack
+from reconcile.compact.table import (
+    NOWHERE,
+    SEVERAL,
+    ShortIdTable,
+    TableShape,
+    find,
+    shape_for,
+)
 from reconcile.ids import SyncId, SyncIds, Words
 from reconcile.index import Index, IndexView
 from tests.support.compact_pair import Joined, compact_pair, reconcile_compactly
@@ -30,12 +34,14 @@ from tests.support.reconcile_pair import some_ids
 SOME = settings(max_examples=80, deadline=None)
 KEYS = SessionKeys.derive(b"a" * NONCE_BYTES, b"b" * NONCE_BYTES)
 TOP = 1 << 64
+MULTIPLY = range(4)
+"""The ways in which the kernel multiplies: the best one, tables, CLMUL, pairs of CLMUL."""
 
 
 def assert_exact(joined: Joined, ours: set[SyncId], theirs: set[SyncId]) -> None:
     """Both sides know just what each lacks."""
     for outcome, own, other in zip(joined.outcomes, (ours, theirs), (theirs, ours), strict=True):
-        assert isinstance(outcome, Found)
+        assert isinstance(outcome, CompactResult)
         assert outcome.to_send.pairs() == sorted(own - other)
         lacking = SyncIds.of(sorted(other - own))
         assert outcome.to_receive.complete(lacking.hashes)
@@ -114,8 +120,7 @@ def test_windows_end_within_nanoseconds() -> None:
     assert_exact(joined, *inside)
 
 
-@pytest.mark.parametrize("python", [False, True])
-def test_chunks_of_an_index_do_not_show(python: bool) -> None:
+def test_chunks_of_an_index_do_not_show() -> None:
     first, second = sets_of(4, 6_000, 50, 50, 10**6)
     views = []
     for ids in (first, second):
@@ -126,21 +131,11 @@ def test_chunks_of_an_index_do_not_show(python: bool) -> None:
         index.check()
         views.append(index.view())
     whole = [IndexView.of(view.rows.between(0, len(view))) for view in views]
-    with kernel.python_only() if python else pytest.MonkeyPatch.context():
-        joined, plain = compact_pair(views[0], views[1]), compact_pair(whole[0], whole[1])
-        joined.run()
-        plain.run()
+    joined, plain = compact_pair(views[0], views[1]), compact_pair(whole[0], whole[1])
+    joined.run()
+    plain.run()
     assert joined.frames == plain.frames
     assert_exact(joined, *(set(view.rows.between(0, len(view)).pairs()) for view in views))
-
-
-@given(st.integers(0, 2**32), st.sampled_from([0, 3, 500]), st.sampled_from([0, 1, 5, 400]))
-@SOME
-def test_compiled_code_and_arrays_send_the_same(seed: int, shared: int, differing: int) -> None:
-    first, second = sets_of(seed, shared, differing, differing // 2, 10**6)
-    joined = reconcile_compactly(first, second)
-    with kernel.python_only():
-        assert reconcile_compactly(first, second).frames == joined.frames
 
 
 # Short IDs
@@ -168,11 +163,11 @@ def test_short_ids_are_products(words: tuple[int, ...], hashes: list[bytes]) -> 
     ids = SyncIds.of((place, hash_) for place, hash_ in enumerate(hashes))
     rows = IndexView.of(ids).rows
     low, high = np.array([0]), np.array([len(hashes)])
-    for multiply in Multiply:
+    for multiply in MULTIPLY:
         key = ShortKey(words, multiply=multiply)
         assert key.of_hashes(ids.hashes).tolist() == expected
         assert key.of_places(rows, low, high).tolist() == expected
-        assert Table(Shape(1, 1, 1), 0).fill(rows, low, high, key).tolist() == expected
+        assert ShortIdTable(TableShape(1, 1, 1), 0).fill(rows, low, high, key).tolist() == expected
         assert [key.of_xor(row) for row in ids.words] == expected
 
 
@@ -184,9 +179,9 @@ def test_all_ways_to_multiply_find_the_same() -> None:
     expected = ShortKey(words).of_hashes(hashes).tolist()
     for first, count in [(0, 301), (3, 4), (5, 7), (9, 288), (299, 2)]:
         low, high = np.array([first]), np.array([first + count])
-        for multiply in Multiply:
+        for multiply in MULTIPLY:
             key = ShortKey(words, multiply=multiply)
-            found = Table(Shape(1, 1, 1), 0).fill(rows, low, high, key)
+            found = ShortIdTable(TableShape(1, 1, 1), 0).fill(rows, low, high, key)
             assert found.tolist() == expected[first : first + count]
 
 
@@ -211,44 +206,38 @@ def some_shorts(seed: int, count: int) -> Words:
 def test_tables_give_back_what_differs(count: int) -> None:
     shared, own = some_shorts(1, 3_000), some_shorts(2, count)
     results = []
-    for python, narrow in ((False, False), (False, True), (True, False)):
-        with kernel.python_only() if python else pytest.MonkeyPatch.context():
-            table = Table(shape_for(count), 99, narrow=narrow)
-            table.toggle(shared)
-            table.toggle(own)
-            filled = table.cells.copy()
-            table.toggle(shared)
-            found = table.peel()
-            assert found is not None
-            assert found.tolist() == own.tolist()
-            results.append(filled.tolist())
-    assert results[0] == results[1] == results[2]
+    for narrow in (False, True):
+        table = ShortIdTable(shape_for(count), 99, narrow=narrow)
+        table.toggle(shared)
+        table.toggle(own)
+        results.append(table.cells.tolist())
+        table.toggle(shared)
+        found = table.peel()
+        assert found is not None
+        assert found.tolist() == own.tolist()
+    assert results[0] == results[1]
 
 
-@pytest.mark.parametrize("python", [False, True])
-def test_tables_that_do_not_empty_end(python: bool) -> None:
-    with kernel.python_only() if python else pytest.MonkeyPatch.context():
-        full = Table(Shape(4, 25, 1), 5)
-        full.toggle(some_shorts(3, 400))
-        assert full.peel() is None
-        once = Table(Shape(4, 25, 1), 5)
-        once.toggle(some_shorts(3, 1))
-        chased = Table(Shape(4, 25, 1), 5, once.cells * np.uint64(0))
-        chased.cells[once.cells.nonzero()[0][:1]] = once.cells.max()
-        assert chased.peel() is None, "one cell of a short ID, which wanders for ever"
-        for seed in range(30):
-            cells = np.random.default_rng(seed).integers(0, TOP - 1, 100, np.uint64)
-            assert Table(Shape(4, 25, 1), 5, cells).peel() is None
+def test_tables_that_do_not_empty_end() -> None:
+    full = ShortIdTable(TableShape(4, 25, 1), 5)
+    full.toggle(some_shorts(3, 400))
+    assert full.peel() is None
+    once = ShortIdTable(TableShape(4, 25, 1), 5)
+    once.toggle(some_shorts(3, 1))
+    chased = ShortIdTable(TableShape(4, 25, 1), 5, once.cells * np.uint64(0))
+    chased.cells[once.cells.nonzero()[0][:1]] = once.cells.max()
+    assert chased.peel() is None, "one cell of a short ID, which wanders for ever"
+    for seed in range(30):
+        cells = np.random.default_rng(seed).integers(0, TOP - 1, 100, np.uint64)
+        assert ShortIdTable(TableShape(4, 25, 1), 5, cells).peel() is None
 
 
-@pytest.mark.parametrize("python", [False, True])
-def test_short_ids_are_looked_up(python: bool) -> None:
+def test_short_ids_are_looked_up() -> None:
     own = np.array([5, 9, 300, 5, 7], np.uint64)
     wanted = np.array([4, 5, 9, 300], np.uint64)
-    with kernel.python_only() if python else pytest.MonkeyPatch.context():
-        assert find(wanted, own).tolist() == [NOWHERE, SEVERAL, 1, 2]
-        assert find(np.array([44], np.uint64), own, 0xFF).tolist() == [2]
-        assert find(wanted[:0], own).tolist() == []
+    assert find(wanted, own).tolist() == [NOWHERE, SEVERAL, 1, 2]
+    assert find(np.array([44], np.uint64), own, 0xFF).tolist() == [2]
+    assert find(wanted[:0], own).tolist() == []
 
 
 def test_what_a_peer_wants_may_be_spread_as_it_likes() -> None:
@@ -277,10 +266,6 @@ def test_they_are_without_an_offer(
     joined = compact_pair(*views)
     joined.run(offered=False)
     assert_exact(joined, set(first), set(second))
-    with kernel.python_only():
-        again = compact_pair(*views)
-        again.run(offered=False)
-    assert again.frames == joined.frames
 
 
 # Slices
@@ -301,13 +286,9 @@ def test_single_differences_are_told_by_their_prints(seed: int, lacking: int, ch
     slices = joined.sides[1]._slices
     assert slices is not None
     frame = decode(joined.frames[0][1], slices=len(slices))
-    assert isinstance(frame, Filled)
+    assert isinstance(frame, TableFrame)
     assert frame.explained is not None
-    assert len(frame.told) == int(frame.explained.sum()) > lacking // 4
-    with kernel.python_only():
-        again = compact_pair(views[0], views[1])
-        again.run()
-    assert again.frames == joined.frames
+    assert len(frame.single) == int(frame.explained.sum()) > lacking // 4
 
 
 @pytest.mark.parametrize("chunk", [500, 10**6])
@@ -331,14 +312,9 @@ def test_a_few_differences_are_told_by_what_prints_are_apart(offered: bool, chun
         slices = joined.sides[1]._slices
         assert slices is not None
         frame = decode(joined.frames[0][-1], slices=len(slices))
-        assert isinstance(frame, Filled)
-        told += frame.by_prints and len(frame.told) >= len(lacking) - 2
+        assert isinstance(frame, TableFrame)
+        told += frame.by_prints and len(frame.single) >= len(lacking) - 2
         tables += frame.by_prints and len(frame.cells) > 1
-        if seed < 4:
-            with kernel.python_only():
-                again = compact_pair(sides[0], sides[1])
-                again.run(offered=offered)
-            assert again.frames == joined.frames
     assert told > 6
     assert 0 < tables < 6, "a table is for two differences in a slice"
 
@@ -357,23 +333,21 @@ def test_three_differences_in_a_slice_are_not_taken_for_one() -> None:
         ours, theirs = joined.outcomes
         assert type(ours) is type(theirs)
         ends.add(type(ours))
-        if isinstance(ours, Found):
+        if isinstance(ours, CompactResult):
             assert_exact(joined, *(set(view.rows.between(0, len(view)).pairs()) for view in views))
-    assert ends == {FallBack, Found}
+    assert ends == {FallBack, CompactResult}
 
 
 @pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 2_040, 2_041, 5_000])
 def test_short_ids_have_balances_by_bits(count: int) -> None:
     shorts = np.random.default_rng(count).integers(0, 1 << 48, count, np.uint64)
-    found = tally(shorts)
-    assert len(found) == TALLIED
+    found = balance_bits(shorts)
+    assert len(found) == BIT_BALANCES
     bits = [[short >> bit & 1 for bit in range(48)] for short in shorts.tolist()]
-    for turn in range(TALLIED // 48):
+    for turn in range(BIT_BALANCES // 48):
         for bit in (0, 1, 23, 47):
             ones = sum(row[bit] ^ (row[bit - turn] if turn else 0) for row in bits)
             assert found[48 * turn + bit] == count - 2 * ones
-    with kernel.python_only():
-        assert tally(shorts).tolist() == found.tolist()
 
 
 @pytest.mark.parametrize("differing", [3, 40, 400])
@@ -389,8 +363,6 @@ def test_one_table_is_enough_for_what_no_bound_divides(differing: int) -> None:
         assert joined.sides[0].tables == 1
         total = sum(map(len, (*joined.frames[0], *joined.frames[1])))
         assert total < 1_000 + 25 * (differing + differing // 2)
-        with kernel.python_only():
-            assert reconcile_compactly(*ids).frames == joined.frames
 
 
 @pytest.mark.parametrize("chunk", [500, 10_000])
@@ -412,26 +384,8 @@ def test_what_differs_all_over_a_slice_is_listed(lacks: int, chunk: int) -> None
     slices = joined.sides[1]._slices
     assert slices is not None
     frame = decode(joined.frames[0][1], slices=len(slices))
-    assert isinstance(frame, Filled)
+    assert isinstance(frame, TableFrame)
     assert frame.listed is not None
     assert frame.listed.any()
     assert (len(frame.named) < 200) == (lacks == 0)
     assert len(frame.cells) < 400
-    with kernel.python_only():
-        again = compact_pair(views[0], views[1])
-        again.run()
-    assert again.frames == joined.frames
-
-
-def test_edges_of_regions_are_bounds() -> None:
-    regions = Regions.joined(np.array([0, 10, 40, 60]), np.array([10, 20, 50, 70]))
-    assert regions.start.tolist() == [0, 40, 60]
-    lower, upper = regions.edges(np.array([5, 25, 33]))
-    assert regions.at_edge(lower, upper).tolist() == [True, True, True, True, True, True]
-    inside = np.array([0, 5, 8, 40]), np.array([5, 8, 20, 45])
-    assert regions.at_edge(*inside).tolist() == [True, False, True, True]
-    assert lower.tolist() == [0, 5, 40, 45, 60, 63]
-    assert upper.tolist() == [5, 20, 45, 50, 63, 70]
-    times, region = np.array([0, 19, 25, 40, 69]), np.array([0, 0, 0, 1, 2])
-    assert regions.collapsed(times, region).tolist() == [0, 19, 20, 20, 39]
-    assert regions.is_edge(np.array([19, 20, 30, 40])).tolist() == [False, True, True, True]

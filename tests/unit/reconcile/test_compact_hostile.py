@@ -10,33 +10,41 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reconcile import kernel
-from reconcile.compact import limits, session
+from reconcile.compact import frames as compact_frames
+from reconcile.compact import session
 from reconcile.compact.frames import (
-    Answered,
-    Cut,
-    Decoded,
-    Filled,
+    AnswerHead,
     Frame,
-    Kind,
-    Offer,
-    Plain,
-    Single,
+    FrameKind,
+    PlainFrame,
+    ResultFrame,
+    SingleFrame,
+    SlicesFrame,
+    TableFrame,
     decode,
     encode,
-    varints,
+    encode_answer,
+    encode_balances,
+    encode_offer,
 )
-from reconcile.compact.keys import TALLIED
-from reconcile.compact.outcome import FallBack, Found, Step
-from reconcile.compact.session import Claim, Initiator, Responder
-from reconcile.compact.table import Shape
-from reconcile.errors import LimitExceeded, MalformedCompact
-from reconcile.ids import SyncId, SyncIds
+from reconcile.compact.keys import BIT_BALANCES
+from reconcile.compact.session import (
+    Claim,
+    CompactInitiator,
+    CompactResponder,
+    CompactResult,
+    CompactStep,
+    FallBack,
+)
+from reconcile.compact.table import MAX_TABLES, TableShape
+from reconcile.errors import MalformedCompactError, PayloadLimitError
+from reconcile.ids import Bools, SyncId, SyncIds
 from reconcile.index import IndexView
 from storenode.message.varint import varint
 from tests.support.compact_pair import EVERYTHING, NONCES, Joined, compact_pair
 from tests.unit.reconcile.test_compact import SOME, sets_of
 
+PLAIN = (FrameKind.EQUAL, FrameKind.MORE, FrameKind.AGAIN, FrameKind.DONE, FrameKind.FAILED)
 XOR = np.arange(4, dtype=np.uint64)
 NONE = np.empty(0, np.uint64)
 
@@ -50,62 +58,75 @@ def views_of(seed: int = 1) -> tuple[list[list[SyncId]], tuple[IndexView, IndexV
 VIEWS = views_of()[1]
 
 
-def cut(count: int, regions: int, print_bytes: int, seed: int = 0) -> Cut:
-    rng = np.random.default_rng(seed)
-    multiples = rng.integers(1, 1 << 20, count).cumsum()
-    prints = rng.integers(0, 1 << 8 * print_bytes, count + regions, np.uint64)
-    balances = rng.integers(-500, 500, count + regions)
-    return Cut(3, multiples, prints, print_bytes, balances)
+def cut(count: int, regions: int, print_bytes: int) -> bytes:
+    """Return the slices with which a frame ends."""
+    rng = np.random.default_rng(count)
+    deltas = rng.integers(1, 1 << 20, count).tolist()
+    prints = rng.bytes(print_bytes * (count + regions))
+    bounds = b"\3" + varint(count) + b"".join(map(varint, deltas))
+    return bounds + prints + encode_balances(rng.integers(-500, 500, count + regions))
+
+
+def answered(count: int, differs: Bools, print_bytes: int, slices: bytes) -> SlicesFrame:
+    """Return an answer of the responder."""
+    head = AnswerHead(XOR, count, differs, print_bytes)
+    data = encode_answer(head, slices)
+    return SlicesFrame(FrameKind.SLICES, data, len(data) - len(slices), head)
 
 
 def frames() -> list[Frame]:
     differs = np.array([True, False, True])
-    shape = Shape(4, 3, 2)
+    shape = TableShape(4, 3, 2)
     cells = np.arange(shape.cells, dtype=np.uint64) << np.uint64(50)
     shorts = np.array([1, 2, 1 << 47], np.uint64)
     return [
-        Offer(cut(2, 1, 2)),
-        *(Plain(kind) for kind in (Kind.EQUAL, Kind.MORE, Kind.AGAIN, Kind.DONE, Kind.FAILED)),
-        Single(Kind.FOUND, XOR),
-        Single(Kind.LOOK, XOR, 7),
-        Answered(XOR, 1 << 40, differs, cut(4, 2, 0)),
-        Answered(XOR, 5, differs, cut(400, 2, 3)),
-        Answered(XOR, 5, differs, cut(0, 2, 1), np.arange(TALLIED) - 70),
-        Filled(None, shape, cells),
-        Filled(differs, shape, cells),
-        Filled(differs, shape, cells, np.array([False, True]), shorts[2:]),
-        Filled(differs, shape, cells, np.array([False, False]), NONE),
-        Filled(differs, shape, cells, np.array([True, False]), shorts[:1], by_prints=True),
-        Filled(
+        SlicesFrame(FrameKind.OFFER, encode_offer(cut(2, 1, 2)), 1),
+        *(
+            PlainFrame(kind)
+            for kind in (
+                FrameKind.EQUAL,
+                FrameKind.MORE,
+                FrameKind.AGAIN,
+                FrameKind.DONE,
+                FrameKind.FAILED,
+            )
+        ),
+        SingleFrame(FrameKind.FOUND, XOR),
+        SingleFrame(FrameKind.LOOK, XOR, 7),
+        answered(1 << 40, differs, 0, cut(4, 2, 0)),
+        answered(5, differs, 3, cut(400, 2, 3)),
+        answered(5, differs, 1, cut(0, 2, 1) + encode_balances(np.arange(BIT_BALANCES) - 70)),
+        TableFrame(None, shape, cells),
+        TableFrame(differs, shape, cells),
+        TableFrame(differs, shape, cells, np.array([False, True]), shorts[2:]),
+        TableFrame(differs, shape, cells, np.array([False, False]), NONE),
+        TableFrame(differs, shape, cells, np.array([True, False]), shorts[:1], by_prints=True),
+        TableFrame(
             differs, shape, cells, np.array([False, True]), shorts[2:], np.array([True]), shorts
         ),
-        Filled(
+        TableFrame(
             differs, shape, cells, np.array([False, False]), NONE, np.array([True, False]), NONE
         ),
-        Decoded(XOR, shorts[:2], 1, shorts),
-        Decoded(XOR, NONE, 6, NONE),
+        ResultFrame(XOR, shorts[:2], 1, shorts),
+        ResultFrame(XOR, NONE, 6, NONE),
     ]
 
 
 def read(data: bytes) -> Frame:
-    return decode(data, lambda differs: int(differs.sum()), 3)
+    return decode(data, 3)
 
 
 @pytest.mark.parametrize("frame", frames(), ids=lambda frame: type(frame).__name__)
 def test_frames_are_read_as_they_were_written(frame: Frame) -> None:
     data = encode(frame)
     assert encode(read(data)) == data
+    if isinstance(frame, SlicesFrame):
+        return
     for end in range(len(data)):
-        with pytest.raises((MalformedCompact, LimitExceeded)):
+        with pytest.raises(MalformedCompactError):
             read(data[:end])
-    with pytest.raises(MalformedCompact, match="Something follows"):
+    with pytest.raises(MalformedCompactError, match="malformed"):
         read(data + b"\0")
-
-
-@given(st.lists(st.one_of(st.integers(0, 300), st.integers(0, 2**63 - 1))))
-@SOME
-def test_columns_are_varints(values: list[int]) -> None:
-    assert varints(np.array(values, np.int64)) == b"".join(map(varint, values))
 
 
 @given(st.sampled_from(frames()), st.randoms(use_true_random=False))
@@ -116,7 +137,7 @@ def test_spoiled_frames_are_read_or_refused(frame: Frame, rng: random.Random) ->
         data[rng.randrange(len(data))] = rng.randrange(256)
     try:
         found = read(bytes(data))
-    except (MalformedCompact, LimitExceeded):
+    except (MalformedCompactError, PayloadLimitError):
         return
     assert encode(found) == bytes(data)
 
@@ -126,56 +147,66 @@ def test_spoiled_frames_are_read_or_refused(frame: Frame, rng: random.Random) ->
 def test_any_bytes_are_read_or_refused(data: bytes) -> None:
     try:
         found = read(data)
-    except (MalformedCompact, LimitExceeded):
+    except (MalformedCompactError, PayloadLimitError):
         return
     assert encode(found) == data
 
 
-def head(kind: Kind) -> bytes:
+def head(kind: FrameKind) -> bytes:
     return bytes((kind,))
 
 
 @pytest.mark.parametrize(
-    ("data", "limit"),
+    "data",
     [
-        (head(Kind.OFFER) + b"\0" + varint(64), "max_slices"),
-        (head(Kind.TABLE) + b"\0\4" + varint(129) + varint(1), "max_windows"),
-        (head(Kind.TABLE) + b"\0\4" + varint(1) + varint(2**40), "max_cells"),
-        (head(Kind.TABLE) + b"\3\0" + varint(2**40), "max_differences"),
-        (head(Kind.RESULT) + bytes(32) + varint(2**50) + varint(0) + b"\6", "max_differences"),
-        (bytes(limits.MAX_FRAME_BYTES + 1), "max_frame_bytes"),
+        head(FrameKind.TABLE) + b"\0\4" + varint(129) + varint(1),
+        head(FrameKind.TABLE) + b"\0\4" + varint(1) + varint(2**40),
+        head(FrameKind.TABLE) + b"\3\0" + varint(2**40),
+        head(FrameKind.RESULT) + bytes(32) + varint(2**50) + varint(0) + b"\6",
+        head(FrameKind.RESULT) + bytes(32) + b"\2\0\1\5\5",
+        head(FrameKind.RESULT) + bytes(32) + b"\0\0\7",
+        head(FrameKind.TABLE) + b"\0\6\1\1",
+        head(FrameKind.TABLE) + b"\5",
+        head(FrameKind.TABLE) + b"\3\0\2" + 2 * b"\5\0\0\0\0\0",
+        head(FrameKind.SLICES) + bytes(32) + b"\0\7\5",
+        head(FrameKind.SLICES) + bytes(32) + b"\0\xf7",
+        b"\xee",
+        b"",
     ],
 )
-def test_sizes_are_bounded_before_anything_is_allocated(data: bytes, limit: str) -> None:
-    with pytest.raises(LimitExceeded) as caught:
+def test_what_is_malformed_or_too_large_is_refused(data: bytes) -> None:
+    with pytest.raises(MalformedCompactError, match="malformed or beyond a limit"):
         read(data)
-    assert caught.value.limit == limit
+
+
+def test_a_frame_is_measured_before_it_is_read() -> None:
+    with pytest.raises(PayloadLimitError) as caught:
+        read(bytes(compact_frames.MAX_FRAME_BYTES + 1))
+    assert caught.value.limit == "max_frame_bytes"
 
 
 @pytest.mark.parametrize(
-    ("data", "what"),
+    "slices",
     [
-        (head(Kind.OFFER) + b"\0\1\0", "do not ascend"),
-        (head(Kind.OFFER) + b"\x3f\0", "multiples of 2"),
-        (head(Kind.OFFER) + b"\x3e\1\5" + bytes(8), "past 2"),
-        (head(Kind.OFFER) + b"\0\1" + b"\xff" * 9 + b"\1", "cut off or past"),
-        (head(Kind.OFFER) + b"\0\1\x81\0" + bytes(8), "longer than it must be"),
-        (head(Kind.RESULT) + bytes(32) + b"\2\0\1\5\5", "do not ascend"),
-        (head(Kind.RESULT) + bytes(32) + b"\0\0\7", "have 1 to 6 bytes"),
-        (head(Kind.TABLE) + b"\0\6\1\1", "no such shape"),
-        (head(Kind.TABLE) + b"\5", "no such choice"),
-        (head(Kind.TABLE) + b"\3\0\2" + 2 * b"\5\0\0\0\0\0", "do not ascend"),
-        (head(Kind.SLICES) + bytes(32) + b"\0\7\5", "have 0 to 4"),
-        (head(Kind.SLICES) + bytes(32) + b"\0\xf7", "stands for nothing"),
-        (b"\xee", "No frame of this kind"),
+        b"\0" + varint(64) + bytes(200),
+        b"\0\1\0" + bytes(6),
+        b"\x3f\0" + bytes(3),
+        b"\x3e\1\5" + bytes(6),
+        b"\0\1" + b"\xff" * 9 + b"\1" + bytes(6),
+        b"\0\1\x81\0" + bytes(6),
+        b"\0\0" + bytes(2),
+        b"\0\0" + bytes(4),
+        b"\0\0" + bytes(2) + varint(2**34),
     ],
 )
-def test_what_cannot_be_is_refused(data: bytes, what: str) -> None:
-    with pytest.raises(MalformedCompact, match=what):
-        read(data)
+def test_slices_that_are_malformed_or_too_many_are_refused(slices: bytes) -> None:
+    side = compact_pair(*VIEWS).sides[1]
+    with pytest.raises(MalformedCompactError, match="malformed or beyond a limit"):
+        side.receive(encode_offer(slices))
+    assert side.ended
 
 
-def sent_until(kind: Kind) -> tuple[Joined, int, bytes]:
+def sent_until(kind: FrameKind) -> tuple[Joined, int, bytes]:
     """A session up to a frame of a kind: who is to receive it, and the frame."""
     joined = compact_pair(*VIEWS)
     frame, receiver = joined.sides[0].begin(), 1
@@ -186,35 +217,29 @@ def sent_until(kind: Kind) -> tuple[Joined, int, bytes]:
     return joined, receiver, frame
 
 
-KINDS = (Kind.OFFER, Kind.SLICES, Kind.TABLE, Kind.RESULT)
+KINDS = (FrameKind.OFFER, FrameKind.SLICES, FrameKind.TABLE, FrameKind.RESULT)
 
 
-def answer_to(side: Initiator | Responder, data: bytes) -> Step | str:
+def answer_to(side: CompactInitiator | CompactResponder, data: bytes) -> CompactStep | str:
     """What a side answers to a frame, or what it says against it."""
     try:
         return side.receive(data)
-    except (MalformedCompact, LimitExceeded) as refusal:
+    except (MalformedCompactError, PayloadLimitError) as refusal:
         return str(refusal)
 
 
 @given(st.sampled_from(KINDS), st.randoms(use_true_random=False))
 @settings(max_examples=100, deadline=None)
-def test_a_peer_that_lies_cannot_make_a_result_wrong(kind: Kind, rng: random.Random) -> None:
+def test_a_peer_that_lies_cannot_make_a_result_wrong(kind: FrameKind, rng: random.Random) -> None:
     joined, receiver, frame = sent_until(kind)
     data = bytearray(frame)
     data[rng.randrange(1, len(data))] ^= 1 << rng.randrange(8)
     side = joined.sides[receiver]
     step = answer_to(side, bytes(data))
-    with kernel.python_only():
-        plain, other_receiver, _ = sent_until(kind)
-        again = answer_to(plain.sides[other_receiver], bytes(data))
-    if isinstance(step, str) or isinstance(again, str):
-        assert step == again
+    if isinstance(step, str):
         assert side.ended
         return
-    assert step.frame == again.frame
-    assert type(step.outcome) is type(again.outcome)
-    if isinstance(step.outcome, Found):
+    if isinstance(step.outcome, CompactResult):
         own = VIEWS[receiver].rows.between(0, len(VIEWS[receiver])).pairs()
         other = VIEWS[1 - receiver].rows.between(0, len(VIEWS[1 - receiver])).pairs()
         assert step.outcome.to_send.pairs() == sorted(set(own) - set(other))
@@ -222,15 +247,15 @@ def test_a_peer_that_lies_cannot_make_a_result_wrong(kind: Kind, rng: random.Ran
 
 def test_what_is_told_twice_or_not_lacking_ends_in_a_base_session() -> None:
     for change in ("twice", "another"):
-        joined, receiver, frame = sent_until(Kind.TABLE)
+        joined, receiver, frame = sent_until(FrameKind.TABLE)
         side = joined.sides[receiver]
         assert side._slices is not None
         filled = decode(frame, slices=len(side._slices))
-        assert isinstance(filled, Filled)
-        assert len(filled.told) > 2
-        told = filled.told.copy()
+        assert isinstance(filled, TableFrame)
+        assert len(filled.single) > 2
+        told = filled.single.copy()
         told[1] = told[0] if change == "twice" else told[1] ^ np.uint64(1)
-        step = side.receive(encode(replace(filled, told=told)))
+        step = side.receive(encode(replace(filled, single=told)))
         assert isinstance(step.outcome, FallBack)
 
 
@@ -247,21 +272,21 @@ def test_prints_that_are_wrong_end_in_a_base_session() -> None:
         assert frame is not None
         assert side._slices is not None
         filled = decode(frame, slices=len(side._slices))
-        assert isinstance(filled, Filled)
+        assert isinstance(filled, TableFrame)
         assert filled.by_prints
-        assert len(filled.told) == 4
+        assert len(filled.single) == 4
         assert len(filled.cells) == 1
-        told = filled.told.copy()
+        told = filled.single.copy()
         if lie == "another":
             told[1] ^= np.uint64(1)
         elif lie == "one of both sides":
             own, places = side._by_prints(filled)
-            held = side._keys.short.of_places(side._held.rows, *places)
+            held = side._keys.short.of_places(side._window.rows, *places)
             wanted = next(short for short in own.tolist() if short not in held)
             given = next(short for short in held.tolist() if short not in own)
             told ^= np.where(np.sort(own) == wanted, np.uint64(wanted ^ given), np.uint64(0))
-        step = side.receive(encode(replace(filled, told=told)))
-        assert isinstance(step.outcome, Found if lie == "nothing" else FallBack), lie
+        step = side.receive(encode(replace(filled, single=told)))
+        assert isinstance(step.outcome, CompactResult if lie == "nothing" else FallBack), lie
 
 
 def test_lists_that_are_wrong_end_in_a_base_session() -> None:
@@ -276,7 +301,7 @@ def test_lists_that_are_wrong_end_in_a_base_session() -> None:
         assert frame is not None
         assert side._slices is not None
         filled = decode(frame, slices=len(side._slices))
-        assert isinstance(filled, Filled)
+        assert isinstance(filled, TableFrame)
         assert filled.listed is not None
         assert len(filled.named)
         if lie == "all":
@@ -287,29 +312,29 @@ def test_lists_that_are_wrong_end_in_a_base_session() -> None:
         else:
             filled = replace(filled, named=filled.named[1:])
         step = side.receive(encode(filled))
-        assert not isinstance(step.outcome, Found), lie
-        assert (step.frame == head(Kind.AGAIN)) == (lie == "all")
+        assert not isinstance(step.outcome, CompactResult), lie
+        assert (step.frame == head(FrameKind.AGAIN)) == (lie == "all")
 
 
 def test_lists_are_of_no_more_than_can_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    joined, receiver, frame = sent_until(Kind.TABLE)
+    joined, receiver, frame = sent_until(FrameKind.TABLE)
     side = joined.sides[receiver]
     assert side._slices is not None
     filled = decode(frame, slices=len(side._slices))
-    assert isinstance(filled, Filled)
+    assert isinstance(filled, TableFrame)
     assert filled.explained is not None
     listed = np.ones(int((~filled.explained).sum()), np.bool_)
     data = encode(replace(filled, listed=listed, named=NONE))
     monkeypatch.setattr(session, "MAX_CELLS", 100)
     step = side.receive(data)
-    assert step.outcome == FallBack("more is listed than can be told")
+    assert step.outcome == FallBack("more is listed than can be answered")
 
 
 def test_who_was_told_of_an_id_may_not_want_it() -> None:
-    joined, receiver, frame = sent_until(Kind.RESULT)
+    joined, receiver, frame = sent_until(FrameKind.RESULT)
     result = decode(frame)
-    assert isinstance(result, Decoded)
-    told = joined.sides[0]._choice.told
+    assert isinstance(result, ResultFrame)
+    told = joined.sides[0]._choice.single
     mask = np.uint64((1 << 8 * result.wanted_bytes) - 1)
     wanted = np.union1d(result.wanted, told[:1] & mask)
     step = joined.sides[receiver].receive(encode(replace(result, wanted=wanted)))
@@ -317,46 +342,48 @@ def test_who_was_told_of_an_id_may_not_want_it() -> None:
 
 
 def test_tables_that_never_empty_end_in_a_base_session() -> None:
-    joined, receiver, frame = sent_until(Kind.TABLE)
+    joined, receiver, frame = sent_until(FrameKind.TABLE)
     side = joined.sides[receiver]
     rng = np.random.default_rng(3)
-    shape = Shape(4, 2_000, 16)
-    for number in range(limits.MAX_TABLES):
+    shape = TableShape(4, 2_000, 16)
+    for number in range(MAX_TABLES):
         cells = rng.integers(0, 2**64 - 1, shape.cells, np.uint64)
-        step = side.receive(encode(Filled(None, shape, cells)))
-        assert (step.outcome is None) == (number < limits.MAX_TABLES - 1)
+        step = side.receive(encode(TableFrame(None, shape, cells)))
+        assert (step.outcome is None) == (number < MAX_TABLES - 1)
         assert step.frame is not None
     assert isinstance(step.outcome, FallBack)
-    assert step.frame == head(Kind.FAILED)
-    assert frame[0] == Kind.TABLE
+    assert step.frame == head(FrameKind.FAILED)
+    assert frame[0] == FrameKind.TABLE
 
 
 def test_an_initiator_asks_for_three_tables_at_most() -> None:
-    joined, receiver, frame = sent_until(Kind.SLICES)
+    joined, receiver, frame = sent_until(FrameKind.SLICES)
     side = joined.sides[receiver]
     step = side.receive(frame)
-    for _ in range(limits.MAX_TABLES):
+    for _ in range(MAX_TABLES):
         assert step.outcome is None
-        step = side.receive(head(Kind.AGAIN))
+        step = side.receive(head(FrameKind.AGAIN))
     assert isinstance(step.outcome, FallBack)
 
 
 def test_a_failure_of_the_initiator_revokes_what_the_responder_found() -> None:
     joined = compact_pair(*VIEWS)
     joined.run()
-    assert isinstance(joined.outcomes[1], Found)
-    assert isinstance(joined.sides[1].receive(head(Kind.FAILED)).outcome, FallBack)
+    assert isinstance(joined.outcomes[1], CompactResult)
+    assert isinstance(joined.sides[1].receive(head(FrameKind.FAILED)).outcome, FallBack)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_frames_out_of_turn_are_refused(kind: Kind) -> None:
-    for data in (encode(frame) for frame in frames() if not isinstance(frame, Answered)):
+def test_frames_out_of_turn_are_refused(kind: FrameKind) -> None:
+    for data in (encode(frame) for frame in frames() if not isinstance(frame, SlicesFrame)):
         joined, receiver, expected = sent_until(kind)
-        if data[0] in (expected[0], Kind.FAILED) or (kind is Kind.SLICES and data[0] <= Kind.LOOK):
+        if data[0] in (expected[0], FrameKind.FAILED) or (
+            kind is FrameKind.SLICES and data[0] <= FrameKind.LOOK
+        ):
             continue
-        if kind is Kind.RESULT and data[0] == Kind.AGAIN:
+        if kind is FrameKind.RESULT and data[0] == FrameKind.AGAIN:
             continue
-        with pytest.raises((MalformedCompact, LimitExceeded)):
+        with pytest.raises((MalformedCompactError, PayloadLimitError)):
             joined.sides[receiver].receive(data)
         assert joined.sides[receiver].ended
 
@@ -373,12 +400,12 @@ def test_claims_that_are_wrong_end_in_a_base_session() -> None:
 
 def assert_falls_back(claim: Claim, offered: bool) -> None:
     offering = compact_pair(*VIEWS).sides[0]
-    responder = Responder(VIEWS[1], EVERYTHING, NONCES, claim)
+    responder = CompactResponder(VIEWS[1], EVERYTHING, NONCES, claim)
     if offered:
         step = responder.receive(offering.begin())
     else:
         offering.await_slices()
-        step = Step(responder.begin())
+        step = CompactStep(responder.begin())
     while step.outcome is None:
         assert step.frame is not None
         answer = offering.receive(step.frame)
@@ -398,7 +425,7 @@ def test_who_awaits_slices_takes_nothing_else(data: bytes) -> None:
     if isinstance(step, str):
         assert side.ended
     elif step.outcome is None:
-        assert data[0] == Kind.SLICES
+        assert data[0] == FrameKind.SLICES
     else:
         assert isinstance(step.outcome, FallBack)
 
@@ -406,26 +433,22 @@ def test_who_awaits_slices_takes_nothing_else(data: bytes) -> None:
 @given(st.randoms(use_true_random=False))
 @settings(max_examples=100, deadline=None)
 def test_slices_that_were_spoiled_are_refused_or_looked_into(rng: random.Random) -> None:
-    answers = []
-    spoiled = [rng.random() for _ in range(3)]
-    for python in (False, True):
-        joined = compact_pair(*VIEWS)
-        joined.sides[0].await_slices()
-        data = bytearray(joined.sides[1].begin())
-        data[int(spoiled[0] * len(data))] ^= 1 << int(8 * spoiled[1])
-        with kernel.python_only() if python else pytest.MonkeyPatch.context():
-            answers.append(answer_to(joined.sides[0], bytes(data)))
-    compiled, plain = answers
-    if isinstance(compiled, str) or isinstance(plain, str):
-        assert compiled == plain
-    else:
-        assert compiled.frame == plain.frame
+    joined = compact_pair(*VIEWS)
+    joined.sides[0].await_slices()
+    data = bytearray(joined.sides[1].begin())
+    data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+    step = answer_to(joined.sides[0], bytes(data))
+    assert (
+        joined.sides[0].ended
+        if isinstance(step, str)
+        else not isinstance(step.outcome, CompactResult)
+    )
 
 
 def test_counts_that_lie_make_no_column_overflow() -> None:
     for count in (0, 1 << 40, (1 << 63) - 1):
-        joined, receiver, frame = sent_until(Kind.SLICES)
+        joined, receiver, frame = sent_until(FrameKind.SLICES)
         at = 1 + 32
-        end = at + len(varint(joined.sides[1].held_count))
+        end = at + len(varint(joined.sides[1].own_count))
         step = joined.sides[receiver].receive(frame[:at] + varint(count) + frame[end:])
-        assert not isinstance(step.outcome, Found)
+        assert not isinstance(step.outcome, CompactResult)

@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reconcile.algorithm.answer import FingerprintPieces, SetPieces, assemble, piece_keys, reach_all
-from reconcile.algorithm.narrow import around, differences, narrow_sets
+from reconcile.algorithm.differences import around, differences, match, narrow_sets
 from reconcile.codec import RangeKind, expressible, reach
-from reconcile.compare import match
 from reconcile.ids import SyncId, SyncIds
 from reconcile.view import Items, Spans
 

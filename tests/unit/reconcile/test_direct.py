@@ -15,8 +15,10 @@ from reconcile import kernel
 from reconcile.ids import SyncId, SyncIds
 from reconcile.index import IndexView
 from reconcile.limits import CodecLimits, SessionLimits
-from reconcile.session import Begin, Result
-from reconcile.view import Answer, Read
+from reconcile.session import Result
+from reconcile.session import SessionBegin as Begin
+from reconcile.view import ViewAnswer as Answer
+from reconcile.view import ViewRead as Read
 from tests.support.naive_view import NaiveView
 from tests.support.reconcile_pair import Node, initiator, join, responder
 from tests.unit.reconcile.worlds import WORLDS

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from reconcile.ids import END, LOWEST, SyncId, SyncIds
 from reconcile.index import MAX_CHUNKS_ABOUT, MIN_CHUNK_IDS, Index, IndexView
-from reconcile.view import Read, Spans
+from reconcile.view import Spans
+from reconcile.view import ViewRead as Read
 
 START_NS = 1_700_000_000_000_000_000
 HOUR_NS = 3600 * 10**9

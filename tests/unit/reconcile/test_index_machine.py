@@ -17,7 +17,8 @@ from hypothesis.stateful import (
 
 from reconcile.ids import END, LOWEST, SyncId, SyncIds
 from reconcile.index import Index, IndexView
-from reconcile.view import Read, Spans
+from reconcile.view import Spans
+from reconcile.view import ViewRead as Read
 from tests.support.naive_view import NaiveView
 
 # Few values, so that IDs meet again, share a time and share the beginning of a hash.

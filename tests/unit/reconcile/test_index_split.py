@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from reconcile.codec import expressible
 from reconcile.ids import END, LOWEST, SyncId, SyncIds
 from reconcile.index import Index, IndexView
-from reconcile.view import Parts, Spans
+from reconcile.view import SpanParts as Parts
+from reconcile.view import Spans
 from tests.support.naive_view import NaiveView, can_follow, steps_to
 
 START_NS = 1_700_000_000_000_000_000

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from random import Random
+from types import ModuleType
 from typing import TypeVar
 
 import numpy as np
@@ -18,12 +19,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reconcile import kernel
+from reconcile.algorithm.differences import match
 from reconcile.codec import Payload, encode
-from reconcile.compare import match
 from reconcile.ids import SyncId, SyncIds
 from reconcile.index import Index, IndexView
 from reconcile.limits import CodecLimits, SessionLimits
-from reconcile.view import Answer, Items, Parts, Read, Spans
+from reconcile.view import Items, Spans
+from reconcile.view import SpanParts as Parts
+from reconcile.view import ViewAnswer as Answer
+from reconcile.view import ViewRead as Read
 from tests.support.naive_view import NaiveView
 from tests.support.reconcile_pair import initiator, join, responder, some_ids, two_sets
 from tests.unit.reconcile.answers import random_read
@@ -194,7 +198,7 @@ def test_sessions_are_alike_byte_for_byte(
 # What holds of compiled code alone
 
 
-def compiled_parts() -> list[kernel.Kernel]:
+def compiled_parts() -> list[ModuleType]:
     """The kernel, if there is one."""
     return [] if kernel.compiled is None else [kernel.compiled]
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from reconcile.algorithm import plan_tables
-from reconcile.algorithm.plan import Estimate, Plan, Tuning, estimate, fan_outs
+from reconcile.algorithm.plan import Estimate, SplitPlan, Tuning, estimate, fan_outs
 from tools.generate_plan import tables
 
 
@@ -86,11 +86,11 @@ def test_no_difference_and_no_items_are_no_trouble() -> None:
     assert estimate(np.zeros(3, np.int64), np.ones(3, np.bool_)).saturated
 
 
-def plan(ordinal: int, known: Estimate | None, *, large: bool = False) -> Plan:
-    return Plan(Tuning(), ordinal, large, known)
+def plan(ordinal: int, known: Estimate | None, *, large: bool = False) -> SplitPlan:
+    return SplitPlan(Tuning(), ordinal, large, known)
 
 
-def parts(made: Plan, sizes: list[int]) -> list[int]:
+def parts(made: SplitPlan, sizes: list[int]) -> list[int]:
     """What a plan says of ranges that were all searched in vain."""
     chosen: list[int] = made.parts(np.array(sizes), np.ones(len(sizes), np.bool_)).tolist()
     return chosen

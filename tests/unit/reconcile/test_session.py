@@ -15,7 +15,8 @@ from reconcile.algorithm.plan import Tuning
 from reconcile.codec import RangeKind, decode, expressible
 from reconcile.ids import LOWEST, SyncId, SyncIds
 from reconcile.index import IndexView
-from reconcile.session import Begin, Received
+from reconcile.session import PayloadReceived as Received
+from reconcile.session import SessionBegin as Begin
 from reconcile.view import View
 from tests.support.naive_view import NaiveView
 from tests.support.reconcile_pair import (

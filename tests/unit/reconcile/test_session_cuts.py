@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from reconcile.codec import RangeKind, decode
 from reconcile.ids import LOWEST, SyncId
-from reconcile.session import Role, Session, SessionConfig
+from reconcile.session import ReconcileSession as Session
+from reconcile.session import Role, SessionConfig
 from sim.messages import CANDIDATES, forged_halves
 from tests.support.naive_view import NaiveView
 from tests.support.reconcile_pair import (

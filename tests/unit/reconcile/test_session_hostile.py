@@ -6,12 +6,15 @@ import random
 
 import pytest
 
-from reconcile.codec import LimitExceeded, MalformedPayload
-from reconcile.errors import SessionLimitExceeded
+from reconcile.codec import MalformedPayloadError, PayloadLimitError
+from reconcile.errors import SessionLimitError
 from reconcile.ids import LOWEST, SyncId
 from reconcile.limits import CodecLimits, SessionLimits
-from reconcile.session import Begin, Received, Result
-from reconcile.view import Answer, Read
+from reconcile.session import PayloadReceived as Received
+from reconcile.session import Result
+from reconcile.session import SessionBegin as Begin
+from reconcile.view import ViewAnswer as Answer
+from reconcile.view import ViewRead as Read
 from tests.support.naive_view import NaiveView
 from tests.support.reconcile_pair import (
     EVERYTHING,
@@ -140,7 +143,7 @@ def test_a_set_that_is_never_reconciled_ends_by_the_limit_on_rounds() -> None:
     frame = payload(Range(END, ITEM_SET, items=[C]))
     for _ in range(63):
         node.give(Received(frame))
-    with pytest.raises(SessionLimitExceeded, match="64 rounds"):
+    with pytest.raises(SessionLimitError, match="64 rounds"):
         node.give(Received(frame))
     assert node.session.ended
 
@@ -152,7 +155,7 @@ def test_fingerprints_that_never_agree_end_by_the_limit_on_rounds(side: str) -> 
     node = begun(*held) if side == "initiator" else responder(NaiveView(held))
     for _ in range(63 if side == "initiator" else 64):
         node.give(Received(payload(Range(END, FINGERPRINT, rng.randbytes(32)))))
-    with pytest.raises(SessionLimitExceeded, match="64 rounds"):
+    with pytest.raises(SessionLimitError, match="64 rounds"):
         node.give(Received(payload(Range(END, FINGERPRINT, rng.randbytes(32)))))
 
 
@@ -199,7 +202,7 @@ def test_too_many_bounds_that_an_encoder_would_not_write() -> None:
     body = b"\x05\x00"
     for step in range(20):
         body += b"\x00" + bytes([20]) + bytes([step + 1]) * 20 + b"\x01" + ANY_XOR
-    with pytest.raises(LimitExceeded, match="cut ranges"):
+    with pytest.raises(PayloadLimitError, match="cut ranges"):
         node.give(Received(HEAD + body))
 
 
@@ -214,7 +217,7 @@ def test_too_many_bounds_that_an_encoder_would_not_write() -> None:
 )
 def test_a_malformed_payload_ends_the_session(data: bytes) -> None:
     for node in (begun(A), responder(NaiveView([A]))):
-        with pytest.raises(MalformedPayload):
+        with pytest.raises(MalformedPayloadError):
             node.give(Received(data))
         assert node.session.ended
 
@@ -237,7 +240,7 @@ def test_random_changes_of_real_payloads_end_well_or_by_an_error() -> None:
                 held = set(ids[:-40])
                 assert set(ended(node).to_send) <= held
                 assert not set(node.result.to_receive) & held
-            except (MalformedPayload, LimitExceeded):
+            except (MalformedPayloadError, PayloadLimitError):
                 assert node.session.ended
 
 

@@ -7,7 +7,9 @@ import random
 import pytest
 
 from reconcile.ids import LOWEST, SyncId
-from reconcile.session import Begin, Received, Result
+from reconcile.session import PayloadReceived as Received
+from reconcile.session import Result
+from reconcile.session import SessionBegin as Begin
 from tests.support.naive_view import NaiveView
 from tests.support.reconcile_pair import (
     EVERYTHING,

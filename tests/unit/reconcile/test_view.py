@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from reconcile.codec import expressible
 from reconcile.ids import END, LOWEST, SyncId, SyncIds
-from reconcile.view import Read, Spans, no_fingerprints
+from reconcile.view import Spans, no_fingerprints
+from reconcile.view import ViewRead as Read
 from tests.support.naive_view import NaiveView, can_follow, fingerprint, steps_to
 
 NO_HASH = bytes(32)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from reconcile.compact.frames import Kind, Plain, encode
+from reconcile.compact.frames import FrameKind, PlainFrame, encode
 from reconcile.ids import LOWEST, SyncId
 from reconcile.limits import SessionLimits
 from store.sync.errors import ProtocolBroken
@@ -16,7 +16,7 @@ from tests.support.verifying_pair import EVERYTHING, Side, reconcile
 from tests.unit.rpc.test_verifying import exact, forged, hidden, proven_from, some
 
 FLOOR = (90, bytes(32))
-FAILED = encode(Plain(Kind.FAILED))
+FAILED = encode(PlainFrame(FrameKind.FAILED))
 Change = Callable[[Extension], Extension]
 
 
@@ -43,8 +43,20 @@ def modes(*met: Side) -> set[bool]:
     return {side.work.proof.compact for side in met if side.work is not None}
 
 
-@pytest.mark.parametrize("count", [0, 1, 30, 3_000])
-@pytest.mark.parametrize("differences", [(0, 0), (1, 0), (0, 1), (7, 5), (400, 300)])
+@pytest.mark.parametrize(
+    ("count", "differences"),
+    [
+        (0, (0, 0)),
+        (0, (400, 300)),
+        (1, (1, 0)),
+        (1, (7, 5)),
+        (30, (0, 1)),
+        (30, (7, 5)),
+        (3_000, (0, 0)),
+        (3_000, (1, 0)),
+        (3_000, (400, 300)),
+    ],
+)
 async def test_the_mode_finds_exactly_the_differences(
     count: int, differences: tuple[int, int]
 ) -> None:
@@ -77,8 +89,20 @@ async def test_it_takes_fewer_bytes_than_a_base_session() -> None:
     assert max(costs[1:]) < costs[0] / 2
 
 
-@pytest.mark.parametrize("count", [0, 1, 30, 3_000])
-@pytest.mark.parametrize("differences", [(1, 0), (0, 1), (1, 1), (7, 5), (0, 90), (400, 300)])
+@pytest.mark.parametrize(
+    ("count", "differences"),
+    [
+        (0, (1, 0)),
+        (0, (7, 5)),
+        (1, (0, 1)),
+        (1, (400, 300)),
+        (30, (1, 1)),
+        (30, (0, 90)),
+        (3_000, (0, 1)),
+        (3_000, (7, 5)),
+        (3_000, (400, 300)),
+    ],
+)
 async def test_a_responder_that_differs_begins_with_the_mode(
     count: int, differences: tuple[int, int]
 ) -> None:
@@ -93,7 +117,7 @@ async def test_a_responder_that_differs_begins_with_the_mode(
         assert first is not None
         assert not first.compact_frame
         assert other.sent[0].extension is not None
-        assert other.sent[0].extension.compact_frame[0] == Kind.SLICES
+        assert other.sent[0].extension.compact_frame[0] == FrameKind.SLICES
         assert one.result is not None
         assert one.result.rounds == 2
         assert len(one.sent) <= 3
@@ -199,17 +223,21 @@ BAD = [
     b"\xff",
     bytes(4096),
     FAILED,
-    encode(Plain(Kind.EQUAL)),
-    encode(Plain(Kind.AGAIN)),
-    encode(Plain(Kind.MORE)),
-    encode(Plain(Kind.DONE)),
+    encode(PlainFrame(FrameKind.EQUAL)),
+    encode(PlainFrame(FrameKind.AGAIN)),
+    encode(PlainFrame(FrameKind.MORE)),
+    encode(PlainFrame(FrameKind.DONE)),
 ]
 
 
-@pytest.mark.parametrize("offers", [True, False])
-@pytest.mark.parametrize("liar", [0, 1])
-@pytest.mark.parametrize("nth", [0, 1, 2])
-@pytest.mark.parametrize("frame", BAD)
+@pytest.mark.parametrize(
+    ("frame", "liar", "nth", "offers"),
+    [
+        (frame, (number + turn) % 2, (number + turn) % 3, bool((number + turn) // 2 % 2))
+        for number, frame in enumerate(BAD)
+        for turn in (0, 3)
+    ],
+)
 async def test_whatever_comes_instead_of_a_frame_harms_no_honest_side(
     liar: int, nth: int, frame: bytes, offers: bool
 ) -> None:

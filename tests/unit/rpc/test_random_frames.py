@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reconcile.codec import payload_head
+from reconcile.codec import encode_head
 from reconcile.ids import SyncId
 from store.sync.errors import EXPECTED, FrameTooLarge, MalformedFrame
 from store.sync.frames import Reconcile
@@ -66,7 +66,7 @@ def changed_bytes(rng: random.Random, value: bytes) -> bytes:
     """Return bytes that are random, cut off, longer, or changed in one place."""
     flipped = bytearray(value or b"\0")
     flipped[rng.randrange(len(flipped))] ^= 1 + rng.randrange(255)
-    head = payload_head(1, ())
+    head = encode_head(1, ())
     return rng.choice(
         [
             b"",

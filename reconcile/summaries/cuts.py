@@ -1,4 +1,4 @@
-"""Cutting spans into parts of about equal counts, along edges that happen to be there.
+"""Cuts of spans into parts of about equal counts, along edges that happen to be there.
 
 A span is first cut into *atoms*, finer and finer where they have too many IDs, then neighbours are
 joined until they have about the wanted count.
@@ -14,16 +14,16 @@ from numpy.typing import NDArray
 
 from reconcile.codec import reach
 from reconcile.codec.bounds import expressible
-from reconcile.errors import SummaryMismatch
+from reconcile.errors import SummaryMismatchError
 from reconcile.ids import HASH_WORDS, Ints, SyncIds
 from reconcile.index import IndexView
-from reconcile.summaries.buckets import Pieces, Sums
-from reconcile.view import Measured, Parts, Spans, no_fingerprints
+from reconcile.summaries.buckets import BucketSums, Pieces
+from reconcile.view import Measured, SpanParts, Spans, no_fingerprints
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
-    """What is to be cut.
+class CutPlan:
+    """A plan of cuts.
 
     Attributes:
         spans: ``(n,)``.
@@ -36,12 +36,12 @@ class Cut:
     wanted: Ints
 
     def too_big(self, atoms: Atoms) -> NDArray[np.bool_]:
-        """Which atoms have more than one and a half parts in them."""
+        """Return which atoms have more than one and a half parts in them."""
         most: Ints = 3 * self.counts[atoms.owners]
         return most < 2 * self.wanted[atoms.owners] * atoms.counts
 
     def parts_of(self, owners: Ints, counts: Ints) -> Ints:
-        """How many parts so many IDs of a span should become; at least 1."""
+        """Return how many parts so many IDs of a span should become; at least 1."""
         totals = self.counts[owners]
         parts: Ints = (2 * counts * self.wanted[owners] + totals) // (2 * totals)
         return np.maximum(parts, 1)
@@ -49,7 +49,7 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Atoms:
-    """Spans in pieces, ascending; those of one span touch, and together are the span.
+    """The pieces of spans, ascending; those of one span touch, and together are the span.
 
     Attributes:
         owners: ``(m,)``, numbers of the spans.
@@ -68,14 +68,14 @@ class Atoms:
 
     @classmethod
     def of(cls, spans: Spans, measured: Measured) -> Atoms:
-        """Spans that are whole yet."""
+        """Return spans that are whole yet."""
         return cls(np.arange(len(spans)), spans, measured.counts, measured.fingerprints)
 
-    def replaced(self, numbers: Ints, spans: Spans, measured: Measured) -> Atoms:
-        """The same with some atoms in pieces: ``numbers``, ascending, say of which each is one.
+    def replace(self, numbers: Ints, spans: Spans, measured: Measured) -> Atoms:
+        """Replace some atoms by pieces; ``numbers``, ascending, say of which each is one.
 
         Raises:
-            SummaryMismatch: the pieces of an atom do not come to what it has.
+            SummaryMismatchError: the pieces of an atom do not sum up to it.
         """
         if not len(numbers):
             return self
@@ -87,7 +87,7 @@ class Atoms:
         same &= (xors == self.xors[replaced]).all(axis=1)
         if not same.all():
             wrong = int(replaced[np.argmin(same)])
-            raise SummaryMismatch(
+            raise SummaryMismatchError(
                 int(self.spans.lower.timestamps[wrong]), int(self.spans.upper.timestamps[wrong])
             )
         kept = np.ones(len(self), np.bool_)
@@ -104,8 +104,8 @@ class Atoms:
         )
 
 
-def along_edges(sums: Sums, pieces: Pieces) -> tuple[Ints, Spans]:
-    """Pieces, cut where a bucket begins inside of them, with the keys of what they were."""
+def cut_along_edges(sums: BucketSums, pieces: Pieces) -> tuple[Ints, Spans]:
+    """Cut pieces where a bucket begins inside of them; return their keys and the spans."""
     first, last = sums.edges_inside(pieces.spans)
     counts = last - first
     ends = np.cumsum(counts + 1)
@@ -124,7 +124,7 @@ def along_edges(sums: Sums, pieces: Pieces) -> tuple[Ints, Spans]:
 
 
 def same_spans(left: Spans, right: Spans) -> NDArray[np.bool_]:
-    """``(n,)``: are two spans the same."""
+    """Return ``(n,)``: are two spans the same."""
     same: NDArray[np.bool_] = left.lower.timestamps == right.lower.timestamps
     same &= left.upper.timestamps == right.upper.timestamps
     same &= (left.lower.words == right.lower.words).all(axis=1)
@@ -132,16 +132,16 @@ def same_spans(left: Spans, right: Spans) -> NDArray[np.bool_]:
     return same
 
 
-def parts_in_order(found: Sequence[tuple[Ints, Parts]]) -> Parts:
-    """The parts of spans whose numbers are given, each once, in the order of these."""
+def order_parts(found: Sequence[tuple[Ints, SpanParts]]) -> SpanParts:
+    """Return the parts of spans in the order of the numbers of these, each there once."""
     numbers = np.concatenate([some for some, _ in found])
-    parts = joined_parts([some for _, some in found])
+    parts = join_parts([some for _, some in found])
     if (numbers[1:] > numbers[:-1]).all():
         return parts
     sizes = np.diff(parts.offsets)
     order = np.argsort(np.repeat(numbers, sizes), kind="stable")
     sizes = sizes[np.argsort(numbers)]
-    return Parts(
+    return SpanParts(
         np.concatenate((np.zeros(1, np.int64), np.cumsum(sizes))),
         parts.upper[order],
         parts.counts[order],
@@ -149,13 +149,13 @@ def parts_in_order(found: Sequence[tuple[Ints, Parts]]) -> Parts:
     )
 
 
-def parts_as_spans(spans: Spans, parts: Parts) -> Spans:
-    """The parts of spans with both their bounds."""
+def parts_as_spans(spans: Spans, parts: SpanParts) -> Spans:
+    """Return the parts of spans with both their bounds."""
     return _chained(spans.lower, parts.offsets[1:], parts.upper)
 
 
 def _chained(lower: SyncIds, ends: Ints, upper: SyncIds) -> Spans:
-    """Touching spans in groups: where each group begins, and all upper bounds."""
+    """Return touching spans in groups, from where each group begins, and all upper bounds."""
     timestamps = np.empty(len(upper), np.int64)
     words = np.empty((len(upper), HASH_WORDS), np.uint64)
     timestamps[1:] = upper.timestamps[:-1]
@@ -166,8 +166,8 @@ def _chained(lower: SyncIds, ends: Ints, upper: SyncIds) -> Spans:
     return Spans(SyncIds(timestamps, words.view(np.uint8)), upper)
 
 
-def with_expressible_ends(view: IndexView, spans: Spans, parts: Parts) -> Parts:
-    """Parts of spans whose last bounds, too, can be expressed after the ones before them.
+def make_ends_expressible(view: IndexView, spans: Spans, parts: SpanParts) -> SpanParts:
+    """Make the last bounds of spans, too, expressible after the ones before them.
 
     Where one cannot, further bounds lead there.
     """
@@ -188,11 +188,11 @@ def with_expressible_ends(view: IndexView, spans: Spans, parts: Parts) -> Parts:
     upper = SyncIds.join([*uppers, parts.upper[done:]])
     offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(sizes)))
     measured = view.measure(_chained(spans.lower, offsets[1:], upper))
-    return Parts(offsets, upper, measured.counts, measured.fingerprints)
+    return SpanParts(offsets, upper, measured.counts, measured.fingerprints)
 
 
-def merged(cut: Cut, atoms: Atoms) -> Parts:
-    """Neighbouring atoms joined to parts of about equal counts."""
+def merge_atoms(cut: CutPlan, atoms: Atoms) -> SpanParts:
+    """Merge neighbouring atoms to parts of about equal counts."""
     owners = atoms.owners
     last_of_span = np.ones(len(atoms), np.bool_)
     last_of_span[:-1] = owners[1:] != owners[:-1]
@@ -203,7 +203,7 @@ def merged(cut: Cut, atoms: Atoms) -> Parts:
     ends = np.flatnonzero(kept)
     first = np.concatenate((np.zeros(1, np.int64), ends + 1))[:-1]
     sizes = np.bincount(owners[ends], minlength=len(cut.spans))
-    return Parts(
+    return SpanParts(
         np.concatenate((np.zeros(1, np.int64), np.cumsum(sizes))),
         atoms.spans.upper[ends],
         np.add.reduceat(atoms.counts, first),
@@ -211,8 +211,8 @@ def merged(cut: Cut, atoms: Atoms) -> Parts:
     )
 
 
-def _groups(cut: Cut, atoms: Atoms) -> Ints:
-    """Ascending numbers, the same for atoms that become one part: that in which most of it lies."""
+def _groups(cut: CutPlan, atoms: Atoms) -> Ints:
+    """Return ascending numbers, the same for atoms that become one part."""
     owners, counts = atoms.owners, atoms.counts
     before = np.cumsum(counts) - counts
     starts = np.searchsorted(owners, np.arange(len(cut.spans)))
@@ -244,8 +244,8 @@ def _keep_what_leads(
             kept[previous[number] : ends[number]] = True
 
 
-def joined_measures(found: Sequence[Measured]) -> Measured:
-    """The same one after the other."""
+def join_measures(found: Sequence[Measured]) -> Measured:
+    """Join measures, one after the other."""
     if not found:
         return Measured(np.empty(0, np.int64), no_fingerprints(0))
     return Measured(
@@ -254,16 +254,27 @@ def joined_measures(found: Sequence[Measured]) -> Measured:
     )
 
 
-def joined_parts(found: Sequence[Parts]) -> Parts:
-    """The same one after the other."""
+def join_parts(found: Sequence[SpanParts]) -> SpanParts:
+    """Join the parts of several spans, one after the other."""
     if not found:
-        return Parts(
+        return SpanParts(
             np.zeros(1, np.int64), SyncIds.empty(), np.empty(0, np.int64), no_fingerprints(0)
         )
     sizes = np.concatenate([np.diff(some.offsets) for some in found])
-    return Parts(
+    return SpanParts(
         np.concatenate((np.zeros(1, np.int64), np.cumsum(sizes))),
         SyncIds.join([some.upper for some in found]),
         np.concatenate([some.counts for some in found]),
         np.concatenate([some.fingerprints for some in found]),
+    )
+
+
+def slice_parts(parts: SpanParts, first: int, end: int) -> SpanParts:
+    """Return the parts of some consecutive spans."""
+    start, stop = int(parts.offsets[first]), int(parts.offsets[end])
+    return SpanParts(
+        parts.offsets[first : end + 1] - start,
+        parts.upper[start:stop],
+        parts.counts[start:stop],
+        parts.fingerprints[start:stop],
     )

@@ -1,8 +1,14 @@
-"""Two item sets compared, and the narrow sets that show just where they differ.
+"""The differences of item sets: found, limited, and shown by narrow sets.
 
-The answer to a set need not repeat what both sides hold: a reconciled set over a narrow range shows
+The answer to a set need not repeat what both sides have: a reconciled set over a narrow range shows
 the peer what it lacks there and what we lack (contract, "The deduction"). A run of differences
 with nothing in common between them is shown as one such set.
+
+Differences are limited so that both sides find the same ones. Of two nodes with the same limit,
+each difference is decided by one, which shows it to the other: so both count alike, and both reach
+the limit at the same difference. The decisions of the peer are always accepted. Our own ones are
+accepted set by set, as long as whole sets have room; the rest is not shown, and comes back. Only
+where the first set has no room by itself is it cut, and then the limit is reached.
 """
 
 from __future__ import annotations
@@ -12,9 +18,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from reconcile import kernel
 from reconcile.algorithm.answer import SetPieces, piece_keys
-from reconcile.compare import leading_words, match
-from reconcile.ids import HASH_DTYPE, Bools, Ints, SyncIds, less
+from reconcile.ids import HASH_DTYPE, Bools, Ints, SyncIds, Words, less, rows_differ
 from reconcile.view import Items, Spans
 from storenode.message.limits import HASH_BYTES, MAX_TIMESTAMP_NS
 
@@ -22,8 +28,62 @@ _PLACES = np.arange(HASH_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
+class Match:
+    """The place of each remote ID among the local ones.
+
+    Attributes:
+        places: (r,) the number of local IDs that are smaller.
+        found: (r,) whether the local ID at that place is the same.
+    """
+
+    places: Ints
+    found: Bools
+
+
+def match(local: SyncIds, remote: SyncIds) -> Match:
+    """Find remote IDs among local ones; both ascend strictly."""
+    count = len(remote)
+    if not len(local) or not count:
+        return Match(np.zeros(count, np.int64), np.zeros(count, np.bool_))
+    if kernel.compiled is not None:
+        places, found = np.empty(count, np.int64), np.empty(count, np.bool_)
+        kernel.compiled.match(
+            local.timestamps, local.hashes, remote.timestamps, remote.hashes, places, found
+        )
+        return Match(places, found)
+    mine, theirs = local.timestamps, remote.timestamps
+    if (mine[1:] == mine[:-1]).any() or (theirs[1:] == theirs[:-1]).any():
+        return _match_by_sorting(local, remote)
+    places = mine.searchsorted(theirs, side="right")
+    before = np.maximum(places - 1, 0)
+    same_key = (mine.take(before) == theirs).nonzero()[0]
+    candidates = before.take(same_key)
+    same = ~rows_differ(local[candidates].words, remote[same_key].words)
+    found = np.zeros(count, np.bool_)
+    found[same_key] = same
+    places[same_key] = candidates
+    for at in same_key[~same]:
+        places[at] += int(local.hashes[places[at]].tobytes() < remote.hashes[at].tobytes())
+    return Match(places, found)
+
+
+def _match_by_sorting(local: SyncIds, remote: SyncIds) -> Match:
+    both = SyncIds.join([local, remote])
+    words = both.hashes.view(">u8")
+    is_remote = np.arange(len(both)) >= len(local)
+    keys = (is_remote, words[:, 3], words[:, 2], words[:, 1], words[:, 0], both.timestamps)
+    order = np.lexsort(keys)
+    sorted_remote = is_remote[order]
+    same = np.zeros(len(order), np.bool_)
+    same[1:] = both.timestamps[order[1:]] == both.timestamps[order[:-1]]
+    same[1:] &= (words[order[1:]] == words[order[:-1]]).all(axis=1)
+    found = same[sorted_remote]
+    return Match(np.cumsum(~sorted_remote)[sorted_remote] - found, found)
+
+
+@dataclass(frozen=True, slots=True)
 class Differences:
-    """Where the sets of a payload differ from what is held in their spans, in ascending order.
+    """The differences between the sets of a payload and the own IDs in their spans, ascending.
 
     Attributes:
         ids: (d,) all IDs that one side lacks.
@@ -43,7 +103,7 @@ class Differences:
         return len(self.ours)
 
     def select(self, chosen: slice | Bools) -> Differences:
-        """Some of them."""
+        """Return some of them."""
         return Differences(
             self.ids[chosen],
             self.ours[chosen],
@@ -82,12 +142,12 @@ def differences(local: Items, remote: Items) -> Differences:
 
 
 def narrow_sets(found: Differences, local: Items, spans: Spans, sources: Ints) -> SetPieces:
-    """Reconciled sets that show these differences to the peer.
+    """Return reconciled sets that show these differences to the peer.
 
     Args:
         found: the differences to show.
-        local: what is held in the spans.
-        spans: of the sets.
+        local: the own IDs in the spans.
+        spans: the spans of the sets.
         sources: the question that each set belongs to.
     """
     begins = np.ones(len(found), np.bool_)
@@ -111,7 +171,7 @@ def narrow_sets(found: Differences, local: Items, spans: Spans, sources: Ints) -
 def _run_bounds(
     found: Differences, starts: Ints, lasts: Ints, local: Items, spans: Spans
 ) -> tuple[SyncIds, SyncIds]:
-    """Bounds around each run that leave out its neighbours."""
+    """Return bounds around each run that leave out its neighbours."""
     sets = found.sets[starts]
     first, last = found.ids[starts], found.ids[lasts]
     before = found.next_local[starts] - 1
@@ -139,7 +199,7 @@ def _times(local: Items, places: Ints) -> Ints:
 
 
 def _whole_time(first: SyncIds, last: SyncIds) -> tuple[SyncIds, SyncIds]:
-    """Bounds around the whole nanoseconds of some IDs."""
+    """Return bounds around the whole nanoseconds of some IDs."""
     end = last.timestamps == MAX_TIMESTAMP_NS
     upper = np.zeros_like(last.hashes)
     upper[end] = 0xFF
@@ -150,7 +210,7 @@ def _whole_time(first: SyncIds, last: SyncIds) -> tuple[SyncIds, SyncIds]:
 
 
 def _shared_bytes(local: Items, places: Ints, others: SyncIds, tied: Bools) -> Ints:
-    """How many leading bytes the hashes of local IDs share with others'; -1 where not tied."""
+    """Count the leading bytes that hashes of local IDs share with others'; -1 where not tied."""
     shared = np.full(len(others), -1, np.int64)
     rows = np.flatnonzero(tied)
     unlike = local.ids[places[rows]].hashes != others[rows].hashes
@@ -159,12 +219,12 @@ def _shared_bytes(local: Items, places: Ints, others: SyncIds, tied: Bools) -> I
 
 
 def cut(hashes: NDArray[np.uint8], lengths: Ints) -> NDArray[np.uint8]:
-    """The leading bytes of hashes, then zeros."""
+    """Return the leading bytes of hashes, then zeros."""
     return np.where(lengths[:, None] > _PLACES, hashes, HASH_DTYPE(0))
 
 
 def innermost(lower: SyncIds, upper: SyncIds, spans: Spans) -> tuple[SyncIds, SyncIds]:
-    """Bounds, but not outside their spans."""
+    """Limit bounds to their spans."""
     below, above = less(lower, spans.lower), less(spans.upper, upper)
     return _replaced(lower, spans.lower, below), _replaced(upper, spans.upper, above)
 
@@ -179,12 +239,12 @@ def _replaced(bounds: SyncIds, others: SyncIds, where: Bools) -> SyncIds:
 
 
 def around(found: SyncIds, counts: Ints, spans: Spans) -> Spans:
-    """Spans around single IDs, narrow enough to hold few others.
+    """Return spans around single IDs, narrow enough to have few others.
 
     Args:
         found: (n,) the IDs.
-        counts: (n,) how many IDs are held in each one's nanosecond, about; with 1 the span is
-            the whole nanosecond.
+        counts: (n,) how many IDs are in each one's nanosecond, about; with 1 the span is the
+            whole nanosecond.
         spans: (n,) what not to reach beyond.
     """
     lower, upper = _whole_time(found, found)
@@ -199,3 +259,61 @@ def around(found: SyncIds, counts: Ints, spans: Spans) -> Spans:
         upper.timestamps[rows[inside]] = found.timestamps[rows[inside]]
         upper.hashes[rows[inside], :8] = high[inside].astype(">u8").view(np.uint8).reshape(-1, 8)
     return Spans(*innermost(lower, upper, spans))
+
+
+def leading_words(hashes: NDArray[np.uint8]) -> Words:
+    """Return the first eight bytes of hashes as numbers that order as the hashes do."""
+    first = np.ascontiguousarray(hashes[:, :8]).view(">u8").ravel()
+    return first.astype(np.uint64)
+
+
+@dataclass(frozen=True, slots=True)
+class LimitedDifferences:
+    """The differences that there is room for.
+
+    Attributes:
+        chosen: (d,) those that are.
+        deferred: sets whose differences are all left for later.
+        stop: place of the first difference that is left out of a set that was cut; None: none was.
+    """
+
+    chosen: Bools
+    deferred: Ints
+    stop: int | None
+
+
+def limit_differences(found: Differences, decided: Bools, limit: int) -> LimitedDifferences:
+    """Choose the differences that there is room for.
+
+    Args:
+        found: in ascending order.
+        decided: (d,) those that we decide, and show to the peer.
+        limit: how many may be taken.
+    """
+    chosen = ~decided
+    theirs = np.flatnonzero(chosen)
+    chosen[theirs[limit:]] = False
+    room = max(0, limit - len(theirs))
+    ours = np.flatnonzero(decided)
+    sets, starts, counts = np.unique(found.sets[ours], return_index=True, return_counts=True)
+    whole = int(np.searchsorted(np.cumsum(counts), room, side="right"))
+    if whole < len(sets) and not whole and room:
+        chosen[ours[:room]] = True
+        return LimitedDifferences(chosen, sets[1:], int(ours[room]))
+    end = int(starts[whole]) if whole < len(sets) else len(ours)
+    chosen[ours[:end]] = True
+    return LimitedDifferences(chosen, sets[whole:], None)
+
+
+def with_stop(local: Items, found: Differences, stop: int | None) -> Items:
+    """Return the own IDs in sets, with the one ID of the peer before which a set was cut.
+
+    So bounds that leave out the own IDs leave that out too.
+    """
+    if stop is None or found.ours[stop]:
+        return local
+    place = int(found.next_local[stop])
+    offsets = local.offsets.copy()
+    offsets[int(found.sets[stop]) + 1 :] += 1
+    parts = [local.ids[:place], found.ids[stop : stop + 1], local.ids[place:]]
+    return Items(offsets, SyncIds.join(parts))

@@ -1,0 +1,445 @@
+"""The slices of the compact mode, against the rules applied to each one after the other."""
+
+from __future__ import annotations
+
+import random
+from bisect import bisect_left
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from reconcile import kernel
+from reconcile.compact import plan
+from reconcile.compact.frames import AnswerHead, FrameKind, SlicesFrame
+from reconcile.compact.keys import first_key
+from reconcile.compact.plan import CountRange, Slicing
+from reconcile.compact.session import CompactResult
+from reconcile.compact.slices import Regions, SliceDifferences, Slices, SliceSurvey, WindowIndex
+from reconcile.compact.table import MAX_CELLS, divide
+from reconcile.ids import Ints, SyncId, SyncIds
+from reconcile.index import Index, IndexView
+from reconcile.index.chunk import chunk_of
+from storenode.message.limits import MAX_TIMESTAMP_NS
+from tests.support.compact_pair import EVERYTHING, compact_pair
+from tests.support.reconcile_pair import some_ids
+from tests.unit.reconcile.test_kernel import chunked
+
+SOME = settings(max_examples=80, deadline=None)
+KEY = first_key(b"a nonce of theirs"[:16])
+APART = 32
+MASK = 0xFFFFFFFF
+
+
+# Short IDs
+
+
+@given(st.lists(st.integers(0, 40)), st.lists(st.integers(0, 40)), st.booleans())
+@SOME
+def test_named_short_ids_are_divided_from_the_own_ones(
+    named: list[int], own: list[int], large: bool
+) -> None:
+    shift = 40 if large else 0
+    named = sorted({value << shift for value in named})
+    own = [value << shift for value in own]
+    columns = np.array(named, np.uint64), np.array(own, np.uint64)
+    wanted, rows, alone, clear = divide(*columns)
+    rest = [row for row, value in enumerate(own) if value not in named]
+    once = [value for value in named if own.count(value) <= 1]
+    assert clear == (once == named)
+    assert wanted.tolist() == [value for value in named if value not in own]
+    if clear:
+        assert rows.tolist() == rest
+        assert alone.tolist() == [own[row] for row in rest]
+
+
+@given(st.randoms(use_true_random=False), st.sampled_from([5, 10**6]))
+@SOME
+def test_single_differences_are_found_by_the_rules(rng: random.Random, chunk: int) -> None:
+    ids = sorted((rng.randrange(2_000), rng.randbytes(32)) for _ in range(rng.choice((3, 200))))
+    index = WindowIndex(chunked(ids, chunk), EVERYTHING)
+    edges = sorted(rng.randrange(len(ids) + 1) for _ in range(2 * rng.randrange(1, 9)))
+    low, high = np.array(edges[::2]), np.array(edges[1::2])
+    shorts = KEY.of_hashes(
+        np.frombuffer(b"".join(hash_ for _, hash_ in ids), np.uint8).reshape(-1, 32)
+    )
+    prints, apart = np.zeros(len(low), np.uint64), np.zeros(len(low), np.int64)
+    expected: list[tuple[int, int, list[int], bool]] = []
+    for row, (first, end) in enumerate(zip(low.tolist(), high.tolist(), strict=True)):
+        apart[row] = rng.choice((-1, 1, 1, 3))
+        print_ = rng.getrandbits(48) if first == end else int(shorts[rng.randrange(first, end)])
+        prints[row] = print_ ^ rng.choice((0, 0, 1, 1 << 40))
+        alike = [
+            at
+            for at in range(first, end)
+            if (int(shorts[at]) ^ int(prints[row])) << 32 & (1 << 64) - 1 == 0
+        ]
+        single_row = len(alike) == 1 and apart[row] == 1 - 2 * (ids[alike[0]][1][0] & 1)
+        left = (alike[0], alike[0] + 1) if single_row else (first, end)
+        expected.append((*left, shorts[slice(*left)].tolist(), single_row))
+    nothing = np.zeros(len(low), np.int64)
+    compared = Slices(nothing, nothing, low, high, prints, apart)
+    found = index.sift(compared, KEY)
+    assert found.low.tolist() == [row[0] for row in expected]
+    assert found.high.tolist() == [row[1] for row in expected]
+    assert found.shorts.tolist() == [short for row in expected for short in row[2]]
+    at = 0
+    for single_row, (_, _, own, is_single) in zip(found.single.tolist(), expected, strict=True):
+        assert single_row == (at if is_single else -1)
+        at += len(own)
+
+
+# Slices that differ
+
+
+@dataclass
+class World:
+    """The slices of one side, and the facts about them."""
+
+    ids: list[SyncId]
+    slices: list[tuple[int, int]]
+    apart: list[int]
+    single: list[bool]
+    regions: list[tuple[int, int]]
+    usual: int
+    most_listed: int
+    equal: list[int]
+
+    def places(self, number: int) -> tuple[int, int]:
+        low, high = (bisect_left(self.ids, (time, b"")) for time in self.slices[number])
+        return low, high
+
+
+def made_up(rng: random.Random) -> World:
+    span = rng.choice((40, 400, 100_000))
+    ids = sorted({(rng.randrange(span), rng.randbytes(32)) for _ in range(rng.choice((0, 9, 900)))})
+    cuts = sorted(rng.sample(range(span), min(span, rng.choice((2, 12, 60)))))
+    every = list(pairwise(cuts))
+    slices = sorted(rng.sample(every, rng.randrange(len(every) + 1)))
+    size = rng.choice((1, 2, 30))
+    return World(
+        ids,
+        slices,
+        [rng.randint(-size, size) for _ in slices],
+        [rng.random() < rng.choice((0.2, 0.9)) for _ in slices],
+        rng.choice(([(cuts[0], cuts[-1])], every[:: 1 + rng.randrange(3)])),
+        rng.choice((0, 1, len(ids) // len(cuts), 50, 1 << 40)),
+        rng.choice((0, 20, MAX_CELLS)),
+        [rng.randrange(60) for _ in range(rng.choice((0, 4, 12, 60)))],
+    )
+
+
+def counted(world: World, number: int) -> int:
+    """Count the IDs in a slice; of many with one time no more than is usual."""
+    low, high = world.places(number)
+    if high - low <= world.usual + world.usual // 4:
+        return high - low
+    middle = world.ids[low + (high - low) // 2][0]
+    alike = sum(time == middle for time, _ in world.ids)
+    return high - low - max(0, min(alike, high - low) - world.usual)
+
+
+def at_edge(world: World, number: int) -> bool:
+    lower, upper = world.slices[number]
+    begun = [region for region in world.regions if region[0] <= lower]
+    start, end = (begun or world.regions)[-1 if begun else 0]
+    return lower == start or upper == end
+
+
+def summed(world: World, rows: list[int], least: list[int], most: list[int]) -> list[float]:
+    sizes = [abs(world.apart[row]) for row in rows]
+    outside = [row for row in rows if not most[row]]
+    apart = [abs(world.apart[row]) for row in outside]
+    return [
+        len(rows),
+        sizes.count(1),
+        apart.count(0),
+        sum(most[row] for row in rows),
+        sum(apart),
+        sum(size**2 for size in apart),
+        sum(size**4 for size in apart),
+        sum(max(world.apart[row] ** 2, least[row]) for row in outside),
+    ]
+
+
+def naive(world: World) -> tuple[list[float], list[float], bool, list[bool]]:
+    """Return the survey of slices, by the rules."""
+    rows = range(len(world.slices))
+    counts = [counted(world, row) for row in rows]
+    small = [at_edge(world, row) and counts[row] < world.usual for row in rows]
+    alike = sorted(counts[row] for row in rows if world.single[row] and not small[row])
+    if len(world.equal) >= len(alike):
+        alike = sorted(world.equal)
+    few, many = world.usual - world.usual // 32, world.usual + world.usual // 32
+    if len(alike) >= 5:
+        some = alike[min(2, len(alike) // 10) :][: len(alike) - 2 * min(2, len(alike) // 10)]
+        few, many = min(world.usual, some[0]), max(world.usual, some[-1])
+    few, many = few - 2, many + 2
+    beside = (many - few) // 2 + 1
+    least, most, worth = [0] * len(rows), [0] * len(rows), [False] * len(rows)
+    for row in rows:
+        beyond = max(few - counts[row], counts[row] - many)
+        inside = max(few - beside, few // 2) < counts[row] < min(many + beside, 2 * many)
+        if beyond <= 0 or inside:
+            continue
+        clear = abs(counts[row] - world.usual)
+        in_gap = 4 * clear >= world.usual or clear >= 6 * abs(world.apart[row])
+        worth[row] = in_gap and 6 * counts[row] < 11 * clear
+        if not small[row]:
+            least[row] = beyond
+            most[row] = beyond + many - few if in_gap else 0
+    listed = [
+        not world.single[row]
+        and any(
+            worth[other]
+            and (
+                other == row or world.slices[min(row, other)][1] == world.slices[max(row, other)][0]
+            )
+            for other in range(max(0, row - 1), min(len(rows), row + 2))
+        )
+        for row in rows
+    ]
+    total = sum(np.subtract(*world.places(row)[::-1]) for row in rows if listed[row])
+    if not world.most_listed or total > world.most_listed:
+        listed = [False] * len(rows)
+    rest = [row for row in rows if not world.single[row] and not listed[row]]
+    return (
+        summed(world, list(rows), least, most),
+        summed(world, rest, least, most),
+        any(most),
+        listed,
+    )
+
+
+def looked_at(world: World, chunk: int) -> SliceSurvey:
+    lower, upper = np.array(world.slices, np.int64).reshape(-1, 2).T.copy()
+    places = np.array([world.places(row) for row in range(len(world.slices))], np.int64)
+    low, high = places.reshape(-1, 2).T.copy()
+    apart = np.array(world.apart, np.int64)
+    chosen = Slices(lower, upper, low, high, np.zeros(len(apart), np.uint64), apart)
+    regions = Regions(*np.array(world.regions, np.int64).T.copy())
+    index = WindowIndex(chunked(world.ids, chunk), EVERYTHING)
+    single = np.array(world.single, np.bool_)
+    compared = SliceDifferences(np.ones_like(single), chosen, count_range(world.equal))
+    return index.survey(compared, single, world.usual, regions, most_listed=world.most_listed)
+
+
+def count_range(counts: list[int]) -> CountRange:
+    """Return the range of counts without some of the largest and least, a tenth at most."""
+    outside = min(2, len(counts) // 10)
+    ordered = sorted(counts) or [0]
+    return CountRange(len(counts), ordered[outside], ordered[-1 - outside])
+
+
+@given(st.randoms(use_true_random=False))
+@SOME
+def test_slices_that_differ_are_looked_at_by_the_rules(rng: random.Random) -> None:
+    world = made_up(rng)
+    sums, rest, some_gap, listed = naive(world)
+    found = looked_at(world, rng.choice((7, 10_000)))
+    assert list(found.sums) == sums
+    assert list(found.rest) == rest
+    assert found.has_gap == some_gap
+    assert (found.listed is not None) == any(listed)
+    if found.listed is not None:
+        assert found.listed.tolist() == listed
+
+
+@pytest.mark.parametrize("spoil", ["low", "high", "apart", "usual", "rows", "few", "many"])
+def test_slices_that_are_none_are_refused(spoil: str) -> None:
+    world = made_up(random.Random(2))
+    rows = WindowIndex(chunked(world.ids, 50), EVERYTHING).rows
+    columns = {
+        name: np.zeros(2, np.int64) for name in ("lower", "upper", "low", "high", "apart")
+    } | {"single": np.zeros(2, np.bool_), "starts": np.zeros(0, np.int64)}
+    columns |= {
+        "ends": columns["starts"],
+        "numbers": np.array((5, 0, 0, 0, 0)),
+        "listed": np.zeros(2, np.bool_),
+    }
+    kernel.require().survey_slices(rows.handle, *columns.values())
+    if spoil == "rows":
+        columns["listed"] = columns["listed"][1:]
+    elif spoil == "usual":
+        columns["numbers"] = np.array((-1, 0, 0, 0, 0))
+    elif spoil in ("few", "many"):
+        columns["numbers"] = np.array((5, 0, 9, -1, 2) if spoil == "few" else (5, 0, 9, 3, 1 << 41))
+    else:
+        columns[spoil] = np.array((0, {"low": 1, "high": len(rows) + 1, "apart": 1 << 50}[spoil]))
+    with pytest.raises(ValueError, match="do not fit"):
+        kernel.require().survey_slices(rows.handle, *columns.values())
+
+
+# Anchors and cuts
+
+
+def marked_ids(rng: random.Random, count: int, moments: int) -> list[SyncId]:
+    """Return IDs of which many have a hash that was ground to be that of an anchor."""
+    return [
+        (time, bytes((hash_[0] & 0xC1,)) + hash_[1:] if rng.random() < 0.3 else hash_)
+        for time, hash_ in some_ids(rng, count, moments)
+    ]
+
+
+def anchors_slowly(ids: list[SyncId]) -> list[int]:
+    """Return the places of the anchors of ascending IDs."""
+    found = [0]
+    for place, (before, own) in enumerate(pairwise(ids), 1):
+        if before[0] < own[0] and not own[1][0] & 0x3E and place - found[-1] >= APART:
+            found.append(place)
+    return found[1:]
+
+
+@given(st.integers(0, 2**32), st.integers(1, 600), st.sampled_from([30, 400, 10**6]))
+@SOME
+def test_anchors_are_chosen_by_hashes(seed: int, count: int, moments: int) -> None:
+    ids = sorted(marked_ids(random.Random(seed), count, moments))
+    chunk = chunk_of(SyncIds.of(ids))
+    expected = anchors_slowly(ids)
+    assert not len(chunk.anchors) or chunk.anchors.ctypes.data % 64 == 0
+    rows, columns = np.split(chunk.anchors, [8 * len(expected)])
+    rows = rows.reshape(-1, 8)
+    assert columns.tolist() == rows[:, :2].T.reshape(-1).tolist()
+    for row, place in enumerate(expected):
+        signs = [1 - 2 * (hash_[0] & 1) for _, hash_ in ids[:place]]
+        said = [ids[place][0], place, ids[place - 1][0], sum(signs)]
+        assert rows[row, :4].view(np.int64).tolist() == said
+        assert bool((rows[row, 4:] == chunk.prefix[place]).all())
+
+
+def test_two_sides_have_nearly_the_same_anchors() -> None:
+    rng = random.Random(7)
+    ids = sorted(some_ids(rng, 40_000, 10**12))
+    chosen = []
+    for _ in range(2):
+        own = [an_id for an_id in ids if rng.random() < 0.999]
+        chosen.append({own[place] for place in anchors_slowly(own)})
+    assert len(chosen[0] & chosen[1]) > 0.9 * max(map(len, chosen))
+    assert len(chosen[0]) > len(ids) // 80
+
+
+def view_of(ids: list[SyncId], chunk: int) -> IndexView:
+    index = Index(min_chunk_ids=chunk)
+    for at in range(0, len(ids), 3 * chunk):
+        index.insert(SyncIds.of(ids[at : at + 3 * chunk]))
+    return index.view()
+
+
+def slices_slowly(
+    ids: list[SyncId], window: tuple[SyncId, SyncId], lower: Ints, upper: Ints
+) -> list[tuple[int, int, int, int]]:
+    """Return the places, print and balance of each slice."""
+    shorts = KEY.of_hashes(SyncIds.of(ids).hashes).tolist()
+    first, last = (bisect_left(ids, bound) for bound in window)
+    found = []
+    for bounds in zip(lower.tolist(), upper.tolist(), strict=True):
+        low, high = (
+            len(ids) if time == MAX_TIMESTAMP_NS else bisect_left(ids, (time, b""))
+            for time in bounds
+        )
+        low, high = (min(max(place, first), last) for place in (low, high))
+        print_ = 0
+        for short in shorts[low:high]:
+            print_ ^= short
+        found.append((low, high, print_, sum(1 - 2 * (i[1][0] & 1) for i in ids[low:high])))
+    return found
+
+
+def rows_of(slices: Slices) -> list[tuple[int, int, int, int]]:
+    """Return the places, prints and balances of slices."""
+    columns = slices.low, slices.high, slices.prints, slices.balances
+    return list(zip(*(column.tolist() for column in columns), strict=True))
+
+
+def answer_of(frame: bytes) -> SlicesFrame:
+    """Return an answer whose slices are some bytes."""
+    head = AnswerHead(np.zeros(4, np.uint64), 0, np.ones(1, np.bool_), 4)
+    return SlicesFrame(FrameKind.SLICES, frame, 0, head)
+
+
+@given(
+    st.integers(0, 2**32),
+    st.sampled_from([30, 700, 4_000]),
+    st.sampled_from([200, 10**4, 10**9]),
+    st.sampled_from([150, 10**5]),
+    st.integers(2, 300),
+)
+@SOME
+def test_slices_are_cut_and_compared_by_the_rules(
+    seed: int, count: int, moments: int, chunk: int, slices: int
+) -> None:
+    rng = random.Random(seed)
+    ids = sorted(marked_ids(rng, count, moments))
+    window = (ids[count // 20], ids[-1 - count // 20])
+    index = WindowIndex(view_of(rng.sample(ids, len(ids)) if seed % 2 else ids, chunk), window)
+    regions = index.regions
+    if count > 100 and seed % 3:
+        edges = np.array([ids[count * part // 8][0] for part in (1, 3, 3, 4, 5, 7)])
+        lower, upper = edges[::2], edges[1::2]
+        kept = lower < upper
+        regions = Regions.join(lower[kept], upper[kept])
+    own, frame = index.cut(regions, KEY, Slicing(slices, 4, anchored=seed % 5 > 0))
+    assert rows_of(own) == slices_slowly(ids, window, own.lower, own.upper)
+    assert Regions.join(own.lower, own.upper).start.tolist() == regions.start.tolist()
+    assert Regions.join(own.lower, own.upper).end.tolist() == regions.end.tolist()
+    assert len(own) <= slices + len(regions.start)
+    if len(own) == len(regions.start):
+        return
+    others = sorted(rng.sample(ids, len(ids) - len(ids) // 10))
+    other = WindowIndex(view_of(others, chunk), window)
+    anchored = seed % 2 == 0
+    assert not index.compare(answer_of(frame), regions, KEY, anchored=anchored).differs.any()
+    compared = other.compare(answer_of(frame), regions, KEY, anchored=anchored)
+    expected = []
+    equal = []
+    slowly = slices_slowly(others, window, own.lower, own.upper)
+    ends = {*regions.start.tolist(), *regions.end.tolist()}
+    for row, (mine, theirs) in enumerate(zip(slowly, rows_of(own), strict=True)):
+        print_, apart = mine[2] ^ theirs[2] & MASK, mine[3] - theirs[3]
+        assert compared.differs[row] == bool(print_ & MASK or apart)
+        if compared.differs[row]:
+            expected.append((*mine[:2], print_, apart))
+        elif int(own.lower[row]) not in ends and int(own.upper[row]) not in ends:
+            equal.append(mine[1] - mine[0])
+    assert rows_of(compared.chosen) == expected
+    assert compared.equal.slices == len(equal)
+    if moments == 10**9 and count >= 2 * slices:
+        assert compared.equal == count_range(equal)
+
+
+@pytest.mark.parametrize("chunk", [400, 10**6])
+@pytest.mark.parametrize("seed", range(4))
+def test_many_ids_are_cut_at_anchors(
+    monkeypatch: pytest.MonkeyPatch, seed: int, chunk: int
+) -> None:
+    monkeypatch.setattr(plan, "NEAR_ITEMS", 900)
+    monkeypatch.setattr(plan, "ANCHORED_SLICE_ITEMS", 1)
+    assert plan.slicing(120, 120, 8_000).anchored
+    rng = random.Random(seed)
+    ids = sorted(some_ids(rng, 9_000, 10**12))
+    sides = [sorted(rng.sample(ids, len(ids) - 60)) for _ in range(2)]
+    views = [view_of(own, chunk) for own in sides]
+    joined = compact_pair(views[0], views[1])
+    joined.run()
+    for outcome, own, other in zip(joined.outcomes, sides, reversed(sides), strict=True):
+        assert isinstance(outcome, CompactResult)
+        assert outcome.to_send.pairs() == sorted(set(own) - set(other))
+
+
+def test_an_anchor_of_the_last_time_there_is_leaves_nothing_out() -> None:
+    """Check the last time, which as a bound means the end, and an ID of it is before that."""
+    ids = [
+        (time, bytes((0x3E,)) + hash_[1:]) for time, hash_ in some_ids(random.Random(3), 300, 10**6)
+    ]
+    last = MAX_TIMESTAMP_NS, bytes(31) + b"\1"
+    index = WindowIndex(
+        view_of(sorted([*ids, last]), 10**5), ((0, bytes(32)), (last[0], b"\xff" * 32))
+    )
+    for anchored in (False, True):
+        own, frame = index.cut(index.regions, KEY, Slicing(10, 4, anchored=anchored))
+        assert own.high[-1] == index.count
+        compared = index.compare(answer_of(frame), index.regions, KEY, anchored=True)
+        assert not len(compared.chosen)

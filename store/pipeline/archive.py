@@ -8,6 +8,7 @@ arrived, or where another run was killed. `--follow` does the same again and aga
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from collections.abc import Iterable, Mapping
@@ -368,16 +369,23 @@ class Follower:
 
 
 def follow(session: SparkSession, job: ArchiveJob, interval_s: int = 60) -> ArchiveReport:
-    """Archive what the database holds, then what is published, until interrupted."""
+    """Archive what the database holds, then what is published, until interrupted.
+
+    A step that is under way is ended first.
+    """
     with connected(job.url) as connection:
         lock_archiving(connection)
         follower = Follower(session, job, connection)
+        stop = threading.Event()
+        numbers = (signal.SIGINT, signal.SIGTERM)
+        before = [signal.signal(number, lambda *_: stop.set()) for number in numbers]
         try:
-            while not threading.Event().wait(interval_s):
+            while not stop.wait(interval_s):
                 if new := follower.step():
                     job.say(f"archive: {new:,} messages more, {follower.report.published:,} in all")
-        except KeyboardInterrupt:
-            pass
+        finally:
+            for number, handler in zip(numbers, before, strict=True):
+                signal.signal(number, handler)
         return follower.report
 
 

@@ -26,7 +26,17 @@ from store.pipeline.message_sets import ArchiveMessages, DatabaseMessages, compu
 from store.pipeline.verify import VerifyJob, verify
 from tests.integration.pipeline.conftest import QUICK_JVM, QUICK_START
 from tests.integration.pipeline.test_diff import lacking
-from tests.integration.pipeline.world import DAY, TODAY, held, in_lake, marks, more, plain, rows
+from tests.integration.pipeline.world import (
+    DAY,
+    TODAY,
+    held,
+    in_lake,
+    marks,
+    more,
+    plain,
+    published,
+    rows,
+)
 from tests.support.command import Command, Ended
 from tests.support.node import clean_environment
 from tests.support.pages import ROOT
@@ -137,7 +147,9 @@ def test_what_is_published_is_followed_through_a_connect_server(
 
     def archived() -> bool:
         assert process.poll() is None, process.communicate()
-        return DeltaArchive(str(lake)).exists and set(in_lake(lake)) == held(url)
+        if not (DeltaArchive(str(lake)).exists and published(lake)):
+            return False
+        return set(in_lake(lake)) == held(url)
 
     try:
         wait_for(archived, "what is there is archived")

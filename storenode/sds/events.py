@@ -182,8 +182,9 @@ Delivered = Message
 
 @dataclass(frozen=True, slots=True)
 class Withdrawn:
-    """A message left the log: its ID proves nothing, and the genuine message of that ID came, which
-    is delivered next, or when its causes are there. ``lamport`` is where the other one was.
+    """A message left the log, since its ID proves nothing and the genuine message of that ID came.
+
+    That one is delivered next, or when its causes are there. ``lamport`` is where the other was.
     """
 
     message_id: str

@@ -147,8 +147,9 @@ class ParticipantLedger:
         *,
         sealed: Sealing | None = None,
     ) -> OwnMessage:
-        """Send content, as ``sealed`` makes it, if given; the message is in the outbox
-        afterwards, with ``seal`` applied to the whole.
+        """Send content, and put the message into the outbox.
+
+        ``sealed`` makes the content as it travels, if given; ``seal`` is applied to the whole.
 
         Raises as `MessageChannel.send`.
         """

@@ -59,8 +59,10 @@ class _Item:
 
 
 class OutboxPublisher:
-    """A publisher of a ledger's outbox. ``tell`` gets what follows, to be saved and handed out;
-    ``answered`` the hint under which a node holds an answer to a repair request.
+    """A publisher of a ledger's outbox.
+
+    ``tell`` gets the events that follow, to be saved and handed out; ``answered`` the hint under
+    which a node stores an answer to a repair request.
     """
 
     def __init__(

@@ -139,8 +139,10 @@ def _ask(core: MessageChannel, entry: Entry, since_ms: int) -> None:
 
 
 def _fill_filter(state: DurableState, ledger: ParticipantLedger, waiting: list[Row]) -> None:
-    """Insert again what the filter had; where a message was withdrawn the newest one fills its
-    place, so that the filter rolls over when it would have.
+    """Insert again the IDs that the filter had.
+
+    Where a message was withdrawn the newest one takes its place, so that the filter rolls over when
+    it would have.
     """
     count = filter_length(ledger.core.config.filter, ledger.serial)
     found = dict(state.newest_ids(count))

@@ -41,7 +41,7 @@ class Store:
 
 
 class Receiver:
-    """What accepts messages; it has no room for one of them until it was relieved so often."""
+    """A receiver without room for one message until it was relieved so often."""
 
     def __init__(self, refuses: Fetched | None = None, until: int = 0) -> None:
         self.came: dict[Fetched, None] = {}

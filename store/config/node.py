@@ -274,7 +274,7 @@ class NodeConfig:
     @property
     def max_connections_per_host(self) -> int:
         """The connections from one host to all listeners; of more the newest are closed."""
-        return max(1, self.max_connections // 4)
+        return min(self.max_connections, max(64, self.max_connections // 4))
 
     @property
     def tls(self) -> bool:

@@ -23,7 +23,7 @@ from tests.support.node import NodeProcess, running_node
 from tests.support.polling import PAUSE_S
 
 TOKEN = "of-a-client"
-PER_HOST = 40
+PER_HOST = 64
 MIB = 1024**2
 
 

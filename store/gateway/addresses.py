@@ -80,7 +80,7 @@ def parse_listen_address(text: str) -> ListenAddress:
 
 @dataclass(frozen=True, slots=True)
 class PeerAddress:
-    """Where a libp2p peer listens for TCP, and who it is."""
+    """The address and the peer ID of a libp2p peer that listens for TCP."""
 
     host: str
     port: int

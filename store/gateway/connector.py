@@ -26,7 +26,7 @@ _RULES: Final = ClientRules(connections=8, new_connections_per_s=100, requests_p
 _log = get_logger("store.gateway")
 
 
-class PeerConnector:
+class RelayConnector:
     """Keeps a connection to each of some peers; ``connected`` is called with each one."""
 
     def __init__(self, around: Surroundings, connected: Callable[[Connection], None]) -> None:

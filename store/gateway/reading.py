@@ -105,7 +105,7 @@ async def negotiate(reader: Reader, pipe: Pipe, protocols: Collection[str]) -> s
 
 
 async def propose(reader: Reader, pipe: Pipe, protocol: str) -> None:
-    """Agree on one protocol as the side that opened the pipe.
+    """Propose a protocol as the side that opened the pipe, and wait for the agreement.
 
     Raises:
         Fault: The other side does not speak it, or answers with something else.

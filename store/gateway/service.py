@@ -13,7 +13,7 @@ from functools import partial
 from store.gateway.clients import Clients
 from store.gateway.config import GatewayConfig, RelayMode
 from store.gateway.connection import Handler, Surroundings
-from store.gateway.connector import PeerConnector
+from store.gateway.connector import RelayConnector
 from store.gateway.faults import GatewayError
 from store.gateway.feed import NodeFeed
 from store.gateway.filter import FILTER_SUBSCRIBE, Filter
@@ -93,7 +93,7 @@ class _Services:
         """Return what runs as long as the gateway."""
         work = [self._feed.run(), self._filter.run()]
         if self._relay is not None:
-            connector = PeerConnector(around, partial(self._relay.join, is_outbound=True))
+            connector = RelayConnector(around, partial(self._relay.join, is_outbound=True))
             work += [self._spool.run(), self._relay.run()]
             work += [connector.keep(each) for each in self._config.relay_peer]
         return work

@@ -93,7 +93,7 @@ def test_two_reliable_channels_talk_with_only_a_storenode_between_them(
             assert talker.ask({"acknowledge": 1})["received"]
 
 
-def test_a_push_that_the_node_refuses_is_told_and_one_without_a_node_is_unavailable(
+def test_a_push_fails_with_the_status_of_the_node_or_of_its_absence(
     clients: Path, tmp_path: Path, new_store: Callable[[], str]
 ) -> None:
     with ExitStack() as stack:
@@ -138,9 +138,9 @@ def test_js_libp2p_and_the_gateway_relay_to_each_other(
         else:
             peer = stack.enter_context(running_client(clients, "relay", "", settings))
             (address,) = peer.ask({"addresses": True})["addresses"]
-            dialled = ("--relay-peer", address)
+            configured = ("--relay-peer", address)
             gateway = stack.enter_context(
-                running_gateway(tmp_path, node.listen, *options, *dialled)
+                running_gateway(tmp_path, node.listen, *options, *configured)
             )
         eventually(lambda: gateway.counted("relay_peers") == 1)
         eventually(lambda: peer.ask({"subscribers": True}) == {"subscribers": 1})

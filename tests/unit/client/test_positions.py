@@ -50,7 +50,7 @@ def messages(count: int) -> list[Message]:
 def follower(
     stored: list[Message], position: Position | None, *, acknowledges: bool = False
 ) -> MessageStream:
-    """A follower whose cursor is a number, and that ends when it has caught up."""
+    """Return a follower whose cursor is a number, and that ends when it has caught up."""
 
     async def pages(cursor: bytes) -> AsyncGenerator[Page]:
         at = int(cursor or b"0")

@@ -26,7 +26,7 @@ TOPIC: Final = "/a/1/b/proto"
 
 
 class MemoryPipe:
-    """Both ways of a connection, in memory."""
+    """A connection in memory, both ways."""
 
     peer_id = "peer"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.browser.browser import Page
-from tests.unit.pipeline.test_page import full_page
+from tests.unit.pipeline.test_report import full_page
 
 WIDTHS = (390, 1280)
 _BEYOND = """

@@ -109,6 +109,24 @@ def _right_clock(metrics: Metrics, _now_s: float) -> None:
     metrics.clocks_off_ratio.set(0)
 
 
+def _publish_at_a_reader(metrics: Metrics, _now_s: float) -> None:
+    metrics.read_only.set(1)
+    metrics.calls.labels("Publish", "UNAVAILABLE").inc(200)
+
+
+def _refused_publishes(metrics: Metrics, _now_s: float) -> None:
+    for code in ("INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED"):
+        metrics.calls.labels("Publish", code).inc(500)
+
+
+def _gauges(**values: float) -> Change:
+    def change(metrics: Metrics, _now_s: float) -> None:
+        for name, value in values.items():
+            getattr(metrics, name).set(value)
+
+    return change
+
+
 def _gauge(
     name: str,
     page: str,
@@ -133,8 +151,8 @@ FAULTS: Final = (
     Fault(
         "the database is away",
         ("database-unreachable",),
-        lambda m, _: (m.database_up.set(0), m.ready.set(0)),
-        lambda m, _: (m.database_up.set(1), m.ready.set(1)),
+        _gauges(database_up=0, ready=0),
+        _gauges(database_up=1, ready=1),
     ),
     _gauge(
         "a former primary takes writes", "database-host-refused", "database_hosts_refused", (1, 0)
@@ -143,8 +161,8 @@ FAULTS: Final = (
     Fault(
         "nothing is stored, since the disk is full",
         ("disk-full",),
-        lambda m, _: (m.disk_full.set(1), m.ready.set(0)),
-        lambda m, _: (m.disk_full.set(0), m.ready.set(1)),
+        _gauges(disk_full=1, ready=0),
+        _gauges(disk_full=0, ready=1),
     ),
     _gauge("the disk is almost full", "disk-full", "disk_free_bytes", (4, 40), labels=("data",)),
     Fault(
@@ -298,15 +316,12 @@ FAULTS: Final = (
     Fault(
         "clients publish at a node that only reads",
         (),
-        lambda m, _: (m.read_only.set(1), m.calls.labels("Publish", "UNAVAILABLE").inc(200)),
+        _publish_at_a_reader,
     ),
     Fault(
         "clients send malformed, late and too many requests",
         (),
-        lambda m, _: [
-            m.calls.labels("Publish", code).inc(500)
-            for code in ("INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED")
-        ],
+        _refused_publishes,
     ),
     Fault(
         "one publisher's clock is wrong",

@@ -49,7 +49,6 @@ class Peering:
         self.index = HotIndex(
             self._ids,
             process.written_ids,
-            scenario.index_window_ns,
             process.world_env,
             scenario.index,
         )

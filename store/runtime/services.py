@@ -39,10 +39,9 @@ from store.runtime.disk import DiskSpace
 from store.runtime.environment import system_environment
 from store.runtime.heard import HeardTopics
 from store.runtime.limits import MAX_CLOCK_LEAD_NS
-from store.sync.coverage import Coverage
+from store.sync.coverage import Coverage, StatementBuffer
 from store.sync.index.hot import HotIndex
 from store.sync.index.views import IndexedReconcilable
-from store.sync.limits import index_window_ns
 from storenode.message.limits import NS_PER_S
 
 if TYPE_CHECKING:
@@ -77,7 +76,7 @@ class Wiring:
     unread: UnreadEvents
     tracking: Tracking | None
     listeners: list[HotIndex | GossipDriver]
-    statements: DatabaseStatements
+    statements: StatementBuffer
     online: DatabaseOnlineTimes
     coverage: Coverage
     missing_parents: DatabaseMissingParents
@@ -134,7 +133,6 @@ async def open_wiring(
     hot = HotIndex(
         ids,
         written_ids,
-        index_window_ns(config.sync_range, config.sync_offset),
         system_environment("store.sync.index", metrics),
     )
     listeners: list[HotIndex | GossipDriver] = [hot]
@@ -163,7 +161,9 @@ async def open_wiring(
     reader = DatabaseReader(database, lambda: feed.counted)
     services = Services(writer, reader, feed, DatabaseSdsReader(database), follow_cursors(database))
     maintainer = _maintainer(config, database, metrics)
-    reconcilable, statements = IndexedReconcilable(ids, hot), DatabaseStatements(database)
+    reconcilable = IndexedReconcilable(ids, hot)
+    statements = StatementBuffer(DatabaseStatements(database))
+    stack.push_async_callback(statements.flush)
     return Wiring(
         database,
         services,

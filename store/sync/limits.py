@@ -116,11 +116,8 @@ round trips."""
 
 # The index in memory, and views that read from the database
 
-DEFAULT_RANGE_NS: Final = 3600 * NS_PER_S
-"""How far back the index goes where reconciliation has no range of its own."""
-
-INDEX_SLACK_NS: Final = 600 * NS_PER_S
-"""How much further than the range: clocks differ, and a session takes its time."""
+FRESH_NS: Final = 3 * NS_PER_S
+"""The index answers without a statement for this long after a report of the feed."""
 
 FLOOR_STEP_NS: Final = 60 * NS_PER_S
 """Floors are at multiples of it, where summaries have an edge."""
@@ -157,10 +154,11 @@ class IndexLimits:
         ids_at_once: IDs of commits that are inserted together.
         inline_ids: so many are inserted on the event loop's thread; more in another one.
         warm_up_ids: IDs that the warm-up reads at a time.
+        lowest_ns: the lowest floor.
         patience_s: how long a view waits until the index has a commit.
         cold_patience_s: how long a view waits until it may read from the database.
         gather_s: how long commits wait for others, unless a view waits for them.
-        settle_s: how often the floor follows the clock where there are no commits.
+        settle_s: how often the index is compared with the database.
         backoff_s: the first pause after a failure.
     """
 
@@ -170,16 +168,12 @@ class IndexLimits:
     ids_at_once: int = 16_384
     inline_ids: int = 2_000
     warm_up_ids: int = 65_536
+    lowest_ns: int = 0
     patience_s: float = 5.0
     cold_patience_s: float = 5.0
     gather_s: float = 0.02
     settle_s: float = 60.0
     backoff_s: float = 1.0
-
-
-def index_window_ns(sync_range_ns: int | None, sync_offset_ns: int) -> int:
-    """How far back the index goes for such a schedule; a range of None is everything."""
-    return (sync_range_ns or DEFAULT_RANGE_NS) + sync_offset_ns + INDEX_SLACK_NS
 
 
 # Transfers, the registry of sessions and the memory of refusals. Source: the contract ("Limits",

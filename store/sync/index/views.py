@@ -27,9 +27,8 @@ from reconcile.view import Answer, Read, Spans
 from store.domain.hub import Place
 from store.domain.ports import StoreBusy, StoreUnavailable
 from store.domain.view import ColdView, StoredIds, Times
-from store.sync.index.hot import HotIndex, HotView
+from store.sync.index.hot import HotIndex, HotView, at
 from store.sync.index.reading import asks_much, in_thread_if, worked_through
-from store.sync.index.warm_up import at
 from store.sync.limits import (
     MAX_COLD_VIEWS,
     THREADED_ANSWERED,
@@ -64,6 +63,8 @@ class IndexedReconcilable:
         self,
         lower: SyncId,
         upper: SyncId,  # noqa: ARG002 - what lies above costs nothing
+        *,
+        recent: bool = False,
     ) -> AsyncIterator[StoredView]:
         """Fix what is held in a range (see `store.domain.view.Reconcilable`).
 
@@ -72,8 +73,11 @@ class IndexedReconcilable:
             StoreBusy: too many views read from the database already.
         """
         async with AsyncExitStack() as stack:
-            hot, horizon_ns = await self._hot_view()
+            hot = await self._hot.recent_view() if recent else None
+            horizon_ns = 0 if hot is None else hot.horizon_ns
             cold = None
+            if hot is None:
+                hot, horizon_ns = await self._hot_view()
             if hot is None or lower < hot.floor:
                 cold = await stack.enter_async_context(self.open_cold())
                 horizon_ns = cold.horizon_ns

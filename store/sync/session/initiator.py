@@ -129,7 +129,7 @@ class Initiator:
     async def _exchange_frames(self, call: FrameStream) -> tuple[Result, str]:
         work = self._work
         self._account.opened_ns = self._exchange.environment.now_ns()
-        async with work.reconcilable.open_view(*self._bounds) as view:
+        async with work.reconcilable.open_view(*self._bounds, recent=True) as view:
             self._account.horizon = work.horizon(view)
             reconciling = self._exchange.reconciling(
                 Role.INITIATOR, call, view, self._account, window=self._bounds

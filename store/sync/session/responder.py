@@ -186,7 +186,8 @@ class Responder:
         async with AsyncExitStack() as stack:
             view = None
             if asked is not None:
-                view = await stack.enter_async_context(work.reconcilable.open_view(*asked))
+                opening = work.reconcilable.open_view(*asked, recent=True)
+                view = await stack.enter_async_context(opening)
                 account.asked_from, account.horizon = asked[0], work.horizon(view)
             reconciling = self._exchange.reconciling(
                 Role.RESPONDER, stream, view, account, session_id=session.session_id

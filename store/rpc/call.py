@@ -45,13 +45,13 @@ from store.serving.methods.table import Method
 from store.serving.remote import Remote, remote
 from store.serving.unsent import Outlet
 from store.sync.errors import (
-    FrameTooLarge,
-    GaveWay,
-    PeerSilent,
-    ProtocolBroken,
-    SessionUnknown,
-    TooManyCalls,
-    TransferFailed,
+    FrameTooLargeError,
+    GaveWayError,
+    PeerSilentError,
+    ProtocolBrokenError,
+    SessionUnknownError,
+    TooManyCallsError,
+    TransferFailedError,
 )
 from store.sync.transfer.events import Fault
 from storenode.connection.errors import RETRY_PUSHBACK
@@ -59,12 +59,12 @@ from storenode.connection.errors import RETRY_PUSHBACK
 _CODES: Final[tuple[tuple[type[Exception], Code], ...]] = (
     (MalformedPayload, Code.INVALID_ARGUMENT),
     (ReconcileLimit, Code.RESOURCE_EXHAUSTED),
-    (ProtocolBroken, Code.INVALID_ARGUMENT),
-    (PeerSilent, Code.DEADLINE_EXCEEDED),
-    (FrameTooLarge, Code.RESOURCE_EXHAUSTED),
-    (TooManyCalls, Code.RESOURCE_EXHAUSTED),
-    (SessionUnknown, Code.FAILED_PRECONDITION),
-    (GaveWay, Code.ABORTED),
+    (ProtocolBrokenError, Code.INVALID_ARGUMENT),
+    (PeerSilentError, Code.DEADLINE_EXCEEDED),
+    (FrameTooLargeError, Code.RESOURCE_EXHAUSTED),
+    (TooManyCallsError, Code.RESOURCE_EXHAUSTED),
+    (SessionUnknownError, Code.FAILED_PRECONDITION),
+    (GaveWayError, Code.ABORTED),
     (PeerFailed, Code.UNAVAILABLE),
     (EmptyWindow, Code.INVALID_ARGUMENT),
     (UnknownPeer, Code.INVALID_ARGUMENT),
@@ -78,7 +78,7 @@ _FAULTS: Final = {
     Fault.LOST: Code.UNAVAILABLE,
 }
 
-RETRYABLE: Final = (TooManyCalls, GaveWay)
+RETRYABLE: Final = (TooManyCallsError, GaveWayError)
 
 
 def translate(error: Exception, request_id: str) -> tuple[CallFailure, bool]:
@@ -90,7 +90,7 @@ def translate(error: Exception, request_id: str) -> tuple[CallFailure, bool]:
     known = foreseen(error)
     if known is not None:
         return known, True
-    if isinstance(error, TransferFailed):
+    if isinstance(error, TransferFailedError):
         return CallFailure(_FAULTS[error.fault], str(error)), True
     for kind, code in _CODES:
         if isinstance(error, kind):

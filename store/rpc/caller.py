@@ -9,7 +9,7 @@ from store.rpc.dial import PeerDialer
 from store.rpc.peer_lookup import lookup
 from store.rpc.peer_scan import scan
 from store.sync.session.exchange import Exchange
-from store.sync.session.initiator import Initiator
+from store.sync.session.initiator import initiate
 
 
 class Caller:
@@ -23,7 +23,7 @@ class Caller:
 
     async def synchronize(self, peer: PeerAddress, window: Window) -> SyncOutcome:
         """One session with a peer (see `store.domain.ports.PeerCaller`)."""
-        return await Initiator(self._dialer, self._exchange, peer, window).run()
+        return await initiate(self._dialer, self._exchange, peer, window)
 
     def scan(
         self, peer: PeerAddress, start_ns: int, end_ns: int, cursor: bytes

@@ -17,8 +17,8 @@ from store.rpc.limits import MAX_LOOKUP_MESSAGES
 from store.serving.failure import CallFailure
 from store.serving.limits import COUNTED_REQUEST_BYTES
 from store.serving.methods.decode import clip, decode
-from store.sync.errors import ProtocolBroken
-from store.sync.session.reconciling import in_time
+from store.sync.errors import ProtocolBrokenError
+from store.sync.session.reconciliation import in_time
 from storenode.message.hashing import message_hash
 from storenode.wire.sds.v1 import message_pb2
 from storenode.wire.storenode.v1 import store_pb2
@@ -65,11 +65,11 @@ def _checked(asked: Asked, stored: WakuMessageKeyValue) -> bytes:
     """A message as it is judged.
 
     Raises:
-        ProtocolBroken: it was not asked for.
+        ProtocolBrokenError: it was not asked for.
     """
     message = stored.message
     if not asked.selects(message.payload, lambda: _hash_of(stored)):
-        raise ProtocolBroken("the peer sends a message that was not asked for")
+        raise ProtocolBrokenError("the peer sends a message that was not asked for")
     return WakuMessageAndTopic(
         message=message, pubsub_topic=stored.pubsub_topic
     ).SerializeToString()
@@ -83,7 +83,7 @@ def _hash_of(stored: WakuMessageKeyValue) -> bytes:
             stored.pubsub_topic, message.payload, message.content_topic, meta, message.timestamp
         )
     except ValueError as error:
-        raise ProtocolBroken(f"the peer sends a message without a hash: {error}") from None
+        raise ProtocolBrokenError(f"the peer sends a message without a hash: {error}") from None
 
 
 def _decoded(data: bytes, left: int) -> store_pb2.SdsMessagesPage:
@@ -92,9 +92,9 @@ def _decoded(data: bytes, left: int) -> store_pb2.SdsMessagesPage:
             data = clip(data, _MESSAGES, left + 1)
         page = decode(store_pb2.SdsMessagesPage, data)
     except CallFailure:
-        raise ProtocolBroken("the peer sends a page that cannot be decoded") from None
+        raise ProtocolBrokenError("the peer sends a page that cannot be decoded") from None
     if len(page.messages) > left:
-        raise ProtocolBroken(
+        raise ProtocolBrokenError(
             f"the peer sends more than {MAX_LOOKUP_MESSAGES:,} messages: ask for fewer IDs at once"
         )
     return page

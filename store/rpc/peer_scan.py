@@ -27,8 +27,8 @@ from store.rpc.limits import (
 from store.serving.failure import CallFailure
 from store.serving.limits import COUNTED_REQUEST_BYTES
 from store.serving.methods.decode import clip, decode
-from store.sync.errors import ProtocolBroken
-from store.sync.session.reconciling import in_time
+from store.sync.errors import ProtocolBrokenError
+from store.sync.session.reconciliation import in_time
 from storenode.message.limits import HASH_BYTES
 from storenode.message.varint import delimited
 from storenode.wire.storenode.internal.v1.message_raw_pb2 import RawScanPage
@@ -77,7 +77,9 @@ async def scan(
                 last = _last_of(page, last, end)
                 empty = empty + 1 if last == before else 0
                 if empty > MAX_EMPTY_PAGES:
-                    raise ProtocolBroken("the peer sends pages without messages, over and over")
+                    raise ProtocolBrokenError(
+                        "the peer sends pages without messages, over and over"
+                    )
                 if page.messages:
                     hashes = [entry.message_hash for entry in page.messages]
                     yield ScannedPage(_messages(page), hashes, page.cursor, last[0])
@@ -89,7 +91,7 @@ async def scan(
 
 def _decoded(data: bytes) -> RawScanPage:
     if len(data) > MAX_PEER_PAGE_BYTES:
-        raise ProtocolBroken(
+        raise ProtocolBrokenError(
             f"the peer sends a page of {len(data):,} bytes: at most {MAX_PEER_PAGE_BYTES:,} are "
             "taken"
         )
@@ -98,14 +100,14 @@ def _decoded(data: bytes) -> RawScanPage:
     try:
         page = decode(RawScanPage, data)
     except CallFailure:
-        raise ProtocolBroken("the peer sends a page that cannot be decoded") from None
+        raise ProtocolBrokenError("the peer sends a page that cannot be decoded") from None
     if len(page.messages) > PEER_SCAN_PAGE_MESSAGES:
-        raise ProtocolBroken(
+        raise ProtocolBrokenError(
             f"the peer sends a page of more than {PEER_SCAN_PAGE_MESSAGES:,} messages, which is "
             "what was asked for"
         )
     if len(page.cursor) > MAX_PEER_CURSOR_BYTES:
-        raise ProtocolBroken(
+        raise ProtocolBrokenError(
             f"the peer sends a cursor of {len(page.cursor):,} bytes: at most "
             f"{MAX_PEER_CURSOR_BYTES:,} are kept"
         )
@@ -117,14 +119,14 @@ def _counted(data: bytes) -> bytes:
     try:
         return clip(data, _MESSAGES, PEER_SCAN_PAGE_MESSAGES + 1)
     except CallFailure as error:
-        raise ProtocolBroken(f"the peer sends a page that cannot be read: {error}") from None
+        raise ProtocolBrokenError(f"the peer sends a page that cannot be read: {error}") from None
 
 
 def _last_of(page: RawScanPage, last: SyncId, end: SyncId) -> SyncId:
     """Return where a page ends.
 
     Raises:
-        ProtocolBroken: it does not ascend from where the page before it ended.
+        ProtocolBrokenError: it does not ascend from where the page before it ended.
     """
     for entry in page.messages:
         try:
@@ -132,7 +134,7 @@ def _last_of(page: RawScanPage, last: SyncId, end: SyncId) -> SyncId:
         except DecodeError:
             continue
         if len(here[1]) != HASH_BYTES or not last < here < end:
-            raise ProtocolBroken(
+            raise ProtocolBrokenError(
                 "the peer sends messages out of order, or outside the range that was asked for"
             )
         last = here

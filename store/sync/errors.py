@@ -12,39 +12,39 @@ MAX_PEER_TEXT_CHARS: Final = 400
 """A sentence of a peer that is shown or logged here; a longer one is cut."""
 
 
-class PeerSilent(PeerFailed):
+class PeerSilentError(PeerFailed):
     """The peer says nothing, or the session takes too long."""
 
 
-class ProtocolBroken(PeerFailed):
+class ProtocolBrokenError(PeerFailed):
     """The peer did what the protocol does not allow."""
 
 
-class MalformedFrame(ProtocolBroken):
+class MalformedFrameError(ProtocolBrokenError):
     """The bytes are not such a frame."""
 
 
-class FrameTooLarge(PeerFailed):
+class FrameTooLargeError(PeerFailed):
     """A frame has more entries than a node decodes."""
 
 
-class TooManyCalls(PeerFailed):
+class TooManyCallsError(PeerFailed):
     """Too many calls wait for their first frame; a later one may do better."""
 
 
-class PlaceLost(TooManyCalls):
+class SeatLostError(TooManyCallsError):
     """A session that only waited has given its place to another peer."""
 
 
-class SessionUnknown(PeerFailed):
+class SessionUnknownError(PeerFailed):
     """There is no such session to transfer for."""
 
 
-class GaveWay(PeerFailed):
+class GaveWayError(PeerFailed):
     """Another session with the same peer goes before this one."""
 
 
-class TransferFailed(PeerFailed):
+class TransferFailedError(PeerFailed):
     """A transfer ended before its end; ``fault`` says whose doing it was."""
 
     def __init__(self, fault: Fault, sentence: str) -> None:

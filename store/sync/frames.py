@@ -27,7 +27,7 @@ from store.messages.fields import (
     read_varint,
 )
 from store.messages.transfer import transfer_frame
-from store.sync.errors import FrameTooLarge, MalformedFrame
+from store.sync.errors import FrameTooLargeError, MalformedFrameError
 from store.sync.limits import (
     MAX_PIECE_ANSWERS,
     MAX_SEARCH_SPANS,
@@ -88,15 +88,17 @@ class SearchStep:
         """Return what a message has.
 
         Raises:
-            FrameTooLarge: it names too many spans.
-            MalformedFrame: its parts do not fit each other.
+            FrameTooLargeError: it names too many spans.
+            MalformedFrameError: its parts do not fit each other.
         """
         spans, listed, sums = message.spans, message.listed, message.sums
         if len(spans) + len(listed) > 2 * MAX_SEARCH_SPANS:
-            raise FrameTooLarge(f"a frame names more than {MAX_SEARCH_SPANS:,} spans: name fewer")
+            raise FrameTooLargeError(
+                f"a frame names more than {MAX_SEARCH_SPANS:,} spans: name fewer"
+            )
         fits = len(spans) % 2 == len(listed) % 2 == len(message.messages) % ELEMENT_BYTES == 0
         if not fits or len(sums) != SUM_BYTES * (len(spans) // 2):
-            raise MalformedFrame(
+            raise MalformedFrameError(
                 "the parts of a SumSearch do not fit: encode it as the schema says"
             )
         return cls(
@@ -187,13 +189,13 @@ class Reconcile:
         """Read a frame.
 
         Raises:
-            MalformedFrame: it is none.
-            FrameTooLarge: it names too many spans.
+            MalformedFrameError: it is none.
+            FrameTooLargeError: it names too many spans.
         """
         try:
             read = ReconcileFrame.FromString(frame)
         except DecodeError:
-            raise MalformedFrame(
+            raise MalformedFrameError(
                 "the request is no storenode.v1.ReconcileFrame: encode it as the schema says"
             ) from None
         count = read.count if read.HasField("count") else None
@@ -232,8 +234,8 @@ def pieces(frame: bytes) -> Iterator[Piece]:
     """Cut a ``TransferFrame`` into pieces that are judged at one go; at least one.
 
     Raises:
-        MalformedFrame: it is none.
-        FrameTooLarge: it has too many fields that the schema does not know.
+        MalformedFrameError: it is none.
+        FrameTooLargeError: it has too many fields that the schema does not know.
     """
     if len(frame) - len(frame.translate(None, _FIRST_BYTES)) <= MAX_UNCUT_ENTRIES:
         whole = _decode(frame)
@@ -254,9 +256,9 @@ def _decode(part: bytes) -> RawTransferFrame:
         raise _no_frame() from None
 
 
-def _no_frame() -> MalformedFrame:
+def _no_frame() -> MalformedFrameError:
     """Return the error for bytes that are no ``TransferFrame``."""
-    return MalformedFrame("the frame is no TransferFrame: encode it as the schema says")
+    return MalformedFrameError("the frame is no TransferFrame: encode it as the schema says")
 
 
 def _chunks(part: RawTransferFrame, size_bytes: int, *, done: bool) -> Iterator[Piece]:
@@ -287,7 +289,7 @@ def _cuts(frame: bytes) -> Iterator[int]:
         answers += field in _ANSWERS
         others += field != _MESSAGES and field not in _ANSWERS
         if others > MAX_COUNTED_FIELDS:
-            raise FrameTooLarge(
+            raise FrameTooLargeError(
                 f"the frame has more than {MAX_COUNTED_FIELDS:,} fields besides its entries: leave "
                 "out those that the schema does not know"
             )

@@ -48,6 +48,13 @@ SLOW_RECONCILE_NS: Final = 60 * NS_PER_S
 MAX_USEFUL_PEERS: Final = 256
 """Peers of which is remembered that a session with them has brought or taken messages."""
 
+MAX_NOTED_PEERS: Final = 256
+"""Peers of whose last session is remembered how the next one begins best."""
+
+MAX_CONFLICT_PEERS: Final = 64
+MAX_KNOWN_CONFLICTS: Final = 4_096
+"""Conflicts with one peer that are remembered, about 200 bytes each."""
+
 MAX_EQUAL_PEERS: Final = 64
 """Peers of whose last session is known that it found nothing."""
 
@@ -109,6 +116,9 @@ are kept, and each at most 69 s long."""
 
 ONLINE_INTERVAL_S: Final = 10.0
 """How often it is noted that the store is online."""
+
+MAX_OFFER_PAYLOAD_BYTES: Final = 1_024
+"""A base payload of one fingerprint is shorter, but for very many shards."""
 
 COMPACT_FROM_IDS: Final = 4_096
 """The compact mode is offered for so many IDs or more: with fewer, a base session takes one or two

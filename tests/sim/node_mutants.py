@@ -18,10 +18,9 @@ from store.sync.resume.core import Resume
 from store.sync.resume.driver import Resumer
 from store.sync.schedule.core import Schedule
 from store.sync.schedule.driver import Synchronizer
-from store.sync.session import exchange, reconciling, responder
+from store.sync.session import exchange, initiator, reconciliation, responder, statements
 from store.sync.session.agreement import Agreement
 from store.sync.session.exchange import Exchange
-from store.sync.session.initiator import Initiator
 from store.sync.session.registry import Sessions
 from store.sync.session.responder import Responder
 from store.sync.session.sum_search import Search
@@ -34,7 +33,7 @@ from tests.sim.planting import Asyncio, Mutant, edit, replace_with, sleep_not, t
 in_transfer = partial(edit, _Driver)
 in_exchange = partial(edit, Exchange)
 in_agreement = partial(edit, Agreement)
-in_statements = partial(edit, exchange)
+in_statements = partial(edit, statements)
 in_coverage = partial(edit, coverage)
 in_schedule = partial(edit, Synchronizer)
 in_resume = partial(edit, Resumer)
@@ -201,7 +200,7 @@ SESSIONS = {
         together(
             *(
                 edit(module, "in_time", "asyncio.timeout(silence_s)", "asyncio.timeout(None)")
-                for module in (reconciling, responder)
+                for module in (reconciliation, responder)
             )
         ),
         "waited",
@@ -221,7 +220,7 @@ SESSIONS = {
         UNEQUAL,
     ),
     "takes every sum for its own": Mutant(
-        edit(Search, "sum", ".digest()", ".digest() and bytes(32)"), "are missing", 64
+        edit(Search, "sum", "self._total.digest()", "bytes(32)"), "are missing", 64
     ),
     "counts in its sums what its peer lacks": Mutant(
         edit(Search, "_common", "if first < end", "if first > end"), "accuses an honest peer"
@@ -235,7 +234,12 @@ SESSIONS = {
         11,
     ),
     "leaves the transfer out": Mutant(
-        edit(Initiator, "_session", "await self._transfer(session, session_id)", "pass"),
+        edit(
+            initiator,
+            "_run",
+            "await _transfer(exchange, call, report, session, session_id)",
+            "pass",
+        ),
         f"calls itself in sync|{UNEQUAL}|waits too long",
     ),
 }
@@ -314,7 +318,7 @@ OTHERS = {
     ),
     "passes over a commit that it could not read": Mutant(
         in_index(
-            "_take_in_all",
+            "_insert_all",
             "await asyncio.sleep(self._limits.backoff_s)",
             "self._place = self._waiting.popleft().place",
         ),
@@ -326,7 +330,10 @@ OTHERS = {
     ),
     "does not notice that commits were lost": Mutant(
         in_index(
-            "lost", "self._heard = 0\n    self._lost.set()\n    self._index = None\n", "pass\n"
+            "lost",
+            "self._last_position = 0\n    self._lost.set()\n"
+            "    self._index = self._last_report_ns = None\n",
+            "pass\n",
         ),
         f"{LACKS}|keeps what its database has lost",
         13,

@@ -26,7 +26,7 @@ from store.domain.ports import (
     StoreUnavailable,
     Writer,
 )
-from store.sync.errors import PeerSilent, ProtocolBroken
+from store.sync.errors import PeerSilentError, ProtocolBrokenError
 from store.sync.resume.core import (
     LONGEST_FETCH_NS,
     Advance,
@@ -197,7 +197,9 @@ class Resumer:
         # A message that cannot be decoded may have none; it is refused.
         named = zip(admission.admitted.hashes, scanned.hashes, strict=True)
         if any(found and found != given for found, given in named):
-            raise ProtocolBroken("the peer sends messages that do not have the hashes it gives")
+            raise ProtocolBrokenError(
+                "the peer sends messages that do not have the hashes it gives"
+            )
         stored = await self._writer.store(admission.admitted.batch, Source.RESUME)
         admission.admitted.refuse_conflicts(stored)
         counted = admission.admitted.count(stored)
@@ -214,7 +216,7 @@ class Resumer:
                 case Proceed():
                     self._proceed()
                 case Leave():
-                    raise PeerSilent(
+                    raise PeerSilentError(
                         f"the peer has not come to the end in {LONGEST_FETCH_NS // NS_PER_S} s"
                     )
 

@@ -42,7 +42,7 @@ from store.sync.schedule.core import (
     Withdrawn,
     halves,
 )
-from store.sync.session.outcome import unsuccessful
+from store.sync.session.report import unsuccessful
 from storenode.message.limits import NS_PER_S
 
 _STOPPING = "the node is stopping; retry later"

@@ -71,7 +71,7 @@ from store.sync.transfer.events import (
 )
 from store.sync.transfer.policy_memory import PolicyMemory, Side
 from store.sync.transfer.receiving import Receiving
-from store.sync.transfer.sending import PeerFault, Sending
+from store.sync.transfer.sending import PeerFaultError, Sending
 from storenode.message.limits import HASH_BYTES, NS_PER_S
 
 DEFAULT_LIMITS: Final = TransferLimits()
@@ -150,7 +150,7 @@ class Transfer:
         self._now_ns = now_ns
         try:
             effects = self._take(given)
-        except PeerFault as fault:
+        except PeerFaultError as fault:
             return self._end(fault.fault, fault.sentence)
         if self._state is _State.RUNNING:
             effects += self._go_on()
@@ -250,7 +250,9 @@ class Transfer:
     def _check_session(self, session_id: str) -> None:
         if session_id == self.session_id or (self._answered and not session_id):
             return
-        raise PeerFault(Fault.PROTOCOL, "the frame names another session, or the first one none")
+        raise PeerFaultError(
+            Fault.PROTOCOL, "the frame names another session, or the first one none"
+        )
 
     def _moved(self) -> Moved:
         sending, receiving = self._sending, self._receiving
@@ -346,18 +348,18 @@ class Patience:
         """Is there any time left?
 
         Raises:
-            PeerFault: there is not.
+            PeerFaultError: there is not.
         """
         limits = self._limits
         silent_ns = self._now_ns - self._heard_ns
         if silent_ns >= limits.silence_ns:
-            raise PeerFault(
+            raise PeerFaultError(
                 Fault.SILENCE,
                 f"the peer has said nothing for {silent_ns // NS_PER_S} s: {_NOT_IN_VAIN}; if it "
                 "needs longer for an answer, see to its database, or give --peer-silence on both",
             )
         if self._now_ns - self._began_ns >= limits.total_ns:
-            raise PeerFault(
+            raise PeerFaultError(
                 Fault.SLOW,
                 f"the transfer was not done within {limits.total_ns // NS_PER_S} s: {_NOT_IN_VAIN}",
             )
@@ -369,7 +371,7 @@ class Patience:
         settled = moved.settled - mark.settled
         size_bytes = moved.size_bytes - mark.size_bytes
         if settled < min(limits.pace_ids, mark.open) and size_bytes < limits.pace_bytes:
-            raise PeerFault(
+            raise PeerFaultError(
                 Fault.SLOW,
                 f"the transfer moved {settled:,} messages and {size_bytes:,} bytes in "
                 f"{limits.pace_ns // NS_PER_S} s, and {limits.pace_ids:,} or "

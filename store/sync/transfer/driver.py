@@ -28,7 +28,7 @@ from store.domain.ports import (
     TransferReads,
     Writer,
 )
-from store.sync.errors import FrameTooLarge, ProtocolBroken
+from store.sync.errors import FrameTooLargeError, ProtocolBrokenError
 from store.sync.frames import Piece, encode_transfer, pieces
 from store.sync.limits import (
     BUSY_PATIENCE_S,
@@ -221,9 +221,9 @@ class _Driver:
             while await self._read_frame():
                 continue
         except PeerFailed as error:
-            if isinstance(error, ProtocolBroken):
+            if isinstance(error, ProtocolBrokenError):
                 self._fault = Fault.PROTOCOL
-            elif isinstance(error, FrameTooLarge):
+            elif isinstance(error, FrameTooLargeError):
                 self._fault = Fault.LIMIT
             await self._give(Lost(str(error)))
         else:

@@ -40,7 +40,7 @@ from store.sync.transfer.events import (
 )
 from store.sync.transfer.id_lookup import IdLookup, hash_column
 from store.sync.transfer.policy_memory import Book
-from store.sync.transfer.sending import NOT_RECEIVED, REPEATED, UNSOLICITED, PeerFault, shorten
+from store.sync.transfer.sending import NOT_RECEIVED, REPEATED, UNSOLICITED, PeerFaultError, shorten
 from storenode.message.limits import HASH_BYTES
 from storenode.message.rules import CONFLICT
 
@@ -146,18 +146,18 @@ class Receiving:
         """The place of each judged message, -1 for what is not expected.
 
         Raises:
-            PeerFault: too many were not expected, or the peer has said that it was done.
+            PeerFaultError: too many were not expected, or the peer has said that it was done.
         """
         if not published.verdicts:
             return np.empty(0, np.int64)
         if self.peer_is_done:
-            raise PeerFault(Fault.PROTOCOL, "the peer sends messages after it was done")
+            raise PeerFaultError(Fault.PROTOCOL, "the peer sends messages after it was done")
         places = self.lookup.find(hash_column([digest or _NAMELESS for digest in published.hashes]))
         places[self._misdated(published, places)] = -1
         places[[not digest for digest in published.hashes]] = -1
         strays = len(places) - int(self._fresh(places).sum())
         if self._strays + strays > self._limits.unsolicited_messages and not self._partial:
-            raise PeerFault(
+            raise PeerFaultError(
                 Fault.LIMIT,
                 f"limit of {self._limits.unsolicited_messages:,} messages that nobody asked for is "
                 "passed: send what the session found missing, each once",

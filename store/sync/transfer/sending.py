@@ -54,7 +54,7 @@ _ANSWERED: Final = 0x80
 _FIRST_GUESS_BYTES: Final = 1_024
 
 
-class PeerFault(Exception):
+class PeerFaultError(Exception):
     """The peer broke the rules: nothing of its frame counts, and the transfer ends."""
 
     def __init__(self, fault: Fault, sentence: str) -> None:
@@ -185,7 +185,7 @@ class Sending:
         """The answers that are about IDs to send; others are about what only the peer has found.
 
         Raises:
-            PeerFault: an answer is about nothing.
+            PeerFaultError: an answer is about nothing.
         """
         known = (self.lookup.find(_answered_hashes(stored, refused)) >= 0).tolist()
         ours, theirs = known[: len(stored)], known[len(stored) :]
@@ -197,17 +197,19 @@ class Sending:
         """The places that the peer answers: first the stored ones, then the refused.
 
         Raises:
-            PeerFault: an answer is not about this session, or is the second one.
+            PeerFaultError: an answer is not about this session, or is the second one.
         """
         if len(stored) + len(refused) > self.unanswered:
-            raise PeerFault(Fault.PROTOCOL, "the peer answers more IDs than are open")
+            raise PeerFaultError(Fault.PROTOCOL, "the peer answers more IDs than are open")
         hashes = _answered_hashes(stored, refused)
         places = self.lookup.find(hashes)
         if (places < 0).any():
             digest = hashes[int(np.argmax(places < 0))].tobytes().hex()
-            raise PeerFault(Fault.PROTOCOL, f"the peer answers {digest}, which it was not sent")
+            raise PeerFaultError(
+                Fault.PROTOCOL, f"the peer answers {digest}, which it was not sent"
+            )
         if len(np.unique(places)) < len(places) or (self._states[places] & _ANSWERED).any():
-            raise PeerFault(Fault.PROTOCOL, "the peer answers an ID for the second time")
+            raise PeerFaultError(Fault.PROTOCOL, "the peer answers an ID for the second time")
         return places
 
     def answered(
@@ -271,7 +273,7 @@ def _answered_hashes(
     try:
         return hash_column([*stored, *(digest for digest, _ in refused)])
     except ValueError as error:
-        raise PeerFault(Fault.PROTOCOL, f"in an answer, {error}") from None
+        raise PeerFaultError(Fault.PROTOCOL, f"in an answer, {error}") from None
 
 
 def shorten(reason: str) -> str:

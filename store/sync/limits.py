@@ -186,6 +186,9 @@ class IndexLimits:
     backoff_s: float = 1.0
 
 
+ADMITTED_AT_ONCE: Final = 256
+"""Messages of a page that are admitted at a time, so that others on the event loop get a turn."""
+
 # Transfers, the registry of sessions and the memory of refusals. Source: the contract ("Limits",
 # "Peers" and the schema of ``TransferFrame``)
 

@@ -30,12 +30,10 @@ from store.domain.ports import (
     Writer,
 )
 from store.messages.transfer import decode_message
+from store.sync.limits import ADMITTED_AT_ONCE
 from storenode.message.rules import Policy
 
 _MAX_NOTES: Final = 10
-_CHUNK: Final = 256
-"""Messages that are judged at a time, so that others on the event loop get their turn."""
-
 Entries = tuple[HistoryEntry, ...]
 
 
@@ -87,8 +85,8 @@ class Fetcher:
             pages = self._caller.lookup(peer, request.channel_id, asked)
             async with aclosing(pages):
                 async for page in pages:
-                    for start in range(0, len(page), _CHUNK):
-                        await self._take(page[start : start + _CHUNK], taken)
+                    for start in range(0, len(page), ADMITTED_AT_ONCE):
+                        await self._take(page[start : start + ADMITTED_AT_ONCE], taken)
         except PeerFailed as failed:
             error = str(failed)
         left, _ = await self._missing(request.channel_id, wanted)

@@ -10,12 +10,11 @@ from reconcile.session import Session
 from reconcile.summaries.layered import LayeredView
 from store.domain import coverage
 from store.domain.admission import Admission, Verdict
+from store.sync import resume
 from store.sync.index import hot
 from store.sync.index.hot import HotIndex
 from store.sync.lookup import Fetcher
-from store.sync.resume import driver as resume
-from store.sync.resume.core import Resume
-from store.sync.resume.driver import Resumer
+from store.sync.resume import Resumer
 from store.sync.schedule.core import Schedule
 from store.sync.schedule.driver import Synchronizer
 from store.sync.session import exchange, initiator, reconciliation, responder, statements
@@ -118,7 +117,7 @@ CORES = {
         replace_with(PolicyMemory, "until_ns", lambda *_: 2**62), f"time has come|{UNEQUAL}", 30
     ),
     "leaves a gap": Mutant(
-        edit(Resume, "_page", "Advance(self._reached_ns)", "Advance(self.progress.time_end_ns)"),
+        in_resume("_advance", "self._reached_ns, self._last_ns", "self._end_ns, self._last_ns"),
         "has passed over",
     ),
     "never looks back": Mutant(
@@ -302,13 +301,11 @@ OTHERS = {
     "hides the error of a resume": Mutant(
         in_resume(
             "_fetch",
-            "self._broken(fetch.peer, error)",
-            "FetchEnded()",
-            "self._broken(fetch.peer, error, lost_place=True)",
-            "FetchEnded()",
+            "return str(error)",
+            "return ''",
         ),
         "has passed over",
-        40,
+        60,
     ),
     "resumes without a pause": Mutant(
         replace_with(resume, "asyncio", Asyncio("sleep", sleep_not)), "circles", 10

@@ -1,4 +1,4 @@
-"""What sessions have stated about other stores: kept for ``GetCoverage``, and read there."""
+"""Statements of sessions about other stores: kept for ``GetCoverage``, and read there."""
 
 from __future__ import annotations
 
@@ -117,19 +117,19 @@ class Coverage:
         self._stored = stored
 
     async def steps(self, bounds: Sequence[Span]) -> list[CoverageStep]:
-        """About ascending, disjoint spans, at one moment; counts come from summaries.
+        """Return the steps of ascending, disjoint spans, at one moment; counts come from summaries.
 
         Raises:
             StoreUnavailable, StoreBusy: the database does not serve.
         """
-        known, held, horizon_ns = await self._read(bounds[0][0], bounds[-1][1], bounds)
+        known, measured, horizon_ns = await self._read(bounds[0][0], bounds[-1][1], bounds)
         return [
-            CoverageStep(*span, *held[span], span[0] >= horizon_ns, tuple(known.of(span)))
+            CoverageStep(*span, *measured[span], span[0] >= horizon_ns, tuple(known.of(span)))
             for span in bounds
         ]
 
     async def known(self, start_ns: int, end_ns: int) -> Known:
-        """What is known of a range that is not empty.
+        """Return what is known of a range that is not empty.
 
         Raises:
             StoreUnavailable, StoreBusy: the database does not serve.
@@ -138,7 +138,7 @@ class Coverage:
         return known
 
     async def lost_since(self, places: Sequence[Place]) -> tuple[bool, int]:
-        """Whether one of some commits is lost, and the horizon now; raises `StoreUnavailable`."""
+        """Return whether a commit is lost, and the horizon; raises `StoreUnavailable`."""
         found = [await self._stored.newest(place) for place in places]
         return not all(each.served for each in found), max(each.horizon_ns for each in found)
 
@@ -150,9 +150,9 @@ class Coverage:
         lowest = min((each[0].start_ns for each in stated.values()), default=start_ns)
         lower = max(0, min(lowest, start_ns)), LOWEST[1]
         async with self._reconcilable.open_view(lower, (end_ns, LOWEST[1])) as view:
-            held = await _measured(view, bounds) if bounds else {}
+            measured = await _measured(view, bounds) if bounds else {}
             about = await _measured_by_store(view, stated)
-            return Known(stated, about, view.places), held, view.horizon[0]
+            return Known(stated, about, view.places), measured, view.horizon[0]
 
 
 async def _measured_by_store(

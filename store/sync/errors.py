@@ -1,4 +1,4 @@
-"""What goes wrong in a session with a peer, as either side of it sees it."""
+"""Errors of sessions with a peer, on either side."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class FrameTooLargeError(PeerFailed):
 
 
 class TooManyCallsError(PeerFailed):
-    """Too many calls wait for their first frame; a later one may do better."""
+    """The error of a call when too many wait for their first frame; retry later."""
 
 
 class SeatLostError(TooManyCallsError):
@@ -37,11 +37,11 @@ class SeatLostError(TooManyCallsError):
 
 
 class SessionUnknownError(PeerFailed):
-    """There is no such session to transfer for."""
+    """The error of a transfer without a session."""
 
 
 class GaveWayError(PeerFailed):
-    """Another session with the same peer goes before this one."""
+    """The end of a session that yields to another with the same peer."""
 
 
 class TransferFailedError(PeerFailed):
@@ -57,6 +57,6 @@ EXPECTED: Final = (PeerFailed, MalformedPayload, LimitExceeded, StoreUnavailable
 
 
 def shown(text: str) -> str:
-    """A text of a peer, fit for a log and a terminal."""
+    """Return a text of a peer, fit for a log and a terminal."""
     sane = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
     return sane if len(sane) <= MAX_PEER_TEXT_CHARS else sane[: MAX_PEER_TEXT_CHARS - 1] + "…"

@@ -171,11 +171,11 @@ class Reconcile:
 
     @property
     def size_bytes(self) -> int:
-        """Of what reconciles in it."""
+        """The size of what reconciles in it."""
         return len(self.payload) + (0 if self.extension is None else self.extension.size_bytes)
 
     def encode(self) -> bytes:
-        """The bytes to send."""
+        """Return the bytes to send."""
         return ReconcileFrame(
             ranges_data=self.payload,
             session_id=self.session_id,
@@ -204,7 +204,7 @@ class Reconcile:
 
 
 def is_session_id(text: str) -> bool:
-    """True for 128 bits in lower-case hexadecimal digits."""
+    """Return True for 128 bits in lower-case hexadecimal digits."""
     return len(text) == SESSION_ID_CHARS and set(text) <= set("0123456789abcdef")
 
 
@@ -224,7 +224,7 @@ class Piece:
 
 
 def encode_transfer(frame: Frame) -> bytes:
-    """The bytes of a frame to send."""
+    """Return the bytes of a frame to send."""
     return transfer_frame(
         frame.session_id, frame.messages, frame.stored, frame.refused, done=frame.done
     )
@@ -262,7 +262,6 @@ def _no_frame() -> MalformedFrameError:
 
 
 def _chunks(part: RawTransferFrame, size_bytes: int, *, done: bool) -> Iterator[Piece]:
-    """A decoded part, cut again so that its messages are judged in portions."""
     messages = part.messages
     step = chunk_messages(len(messages), size_bytes)
     chunks = max(1, -(-len(messages) // step))
@@ -276,7 +275,6 @@ def _chunks(part: RawTransferFrame, size_bytes: int, *, done: bool) -> Iterator[
 
 
 def _cuts(frame: bytes) -> Iterator[int]:
-    """Where to cut a large frame: behind some entries, and at its end."""
     position = start = messages = answers = others = 0
     size = len(frame)
     while position < size:

@@ -239,7 +239,7 @@ REMEMBERED_NS: Final = 24 * 3600 * NS_PER_S
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferLimits:
-    """How much of a transfer is under way at once.
+    """The limits of what is under way in a transfer at once.
 
     ``frame_messages`` and ``frame_bytes`` of messages go into one frame, with up to
     ``frame_answers`` answers. ``unsent_bytes`` are read from the database ahead of the stream, in
@@ -263,6 +263,6 @@ class TransferLimits:
     total_ns: int = TOTAL_NS
 
     def with_grace(self) -> TransferLimits:
-        """Those of who began the session: see `CALLER_GRACE_NS`."""
+        """Return the limits of the initiator: see `CALLER_GRACE_NS`."""
         pace_ns, total_ns = self.pace_ns + CALLER_GRACE_NS, self.total_ns + CALLER_GRACE_NS
         return replace(self, pace_ns=pace_ns, total_ns=total_ns)

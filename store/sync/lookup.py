@@ -39,7 +39,7 @@ Entries = tuple[HistoryEntry, ...]
 
 @dataclass
 class _Taken:
-    """What came: how many messages are new, and which were refused, by ID or hash, and why."""
+    """The result so far: the number of new messages, and the refused ones, by ID or hash."""
 
     stored: int = 0
     names: set[bytes] = field(default_factory=set)
@@ -52,12 +52,12 @@ class _Taken:
             self.reasons[why] += 1
 
     def refuses(self, entry: HistoryEntry) -> bool:
-        """Whether what came for an entry was refused."""
+        """Return True if what came for an entry was refused."""
         return entry.message_id in self.names or entry.retrieval_hint in self.names
 
 
 class Fetcher:
-    """One per node; on the event loop's thread."""
+    """The look-ups of one node; on the event loop's thread."""
 
     def __init__(
         self,
@@ -107,7 +107,6 @@ class Fetcher:
     async def _missing(
         self, channel_id: bytes, entries: Sequence[HistoryEntry]
     ) -> tuple[Entries, Entries]:
-        """Those of some entries that this store does not hold, and those that may be forged."""
         wanted = SdsLookup(
             channel_id, tuple(entries), TopicFilter(), claimants=1, prefer_proven=True
         )

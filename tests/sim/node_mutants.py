@@ -17,7 +17,7 @@ from store.sync.lookup import Fetcher
 from store.sync.resume import Resumer
 from store.sync.schedule.core import Schedule
 from store.sync.schedule.driver import Synchronizer
-from store.sync.session import exchange, initiator, reconciliation, responder, statements
+from store.sync.session import exchange, initiator, reconciliation, responder
 from store.sync.session.agreement import Agreement
 from store.sync.session.exchange import Exchange
 from store.sync.session.registry import Sessions
@@ -32,7 +32,7 @@ from tests.sim.planting import Asyncio, Mutant, edit, replace_with, sleep_not, t
 in_transfer = partial(edit, _Driver)
 in_exchange = partial(edit, Exchange)
 in_agreement = partial(edit, Agreement)
-in_statements = partial(edit, statements)
+in_statements = partial(edit, exchange)
 in_coverage = partial(edit, coverage)
 in_schedule = partial(edit, Synchronizer)
 in_resume = partial(edit, Resumer)

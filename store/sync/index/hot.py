@@ -389,13 +389,13 @@ async def _lowest_floor(cold: ColdView, floor_ns: int, room: int) -> int:
     spans = Spans.of([(at(floor_ns), END)])
     measured = (await worked_through(cold.view, Read(measure=spans), cold.load)).measured
     assert measured is not None
-    held = int(measured.counts[0])
-    if held <= room:
+    count_above = int(measured.counts[0])
+    if count_above <= room:
         return floor_ns
-    wanted = np.array([-(-held * _PARTS_OF_ROOM // room)])
+    wanted = np.array([-(-count_above * _PARTS_OF_ROOM // room)])
     parts = (await worked_through(cold.view, Read(split=(spans, wanted)), cold.load)).parts
     assert parts is not None
-    above = held - np.cumsum(parts.counts)
+    above = count_above - np.cumsum(parts.counts)
     for bound, count in zip(parts.upper.pairs()[:-1], above.tolist(), strict=False):
         if count <= room and bound[1] == _NO_HASH:
             return max(bound[0], cold.horizon_ns)

@@ -55,7 +55,7 @@ class IndexedReconcilable:
 
     @property
     def index_start_ns(self) -> int:
-        """From where on every ID is in memory; 0 while there is no index."""
+        """The time from which on every ID is in memory."""
         return self._hot.floor_ns
 
     @asynccontextmanager
@@ -66,7 +66,7 @@ class IndexedReconcilable:
         *,
         recent: bool = False,
     ) -> AsyncIterator[StoredView]:
-        """Fix what is held in a range (see `store.domain.view.Reconcilable`).
+        """Return a view of what is stored in a range (see `store.domain.view.Reconcilable`).
 
         Raises:
             StoreUnavailable: the database does not serve.
@@ -85,7 +85,7 @@ class IndexedReconcilable:
 
     @asynccontextmanager
     async def open_cold(self) -> AsyncIterator[ColdView]:
-        """A view of everything that is held now, from the database; raises as `open_view`."""
+        """Return a view of everything in the database; raises as `open_view`."""
         try:
             async with asyncio.timeout(self._patience_s):
                 await self._free.acquire()
@@ -100,7 +100,6 @@ class IndexedReconcilable:
             self._free.release()
 
     async def _hot_view(self) -> tuple[HotView | None, int]:
-        """The index with everything that is committed now, and the horizon."""
         indexed = self._hot.place
         newest = await self._stored.newest(indexed)
         if not newest.served and self._hot.place[0] >= indexed[0]:
@@ -137,7 +136,7 @@ class StoredView:
 
     @property
     def memory_start(self) -> SyncId | None:
-        """From here on every ID is in memory; None: none is."""
+        """The bound from which on every ID is in memory; None: none is."""
         return None if self._hot is None else self._hot.floor
 
     @property
@@ -147,7 +146,7 @@ class StoredView:
 
     @property
     def indexed(self) -> IndexView | None:
-        """What is in memory."""
+        """The index in memory."""
         return None if self._hot is None else self._hot.view
 
     async def lattices(self, spans: Sequence[Times]) -> list[LatticeSum] | None:
@@ -165,10 +164,10 @@ class StoredView:
         if above:
             assert hot is not None
             large = len(hot.view) >= THREADED_SUMMED
-            held = await in_thread_if(large, hot.view.lattices, above)
-            if held is None:
+            found_above = await in_thread_if(large, hot.view.lattices, above)
+            if found_above is None:
                 return None
-            for place, total in enumerate(held, len(spans) - len(above)):
+            for place, total in enumerate(found_above, len(spans) - len(above)):
                 sums[place] += total
         return sums
 
@@ -201,11 +200,11 @@ class StoredView:
 
     @property
     def _floor_ns(self) -> int:
-        """From here on every ID is in memory."""
+        """The time from which on every ID is in memory."""
         return MAX_TIMESTAMP_NS if self._hot is None else self._hot.floor[0]
 
     async def answer(self, read: Read) -> Answer:
-        """Answer a batch of questions.
+        """Return the answers to a batch of questions.
 
         Raises:
             StoreUnavailable: the database does not serve, the view was open for too long, or the
@@ -229,7 +228,6 @@ class StoredView:
             raise StoreUnavailable(str(error)) from error
 
     async def _directly(self, asked: Direct) -> Answer:
-        """The answer to a whole payload, if all that it is about is in memory."""
         if self._hot is None:
             return Answer()
         view = self._hot.view

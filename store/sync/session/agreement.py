@@ -1,4 +1,4 @@
-"""What two sides agree on beyond WAKU-SYNC: the extension of their frames.
+"""The agreement of two sides beyond WAKU-SYNC: the extension of their frames.
 
 Source: `ReconcileExtension` in the schema. Rules:
 
@@ -56,13 +56,13 @@ _ALLOWED: Final[Mapping[Phase, tuple[_When, _When, _When]]] = {
 
 
 class Agreement:
-    """One side's part in the agreement of one session.
+    """The part of one side in the agreement of a session.
 
     ``lower``: below it this side compares nothing. ``memory_start``: from here on every ID is in
     memory.
 
     Attributes:
-        heard: the extension of the peer's last frame.
+        received: the extension of the peer's last frame.
         compact: frames of the compact mode may come after the first one.
         takes_slices: this initiator takes slices of the mode as an answer.
     """
@@ -77,7 +77,7 @@ class Agreement:
         self._is_in_memory = memory_start is not None and memory_start <= lower
         self._phase = Phase.FIRST
         self._theirs: Extension | None = None
-        self.heard = NO_EXTENSION
+        self.received = NO_EXTENSION
         self.compact = False
         self.takes_slices = False
 
@@ -135,7 +135,7 @@ class Agreement:
         Raises:
             ProtocolBrokenError: a part of it does not belong there, or has another size.
         """
-        self.heard = NO_EXTENSION
+        self.received = NO_EXTENSION
         phase, extension = self._phase, frame.extension
         if phase is Phase.FIRST:
             self._phase = Phase.LATER
@@ -157,7 +157,7 @@ class Agreement:
         _require(search or extension.search is None, "a search before sums that differ")
         compact = phase is Phase.FIRST or self.compact
         _require(compact or not extension.size_bytes, "a compact frame nobody asked for")
-        self.heard = extension
+        self.received = extension
 
     def _accept(self, offer: Extension) -> None:
         _require(len(offer.nonce) == NONCE_BYTES, f"a nonce of {len(offer.nonce)} bytes")

@@ -35,7 +35,7 @@ _TIME_DTYPE: Final = np.dtype("<i8")
 
 
 class CompactSide:
-    """One side of the mode; it may report ``limit`` differences.
+    """The part of one side in the mode; it may report ``limit`` differences.
 
     Attributes:
         rounds: the frames of this side.
@@ -118,7 +118,7 @@ def responder_side(
 
     Where the initiator offers nothing and takes slices, an equal side does not use the mode.
     """
-    index, offered = view.indexed, agreement.heard.compact_frame
+    index, offered = view.indexed, agreement.received.compact_frame
     is_possible = agreement.whole and (offered or agreement.peer_takes_slices)
     if not agreement.peer_knows or index is None or not is_possible:
         return None

@@ -2,7 +2,7 @@
 
 Nothing resolves such a conflict by itself, so that every session would find it again. The conflicts
 of earlier sessions explain a difference of the sums: with the contents of the peer in place of its
-own, a side comes to the sum of the peer, which nobody can forge.
+own, a side comes to the sum of the peer, which cannot be forged.
 """
 
 from __future__ import annotations

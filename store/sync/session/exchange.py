@@ -1,7 +1,7 @@
 """The sessions of a node with its peers: what both roles share.
 
 Every session is driven by one task at a time: that of the caller, or that of the call it serves.
-`Exchange.driving` knows the task, so that a session that gives way to another is ended at once, and
+`Exchange.driving` notes the task, so that a session that gives way to another is ended at once, and
 frees what a session holds however it ends. Between its two calls a session of a peer waits here.
 """
 
@@ -59,7 +59,7 @@ _DISPLACED: Final = "the session only waited for the peer, and its place went to
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExchangeWork:
-    """What sessions work on.
+    """The parts that sessions work on.
 
     ``node_id`` and ``store_id`` are this node's; ``cluster`` and ``shards`` must be the peer's.
     The silence of ``transfer_limits`` holds for every frame of a session. ``sums``: conclude
@@ -110,7 +110,7 @@ def common_horizon(now_ns: int, horizon_ns: int) -> int:
 
 @dataclass(slots=True)
 class _PeerNotes:
-    """What the last session with a peer has shown: it knows no sums, was equal, not compact."""
+    """The findings of the last session with a peer: without sums, equal, not compact."""
 
     plain: bool = False
     equal: bool = False
@@ -266,7 +266,7 @@ class Exchange:
 
     @contextmanager
     def driving(self, session: Session) -> Iterator[None]:
-        """Enclose all that is done for a session; free it, unless it waits for its transfer.
+        """Run all that is done for a session inside; free it, unless it waits for its transfer.
 
         Raises:
             GaveWayError, SeatLostError: another session went before it.

@@ -1,4 +1,4 @@
-"""One side of a reconciliation: frames of a stream, questions to a view, sums at the end.
+"""The part of one side in a reconciliation: frames, questions to a view, sums at the end.
 
     compact mode, if agreed ─┐
     base session ────────────┴─► the last frame of one side, with its sum ─► the sum of the other
@@ -72,7 +72,7 @@ _SKIPPED: Final = SearchStep(more=True)
 
 @dataclass(slots=True)
 class Reconciliation:
-    """One side of one reconciliation: made for one `initiate` or `respond`.
+    """The part of one side in a reconciliation: made for one `initiate` or `respond`.
 
     ``view`` may be None where nothing is asked, and ``agreement`` where nothing beyond WAKU-SYNC is
     offered. ``turn``: around the work on a payload of so many bytes. ``compact_from``: use the
@@ -146,7 +146,7 @@ class Reconciliation:
             return await self._conclude(result, by_peer=not has_sent)
         frame = await self._next()
         self._peer_count = frame.count
-        if frame.refusal or not self._heard.compact_frame:
+        if frame.refusal or not self._received_extension.compact_frame:
             self.agreement.compact = False
             return await self._run(_received(frame))
         return await self._run_compact(self.compact, frame)
@@ -204,8 +204,8 @@ class Reconciliation:
         self.session_id = self.session_id or frame.session_id
 
     @property
-    def _heard(self) -> Extension:
-        return NO_EXTENSION if self.agreement is None else self.agreement.heard
+    def _received_extension(self) -> Extension:
+        return NO_EXTENSION if self.agreement is None else self.agreement.received
 
     # The base session
 
@@ -217,7 +217,6 @@ class Reconciliation:
             given = _received(await self._next())
 
     async def _step(self, given: Input) -> tuple[Result | None, bool]:
-        """Answer an input; return the result where that is all, and whether something was sent."""
         view, session = self.view, self.session
         size_bytes = len(given.payload) if isinstance(given, Received) else 0
         async with self.turn(size_bytes):
@@ -270,16 +269,15 @@ class Reconciliation:
         return b""
 
     async def _run_compact(self, compact: CompactSide, first: Reconcile) -> Result:
-        """Go on in the compact mode from a frame of the peer on, and where it fails without."""
         assert self.agreement is not None
         if isinstance(compact.side, Initiator):
             compact.side.agree(self.agreement.nonces[1])
-        elif not self._heard.compact_frame:
+        elif not self._received_extension.compact_frame:
             await self._tell(Extension(compact_frame=await compact.begin()))
             await self._next()
         while True:
-            async with self.turn(self._heard.size_bytes):
-                step = await compact.step(self._heard.compact_frame)
+            async with self.turn(self._received_extension.size_bytes):
+                step = await compact.step(self._received_extension.compact_frame)
             match step.outcome:
                 case FallBack():
                     return await self._fall_back(compact, first)
@@ -290,19 +288,19 @@ class Reconciliation:
             await self._next()
         sent = Extension(compact_frame=step.frame or b"", compact_ids=encode_ids(found.to_send))
         if step.frame is None:
-            result = compact.result(found, self._heard.compact_ids, self._peer_count)
+            result = compact.result(found, self._received_extension.compact_ids, self._peer_count)
             await self._compute_sum(result)
             self.agreement.expect(Phase.ANSWER)
             await self._tell(replace(sent, sum=self._own_sum))
             return await self._conclude_compact(result, by_peer=False)
         await self._tell(sent)
         await self._next()
-        if self._heard.compact_frame:
-            async with self.turn(self._heard.size_bytes):
-                await compact.step(self._heard.compact_frame)
+        if self._received_extension.compact_frame:
+            async with self.turn(self._received_extension.size_bytes):
+                await compact.step(self._received_extension.compact_frame)
         if compact.reason:
             return await self._fall_back(compact, first)
-        result = compact.result(found, self._heard.compact_ids, self._peer_count)
+        result = compact.result(found, self._received_extension.compact_ids, self._peer_count)
         return await self._conclude_compact(result, by_peer=True)
 
     async def _conclude_compact(self, result: Result, *, by_peer: bool) -> Result:
@@ -347,7 +345,7 @@ class Reconciliation:
     # The sums
 
     async def _compute_sum(self, result: Result) -> None:
-        """Compute the sum of what both sides hold, as far as this side knows; empty: unknown."""
+        """Compute the sum of what both sides hold; empty: unknown."""
         assert self.agreement is not None
         assert self.view is not None
         self._own_sum = b""
@@ -364,41 +362,39 @@ class Reconciliation:
         if self.agreement is None or self.view is None:
             return result
         if by_peer:
-            return await self._answer_sum(result, self._heard)
+            return await self._answer_sum(result, self._received_extension)
         return await self._await_sum(result) if self._own_sum else result
 
     async def _await_sum(self, result: Result) -> Result:
-        """Conclude where the own sum was sent last: the peer answers it."""
-        search, heard = self._search, await self._next_last()
+        search, theirs = self._search, await self._next_last()
         assert search is not None
-        differs = bool(heard.sum) and heard.sum != self._own_sum
-        if differs != (heard.search is not None):
+        differs = bool(theirs.sum) and theirs.sum != self._own_sum
+        if differs != (theirs.search is not None):
             raise ProtocolBrokenError(
                 "the peer searches where sums are equal, or not where they differ"
             )
-        if heard.search is None:
-            return self._concluded(result, is_known=bool(heard.sum))
+        if theirs.search is None:
+            return self._concluded(result, is_known=bool(theirs.sum))
         self._expect_search()
-        if not heard.search:
+        if not theirs.search:
             # The peer knows the conflicts.
-            if search.is_explained(heard.sum):
+            if search.is_explained(theirs.sum):
                 await self._send(_NOTHING, Extension(search=_SKIPPED))
                 return self._concluded_with_conflicts(result, search)
             await self._send(_NOTHING, Extension(search=await search.begin()))
             return await self._search_on(result, search, await self._next_step())
-        return await self._search_on(result, search, heard.search)
+        return await self._search_on(result, search, theirs.search)
 
-    async def _answer_sum(self, result: Result, heard: Extension) -> Result:
-        """Conclude where the peer's sum was sent last, if there was one."""
-        if not heard.sum:
+    async def _answer_sum(self, result: Result, theirs: Extension) -> Result:
+        if not theirs.sum:
             return result
         await self._compute_sum(result)
         search, own_sum = self._search, self._own_sum
-        if not own_sum or search is None or own_sum == heard.sum:
+        if not own_sum or search is None or own_sum == theirs.sum:
             await self._send(_NOTHING, Extension(sum=own_sum))
             return self._concluded(result, is_known=bool(own_sum))
         self._expect_search()
-        if search.is_explained(heard.sum):
+        if search.is_explained(theirs.sum):
             await self._send(_NOTHING, Extension(sum=own_sum, search=_SKIPPED))
             step = await self._next_step()
             if not step:
@@ -408,7 +404,6 @@ class Reconciliation:
         return await self._search_on(result, search, await self._next_step())
 
     async def _search_on(self, result: Result, search: Search, step: SearchStep) -> Result:
-        """Answer steps until one side has nothing left to compare."""
         while True:
             own = await search.answer(step)
             if not step:
@@ -427,7 +422,7 @@ class Reconciliation:
         frame = await self._next()
         if frame.payload:
             raise ProtocolBrokenError("the peer goes on after the end of the reconciliation")
-        return self._heard
+        return self._received_extension
 
     async def _next_step(self) -> SearchStep:
         step = (await self._next_last()).search

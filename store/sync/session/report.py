@@ -20,7 +20,7 @@ from storenode.message.limits import NS_PER_S
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class Comparisons:
     """The spans that a session compared, what was held here in them, and what it found."""
 
     spans: list[Span]
@@ -30,7 +30,7 @@ class Compared:
 
 @dataclass(slots=True)
 class SessionReport:
-    """What is known of one session; ``peer``: the address that this node calls.
+    """The report of one session; ``peer``: the address that this node calls.
 
     ``asked_from``: the lower bound that the initiator wanted; below ``horizon`` nothing was
     compared. ``opened_ns``: the clock before the view was opened. From ``summed_from_ns`` on sums
@@ -56,7 +56,7 @@ class SessionReport:
     compact: bool = False
     compact_failed: str = ""
     transfer: Report = field(default_factory=Report)
-    compared: Compared | None = None
+    compared: Comparisons | None = None
     error: str = ""
     ending: SyncEnding | None = None
 

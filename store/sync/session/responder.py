@@ -54,7 +54,7 @@ class Responder:
         self._openers: Counter[str] = Counter()
 
     async def reconcile(self, caller: Caller, stream: FrameStream) -> None:
-        """Answer ``Reconcile`` of this caller.
+        """Serve ``Reconcile`` of this caller.
 
         Raises:
             PeerFailed: the peer failed, or must wait; `GaveWayError`: another session goes first.
@@ -92,7 +92,7 @@ class Responder:
                 exchange.ended(report)
 
     async def transfer(self, caller: Caller, stream: FrameStream) -> None:
-        """Answer ``Transfer``; raises as `reconcile`, and `TransferFailedError`."""
+        """Serve ``Transfer``; raises as `reconcile`, and `TransferFailedError`."""
         exchange, node_id = self._exchange, caller.node_id
         async with self._slot(caller):
             frame = await in_time(stream.read(), FIRST_FRAME_S)
@@ -123,7 +123,6 @@ class Responder:
 
     @asynccontextmanager
     async def _slot(self, caller: Caller) -> AsyncIterator[None]:
-        """Enclose the wait for a first frame; one peer alone cannot keep all the others out."""
         if not caller.trusted:  # its name may be another's, who must not be refused for it
             async with self._strange():
                 yield
@@ -144,7 +143,6 @@ class Responder:
 
     @asynccontextmanager
     async def _strange(self) -> AsyncIterator[None]:
-        """Enclose the wait of an untrusted caller, which newer ones may end."""
         wait = asyncio.timeout(None)
         try:
             async with wait:
@@ -178,7 +176,6 @@ class Responder:
     async def _answer(
         self, session: Session, report: SessionReport, stream: FrameStream, frame: Reconcile
     ) -> Result:
-        """Answer frames until one side is done."""
         exchange, work = self._exchange, self._exchange.work
         async with exchange.turn(len(frame.payload)):
             asked = await asked_range(frame.payload, work.limits.payload)

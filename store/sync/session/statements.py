@@ -1,4 +1,4 @@
-"""What a session that this node began states about coverage.
+"""The statements about coverage of a session that this node began.
 
 Only the initiator makes statements: its view is older than the first frame that the peer has seen,
 so the peer's view holds all that the peer held at that moment. The other way round that is unknown.
@@ -18,12 +18,12 @@ from store.domain.partitioning import DAY_NS
 from store.domain.view import OpenView
 from store.sync.index.reading import in_thread_if
 from store.sync.limits import THREADED_SPANS
-from store.sync.session.report import Compared, SessionReport
+from store.sync.session.report import Comparisons, SessionReport
 
 _LONG_NS: Final = 1_000 * DAY_NS
 
 
-async def measure(view: OpenView, report: SessionReport, now_ns: int) -> Compared | None:
+async def measure(view: OpenView, report: SessionReport, now_ns: int) -> Comparisons | None:
     """Measure the spans that a session may state something about; None: there are none.
 
     Raises as `OpenView.answer`.
@@ -51,7 +51,7 @@ async def measure(view: OpenView, report: SessionReport, now_ns: int) -> Compare
     empty = [era for era, count in zip(long, counts, strict=True) if not count]
     large = end_ns - start_ns > _LONG_NS
     where = await in_thread_if(large, spans, start_ns, end_ns, now_ns, found, empty)
-    return Compared(where, await _measured(view, where), found) if where else None
+    return Comparisons(where, await _measured(view, where), found) if where else None
 
 
 async def _measured(view: OpenView, where: list[Span]) -> Measured:
@@ -62,7 +62,7 @@ async def _measured(view: OpenView, where: list[Span]) -> Measured:
     return measured
 
 
-async def statements_of(report: SessionReport, compared: Compared) -> list[Statement]:
+async def statements_of(report: SessionReport, compared: Comparisons) -> list[Statement]:
     """Return the statements of a session that has ended."""
     transfer = report.transfer
     resolved = report.is_resolved and not (transfer.refused_by_policy or transfer.pruned)

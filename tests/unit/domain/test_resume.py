@@ -184,7 +184,8 @@ async def test_the_only_peer_goes_on_after_the_last_page(
 async def test_peers_that_fail_hold_up_nothing_and_are_asked_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    world = World([[PeerFailed("down")] for _ in range(30)] + [[NOW]])
+    down: list[list[int | Exception]] = [[PeerFailed("down")] for _ in range(30)]
+    world = World([*down, [NOW]])
     await world.run(monkeypatch)
     assert world.proceeded == [3], "once each has failed"
     assert len(world.pauses) == 10

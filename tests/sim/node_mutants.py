@@ -109,6 +109,7 @@ CORES = {
             "self._floor = max(0, floor[0] - 10**9), floor[1]",
         ),
         f"are missing|{UNEQUAL}",
+        15,
     ),
     "has two sessions with a peer": Mutant(
         replace_with(Sessions, "_of_peer", lambda *_: []), "two sessions with one"
@@ -266,12 +267,12 @@ STATEMENTS = {
     "withdraws no statement after a late message": Mutant(
         in_coverage("_runs", _HOLDS, "held[each.start_ns, each.end_ns][0] >= each.count"),
         "is equal over",
-        9,
+        140,
     ),
     "keeps statements after commits were lost": Mutant(
         in_coverage("_runs", _HOLDS, "held[each.start_ns, each.end_ns][0] <= each.count"),
         "is equal over",
-        20_110,
+        20_120,
     ),
 }
 

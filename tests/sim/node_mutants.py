@@ -263,7 +263,9 @@ STATEMENTS = {
         ),
         "dated too late",
     ),
-    "never withdraws a statement": Mutant(in_coverage("_runs", _HOLDS, "True"), "is equal over", 39),
+    "never withdraws a statement": Mutant(
+        in_coverage("_runs", _HOLDS, "True"), "is equal over", 39
+    ),
     "withdraws no statement after a late message": Mutant(
         in_coverage("_runs", _HOLDS, "held[each.start_ns, each.end_ns][0] >= each.count"),
         "is equal over",

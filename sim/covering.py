@@ -141,8 +141,10 @@ class _Views(JudgedViews):
     shown: list[SyncId]
 
     @asynccontextmanager
-    async def open_view(self, lower: SyncId, upper: SyncId) -> AsyncIterator[JudgedView]:
+    async def open_view(
+        self, lower: SyncId, upper: SyncId, *, recent: bool = False
+    ) -> AsyncIterator[JudgedView]:
         """Fix what is held in a range."""
-        async with super().open_view(lower, upper) as view:
+        async with super().open_view(lower, upper, recent=recent) as view:
             self.shown = view.shown
             yield view

@@ -8,6 +8,7 @@ or not. While the database is away, nothing is committed and every answer is los
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -30,6 +31,8 @@ from storenode.sds.codec import sds_key
 _T = TypeVar("_T")
 
 _NO_HASH = bytes(32)
+
+NEWEST_BATCHES = 64
 
 
 class Unavailable(StoreUnavailable):
@@ -95,6 +98,7 @@ class Database:
         self.stated: dict[str, list[Statement]] = {}
         self.followers: dict[object, Callable[[], None]] = {}
         self._added: dict[int, list[SyncId]] = {}
+        self._newest: deque[tuple[int, Client, list[SyncId]]] = deque(maxlen=NEWEST_BATCHES)
         self._batches = count(1)
         self._timeline = timeline
         self._dice = dice
@@ -268,6 +272,16 @@ class Database:
         """What is held now."""
         return Snapshot(self.ids, self._lengths_ns, self.place, self.horizon_ns, self.digests)
 
+    def added_by_others(self, client: Client, within_ns: int) -> set[SyncId]:
+        """Return what other clients have committed in the last time."""
+        since_ns = self._timeline.now_ns - within_ns
+        return {
+            each
+            for at_ns, writer, ids in self._newest
+            if at_ns >= since_ns and writer is not client
+            for each in ids
+        }
+
     def check(self) -> None:
         """Verify that the two lists of what is held are the same.
 
@@ -287,6 +301,8 @@ class Database:
     ) -> None:
         def work() -> list[bool]:
             new = self.add(batch, self._timeline.now_ns)
+            ids = zip(batch.timestamps, batch.hashes, strict=True)
+            self._newest.append((self._timeline.now_ns, client, list(ids)))
             if client.alive and any(new):
                 added = zip(batch.hashes, new, strict=True)
                 hashes = frozenset(digest for digest, is_new in added if is_new)

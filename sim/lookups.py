@@ -23,7 +23,7 @@ from store.domain.ports import (
 )
 from store.messages.transfer import transferred
 from store.sync.lookup import Fetcher
-from store.sync.session.reconciling import in_time
+from store.sync.session.reconciliation import in_time
 from storenode.sds.codec import encode, sds_key
 
 if TYPE_CHECKING:

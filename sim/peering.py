@@ -25,8 +25,7 @@ from store.domain.ports import (
     TopicFilter,
 )
 from store.sync.index.hot import HotIndex
-from store.sync.resume.core import ResumeConfig
-from store.sync.resume.driver import Resumer
+from store.sync.resume import ResumeConfig, Resumer
 from store.sync.schedule.core import ScheduleConfig
 from store.sync.schedule.driver import Synchronizer
 from store.sync.session.initiator import RECONCILE, TRANSFER
@@ -49,7 +48,6 @@ class Peering:
         self.index = HotIndex(
             self._ids,
             process.written_ids,
-            scenario.index_window_ns,
             process.world_env,
             scenario.index,
         )
@@ -110,7 +108,7 @@ class Peering:
         self._ids.check()
         self.index.check()
         self._synchronizer._schedule.check()
-        self._resumer._machine.check()
+        self._resumer.check()
 
     def ask(self, peer: PeerAddress | None, start_ns: int | None) -> asyncio.Task[SyncDone]:
         """An operator wants a session, and cancels it when going away."""

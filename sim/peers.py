@@ -43,14 +43,13 @@ from store.messages.conflicts import StoreResult
 from store.messages.cursor import ScanCursor
 from store.messages.record import RecordBatch
 from store.messages.transfer import MalformedMessage, decode_message
-from store.sync.errors import ProtocolBroken
+from store.sync.errors import ProtocolBrokenError
 from store.sync.session import exchange as shipped
 from store.sync.session.exchange import ExchangeWork
-from store.sync.session.initiator import Initiator
-from store.sync.session.outcome import Account
-from store.sync.session.reconciling import in_time
+from store.sync.session.initiator import initiate
+from store.sync.session.reconciliation import Reconciliation, in_time
 from store.sync.session.registry import Session, State
-from store.sync.session.verifying import Verifying
+from store.sync.session.report import SessionReport
 from store.sync.transfer.core import Transfer
 from store.sync.transfer.driver import TransferWork
 from store.sync.transfer.events import Fault
@@ -121,8 +120,8 @@ class JudgedExchange(shipped.Exchange):
     def __init__(self, process: Process, store: SimStore, views: JudgedViews) -> None:
         scenario = process.scenario
         self.process = process
-        self.last: dict[str, Account] = {}
-        """Of each peer, the account of the session with it that ended last."""
+        self.last: dict[str, SessionReport] = {}
+        """Of each peer, the report of the session with it that ended last."""
         self._names: dict[asyncio.Task[Any] | None, str] = {}
         self._statements = SimStatements(process)
         super().__init__(
@@ -143,63 +142,61 @@ class JudgedExchange(shipped.Exchange):
             )
         )
 
-    def reconciling(
+    def reconciliation(
         self,
         role: Role,
         stream: FrameStream,
         view: OpenView | None,
-        account: Account,
+        report: SessionReport,
         *,
         window: Bounds | None = None,
         session_id: str = "",
-    ) -> Verifying:
+    ) -> Reconciliation:
         """A reconciliation."""
-        given = role, stream, view, account
-        work = super().reconciling(*given, window=window, session_id=session_id)
+        given = role, stream, view, report
+        work = super().reconciliation(*given, window=window, session_id=session_id)
         _check_after_steps(work.session)
         return work
 
-    def concluded(self, account: Account, work: Verifying, result: Result) -> None:
+    def concluded(self, report: SessionReport, work: Reconciliation, result: Result) -> None:
         """The judge compares the result of each side with that of the other."""
-        name, role, judge = work.frames.session_id, work.role, self.process.judge
+        name, role, judge = work.session_id, work.role, self.process.judge
         if name and not result.refusal:
             shown, asked_ns = [], 0
             if isinstance(work.view, JudgedView):
                 shown, asked_ns = work.view.shown, work.view.asked_ns
-            side = Side(self.process.database, shown, account.horizon or LOWEST, asked_ns)
+            side = Side(self.process.database, shown, report.horizon or LOWEST, asked_ns)
             judge.meet(name, role, side)
-            judge.found(name, role, result, work.proof.summed_from_ns)
+            judge.found(name, role, result, work.summed_from_ns)
             if role is Role.INITIATOR:
                 self._names[asyncio.current_task()] = name
-        super().concluded(account, work, result)
+        super().concluded(report, work, result)
 
-    async def machine(self, session: Session, account: Account) -> Transfer:
+    async def machine(self, session: Session, report: SessionReport) -> Transfer:
         """The transfer of what a session has found."""
         self._judge_memory(session.node_id)
-        machine = await super().machine(session, account)
+        machine = await super().machine(session, report)
         _check_after_steps(machine)
         return machine
 
-    def ended(
-        self, account: Account, error: str = "", ending: SyncEnding | None = None
-    ) -> SyncOutcome:
+    def ended(self, report: SessionReport) -> SyncOutcome:
         """A session ended."""
-        outcome = super().ended(account, error, ending)
-        process, result = self.process, account.result
+        outcome = super().ended(report)
+        process, result = self.process, report.result
         name = self._names.pop(asyncio.current_task(), "")
-        self.last[account.node_id] = account
-        process.note(f"{account.role} session with {account.node_id}: {described(outcome)}")
-        if account.report.fault in (Fault.PROTOCOL, Fault.LIMIT):
-            process.judge.accused(process.name, account.report.error)
+        self.last[report.node_id] = report
+        process.note(f"{report.role} session with {report.node_id}: {described(outcome)}")
+        if report.transfer.fault in (Fault.PROTOCOL, Fault.LIMIT):
+            process.judge.accused(process.name, report.transfer.error)
         if result is not None:
-            for mark in _marks(account):
+            for mark in _marks(report):
                 process.mark(mark)
         if outcome.ending is SyncEnding.REFUSED:
             process.mark(Mark.SAME_STORE if "one database" in outcome.error else Mark.BUSY)
-        if account.role is SyncRole.INITIATOR:
+        if report.role is SyncRole.INITIATOR:
             self._statements.ended(name)
             if outcome.in_sync:
-                process.judge.in_sync(name, account.report.refused_by_policy)
+                process.judge.in_sync(name, report.transfer.refused_by_policy)
             process.node.world.ended(outcome)
         return outcome
 
@@ -282,7 +279,7 @@ class SimCaller:
 
     async def synchronize(self, peer: PeerAddress, window: Window) -> SyncOutcome:
         """One session with a peer."""
-        return await Initiator(self._connector, self._exchange, peer, window).run()
+        return await initiate(self._connector, self._exchange, peer, window)
 
     async def scan(
         self, peer: PeerAddress, start_ns: int, end_ns: int, cursor: bytes
@@ -358,15 +355,15 @@ def _check_asked(asked: RequestedEntries, encoded: bytes) -> None:
     """As the edge does it, with the shipped rule.
 
     Raises:
-        ProtocolBroken: the message cannot be decoded, or was not asked for.
+        ProtocolBrokenError: the message cannot be decoded, or was not asked for.
     """
     try:
         payload = decode_message(encoded).payload
     except MalformedMessage as error:
-        raise ProtocolBroken(str(error)) from None
+        raise ProtocolBrokenError(str(error)) from None
     # No hint of a simulation names a message that cannot be read.
     if not asked.selects(payload, lambda: b""):
-        raise ProtocolBroken("the peer sends a message that was not asked for")
+        raise ProtocolBrokenError("the peer sends a message that was not asked for")
 
 
 class SimBook:
@@ -393,21 +390,21 @@ def described(outcome: SyncOutcome) -> str:
     )
 
 
-def _marks(account: Account) -> Iterator[Mark]:
+def _marks(report: SessionReport) -> Iterator[Mark]:
     """What a session has met."""
-    result, report = account.result, account.report
+    result, transfer = report.result, report.transfer
     happened = (
         (Mark.TRUNCATED, result is not None and result.truncated),
         (Mark.MANY_ROUNDS, result is not None and result.rounds > 4),
-        (Mark.REFUSED_HERE, bool(report.refused)),
-        (Mark.REFUSED_THERE, bool(report.refused_by_peer)),
-        (Mark.DUPLICATE, report.duplicates > 0),
-        (Mark.ANOTHER_WAY, report.held > 0),
-        (Mark.PRUNED, report.pruned > 0),
-        (Mark.INTERRUPTED, bool(report.error)),
-        (Mark.SUMMED, account.proof.summed_from_ns is not None),
-        (Mark.COMPACT, account.proof.compact),
-        (Mark.FORGED, bool(len(account.proof.hidden))),
+        (Mark.REFUSED_HERE, bool(transfer.refused)),
+        (Mark.REFUSED_THERE, bool(transfer.refused_by_peer)),
+        (Mark.DUPLICATE, transfer.duplicates > 0),
+        (Mark.ANOTHER_WAY, transfer.held > 0),
+        (Mark.PRUNED, transfer.pruned > 0),
+        (Mark.INTERRUPTED, bool(transfer.error)),
+        (Mark.SUMMED, report.summed_from_ns is not None),
+        (Mark.COMPACT, report.compact),
+        (Mark.FORGED, bool(len(report.hidden))),
     )
     return (mark for mark, whether in happened if whether)
 

@@ -13,7 +13,7 @@ from sim.streams import EndStream
 from store.domain.ports import CursorOutOfRange, StoreUnavailable
 from store.messages.cursor import ScanCursor
 from store.messages.transfer import transferred
-from store.sync.session.reconciling import in_time
+from store.sync.session.reconciliation import in_time
 from storenode.message.limits import NS_PER_S
 
 SCAN: Final = "Scan"

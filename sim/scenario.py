@@ -94,7 +94,6 @@ class Scenario:
     disk_delay_ns: int
     lengths_ns: tuple[int, ...]
     index: IndexLimits
-    index_window_ns: int
     written_ids: int
     limits: SessionLimits
     tuning: Tuning
@@ -164,9 +163,6 @@ def drawn(dice: Dice, nodes: int | None = None) -> Scenario:
             ((DAY_NS, HOUR_NS, MINUTE_NS), (HOUR_NS, MINUTE_NS, NS_PER_S), (MINUTE_NS, NS_PER_S))
         ),
         index=_index_limits(dice, (1_000,) if in_memory else (8, 40, 1_000)),
-        index_window_ns=4 * DAY_NS
-        if in_memory
-        else dice.choice((30 * NS_PER_S, HOUR_NS, 4 * DAY_NS)),
         written_ids=dice.choice((0, 4, 1_000)),
         limits=limits,
         tuning=_tuning(dice),

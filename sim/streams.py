@@ -20,13 +20,13 @@ from store.domain.ports import (
     StoreUnavailable,
 )
 from store.sync.errors import (
-    FrameTooLarge,
-    GaveWay,
-    PeerSilent,
-    ProtocolBroken,
-    SessionUnknown,
-    TooManyCalls,
-    TransferFailed,
+    FrameTooLargeError,
+    GaveWayError,
+    PeerSilentError,
+    ProtocolBrokenError,
+    SessionUnknownError,
+    TooManyCallsError,
+    TransferFailedError,
 )
 from store.sync.frames import pieces
 from store.sync.session.initiator import TRANSFER
@@ -52,12 +52,12 @@ _STATUSES: Final[tuple[tuple[type[Exception], Status], ...]] = (
     (StoreBusy, Status.RESOURCE_EXHAUSTED),
     (MalformedPayloadError, Status.INVALID_ARGUMENT),
     (PayloadLimitError, Status.RESOURCE_EXHAUSTED),
-    (ProtocolBroken, Status.INVALID_ARGUMENT),
-    (PeerSilent, Status.DEADLINE_EXCEEDED),
-    (FrameTooLarge, Status.RESOURCE_EXHAUSTED),
-    (TooManyCalls, Status.RESOURCE_EXHAUSTED),
-    (SessionUnknown, Status.FAILED_PRECONDITION),
-    (GaveWay, Status.ABORTED),
+    (ProtocolBrokenError, Status.INVALID_ARGUMENT),
+    (PeerSilentError, Status.DEADLINE_EXCEEDED),
+    (FrameTooLargeError, Status.RESOURCE_EXHAUSTED),
+    (TooManyCallsError, Status.RESOURCE_EXHAUSTED),
+    (SessionUnknownError, Status.FAILED_PRECONDITION),
+    (GaveWayError, Status.ABORTED),
     (CursorOutOfRange, Status.OUT_OF_RANGE),
     (PeerFailed, Status.UNAVAILABLE),
 )
@@ -207,7 +207,7 @@ async def served(process: Process, end: End, method: str, work: Handler) -> None
         await work(stream)
     except asyncio.CancelledError:
         raise
-    except TransferFailed as error:
+    except TransferFailedError as error:
         _finish(end, _FAULTS[error.fault], error)
     except Exception as error:
         status = next((code for kind, code in _STATUSES if isinstance(error, kind)), None)
@@ -215,7 +215,7 @@ async def served(process: Process, end: End, method: str, work: Handler) -> None
             raise
         if status is Status.INVALID_ARGUMENT:
             process.judge.accused(process.name, str(error))
-        if isinstance(error, GaveWay):
+        if isinstance(error, GaveWayError):
             process.mark(Mark.GAVE_WAY)
         _finish(end, status, error)
     else:

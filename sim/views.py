@@ -13,6 +13,7 @@ from sim.marks import Mark
 from sim.process import Process
 from store.sync.index.hot import HotIndex
 from store.sync.index.views import IndexedReconcilable, StoredView
+from store.sync.limits import FRESH_NS
 
 
 class JudgedView(StoredView):
@@ -35,12 +36,15 @@ class JudgedViews(IndexedReconcilable):
         self._process = process
 
     @asynccontextmanager
-    async def open_view(self, lower: SyncId, upper: SyncId) -> AsyncIterator[JudgedView]:
+    async def open_view(
+        self, lower: SyncId, upper: SyncId, *, recent: bool = False
+    ) -> AsyncIterator[JudgedView]:
         """Fix what is held in a range."""
         process, database = self._process, self._process.database
         asked_ns = process.clock.unix_ns()
-        durable = [each for each in database.ids if lower <= each < upper]
-        async with super().open_view(lower, upper) as opened:
+        new = database.added_by_others(process, FRESH_NS) if recent else set()
+        durable = [each for each in database.ids if lower <= each < upper and each not in new]
+        async with super().open_view(lower, upper, recent=recent) as opened:
             mark = Mark.LAYERED if opened._hot else Mark.COLD
             process.mark(Mark.HOT if opened._cold is None else mark)
             view = JudgedView(opened, lower, upper, asked_ns)

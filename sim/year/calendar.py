@@ -86,7 +86,6 @@ def scenario_of(dice: Dice) -> Scenario:
         range_ns=24 * HOUR_NS,
         offset_ns=NS_PER_S,
         index=IndexLimits(settle_s=6 * 3_600.0),
-        index_window_ns=2 * DAY_NS,
         written_ids=1_000,
         online_every_s=3_600.0,
         limits=SessionLimits(),

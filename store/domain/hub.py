@@ -382,6 +382,13 @@ class WrittenIds:
         self._most = most
         self._offers: OrderedDict[int, _Offer] = OrderedDict()
         self._count = 0
+        self.dropped = 0
+        """The number of batches that were dropped before their commits were seen."""
+
+    @property
+    def tokens(self) -> frozenset[int]:
+        """The tokens of the batches whose commits were not seen yet."""
+        return frozenset(self._offers)
 
     def offer(self, token: int, batch: RecordBatch, added: frozenset[bytes] | None) -> None:
         """Hold the IDs of a batch: of those with ``added`` hashes, or of all when it is None."""
@@ -392,6 +399,7 @@ class WrittenIds:
         while self._count > self._most:
             _, (dropped, *_) = self._offers.popitem(last=False)
             self._count -= len(dropped)
+            self.dropped += 1
 
     def take(self, token: int) -> SyncIds | None:
         """Return the IDs that a commit has added, in any order; None: they are not here."""

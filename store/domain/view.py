@@ -69,8 +69,14 @@ class OpenView(Protocol):
 class Reconcilable(Protocol):
     """The IDs of a store, for reconciliation."""
 
-    def open_view(self, lower: SyncId, upper: SyncId) -> AbstractAsyncContextManager[OpenView]:
-        """Open a view of the half-open range, which includes every acknowledged message."""
+    def open_view(
+        self, lower: SyncId, upper: SyncId, *, recent: bool = False
+    ) -> AbstractAsyncContextManager[OpenView]:
+        """Fix what is held in the half-open range; everything that was acknowledged is in it.
+
+        ``recent``: what other nodes of the store have acknowledged in the last seconds may be
+        missing. Then no statement is needed where all is in memory.
+        """
 
     @property
     def index_entries(self) -> int:

@@ -41,13 +41,13 @@ from store.serving.connections import Remote, remote
 from store.serving.failure import CallerGoneError, CallError, Code, expected, malformed, unexpected
 from store.serving.limits import COUNTED_REQUEST_BYTES
 from store.sync.errors import (
-    FrameTooLarge,
-    GaveWay,
-    PeerSilent,
-    ProtocolBroken,
-    SessionUnknown,
-    TooManyCalls,
-    TransferFailed,
+    FrameTooLargeError,
+    GaveWayError,
+    PeerSilentError,
+    ProtocolBrokenError,
+    SessionUnknownError,
+    TooManyCallsError,
+    TransferFailedError,
 )
 from store.sync.transfer.events import Fault
 from storenode.connection.errors import RETRY_PUSHBACK
@@ -55,12 +55,12 @@ from storenode.connection.errors import RETRY_PUSHBACK
 _CODES: Final[tuple[tuple[type[Exception], Code], ...]] = (
     (MalformedPayloadError, Code.INVALID_ARGUMENT),
     (ReconcileLimit, Code.RESOURCE_EXHAUSTED),
-    (ProtocolBroken, Code.INVALID_ARGUMENT),
-    (PeerSilent, Code.DEADLINE_EXCEEDED),
-    (FrameTooLarge, Code.RESOURCE_EXHAUSTED),
-    (TooManyCalls, Code.RESOURCE_EXHAUSTED),
-    (SessionUnknown, Code.FAILED_PRECONDITION),
-    (GaveWay, Code.ABORTED),
+    (ProtocolBrokenError, Code.INVALID_ARGUMENT),
+    (PeerSilentError, Code.DEADLINE_EXCEEDED),
+    (FrameTooLargeError, Code.RESOURCE_EXHAUSTED),
+    (TooManyCallsError, Code.RESOURCE_EXHAUSTED),
+    (SessionUnknownError, Code.FAILED_PRECONDITION),
+    (GaveWayError, Code.ABORTED),
     (PeerFailed, Code.UNAVAILABLE),
     (EmptyWindow, Code.INVALID_ARGUMENT),
     (UnknownPeer, Code.INVALID_ARGUMENT),
@@ -74,7 +74,7 @@ _FAULTS: Final = {
     Fault.LOST: Code.UNAVAILABLE,
 }
 
-RETRYABLE: Final = (TooManyCalls, GaveWay)
+RETRYABLE: Final = (TooManyCallsError, GaveWayError)
 
 
 def translate(error: Exception, request_id: str) -> tuple[CallError, bool]:
@@ -82,7 +82,7 @@ def translate(error: Exception, request_id: str) -> tuple[CallError, bool]:
     failure = expected(error)
     if failure is not None:
         return failure, True
-    if isinstance(error, TransferFailed):
+    if isinstance(error, TransferFailedError):
         return CallError(_FAULTS[error.fault], str(error)), True
     for kind, code in _CODES:
         if isinstance(error, kind):

@@ -38,10 +38,10 @@ from store.rpc.limits import (
 from store.serving.failure import CallError
 from store.serving.limits import COUNTED_REQUEST_BYTES
 from store.serving.methods.decode import clip, decode
-from store.sync.errors import ProtocolBroken
+from store.sync.errors import ProtocolBrokenError
 from store.sync.session.exchange import Exchange
-from store.sync.session.initiator import Initiator
-from store.sync.session.reconciling import in_time
+from store.sync.session.initiator import initiate
+from store.sync.session.reconciliation import in_time
 from storenode.message.hashing import message_hash
 from storenode.message.limits import HASH_BYTES
 from storenode.message.varint import delimited
@@ -77,7 +77,7 @@ class PeerReader:
 
     async def synchronize(self, peer: PeerAddress, window: Window) -> SyncOutcome:
         """Run one session with a peer."""
-        return await Initiator(self._connector, self._exchange, peer, window).run()
+        return await initiate(self._connector, self._exchange, peer, window)
 
     async def scan(
         self, peer: PeerAddress, start_ns: int, end_ns: int, cursor: bytes
@@ -104,7 +104,9 @@ class PeerReader:
                 last = _last_of(page, last, end)
                 empty = empty + 1 if last == before else 0
                 if empty > MAX_EMPTY_PAGES:
-                    raise ProtocolBroken("the peer sends pages without messages, over and over")
+                    raise ProtocolBrokenError(
+                        "the peer sends pages without messages, over and over"
+                    )
                 if page.messages:
                     hashes = [entry.message_hash for entry in page.messages]
                     yield ScannedPage(_join(page), hashes, page.cursor, last[0])
@@ -135,7 +137,7 @@ class PeerReader:
         async for data in self._pages(peer, LOOKUP, request):
             messages = _decode(store_pb2.SdsMessagesPage, data, left).messages
             if len(messages) > left:
-                raise ProtocolBroken(
+                raise ProtocolBrokenError(
                     f"the peer sends more than {MAX_LOOKUP_MESSAGES:,} messages: ask for fewer IDs"
                     " at once"
                 )
@@ -166,23 +168,25 @@ def _decode(kind: type[_M], data: bytes, messages: int) -> _M:
             data = clip(data, field, messages + 1)
         return decode(kind, data)
     except CallError as error:
-        raise ProtocolBroken(f"the peer sends a page that cannot be decoded: {error}") from None
+        raise ProtocolBrokenError(
+            f"the peer sends a page that cannot be decoded: {error}"
+        ) from None
 
 
 def _decode_scan(data: bytes) -> RawScanPage:
     if len(data) > MAX_PEER_PAGE_BYTES:
-        raise ProtocolBroken(
+        raise ProtocolBrokenError(
             f"the peer sends a page of {len(data):,} bytes: at most {MAX_PEER_PAGE_BYTES:,} are "
             "taken"
         )
     page = _decode(RawScanPage, data, PEER_SCAN_PAGE_MESSAGES)
     if len(page.messages) > PEER_SCAN_PAGE_MESSAGES:
-        raise ProtocolBroken(
+        raise ProtocolBrokenError(
             f"the peer sends a page of more than {PEER_SCAN_PAGE_MESSAGES:,} messages, which is "
             "what was asked for"
         )
     if len(page.cursor) > MAX_PEER_CURSOR_BYTES:
-        raise ProtocolBroken(
+        raise ProtocolBrokenError(
             f"the peer sends a cursor of {len(page.cursor):,} bytes: at most "
             f"{MAX_PEER_CURSOR_BYTES:,} are kept"
         )
@@ -193,7 +197,7 @@ def _last_of(page: RawScanPage, last: SyncId, end: SyncId) -> SyncId:
     """Return the end of a page.
 
     Raises:
-        ProtocolBroken: it does not ascend from the end of the page before it.
+        ProtocolBrokenError: it does not ascend from the end of the page before it.
     """
     for entry in page.messages:
         try:
@@ -201,7 +205,7 @@ def _last_of(page: RawScanPage, last: SyncId, end: SyncId) -> SyncId:
         except DecodeError:
             continue
         if len(here[1]) != HASH_BYTES or not last < here < end:
-            raise ProtocolBroken(
+            raise ProtocolBrokenError(
                 "the peer sends messages out of order, or outside the range that was asked for"
             )
         last = here
@@ -219,11 +223,11 @@ def _require_asked(asked: RequestedEntries, stored: WakuMessageKeyValue) -> byte
     """Encode a message for admission.
 
     Raises:
-        ProtocolBroken: it was not asked for.
+        ProtocolBrokenError: it was not asked for.
     """
     message = stored.message
     if not asked.selects(message.payload, lambda: _hash_of(stored)):
-        raise ProtocolBroken("the peer sends a message that was not asked for")
+        raise ProtocolBrokenError("the peer sends a message that was not asked for")
     return WakuMessageAndTopic(
         message=message, pubsub_topic=stored.pubsub_topic
     ).SerializeToString()
@@ -237,4 +241,4 @@ def _hash_of(stored: WakuMessageKeyValue) -> bytes:
             stored.pubsub_topic, message.payload, message.content_topic, meta, message.timestamp
         )
     except ValueError as error:
-        raise ProtocolBroken(f"the peer sends a message without a hash: {error}") from None
+        raise ProtocolBrokenError(f"the peer sends a message without a hash: {error}") from None

@@ -43,8 +43,7 @@ from store.serving.context import NodeIdentity
 from store.serving.tls import TlsFiles
 from store.sync.limits import TransferLimits
 from store.sync.lookup import Fetcher
-from store.sync.resume.core import SHORTEST_GAP_NS, ResumeConfig
-from store.sync.resume.driver import Resumer
+from store.sync.resume import SHORTEST_GAP_NS, ResumeConfig, Resumer
 from store.sync.schedule.core import ScheduleConfig
 from store.sync.schedule.driver import Synchronizer
 from store.sync.session.exchange import Exchange, ExchangeWork

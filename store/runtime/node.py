@@ -63,7 +63,7 @@ from store.serving.answer_budget import UnsentBudget
 from store.serving.context import NodeIdentity, NodeState
 from store.serving.drain import Drain
 from store.serving.tls import TlsError
-from store.sync.online import OnlineRecorder
+from store.sync.resume import OnlineRecorder
 from storenode.cli.options.types import Address
 from storenode.common.bounded import BoundedDict
 from storenode.message.limits import NS_PER_S

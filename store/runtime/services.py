@@ -37,10 +37,9 @@ from store.messages.record import RecordBatch
 from store.observe.logging import get_logger
 from store.observe.metrics import Metrics, total
 from store.runtime.resources import DiskSpace
-from store.sync.coverage import Coverage
+from store.sync.coverage import Coverage, StatementBuffer
 from store.sync.index.hot import HotIndex
 from store.sync.index.views import IndexedReconcilable
-from store.sync.limits import index_window_ns
 from storenode.common.bounded import BoundedDict
 from storenode.message.limits import NS_PER_S
 from storenode.message.rules import Policy
@@ -127,7 +126,7 @@ class Wiring:
     unread: UnreadRows
     tracking: ConfirmationTracker | None
     listeners: list[HotIndex | GossipDriver]
-    statements: DatabaseStatements
+    statements: StatementBuffer
     online: DatabaseOnlineTimes
     coverage: Coverage
     missing_parents: DatabaseMissingParents
@@ -183,7 +182,6 @@ async def open_wiring(
     hot = HotIndex(
         ids,
         written_ids,
-        index_window_ns(config.sync_range, config.sync_offset),
         system_environment("store.sync.index", metrics),
     )
     listeners: list[HotIndex | GossipDriver] = [hot]
@@ -212,7 +210,9 @@ async def open_wiring(
     reader = DatabaseReader(database, lambda: feed.counted)
     services = Services(writer, reader, feed, DatabaseSdsReader(database), follow_cursors(database))
     maintainer = _maintainer(config, database, metrics)
-    reconcilable, statements = IndexedReconcilable(ids, hot), DatabaseStatements(database)
+    reconcilable = IndexedReconcilable(ids, hot)
+    statements = StatementBuffer(DatabaseStatements(database))
+    stack.push_async_callback(statements.flush)
     return Wiring(
         database,
         services,

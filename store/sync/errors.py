@@ -1,4 +1,4 @@
-"""What goes wrong in a session with a peer, as either side of it sees it."""
+"""Errors of sessions with a peer, on either side."""
 
 from __future__ import annotations
 
@@ -13,39 +13,39 @@ MAX_PEER_TEXT_CHARS: Final = 400
 """A sentence of a peer that is shown or logged here; a longer one is cut."""
 
 
-class PeerSilent(PeerFailed):
+class PeerSilentError(PeerFailed):
     """The peer says nothing, or the session takes too long."""
 
 
-class ProtocolBroken(PeerFailed):
+class ProtocolBrokenError(PeerFailed):
     """The peer did what the protocol does not allow."""
 
 
-class MalformedFrame(ProtocolBroken):
+class MalformedFrameError(ProtocolBrokenError):
     """The bytes are not such a frame."""
 
 
-class FrameTooLarge(PeerFailed):
+class FrameTooLargeError(PeerFailed):
     """A frame has more entries than a node decodes."""
 
 
-class TooManyCalls(PeerFailed):
-    """Too many calls wait for their first frame; a later one may do better."""
+class TooManyCallsError(PeerFailed):
+    """The error of a call when too many wait for their first frame; retry later."""
 
 
-class PlaceLost(TooManyCalls):
+class SeatLostError(TooManyCallsError):
     """A session that only waited has given its place to another peer."""
 
 
-class SessionUnknown(PeerFailed):
-    """There is no such session to transfer for."""
+class SessionUnknownError(PeerFailed):
+    """The error of a transfer without a session."""
 
 
-class GaveWay(PeerFailed):
-    """Another session with the same peer goes before this one."""
+class GaveWayError(PeerFailed):
+    """The end of a session that yields to another with the same peer."""
 
 
-class TransferFailed(PeerFailed):
+class TransferFailedError(PeerFailed):
     """A transfer ended before its end; ``fault`` says whose doing it was."""
 
     def __init__(self, fault: Fault, sentence: str) -> None:
@@ -58,6 +58,6 @@ EXPECTED: Final = (PeerFailed, MalformedPayload, LimitExceeded, StoreUnavailable
 
 
 def shown(text: str) -> str:
-    """A text of a peer, fit for a log and a terminal."""
+    """Return a text of a peer, fit for a log and a terminal."""
     sane = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
     return sane if len(sane) <= MAX_PEER_TEXT_CHARS else sane[: MAX_PEER_TEXT_CHARS - 1] + "…"

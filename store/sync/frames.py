@@ -27,7 +27,7 @@ from store.messages.fields import (
     read_varint,
 )
 from store.messages.transfer import transfer_frame
-from store.sync.errors import FrameTooLarge, MalformedFrame
+from store.sync.errors import FrameTooLargeError, MalformedFrameError
 from store.sync.limits import (
     MAX_PIECE_ANSWERS,
     MAX_SEARCH_SPANS,
@@ -88,15 +88,17 @@ class SearchStep:
         """Return what a message has.
 
         Raises:
-            FrameTooLarge: it names too many spans.
-            MalformedFrame: its parts do not fit each other.
+            FrameTooLargeError: it names too many spans.
+            MalformedFrameError: its parts do not fit each other.
         """
         spans, listed, sums = message.spans, message.listed, message.sums
         if len(spans) + len(listed) > 2 * MAX_SEARCH_SPANS:
-            raise FrameTooLarge(f"a frame names more than {MAX_SEARCH_SPANS:,} spans: name fewer")
+            raise FrameTooLargeError(
+                f"a frame names more than {MAX_SEARCH_SPANS:,} spans: name fewer"
+            )
         fits = len(spans) % 2 == len(listed) % 2 == len(message.messages) % ELEMENT_BYTES == 0
         if not fits or len(sums) != SUM_BYTES * (len(spans) // 2):
-            raise MalformedFrame(
+            raise MalformedFrameError(
                 "the parts of a SumSearch do not fit: encode it as the schema says"
             )
         return cls(
@@ -169,11 +171,11 @@ class Reconcile:
 
     @property
     def size_bytes(self) -> int:
-        """Of what reconciles in it."""
+        """The size of what reconciles in it."""
         return len(self.payload) + (0 if self.extension is None else self.extension.size_bytes)
 
     def encode(self) -> bytes:
-        """The bytes to send."""
+        """Return the bytes to send."""
         return ReconcileFrame(
             ranges_data=self.payload,
             session_id=self.session_id,
@@ -187,13 +189,13 @@ class Reconcile:
         """Read a frame.
 
         Raises:
-            MalformedFrame: it is none.
-            FrameTooLarge: it names too many spans.
+            MalformedFrameError: it is none.
+            FrameTooLargeError: it names too many spans.
         """
         try:
             read = ReconcileFrame.FromString(frame)
         except DecodeError:
-            raise MalformedFrame(
+            raise MalformedFrameError(
                 "the request is no storenode.v1.ReconcileFrame: encode it as the schema says"
             ) from None
         count = read.count if read.HasField("count") else None
@@ -202,7 +204,7 @@ class Reconcile:
 
 
 def is_session_id(text: str) -> bool:
-    """True for 128 bits in lower-case hexadecimal digits."""
+    """Return True for 128 bits in lower-case hexadecimal digits."""
     return len(text) == SESSION_ID_CHARS and set(text) <= set("0123456789abcdef")
 
 
@@ -222,7 +224,7 @@ class Piece:
 
 
 def encode_transfer(frame: Frame) -> bytes:
-    """The bytes of a frame to send."""
+    """Return the bytes of a frame to send."""
     return transfer_frame(
         frame.session_id, frame.messages, frame.stored, frame.refused, done=frame.done
     )
@@ -232,8 +234,8 @@ def pieces(frame: bytes) -> Iterator[Piece]:
     """Cut a ``TransferFrame`` into pieces that are judged at one go; at least one.
 
     Raises:
-        MalformedFrame: it is none.
-        FrameTooLarge: it has too many fields that the schema does not know.
+        MalformedFrameError: it is none.
+        FrameTooLargeError: it has too many fields that the schema does not know.
     """
     if len(frame) - len(frame.translate(None, _FIRST_BYTES)) <= MAX_UNCUT_ENTRIES:
         whole = _decode(frame)
@@ -254,13 +256,12 @@ def _decode(part: bytes) -> RawTransferFrame:
         raise _no_frame() from None
 
 
-def _no_frame() -> MalformedFrame:
+def _no_frame() -> MalformedFrameError:
     """Return the error for bytes that are no ``TransferFrame``."""
-    return MalformedFrame("the frame is no TransferFrame: encode it as the schema says")
+    return MalformedFrameError("the frame is no TransferFrame: encode it as the schema says")
 
 
 def _chunks(part: RawTransferFrame, size_bytes: int, *, done: bool) -> Iterator[Piece]:
-    """A decoded part, cut again so that its messages are judged in portions."""
     messages = part.messages
     step = chunk_messages(len(messages), size_bytes)
     chunks = max(1, -(-len(messages) // step))
@@ -274,7 +275,6 @@ def _chunks(part: RawTransferFrame, size_bytes: int, *, done: bool) -> Iterator[
 
 
 def _cuts(frame: bytes) -> Iterator[int]:
-    """Where to cut a large frame: behind some entries, and at its end."""
     position = start = messages = answers = others = 0
     size = len(frame)
     while position < size:
@@ -287,7 +287,7 @@ def _cuts(frame: bytes) -> Iterator[int]:
         answers += field in _ANSWERS
         others += field != _MESSAGES and field not in _ANSWERS
         if others > MAX_COUNTED_FIELDS:
-            raise FrameTooLarge(
+            raise FrameTooLargeError(
                 f"the frame has more than {MAX_COUNTED_FIELDS:,} fields besides its entries: leave "
                 "out those that the schema does not know"
             )

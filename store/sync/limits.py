@@ -48,6 +48,13 @@ SLOW_RECONCILE_NS: Final = 60 * NS_PER_S
 MAX_USEFUL_PEERS: Final = 256
 """Peers of which is remembered that a session with them has brought or taken messages."""
 
+MAX_NOTED_PEERS: Final = 256
+"""Peers of whose last session is remembered how the next one begins best."""
+
+MAX_CONFLICT_PEERS: Final = 64
+MAX_KNOWN_CONFLICTS: Final = 4_096
+"""Conflicts with one peer that are remembered, about 200 bytes each."""
+
 MAX_EQUAL_PEERS: Final = 64
 """Peers of whose last session is known that it found nothing."""
 
@@ -110,17 +117,17 @@ are kept, and each at most 69 s long."""
 ONLINE_INTERVAL_S: Final = 10.0
 """How often it is noted that the store is online."""
 
+MAX_OFFER_PAYLOAD_BYTES: Final = 1_024
+"""A base payload of one fingerprint is shorter, but for very many shards."""
+
 COMPACT_FROM_IDS: Final = 4_096
 """The compact mode is offered for so many IDs or more: with fewer, a base session takes one or two
 round trips."""
 
 # The index in memory, and views that read from the database
 
-DEFAULT_RANGE_NS: Final = 3600 * NS_PER_S
-"""How far back the index goes where reconciliation has no range of its own."""
-
-INDEX_SLACK_NS: Final = 600 * NS_PER_S
-"""How much further than the range: clocks differ, and a session takes its time."""
+FRESH_NS: Final = 3 * NS_PER_S
+"""The index answers without a statement for this long after a report of the feed."""
 
 FLOOR_STEP_NS: Final = 60 * NS_PER_S
 """Floors are at multiples of it, where summaries have an edge."""
@@ -157,10 +164,11 @@ class IndexLimits:
         ids_at_once: IDs of commits that are inserted together.
         inline_ids: so many are inserted on the event loop's thread; more in another one.
         warm_up_ids: IDs that the warm-up reads at a time.
+        lowest_ns: the lowest floor.
         patience_s: how long a view waits until the index has a commit.
         cold_patience_s: how long a view waits until it may read from the database.
         gather_s: how long commits wait for others, unless a view waits for them.
-        settle_s: how often the floor follows the clock where there are no commits.
+        settle_s: how often the index is compared with the database.
         backoff_s: the first pause after a failure.
     """
 
@@ -170,6 +178,7 @@ class IndexLimits:
     ids_at_once: int = 16_384
     inline_ids: int = 2_000
     warm_up_ids: int = 65_536
+    lowest_ns: int = 0
     patience_s: float = 5.0
     cold_patience_s: float = 5.0
     gather_s: float = 0.02
@@ -177,10 +186,8 @@ class IndexLimits:
     backoff_s: float = 1.0
 
 
-def index_window_ns(sync_range_ns: int | None, sync_offset_ns: int) -> int:
-    """How far back the index goes for such a schedule; a range of None is everything."""
-    return (sync_range_ns or DEFAULT_RANGE_NS) + sync_offset_ns + INDEX_SLACK_NS
-
+ADMITTED_AT_ONCE: Final = 256
+"""Messages of a page that are admitted at a time, so that others on the event loop get a turn."""
 
 # Transfers, the registry of sessions and the memory of refusals. Source: the contract ("Limits",
 # "Peers" and the schema of ``TransferFrame``)
@@ -232,7 +239,7 @@ REMEMBERED_NS: Final = 24 * 3600 * NS_PER_S
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferLimits:
-    """How much of a transfer is under way at once.
+    """The limits of what is under way in a transfer at once.
 
     ``frame_messages`` and ``frame_bytes`` of messages go into one frame, with up to
     ``frame_answers`` answers. ``unsent_bytes`` are read from the database ahead of the stream, in
@@ -256,6 +263,6 @@ class TransferLimits:
     total_ns: int = TOTAL_NS
 
     def with_grace(self) -> TransferLimits:
-        """Those of who began the session: see `CALLER_GRACE_NS`."""
+        """Return the limits of the initiator: see `CALLER_GRACE_NS`."""
         pace_ns, total_ns = self.pace_ns + CALLER_GRACE_NS, self.total_ns + CALLER_GRACE_NS
         return replace(self, pace_ns=pace_ns, total_ns=total_ns)

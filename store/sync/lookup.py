@@ -30,18 +30,16 @@ from store.domain.ports import (
     Writer,
 )
 from store.messages.transfer import decode_message
+from store.sync.limits import ADMITTED_AT_ONCE
 from storenode.message.rules import Policy
 
 _MAX_NOTES: Final = 10
-_CHUNK: Final = 256
-"""Messages that are judged at a time, so that others on the event loop get their turn."""
-
 Entries = tuple[HistoryEntry, ...]
 
 
 @dataclass
 class _Taken:
-    """What came: how many messages are new, and which were refused, by ID or hash, and why."""
+    """The result so far: the number of new messages, and the refused ones, by ID or hash."""
 
     stored: int = 0
     names: set[bytes] = field(default_factory=set)
@@ -54,12 +52,12 @@ class _Taken:
             self.reasons[why] += 1
 
     def refuses(self, entry: HistoryEntry) -> bool:
-        """Whether what came for an entry was refused."""
+        """Return True if what came for an entry was refused."""
         return entry.message_id in self.names or entry.retrieval_hint in self.names
 
 
 class Fetcher:
-    """One per node; on the event loop's thread."""
+    """The look-ups of one node; on the event loop's thread."""
 
     def __init__(
         self,
@@ -87,8 +85,8 @@ class Fetcher:
             pages = self._caller.lookup(peer, request.channel_id, asked)
             async with aclosing(pages):
                 async for page in pages:
-                    for start in range(0, len(page), _CHUNK):
-                        await self._take(page[start : start + _CHUNK], taken)
+                    for start in range(0, len(page), ADMITTED_AT_ONCE):
+                        await self._take(page[start : start + ADMITTED_AT_ONCE], taken)
         except PeerFailed as failed:
             error = str(failed)
         left, _ = await self._missing(request.channel_id, wanted)
@@ -109,7 +107,6 @@ class Fetcher:
     async def _missing(
         self, channel_id: bytes, entries: Sequence[HistoryEntry]
     ) -> tuple[Entries, Entries]:
-        """Those of some entries that this store does not hold, and those that may be forged."""
         wanted = SdsLookup(
             channel_id, tuple(entries), TopicFilter(), claimants=1, prefer_proven=True
         )

@@ -102,11 +102,11 @@ PURE_ROOMS = frozenset(
 # Drivers, modules or packages of them, run on an event loop, which is given: a node's, or one on
 # virtual time. They have no more of the world than that.
 DRIVERS = frozenset(
-    {f"store.sync.session.{name}" for name in ("exchange", "initiator", "reconciling", "responder")}
-    | {"store.sync.session.verifying"}
-    | {f"store.sync.{name}.driver" for name in ("resume", "schedule", "transfer")}
+    {f"store.sync.session.{name}" for name in ("exchange", "initiator", "responder")}
+    | {"store.sync.session.reconciliation"}
+    | {f"store.sync.{name}.driver" for name in ("schedule", "transfer")}
     | {"sim", "sim.gossiping", "sim.groups", "sim.year"}
-    | {"store.gossip.driver", "store.sync.index", "store.sync.lookup", "store.sync.online"}
+    | {"store.gossip.driver", "store.sync.index", "store.sync.lookup", "store.sync.resume"}
 )
 
 # What is run by hand has a terminal, and seeds the generator that the rest is given.

@@ -10,18 +10,16 @@ from reconcile.session import ReconcileSession as Session
 from reconcile.summaries.summary import SummaryView
 from store.domain import coverage
 from store.domain.admission import Admission, Verdict
+from store.sync import resume
 from store.sync.index import hot
 from store.sync.index.hot import HotIndex
 from store.sync.lookup import Fetcher
-from store.sync.resume import driver as resume
-from store.sync.resume.core import Resume
-from store.sync.resume.driver import Resumer
+from store.sync.resume import Resumer
 from store.sync.schedule.core import Schedule
 from store.sync.schedule.driver import Synchronizer
-from store.sync.session import exchange, reconciling, responder
+from store.sync.session import exchange, initiator, reconciliation, responder
 from store.sync.session.agreement import Agreement
 from store.sync.session.exchange import Exchange
-from store.sync.session.initiator import Initiator
 from store.sync.session.registry import Sessions
 from store.sync.session.responder import Responder
 from store.sync.session.sum_search import Search
@@ -111,6 +109,7 @@ CORES = {
             "self._floor, self._memory = (max(0, floor[0] - 10**9), floor[1]), memory",
         ),
         f"are missing|{UNEQUAL}",
+        15,
     ),
     "has two sessions with a peer": Mutant(
         replace_with(Sessions, "_of_peer", lambda *_: []), "two sessions with one"
@@ -119,7 +118,7 @@ CORES = {
         replace_with(PolicyMemory, "until_ns", lambda *_: 2**62), f"time has come|{UNEQUAL}", 30
     ),
     "leaves a gap": Mutant(
-        edit(Resume, "_page", "Advance(self._reached_ns)", "Advance(self.progress.time_end_ns)"),
+        in_resume("_advance", "self._reached_ns, self._last_ns", "self._end_ns, self._last_ns"),
         "has passed over",
     ),
     "never looks back": Mutant(
@@ -201,7 +200,7 @@ SESSIONS = {
         together(
             *(
                 edit(module, "in_time", "asyncio.timeout(silence_s)", "asyncio.timeout(None)")
-                for module in (reconciling, responder)
+                for module in (reconciliation, responder)
             )
         ),
         "waited",
@@ -221,7 +220,7 @@ SESSIONS = {
         UNEQUAL,
     ),
     "takes every sum for its own": Mutant(
-        edit(Search, "sum", ".digest()", ".digest() and bytes(32)"), "are missing", 64
+        edit(Search, "sum", "self._total.digest()", "bytes(32)"), "are missing", 64
     ),
     "counts in its sums what its peer lacks": Mutant(
         edit(Search, "_common", "if first < end", "if first > end"), "accuses an honest peer"
@@ -235,7 +234,12 @@ SESSIONS = {
         11,
     ),
     "leaves the transfer out": Mutant(
-        edit(Initiator, "_session", "await self._transfer(session, session_id)", "pass"),
+        edit(
+            initiator,
+            "_run",
+            "await _transfer(exchange, call, report, session, session_id)",
+            "pass",
+        ),
         f"calls itself in sync|{UNEQUAL}|waits too long",
     ),
 }
@@ -259,16 +263,18 @@ STATEMENTS = {
         ),
         "dated too late",
     ),
-    "never withdraws a statement": Mutant(in_coverage("_runs", _HOLDS, "True"), "is equal over", 9),
+    "never withdraws a statement": Mutant(
+        in_coverage("_runs", _HOLDS, "True"), "is equal over", 39
+    ),
     "withdraws no statement after a late message": Mutant(
         in_coverage("_runs", _HOLDS, "held[each.start_ns, each.end_ns][0] >= each.count"),
         "is equal over",
-        9,
+        140,
     ),
     "keeps statements after commits were lost": Mutant(
         in_coverage("_runs", _HOLDS, "held[each.start_ns, each.end_ns][0] <= each.count"),
         "is equal over",
-        20_110,
+        20_120,
     ),
 }
 
@@ -298,13 +304,11 @@ OTHERS = {
     "hides the error of a resume": Mutant(
         in_resume(
             "_fetch",
-            "self._broken(fetch.peer, error)",
-            "FetchEnded()",
-            "self._broken(fetch.peer, error, lost_place=True)",
-            "FetchEnded()",
+            "return str(error)",
+            "return ''",
         ),
         "has passed over",
-        40,
+        60,
     ),
     "resumes without a pause": Mutant(
         replace_with(resume, "asyncio", Asyncio("sleep", sleep_not)), "circles", 10
@@ -314,7 +318,7 @@ OTHERS = {
     ),
     "passes over a commit that it could not read": Mutant(
         in_index(
-            "_take_in_all",
+            "_insert_all",
             "await asyncio.sleep(self._limits.backoff_s)",
             "self._place = self._waiting.popleft().place",
         ),
@@ -326,7 +330,10 @@ OTHERS = {
     ),
     "does not notice that commits were lost": Mutant(
         in_index(
-            "lost", "self._heard = 0\n    self._lost.set()\n    self._index = None\n", "pass\n"
+            "lost",
+            "self._last_position = 0\n    self._lost.set()\n"
+            "    self._index = self._last_report_ns = None\n",
+            "pass\n",
         ),
         f"{LACKS}|keeps what its database has lost",
         13,

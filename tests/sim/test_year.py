@@ -7,21 +7,19 @@ import pytest
 from sim.run import simulate_year
 from sim.year import keeping
 from sim.year.calendar import SHORT
-from store.domain.ports import SyncEnding, SyncOutcome
+from store.domain.ports import SyncOutcome
 from store.domain.retention import PrunePlan
 from store.sync.session.exchange import Exchange
-from store.sync.session.outcome import Account
+from store.sync.session.report import SessionReport
 from tests.sim.planting import Mutant, replace_with
 
 ENDED = Exchange.ended
 
 
-def hoarding(
-    exchange: Exchange, account: Account, error: str = "", ending: SyncEnding | None = None
-) -> SyncOutcome:
+def hoarding(exchange: Exchange, report: SessionReport) -> SyncOutcome:
     """Keeps every session for as long as the node runs."""
-    outcome = ENDED(exchange, account, error, ending)
-    exchange.__dict__.setdefault("hoard", []).append((account, outcome, [[] for _ in range(20)]))
+    outcome = ENDED(exchange, report)
+    exchange.__dict__.setdefault("hoard", []).append((report, outcome, [[] for _ in range(20)]))
     return outcome
 
 

@@ -81,8 +81,11 @@ class NaiveReconcilable:
         return SyncIds(ids.timestamps, ids.hashes, np.frombuffer(joined, np.uint8).reshape(-1, 16))
 
     @asynccontextmanager
-    async def open_view(self, lower: SyncId, upper: SyncId) -> AsyncIterator[NaiveView]:
+    async def open_view(
+        self, lower: SyncId, upper: SyncId, *, recent: bool = False
+    ) -> AsyncIterator[NaiveView]:
         """Fix what is held now."""
+        del recent
         self.open_views += 1
         try:
             yield NaiveView(await self.held(lower, upper), self.horizon)

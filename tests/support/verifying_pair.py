@@ -22,8 +22,8 @@ from store.domain.ports import PeerFailed, SyncObserver
 from store.domain.view import Times
 from store.sync.frames import Reconcile
 from store.sync.session.agreement import Agreement
-from store.sync.session.reconciling import Driving, Frames, asked_range
-from store.sync.session.verifying import Verifying
+from store.sync.session.conflicts import ConflictMemory
+from store.sync.session.reconciliation import Reconciliation, asked_range
 
 TIMEOUT_S = 60.0
 
@@ -81,7 +81,7 @@ class Side:
     ``contents``: content digests that are others than usual. ``agrees``: it knows the extension.
     ``sums``: it knows its lattice sums.
 
-    ``compact_from`` and ``offers``: as `Verifying` has them.
+    ``compact_from`` and ``offers``: as `Reconciliation` has them.
     """
 
     ids: set[SyncId] = field(default_factory=set)
@@ -99,7 +99,8 @@ class Side:
     nonce: bytes = b""
     limits: SessionLimits = DEFAULT_SESSION_LIMITS
     sent: list[Reconcile] = field(default_factory=list)
-    work: Verifying | None = None
+    conflicts: ConflictMemory = field(default_factory=ConflictMemory)
+    work: Reconciliation | None = None
     result: Result | None = None
     error: BaseException | None = None
 
@@ -147,10 +148,12 @@ async def reconcile(initiator: Side, responder: Side, window: tuple[SyncId, Sync
         asked = await asked_range(first.payload, responder.limits.payload)
         stream = _Stream(responder, there, back)
         work = _verifying(responder, Role.RESPONDER, stream, window, has_view=asked is not None)
-        return await work.answer(first)
+        return await work.respond(first)
 
     async with asyncio.timeout(TIMEOUT_S):
-        await asyncio.gather(_run(initiator, one.begin(), there), _run(responder, answer(), back))
+        await asyncio.gather(
+            _run(initiator, one.initiate(), there), _run(responder, answer(), back)
+        )
 
 
 async def _run(side: Side, work: Any, outbox: asyncio.Queue[Any]) -> None:  # noqa: ANN401
@@ -169,7 +172,7 @@ def _verifying(
     window: tuple[SyncId, SyncId],
     *,
     has_view: bool = True,
-) -> Verifying:
+) -> Reconciliation:
     config = SessionConfig(
         cluster=side.cluster,
         shards=(),
@@ -183,14 +186,20 @@ def _verifying(
         lower = max(side.horizon, window[0])
         agreement = Agreement(role, nonce, lower=lower, memory_start=side.memory_start)
     observer = cast("SyncObserver", _Observer())
-    frames = Frames(stream, observer, role is Role.RESPONDER, 5.0, "0" * 32)
-    side.work = Verifying(
+    side.work = Reconciliation(
         role,
         config,
+        stream,
         MemoryView(side) if has_view else None,
-        Driving(frames, lambda: 0, _no_turn, agreement),
+        observer,
+        5.0,
+        lambda: 0,
+        _no_turn,
+        agreement,
         compact_from=side.compact_from,
         offers=side.offers,
+        session_id="0" * 32 if role is Role.RESPONDER else "",
+        known=side.conflicts.known("peer", 0),
     )
     return side.work
 

@@ -83,7 +83,7 @@ FailureListener = Callable[[Exception], None]
 
 
 CommitListener = Callable[[Sequence[CommitRow]], None]
-"""Told of commits in their order, before followers are; of some again after a broken connection."""
+"""Called after each read with the commits found, in their order, some again after a reconnect."""
 
 
 def follow_cursors(database: Database) -> FollowCursors:
@@ -198,7 +198,7 @@ class DatabaseFeed:
             commits = await commits_between(
                 connection, self._hub.head[0] + 1, MAX_POSITION, EVERY_TOPIC, _COMMITS_AT_ONCE
             )
-            if commits and self._on_commits is not None:
+            if self._on_commits is not None:
                 self._on_commits(commits)
             for some in _portions(commits):
                 await self._pass_on(connection, some)

@@ -1,12 +1,12 @@
-"""The newest IDs in memory, as the commits of the database come by.
+"""The IDs of the store in memory, kept up to date with the commits of the database.
 
-    warming ─ read from one snapshot, while new commits wait in line ─► following, commit by commit
-       ▲                                                                      │
-       └── commits were lost, too many wait, or something failed ◄────────────┘
+    warming: read from one snapshot, while new commits wait ─► following, commit by commit
+       ▲                                                              │
+       └── commits were lost, too many wait, or something failed ◄────┘
 
-Only while it follows does the index give views; at any other time everything is answered from the
-database. It has everything from its *floor* on, and nothing below: the floor rises with time, with
-the horizon, and where more IDs would be held than there is room for.
+Views of the index exist only while it follows; at other times the database answers everything. The
+index holds all IDs from its *floor* on. The floor is 0, below everything, as long as there is room
+for all IDs; otherwise it rises, and the database answers for what lies below it.
 """
 
 from __future__ import annotations
@@ -16,30 +16,52 @@ import contextlib
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
 
 from reconcile import kernel
-from reconcile.ids import SyncId, SyncIds
+from reconcile.ids import END, HASH_WORDS, SyncId, SyncIds
 from reconcile.index import Index, IndexView
+from reconcile.summaries.leaves import last_cut, rank
+from reconcile.summaries.summary import NeedIds
+from reconcile.view import Spans
+from reconcile.view import ViewRead as Read
 from store.domain.environment import Environment
 from store.domain.hub import START, CommitRow, Place, WrittenIds, at_most
 from store.domain.ports import StoreUnavailable
-from store.domain.view import StoredIds
-from store.sync.index.warm_up import at, raised_floor, warm_up
-from store.sync.limits import FLOOR_STEP_NS, FULL_SHARE, LONGEST_BACKOFF_S, IndexLimits
+from store.domain.view import ColdView, StoredIds
+from store.sync.index.reading import worked_through
+from store.sync.limits import FLOOR_STEP_NS, FRESH_NS, FULL_SHARE, LONGEST_BACKOFF_S, IndexLimits
 from storenode.common.backoff import Backoff
+from storenode.message.limits import MAX_TIMESTAMP_NS, NS_PER_S
+
+_PARTS_OF_ROOM: Final = 16
+_NO_HASH: Final = bytes(8 * HASH_WORDS)
 
 
 @dataclass(frozen=True, slots=True)
 class HotView:
-    """Everything from a floor on that is held in memory, fixed, up to a commit."""
+    """The IDs of the index from its floor on, fixed, up to a commit."""
 
     view: IndexView
     floor: SyncId
     place: Place
+    horizon_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Warm:
+    """An index of everything from a floor on, up to a commit."""
+
+    index: Index
+    floor_ns: int
+    place: Place
+    horizon_ns: int
 
 
 class HotIndex:
-    """Keeps the index; ``commits`` and ``lost`` are told by the feed.
+    """Maintains the index. The feed calls ``commits`` after each read, and ``lost``.
 
     It logs ``index_warm``, ``index_lost`` and ``index_failed``.
     """
@@ -48,39 +70,46 @@ class HotIndex:
         self,
         stored: StoredIds,
         written_ids: WrittenIds,
-        window_ns: int,
         environment: Environment,
         limits: IndexLimits | None = None,
     ) -> None:
         self._stored = stored
         self._written_ids = written_ids
-        self._window_ns = window_ns
-        self._now_ns = environment.now_ns
+        self._steady_ns = environment.steady_ns
         self._log = environment.log
         self._limits = limits or IndexLimits()
         self._index: Index | None = None
-        self._floor_ns = 0
-        self._timely_floor_ns = 0
+        self._floor_ns = self._horizon_ns = 0
         self._place: Place = START
         self._waiting: deque[CommitRow] = deque()
-        self._heard = 0
+        self._last_position = 0
+        self._last_report_ns: int | None = None
+        self._next_check_ns = 0
+        self._offers: frozenset[int] = frozenset()  # those of the last check
+        self._stale_offers: frozenset[int] = frozenset()  # those that no commit will take
+        self._known_dropped = 0
         self._lost = asyncio.Event()
         self._woken = asyncio.Event()
         self._hurried = asyncio.Event()
         self.moved = asyncio.Condition()
-        """Told whenever `entries`, `floor_ns` or `place` may have changed."""
+        """Notified whenever `entries`, `floor_ns` or `place` may have changed."""
         self._changing = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
 
     @property
     def entries(self) -> int:
-        """IDs in memory; 0 while there is no index."""
+        """The number of IDs in memory; 0 while there is no index."""
         return 0 if self._index is None else len(self._index)
 
     @property
     def floor_ns(self) -> int:
-        """From where on the index has everything; 0 while there is no index."""
+        """The time from which on the index has everything."""
         return 0 if self._index is None else self._floor_ns
+
+    @property
+    def is_warm(self) -> bool:
+        """True while there is an index."""
+        return self._index is not None
 
     @property
     def place(self) -> Place:
@@ -88,7 +117,7 @@ class HotIndex:
         return START if self._index is None else self._place
 
     def start(self) -> None:
-        """Begin; every commit behind the feed's head must be told from now on."""
+        """Begin; every commit behind the feed's head must be reported from now on."""
         self._task = asyncio.create_task(self._run(), name="hot index")
 
     async def stop(self) -> None:
@@ -98,13 +127,16 @@ class HotIndex:
             await asyncio.gather(self._task, return_exceptions=True)
         self._drop()
 
-    # What the feed tells
+    # Called by the feed
 
     def commits(self, commits: Sequence[CommitRow]) -> None:
-        """Hear of commits, in their order; those that were told before are passed over."""
+        """Take all commits since the last call, in their order; repeated ones are ignored."""
+        self._last_report_ns = self._steady_ns()
+        if not commits:
+            return
         for commit in commits:
-            if commit.place[0] > self._heard:
-                self._heard = commit.place[0]
+            if commit.place[0] > self._last_position:
+                self._last_position = commit.place[0]
                 self._waiting.append(commit)
         if len(self._waiting) > self._limits.waiting_commits:
             self.lost()
@@ -113,20 +145,20 @@ class HotIndex:
         self._woken.set()
 
     def lost(self) -> None:
-        """Commits were lost, or told no more: what is in the index may not be held."""
+        """Drop the index: commits were lost, and what it has may not be stored."""
         self._waiting.clear()
-        self._heard = 0
+        self._last_position = 0
         self._lost.set()
-        self._index = None
+        self._index = self._last_report_ns = None
         self._woken.set()
         self._hurried.set()
 
-    # What views ask
+    # Called by views
 
     async def view_at(self, place: Place, horizon_ns: int) -> HotView | None:
-        """What is held, with everything up to a commit; None: there is no index that has it yet.
+        """Return a view with everything up to a commit; None: the index does not have it in time.
 
-        The floor is not below the horizon.
+        Nothing below the horizon is in it.
         """
         if self._place[0] < place[0]:
             self._hurried.set()
@@ -138,8 +170,22 @@ class HotIndex:
         async with self._changing:
             if self._index is None or self._place[0] < place[0]:
                 return None
-            self._raise_floor(self._index, horizon_ns)
-            return HotView(self._index.view(), at(self._floor_ns), self._place)
+            self._raise_horizon(self._index, horizon_ns)
+            return self._view(self._index)
+
+    async def recent_view(self) -> HotView | None:
+        """Return a view without a statement; None: it could lack messages, or parts of the range.
+
+        It has all that this node has acknowledged, and what other nodes of the store had committed
+        `FRESH_NS` before.
+        """
+        async with self._changing:
+            index, reported_ns = self._index, self._last_report_ns
+            if index is None or reported_ns is None or self._floor_ns or self._waiting:
+                return None
+            if self._steady_ns() - reported_ns > FRESH_NS or not self._has_own_writes():
+                return None
+            return self._view(index)
 
     def check(self) -> None:
         """Verify the index and its bounds.
@@ -148,14 +194,21 @@ class HotIndex:
             AssertionError: one is broken.
         """
         assert len(self._waiting) <= self._limits.waiting_commits
-        places = [commit.place[0] for commit in self._waiting]
-        assert places == sorted(set(places)), "commits wait in another order than their own"
+        positions = [commit.place[0] for commit in self._waiting]
+        assert positions == sorted(set(positions)), "commits wait in another order than their own"
         if self._index is not None:
             self._index.check()
             full = self._changing.locked() or len(self._index) <= self._limits.entries
             assert full, f"the index has {len(self._index)} IDs"
 
-    # The work
+    def _view(self, index: Index) -> HotView:
+        return HotView(index.view(), at(self._floor_ns), self._place, self._horizon_ns)
+
+    def _has_own_writes(self) -> bool:
+        written = self._written_ids
+        return written.dropped == self._known_dropped and written.tokens <= self._stale_offers
+
+    # The task
 
     async def _run(self) -> None:
         backoff = Backoff(self._limits.backoff_s, LONGEST_BACKOFF_S)
@@ -169,17 +222,15 @@ class HotIndex:
             except Exception as error:  # noqa: BLE001 - whatever fails, the database still answers
                 self._log.warning("index_failed", reason=_reason(error), retry_s=backoff.pause_s)
                 self._drop()
-                await self._tell()
+                await self._notify()
                 await asyncio.sleep(backoff.take())
 
     async def _warm(self) -> None:
         self._lost.clear()
-        floor_ns = self._wanted_floor()
-        warm = await warm_up(self._stored, floor_ns, self._limits)
+        warm = await warm_up(self._stored, self._limits)
         if self._lost.is_set():
             return
-        self._timely_floor_ns = floor_ns
-        self._floor_ns, self._place = warm.floor_ns, warm.place
+        self._floor_ns, self._place, self._horizon_ns = warm.floor_ns, warm.place, warm.horizon_ns
         self._index = warm.index
         self._log.info(
             "index_warm",
@@ -190,7 +241,7 @@ class HotIndex:
         self._woken.set()
 
     async def _follow(self) -> None:
-        """Take in what comes, until commits are lost."""
+        """Insert the IDs of commits until some are lost."""
         while not self._lost.is_set():
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._limits.settle_s):
@@ -198,46 +249,34 @@ class HotIndex:
             self._woken.clear()
             if self._waiting:
                 await self._gather()
-            await self._take_in_all()
-            await self._settle()
-            await self._tell()
+            await self._insert_all()
+            await self._compare()
+            await self._notify()
 
     async def _gather(self) -> None:
-        """Let more commits come: to insert one costs about as much as to insert a hundred."""
+        """Wait for more commits: to insert one costs about as much as to insert a hundred."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._limits.gather_s):
                 await self._hurried.wait()
         self._hurried.clear()
 
-    async def _take_in_all(self) -> None:
-        """Take in what waits; where the database is away, again until it is back."""
+    async def _insert_all(self) -> None:
+        """Insert what waits; try again where the database does not serve."""
         while self._waiting and not self._lost.is_set():
             try:
-                await self._take_in()
+                await self._insert()
             except StoreUnavailable:
                 await asyncio.sleep(self._limits.backoff_s)
 
-    async def _settle(self) -> None:
-        """Follow the clock."""
-        floor_ns = self._wanted_floor()
-        if floor_ns < self._timely_floor_ns - self._window_ns:
-            # It was far ahead: what the index let go of then belongs into it again.
-            self.lost()
-            return
-        async with self._changing:
-            self._timely_floor_ns = max(self._timely_floor_ns, floor_ns)
-            if self._index is not None:
-                self._raise_floor(self._index, floor_ns)
-
-    async def _take_in(self) -> None:
+    async def _insert(self) -> None:
         """Insert the IDs of the commits that have waited longest."""
         some = at_most(self._waiting, self._limits.ids_at_once)
-        ids = await self._ids_of([each for each in some if each.place[0] > self._place[0]])
+        ids = await self._ids_of(some)
         async with self._changing:
             index = self._index
             if self._lost.is_set() or index is None:
                 return
-            ids = ids[ids.timestamps >= self._floor_ns]
+            ids = ids[ids.timestamps >= max(self._floor_ns, self._horizon_ns)]
             if len(ids) <= self._limits.inline_ids:
                 index.insert(ids)
             else:
@@ -248,14 +287,16 @@ class HotIndex:
                 self._waiting.popleft()
             self._place = max(self._place, some[-1].place)
             self._make_room(index)
-        await self._tell()
+        await self._notify()
 
     async def _ids_of(self, commits: Sequence[CommitRow]) -> SyncIds:
-        """From memory what this node wrote, what others did from the database."""
+        """Return the IDs of commits: of this node's from memory, of others from the database."""
         found: list[SyncIds] = []
         others: list[CommitRow] = []
         for commit in commits:
             ids = self._written_ids.take(commit.place[1])
+            if commit.place[0] <= self._place[0]:
+                continue
             if ids is None:
                 others.append(commit)
             else:
@@ -264,9 +305,33 @@ class HotIndex:
             found.append(await self._stored.ids_of(others))
         return SyncIds.join(found)
 
-    def _wanted_floor(self) -> int:
-        floor_ns = max(0, self._now_ns() - self._window_ns)
-        return floor_ns - floor_ns % FLOOR_STEP_NS
+    async def _compare(self) -> None:
+        """Compare the index with the database now and then, and learn the horizon."""
+        now_ns = self._steady_ns()
+        if now_ns < self._next_check_ns:
+            return
+        self._next_check_ns = now_ns + int(self._limits.settle_s * NS_PER_S)
+        dropped, offers = self._written_ids.dropped, self._written_ids.tokens
+        try:
+            newest = await self._stored.newest(self._place)
+        except StoreUnavailable:
+            return
+        async with self._changing:
+            if self._index is None or not newest.served:
+                self.lost()
+                return
+            self._raise_horizon(self._index, newest.horizon_ns)
+            if newest.place == self._place:
+                self._known_dropped = dropped
+            # A commit follows its offer at once, or never.
+            self._stale_offers, self._offers = self._offers & offers, offers
+
+    def _raise_horizon(self, index: Index, horizon_ns: int) -> None:
+        if horizon_ns > self._horizon_ns:
+            self._horizon_ns = horizon_ns
+            index.prune(at(horizon_ns))
+            if self._floor_ns:
+                self._floor_ns = max(self._floor_ns, horizon_ns)
 
     def _raise_floor(self, index: Index, floor_ns: int) -> None:
         if floor_ns > self._floor_ns:
@@ -275,18 +340,74 @@ class HotIndex:
 
     def _make_room(self, index: Index) -> None:
         if len(index) > self._limits.entries:
-            floor_ns = raised_floor(index, int(FULL_SHARE * self._limits.entries))
-            if floor_ns is not None:
-                self._raise_floor(index, floor_ns)
+            room = int(FULL_SHARE * self._limits.entries)
+            self._raise_floor(index, _raised_floor(index, room))
 
     def _drop(self) -> None:
         self._index = None
         self._waiting.clear()
 
-    async def _tell(self) -> None:
+    async def _notify(self) -> None:
         async with self.moved:
             self.moved.notify_all()
 
 
 def _reason(error: Exception) -> str:
     return str(error).strip().partition("\n")[0] or repr(error)
+
+
+def at(time_ns: int) -> SyncId:
+    """Return the bound before everything that has this time."""
+    return time_ns, _NO_HASH
+
+
+async def warm_up(stored: StoredIds, limits: IndexLimits) -> Warm:
+    """Read everything that is stored, or the newest IDs where that would be too much.
+
+    Raises:
+        StoreUnavailable: the database does not serve.
+        SummaryMismatch: the summaries do not match the messages.
+    """
+    async with stored.open_cold() as cold:
+        room = int(FULL_SHARE * limits.entries)
+        floor_ns = await _lowest_floor(cold, limits.lowest_ns, room)
+        index = Index(min_chunk_ids=limits.chunk_ids)
+        lower = at(floor_ns)
+        while True:
+            needs = NeedIds(Spans.of([(lower, END)]), limits.warm_up_ids, contents=True)
+            ids = await cold.load(needs)
+            assert isinstance(ids, SyncIds)
+            if len(ids) < limits.warm_up_ids:
+                await asyncio.to_thread(index.insert, ids)
+                return Warm(index, floor_ns, cold.place, cold.horizon_ns)
+            lower = last_cut(ids)
+            await asyncio.to_thread(index.insert, ids[: rank(ids, lower)])
+
+
+async def _lowest_floor(cold: ColdView, floor_ns: int, room: int) -> int:
+    """Return about the lowest floor with no more IDs above it than there is room for."""
+    spans = Spans.of([(at(floor_ns), END)])
+    measured = (await worked_through(cold.view, Read(measure=spans), cold.load)).measured
+    assert measured is not None
+    count_above = int(measured.counts[0])
+    if count_above <= room:
+        return floor_ns
+    wanted = np.array([-(-count_above * _PARTS_OF_ROOM // room)])
+    parts = (await worked_through(cold.view, Read(split=(spans, wanted)), cold.load)).parts
+    assert parts is not None
+    above = count_above - np.cumsum(parts.counts)
+    for bound, count in zip(parts.upper.pairs()[:-1], above.tolist(), strict=False):
+        if count <= room and bound[1] == _NO_HASH:
+            return max(bound[0], cold.horizon_ns)
+    return MAX_TIMESTAMP_NS
+
+
+def _raised_floor(index: Index, room: int) -> int:
+    """Return the floor with which so many IDs are left, fewer where many have one time."""
+    rows = index.view().rows
+    position = len(index) - room
+    highest = int(rows.between(position - 1, position).timestamps[0])
+    aligned = highest - highest % FLOOR_STEP_NS + FLOOR_STEP_NS
+    if rows.rank(at(min(aligned, MAX_TIMESTAMP_NS))) < len(index):
+        return aligned
+    return min(highest + 1, MAX_TIMESTAMP_NS)

@@ -18,7 +18,7 @@ _Result = TypeVar("_Result")
 async def worked_through(
     view: SummaryView, read: Read, load: Callable[[Needs], Awaitable[Loaded]]
 ) -> Answer:
-    """Work through a read, step by step; a large step in a thread.
+    """Return the answer to a read, step by step; a large step in a thread.
 
     Raises:
         SummaryMismatch: what was loaded contradicts itself.
@@ -35,11 +35,11 @@ async def worked_through(
 async def in_thread_if(
     large: bool, work: Callable[_Given, _Result], *given: _Given.args, **named: _Given.kwargs
 ) -> _Result:
-    """Do something here, or in a thread when it is large."""
+    """Return the result of work that is done here, or in a thread when it is large."""
     return await asyncio.to_thread(work, *given, **named) if large else work(*given, **named)
 
 
 def asks_much(read: Read) -> bool:
-    """Whether a read is about so many spans that its steps are large."""
+    """Return True if a read is about so many spans that its steps are large."""
     asked = (read.measure, read.split and read.split[0], read.items, read.probe and read.probe[0])
     return sum(len(spans) for spans in asked if spans is not None) >= THREADED_SPANS

@@ -28,9 +28,8 @@ from reconcile.view import ViewRead as Read
 from store.domain.hub import Place
 from store.domain.ports import StoreBusy, StoreUnavailable
 from store.domain.view import ColdView, StoredIds, Times
-from store.sync.index.hot import HotIndex, HotView
+from store.sync.index.hot import HotIndex, HotView, at
 from store.sync.index.reading import asks_much, in_thread_if, worked_through
-from store.sync.index.warm_up import at
 from store.sync.limits import (
     MAX_COLD_VIEWS,
     THREADED_ANSWERED,
@@ -57,7 +56,7 @@ class IndexedReconcilable:
 
     @property
     def index_start_ns(self) -> int:
-        """From where on every ID is in memory; 0 while there is no index."""
+        """The time from which on every ID is in memory."""
         return self._hot.floor_ns
 
     @asynccontextmanager
@@ -65,16 +64,21 @@ class IndexedReconcilable:
         self,
         lower: SyncId,
         upper: SyncId,  # noqa: ARG002 - what lies above costs nothing
+        *,
+        recent: bool = False,
     ) -> AsyncIterator[StoredView]:
-        """Fix what is held in a range (see `store.domain.view.Reconcilable`).
+        """Return a view of what is stored in a range (see `store.domain.view.Reconcilable`).
 
         Raises:
             StoreUnavailable: the database does not serve.
             StoreBusy: too many views read from the database already.
         """
         async with AsyncExitStack() as stack:
-            hot, horizon_ns = await self._hot_view()
+            hot = await self._hot.recent_view() if recent else None
+            horizon_ns = 0 if hot is None else hot.horizon_ns
             cold = None
+            if hot is None:
+                hot, horizon_ns = await self._hot_view()
             if hot is None or lower < hot.floor:
                 cold = await stack.enter_async_context(self.open_cold())
                 horizon_ns = cold.horizon_ns
@@ -82,7 +86,7 @@ class IndexedReconcilable:
 
     @asynccontextmanager
     async def open_cold(self) -> AsyncIterator[ColdView]:
-        """A view of everything that is held now, from the database; raises as `open_view`."""
+        """Return a view of everything in the database; raises as `open_view`."""
         try:
             async with asyncio.timeout(self._patience_s):
                 await self._free.acquire()
@@ -97,7 +101,6 @@ class IndexedReconcilable:
             self._free.release()
 
     async def _hot_view(self) -> tuple[HotView | None, int]:
-        """The index with everything that is committed now, and the horizon."""
         indexed = self._hot.place
         newest = await self._stored.newest(indexed)
         if not newest.served and self._hot.place[0] >= indexed[0]:
@@ -133,7 +136,7 @@ class StoredView:
 
     @property
     def memory_start(self) -> SyncId | None:
-        """From here on every ID is in memory; None: none is."""
+        """The bound from which on every ID is in memory; None: none is."""
         return None if self._hot is None else self._hot.floor
 
     @property
@@ -143,7 +146,7 @@ class StoredView:
 
     @property
     def indexed(self) -> IndexView | None:
-        """What is in memory."""
+        """The index in memory."""
         return None if self._hot is None else self._hot.view
 
     async def lattices(self, spans: Sequence[Times]) -> list[LatticeSum] | None:
@@ -161,10 +164,10 @@ class StoredView:
         if above:
             assert hot is not None
             large = len(hot.view) >= THREADED_SUMMED
-            held = await in_thread_if(large, hot.view.lattices, above)
-            if held is None:
+            found_above = await in_thread_if(large, hot.view.lattices, above)
+            if found_above is None:
                 return None
-            for place, total in enumerate(held, len(spans) - len(above)):
+            for place, total in enumerate(found_above, len(spans) - len(above)):
                 sums[place] += total
         return sums
 
@@ -197,11 +200,11 @@ class StoredView:
 
     @property
     def _floor_ns(self) -> int:
-        """From here on every ID is in memory."""
+        """The time from which on every ID is in memory."""
         return MAX_TIMESTAMP_NS if self._hot is None else self._hot.floor[0]
 
     async def answer(self, read: Read) -> Answer:
-        """Answer a batch of questions.
+        """Return the answers to a batch of questions.
 
         Raises:
             StoreUnavailable: the database does not serve, the view was open for too long, or the
@@ -221,7 +224,6 @@ class StoredView:
             raise StoreUnavailable(str(error)) from error
 
     async def _directly(self, asked: Direct) -> Answer:
-        """The answer to a whole payload, if all that it is about is in memory."""
         if self._hot is None:
             return Answer()
         view = self._hot.view

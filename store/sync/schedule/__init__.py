@@ -1,1 +1,1 @@
-"""When which peer is called: the core and its driver."""
+"""The schedule of calls to peers: the core and its driver."""

@@ -1,7 +1,7 @@
-"""When this node reconciles, with which peer, and over what time.
+"""The schedule of reconciliations: when, with which peer, and over what time.
 
-`Schedule` is a state machine without a clock: ``step(now_ns, input) -> effects``. Its time is one
-that nobody sets, so that a clock which is set back stops nothing; what a session is about follows
+`Schedule` is a state machine without a clock: ``step(now_ns, input) -> effects``. Its time is
+monotonic, so that a clock which is set back stops nothing; what a session is about follows
 from the clock when it begins (`Schedule.window`).
 
 ====================  =========================================  =================================
@@ -63,7 +63,7 @@ _JITTER: Final = 0.1
 
 
 class Kind(StrEnum):
-    """Why a session runs."""
+    """The reason for a session."""
 
     PERIODIC = "periodic"
     WIDE = "wide"
@@ -108,7 +108,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Withdrawn:
-    """Whoever asked has gone away."""
+    """The end of a request: the operator has gone away."""
 
     number: int
 
@@ -155,7 +155,7 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True)
 class WakeAt:
-    """Nothing is due before this time (None: never by itself)."""
+    """The time before which nothing is due (None: never by itself)."""
 
     time_ns: int | None
 
@@ -209,7 +209,7 @@ class Schedule:
         return sum(peer.busy for peer in self._peers.values())
 
     def window(self, clock_ns: int, begin: Begin) -> Window:
-        """The time that a session is about which begins when the clock shows ``clock_ns``."""
+        """Return the window of a session that begins when the clock shows ``clock_ns``."""
         if begin.part is not None:
             return begin.part
         asked = begin.asked
@@ -304,7 +304,6 @@ class Schedule:
                 due.next_ns = min(due.next_ns, now_ns + RETRY_NS)
 
     def _come_round(self, now_ns: int, due: _Due, ended: Ended) -> None:
-        """When is a kind of session due again, after one of it has ended."""
         due.parts.extendleft((ended.peer, part) for part in reversed(ended.parts))
         while len(due.parts) > MAX_PARTS:
             due.parts.pop()
@@ -355,7 +354,6 @@ class Schedule:
 
     @staticmethod
     def _next_part(due: _Due, ready: list[_Peer]) -> tuple[_Peer, Window] | None:
-        """A part of a window whose peer can be called; it waits no longer."""
         by_address = {peer.address: peer for peer in ready}
         for address, part in due.parts:
             if address in by_address:
@@ -370,7 +368,6 @@ class Schedule:
         return [peer for peer in peers if not peer.busy and peer.rests_until_ns <= now_ns]
 
     def _next_ns(self, now_ns: int) -> int | None:
-        """When something may be due that only time keeps from beginning."""
         times = [due.next_ns for due in self._due if due.next_ns is not None]
         if not times or self.running >= self._config.max_sessions:
             return None
@@ -384,7 +381,7 @@ class Schedule:
 
 
 def halves(window: Window, middle_ns: int) -> tuple[Window, ...]:
-    """A window in two parts, the second from ``middle_ns`` on; none where one would be empty."""
+    """Return a window in two parts, cut at ``middle_ns``; none where one would be empty."""
     start_ns, end_ns = window.time_start_ns, window.time_end_ns
     if not start_ns < middle_ns < end_ns:
         return ()

@@ -42,23 +42,23 @@ from store.sync.schedule.core import (
     Withdrawn,
     halves,
 )
-from store.sync.session.outcome import unsuccessful
+from store.sync.session.report import unsuccessful
 from storenode.message.limits import NS_PER_S
 
 _STOPPING = "the node is stopping; retry later"
 
 
 class PeerBook(Protocol):
-    """What this node knows of its peers."""
+    """The state of the configured peers."""
 
     def begun(self, peer: PeerAddress) -> None:
-        """This node begins a session with a peer."""
+        """Note that this node begins a session with a peer."""
 
     def ended(self, done: SyncDone) -> None:
-        """A session that this node began has ended."""
+        """Note that a session that this node began has ended."""
 
     def states(self) -> list[PeerState]:
-        """Every configured peer."""
+        """Return the state of every configured peer."""
 
 
 class Fetches(Protocol):
@@ -97,7 +97,7 @@ class Synchronizer:
         self._step(Started())
 
     async def stop(self) -> None:
-        """End all sessions; whoever waits is told."""
+        """End all sessions; those who wait get an error."""
         self._stopped = True
         if self._timer is not None:
             self._timer.cancel()
@@ -158,11 +158,11 @@ class Synchronizer:
         return await self._fetcher.fetch(peer, request)
 
     def peers(self) -> list[PeerState]:
-        """The configured peers."""
+        """Return the state of the configured peers."""
         return self._book.states()
 
     def resume(self) -> ResumeState | None:
-        """The resume; None when there was no gap."""
+        """Return the state of the resume; None when there was no gap."""
         return self._resume()
 
     def _find(self, name: str) -> PeerAddress | None:
@@ -180,7 +180,6 @@ class Synchronizer:
         return ", ".join(str(peer) for peer in self._peers)
 
     def _demand_time(self, asked: Asked) -> None:
-        """Nothing would be compared in an empty window, and everything would seem to be equal."""
         begin = Begin(asked.peer or self._peers[0], Kind.ASKED, asked)
         window = self._schedule.window(self._environment.now_ns(), begin)
         if window.time_end_ns <= window.time_start_ns:
@@ -240,7 +239,6 @@ class Synchronizer:
 
 
 def _ended(begin: Begin, window: Window, outcome: SyncOutcome) -> Ended:
-    """What the schedule is to know of a session."""
     moved = outcome.messages_sent + outcome.messages_received > 0
     stuck = outcome.left_over and not moved and outcome.ending is SyncEnding.DONE
     return Ended(

@@ -1,4 +1,4 @@
-"""What two sides agree on beyond WAKU-SYNC, and what follows for a reconciliation.
+"""The agreement of two sides beyond WAKU-SYNC: the extension of their frames.
 
 Source: `ReconcileExtension` in the schema. Rules:
 
@@ -6,93 +6,80 @@ Source: `ReconcileExtension` in the schema. Rules:
   offer of another version counts as none; without both offers nothing of this applies.
 - The side that ends the reconciliation by an empty payload sends its sum with it, and the other
   side answers with its own. A side that does not know its sum sends none.
-- A part of the extension that comes in another frame, or has another size, breaks the protocol.
-
-    frame                      offer  sum                 search
-    -------------------------  -----  ------------------  ------------------
-    first of each side         yes    with empty payload  no
-    a later one                no     with empty payload  no
-    the answer to a sum        no     yes                 with a sum
-    after sums that differ     no     no                  with empty payload
+- A part of the extension that comes in another frame (see `_ALLOWED`), or has another size, breaks
+  the protocol.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from enum import Enum, auto
 from typing import Final
 
-import numpy as np
-
 from reconcile.compact.keys import NONCE_BYTES
-from reconcile.ids import LOWEST, SyncId, SyncIds
+from reconcile.ids import LOWEST, SyncId
 from reconcile.lattice import DIGEST_BYTES
 from reconcile.session import Result, Role
-from store.domain.ports import ContentConflict
 from store.domain.view import Times
-from store.sync.errors import ProtocolBroken
+from store.sync.errors import ProtocolBrokenError
 from store.sync.frames import Extension, Reconcile
 from storenode.message.limits import MAX_TIMESTAMP_NS
 
 VERSION: Final = 4
 
-NOTHING_HEARD: Final = Extension()
+NO_EXTENSION: Final = Extension()
 
 
 class Phase(Enum):
-    """The frame of the peer that comes next: a row of this module's table."""
+    """The frame of the peer that comes next."""
 
     FIRST = auto()
     LATER = auto()
-    ANSWER = auto()
-    SEARCH = auto()
+    ANSWER = auto()  # to a sum
+    SEARCH = auto()  # after sums that differ
 
 
-@dataclass(frozen=True, slots=True)
-class Proof:
-    """How a session has compared the two sides.
-
-    Attributes:
-        summed_from_ns: from here on lattice sums were equal in the end, but for the conflicts;
-            None: nowhere.
-        compact: the differences were found in the compact mode.
-        hidden: differences that the fingerprints of WAKU-SYNC did not show.
-        conflicts: IDs with different contents on the two sides.
-    """
-
-    summed_from_ns: int | None = None
-    compact: bool = False
-    hidden: SyncIds = field(default_factory=SyncIds.empty)
-    conflicts: tuple[ContentConflict, ...] = ()
+class _When(Enum):
+    NEVER = auto()
+    ALWAYS = auto()
+    LAST = auto()  # with an empty payload
+    WITH_SUM = auto()  # and an empty payload
 
 
-BY_XOR: Final = Proof()
+_ALLOWED: Final[Mapping[Phase, tuple[_When, _When, _When]]] = {
+    # the frame: a nonce, a sum, a search
+    Phase.FIRST: (_When.ALWAYS, _When.LAST, _When.NEVER),
+    Phase.LATER: (_When.NEVER, _When.LAST, _When.NEVER),
+    Phase.ANSWER: (_When.NEVER, _When.ALWAYS, _When.WITH_SUM),
+    Phase.SEARCH: (_When.NEVER, _When.NEVER, _When.LAST),
+}
 
 
 class Agreement:
-    """One side's part in one session.
+    """The part of one side in the agreement of a session.
 
     ``lower``: below it this side compares nothing. ``memory_start``: from here on every ID is in
     memory.
+
+    Attributes:
+        received: the extension of the peer's last frame.
+        compact: frames of the compact mode may come after the first one.
+        takes_slices: this initiator takes slices of the mode as an answer.
     """
 
     def __init__(
         self, role: Role, nonce: bytes, *, lower: SyncId, memory_start: SyncId | None
     ) -> None:
         self._role = role
-        self._nonce = nonce
+        self.own_nonce = nonce
         # A bound inside a nanosecond leaves that nanosecond out.
         self._lower_ns = min(lower[0] + (lower[1] != LOWEST[1]), MAX_TIMESTAMP_NS)
         self._is_in_memory = memory_start is not None and memory_start <= lower
         self._phase = Phase.FIRST
         self._theirs: Extension | None = None
-        self.heard = NOTHING_HEARD
-        """The extension of the peer's last frame."""
+        self.received = NO_EXTENSION
         self.compact = False
-        """Frames of the compact mode may come after the first one."""
         self.takes_slices = False
-        """This initiator takes slices of the mode as an answer."""
 
     @property
     def start(self) -> SyncId:
@@ -102,35 +89,31 @@ class Agreement:
 
     @property
     def peer_knows(self) -> bool:
-        """The peer has made an offer."""
+        """True once the peer has made an offer."""
         return self._theirs is not None
 
     @property
     def peer_takes_slices(self) -> bool:
-        """The peer takes slices of the compact mode as an answer."""
+        """True if the peer takes slices of the compact mode as an answer."""
         return self._theirs is not None and self._theirs.slices
 
     @property
     def nonces(self) -> tuple[bytes, bytes]:
-        """The initiator's and the responder's, once both sides have made an offer."""
+        """The initiator's and the responder's nonce, once both sides have made an offer."""
         theirs = b"" if self._theirs is None else self._theirs.nonce
-        return (self._nonce, theirs) if self._role is Role.INITIATOR else (theirs, self._nonce)
-
-    @property
-    def own_nonce(self) -> bytes:
-        """The nonce of this side."""
-        return self._nonce
+        own = self.own_nonce
+        return (own, theirs) if self._role is Role.INITIATOR else (theirs, own)
 
     @property
     def whole(self) -> bool:
-        """All that both sides compare is in memory here, and the peer compares all of it."""
+        """True if all that both sides compare is in memory here, and the peer compares it all."""
         return self._is_in_memory and self.start[0] == self._lower_ns
 
     def offer(self) -> Extension:
         """Return the offer for this side's first frame."""
         return Extension(
             version=VERSION,
-            nonce=self._nonce,
+            nonce=self.own_nonce,
             slices=self.takes_slices,
             compared_from_ns=self._lower_ns,
         )
@@ -143,57 +126,46 @@ class Agreement:
         return (self.start[0], end_ns) if self.start[0] < end_ns else None
 
     def expect(self, phase: Phase) -> None:
-        """Set the row of the table that the peer's next frame belongs to."""
+        """Set which frame of the peer comes next."""
         self._phase = phase
 
-    def hear(self, frame: Reconcile) -> Extension:
+    def receive(self, frame: Reconcile) -> None:
         """Take the extension of a frame of the peer.
 
         Raises:
-            ProtocolBroken: a part of it does not belong there, or has another size.
+            ProtocolBrokenError: a part of it does not belong there, or has another size.
         """
-        self.heard = NOTHING_HEARD
-        phase, told = self._phase, frame.extension
+        self.received = NO_EXTENSION
+        phase, extension = self._phase, frame.extension
         if phase is Phase.FIRST:
             self._phase = Phase.LATER
-            if told is not None and told.version == VERSION:
-                self._take(told)
-        if self._theirs is None or told is None:
-            return self.heard
-        last = not frame.payload
-        _demand(phase is Phase.FIRST or not told.nonce, "a nonce after its first frame")
-        summed = phase is Phase.ANSWER or (last and phase is not Phase.SEARCH)
-        _demand(summed or not told.sum, "a sum before its last frame")
-        _demand(len(told.sum) in (0, DIGEST_BYTES), f"a sum of {len(told.sum)} bytes")
-        searched = phase is Phase.SEARCH or (phase is Phase.ANSWER and bool(told.sum))
-        _demand((searched and last) or told.search is None, "a search before sums that differ")
-        placed = phase is Phase.FIRST or self.compact
-        _demand(placed or not told.size_bytes, "a compact frame nobody asked for")
-        self.heard = told
-        return told
+            if extension is not None and extension.version == VERSION:
+                self._accept(extension)
+        if self._theirs is None or extension is None:
+            return
+        holds = {
+            _When.NEVER: False,
+            _When.ALWAYS: True,
+            _When.LAST: not frame.payload,
+            _When.WITH_SUM: not frame.payload and bool(extension.sum),
+        }
+        nonce, own_sum, search = (holds[when] for when in _ALLOWED[phase])
+        _require(nonce or not extension.nonce, "a nonce after its first frame")
+        _require(own_sum or not extension.sum, "a sum before its last frame")
+        size_bytes = len(extension.sum)
+        _require(size_bytes in (0, DIGEST_BYTES), f"a sum of {size_bytes} bytes")
+        _require(search or extension.search is None, "a search before sums that differ")
+        compact = phase is Phase.FIRST or self.compact
+        _require(compact or not extension.size_bytes, "a compact frame nobody asked for")
+        self.received = extension
 
-    def _take(self, offer: Extension) -> None:
-        _demand(len(offer.nonce) == NONCE_BYTES, f"a nonce of {len(offer.nonce)} bytes")
+    def _accept(self, offer: Extension) -> None:
+        _require(len(offer.nonce) == NONCE_BYTES, f"a nonce of {len(offer.nonce)} bytes")
         known = (offer.compared_from_ns or 0) <= MAX_TIMESTAMP_NS
-        _demand(known, "a time beyond the last timestamp")
+        _require(known, "a time beyond the last timestamp")
         self._theirs = offer
 
 
-def parted(ids: SyncIds, spans: Sequence[Times]) -> tuple[SyncIds, SyncIds]:
-    """Return ascending IDs outside of some spans of time, and those inside of them."""
-    inside = np.zeros(len(ids), np.bool_)
-    for low_ns, high_ns in spans:
-        first, end = np.searchsorted(ids.timestamps, (low_ns, high_ns))
-        inside[first:end] = True
-    return ids[~inside], ids[inside]
-
-
-def without(ids: SyncIds, others: SyncIds) -> SyncIds:
-    """Return the IDs whose hashes are not among those of others."""
-    known = set(others.opaque.tolist())
-    return ids[np.array([digest not in known for digest in ids.opaque.tolist()], np.bool_)]
-
-
-def _demand(holds: bool, what: str) -> None:
+def _require(holds: bool, what: str) -> None:
     if not holds:
-        raise ProtocolBroken(f"the peer sends {what}: see ReconcileExtension in the schema")
+        raise ProtocolBrokenError(f"the peer sends {what}: see ReconcileExtension in the schema")

@@ -1,7 +1,7 @@
 """The sessions of a node with its peers: what both roles share.
 
 Every session is driven by one task at a time: that of the caller, or that of the call it serves.
-`Exchange.driving` knows the task, so that a session that gives way to another is ended at once, and
+`Exchange.driving` notes the task, so that a session that gives way to another is ended at once, and
 frees what a session holds however it ends. Between its two calls a session of a peer waits here.
 """
 
@@ -24,18 +24,18 @@ from store.domain.ports import (
     FrameStream,
     StoreBusy,
     StoreUnavailable,
-    SyncEnding,
     SyncObserver,
     SyncOutcome,
     SyncRole,
 )
 from store.domain.view import OpenView, Reconcilable
-from store.sync.errors import GaveWay, PlaceLost
+from store.sync.errors import GaveWayError, SeatLostError
 from store.sync.index.reading import in_thread_if
 from store.sync.limits import (
     COMPACT_FROM_IDS,
     LARGE_PAYLOAD_BYTES,
     MAX_HORIZON_STEP_NS,
+    MAX_NOTED_PEERS,
     MAX_SESSIONS,
     MIN_KEPT_STEPS,
     RANDOM_CUTS,
@@ -43,14 +43,15 @@ from store.sync.limits import (
     TransferLimits,
 )
 from store.sync.session.agreement import Agreement
-from store.sync.session.outcome import Account
-from store.sync.session.reconciling import Driving, Frames
+from store.sync.session.conflicts import ConflictMemory
+from store.sync.session.reconciliation import Reconciliation
 from store.sync.session.registry import Refusal, Session, Sessions, State
-from store.sync.session.stating import compare, statements_of
-from store.sync.session.verifying import Verifying
+from store.sync.session.report import SessionReport
+from store.sync.session.statements import measure, statements_of
 from store.sync.transfer.core import DEFAULT_LIMITS, Transfer
 from store.sync.transfer.driver import TransferWork
 from store.sync.transfer.policy_memory import PolicyMemory
+from storenode.common.bounded import BoundedDict
 from storenode.message.limits import NS_PER_S
 
 _DISPLACED: Final = "the session only waited for the peer, and its place went to another peer"
@@ -58,13 +59,13 @@ _DISPLACED: Final = "the session only waited for the peer, and its place went to
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExchangeWork:
-    """What sessions work on.
+    """The parts that sessions work on.
 
     ``node_id`` and ``store_id`` are this node's; ``cluster`` and ``shards`` must be the peer's.
     The silence of ``transfer_limits`` holds for every frame of a session. ``sums``: conclude
     equality from lattice sums where the peer can. ``compact_from``: offer the compact mode for so
-    many IDs or more; None: not at all.
-    ``statements``: where what sessions find out is kept for ``GetCoverage``; None: nowhere.
+    many IDs or more; None: not at all. ``statements``: where statements of coverage go; None:
+    nowhere.
     """
 
     node_id: str
@@ -82,7 +83,7 @@ class ExchangeWork:
     statements: Statements | None = None
 
     def horizon(self, view: OpenView) -> SyncId:
-        """Below it nothing is compared: it is not held, or would be refused as too old."""
+        """Return the bound below which nothing is held, or all would be refused as too old."""
         now_ns = self.transfer.environment.now_ns()
         refused_below_ns = self.transfer.policy().horizon_ns
         if refused_below_ns is None:
@@ -91,12 +92,12 @@ class ExchangeWork:
 
     @property
     def silence_s(self) -> float:
-        """A peer that neither sends nor takes a frame for so many seconds has left the session."""
+        """The seconds after which a peer that neither sends nor takes a frame has left."""
         return self.transfer_limits.silence_ns / NS_PER_S
 
 
 def common_horizon(now_ns: int, horizon_ns: int) -> int:
-    """A horizon that moves with the clock, put off until the next full step.
+    """Return a horizon that moves with the clock, put off until the next full step.
 
     Nodes that keep messages for equally long then have the same horizon at almost any moment, and
     so the same range to compare; else none of their fingerprints would ever be equal. A step is a
@@ -107,8 +108,17 @@ def common_horizon(now_ns: int, horizon_ns: int) -> int:
     return -(-horizon_ns // step_ns) * step_ns
 
 
+@dataclass(slots=True)
+class _PeerNotes:
+    """The findings of the last session with a peer: without sums, equal, not compact."""
+
+    plain: bool = False
+    equal: bool = False
+    not_compact: bool = False
+
+
 class Exchange:
-    """One per node; all on the event loop's thread."""
+    """The sessions of one node; all on the event loop's thread."""
 
     def __init__(self, work: ExchangeWork) -> None:
         self.work = work
@@ -119,107 +129,90 @@ class Exchange:
             work.node_id, work.store_id, limit=work.max_sessions, silence_ns=silence_ns
         )
         self.memory = PolicyMemory()
-        self._plain: set[str] = set()
-        """Peers that did not know sums when they were last asked."""
-        self._equal: set[str] = set()
-        """Peers with whom the last session found nothing."""
-        self._not_compact: set[str] = set()
-        """Peers with whom the compact mode could not be used in the last session."""
+        self.conflicts = ConflictMemory()
+        self._notes = BoundedDict[str, _PeerNotes](MAX_NOTED_PEERS)
         self._large_turn = asyncio.Semaphore()
         self._tasks: dict[Session, asyncio.Task[Any]] = {}
         self._gave_way: set[Session] = set()
-        self._waiting: dict[Session, tuple[Account, asyncio.TimerHandle]] = {}
+        self._waiting: dict[Session, tuple[SessionReport, asyncio.TimerHandle]] = {}
 
     def close(self) -> None:
         """Forget the sessions that wait; those under way end with their tasks."""
         for session in list(self._waiting):
             self._forget(session, "this node is shutting down")
 
-    def reconciling(
+    # Reconciliation
+
+    def reconciliation(
         self,
         role: Role,
         stream: FrameStream,
         view: OpenView | None,
-        account: Account,
+        report: SessionReport,
         *,
         window: Bounds | None = None,
         session_id: str = "",
-    ) -> Verifying:
-        """A reconciliation: ``window`` where this node begins it, ``session_id`` where it answers.
+    ) -> Reconciliation:
+        """Return a reconciliation: ``window`` as the initiator, ``session_id`` as the responder.
 
-        ``view`` may be None where nothing is asked; below the horizon of the account nothing is
+        ``view`` may be None where nothing is asked; below the horizon of the report nothing is
         compared.
         """
-        work = self.work
-        agreement = self._agreement(role, view, account)
-        uses_compact = role is Role.RESPONDER or account.node_id not in self._not_compact
+        work, is_responder = self.work, role is Role.RESPONDER
+        notes = self._notes.get(report.node_id) or _PeerNotes()
+        cuts = self._cuts(window, report) if notes.plain or not work.sums else ()
         config = SessionConfig(
             cluster=work.cluster,
             shards=work.shards,
             window=window,
-            horizon=account.horizon or LOWEST,
-            cuts=self._cuts(window, account),
+            horizon=report.horizon or LOWEST,
+            cuts=cuts,
             limits=work.limits,
             tuning=work.tuning,
         )
-        answers = role is Role.RESPONDER
-        frames = Frames(stream, self.observer, answers, work.silence_s, session_id)
-        return Verifying(
+        return Reconciliation(
             role,
             config,
+            stream,
             view,
-            Driving(frames, self.environment.steady_ns, self.turn, agreement),
-            compact_from=work.compact_from if uses_compact else None,
+            self.observer,
+            work.silence_s,
+            self.environment.steady_ns,
+            self.turn,
+            self._agreement(role, view, report),
+            compact_from=work.compact_from if is_responder or not notes.not_compact else None,
             # An offer costs more than a session that finds nothing: none after such a one. A peer
             # whose count or XOR is another one begins with the mode all the same.
-            offers=account.node_id not in self._equal,
+            offers=not notes.equal,
+            session_id=session_id,
+            known=self.conflicts.known(report.node_id, self.environment.steady_ns()),
         )
 
-    def concluded(self, account: Account, work: Verifying, result: Result) -> None:
-        """Note what a reconciliation came to, and whether the peer knows sums."""
-        noted: list[tuple[set[str], bool]] = []
-        account.result, account.proof = result, work.proof
-        if work.compact is not None and not work.proof.compact:
-            account.compact_failed = work.compact.reason
-        if account.role is SyncRole.INITIATOR and not result.refusal:
-            differ = bool(len(result.to_send) or len(result.to_receive))
-            noted = [(self._equal, not differ), (self._not_compact, work.compact_failed)]
-        if work.agreement is not None and result.rounds and not result.refusal:
-            noted.append((self._plain, not work.agreement.peer_knows))
-        for peers, is_in in noted:
-            (peers.add if is_in else peers.discard)(account.node_id)
-
-    async def compare(self, account: Account, view: OpenView, result: Result) -> None:
-        """Measure what this session, which this node began, will make statements about."""
-        if self.work.statements is None or not account.store_id:
+    def concluded(self, report: SessionReport, work: Reconciliation, result: Result) -> None:
+        """Note what a reconciliation came to."""
+        report.result, report.summed_from_ns = result, work.summed_from_ns
+        report.hidden, report.conflicts = work.hidden, work.conflicts
+        report.compact = work.is_compact
+        if work.compact is not None and not work.is_compact:
+            report.compact_failed = work.compact.reason
+        if result.refusal:
             return
-        try:
-            account.compared = await compare(
-                view, result, account.proof, account.opened_ns, self.environment.now_ns()
-            )
-        except (StoreUnavailable, StoreBusy) as error:
-            self.environment.log.warning("coverage_not_measured", reason=str(error))
+        notes = self._notes.get(report.node_id) or _PeerNotes()
+        if report.role is SyncRole.INITIATOR:
+            notes.equal = not (len(result.to_send) or len(result.to_receive))
+            notes.not_compact = work.compact_failed
+        if work.agreement is not None and result.rounds:
+            notes.plain = not work.agreement.peer_knows
+        self._notes[report.node_id] = notes
+        now_ns = self.environment.steady_ns()
+        self.conflicts.update(report.node_id, now_ns, work.conflicts, work.settled)
 
-    async def state(self, account: Account, outcome: SyncOutcome) -> None:
-        """Keep what the session found out."""
-        statements, compared = self.work.statements, account.compared
-        if statements is None or compared is None:
-            return
-        made = await statements_of(
-            compared, account.report, equal=account.is_resolved and not outcome.error
-        )
-        try:
-            await statements.note(account.store_id, made, self.environment.now_ns())
-        except (StoreUnavailable, StoreBusy) as error:
-            self.environment.log.warning(
-                "coverage_not_kept", peer_store_id=account.store_id, reason=str(error)
-            )
-
-    def _agreement(self, role: Role, view: OpenView | None, account: Account) -> Agreement | None:
-        """Return what both sides may agree on; None where nothing is asked."""
+    def _agreement(
+        self, role: Role, view: OpenView | None, report: SessionReport
+    ) -> Agreement | None:
         if view is None or not self.work.sums:
             return None
-        asked, horizon = account.asked_from or LOWEST, account.horizon or LOWEST
+        asked, horizon = report.asked_from or LOWEST, report.horizon or LOWEST
         return Agreement(
             role,
             self.environment.random.getrandbits(8 * NONCE_BYTES).to_bytes(NONCE_BYTES, "big"),
@@ -227,30 +220,56 @@ class Exchange:
             memory_start=view.memory_start,
         )
 
-    def _cuts(self, window: Bounds | None, account: Account) -> tuple[SyncId, ...]:
-        """Where a session that will be concluded by XOR divides its window: at random."""
-        if window is None or (self.work.sums and account.node_id not in self._plain):
+    def _cuts(self, window: Bounds | None, report: SessionReport) -> tuple[SyncId, ...]:
+        """Return where a session that is concluded by XOR divides its window: at random."""
+        if window is None:
             return ()
-        start_ns, end_ns = max(window[0], account.horizon or LOWEST)[0], window[1][0]
+        start_ns, end_ns = max(window[0], report.horizon or LOWEST)[0], window[1][0]
         uniform = self.environment.random.uniform
         times = {int(uniform(start_ns, end_ns)) for _ in range(RANDOM_CUTS)}
         return tuple((time_ns, LOWEST[1]) for time_ns in sorted(times))
 
     @asynccontextmanager
     async def turn(self, payload_bytes: int) -> AsyncIterator[None]:
-        """Around the work on a payload, up to its answer: of the large ones, one at a time."""
+        """Wait for the turn of a payload: large ones are worked on one at a time."""
         if payload_bytes < LARGE_PAYLOAD_BYTES:
             yield
             return
         async with self._large_turn:
             yield
 
+    # Statements of coverage
+
+    async def measure(self, report: SessionReport, view: OpenView) -> None:
+        """Measure what this session, which this node began, will make statements about."""
+        if self.work.statements is None or not report.store_id:
+            return
+        try:
+            report.compared = await measure(view, report, self.environment.now_ns())
+        except (StoreUnavailable, StoreBusy) as error:
+            self.environment.log.warning("coverage_not_measured", reason=str(error))
+
+    async def state(self, report: SessionReport) -> None:
+        """Keep the statements of a session that has ended."""
+        statements, compared = self.work.statements, report.compared
+        if statements is None or compared is None:
+            return
+        made = await statements_of(report, compared)
+        try:
+            await statements.note(report.store_id, made, self.environment.now_ns())
+        except (StoreUnavailable, StoreBusy) as error:
+            self.environment.log.warning(
+                "coverage_not_kept", peer_store_id=report.store_id, reason=str(error)
+            )
+
+    # The lives of sessions
+
     @contextmanager
     def driving(self, session: Session) -> Iterator[None]:
-        """Around all that is done for a session; frees it, unless it waits for its transfer.
+        """Run all that is done for a session inside; free it, unless it waits for its transfer.
 
         Raises:
-            GaveWay, PlaceLost: another session went before it.
+            GaveWayError, SeatLostError: another session went before it.
         """
         task = asyncio.current_task()
         assert task is not None
@@ -261,8 +280,8 @@ class Exchange:
             # The task's own cancellation may come at the same moment; then it counts.
             if session in self._gave_way and task.uncancel() == 0:
                 if session.displaced:
-                    raise PlaceLost(_DISPLACED) from None
-                raise GaveWay("another session with this peer goes first") from None
+                    raise SeatLostError(_DISPLACED) from None
+                raise GaveWayError("another session with this peer goes first") from None
             raise
         finally:
             del self._tasks[session]
@@ -281,23 +300,23 @@ class Exchange:
                 reason = "the peer began a new session before it transferred"
                 self._forget(session, _DISPLACED if session.displaced else reason)
 
-    def keep(self, session: Session, account: Account) -> None:
+    def keep(self, session: Session, report: SessionReport) -> None:
         """Let a session wait for its transfer, and for no longer than that may take to begin."""
         loop = asyncio.get_running_loop()
         timer = loop.call_later(self.work.silence_s, self._expire, session)
-        self._waiting[session] = account, timer
+        self._waiting[session] = report, timer
 
-    def claim(self, node_id: str, session_id: str) -> tuple[Session, Account] | Refusal:
-        """A peer transfers: give it its session, once."""
+    def claim(self, node_id: str, session_id: str) -> tuple[Session, SessionReport] | Refusal:
+        """Return the session that a peer transfers for, once."""
         found = self.sessions.claim(self.environment.steady_ns(), node_id, session_id)
         if isinstance(found, Refusal):
             return found
-        account, timer = self._waiting.pop(found)
+        report, timer = self._waiting.pop(found)
         timer.cancel()
-        return found, account
+        return found, report
 
     def found_nothing(self, node_id: str, session_id: str) -> Transfer | None:
-        """A peer transfers for a session that found nothing: give it a transfer of nothing, once.
+        """Return a transfer of nothing, once, for a session that found nothing.
 
         Source: the contract, "Transfer after a session without differences".
         """
@@ -308,21 +327,16 @@ class Exchange:
             session_id, nothing, nothing, memory=self.memory, peer=node_id, limits=limits
         )
 
-    def ended(
-        self, account: Account, error: str = "", ending: SyncEnding | None = None
-    ) -> SyncOutcome:
-        """Tell of a session that ended; ``error`` is what ended it before its end."""
-        outcome = account.outcome(self.environment.steady_ns(), error, ending)
-        self.observer.session_ended(account.role, account.node_id, account.store_id, outcome)
+    def ended(self, report: SessionReport) -> SyncOutcome:
+        """Report a session that has ended to the observer."""
+        outcome = report.outcome(self.environment.steady_ns())
+        self.observer.session_ended(report.role, report.node_id, report.store_id, outcome)
         return outcome
 
-    async def machine(self, session: Session, account: Account) -> Transfer:
-        """The transfer of what a session has found."""
-        limits, result = self.work.transfer_limits, account.result
-        if session.own:
-            limits = limits.with_grace()
-
-        return await in_thread_if(
+    async def machine(self, session: Session, report: SessionReport) -> Transfer:
+        """Return the transfer of what a session has found, with its report."""
+        limits, result = self.work.transfer_limits, report.result
+        machine = await in_thread_if(
             len(session.to_send) + len(session.to_receive) > THREADED_ROWS,
             Transfer,
             session.session_id,
@@ -330,17 +344,20 @@ class Exchange:
             session.to_receive,
             memory=self.memory,
             peer=session.node_id,
-            limits=limits,
+            limits=limits.with_grace() if session.own else limits,
             partial=result is not None and result.truncated,
         )
+        report.transfer = machine.report
+        return machine
 
     def _expire(self, session: Session) -> None:
         self._forget(session, f"the peer did not transfer within {self.work.silence_s:.0f} s")
 
-    def _forget(self, session: Session, sentence: str) -> None:
+    def _forget(self, session: Session, reason: str) -> None:
         waited = self._waiting.pop(session, None)
         self.sessions.end(session)
         if waited is not None:
-            account, timer = waited
+            report, timer = waited
             timer.cancel()
-            self.ended(account, sentence)
+            report.error = reason
+            self.ended(report)

@@ -1,20 +1,22 @@
-"""A session that this node begins, from its beginning to its end.
+"""A session that this node begins.
 
 The initiator names itself, reconciles over one fixed view, gives the view back, and transfers. It
-learns who answers with the first answer at the latest, before it believes or transfers anything.
+learns who answers with the first answer at the latest, before it uses or transfers anything.
 Whatever the peer does becomes a `SyncOutcome`.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Final
 
 from reconcile.errors import MalformedPayloadError as MalformedPayload
 from reconcile.errors import PayloadLimitError as LimitExceeded
 from reconcile.ids import LOWEST
-from reconcile.session import Result, Role
+from reconcile.session import Bounds, Role
 from store.domain.ports import (
     CallFailed,
     Connector,
@@ -30,11 +32,16 @@ from store.domain.ports import (
     SyncRole,
     Window,
 )
-from store.sync.errors import FrameTooLarge, GaveWay, MalformedFrame, ProtocolBroken
+from store.sync.errors import (
+    FrameTooLargeError,
+    GaveWayError,
+    MalformedFrameError,
+    ProtocolBrokenError,
+)
 from store.sync.session.exchange import Exchange
-from store.sync.session.outcome import Account
-from store.sync.session.reconciling import end_of_frames, time_limit
-from store.sync.session.registry import Accepted, Refusal, Refused, Session, State
+from store.sync.session.reconciliation import end_of_frames, time_limit
+from store.sync.session.registry import Refusal, Refused, Session, State
+from store.sync.session.report import SessionReport
 from store.sync.transfer.driver import transfer
 from storenode.message.limits import MAX_TIMESTAMP_NS
 from storenode.wire.storenode.v1 import peer_pb2
@@ -44,137 +51,134 @@ RECONCILE: Final = f"/{_PEER}/Reconcile"
 TRANSFER: Final = f"/{_PEER}/Transfer"
 
 
-class _Declined(Exception):
-    """The registry of this node lets the session not go on."""
+class _DeclinedError(Exception):
+    """The registry of this node, or the peer, refuses the session."""
 
     def __init__(self, refusal: Refusal) -> None:
         super().__init__(refusal.sentence)
         self.refusal = refusal
 
 
-class Initiator:
-    """One session that this node begins: made for one `run`."""
+_Call = Callable[[str, Callable[[Named], None]], AbstractAsyncContextManager[FrameStream]]
 
-    def __init__(
-        self, connector: Connector, exchange: Exchange, peer: PeerAddress, window: Window
-    ) -> None:
-        self._connector = connector
-        self._exchange = exchange
-        self._work = exchange.work
-        self._peer = peer
-        start_ns, end_ns = max(0, window.time_start_ns), window.time_end_ns
-        self._bounds = (start_ns, LOWEST[1]), (min(end_ns, MAX_TIMESTAMP_NS), LOWEST[1])
-        now_ns = self._exchange.environment.steady_ns()
-        self._account = Account(SyncRole.INITIATOR, now_ns, asked_from=self._bounds[0])
 
-    async def run(self) -> SyncOutcome:
-        """Never raises but for the cancellation of this task."""
-        exchange, account = self._exchange, self._account
-        account.node_id = self._connector.node_id(self._peer)
-        ending, sentence = None, ""
+async def initiate(
+    connector: Connector, exchange: Exchange, peer: PeerAddress, window: Window
+) -> SyncOutcome:
+    """Run one session with a peer; raise only for the cancellation of this task."""
+    end_ns = min(window.time_end_ns, MAX_TIMESTAMP_NS)
+    bounds = (max(0, window.time_start_ns), LOWEST[1]), (end_ns, LOWEST[1])
+    report = SessionReport(
+        SyncRole.INITIATOR,
+        exchange.environment.steady_ns(),
+        peer=str(peer),
+        node_id=connector.node_id(peer),
+        asked_from=bounds[0],
+    )
+    try:
+        await _run(exchange, partial(connector.call, peer), report, peer.target, bounds)
+    except asyncio.CancelledError:
+        report.error = "the node stopped the session"
+        exchange.ended(report)
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever it is, the operator is told
+        report.ending, report.error = _failure(exchange, report.peer, error)
+    outcome = exchange.ended(report)
+    await exchange.state(report)
+    return outcome
+
+
+async def _run(
+    exchange: Exchange, call: _Call, report: SessionReport, target: str, bounds: Bounds
+) -> None:
+    opened = exchange.sessions.begin(exchange.environment.steady_ns(), target, report.node_id)
+    if isinstance(opened, Refusal):
+        raise _DeclinedError(opened)
+    exchange.stop(opened.ended)
+    session = opened.session
+    with exchange.driving(session):
         try:
-            await self._session()
-        except asyncio.CancelledError:
-            exchange.ended(account, "the node stopped the session")
-            raise
-        except Exception as error:  # noqa: BLE001 - whatever it is, the operator is told
-            ending, sentence = self._failure(error)
-        outcome = exchange.ended(account, sentence, ending)
-        await exchange.state(account, outcome)
-        return outcome
+            session_id = await _reconcile(exchange, call, report, session, bounds)
+        except NameLearned:
+            session_id = await _reconcile(exchange, call, report, session, bounds)
+        if session.state is State.READY:
+            await _transfer(exchange, call, report, session, session_id)
 
-    async def _session(self) -> None:
-        opened = self._exchange.sessions.begin(
-            self._exchange.environment.steady_ns(), self._peer.target, self._account.node_id
-        )
-        if isinstance(opened, Refusal):
-            raise _Declined(opened)
-        self._exchange.stop(opened.ended)
-        session = opened.session
-        with self._exchange.driving(session):
-            try:
-                session_id = await self._reconcile(session)
-            except NameLearned:
-                session_id = await self._reconcile(session)
-            if session.state is State.READY:
-                await self._transfer(session, session_id)
 
-    async def _reconcile(self, session: Session) -> str:
-        """Find the differences; returns what the responder calls the session."""
-        identify = partial(self._identify, session)
-        async with time_limit(), self._connector.call(self._peer, RECONCILE, identify) as call:
-            result, session_id = await self._exchange_frames(call)
-            # The view is given back by now: the peer may take its time to end the call.
-            if result.rounds:
-                await end_of_frames(call, self._work.silence_s)
-        if result.refusal:
-            sentence = f"the peer at {self._peer} will not reconcile: {result.refusal}"
-            raise _Declined(Refusal(Refused.BUSY, sentence))
-        if (len(result.to_send) or len(result.to_receive)) and not session_id:
-            raise ProtocolBroken("the peer has not named the session")
-        now_ns = self._exchange.environment.steady_ns()
-        self._exchange.sessions.reconciled(now_ns, session, result.to_send, result.to_receive)
-        return session_id
+async def _reconcile(
+    exchange: Exchange, call: _Call, report: SessionReport, session: Session, bounds: Bounds
+) -> str:
+    """Find the differences; return the responder's name of the session."""
 
-    def _identify(self, session: Session, callee: Named) -> None:
-        account = self._account
-        account.node_id, account.store_id = callee.node_id, callee.store_id
-        known = self._exchange.sessions.identify(
-            self._exchange.environment.steady_ns(), session, callee.node_id, callee.store_id
-        )
-        if isinstance(known, Accepted):
-            self._exchange.stop(known.ended)
-        else:
-            raise _Declined(known)
+    def identify(callee: Named) -> None:
+        report.node_id, report.store_id = callee.node_id, callee.store_id
+        now_ns = exchange.environment.steady_ns()
+        known = exchange.sessions.identify(now_ns, session, callee.node_id, callee.store_id)
+        if isinstance(known, Refusal):
+            raise _DeclinedError(known)
+        exchange.stop(known.ended)
 
-    async def _exchange_frames(self, call: FrameStream) -> tuple[Result, str]:
-        work = self._work
-        self._account.opened_ns = self._exchange.environment.now_ns()
-        async with work.reconcilable.open_view(*self._bounds) as view:
-            self._account.horizon = work.horizon(view)
-            reconciling = self._exchange.reconciling(
-                Role.INITIATOR, call, view, self._account, window=self._bounds
+    work = exchange.work
+    async with time_limit(), call(RECONCILE, identify) as stream:
+        report.opened_ns = exchange.environment.now_ns()
+        async with work.reconcilable.open_view(*bounds, recent=True) as view:
+            report.horizon = work.horizon(view)
+            reconciliation = exchange.reconciliation(
+                Role.INITIATOR, stream, view, report, window=bounds
             )
-            result = await reconciling.begin()
-            self._exchange.concluded(self._account, reconciling, result)
-            await self._exchange.compare(self._account, view, result)
-            return result, reconciling.frames.session_id
+            result = await reconciliation.initiate()
+            exchange.concluded(report, reconciliation, result)
+            await exchange.measure(report, view)
+        # The view is given back by now: the peer may take its time to end the call.
+        if result.rounds:
+            await end_of_frames(stream, work.silence_s)
+    if result.refusal:
+        sentence = f"the peer at {report.peer} will not reconcile: {result.refusal}"
+        raise _DeclinedError(Refusal(Refused.BUSY, sentence))
+    session_id = reconciliation.session_id
+    if (len(result.to_send) or len(result.to_receive)) and not session_id:
+        raise ProtocolBrokenError("the peer has not named the session")
+    now_ns = exchange.environment.steady_ns()
+    exchange.sessions.reconciled(now_ns, session, result.to_send, result.to_receive)
+    return session_id
 
-    async def _transfer(self, session: Session, session_id: str) -> None:
-        def demand_the_same(callee: Named) -> None:
-            if callee.node_id != session.node_id:
-                raise ProtocolBroken(
-                    f"the node at {self._peer} was {session.node_id} and is {callee.node_id} now"
-                )
 
-        async with self._connector.call(self._peer, TRANSFER, demand_the_same) as call:
-            now_ns = self._exchange.environment.steady_ns()
-            self._exchange.sessions.transferring(now_ns, session, session_id)
-            machine = await self._exchange.machine(session, self._account)
-            self._account.report = machine.report
-            self._account.report = await transfer(machine, call, self._work.transfer)
+async def _transfer(
+    exchange: Exchange, call: _Call, report: SessionReport, session: Session, session_id: str
+) -> None:
+    def require_same(callee: Named) -> None:
+        if callee.node_id != session.node_id:
+            raise ProtocolBrokenError(
+                f"the node at {report.peer} was {session.node_id} and is {callee.node_id} now"
+            )
 
-    def _failure(self, error: Exception) -> tuple[SyncEnding, str]:
-        """What goes wrong, as the outcome has it; lost to another session it is no failure."""
-        match error:
-            case GaveWay():
-                return SyncEnding.ABORTED, ""
-            case CallFailed() if error.aborted:
-                return SyncEnding.ABORTED, ""
-            case _Declined() if error.refusal.kind is Refused.ABORTED:
-                return SyncEnding.ABORTED, ""
-            case _Declined():
-                return SyncEnding.REFUSED, str(error)
-            case CallFailed():
-                sentence = str(error)
-            case MalformedPayload() | LimitExceeded() | MalformedFrame() | FrameTooLarge():
-                sentence = f"what the peer at {self._peer} sends is refused: {error}"
-            case PeerFailed():
-                sentence = f"the session with {self._peer} failed: {error}"
-            case StoreUnavailable() | StoreBusy():
-                sentence = f"the database of this node does not serve: {error}"
-            case _:
-                log = self._exchange.environment.log
-                log.error("session_crashed", peer=str(self._peer), exc_info=error)
-                sentence = "this node failed on the session: its log says where"
-        return SyncEnding.FAILED, sentence
+    async with call(TRANSFER, require_same) as stream:
+        now_ns = exchange.environment.steady_ns()
+        exchange.sessions.transferring(now_ns, session, session_id)
+        machine = await exchange.machine(session, report)
+        await transfer(machine, stream, exchange.work.transfer)
+
+
+def _failure(exchange: Exchange, peer: str, error: Exception) -> tuple[SyncEnding, str]:
+    """Return the ending and the sentence for an error; yielding to another session is none."""
+    match error:
+        case GaveWayError():
+            return SyncEnding.ABORTED, ""
+        case CallFailed() if error.aborted:
+            return SyncEnding.ABORTED, ""
+        case _DeclinedError() if error.refusal.kind is Refused.ABORTED:
+            return SyncEnding.ABORTED, ""
+        case _DeclinedError():
+            return SyncEnding.REFUSED, str(error)
+        case CallFailed():
+            sentence = str(error)
+        case MalformedPayload() | LimitExceeded() | MalformedFrameError() | FrameTooLargeError():
+            sentence = f"what the peer at {peer} sends is refused: {error}"
+        case PeerFailed():
+            sentence = f"the session with {peer} failed: {error}"
+        case StoreUnavailable() | StoreBusy():
+            sentence = f"the database of this node does not serve: {error}"
+        case _:
+            exchange.environment.log.error("session_crashed", peer=peer, exc_info=error)
+            sentence = "this node failed on the session: its log says where"
+    return SyncEnding.FAILED, sentence

@@ -5,7 +5,7 @@ A session is one `Reconcile` and the `Transfer` of what it found. Source: the no
 
 Rules.
 
-1. Two peers have one session at a time, whoever began it; a peer is a node, and all nodes of one
+1. Two peers have one session at a time, begun by either; a peer is a node, and all nodes of one
    store. A node has `MAX_SESSIONS` in all, shared out by `store.domain.places`; a further peer is
    refused as busy, or a session that only waits loses its place to it. One waits
    for its transfer, or when its peer has kept it waiting for `STALLED_NS`, or when it has
@@ -67,7 +67,7 @@ class SessionError(RuntimeError):
 
 
 class Refused(StrEnum):
-    """Why there is no session.
+    """The reason why there is no session.
 
     BUSY, SAME_STORE and SELF go into the ``refusal`` of a frame; ABORTED is a status, and to who
     began the session it is as good as done. UNKNOWN is a transfer that has no session.
@@ -82,14 +82,14 @@ class Refused(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """No session, and one sentence for the peer or the operator."""
+    """A refused session, with one sentence for the peer or the operator."""
 
     kind: Refused
     sentence: str
 
 
 class State(Enum):
-    """Where a session is: see the table of this module."""
+    """The state of a session: see the table of this module."""
 
     RECONCILING = "reconciling"
     READY = "ready"
@@ -100,7 +100,7 @@ class State(Enum):
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """One session; only `Sessions` changes it.
+    """A session; only `Sessions` changes it.
 
     ``own``: this node began it. ``node_id`` and ``store_id`` are the peer's, empty while unknown.
     ``address``: which this node calls, or where the peer calls from. ``awaits_ns``: since when
@@ -152,17 +152,17 @@ class Sessions:
         self._equal = BoundedDict[str, tuple[str, int]](MAX_EQUAL_PEERS)
 
     def __iter__(self) -> Iterator[Session]:
-        """The sessions under way."""
+        """Return the sessions under way."""
         return iter(tuple(self._sessions))
 
     def __len__(self) -> int:
-        """How many sessions are under way."""
+        """Return the number of sessions under way."""
         return len(self._sessions)
 
     def begin(
         self, now_ns: int, address: str, node_id: str = "", store_id: str = ""
     ) -> Accepted | Refusal:
-        """This node is about to call a peer; ``node_id`` and ``store_id`` as far as known."""
+        """Open a session with a peer to call; ``node_id`` and ``store_id`` as far as known."""
         refusal = self._stranger(node_id, store_id)
         if refusal is not None:
             return refusal
@@ -178,7 +178,7 @@ class Sessions:
     def identify(
         self, now_ns: int, session: Session, node_id: str, store_id: str
     ) -> Accepted | Refusal:
-        """The callee of an own session has said who it is.
+        """Note who the callee of an own session is.
 
         A refusal ends the session: its driver stops, and for ABORTED counts it as done.
         """
@@ -198,7 +198,7 @@ class Sessions:
         return Accepted(session, self._end_all(others))
 
     def accept(self, now_ns: int, caller: Caller, session_id: str) -> Accepted | Refusal:
-        """A peer begins a session; ``session_id`` is new random bits."""
+        """Open a session that a peer begins; ``session_id`` is new random bits."""
         node_id, store_id = caller.node_id, caller.store_id
         refusal = self._stranger(node_id, store_id)
         if refusal is not None:
@@ -221,21 +221,21 @@ class Sessions:
         return self._admit(now_ns, session, others)
 
     def awaits(self, now_ns: int, session: Session) -> None:
-        """From now on the peer is to send or to take a frame."""
+        """Note that from now on the peer is to send or to take a frame."""
         session.awaits_ns = now_ns
 
     def works(self, session: Session) -> None:
-        """It has, and this node is at work on the session."""
+        """Note that it has, and that this node works on the session."""
         session.awaits_ns = None
 
     def useful(self, session: Session) -> None:
-        """A transfer has brought or taken messages: its peer is worth more for a while."""
+        """Note that a transfer moved messages: its peer is worth more for a while."""
         self._useful[session.node_id, session.address] = None
 
     def reconciled(
         self, now_ns: int, session: Session, to_send: SyncIds, to_receive: SyncIds
     ) -> None:
-        """The reconciliation has ended with OK; a session that found nothing ends here."""
+        """Note the end of the reconciliation; a session that found nothing ends here."""
         self._demand(session, State.RECONCILING)
         if not len(to_send) and not len(to_receive):
             if not session.own:
@@ -246,13 +246,13 @@ class Sessions:
         self._move(now_ns, session, State.READY if session.own else State.WAITING)
 
     def transferring(self, now_ns: int, session: Session, session_id: str) -> None:
-        """This node calls `Transfer` for its own session, which the responder named."""
+        """Note that this node calls `Transfer` for a session, which the responder named."""
         self._demand(session, State.READY, own=True)
         session.session_id = session_id
         self._move(now_ns, session, State.TRANSFERRING)
 
     def claim(self, now_ns: int, node_id: str, session_id: str) -> Session | Refusal:
-        """A peer calls `Transfer` and names a session: it gets that one, and only once."""
+        """Return the session that a peer names in `Transfer`, only once."""
         self.expire(now_ns)
         for session in self._sessions:
             if (
@@ -269,7 +269,7 @@ class Sessions:
         )
 
     def found_nothing(self, now_ns: int, node_id: str, session_id: str) -> bool:
-        """A peer calls `Transfer`: is it for a session that found nothing? True once at most."""
+        """Return True, once, if a `Transfer` is for a session that found nothing."""
         name, ended_ns = self._equal.get(node_id, ("", 0))
         if name != session_id or now_ns - ended_ns >= self._silence_ns:
             return False
@@ -277,7 +277,7 @@ class Sessions:
         return True
 
     def end(self, session: Session) -> None:
-        """A session is over, however it ended; what it found is forgotten. May come twice."""
+        """Remove a session, however it ended; may be called twice."""
         if session.state is State.ENDED:
             return
         self._sessions.remove(session)
@@ -313,7 +313,6 @@ class Sessions:
         assert self._store_id not in stores
 
     def _admit(self, now_ns: int, session: Session, replaced: list[Session]) -> Accepted | Refusal:
-        """Give a new session its place: that of those that it replaces, or of one that waits."""
         holders = [each for each in self._sessions if each not in replaced]
         standings = [self._standing(now_ns, each) for each in holders]
         place = self._places.choose(self._standing(now_ns, session), standings)
@@ -335,7 +334,6 @@ class Sessions:
         return Standing(session.trusted, useful, session.address, waits_ns)
 
     def _waits_ns(self, now_ns: int, session: Session) -> int | None:
-        """For how long a session of a peer has only waited, if it does."""
         if session.own:
             return None
         if session.state is State.WAITING:
@@ -348,12 +346,10 @@ class Sessions:
         return waits_ns if waits_ns >= 0 else None
 
     def _is_stale(self, now_ns: int, other: Session) -> bool:
-        """Does an untrusted session wait for too long to be in the way of the peer it names?"""
         waits_ns = self._waits_ns(now_ns, other)
         return not other.trusted and waits_ns is not None and waits_ns >= WAIT_PATIENCE_NS
 
     def _stranger(self, node_id: str, store_id: str) -> Refusal | None:
-        """Why there can be no session with this node at any time, if so."""
         if node_id == self._node_id:
             return Refusal(Refused.SELF, "this is the node itself: remove it from its peers")
         if store_id == self._store_id:
@@ -373,13 +369,11 @@ class Sessions:
         ]
 
     def _is_replaced(self, other: Session, node_id: str) -> bool:
-        """Does a session give way to a new one that ``node_id`` begins?"""
         if other.own:
             return other.state is State.RECONCILING and node_id < self._node_id
         return other.state is State.WAITING and other.node_id == node_id
 
     def _gives_way(self, other: Session, node_id: str) -> bool:
-        """Does a session give way to one that this node began before it knew ``node_id``?"""
         return not other.own and other.state is State.RECONCILING and self._node_id < node_id
 
     def _end_all(self, sessions: list[Session]) -> tuple[Session, ...]:

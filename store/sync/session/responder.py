@@ -1,7 +1,7 @@
 """Sessions that peers begin: the callee's side of ``Reconcile`` and ``Transfer``.
 
 Source: the contract, "Peers", and the schema of the service. A session takes its place among the
-node's only when its first frame has come; a caller that says nothing holds none. Few first frames
+node's only when its first frame has come; a caller that sends nothing holds none. Few first frames
 are read at a time: what callers without a session make this node hold in memory is bounded too.
 Trusted callers wait for their turn; of the others the one that is silent for longest loses it.
 """
@@ -10,20 +10,20 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from typing import Final, TypeVar
+from typing import Final
 
 from reconcile.session import Result, Role
 from store.domain.places import Caller
 from store.domain.ports import FrameStream, SyncEnding, SyncRole
 from store.sync.errors import (
     EXPECTED,
-    GaveWay,
-    ProtocolBroken,
-    SessionUnknown,
-    TooManyCalls,
-    TransferFailed,
+    GaveWayError,
+    ProtocolBrokenError,
+    SessionUnknownError,
+    TooManyCallsError,
+    TransferFailedError,
 )
 from store.sync.frames import Reconcile, pieces
 from store.sync.limits import (
@@ -34,14 +34,10 @@ from store.sync.limits import (
     SESSION_ID_BYTES,
 )
 from store.sync.session.exchange import Exchange
-from store.sync.session.outcome import Account
-from store.sync.session.reconciling import asked_range, first_frame, in_time, time_limit
+from store.sync.session.reconciliation import asked_range, first_frame, in_time, time_limit
 from store.sync.session.registry import Refusal, Refused, Session, State
-from store.sync.transfer.core import Transfer
+from store.sync.session.report import SessionReport
 from store.sync.transfer.driver import transfer
-from store.sync.transfer.events import Report
-
-_T = TypeVar("_T")
 
 _GONE: Final = "the peer left in the middle of the session"
 _CRASHED: Final = "this node failed on the session: its log says where"
@@ -49,7 +45,7 @@ _OUTRANKED: Final = "a session that this node began with you goes first"
 
 
 class Responder:
-    """One per node. Its methods return when the call may end, and raise what ends it early."""
+    """The callee of one node. Its methods return when the call may end."""
 
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
@@ -58,65 +54,82 @@ class Responder:
         self._openers: Counter[str] = Counter()
 
     async def reconcile(self, caller: Caller, stream: FrameStream) -> None:
-        """Answer ``Reconcile`` of this caller.
+        """Serve ``Reconcile`` of this caller.
 
         Raises:
-            PeerFailed: the peer failed, or must wait; `GaveWay`: another session goes first.
+            PeerFailed: the peer failed, or must wait; `GaveWayError`: another session goes first.
             MalformedPayload, LimitExceeded: what it sent is refused.
             StoreUnavailable, StoreBusy: the database does not serve.
         """
-        exchange, account = self._exchange, self._account(caller)
+        exchange, steady_ns = self._exchange, self._exchange.environment.steady_ns
+        report = SessionReport(
+            SyncRole.RESPONDER, steady_ns(), node_id=caller.node_id, store_id=caller.store_id
+        )
         async with self._slot(caller):
             frame = await first_frame(stream, exchange.observer)
             if frame is None:
                 return
             name = f"{exchange.environment.random.getrandbits(8 * SESSION_ID_BYTES):032x}"
-            opened = exchange.sessions.accept(exchange.environment.steady_ns(), caller, name)
+            opened = exchange.sessions.accept(steady_ns(), caller, name)
         if isinstance(opened, Refusal):
             del frame
-            await self._refuse(opened, account, stream)
+            await self._refuse(opened, report, stream)
             return
         exchange.stop(opened.ended)
-        watched = _Watched(stream, opened.session, exchange)
-        await self._observed(account, self._reconcile(opened.session, account, watched, frame))
+        session = opened.session
+        with self._reporting(report), exchange.driving(session):
+            watched = SessionStream(stream, session, exchange)
+            async with time_limit():
+                result = await self._answer(session, report, watched, frame)
+            if result.refusal:
+                report.ending, report.error = SyncEnding.REFUSED, result.refusal
+                exchange.ended(report)
+                return
+            exchange.sessions.reconciled(steady_ns(), session, result.to_send, result.to_receive)
+            if session.state is State.WAITING:
+                exchange.keep(session, report)
+            else:
+                exchange.ended(report)
 
     async def transfer(self, caller: Caller, stream: FrameStream) -> None:
-        """Answer ``Transfer``; raises as `reconcile`, and `TransferFailed`."""
-        node_id = caller.node_id
+        """Serve ``Transfer``; raises as `reconcile`, and `TransferFailedError`."""
+        exchange, node_id = self._exchange, caller.node_id
         async with self._slot(caller):
             frame = await in_time(stream.read(), FIRST_FRAME_S)
             if frame is None:
-                raise ProtocolBroken(
+                raise ProtocolBrokenError(
                     "a transfer begins with a frame that names its session: send it"
                 )
             session_id = next(pieces(frame)).session_id
-            nothing = self._exchange.found_nothing(node_id, session_id)
-            found = nothing or self._exchange.claim(node_id, session_id)
+            nothing = exchange.found_nothing(node_id, session_id)
+            found = None if nothing is not None else exchange.claim(node_id, session_id)
             if isinstance(found, Refusal):
-                raise SessionUnknown(found.sentence)
-        resumed = _Resumed(stream, frame)
+                raise SessionUnknownError(found.sentence)
+        session, report = found or (None, None)
+        resumed = SessionStream(stream, session, exchange, first=frame)
         del frame
-        if isinstance(found, Transfer):
-            await transfer(found, resumed, self._exchange.work.transfer)
+        if nothing is not None:
+            await transfer(nothing, resumed, exchange.work.transfer)
+        if session is None or report is None:
             return
-        session, account = found
-        watched = _Watched(resumed, session, self._exchange)
-        report = await self._observed(account, self._transfer(session, account, watched))
-        if report.fault:
-            raise TransferFailed(report.fault, report.error)
-        if report.stored or report.stored_by_peer:
-            self._exchange.sessions.useful(session)
+        with self._reporting(report), exchange.driving(session):
+            machine = await exchange.machine(session, report)
+            await transfer(machine, resumed, exchange.work.transfer)
+            exchange.ended(report)
+        if report.transfer.fault:
+            raise TransferFailedError(report.transfer.fault, report.transfer.error)
+        if report.transfer.stored or report.transfer.stored_by_peer:
+            exchange.sessions.useful(session)
 
     @asynccontextmanager
     async def _slot(self, caller: Caller) -> AsyncIterator[None]:
-        """Around the wait for a first frame; one peer alone cannot keep all the others out."""
         if not caller.trusted:  # its name may be another's, who must not be refused for it
             async with self._strange():
                 yield
             return
         node_id = caller.node_id
         if self._openers[node_id] >= MAX_OPENING_CALLS_OF_PEER:
-            raise TooManyCalls(
+            raise TooManyCallsError(
                 f"limit of {MAX_OPENING_CALLS_OF_PEER} calls of one peer that wait for their first "
                 "frame is reached: send the frames first"
             )
@@ -130,7 +143,6 @@ class Responder:
 
     @asynccontextmanager
     async def _strange(self) -> AsyncIterator[None]:
-        """Around the wait of an untrusted caller, which newer ones may end."""
         wait = asyncio.timeout(None)
         try:
             async with wait:
@@ -143,119 +155,89 @@ class Responder:
         except TimeoutError:
             if not wait.expired():
                 raise
-            raise TooManyCalls(
+            raise TooManyCallsError(
                 f"limit of {MAX_STRANGE_OPENING_CALLS} calls that wait for their first frame is "
                 "reached, and newer ones came: send the frame with the call, or retry"
             ) from None
         finally:
             self._strangers.pop(wait, None)
 
-    async def _refuse(self, refusal: Refusal, account: Account, stream: FrameStream) -> None:
+    async def _refuse(self, refusal: Refusal, report: SessionReport, stream: FrameStream) -> None:
         exchange = self._exchange
         if refusal.kind is Refused.ABORTED:
-            exchange.ended(account, ending=SyncEnding.ABORTED)
-            raise GaveWay(refusal.sentence)
-        exchange.ended(account, refusal.sentence, SyncEnding.REFUSED)
+            report.ending = SyncEnding.ABORTED
+            exchange.ended(report)
+            raise GaveWayError(refusal.sentence)
+        report.ending, report.error = SyncEnding.REFUSED, refusal.sentence
+        exchange.ended(report)
         refused = Reconcile(b"", refusal=refusal.sentence).encode()
         await in_time(stream.write(refused), exchange.work.silence_s)
 
-    async def _reconcile(
-        self, session: Session, account: Account, stream: FrameStream, frame: Reconcile
-    ) -> None:
-        exchange = self._exchange
-        with exchange.driving(session):
-            async with time_limit():
-                result = await self._answer(session, account, stream, frame)
-            if result.refusal:
-                exchange.ended(account, result.refusal, SyncEnding.REFUSED)
-                return
-            now_ns = exchange.environment.steady_ns()
-            exchange.sessions.reconciled(now_ns, session, result.to_send, result.to_receive)
-            if session.state is State.WAITING:
-                exchange.keep(session, account)
-            else:
-                exchange.ended(account)
-
     async def _answer(
-        self, session: Session, account: Account, stream: FrameStream, frame: Reconcile
+        self, session: Session, report: SessionReport, stream: FrameStream, frame: Reconcile
     ) -> Result:
-        """Answer frames until one side is done."""
-        work = self._exchange.work
-        async with self._exchange.turn(len(frame.payload)):
+        exchange, work = self._exchange, self._exchange.work
+        async with exchange.turn(len(frame.payload)):
             asked = await asked_range(frame.payload, work.limits.payload)
         async with AsyncExitStack() as stack:
             view = None
             if asked is not None:
-                view = await stack.enter_async_context(work.reconcilable.open_view(*asked))
-                account.asked_from, account.horizon = asked[0], work.horizon(view)
-            reconciling = self._exchange.reconciling(
-                Role.RESPONDER, stream, view, account, session_id=session.session_id
+                opening = work.reconcilable.open_view(*asked, recent=True)
+                view = await stack.enter_async_context(opening)
+                report.asked_from, report.horizon = asked[0], work.horizon(view)
+            reconciliation = exchange.reconciliation(
+                Role.RESPONDER, stream, view, report, session_id=session.session_id
             )
-            result = await reconciling.answer(frame)
-            self._exchange.concluded(account, reconciling, result)
+            result = await reconciliation.respond(frame)
+            exchange.concluded(report, reconciliation, result)
             return result
 
-    async def _transfer(self, session: Session, account: Account, stream: FrameStream) -> Report:
-        exchange = self._exchange
-        with exchange.driving(session):
-            machine = await exchange.machine(session, account)
-            account.report = machine.report
-            report = await transfer(machine, stream, exchange.work.transfer)
-            exchange.ended(account)
-            return report
-
-    async def _observed(self, account: Account, work: Awaitable[_T]) -> _T:
-        """Do the work of a session, and report it when it fails."""
+    @contextmanager
+    def _reporting(self, report: SessionReport) -> Iterator[None]:
+        """Report a session that fails."""
         exchange = self._exchange
         try:
-            return await work
+            yield
         except asyncio.CancelledError:
-            exchange.ended(account, _GONE)
+            report.error = _GONE
+            exchange.ended(report)
             raise
-        except GaveWay:
-            exchange.ended(account, ending=SyncEnding.ABORTED)
-            raise GaveWay(_OUTRANKED) from None
-        except EXPECTED as error:
-            exchange.ended(account, str(error))
+        except GaveWayError:
+            report.ending = SyncEnding.ABORTED
+            exchange.ended(report)
+            raise GaveWayError(_OUTRANKED) from None
+        except Exception as error:
+            report.error = str(error) if isinstance(error, EXPECTED) else _CRASHED
+            exchange.ended(report)
             raise
-        except Exception:
-            exchange.ended(account, _CRASHED)
-            raise
-
-    def _account(self, caller: Caller) -> Account:
-        now_ns = self._exchange.environment.steady_ns()
-        return Account(SyncRole.RESPONDER, now_ns, caller.node_id, caller.store_id)
 
 
-class _Resumed:
-    """A stream whose first frame was read already, and comes again."""
+class SessionStream:
+    """The stream of a session; it records since when the session waits for its peer.
 
-    def __init__(self, stream: FrameStream, first: bytes) -> None:
-        self._first: bytes | None = first
-        self._stream = stream
-        self.write = stream.write
-        self.half_close = stream.half_close
+    ``first``: a frame that was read already, and comes again.
+    """
 
-    async def read(self) -> bytes | None:
-        """The next frame; None after the last."""
-        if self._first is not None:
-            frame, self._first = self._first, None
-            return frame
-        return await self._stream.read()
-
-
-class _Watched:
-    """The stream of a session, which is told since when it waits for its peer."""
-
-    def __init__(self, stream: FrameStream, session: Session, exchange: Exchange) -> None:
+    def __init__(
+        self,
+        stream: FrameStream,
+        session: Session | None,
+        exchange: Exchange,
+        first: bytes | None = None,
+    ) -> None:
         self._stream = stream
         self._session = session
-        self._exchange = exchange
+        self._sessions = exchange.sessions
+        self._steady_ns = exchange.environment.steady_ns
+        self._first = first
         self._waits = 0
         self.half_close = stream.half_close
 
     async def read(self) -> bytes | None:
-        """The next frame; None after the last."""
+        """Return the next frame; None after the last."""
+        if self._first is not None:
+            frame, self._first = self._first, None
+            return frame
         with self._waiting():
             return await self._stream.read()
 
@@ -266,17 +248,17 @@ class _Watched:
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:
-        self._waits += 1
-        if self._waits == 1:
-            self._await()
+        self._change_waits(1)
         try:
             yield
         finally:
-            self._waits -= 1
-            if self._waits:
-                self._await()
-            else:
-                self._exchange.sessions.works(self._session)
+            self._change_waits(-1)
 
-    def _await(self) -> None:
-        self._exchange.sessions.awaits(self._exchange.environment.steady_ns(), self._session)
+    def _change_waits(self, by: int) -> None:
+        self._waits += by
+        if self._session is None:
+            return
+        if not self._waits:
+            self._sessions.works(self._session)
+        elif by < 0 or self._waits == 1:
+            self._sessions.awaits(self._steady_ns(), self._session)

@@ -8,8 +8,8 @@
 Parts are aligned to time, from 32 days down to a nanosecond. Sums leave out what the reconciliation
 has found the peer to lack, so honest differences are not searched for; a list has everything. What
 two lists of one span come to replaces there what the reconciliation has found. A part that differs
-and is not looked into makes the search incomplete; which ones are left out is chosen at random, so
-that no conflict that lasts keeps the others from being found.
+and is not looked into makes the search incomplete. Parts that known conflicts explain are left out
+first, and the others at random, so that lasting conflicts do not hide new differences.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from reconcile.lattice import LatticeSum
 from store.domain.partitioning import DAY_NS
 from store.domain.ports import ContentConflict
 from store.domain.view import OpenView, Times
-from store.sync.errors import ProtocolBroken
+from store.sync.errors import ProtocolBrokenError
 from store.sync.frames import SearchStep
 from store.sync.limits import (
     FEW_LISTED_IDS,
@@ -34,6 +34,7 @@ from store.sync.limits import (
     MAX_SEARCH_ROUNDS,
     MAX_SEARCHED_SPANS,
 )
+from store.sync.session.conflicts import NO_CONFLICTS, KnownConflicts
 
 HOUR_NS: Final = DAY_NS // 24
 
@@ -47,7 +48,8 @@ _STEPS_NS: Final = (
 class Search:
     """A side of a search in ``whole``; ``sent``, with digests, is what the peer lacks.
 
-    ``seed``: at most 64 random bytes. ``limit``: how many differences may be found.
+    ``seed``: at most 64 random bytes. ``limit``: how many differences may be found. ``known``: the
+    conflicts of earlier sessions with the peer.
 
     Attributes:
         rounds: the steps of this side.
@@ -59,9 +61,19 @@ class Search:
     """
 
     def __init__(
-        self, view: OpenView, whole: Times, sent: SyncIds, seed: bytes, limit: int
+        self,
+        view: OpenView,
+        whole: Times,
+        sent: SyncIds,
+        seed: bytes,
+        limit: int,
+        *,
+        known: KnownConflicts = NO_CONFLICTS,
     ) -> None:
         self._view = view
+        self._whole = whole
+        self._known = known
+        self._total = LatticeSum()
         self._sent = sent
         self._seed = seed
         self._limit = limit
@@ -82,8 +94,22 @@ class Search:
         Raises:
             StoreUnavailable, StoreBusy: the database does not serve.
         """
-        sums = await self._view.lattices(self._open_spans)
-        return b"" if sums is None else self._common(self._open_spans[0], sums[0]).digest()
+        sums = await self._view.lattices([self._whole])
+        if sums is None:
+            return b""
+        self._total = self._common(self._whole, sums[0])
+        return self._total.digest()
+
+    @property
+    def known_conflicts(self) -> tuple[ContentConflict, ...]:
+        """The conflicts of earlier sessions in the range."""
+        return self._known.within(self._whole)
+
+    def is_explained(self, peer_sum: bytes) -> bool:
+        """Return True if the two sides differ in known conflicts only; after `sum`."""
+        if not self.known_conflicts:
+            return False
+        return self._known.applied(self._whole, self._total).digest() == peer_sum
 
     async def begin(self) -> SearchStep:
         """Return the first step: the sums of the parts of all; raises as `sum`."""
@@ -94,7 +120,7 @@ class Search:
         """Return the answer to a step of the peer; an empty one ends the search.
 
         Raises:
-            ProtocolBroken: the step is none that may come now.
+            ProtocolBrokenError: the step is none that may come now.
             StoreUnavailable, StoreBusy: the database does not serve.
         """
         lists = self._read(step)
@@ -114,18 +140,20 @@ class Search:
             self.complete = False
             return []
         differing = [
-            (span, full.count)
+            (span, full.count, own, digest)
             for span, full, digest in zip(step.spans, sums, step.sums, strict=True)
-            if self._common(span, full).digest() != digest
+            if (own := self._common(span, full)).digest() != digest
         ]
         if len(differing) > MAX_SEARCHED_SPANS:
             self.complete = False
-            differing = sorted(sorted(differing, key=self._lot)[:MAX_SEARCHED_SPANS])
-        return differing
+            differing = sorted(differing, key=self._rank)[:MAX_SEARCHED_SPANS]
+        return sorted((span, count) for span, count, *_ in differing)
 
-    def _lot(self, differing: tuple[Times, int]) -> bytes:
-        """Return a number, as bytes, that orders spans at random, and otherwise in each session."""
-        return blake2b(repr(differing[0]).encode(), key=self._seed).digest()
+    def _rank(self, differing: tuple[Times, int, LatticeSum, bytes]) -> tuple[bool, bytes]:
+        """Return the sort key of a span: known conflicts last, and each session has its order."""
+        span, _, own, digest = differing
+        explained = self._known.applied(span, own).digest() == digest
+        return explained, blake2b(repr(span).encode(), key=self._seed).digest()
 
     async def _look_into(self, span: Times, count: int) -> None:
         """Divide a span that differs, or list the messages there."""
@@ -194,22 +222,22 @@ class Search:
         """Return the lists of a step.
 
         Raises:
-            ProtocolBroken: the step is none that may come now.
+            ProtocolBrokenError: the step is none that may come now.
         """
-        _demand(self.rounds < MAX_SEARCH_ROUNDS, "goes on for too long")
+        _require(self.rounds < MAX_SEARCH_ROUNDS, "goes on for too long")
         spans = sorted([*step.spans, *step.listed])
         ascending = all(one[1] <= other[0] for one, other in pairwise(spans))
-        _demand(ascending and all(low < high for low, high in spans), "has spans that overlap")
+        _require(ascending and all(low < high for low, high in spans), "has spans that overlap")
         within = iter(self._open_spans)
-        place = next(within, None)
+        outer = next(within, None)
         for low, high in spans:
-            while place is not None and place[1] <= low:
-                place = next(within, None)
-            _demand(place is not None and place[0] <= low and high <= place[1], "has other spans")
+            while outer is not None and outer[1] <= low:
+                outer = next(within, None)
+            _require(outer is not None and outer[0] <= low and high <= outer[1], "has other spans")
         ids = SyncIds.of_elements(step.messages)
-        _demand(bool(np.all(less(ids[:-1], ids[1:]))), "has a list that does not ascend")
+        _require(bool(np.all(less(ids[:-1], ids[1:]))), "has a list that does not ascend")
         lists = [ids[slice(*np.searchsorted(ids.timestamps, span))] for span in step.listed]
-        _demand(sum(map(len, lists)) == len(ids), "has messages outside of its lists")
+        _require(sum(map(len, lists)) == len(ids), "has messages outside of its lists")
         return lists
 
 
@@ -221,6 +249,6 @@ def parts_of(span: Times) -> list[Times]:
     return list(pairwise([low, *cuts, high]))
 
 
-def _demand(holds: bool, what: str) -> None:
+def _require(holds: bool, what: str) -> None:
     if not holds:
-        raise ProtocolBroken(f"the peer's search {what}: see SumSearch in the schema")
+        raise ProtocolBrokenError(f"the peer's search {what}: see SumSearch in the schema")

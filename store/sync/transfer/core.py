@@ -24,7 +24,7 @@ Rules.
 6. It ends when both sides are done and all is answered; when it takes too long
    (`Patience`); at a fault; or when the stream or the database is lost. What
    was persisted stays, and the next reconciliation does not find it. A stream that is lost when all
-   is answered was only closed: who has heard everything first need not wait for the other.
+   is answered was only closed: who has everything first need not wait for the other.
 7. Where this side's result is ``partial``, since there are more differences than it may report, the
    peer may have found others, if its limit is another one. Then messages that are not expected are
    refused by name, a few at a time, and answers about others passed over, and none is a fault.
@@ -71,7 +71,7 @@ from store.sync.transfer.events import (
 )
 from store.sync.transfer.policy_memory import PolicyMemory, Side
 from store.sync.transfer.receiving import Receiving
-from store.sync.transfer.sending import PeerFault, Sending
+from store.sync.transfer.sending import PeerFaultError, Sending
 from storenode.message.limits import HASH_BYTES, NS_PER_S
 
 DEFAULT_LIMITS: Final = TransferLimits()
@@ -95,11 +95,11 @@ class _State(Enum):
 
 
 class Transfer:
-    """One transfer. Made in about half a second for a million IDs each way.
+    """A transfer, made in about half a second for a million IDs each way.
 
     ``to_send`` are IDs that the peer lacks, ``to_receive`` those that this node lacks; both
     ascend. ``peer`` names the peer in ``memory``. ``partial``: see rule 7. The time of the steps is
-    in nanoseconds of a clock that nobody sets.
+    in nanoseconds of a monotonic clock.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class Transfer:
         self._now_ns = now_ns
         try:
             effects = self._take(given)
-        except PeerFault as fault:
+        except PeerFaultError as fault:
             return self._end(fault.fault, fault.sentence)
         if self._state is _State.RUNNING:
             effects += self._go_on()
@@ -243,14 +243,16 @@ class Transfer:
             self._moved_bytes += frame.size_bytes
         if len(answers) or first_done or has_news or not self._answered:
             assert self._patience is not None
-            self._patience.heard()
+            self._patience.restart()
         self._answered = True
         return effects
 
     def _check_session(self, session_id: str) -> None:
         if session_id == self.session_id or (self._answered and not session_id):
             return
-        raise PeerFault(Fault.PROTOCOL, "the frame names another session, or the first one none")
+        raise PeerFaultError(
+            Fault.PROTOCOL, "the frame names another session, or the first one none"
+        )
 
     def _moved(self) -> Moved:
         sending, receiving = self._sending, self._receiving
@@ -282,7 +284,6 @@ class Transfer:
         )
 
     def _frame(self) -> Frame | None:
-        """The next frame, when there is something to say."""
         stored, refused = self._receiving.answers.take(self._limits.frame_answers)
         room = MAX_FRAME_BYTES - FRAME_RESERVE_BYTES - _STORED_BYTES * len(stored)
         room -= sum(_REFUSED_BYTES + len(reason.encode()) for _, reason in refused)
@@ -308,7 +309,7 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """What has been moved so far: IDs that were settled, bytes of messages, and IDs yet open."""
+    """The progress so far: IDs that were settled, bytes of messages, and IDs yet open."""
 
     settled: int
     size_bytes: int
@@ -316,48 +317,48 @@ class Moved:
 
 
 class Patience:
-    """How long a transfer goes on with a peer that says little, or nothing.
+    """The patience of a transfer with a peer that sends little, or nothing.
 
     Three limits, of which the first two count only time in which it is the peer's turn: no word for
     `TransferLimits.silence_ns`; too little moved in `pace_ns`, so that a peer which lets messages
     trickle does not keep a session for itself; and `total_ns` in all. What ends so was not in vain:
-    what is stored stays, and the next session finds the rest. Times are nanoseconds of a clock that
-    nobody sets.
+    what is stored stays, and the next session finds the rest. Times are nanoseconds of a monotonic
+    clock.
     """
 
     def __init__(self, limits: TransferLimits, now_ns: int, moved: Moved) -> None:
         self._limits = limits
-        self._began_ns = self._now_ns = self._heard_ns = now_ns
+        self._began_ns = self._now_ns = self._news_ns = now_ns
         self._waited_ns, self._mark = 0, moved
 
     def pass_time(self, now_ns: int, *, waiting: bool) -> None:
-        """It is ``now_ns``; ``waiting``: up to now it was for the peer to do something."""
+        """Set the time; ``waiting``: up to now it was for the peer to do something."""
         if waiting:
             self._waited_ns += now_ns - self._now_ns
         else:
-            self._heard_ns = now_ns
+            self._news_ns = now_ns
         self._now_ns = now_ns
 
-    def heard(self) -> None:
-        """The peer has just said something that counts."""
-        self._heard_ns = self._now_ns
+    def restart(self) -> None:
+        """Note that the peer has just sent something that counts."""
+        self._news_ns = self._now_ns
 
     def check_time(self, moved: Moved) -> None:
-        """Is there any time left?
+        """Check that there is time left.
 
         Raises:
-            PeerFault: there is not.
+            PeerFaultError: there is not.
         """
         limits = self._limits
-        silent_ns = self._now_ns - self._heard_ns
+        silent_ns = self._now_ns - self._news_ns
         if silent_ns >= limits.silence_ns:
-            raise PeerFault(
+            raise PeerFaultError(
                 Fault.SILENCE,
                 f"the peer has said nothing for {silent_ns // NS_PER_S} s: {_NOT_IN_VAIN}; if it "
                 "needs longer for an answer, see to its database, or give --peer-silence on both",
             )
         if self._now_ns - self._began_ns >= limits.total_ns:
-            raise PeerFault(
+            raise PeerFaultError(
                 Fault.SLOW,
                 f"the transfer was not done within {limits.total_ns // NS_PER_S} s: {_NOT_IN_VAIN}",
             )
@@ -369,7 +370,7 @@ class Patience:
         settled = moved.settled - mark.settled
         size_bytes = moved.size_bytes - mark.size_bytes
         if settled < min(limits.pace_ids, mark.open) and size_bytes < limits.pace_bytes:
-            raise PeerFault(
+            raise PeerFaultError(
                 Fault.SLOW,
                 f"the transfer moved {settled:,} messages and {size_bytes:,} bytes in "
                 f"{limits.pace_ns // NS_PER_S} s, and {limits.pace_ids:,} or "

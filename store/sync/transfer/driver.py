@@ -28,7 +28,7 @@ from store.domain.ports import (
     TransferReads,
     Writer,
 )
-from store.sync.errors import FrameTooLarge, ProtocolBroken
+from store.sync.errors import FrameTooLargeError, ProtocolBrokenError
 from store.sync.frames import Piece, encode_transfer, pieces
 from store.sync.limits import (
     BUSY_PATIENCE_S,
@@ -72,7 +72,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class TransferWork:
-    """What a transfer works on.
+    """The parts that a transfer works on.
 
     ``policy``: the node's rules as they stand for clients, horizon included.
     """
@@ -100,7 +100,7 @@ async def transfer(machine: Transfer, stream: FrameStream, work: TransferWork) -
 
 
 async def patiently(work: Callable[[], Awaitable[_T]]) -> _T:
-    """Do something that a busy store refuses, as soon as it takes it: others fill it for moments.
+    """Run work that a busy store refuses until it takes it: others fill it for moments.
 
     Raises:
         StoreBusy: it was busy for `BUSY_PATIENCE_S`.
@@ -146,7 +146,7 @@ class _Driver:
         return report
 
     async def close(self) -> None:
-        """Say that all is said, and let the other side do the same; nothing depends on it."""
+        """Close this side, and wait for the other to do the same; nothing depends on it."""
         assert self._reader is not None
         with suppress(PeerFailed):
             await self._stream.half_close()
@@ -165,7 +165,6 @@ class _Driver:
         self._reader = None
 
     def _take(self, given: Input) -> Report | None:
-        """Hand an input to the machine and do what it says; the report when it has ended."""
         for effect in self._machine.step(self._work.environment.steady_ns(), given):
             if isinstance(effect, Ended):
                 return effect.report
@@ -221,9 +220,9 @@ class _Driver:
             while await self._read_frame():
                 continue
         except PeerFailed as error:
-            if isinstance(error, ProtocolBroken):
+            if isinstance(error, ProtocolBrokenError):
                 self._fault = Fault.PROTOCOL
-            elif isinstance(error, FrameTooLarge):
+            elif isinstance(error, FrameTooLargeError):
                 self._fault = Fault.LIMIT
             await self._give(Lost(str(error)))
         else:

@@ -1,4 +1,4 @@
-"""What goes into a `store.sync.transfer.core.Transfer` and what comes out: plain batches."""
+"""Inputs and effects of a `store.sync.transfer.core.Transfer`: plain batches."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Begin:
     """The session begins: the first frame goes out.
 
     ``clock_ns``: what the clock shows, in Unix nanoseconds. What is remembered of refusals is about
-    that time; all else is about the time of the steps, which is of a clock that nobody sets.
+    that time; all else is about the time of the steps, of a monotonic clock.
     """
 
     clock_ns: int
@@ -137,14 +137,14 @@ class SendFrame:
 
 
 class Direction(StrEnum):
-    """Of a message, as this node sees it (label ``direction`` of the metrics)."""
+    """The direction of a message, as this node sees it (label ``direction`` of the metrics)."""
 
     SENT = "sent"
     RECEIVED = "received"
 
 
 class Outcome(StrEnum):
-    """What became of a message (label ``outcome`` of the metrics).
+    """The fate of a message (label ``outcome`` of the metrics).
 
     STORED: durable, and new there or (sent) so said the peer. DUPLICATE: it came, but was held
     already. REFUSED: by policy. UNSOLICITED: not part of this session, or sent twice.
@@ -163,7 +163,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """For the metrics: so many more messages; ``reason`` is a label, of what this node refused."""
+    """A count for the metrics; ``reason`` is a label, of what this node refused."""
 
     direction: Direction
     outcome: Outcome
@@ -172,10 +172,10 @@ class Counted:
 
 
 class Fault(StrEnum):
-    """Why a transfer ended before its end.
+    """The reason why a transfer ended before its end.
 
     PROTOCOL and LIMIT are the peer's doing (`INVALID_ARGUMENT`, `RESOURCE_EXHAUSTED`), SILENCE too
-    (`DEADLINE_EXCEEDED`); SLOW is a limit on time that was passed, whoever took it
+    (`DEADLINE_EXCEEDED`); SLOW is a limit on time that was passed on either side
     (`DEADLINE_EXCEEDED`); LOST is what the driver has said.
     """
 
@@ -189,7 +189,7 @@ class Fault(StrEnum):
 
 @dataclass(slots=True)
 class Report:
-    """What a transfer did; the counts are messages, and those by reason are by label.
+    """The result of a transfer; the counts are messages, and those by reason are by label.
 
     Of those to send: ``sent`` were written to the stream; the peer answered ``stored_by_peer`` as
     stored, ``refused_by_peer`` by its policy, and ``missed_by_peer`` as not received or not
@@ -245,7 +245,7 @@ class Report:
 
     @property
     def equal(self) -> bool:
-        """Both sides hold all of it now, but for what policy refuses or retention dropped."""
+        """True if both sides hold all of it, but for what policy refuses or retention dropped."""
         open_ends = self.missed_by_peer + self.unanswered + self.undelivered + self.outstanding
         return not self.error and not open_ends and not self.in_conflict
 

@@ -1,4 +1,4 @@
-"""Which of many IDs has a given hash, in 4 bytes of memory beyond each ID.
+"""An index of many IDs by their hashes, in 4 bytes of memory beyond each ID.
 
 IDs are in the order of time, and what comes back from a peer are hashes: the places of the IDs in
 the order of their hashes are kept, and searched by bisection. Whole hashes are compared, so that
@@ -41,7 +41,7 @@ class IdLookup:
         self._order = np.argsort(self._keys, kind="stable").astype(np.uint32)
 
     def find(self, hashes: NDArray[np.uint8]) -> NDArray[np.int64]:
-        """Places of hashes (k, 32), -1 for those that are not there; about 1 us each."""
+        """Return the places of hashes (k, 32), -1 for those that are not there; about 1 us each."""
         if not len(self._keys):
             return np.full(len(hashes), -1, np.int64)
         wanted = _keys(hashes)

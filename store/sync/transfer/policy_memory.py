@@ -1,4 +1,4 @@
-"""What was refused for good, so that it is not fetched and sent over and over.
+"""The memory of what was refused for good, so that it is not fetched and sent over and over.
 
 Two stores with different rules never hold the same set: one refuses what the other keeps. Without
 a memory the same messages would be sent at every reconciliation. Remembered are, for each peer,
@@ -7,7 +7,7 @@ the hashes that this node refused from it, and those that the peer refused from 
 Rules.
 
 1. A memory is about one peer. Not all of a message is in its hash, so that another peer may hold
-   the same ID in a form that is accepted; and nobody can make a node refuse what others bring.
+   the same ID in a form that is accepted; and no peer can make a node refuse what others bring.
 2. A refusal is forgotten after a day, since rules change; "too new" when the message's time has
    come; one for a reason that this node does not know after an hour.
 3. At most `MAX_REMEMBERED` in all. When that is passed, the peer with the most forgets its oldest.
@@ -41,7 +41,7 @@ OTHER_NS: Final = 3_600 * NS_PER_S
 
 
 class Side(Enum):
-    """Who refused."""
+    """The side that refused."""
 
     OURS = "ours"
     THEIRS = "theirs"
@@ -65,22 +65,22 @@ class PolicyMemory:
         self._limit = limit
 
     def __len__(self) -> int:
-        """How many refusals are remembered in all."""
+        """Return how many refusals are remembered in all."""
         return self.count
 
     def book(self, peer: str, side: Side) -> Book:
-        """What is remembered of one side; ``peer`` is whatever names one, such as its node ID."""
+        """Return what is remembered of one side; ``peer`` names it, such as its node ID."""
         return Book(self, peer, side)
 
     def until_ns(self, now_ns: int, timestamp_ns: int, label: str) -> int:
-        """When a refusal is forgotten (rule 2), in Unix nanoseconds."""
+        """Return when a refusal is forgotten (rule 2), in Unix nanoseconds."""
         if label == OTHER:
             return now_ns + OTHER_NS
         until_ns = now_ns + REMEMBERED_NS
         return min(until_ns, timestamp_ns) if label == Reason.TOO_NEW else until_ns
 
     def make_room(self) -> None:
-        """Forget the oldest of whoever has the most, where too much is remembered (rule 3)."""
+        """Forget the oldest of the largest book, where too much is remembered (rule 3)."""
         while self.count > self._limit:
             largest, known = max(self.books.items(), key=lambda item: len(item[1]))
             excess = min(self.count - self._limit, len(known))
@@ -98,7 +98,7 @@ class PolicyMemory:
 
 @dataclass(frozen=True, slots=True)
 class Book:
-    """What one side refused in sessions with one peer; ``now_ns`` is Unix time in nanoseconds."""
+    """The refusals of one side in sessions with one peer; ``now_ns``: Unix time."""
 
     memory: PolicyMemory
     peer: str
@@ -106,7 +106,7 @@ class Book:
 
     @property
     def entries(self) -> _Entries:
-        """All of it."""
+        """The refusals, by hash."""
         return self.memory.books.get((self.peer, self.side), {})
 
     def add(self, now_ns: int, ids: SyncIds, labels: Sequence[str]) -> None:
@@ -122,13 +122,13 @@ class Book:
         memory.make_room()
 
     def known(self, now_ns: int) -> tuple[NDArray[np.uint8], list[str]]:
-        """The hashes (n, 32) and the labels; those whose time has come are forgotten."""
+        """Return the hashes (n, 32) and the labels; those whose time has come are forgotten."""
         entries = self.entries
         self.forget([digest for digest, (until_ns, _) in entries.items() if until_ns <= now_ns])
         return hash_column(list(entries)), [label for _, label in entries.values()]
 
     def forget(self, hashes: Iterable[bytes]) -> None:
-        """Refusals that no longer stand."""
+        """Remove refusals that no longer stand."""
         entries = self.entries
         for digest in hashes:
             self.memory.count -= entries.pop(digest, None) is not None

@@ -40,7 +40,7 @@ from store.sync.transfer.events import (
 )
 from store.sync.transfer.id_lookup import IdLookup, hash_column
 from store.sync.transfer.policy_memory import Book
-from store.sync.transfer.sending import NOT_RECEIVED, REPEATED, UNSOLICITED, PeerFault, shorten
+from store.sync.transfer.sending import NOT_RECEIVED, REPEATED, UNSOLICITED, PeerFaultError, shorten
 from storenode.message.limits import HASH_BYTES
 from storenode.message.rules import CONFLICT
 
@@ -61,7 +61,7 @@ _Places = NDArray[np.int64]
 
 
 class Receiving:
-    """What is still expected, what waits to be durable, and which answers wait to be sent.
+    """The half that receives: expected IDs, batches under way, and answers that wait.
 
     Attributes:
         outstanding: IDs about which nothing is decided, or which are not durable yet.
@@ -78,7 +78,7 @@ class Receiving:
         *,
         partial: bool = False,
     ) -> None:
-        """``partial``: the peer may send others too, as many as it likes."""
+        """Take the parts; ``partial``: the peer may send others too, as many as it likes."""
         self.ids = ids
         self._partial = partial
         self._refusals = refusals
@@ -129,7 +129,7 @@ class Receiving:
         assert self._finding is None or 0 < len(self._finding) <= self._limits.find_ids
 
     def decline(self, now_ns: int) -> None:
-        """Answer at once what this node has refused before."""
+        """Refuse at once what this node has refused before."""
         hashes, labels = self._refusals.known(now_ns)
         places = self.lookup.find(hashes)
         by_label: dict[str, list[int]] = {}
@@ -143,21 +143,21 @@ class Receiving:
             self._report.refused[label] += len(members)
 
     def place(self, published: Admitted) -> _Places:
-        """The place of each judged message, -1 for what is not expected.
+        """Return the place of each judged message, -1 for what is not expected.
 
         Raises:
-            PeerFault: too many were not expected, or the peer has said that it was done.
+            PeerFaultError: too many were not expected, or the peer has said that it was done.
         """
         if not published.verdicts:
             return np.empty(0, np.int64)
         if self.peer_is_done:
-            raise PeerFault(Fault.PROTOCOL, "the peer sends messages after it was done")
+            raise PeerFaultError(Fault.PROTOCOL, "the peer sends messages after it was done")
         places = self.lookup.find(hash_column([digest or _NAMELESS for digest in published.hashes]))
         places[self._misdated(published, places)] = -1
         places[[not digest for digest in published.hashes]] = -1
         strays = len(places) - int(self._fresh(places).sum())
         if self._strays + strays > self._limits.unsolicited_messages and not self._partial:
-            raise PeerFault(
+            raise PeerFaultError(
                 Fault.LIMIT,
                 f"limit of {self._limits.unsolicited_messages:,} messages that nobody asked for is "
                 "passed: send what the session found missing, each once",
@@ -184,11 +184,11 @@ class Receiving:
         return effects
 
     def holds(self, token: int, count: int) -> bool:
-        """True when a batch of ``count`` messages with this token is on its way."""
+        """Return True when a batch of ``count`` messages with this token is on its way."""
         return token in self._pending and len(self._pending[token][0]) == count
 
     def persisted(self, given: Persisted) -> list[Counted]:
-        """Answer the messages of a batch that is durable, and refuse its conflicts."""
+        """Accept the messages of a durable batch, and refuse its conflicts."""
         places, size_bytes = self._pending.pop(given.token)
         self._pending_bytes -= size_bytes
         added, conflicts = sum(given.new), given.conflicts
@@ -213,7 +213,7 @@ class Receiving:
         ]
 
     def find(self) -> Find | None:
-        """What has not come, to be looked up; a portion at a time."""
+        """Return what has not come, to be looked up; a portion at a time."""
         if not self.peer_is_done or self._finding is not None:
             return None
         while self._looked < len(self.ids):
@@ -226,11 +226,11 @@ class Receiving:
         return None
 
     def asks(self, count: int) -> bool:
-        """True when ``count`` results may answer the last `Find`."""
+        """Return True when ``count`` results may answer the last `Find`."""
         return self._finding is not None and len(self._finding) == count
 
     def found(self, held: Sequence[bool]) -> list[Counted]:
-        """Answer what has not come: it is here another way, or it was not delivered."""
+        """Settle what has not come: it is here another way, or it was not delivered."""
         assert self._finding is not None
         places, mask = self._finding.astype(np.int32), np.fromiter(held, np.bool_, len(held))
         self._finding = None
@@ -246,7 +246,6 @@ class Receiving:
         return [Counted(Direction.RECEIVED, Outcome.UNDELIVERED, len(missing))]
 
     def _fresh(self, places: _Places) -> NDArray[np.bool_]:
-        """Which of these come for the first time, and are expected?"""
         fresh = np.zeros(len(places), np.bool_)
         fresh[np.unique(places, return_index=True)[1]] = True
         known = np.flatnonzero(places >= 0)
@@ -256,7 +255,7 @@ class Receiving:
         return np.logical_and(fresh, awaited)
 
     def _misdated(self, published: Admitted, places: _Places) -> NDArray[np.bool_]:
-        """Which messages have an expected hash, and another timestamp than it was announced with?
+        """Return which messages have an expected hash, and not its announced timestamp.
 
         A message that is refused has no timestamp here, and is not stored anyway.
         """
@@ -271,7 +270,7 @@ class Receiving:
     def _name_strays(
         self, published: Admitted, places: _Places, strays: NDArray[np.bool_]
     ) -> list[Persist | Counted]:
-        """Refuse by name what nobody asked for, and what has come before."""
+        """Refuse by name what was not asked for, and what has come before."""
         unsolicited = 0
         for at in np.flatnonzero(strays).tolist():
             unknown, digest = places[at] < 0, published.hashes[at]
@@ -338,16 +337,16 @@ class Answers:
         self._refused: dict[str, array[int]] = {}
 
     def __len__(self) -> int:
-        """How many wait."""
+        """Return how many wait."""
         return len(self._stored) + len(self._named) + sum(map(len, self._refused.values()))
 
     @property
     def named(self) -> int:
-        """How many refusals by name wait; whoever adds to them has a limit."""
+        """The number of refusals by name that wait; those who add to them have a limit."""
         return len(self._named)
 
     def store(self, places: NDArray[np.int32]) -> None:
-        """The IDs at these places are durable."""
+        """Add the IDs at these places, which are durable."""
         self._stored.frombytes(places.tobytes())
 
     def refuse_by_name(self, digest: bytes, reason: str) -> None:
@@ -359,7 +358,7 @@ class Answers:
         self._refused.setdefault(reason, array("i")).extend(places)
 
     def take(self, most: int) -> tuple[list[bytes], list[tuple[bytes, str]]]:
-        """The next ones, ``most`` at most: hashes that are stored, and refusals."""
+        """Return the next ones, ``most`` at most: hashes that are stored, and refusals."""
         stored = self._hashes(self._stored, most)
         most -= len(stored)
         count = min(most, len(self._named))

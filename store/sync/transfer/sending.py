@@ -54,7 +54,7 @@ _ANSWERED: Final = 0x80
 _FIRST_GUESS_BYTES: Final = 1_024
 
 
-class PeerFault(Exception):
+class PeerFaultError(Exception):
     """The peer broke the rules: nothing of its frame counts, and the transfer ends."""
 
     def __init__(self, fault: Fault, sentence: str) -> None:
@@ -64,7 +64,7 @@ class PeerFault(Exception):
 
 
 class Sending:
-    """What is still to be sent, and what the peer has answered.
+    """The state of sending: what is still to be sent, and what the peer has answered.
 
     Attributes:
         unanswered: IDs that the peer has not answered.
@@ -115,7 +115,7 @@ class Sending:
         assert len(self.reasons) <= MAX_REASONS_SHOWN
 
     def withhold(self, now_ns: int) -> None:
-        """Do not send what the peer has refused before."""
+        """Mark what the peer has refused before: it is not sent."""
         hashes, labels = self._refusals.known(now_ns)
         places = self.lookup.find(hashes)
         known = zip(places.tolist(), labels, strict=True)
@@ -124,7 +124,7 @@ class Sending:
         self._report.refused_by_peer.update(self._withheld.values())
 
     def load(self) -> Load | None:
-        """The next portion to read, when there is room for it."""
+        """Return the next portion to read, when there is room for it."""
         self._skip()
         room = self._limits.unsent_bytes - self._queued_bytes
         if self._asked is not None or 2 * room < self._limits.unsent_bytes:
@@ -155,11 +155,11 @@ class Sending:
         return [Counted(Direction.SENT, Outcome.PRUNED, pruned)] if pruned else []
 
     def takes(self, count: int) -> bool:
-        """True when ``count`` messages may answer the last `Load`."""
+        """Return True when ``count`` messages may answer the last `Load`."""
         return self._asked is not None and 1 <= count <= len(self._asked)
 
     def take(self, frame_bytes: int, *, alone: bool) -> list[bytes]:
-        """Messages for a frame, which has room for ``frame_bytes``.
+        """Return messages for a frame, which has room for ``frame_bytes``.
 
         ``alone``: nothing else is in the frame yet, and a message of any size may be.
         """
@@ -182,10 +182,10 @@ class Sending:
     def concerned(
         self, stored: Sequence[bytes], refused: Sequence[tuple[bytes, str]]
     ) -> tuple[list[bytes], list[tuple[bytes, str]]]:
-        """The answers that are about IDs to send; others are about what only the peer has found.
+        """Return the answers about IDs to send; others are about what only the peer has found.
 
         Raises:
-            PeerFault: an answer is about nothing.
+            PeerFaultError: an answer is about nothing.
         """
         known = (self.lookup.find(_answered_hashes(stored, refused)) >= 0).tolist()
         ours, theirs = known[: len(stored)], known[len(stored) :]
@@ -194,20 +194,22 @@ class Sending:
     def find(
         self, stored: Sequence[bytes], refused: Sequence[tuple[bytes, str]]
     ) -> NDArray[np.int64]:
-        """The places that the peer answers: first the stored ones, then the refused.
+        """Return the places that the peer answers: first the stored ones, then the refused.
 
         Raises:
-            PeerFault: an answer is not about this session, or is the second one.
+            PeerFaultError: an answer is not about this session, or is the second one.
         """
         if len(stored) + len(refused) > self.unanswered:
-            raise PeerFault(Fault.PROTOCOL, "the peer answers more IDs than are open")
+            raise PeerFaultError(Fault.PROTOCOL, "the peer answers more IDs than are open")
         hashes = _answered_hashes(stored, refused)
         places = self.lookup.find(hashes)
         if (places < 0).any():
             digest = hashes[int(np.argmax(places < 0))].tobytes().hex()
-            raise PeerFault(Fault.PROTOCOL, f"the peer answers {digest}, which it was not sent")
+            raise PeerFaultError(
+                Fault.PROTOCOL, f"the peer answers {digest}, which it was not sent"
+            )
         if len(np.unique(places)) < len(places) or (self._states[places] & _ANSWERED).any():
-            raise PeerFault(Fault.PROTOCOL, "the peer answers an ID for the second time")
+            raise PeerFaultError(Fault.PROTOCOL, "the peer answers an ID for the second time")
         return places
 
     def answered(
@@ -240,14 +242,12 @@ class Sending:
         return [Counted(Direction.SENT, which, count) for which, count in counts.items() if count]
 
     def _forgive(self, places: Sequence[int]) -> None:
-        """The peer does not refuse these any more, or has forgotten that it did."""
         forgiven = [place for place in places if place in self._withheld]
         for place in forgiven:
             self._report.refused_by_peer[self._withheld.pop(place)] -= 1
         self._refusals.forget([self.ids.at(place)[1] for place in forgiven])
 
     def _label(self, reason: str) -> str | None:
-        """The label of a refusal by policy; None where the message merely did not get there."""
         label = reason.partition(":")[0]
         if label in (NOT_RECEIVED, UNSOLICITED, REPEATED):
             return None
@@ -256,7 +256,6 @@ class Sending:
         return label if label in POLICY_LABELS else OTHER
 
     def _skip(self) -> None:
-        """Go on to the next ID that waits to be loaded."""
         while self._asked is None and self._next < len(self.ids):
             waiting = self._states[self._next : self._next + self._limits.load_ids] == _WAITING
             if waiting.any():
@@ -271,9 +270,9 @@ def _answered_hashes(
     try:
         return hash_column([*stored, *(digest for digest, _ in refused)])
     except ValueError as error:
-        raise PeerFault(Fault.PROTOCOL, f"in an answer, {error}") from None
+        raise PeerFaultError(Fault.PROTOCOL, f"in an answer, {error}") from None
 
 
 def shorten(reason: str) -> str:
-    """A reason within its limit, in bytes."""
+    """Return a reason within its limit, in bytes."""
     return reason.encode()[:MAX_REASON_BYTES].decode(errors="ignore")

@@ -13,7 +13,7 @@ import pytest
 from reconcile.limits import SessionLimits
 from store.domain.ports import PeerAddress, SyncEnding, SyncOutcome, Window
 from store.sync.limits import TransferLimits
-from store.sync.session import reconciling
+from store.sync.session import reconciliation
 from store.sync.transfer import driver as transferring
 from storenode.message.varint import varint
 from storenode.wire.storenode.v1.peer_pb2 import ReconcileFrame, TransferFrame, TransferRefusal
@@ -151,7 +151,7 @@ async def test_a_peer_that_says_nothing(
         outcome = await called(impatient, Scripts(reconcile=silent))
         assert "said nothing" in outcome.error
         assert "--peer-silence" in outcome.error
-    monkeypatch.setattr(reconciling, "MAX_RECONCILE_S", 2.0)
+    monkeypatch.setattr(reconciliation, "MAX_RECONCILE_S", 2.0)
     outcome = await called(node, Scripts(reconcile=silent))
     assert "not done within" in outcome.error
 

@@ -12,7 +12,7 @@ from reconcile.limits import CodecLimits, SessionLimits
 from reconcile.session import Role
 from store.domain.ports import SyncEnding, SyncOutcome
 from store.sync.limits import TransferLimits
-from store.sync.session import reconciling
+from store.sync.session import reconciliation
 from store.sync.session.initiator import RECONCILE, TRANSFER
 from store.sync.transfer import driver as transferring
 from storenode.message.varint import varint
@@ -157,7 +157,7 @@ async def test_callers_that_say_nothing_hold_no_session(
         assert "--peer-silence" in sentence
         await failed(impatient)
         silent.call.cancel()
-        monkeypatch.setattr(reconciling, "FIRST_FRAME_S", 0.1)
+        monkeypatch.setattr(reconciliation, "FIRST_FRAME_S", 0.1)
         code, sentence = await peer.begin(RECONCILE).status()
         assert code is grpc.StatusCode.DEADLINE_EXCEEDED, "others wait for its place"
         assert "said nothing" in sentence

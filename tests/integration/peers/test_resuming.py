@@ -16,9 +16,7 @@ from store.db.pool import Database
 from store.domain.ports import PeerAddress
 from store.runtime.services import system_environment
 from store.runtime.tasks import BackgroundTasks
-from store.sync.online import OnlineRecorder
-from store.sync.resume.core import ResumeConfig
-from store.sync.resume.driver import Resumer
+from store.sync.resume import OnlineRecorder, ResumeConfig, Resumer
 from storenode.wire.storenode.v1.store_pb2 import ScanPage
 from storenode.wire.waku.store.v3.store_pb2 import WakuMessageKeyValue
 from tests.integration.peers.harness import NOW_NS, PeerNode, hash_of, item, items

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from reconcile import kernel
-from reconcile.ids import SyncIds
+from reconcile.ids import END, LOWEST, SyncIds
+from reconcile.view import Spans
+from reconcile.view import ViewRead as Read
 from store.db import reconciliation
 from store.db.maintenance.retention import prune
 from store.db.pool import Connection
@@ -20,10 +22,9 @@ from store.domain.hub import MAX_WRITTEN_IDS, CommitRow, WrittenIds
 from store.domain.ports import StoreUnavailable
 from store.domain.retention import RetentionPolicy
 from store.domain.view import StoredIds
-from store.sync.index import hot, warm_up
-from store.sync.index.hot import HotView
-from store.sync.index.warm_up import Warm
-from store.sync.limits import FLOOR_STEP_NS, IndexLimits
+from store.sync.index import hot
+from store.sync.index.hot import HotView, Warm, warm_up
+from store.sync.limits import FLOOR_STEP_NS, FRESH_NS, IndexLimits
 from storenode.message.limits import NS_PER_S
 from tests.integration.storage.following import LongTransaction
 from tests.integration.storage.viewing import (
@@ -133,46 +134,6 @@ async def test_views_do_not_change(database_url: str) -> None:
                 assert kept.view.rows.between(0, len(kept.view)).pairs() == ids
 
 
-async def test_the_floor_rises_with_time_and_late_ones_below_it_are_left_out(
-    database_url: str,
-) -> None:
-    dice = random.Random(5)
-    async with viewing(database_url) as node:
-        for minute in range(5):
-            node.clock.now_ns = NOW + 20 * minute * MINUTE + 7
-            await store(node, dice, span_ns=3 * WINDOW)
-            view = await check(node)
-            assert node.clock.now_ns - WINDOW - MINUTE < view.floor[0] <= node.clock.now_ns - WINDOW
-            assert view.floor[0] % FLOOR_STEP_NS == 0
-        node.clock.now_ns = NOW + 40 * MINUTE
-        await store(node, dice, span_ns=3 * WINDOW)
-        assert (await check(node)).floor == view.floor
-
-
-async def test_time_alone_raises_the_floor(database_url: str) -> None:
-    async with viewing(database_url, limits=replace(PATIENT, settle_s=0.01)) as node:
-        await store(node, random.Random(6))
-        await check(node)
-        node.clock.now_ns += 2 * WINDOW
-        await node.until(lambda: node.hot.floor_ns == NOW + WINDOW)
-        assert node.hot.entries == 0
-
-
-async def test_a_clock_that_was_ahead_does_not_leave_the_index_empty(database_url: str) -> None:
-    dice = random.Random(18)
-    async with viewing(database_url) as node:
-        await store(node, dice)
-        node.clock.now_ns = NOW + DAY // 2
-        await store(node, dice)
-        assert len((await check(node)).view) == 20
-        node.clock.now_ns = NOW + MINUTE
-        await store(node, dice)
-        await node.until(lambda: node.hot.floor_ns == NOW + MINUTE - WINDOW)
-        view = await check(node)
-        assert len(view.view) > 50
-        assert [name for name, _ in node.events] == ["index_warm", "index_lost", "index_warm"]
-
-
 async def test_a_view_waits_for_a_commit_and_not_for_ever(database_url: str) -> None:
     async with viewing(database_url, limits=IndexLimits(patience_s=0.05)) as node:
         await store(node, random.Random(7))
@@ -234,7 +195,7 @@ async def test_more_in_one_moment_than_there_is_room_for_is_left_to_the_database
         assert len((await check(node)).view) <= 10
 
 
-async def test_the_floor_is_not_below_the_horizon(database_url: str) -> None:
+async def test_what_lies_below_the_horizon_is_dropped(database_url: str) -> None:
     dice = random.Random(10)
     async with viewing(database_url, window_ns=5 * DAY) as node:
         await store(node, dice, 100, span_ns=5 * DAY)
@@ -248,7 +209,39 @@ async def test_the_floor_is_not_below_the_horizon(database_url: str) -> None:
         assert view.floor == (report.horizon_ns, bytes(32))
         await check(node)
     async with viewing(database_url, window_ns=5 * DAY) as node:
-        assert (await check(node)).floor == (report.horizon_ns, bytes(32))
+        assert (await check(node)).horizon_ns == report.horizon_ns
+
+
+async def test_an_index_of_everything_needs_no_statement(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dice = random.Random(22)
+    async with viewing(database_url, window_ns=NOW) as node, viewing(database_url) as other:
+        await store(node, dice)
+        recent = await node.hot.recent_view()
+        assert recent is None or len(recent.view) == 20, "it has what this node has acknowledged"
+        await check(node)
+        await node.until(lambda: node.hot.entries == 20)
+
+        async def fail(*_: object) -> None:
+            raise AssertionError
+
+        monkeypatch.setattr(node.database, "read", fail)
+        async with node.views.open_view(LOWEST, END, recent=True) as view:
+            answer = await view.answer(Read(measure=Spans.of([(LOWEST, END)])))
+            assert answer.measured is not None
+            assert answer.measured.counts.tolist() == [20]
+        monkeypatch.undo()
+        node.written_ids.offer(7, random_batch(dice, 1, [NOW]), None)
+        assert await node.hot.recent_view() is None, "a commit is under way"
+        node.written_ids.take(7)
+        assert await node.hot.recent_view() is not None
+        assert await other.hot.recent_view() is None, "it does not hold everything"
+        await node.feed.stop()
+        node.steady.offset_ns += FRESH_NS
+        assert await node.hot.recent_view() is None, "the feed may be cut off"
+        node.hot.lost()
+        assert await node.hot.recent_view() is None
 
 
 async def test_after_a_failure_there_is_no_index_until_one_is_made(
@@ -259,12 +252,12 @@ async def test_after_a_failure_there_is_no_index_until_one_is_made(
 
     async with viewing(database_url, started=False) as node:
 
-        async def faulty(stored: StoredIds, floor_ns: int, limits: IndexLimits) -> Warm:
+        async def faulty(stored: StoredIds, limits: IndexLimits) -> Warm:
             seen.append(node.hot.floor_ns)
             assert await hot_view(node) is None
             if faults:
                 raise faults.pop(0)
-            return await warm_up.warm_up(stored, floor_ns, limits)
+            return await warm_up(stored, limits)
 
         monkeypatch.setattr(hot, "warm_up", faulty)
         await store(node, random.Random(11))

@@ -51,6 +51,16 @@ class Clock:
         return self.now_ns
 
 
+@dataclass
+class Steady:
+    """The monotonic clock, which tests advance."""
+
+    offset_ns: int = 0
+
+    def __call__(self) -> int:
+        return time.monotonic_ns() + self.offset_ns
+
+
 class Log:
     """Keeps what is logged."""
 
@@ -76,6 +86,7 @@ class ViewingNode(Node):
     written_ids: WrittenIds
     views: IndexedReconcilable
     clock: Clock
+    steady: Steady
     events: list[tuple[str, dict[str, object]]] = field(default_factory=list)
 
     async def until(self, reached: Callable[[], bool]) -> None:
@@ -85,7 +96,7 @@ class ViewingNode(Node):
 
     async def until_warm(self) -> None:
         """Wait until there is an index."""
-        await self.until(lambda: self.hot.floor_ns > 0)
+        await self.until(lambda: self.hot.is_warm)
 
     async def held(self) -> NaiveView:
         """What the database holds, as rows say it."""
@@ -110,9 +121,10 @@ async def viewing(
         database, partitions, written_ids=written_ids, on_stored=lambda *each: told.append(each)
     )
     log, stored = Log(), DatabaseIds(database)
-    limits = replace(limits or PATIENT, backoff_s=0.01)
-    environment = Environment(clock, time.monotonic_ns, random.Random(0), log, Metrics("1.0"))
-    hot = HotIndex(stored, written_ids, window_ns, environment, limits)
+    limits = replace(limits or PATIENT, backoff_s=0.01, lowest_ns=NOW - window_ns)
+    steady = Steady()
+    environment = Environment(clock, steady, random.Random(0), log, Metrics("1.0"))
+    hot = HotIndex(stored, written_ids, environment, limits)
     feed = DatabaseFeed(database, on_lost=lambda *_: hot.lost(), on_commits=hot.commits)
     try:
         await writer.start()
@@ -129,6 +141,7 @@ async def viewing(
             written_ids,
             IndexedReconcilable(stored, hot, limits),
             clock,
+            steady,
             log.events,
         )
         if started:

@@ -10,7 +10,7 @@ import pytest
 from reconcile.compact.frames import FrameKind, PlainFrame, encode
 from reconcile.ids import LOWEST, SyncId
 from reconcile.limits import SessionLimits
-from store.sync.errors import ProtocolBroken
+from store.sync.errors import ProtocolBrokenError
 from store.sync.frames import Extension, Reconcile
 from tests.support.verifying_pair import EVERYTHING, Side, reconcile
 from tests.unit.rpc.test_verifying import exact, forged, hidden, proven_from, some
@@ -40,7 +40,7 @@ def unoffered(first: set[SyncId], second: set[SyncId]) -> list[Side]:
 
 
 def modes(*met: Side) -> set[bool]:
-    return {side.work.proof.compact for side in met if side.work is not None}
+    return {side.work.is_compact for side in met if side.work is not None}
 
 
 @pytest.mark.parametrize(
@@ -257,7 +257,7 @@ async def test_whatever_comes_instead_of_a_frame_harms_no_honest_side(
     await reconcile(met[0], met[1], EVERYTHING)
     honest, peer = met[1 - liar], met[liar]
     if honest.result is None:
-        assert isinstance(honest.error, ProtocolBroken | ValueError)
+        assert isinstance(honest.error, ProtocolBrokenError | ValueError)
         return
     assert set(honest.result.to_send) <= honest.ids
     if proven_from(honest) is not None:
@@ -298,7 +298,7 @@ async def test_a_frame_that_is_none_ends_in_a_base_session_that_says_why(offers:
 async def test_ids_that_are_not_those_of_the_mode_are_refused(change: Change) -> None:
     one, other = sides(some(300, 1) | some(9, 2), some(300, 1) | some(8, 3), change)
     await reconcile(one, other, EVERYTHING)
-    assert isinstance(one.error, ProtocolBroken)
+    assert isinstance(one.error, ProtocolBrokenError)
     assert "IDs than" in str(one.error)
     assert one.result is None
 
@@ -312,7 +312,7 @@ async def test_ids_of_the_initiator_that_are_not_those_of_the_mode_are_refused()
     one, other = sides(some(300, 1) | some(9, 2), some(300, 1) | some(8, 3))
     one.tamper = tamper
     await reconcile(one, other, EVERYTHING)
-    assert isinstance(other.error, ProtocolBroken)
+    assert isinstance(other.error, ProtocolBrokenError)
     assert other.result is None
 
 

@@ -25,13 +25,13 @@ from store.domain.ports import (
 from store.domain.view import OpenView, Reconcilable
 from store.observe.metrics import Metrics
 from store.runtime.services import system_environment
-from store.sync.errors import GaveWay
+from store.sync.errors import GaveWayError
 from store.sync.limits import MAX_HORIZON_STEP_NS, RANDOM_CUTS, SILENCE_NS, TransferLimits
-from store.sync.session.compacting import Compacting
+from store.sync.session.compact import CompactSide
 from store.sync.session.exchange import Exchange, ExchangeWork, common_horizon
-from store.sync.session.outcome import Account
+from store.sync.session.reconciliation import Reconciliation
 from store.sync.session.registry import Accepted, Refusal, Session
-from store.sync.session.verifying import Verifying
+from store.sync.session.report import SessionReport
 from store.sync.transfer.driver import TransferWork
 from storenode.message.rules import Policy
 
@@ -99,8 +99,8 @@ class World:
         with self.exchange.driving(session):
             now_ns = time.monotonic_ns()
             self.sessions.reconciled(now_ns, session, ONE, ONE)
-            account = Account(SyncRole.RESPONDER, now_ns, "b", "sb")
-            self.exchange.keep(session, account)
+            report = SessionReport(SyncRole.RESPONDER, now_ns, "b", "sb")
+            self.exchange.keep(session, report)
         return session
 
 
@@ -126,7 +126,7 @@ async def test_a_driver_that_gives_way_is_told_so(world: World) -> None:
             with world.exchange.driving(session):
                 begun.set()
                 await asyncio.Event().wait()
-        except GaveWay:
+        except GaveWayError:
             # The task itself was not cancelled, and works on.
             await asyncio.sleep(0)
             return "gave way"
@@ -219,17 +219,17 @@ class _Empty:
 
 def cuts_of(world: World) -> tuple[SyncId, ...]:
     """Where a session with peer b divides its window."""
-    account = Account(SyncRole.INITIATOR, 0, "b", "sb", asked_from=(10, bytes(32)))
-    account.horizon = (1_000_000, bytes(32))
-    work = world.exchange.reconciling(
+    report = SessionReport(SyncRole.INITIATOR, 0, "b", "sb", asked_from=(10, bytes(32)))
+    report.horizon = (1_000_000, bytes(32))
+    work = world.exchange.reconciliation(
         Role.INITIATOR,
         cast("FrameStream", None),
         cast("OpenView", _Empty()),
-        account,
+        report,
         window=((10, bytes(32)), (END_NS, bytes(32))),
     )
     result = cast("Result", SimpleNamespace(rounds=1, refusal="", to_send=(), to_receive=()))
-    world.exchange.concluded(account, work, result)
+    world.exchange.concluded(report, work, result)
     return work.config.cuts
 
 
@@ -246,12 +246,12 @@ async def test_sessions_with_a_peer_without_sums_begin_their_ranges_at_random(wo
 async def test_the_compact_mode_is_offered_after_a_session_that_differed(world: World) -> None:
     exchange, offered = world.exchange, []
     for found in ([], [], [1], [], [1]):
-        account = Account(SyncRole.INITIATOR, 0, "b", "sb")
-        work = offering(exchange, account)
+        report = SessionReport(SyncRole.INITIATOR, 0, "b", "sb")
+        work = offering(exchange, report)
         assert work.compact_from is not None, "it takes slices"
         offered.append(work.offers)
         result = SimpleNamespace(rounds=1, refusal="", to_send=(), to_receive=found)
-        exchange.concluded(account, work, cast("Result", result))
+        exchange.concluded(report, work, cast("Result", result))
     assert offered == [True, False, False, True, False]
 
 
@@ -261,19 +261,19 @@ async def test_the_session_after_one_whose_compact_mode_failed_does_without(
 ) -> None:
     exchange, used = world.exchange, []
     for number in range(3):
-        account = Account(SyncRole.INITIATOR, 0, "b", "sb")
-        work = offering(exchange, account)
+        report = SessionReport(SyncRole.INITIATOR, 0, "b", "sb")
+        work = offering(exchange, report)
         used.append(work.compact_from is not None)
         if number == 0:
-            work.compact = cast("Compacting", SimpleNamespace(reason="it broke" if begun else ""))
+            work.compact = cast("CompactSide", SimpleNamespace(reason="it broke" if begun else ""))
             work.offers = not begun
         result = SimpleNamespace(rounds=1, refusal="", to_send=(), to_receive=[1])
-        exchange.concluded(account, work, cast("Result", result))
-        assert account.compact_failed == ("it broke" if begun and not number else "")
+        exchange.concluded(report, work, cast("Result", result))
+        assert report.compact_failed == ("it broke" if begun and not number else "")
     assert used == [True, False, True]
 
 
-def offering(exchange: Exchange, account: Account) -> Verifying:
+def offering(exchange: Exchange, report: SessionReport) -> Reconciliation:
     bounds = (10, bytes(32)), (20, bytes(32))
     stream, view = cast("FrameStream", None), cast("OpenView", _Empty())
-    return exchange.reconciling(Role.INITIATOR, stream, view, account, window=bounds)
+    return exchange.reconciliation(Role.INITIATOR, stream, view, report, window=bounds)

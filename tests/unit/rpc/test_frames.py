@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from store.sync import frames
-from store.sync.errors import FrameTooLarge, MalformedFrame
+from store.sync.errors import FrameTooLargeError, MalformedFrameError
 from store.sync.frames import Piece, Reconcile, encode_transfer, is_session_id, pieces
 from store.sync.transfer.events import Frame
 from storenode.wire.storenode.internal.v1.transfer_raw_pb2 import RawTransferFrame
@@ -77,7 +77,7 @@ def test_any_bytes_are_a_frame_or_are_refused(data: bytes, large: bool) -> None:
         patch.setattr(frames, "MAX_UNCUT_ENTRIES", -1 if large else 10_000)
         try:
             parts = list(pieces(data))
-        except (MalformedFrame, FrameTooLarge):
+        except (MalformedFrameError, FrameTooLargeError):
             return
     read = RawTransferFrame.FromString(data)
     assert [message for part in parts for message in part.messages] == read.messages
@@ -100,7 +100,9 @@ def test_a_frame_of_very_many_entries_is_cut_before_it_is_decoded() -> None:
 
 
 def test_a_frame_of_unknown_fields_is_refused() -> None:
-    with pytest.raises((MalformedFrame, FrameTooLarge), match="fields besides its entries"):
+    with pytest.raises(
+        (MalformedFrameError, FrameTooLargeError), match="fields besides its entries"
+    ):
         list(pieces(b"\x12\x00" * 140_000 + b"\x78\x00" * 20_000))
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from reconcile.codec import encode_head
 from reconcile.ids import SyncId
-from store.sync.errors import EXPECTED, FrameTooLarge, MalformedFrame
+from store.sync.errors import EXPECTED, FrameTooLargeError, MalformedFrameError
 from store.sync.frames import Reconcile
 from store.sync.limits import MAX_SEARCH_SPANS
 from storenode.wire.storenode.v1.peer_pb2 import ReconcileExtension, ReconcileFrame, SumSearch
@@ -125,7 +125,7 @@ async def test_a_changed_frame_raises_nothing_but_errors_of_the_protocol(
             change_message(rng, message)
         try:
             return Reconcile.parse(message.SerializeToString())
-        except (FrameTooLarge, MalformedFrame):
+        except (FrameTooLargeError, MalformedFrameError):
             return frame
 
     await check_ends(sides(mode), liar, nth, change)
@@ -134,12 +134,12 @@ async def test_a_changed_frame_raises_nothing_but_errors_of_the_protocol(
 @pytest.mark.parametrize(
     ("step", "error"),
     [
-        (SumSearch(spans=[1], sums=b""), MalformedFrame),
-        (SumSearch(spans=[1, 2], sums=bytes(31)), MalformedFrame),
-        (SumSearch(sums=bytes(32)), MalformedFrame),
-        (SumSearch(listed=[1]), MalformedFrame),
-        (SumSearch(listed=[1, 2], messages=bytes(55)), MalformedFrame),
-        (SumSearch(listed=range(2 * MAX_SEARCH_SPANS + 2)), FrameTooLarge),
+        (SumSearch(spans=[1], sums=b""), MalformedFrameError),
+        (SumSearch(spans=[1, 2], sums=bytes(31)), MalformedFrameError),
+        (SumSearch(sums=bytes(32)), MalformedFrameError),
+        (SumSearch(listed=[1]), MalformedFrameError),
+        (SumSearch(listed=[1, 2], messages=bytes(55)), MalformedFrameError),
+        (SumSearch(listed=range(2 * MAX_SEARCH_SPANS + 2)), FrameTooLargeError),
     ],
 )
 def test_steps_whose_parts_do_not_fit_are_malformed(
@@ -152,5 +152,5 @@ def test_steps_whose_parts_do_not_fit_are_malformed(
 
 @given(st.binary(max_size=300))
 def test_bytes_are_a_frame_or_malformed(data: bytes) -> None:
-    with suppress(MalformedFrame, FrameTooLarge):
+    with suppress(MalformedFrameError, FrameTooLargeError):
         assert Reconcile.parse(Reconcile.parse(data).encode()) == Reconcile.parse(data)

@@ -13,15 +13,17 @@ import pytest
 from reconcile.ids import LOWEST, SyncId
 from reconcile.limits import SessionLimits
 from sim.messages import CANDIDATES, forged_halves
-from store.sync.errors import ProtocolBroken
+from store.sync.errors import ProtocolBrokenError
 from store.sync.frames import Extension, Reconcile, SearchStep
 from store.sync.session import sum_search
+from store.sync.session.conflicts import ConflictMemory
 from store.sync.session.sum_search import HOUR_NS, parts_of
 from tests.support.verifying_pair import Side, reconcile
 
 NO_HASH = bytes(32)
 MINUTE_NS = 60 * 10**9
 WINDOW = (LOWEST, (10_000 * HOUR_NS, NO_HASH))
+LONG_WINDOW = (LOWEST, (150_000 * HOUR_NS, NO_HASH))
 
 
 def some(count: int, seed: int, start_ns: int = 0, step_ns: int = MINUTE_NS) -> set[SyncId]:
@@ -57,12 +59,12 @@ def exact(one: Side, other: Side) -> None:
 
 def proven_from(side: Side) -> int | None:
     assert side.work is not None
-    return side.work.proof.summed_from_ns
+    return side.work.summed_from_ns
 
 
 def hidden(side: Side) -> set[SyncId]:
     assert side.work is not None
-    return set(side.work.proof.hidden)
+    return set(side.work.hidden)
 
 
 @pytest.mark.parametrize(
@@ -162,7 +164,7 @@ def conflicts(side: Side) -> set[tuple[SyncId, bytes, bytes]]:
     assert side.work is not None
     return {
         ((each.timestamp, each.message_hash), each.own_digest, each.peer_digest)
-        for each in side.work.proof.conflicts
+        for each in side.work.conflicts
     }
 
 
@@ -215,21 +217,84 @@ async def test_more_than_is_listed_in_one_nanosecond_is_left_open(
         assert proven_from(side) is None
 
 
-async def test_a_conflict_that_lasts_does_not_hide_the_others(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(sum_search, "MAX_SEARCHED_SPANS", 1)
-    monkeypatch.setattr(sum_search, "FEW_LISTED_IDS", 0)
-    at = {(hour * 40 * 24 * HOUR_NS, bytes([hour]) * 32) for hour in range(1, 9)}
-    found: set[SyncId] = set()
-    for session in range(60):
-        one, other = Side(set(at)), Side(set(at), contents=dict.fromkeys(at, bytes(16)))
-        one.nonce = bytes([session]) * 16
-        await reconcile(one, other, WINDOW)
-        assert one.result is not None
-        assert one.result.truncated
-        found |= {each for each, *_ in conflicts(one)}
-    assert found == at
+class Lasting:
+    """Two sides that hold many IDs with different contents, and remember what sessions found."""
+
+    def __init__(self) -> None:
+        rng = random.Random(7)
+        times = range(40 * 24 * HOUR_NS, 131 * 40 * 24 * HOUR_NS, 40 * 24 * HOUR_NS)
+        self.ids = {(time_ns, rng.randbytes(32)) for time_ns in times}
+        self.contents = dict.fromkeys(self.ids, bytes(16))
+        self.memories = [ConflictMemory(), ConflictMemory()]
+        self.sessions = 0
+
+    async def meet(self, *more: set[SyncId]) -> tuple[Side, Side]:
+        """Run a session in which each side holds some more."""
+        one, other = (
+            Side(self.ids | more[at] if more else set(self.ids), conflicts=self.memories[at])
+            for at in range(2)
+        )
+        other.contents = dict(self.contents)
+        self.sessions += 1
+        one.nonce = bytes([self.sessions]) * 16
+        await reconcile(one, other, LONG_WINDOW)
+        for side in (one, other):
+            assert side.error is None
+            assert side.work is not None
+            side.conflicts.update("peer", 0, side.work.conflicts, side.work.settled)
+        return one, other
+
+    async def until_known(self) -> tuple[Side, Side]:
+        """Run sessions until one proves that all but the conflicts is equal."""
+        for _ in range(30):
+            one, other = await self.meet()
+            assert proven_from(one) == proven_from(other)
+            if proven_from(one) is not None:
+                return one, other
+        raise AssertionError("no session has found all")
+
+
+async def test_lasting_conflicts_are_searched_for_once() -> None:
+    world = Lasting()
+    await world.until_known()
+    assert world.sessions > 2, "one session looks into a part of them"
+    for side in await world.meet():
+        assert {each for each, *_ in conflicts(side)} == world.ids
+        assert not hidden(side)
+        steps = [each.extension.search for each in side.sent if each.extension]
+        assert not any(step for step in steps if step), "no span was searched"
+        assert side.result is not None
+        assert not side.result.truncated
+    one, other = await world.meet({(5, bytes([1]) * 32)}, {(6, bytes([2]) * 32)})
+    exact(one, other)
+    assert proven_from(one) == proven_from(other) == 0
+
+
+async def test_a_new_conflict_is_found_among_those_that_last() -> None:
+    world = Lasting()
+    await world.until_known()
+    new = (HOUR_NS, bytes([200]) * 32)
+    world.ids.add(new)
+    world.contents[new] = bytes([1]) * 16
+    for side in await world.meet():
+        assert new in {each for each, *_ in conflicts(side)}
+    for side in await world.until_known():
+        assert {each for each, *_ in conflicts(side)} == world.ids
+    world.contents = {new: world.contents[new]}
+    await world.meet()
+    for side in await world.until_known():
+        assert {each for each, *_ in conflicts(side)} == {new}, "the others are resolved"
+
+
+@pytest.mark.parametrize("forgetful", [0, 1])
+async def test_a_side_that_has_forgotten_conflicts_searches_for_them(forgetful: int) -> None:
+    world = Lasting()
+    await world.until_known()
+    world.memories[forgetful] = ConflictMemory()
+    for side in await world.meet():
+        assert proven_from(side) is None
+    for side in await world.until_known():
+        assert {each for each, *_ in conflicts(side)} == world.ids
 
 
 async def test_more_differences_than_a_session_reports_prove_nothing(
@@ -289,7 +354,7 @@ async def test_an_offer_that_is_none(
     sides[liar].tamper = lying(change, 0)
     await met(*sides)
     error = sides[1 - liar].error
-    assert isinstance(error, ProtocolBroken)
+    assert isinstance(error, ProtocolBrokenError)
     assert sentence in str(error)
 
 
@@ -309,7 +374,7 @@ async def test_an_answer_to_a_sum_that_is_none(
     one = Side(some(50, 1), tamper=lying(change, 1))
     other = Side(some(50, 1))
     await met(one, other)
-    assert isinstance(other.error, ProtocolBroken)
+    assert isinstance(other.error, ProtocolBrokenError)
     assert sentence in str(other.error)
 
 
@@ -351,7 +416,7 @@ async def test_a_step_of_a_search_that_is_none(
     sides[nth].tamper = tamper
     await met(sides[0], sides[1])
     victim = sides[1 - nth]
-    assert isinstance(victim.error, ProtocolBroken)
+    assert isinstance(victim.error, ProtocolBrokenError)
     assert any(each in str(victim.error) for each in (sentence, "or not where they differ"))
 
 

@@ -1,0 +1,351 @@
+"""Store resume: at the start of a node, what was missed while the store was off is fetched.
+
+The store keeps the time at which it was last online. At its next start the gap from then to now is
+read from a peer by ``Scan``, in order of time, and passes the admission that everything passes. As
+the scan advances so does the "last online" time, which therefore always says: up to here nothing
+of the gap is missing. A restart in mid-resume goes on from there (WAKU-STORE-SYNC, "Store resume").
+
+- The first peer is random. Where a fetch fails, the next peer goes on; after as many failures as
+  there are peers there is a pause, and reconciliation no longer waits for the resume.
+- A peer that lies can go on for ever, with messages that are worth nothing. So no fetch is longer
+  than `LONGEST_FETCH_NS`, and reconciliation waits no longer for the resume either.
+- A cursor is the peer's that gave it: where another one goes on, it begins by the time reached.
+- A peer may have been off as well. Where it comes to the end of the gap and has shown nothing of
+  its second half, the others are asked for the rest too, each once, until one has some. What they
+  all lack is left to reconciliation: the wide session finds it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from store.domain.admission import Admission
+from store.domain.coverage import IntakeRecord, Interval
+from store.domain.environment import Environment
+from store.domain.ports import (
+    CursorOutOfRange,
+    PeerAddress,
+    PeerCaller,
+    PeerFailed,
+    ResumeState,
+    ScannedPage,
+    Source,
+    StoreBusy,
+    StoreUnavailable,
+    Writer,
+)
+from store.sync.errors import PeerSilentError, ProtocolBrokenError
+from store.sync.limits import ADMITTED_AT_ONCE, ONLINE_INTERVAL_S
+from storenode.message.limits import NS_PER_S
+from storenode.message.rules import Policy
+
+SHORTEST_GAP_NS: Final = 15 * NS_PER_S
+"""The first reconciliation repairs a shorter gap, where there is one."""
+
+FIRST_PAUSE_NS: Final = 2 * NS_PER_S
+LONGEST_PAUSE_NS: Final = 60 * NS_PER_S
+
+LONGEST_FETCH_NS: Final = 600 * NS_PER_S
+"""A fetch that takes longer goes on at the next peer; the only one is asked again."""
+
+_ADVANCE_EVERY_NS: Final = NS_PER_S
+"""Progress is persisted no more often: a row that is written with every page grows old versions."""
+
+_LONGEST_STEP_NS: Final = 3 * int(ONLINE_INTERVAL_S) * NS_PER_S
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumeConfig:
+    """The options of the resume.
+
+    ``slack_ns``: how far before "last online" the gap begins, for clocks that differ.
+    ``shortest_ns``: a shorter time off is no gap. ``online_interval_s``: how often it is persisted
+    that the store is online.
+    """
+
+    peers: tuple[PeerAddress, ...]
+    slack_ns: int
+    shortest_ns: int = SHORTEST_GAP_NS
+    online_interval_s: float = ONLINE_INTERVAL_S
+
+
+class OnlineTimes(Protocol):
+    """The record of the times at which the store was online, in its database."""
+
+    async def last(self) -> int:
+        """Return when the store was last online, in Unix nanoseconds; 0: never.
+
+        Raises:
+            StoreUnavailable: the database does not answer.
+        """
+
+    async def note(self, online_ns: int, now_ns: int) -> None:
+        """Persist that nothing up to ``online_ns`` was missed, by the clock ``now_ns``.
+
+        Raises:
+            StoreUnavailable: the database did not take it.
+        """
+
+    async def record(self, interval: Interval) -> None:
+        """Persist what was resumed; raises as `note`."""
+
+
+class Resumer:
+    """The resume of one node; it runs as a task until the node stops."""
+
+    def __init__(
+        self,
+        config: ResumeConfig,
+        *,
+        caller: PeerCaller,
+        online: OnlineTimes,
+        writer: Writer,
+        policy: Callable[[], Policy],
+        environment: Environment,
+        proceed: Callable[[], None],
+        failed: Callable[[PeerAddress, str], None],
+    ) -> None:
+        """Take the parts; ``proceed`` is called once, when reconciliation may begin.
+
+        ``failed`` is called with the reason why what a peer was asked for did not come.
+        """
+        self._config = config
+        self._caller = caller
+        self._online = online
+        self._writer = writer
+        self._policy = policy
+        self._environment = environment
+        self._log = environment.log
+        self._proceed = proceed
+        self._failed = failed
+        self._is_running = self._is_finished = self._has_proceeded = False
+        self._order: list[PeerAddress] = []
+        self._sources: dict[PeerAddress, None] = {}
+        self._start_ns = self._end_ns = self._reached_ns = self._last_ns = 0
+        self._fetch_ns = self._persisted_ns = 0
+        self._messages = self._new = self._pauses = 0
+        self._cursor = b""
+        self._error = ""
+
+    def state(self) -> ResumeState | None:
+        """Return the state for the node's status; None when there was no gap."""
+        if not self._end_ns:
+            return None
+        return ResumeState(
+            running=self._is_running,
+            time_start_ns=self._start_ns,
+            time_end_ns=self._end_ns,
+            reached_ns=self._reached_ns,
+            messages=self._messages,
+            stored=self._new,
+            error=self._error,
+            peers=tuple(map(str, self._sources)),
+        )
+
+    async def run(self) -> None:
+        """Fill the gap, then persist every few seconds that the store is online."""
+        if not self._config.peers:
+            self._proceed()
+            await asyncio.Event().wait()
+        if not self._is_finished:
+            await self._resume()
+        while True:
+            await self._note(self._environment.now_ns())
+            await asyncio.sleep(self._config.online_interval_s)
+
+    async def stop(self) -> None:
+        """Persist the time at which the store goes off."""
+        if self._config.peers and self._is_finished:
+            await self._note(self._environment.now_ns())
+
+    def check(self) -> None:
+        """Verify the invariants.
+
+        Raises:
+            AssertionError: one is broken.
+        """
+        assert self._start_ns <= self._reached_ns <= max(self._start_ns, self._end_ns)
+        assert not self._order or set(self._order) == set(self._config.peers)
+        assert self._new <= self._messages
+        assert self._has_proceeded or not self._is_finished
+        assert bool(self._sources) == bool(self._messages)
+
+    async def _resume(self) -> None:
+        config, last_ns = self._config, await self._online.last()
+        now_ns, horizon_ns = self._environment.now_ns(), self._policy().horizon_ns or 0
+        if last_ns and now_ns - last_ns >= config.shortest_ns:
+            self._last_ns, self._end_ns = last_ns, now_ns
+            self._start_ns = self._reached_ns = max(0, horizon_ns, last_ns - config.slack_ns)
+            self._order = list(config.peers)
+            self._environment.random.shuffle(self._order)
+            self._is_running = True
+            await self._fetch_all()
+            self._is_running, self._error = False, ""
+            self._reached_ns = self._end_ns
+            await self._advance()
+            self._log.info(
+                "resume_finished",
+                messages=self._messages,
+                stored=self._new,
+                peers=list(map(str, self._sources)),
+            )
+        self._is_finished = True
+        self._proceed_once()
+
+    async def _fetch_all(self) -> None:
+        """Fetch from one peer after the other until the gap is filled."""
+        failures = 0
+        others: list[PeerAddress] | None = None  # still to be asked, after one that came to the end
+        while True:
+            error = await self._fetch(self._order[0])
+            if not error and others is None:
+                others = list(self._order[1:])
+            if others is not None:
+                short = bool(error) or 2 * self._reached_ns < self._start_ns + self._end_ns
+                if not short or not others:
+                    return
+                self._turn_to(others.pop(0))
+                continue
+            self._error = error
+            failures += 1
+            self._turn_to(self._order[1 % len(self._order)])
+            if failures % len(self._order) == 0:
+                self._proceed_once()
+                await self._pause()
+
+    async def _pause(self) -> None:
+        pause_ns = min(FIRST_PAUSE_NS << min(self._pauses, 16), LONGEST_PAUSE_NS)
+        self._pauses += 1
+        await asyncio.sleep(pause_ns * self._environment.random.uniform(0.5, 1.0) / NS_PER_S)
+
+    def _turn_to(self, peer: PeerAddress) -> None:
+        """Make this peer the next one; the one that was asked comes last."""
+        if peer == self._order[0]:
+            return
+        self._cursor = b""
+        self._order.append(self._order.pop(0))
+        self._order.remove(peer)
+        self._order.insert(0, peer)
+
+    async def _fetch(self, peer: PeerAddress) -> str:
+        """Scan a peer from where the last fetch ended; return the error, empty at the end."""
+        start_ns = self._start_ns if self._cursor else self._reached_ns
+        self._fetch_ns = self._environment.steady_ns()
+        self._log.info(
+            "resume_fetching", peer=str(peer), time_start=start_ns, time_end=self._end_ns
+        )
+        try:
+            pages = self._caller.scan(peer, start_ns, self._end_ns, self._cursor)
+            async with aclosing(pages):
+                async for page in pages:
+                    await self._take(peer, page)
+        except (CursorOutOfRange, PeerFailed, StoreBusy, StoreUnavailable) as error:
+            if isinstance(error, CursorOutOfRange):
+                self._cursor = b""
+            self._log.warning("resume_broken", peer=str(peer), error=str(error))
+            self._failed(peer, f"resume: {error}")
+            return str(error)
+        except Exception as error:  # noqa: BLE001 - a fault of ours; reconciliation must begin
+            self._log.error("resume_failed", peer=str(peer), exc_info=error)
+            return f"this node failed ({type(error).__name__}): see its log"
+        return ""
+
+    async def _take(self, peer: PeerAddress, page: ScannedPage) -> None:
+        """Store one page; it counts as fetched only when all that may be stored is durable.
+
+        Raises:
+            PeerFailed: what the peer sends is not what it names, or takes too long.
+        """
+        messages, environment = page.messages, self._environment
+        admission = Admission(self._policy(), environment.now_ns(), Source.RESUME)
+        for start in range(0, len(messages), ADMITTED_AT_ONCE):
+            admission.admit(messages[start : start + ADMITTED_AT_ONCE])
+            await asyncio.sleep(0)
+        # A message that cannot be decoded may have none; it is refused.
+        named = zip(admission.admitted.hashes, page.hashes, strict=True)
+        if any(found and found != given for found, given in named):
+            raise ProtocolBrokenError(
+                "the peer sends messages that do not have the hashes it gives"
+            )
+        stored = await self._writer.store(admission.admitted.batch, Source.RESUME)
+        admission.admitted.refuse_conflicts(stored)
+        counted = admission.admitted.count(stored)
+        environment.counts.count_intake(Source.RESUME.value, counted.duplicate, counted.rejected)
+        if counted.rejected:
+            self._log.warning("resume_refused", peer=str(peer), messages=dict(counted.rejected))
+        self._cursor, self._error, self._pauses = page.cursor, "", 0
+        self._messages += len(messages)
+        self._new += counted.stored
+        if messages:
+            self._sources[peer] = None
+        now_ns = environment.steady_ns()
+        if page.reached_ns > self._reached_ns:
+            self._reached_ns = page.reached_ns
+            if now_ns - self._persisted_ns >= _ADVANCE_EVERY_NS:
+                self._persisted_ns = now_ns
+                await self._advance()
+        if now_ns - self._fetch_ns >= LONGEST_FETCH_NS:
+            self._proceed_once()
+            seconds = LONGEST_FETCH_NS // NS_PER_S
+            raise PeerSilentError(f"the peer has not come to the end in {seconds} s")
+
+    async def _advance(self) -> None:
+        """Persist how far the gap is filled."""
+        reached_ns, last_ns = self._reached_ns, self._last_ns
+        await self._note(reached_ns)
+        if 0 < last_ns < reached_ns:
+            try:
+                await self._online.record(Interval(last_ns, reached_ns, resumed=True))
+            except StoreUnavailable as error:
+                self._log.debug("online_not_noted", error=str(error))
+
+    async def _note(self, online_ns: int) -> None:
+        try:
+            await self._online.note(online_ns, self._environment.now_ns())
+        except StoreUnavailable as error:
+            # The time stays as it was, and the next resume fetches a little more.
+            self._log.debug("online_not_noted", error=str(error))
+
+    def _proceed_once(self) -> None:
+        if not self._has_proceeded:
+            self._has_proceeded = True
+            self._proceed()
+
+
+class OnlineRecorder:
+    """Records the intervals in which a node takes messages in.
+
+    An interval ends where the database is away, the clock leaps or the node stops. ``begin`` comes
+    before the resume looks at the clock, so that no time lies between the two.
+    """
+
+    def __init__(self, record: IntakeRecord, environment: Environment) -> None:
+        self._record = record
+        self._environment = environment
+        self._start_ns = self._end_ns = 0
+
+    def begin(self) -> None:
+        """Begin an interval."""
+        self._start_ns = self._end_ns = self._environment.now_ns()
+
+    async def run(self) -> None:
+        """Record the interval every few seconds, until the task is cancelled."""
+        while True:
+            await self.note()
+            await asyncio.sleep(ONLINE_INTERVAL_S)
+
+    async def note(self) -> None:
+        """Record that the node was online until now; where that fails, a new interval begins."""
+        now_ns = self._environment.now_ns()
+        if not 0 <= now_ns - self._end_ns <= _LONGEST_STEP_NS:
+            self._start_ns = now_ns
+        self._end_ns = now_ns
+        try:
+            await self._record.record(Interval(self._start_ns, now_ns, resumed=False))
+        except StoreUnavailable as error:
+            self._environment.log.debug("online_not_noted", error=str(error))
+            self._end_ns = 0

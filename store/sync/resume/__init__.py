@@ -1,1 +1,0 @@
-"""What was missed while the store was off: the core and its driver."""

@@ -1,0 +1,576 @@
+"""The part of one side in a reconciliation: frames, questions to a view, sums at the end.
+
+    compact mode, if agreed ─┐
+    base session ────────────┴─► the last frame of one side, with its sum ─► the sum of the other
+                                      equal: concluded; different: `session.sum_search`
+
+The sides alternate, one frame each. A peer that neither sends nor takes a frame for ``silence_s``
+has left, and a reconciliation ends after `MAX_RECONCILE_S` in any case. A thread works on large
+payloads. The fingerprints of WAKU-SYNC find differences; equality is concluded from
+sums where both sides know them, and otherwise from fingerprints.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import Final, TypeVar
+
+import numpy as np
+
+from reconcile.algorithm.questions import asked_about
+from reconcile.codec import decode
+from reconcile.compact.session import CompactInitiator as Initiator
+from reconcile.compact.session import CompactResult as Found
+from reconcile.compact.session import FallBack
+from reconcile.ids import SyncId, SyncIds, ordered
+from reconcile.limits import CodecLimits
+from reconcile.session import Input, ReadEffect, Result, Role, SessionConfig
+from reconcile.session import PayloadReceived as Received
+from reconcile.session import ReadAnswered as Answered
+from reconcile.session import ReconcileSession as Session
+from reconcile.session import SendPayload as Send
+from reconcile.session import SessionBegin as Begin
+from reconcile.session import SessionEnded as Ended
+from reconcile.view import ViewAnswer as Answer
+from store.domain.ports import ContentConflict, FrameStream, SyncObserver
+from store.domain.view import OpenView, Times
+from store.sync.errors import PeerSilentError, ProtocolBrokenError, shown
+from store.sync.frames import Extension, Reconcile, SearchStep, is_session_id
+from store.sync.index.reading import in_thread_if
+from store.sync.limits import (
+    FIRST_FRAME_S,
+    MAX_RECONCILE_S,
+    THREADED_PAYLOAD_BYTES,
+    THREADED_ROWS,
+)
+from store.sync.session.agreement import NO_EXTENSION, Agreement, Phase
+from store.sync.session.compact import (
+    FAILED,
+    CompactSide,
+    encode_ids,
+    initiator_side,
+    responder_side,
+)
+from store.sync.session.conflicts import NO_CONFLICTS, KnownConflicts
+from store.sync.session.sum_search import Search
+
+_T = TypeVar("_T")
+
+Turns = Callable[[int], AbstractAsyncContextManager[None]]
+
+_NOTHING: Final = Send(b"")
+_SKIPPED: Final = SearchStep(more=True)
+
+
+@dataclass(slots=True)
+class Reconciliation:
+    """The part of one side in a reconciliation: made for one `initiate` or `respond`.
+
+    ``view`` may be None where nothing is asked, and ``agreement`` where nothing beyond WAKU-SYNC is
+    offered. ``turn``: around the work on a payload of so many bytes. ``compact_from``: use the
+    compact mode from so many own IDs on; None: never. ``offers``: offer the mode at once; else a
+    peer that differs may begin it. ``known``: the conflicts of earlier sessions with this peer.
+
+    Attributes:
+        session_id: sent by the responder with its first frame.
+        compact: this side of the compact mode, where it was possible, or taken up.
+        is_compact: the differences were found in the compact mode.
+        summed_from_ns: from here on sums were equal in the end, but for conflicts; None: nowhere.
+        hidden: differences that the fingerprints of WAKU-SYNC did not show.
+        conflicts: IDs with different contents on the two sides.
+        settled: the spans in which these are all conflicts.
+    """
+
+    role: Role
+    config: SessionConfig
+    stream: FrameStream
+    view: OpenView | None
+    observer: SyncObserver
+    silence_s: float
+    steady_ns: Callable[[], int]
+    turn: Turns
+    agreement: Agreement | None
+    compact_from: int | None = None
+    offers: bool = True
+    session_id: str = ""
+    known: KnownConflicts = NO_CONFLICTS
+    sent_bytes: int = field(default=0, init=False)
+    received_bytes: int = field(default=0, init=False)
+    compact: CompactSide | None = field(default=None, init=False)
+    is_compact: bool = field(default=False, init=False)
+    summed_from_ns: int | None = field(default=None, init=False)
+    hidden: SyncIds = field(default_factory=SyncIds.empty, init=False)
+    conflicts: tuple[ContentConflict, ...] = field(default=(), init=False)
+    settled: tuple[Times, ...] = field(default=(), init=False)
+    session: Session = field(init=False)
+    _opening: Extension | None = field(default=None, init=False)
+    _is_first: bool = field(default=True, init=False)
+    _has_offered: bool = field(default=False, init=False)
+    _last: Reconcile = field(default_factory=lambda: Reconcile(b""), init=False)
+    _peer_count: int | None = field(default=None, init=False)
+    _search: Search | None = field(default=None, init=False)
+    _own_sum: bytes = field(default=b"", init=False)
+
+    def __post_init__(self) -> None:
+        self.session = Session(self.role, self.config)
+
+    @property
+    def compact_failed(self) -> bool:
+        """True if the compact mode was offered, or begun, and not used."""
+        offered = self.offers or (self.compact is not None and bool(self.compact.reason))
+        return offered and self.compact is not None and not self.is_compact
+
+    async def initiate(self) -> Result:
+        """Reconcile as the initiator.
+
+        Raises:
+            MalformedPayload: the peer sent what is none.
+            LimitExceeded: the peer sent too much.
+            PeerFailed: the peer left, or broke the protocol.
+            StoreUnavailable, StoreBusy: the database does not serve.
+        """
+        offer = await self._compact_offer()
+        if self.compact is None or self.agreement is None:
+            return await self._run(Begin())
+        self._opening = Extension(compact_frame=offer) if offer else None
+        result, has_sent = await self._step(Begin())
+        if result is not None:
+            return await self._conclude(result, by_peer=not has_sent)
+        frame = await self._next()
+        self._peer_count = frame.count
+        if frame.refusal or not self._received_extension.compact_frame:
+            self.agreement.compact = False
+            return await self._run(_received(frame))
+        return await self._run_compact(self.compact, frame)
+
+    async def respond(self, first: Reconcile) -> Result:
+        """Reconcile as the responder to a first frame; raises as `initiate`."""
+        if self.agreement is not None:
+            self.agreement.receive(first)
+        self.received_bytes += first.size_bytes
+        self._last, self._peer_count = first, first.count
+        agreement, view = self.agreement, self.view
+        if agreement is not None and view is not None and self.compact_from is not None:
+            self.compact = responder_side(agreement, view, first, self.config)
+            if self.compact is not None:
+                agreement.compact = True
+                return await self._run_compact(self.compact, first)
+        return await self._run(_received(first))
+
+    # Frames
+
+    async def _send(self, effect: Send, extension: Extension | None = None) -> None:
+        first, self._is_first = self._is_first, False
+        names = first and self.role is Role.RESPONDER and not effect.refusal
+        frame = Reconcile(
+            effect.payload,
+            self.session_id if names else "",
+            effect.refusal,
+            effect.count if first else None,
+            extension,
+        )
+        await in_time(self.stream.write(frame.encode()), self.silence_s)
+        self.sent_bytes += frame.size_bytes
+        self.observer.sync_bytes("sent", frame.size_bytes)
+
+    async def _next(self) -> Reconcile:
+        data = await in_time(self.stream.read(), self.silence_s)
+        if data is None:
+            raise ProtocolBrokenError("the peer left when it was its turn to answer")
+        frame = Reconcile.parse(data)
+        if self.role is Role.INITIATOR:
+            self._check_name(frame)
+        self.received_bytes += frame.size_bytes
+        self.observer.sync_bytes("received", frame.size_bytes)
+        if self.agreement is not None:
+            self.agreement.receive(frame)
+        self._last = frame
+        return frame
+
+    def _check_name(self, frame: Reconcile) -> None:
+        """Take the name of the session from the responder's first frame."""
+        if self.session_id and frame.session_id not in ("", self.session_id):
+            raise ProtocolBrokenError("the peer gives the session another name in the middle of it")
+        if not self.session_id and not frame.refusal and not is_session_id(frame.session_id):
+            raise ProtocolBrokenError("the peer's first frame does not name the session")
+        self.session_id = self.session_id or frame.session_id
+
+    @property
+    def _received_extension(self) -> Extension:
+        return NO_EXTENSION if self.agreement is None else self.agreement.received
+
+    # The base session
+
+    async def _run(self, given: Input) -> Result:
+        while True:
+            result, has_sent = await self._step(given)
+            if result is not None:
+                return await self._conclude(result, by_peer=not has_sent)
+            given = _received(await self._next())
+
+    async def _step(self, given: Input) -> tuple[Result | None, bool]:
+        view, session = self.view, self.session
+        size_bytes = len(given.payload) if isinstance(given, Received) else 0
+        async with self.turn(size_bytes):
+            effects = await in_thread_if(_is_large(given), session.step, self.steady_ns(), given)
+            while isinstance(read := effects[0], ReadEffect):
+                # A first payload of Skips only opens no view, and needs no answer.
+                given = Answered(Answer() if view is None else await view.answer(read.read))
+                effects = await in_thread_if(
+                    _is_large(given), session.step, self.steady_ns(), given
+                )
+        result = effects[-1].result if isinstance(effects[-1], Ended) else None
+        messages = [effect for effect in effects if isinstance(effect, Send)]
+        for effect in messages:
+            await self._send(effect, None if effect.refusal else await self._extension(result))
+        return result, bool(messages)
+
+    async def _extension(self, result: Result | None) -> Extension | None:
+        """Return the offer for this side's first frame, its sum for the last one."""
+        agreement = self.agreement
+        if agreement is None or self.view is None:
+            return None
+        if result is not None:
+            await self._compute_sum(result)
+            agreement.expect(Phase.ANSWER)
+        own_sum = b"" if result is None else self._own_sum
+        opening, self._opening = self._opening, None
+        extension = opening or NO_EXTENSION
+        if not self._has_offered and (self.role is Role.INITIATOR or agreement.peer_knows):
+            self._has_offered = True
+            extension = replace(agreement.offer(), compact_frame=extension.compact_frame)
+        elif not own_sum and opening is None:
+            return None
+        return replace(extension, sum=own_sum)
+
+    # The compact mode
+
+    async def _compact_offer(self) -> bytes:
+        agreement, view = self.agreement, self.view
+        if agreement is None or view is None or self.compact_from is None:
+            return b""
+        self.compact = initiator_side(agreement, view, self.config, self.compact_from)
+        if self.compact is None:
+            return b""
+        agreement.compact = True
+        if self.offers:
+            return await self.compact.begin()
+        agreement.takes_slices = True
+        assert isinstance(self.compact.side, Initiator)
+        self.compact.side.await_slices()
+        return b""
+
+    async def _run_compact(self, compact: CompactSide, first: Reconcile) -> Result:
+        assert self.agreement is not None
+        if isinstance(compact.side, Initiator):
+            compact.side.agree(self.agreement.nonces[1])
+        elif not self._received_extension.compact_frame:
+            await self._tell(Extension(compact_frame=await compact.begin()))
+            await self._next()
+        while True:
+            async with self.turn(self._received_extension.size_bytes):
+                step = await compact.step(self._received_extension.compact_frame)
+            match step.outcome:
+                case FallBack():
+                    return await self._fall_back(compact, first)
+                case Found() as found:
+                    break
+            assert step.frame is not None
+            await self._tell(Extension(compact_frame=step.frame))
+            await self._next()
+        sent = Extension(compact_frame=step.frame or b"", compact_ids=encode_ids(found.to_send))
+        if step.frame is None:
+            result = compact.result(found, self._received_extension.compact_ids, self._peer_count)
+            await self._compute_sum(result)
+            self.agreement.expect(Phase.ANSWER)
+            await self._tell(replace(sent, sum=self._own_sum))
+            return await self._conclude_compact(result, by_peer=False)
+        await self._tell(sent)
+        await self._next()
+        if self._received_extension.compact_frame:
+            async with self.turn(self._received_extension.size_bytes):
+                await compact.step(self._received_extension.compact_frame)
+        if compact.reason:
+            return await self._fall_back(compact, first)
+        result = compact.result(found, self._received_extension.compact_ids, self._peer_count)
+        return await self._conclude_compact(result, by_peer=True)
+
+    async def _conclude_compact(self, result: Result, *, by_peer: bool) -> Result:
+        assert self.agreement is not None
+        self.agreement.compact = False
+        checked = await self._conclude(result, by_peer=by_peer)
+        self.is_compact = True
+        return self._with_bytes(checked)
+
+    async def _fall_back(self, compact: CompactSide, first: Reconcile) -> Result:
+        """Run a base session, from its beginning; the side that fails says so."""
+        assert self.agreement is not None
+        if self.role is Role.INITIATOR:
+            self._opening = None if compact.is_announced else Extension(compact_frame=FAILED)
+            self.session = Session(self.role, self.config)
+            self.agreement.compact = False
+            return self._with_bytes(await self._run(Begin()))
+        if self._last is not first and not compact.is_announced:
+            await self._tell(Extension(compact_frame=FAILED))
+            await self._next()
+        self.agreement.compact = False
+        return self._with_bytes(await self._run(_received(self._last)))
+
+    async def _tell(self, extension: Extension) -> None:
+        """Send a frame of the compact mode, the first one with the offer."""
+        assert self.agreement is not None
+        if not self._has_offered:
+            self._has_offered, offer = True, self.agreement.offer()
+            extension = replace(
+                extension,
+                version=offer.version,
+                nonce=offer.nonce,
+                slices=offer.slices,
+                compared_from_ns=offer.compared_from_ns,
+            )
+        count = None if self.compact is None else self.compact.own_count
+        await self._send(Send(b"", count), extension)
+
+    def _with_bytes(self, result: Result) -> Result:
+        return replace(result, bytes_sent=self.sent_bytes, bytes_received=self.received_bytes)
+
+    # The sums
+
+    async def _compute_sum(self, result: Result) -> None:
+        """Compute the sum of what both sides hold; empty: unknown."""
+        assert self.agreement is not None
+        assert self.view is not None
+        self._own_sum = b""
+        whole = self.agreement.summed(result)
+        if whole is None:
+            return
+        sent = await self.view.contents(result.to_send)
+        limit, seed = self.config.limits.max_differences, b"".join(self.agreement.nonces)
+        self._search = Search(self.view, whole, sent, seed, limit, known=self.known)
+        self._own_sum = await self._search.sum()
+
+    async def _conclude(self, result: Result, *, by_peer: bool) -> Result:
+        """Compare the sums, if there are some; ``by_peer``: the peer's last frame was the last."""
+        if self.agreement is None or self.view is None:
+            return result
+        if by_peer:
+            return await self._answer_sum(result, self._received_extension)
+        return await self._await_sum(result) if self._own_sum else result
+
+    async def _await_sum(self, result: Result) -> Result:
+        search, theirs = self._search, await self._next_last()
+        assert search is not None
+        differs = bool(theirs.sum) and theirs.sum != self._own_sum
+        if differs != (theirs.search is not None):
+            raise ProtocolBrokenError(
+                "the peer searches where sums are equal, or not where they differ"
+            )
+        if theirs.search is None:
+            return self._concluded(result, is_known=bool(theirs.sum))
+        self._expect_search()
+        if not theirs.search:
+            # The peer knows the conflicts.
+            if search.is_explained(theirs.sum):
+                await self._send(_NOTHING, Extension(search=_SKIPPED))
+                return self._concluded_with_conflicts(result, search)
+            await self._send(_NOTHING, Extension(search=await search.begin()))
+            return await self._search_on(result, search, await self._next_step())
+        return await self._search_on(result, search, theirs.search)
+
+    async def _answer_sum(self, result: Result, theirs: Extension) -> Result:
+        if not theirs.sum:
+            return result
+        await self._compute_sum(result)
+        search, own_sum = self._search, self._own_sum
+        if not own_sum or search is None or own_sum == theirs.sum:
+            await self._send(_NOTHING, Extension(sum=own_sum))
+            return self._concluded(result, is_known=bool(own_sum))
+        self._expect_search()
+        if search.is_explained(theirs.sum):
+            await self._send(_NOTHING, Extension(sum=own_sum, search=_SKIPPED))
+            step = await self._next_step()
+            if not step:
+                return self._concluded_with_conflicts(result, search)
+            return await self._search_on(result, search, step)
+        await self._send(_NOTHING, Extension(sum=own_sum, search=await search.begin()))
+        return await self._search_on(result, search, await self._next_step())
+
+    async def _search_on(self, result: Result, search: Search, step: SearchStep) -> Result:
+        while True:
+            own = await search.answer(step)
+            if not step:
+                break
+            await self._send(_NOTHING, Extension(search=own))
+            if not own:
+                break
+            step = await self._next_step()
+        return self._searched(result, search)
+
+    def _expect_search(self) -> None:
+        assert self.agreement is not None
+        self.agreement.expect(Phase.SEARCH)
+
+    async def _next_last(self) -> Extension:
+        frame = await self._next()
+        if frame.payload:
+            raise ProtocolBrokenError("the peer goes on after the end of the reconciliation")
+        return self._received_extension
+
+    async def _next_step(self) -> SearchStep:
+        step = (await self._next_last()).search
+        if step is None:
+            raise ProtocolBrokenError("the peer leaves the search: see SumSearch in the schema")
+        return step
+
+    def _concluded(self, result: Result, *, is_known: bool) -> Result:
+        """Note that the sums of both sides are equal, or that one is not known."""
+        whole = self._whole(result)
+        if is_known and whole is not None:
+            self.summed_from_ns, self.settled = whole[0], (whole,)
+        return result
+
+    def _concluded_with_conflicts(self, result: Result, search: Search) -> Result:
+        """Note that both sides are equal but for conflicts that both of them know."""
+        whole = self._whole(result)
+        assert whole is not None
+        self.summed_from_ns, self.settled = whole[0], (whole,)
+        self.conflicts = search.known_conflicts
+        return result
+
+    def _searched(self, result: Result, search: Search) -> Result:
+        """Return what reconciliation and search came to: in settled spans the lists count.
+
+        Raises:
+            ProtocolBrokenError: the sums of the peer are not those of its messages.
+        """
+        sent, sent_before = _split(result.to_send, search.settled)
+        received, received_before = _split(result.to_receive, search.settled)
+        before = SyncIds.join([sent_before, received_before])
+        after = SyncIds.join([*search.to_send, *search.to_receive])
+        hidden = _without(after, before)
+        differs = len(hidden) or len(_without(before, after)) or search.conflicts
+        if search.complete and not differs:
+            raise ProtocolBrokenError(
+                "the peer's sum is not that of the messages that it has listed"
+            )
+        whole = self._whole(result)
+        complete = search.complete and whole is not None
+        self.hidden, self.conflicts = ordered(hidden), tuple(search.conflicts)
+        self.settled = tuple(search.settled)
+        if complete and whole is not None:
+            self.summed_from_ns, self.settled = whole[0], (whole,)
+        return replace(
+            result,
+            to_send=ordered(SyncIds.join([sent, *search.to_send])),
+            to_receive=ordered(SyncIds.join([received, *search.to_receive])),
+            rounds=result.rounds + search.rounds,
+            truncated=not complete,
+        )
+
+    def _whole(self, result: Result) -> Times | None:
+        return None if self.agreement is None else self.agreement.summed(result)
+
+
+def _split(ids: SyncIds, spans: list[Times]) -> tuple[SyncIds, SyncIds]:
+    """Return ascending IDs outside of some spans of time, and those inside of them."""
+    inside = np.zeros(len(ids), np.bool_)
+    for low_ns, high_ns in spans:
+        first, end = np.searchsorted(ids.timestamps, (low_ns, high_ns))
+        inside[first:end] = True
+    return ids[~inside], ids[inside]
+
+
+def _without(ids: SyncIds, others: SyncIds) -> SyncIds:
+    """Return the IDs whose hashes are not among those of others."""
+    known = set(others.opaque.tolist())
+    return ids[np.array([digest not in known for digest in ids.opaque.tolist()], np.bool_)]
+
+
+def _received(frame: Reconcile) -> Received:
+    return Received(frame.payload, frame.count, shown(frame.refusal))
+
+
+def _is_large(given: Input) -> bool:
+    match given:
+        case Received():
+            return len(given.payload) > THREADED_PAYLOAD_BYTES
+        case Answered(answer):
+            parts = (
+                () if answer.measured is None else answer.measured.counts,
+                () if answer.parts is None else answer.parts.counts,
+                () if answer.items is None else answer.items.ids,
+                () if answer.probed is None else answer.probed.hit,
+            )
+            return sum(map(len, parts)) > THREADED_ROWS
+        case _:
+            return False
+
+
+async def first_frame(stream: FrameStream, observer: SyncObserver) -> Reconcile | None:
+    """Return the frame with which an initiator begins; None: it has nothing to ask.
+
+    Raises:
+        PeerFailed: it leaves instead.
+    """
+    data = await in_time(stream.read(), FIRST_FRAME_S)
+    if data is None:
+        return None
+    frame = Reconcile.parse(data)
+    observer.sync_bytes("received", frame.size_bytes)
+    return frame
+
+
+async def end_of_frames(stream: FrameStream, silence_s: float) -> None:
+    """Close an initiator's side, and wait until the responder has ended the call.
+
+    Raises:
+        PeerFailed: it fails, or goes on.
+    """
+    await stream.half_close()
+    if await in_time(stream.read(), silence_s) is not None:
+        raise ProtocolBrokenError("the peer goes on after the end of the reconciliation")
+
+
+async def asked_range(payload: bytes, limits: CodecLimits) -> tuple[SyncId, SyncId] | None:
+    """Return the range of an initiator's first payload, without leading Skips; None: nothing.
+
+    Raises:
+        MalformedPayload: it is no payload.
+        LimitExceeded: it is too large.
+    """
+    large = len(payload) > THREADED_PAYLOAD_BYTES
+    return asked_about((await in_thread_if(large, decode, payload, limits)).ranges)
+
+
+@asynccontextmanager
+async def time_limit() -> AsyncIterator[None]:
+    """Limit the time of a whole reconciliation."""
+    try:
+        async with asyncio.timeout(MAX_RECONCILE_S) as scope:
+            yield
+    except TimeoutError:
+        if not scope.expired():
+            raise
+        raise PeerSilentError(
+            f"the reconciliation was not done within {MAX_RECONCILE_S:.0f} s: reconcile a shorter "
+            "window"
+        ) from None
+
+
+async def in_time(work: Awaitable[_T], silence_s: float) -> _T:
+    """Wait for a frame to come, or to be taken, for so many seconds.
+
+    Raises:
+        PeerSilentError: neither happens.
+    """
+    try:
+        async with asyncio.timeout(silence_s):
+            return await work
+    except TimeoutError:
+        raise PeerSilentError(
+            f"the peer has said nothing for {silence_s:.0f} s: see what keeps it, or give "
+            "--peer-silence on both nodes if it needs longer for an answer"
+        ) from None

@@ -1,0 +1,213 @@
+"""The report of a session: filled while it runs, and shown by all who show sessions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+import numpy as np
+
+from reconcile.ids import SyncId, SyncIds
+from reconcile.session import Result
+from reconcile.view import Measured
+from store.domain.coverage import Comparison, Span
+from store.domain.ports import ContentConflict, Equality, Hidden, SyncEnding, SyncOutcome, SyncRole
+from store.sync.errors import shown
+from store.sync.limits import MAX_SHOWN_HIDDEN
+from store.sync.transfer.events import Report
+from storenode.message.limits import NS_PER_S
+
+
+@dataclass(frozen=True, slots=True)
+class Comparisons:
+    """The spans that a session compared, what was held here in them, and what it found."""
+
+    spans: list[Span]
+    measured: Measured
+    found: Comparison
+
+
+@dataclass(slots=True)
+class SessionReport:
+    """The report of one session; ``peer``: the address that this node calls.
+
+    ``asked_from``: the lower bound that the initiator wanted; below ``horizon`` nothing was
+    compared. ``opened_ns``: the clock before the view was opened. From ``summed_from_ns`` on sums
+    were equal in the end, but for the conflicts; None: nowhere. ``hidden``: differences that the
+    fingerprints of WAKU-SYNC did not show. ``compact``: the differences were found in the compact
+    mode, ``compact_failed``: why it was given up in the middle. ``transfer`` is complete as far as
+    the transfer came. ``compared``: what statements of coverage are made from. ``error``: what
+    ended the session before its end, and ``ending`` how.
+    """
+
+    role: SyncRole
+    began_ns: int
+    node_id: str = ""
+    store_id: str = ""
+    peer: str = ""
+    asked_from: SyncId | None = None
+    horizon: SyncId | None = None
+    opened_ns: int = 0
+    result: Result | None = None
+    summed_from_ns: int | None = None
+    hidden: SyncIds = field(default_factory=SyncIds.empty)
+    conflicts: tuple[ContentConflict, ...] = ()
+    compact: bool = False
+    compact_failed: str = ""
+    transfer: Report = field(default_factory=Report)
+    compared: Comparisons | None = None
+    error: str = ""
+    ending: SyncEnding | None = None
+
+    @property
+    def is_resolved(self) -> bool:
+        """True if both sides hold all that one of them lacked."""
+        result, transfer = self.result, self.transfer
+        if result is None or result.truncated or self.error or transfer.error:
+            return False
+        return transfer.equal or not (len(result.to_receive) or len(result.to_send))
+
+    def outcome(self, now_ns: int) -> SyncOutcome:
+        """Return the outcome in the terms of the contract ("Reports")."""
+        result, transfer = self.result, self.transfer
+        seconds = (now_ns - self.began_ns) / NS_PER_S
+        if result is None or result.refusal or self.ending not in (None, SyncEnding.FAILED):
+            ending = self.ending or SyncEnding.FAILED
+            return unsuccessful(ending, self.error, seconds, self.node_id)
+        error = self.error or transfer.error
+        missing_here, missing_there = len(result.to_receive), len(result.to_send)
+        conflicts = (*self.conflicts, *transfer.conflicts)
+        hidden = _hidden(self.hidden) if len(self.hidden) else None
+        equality = Equality.XOR
+        if self.summed_from_ns is not None:
+            whole = self.summed_from_ns <= result.window[0][0]
+            equality = Equality.KEYED if whole else Equality.PARTLY_KEYED
+        return SyncOutcome(
+            in_sync=self.is_resolved and not conflicts,
+            round_trips=result.rounds,
+            bytes_sent=result.bytes_sent,
+            bytes_received=result.bytes_received,
+            messages_sent=transfer.stored_by_peer,
+            messages_received=transfer.stored + transfer.duplicates,
+            seconds=seconds,
+            error=error,
+            peer_node_id=self.node_id,
+            differences=missing_here + missing_there,
+            refused_by_policy=transfer.refused_by_policy,
+            undelivered=transfer.undelivered,
+            left_over=result.truncated,
+            middle_ns=_middle_ns(result) if result.truncated else 0,
+            notes=tuple(_notes(self, result, conflicts, hidden)),
+            ending=SyncEnding.FAILED if error else SyncEnding.DONE,
+            missing_here=missing_here,
+            missing_there=missing_there,
+            unsolicited=transfer.unsolicited,
+            own_count=result.own_count,
+            peer_count=result.peer_count,
+            equality=equality,
+            keyed_from_ns=self.summed_from_ns,
+            hidden=hidden,
+            compact=self.compact,
+            conflicts=len(self.conflicts) + transfer.in_conflict,
+            shown_conflicts=conflicts[:MAX_SHOWN_HIDDEN],
+        )
+
+
+def unsuccessful(ending: SyncEnding, error: str, seconds: float, node_id: str = "") -> SyncOutcome:
+    """Return the outcome of a session that compared nothing."""
+    return SyncOutcome(
+        in_sync=False,
+        round_trips=0,
+        bytes_sent=0,
+        bytes_received=0,
+        messages_sent=0,
+        messages_received=0,
+        seconds=seconds,
+        error=error,
+        peer_node_id=node_id,
+        ending=ending,
+    )
+
+
+def _hidden(ids: SyncIds) -> Hidden:
+    hashes = tuple(digest for _, digest in ids[:MAX_SHOWN_HIDDEN].pairs())
+    return Hidden(len(ids), int(ids.timestamps[0]), int(ids.timestamps[-1]), hashes)
+
+
+def _middle_ns(result: Result) -> int:
+    timestamps = np.concatenate((result.to_send.timestamps, result.to_receive.timestamps))
+    middle = len(timestamps) // 2
+    return int(np.partition(timestamps, middle)[middle]) if len(timestamps) else 0
+
+
+def _notes(
+    report: SessionReport,
+    result: Result,
+    conflicts: tuple[ContentConflict, ...],
+    hidden: Hidden | None,
+) -> Iterator[str]:
+    transfer, lower = report.transfer, result.window[0]
+    horizon = report.horizon or lower
+    if (report.asked_from or lower) < horizon:
+        yield f"not compared: what is older than {_time(horizon[0])}, the horizon of this node"
+    if result.truncated:
+        yield "a session reports no more differences than these: the next one finds the rest"
+    if transfer.refused:
+        yield f"refused here by policy: {_counts(transfer.refused)}"
+    if transfer.refused_by_peer:
+        reasons = "; ".join(transfer.reasons_of_peer)
+        yield f"refused by the peer: {_counts(transfer.refused_by_peer)}" + (
+            f" ({shown(reasons)})" if reasons else ""
+        )
+    if transfer.undelivered:
+        yield f"announced by the peer and not delivered: {transfer.undelivered:,}"
+    if transfer.missed_by_peer:
+        yield f"sent to the peer, which says that it did not get them: {transfer.missed_by_peer:,}"
+    if transfer.pruned:
+        yield f"dropped by retention here before they could be sent: {transfer.pruned:,}"
+    if strays := transfer.unsolicited + transfer.repeated:
+        yield f"sent by the peer although nobody asked for them: {strays:,}"
+    yield from _difference_notes(conflicts, hidden)
+    yield from _count_notes(result)
+    if report.compact_failed:
+        failed = shown(report.compact_failed)
+        yield f"the compact mode was given up for a base session: {failed}"
+
+
+def _difference_notes(
+    conflicts: tuple[ContentConflict, ...], hidden: Hidden | None
+) -> Iterator[str]:
+    if hidden is not None:
+        yield (
+            "found by sums that nobody can forge and hidden from the fingerprints of WAKU-SYNC: "
+            f"{hidden.count:,}, from {_time(hidden.first_ns)} to {_time(hidden.last_ns)}: a "
+            "publisher forged them, or something is broken; see the runbook "
+            "StorenodeForgedFingerprint"
+        )
+    if conflicts:
+        first = conflicts[0]
+        yield (
+            f"held with different contents under one hash: {len(conflicts):,}, such "
+            f"as {first.message_hash.hex()}, content {first.own_digest.hex()} here and "
+            f"{first.peer_digest.hex()} there; they are not transferred"
+        )
+
+
+def _count_notes(result: Result) -> Iterator[str]:
+    own, peer = result.own_count, result.peer_count
+    if own is None or peer is None or result.truncated:
+        return
+    if own - len(result.to_send) != peer - len(result.to_receive):
+        yield (
+            f"held in the range: {own:,} here and {peer:,} by the peer's count, which the "
+            "differences do not explain: the horizons of the two differ, or a fingerprint is forged"
+        )
+
+
+def _counts(by_label: Mapping[str, int]) -> str:
+    return ", ".join(f"{label} {count:,}" for label, count in sorted(by_label.items()))
+
+
+def _time(timestamp_ns: int) -> str:
+    return datetime.fromtimestamp(timestamp_ns // NS_PER_S, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -24,6 +24,7 @@ from tests.layering.sources import (
 )
 
 WIRE_USERS = {
+    "store.gateway",
     "store.http",
     "store.messages",
     "store.pipeline",

@@ -22,7 +22,7 @@ def test_importing_the_package_loads_nothing_else() -> None:
     check = "import sys, storenode; assert storenode.__version__; assert 'grpc' not in sys.modules"
     subprocess.run([sys.executable, "-c", check], check=True)
     assert [getattr(storenode, name).__name__ for name in storenode.__all__ if name[0] != "_"] == [
-        *("AsyncClient", "Channel", "Client", "Message")
+        *("AsyncChannel", "AsyncClient", "Channel", "Client", "Message")
     ]
 
 

@@ -84,9 +84,9 @@ async def test_two_participants_have_one_log_and_acknowledge_each_other(
         await synced(bob)
         events = alice.events()
         first = await alice.send(b"who is there?")
-        async for heard in bob.messages():
-            assert (heard.message_id, heard.content) == (first, b"who is there?")
-            assert (heard.sender_id, heard.own, heard.entries_after) == ("alice", False, 0)
+        async for received in bob.messages():
+            assert (received.message_id, received.content) == (first, b"who is there?")
+            assert (received.sender_id, received.own, received.entries_after) == ("alice", False, 0)
             break
         await bob.send(b"it is me")
         async for event in events:
@@ -286,8 +286,8 @@ def test_a_program_without_an_event_loop_has_the_same_channel(
         bob.wait_for(lambda status: status.synced, PATIENCE_S)
         events = alice.events()
         sent = alice.send_all([b"one", b"two"])
-        heard = [message for _, message in zip(sent, bob.messages(), strict=False)]
-        assert [message.message_id for message in heard] == sent
+        received = [message for _, message in zip(sent, bob.messages(), strict=False)]
+        assert [message.message_id for message in received] == sent
         answer = bob.send(b"three")
         acknowledged = set[str]()
         for event in events:

@@ -60,7 +60,7 @@ class World:
     async def scan(
         self, peer: PeerAddress, start_ns: int, end_ns: int, cursor: bytes
     ) -> AsyncGenerator[ScannedPage, None]:
-        """Give the next scan."""
+        """Yield the next scan."""
         assert end_ns == NOW
         self.asked.append((peer, start_ns, cursor))
         for step in self.scans.pop(0) if self.scans else [PeerFailed("down")]:

@@ -218,7 +218,7 @@ async def test_more_than_is_listed_in_one_nanosecond_is_left_open(
 
 
 class Lasting:
-    """Two sides that hold many IDs with different contents, and remember what sessions found."""
+    """A pair of sides with many IDs in conflict, which remember what sessions found."""
 
     def __init__(self) -> None:
         rng = random.Random(7)

@@ -167,11 +167,12 @@ def split_frame(body: bytes, payload_bytes: int, suffix: bytes) -> tuple[bytes, 
 
 def begin_frame(digest: bytes, rest_bytes: int) -> bytes:
     """Return a frame up to the end of its hash, where so many bytes follow."""
-    return _before_hash(rest_bytes) + digest
+    return frame_prefix(rest_bytes) + digest
 
 
 @lru_cache(maxsize=MAX_CACHED_LAYOUTS)
-def _before_hash(rest_bytes: int) -> bytes:
+def frame_prefix(rest_bytes: int) -> bytes:
+    """Return a frame up to its hash, after which so many bytes follow."""
     return b"\x0a%b\x0a%b" % (varint(HASH_FIELD_BYTES + rest_bytes), varint(HASH_BYTES))
 
 

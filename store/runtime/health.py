@@ -72,6 +72,8 @@ class NodeHealth:
 
     Attributes:
         value: The present health.
+        unready: The reason for which the node is not ready; None if it is.
+        halted: The reason for which it serves no calls at all; None if it serves.
         probes: The state of gRPC's health service.
     """
 
@@ -80,22 +82,13 @@ class NodeHealth:
     ) -> None:
         """Make the health of a node that is starting; ``refresh`` renews gauges before a look."""
         self.value = HealthValue()
+        self.unready, self.halted = self.value.unready, self.value.halted
         self.probes = probes
         self._metrics = metrics
         self._refresh = refresh
         self._problems = Problems(metrics)
         self._present = {Obstacle.STARTING: Obstacle.STARTING.value}
         self._changed = asyncio.Event()
-
-    @property
-    def unready(self) -> str | None:
-        """The reason for which the node is not ready; None if it is."""
-        return self.value.unready
-
-    @property
-    def halted(self) -> str | None:
-        """The reason for which the node serves no calls at all; None if it serves."""
-        return self.value.halted
 
     def set(self, obstacle: Obstacle, present: bool, sentence: str | None = None) -> None:
         """Note an obstacle or its end; ``sentence`` takes the place of its usual one."""
@@ -127,6 +120,7 @@ class NodeHealth:
         self._metrics.ready.set(int(unready is None))
         problems = self._problems.evaluate(unready)
         value = HealthValue(before.revision, unready, next(halting, None), problems)
+        self.unready, self.halted = value.unready, value.halted
         if not value.differs(before):
             self.value = value
             return

@@ -19,7 +19,7 @@ from store.db.pool import Connection
 from store.db.schema.names import HASH_KEY_BYTES
 from store.domain.ports import SyncId, TopicFilter
 from store.messages.frames import presence
-from store.messages.record import begin_frame
+from store.messages.record import frame_prefix
 from storenode.message.limits import HASH_BYTES
 from storenode.message.topics import topic_key
 
@@ -122,7 +122,7 @@ def largest_of(max_bytes: int, rows: int) -> int:
 
 def frame_of(message_hash: bytes, body: bytes) -> bytes:
     """Join a frame from a hash and the stored parts."""
-    return begin_frame(message_hash, len(body)) + body
+    return frame_prefix(len(body)) + message_hash + body
 
 
 async def read_frames(
@@ -139,7 +139,7 @@ async def read_frames(
     frames = []
     absent: list[int] = []
     for _, digest, body, size in rows:
-        begin = begin_frame(digest, size)
+        begin = frame_prefix(size) + digest
         left -= len(begin) + size
         if left < 0 and frames:
             break

@@ -131,7 +131,9 @@ async def read_page(
     source, each = _BY_TIME, limit
     if topics.keys is not None and len(topics.keys) <= MAX_MERGED_TOPICS:
         source = _ONE_TOPIC if len(topics.keys) == 1 else _MERGED
-        each = _rows_per_topic(topics.keys, limit)
+        # About ``limit`` rows of all topics together if they are even.
+        share = limit // len(topics.keys)
+        each = min(limit, share + share // 2 + _FEWEST_PER_TOPIC)
     statement = _statement(
         source,
         filtered=topics.keys is not None,
@@ -164,12 +166,6 @@ async def page_of(connection: Connection, rows: list[Row], shape: PageShape) -> 
     )
     positions = [row[:2] for row in rows[: len(frames)]]
     return MessagePage(frames, positions, len(frames) == len(rows))
-
-
-def _rows_per_topic(keys: tuple[bytes, ...], size: int) -> int:
-    """Return how many rows of each topic give about ``size`` of them if they are even."""
-    share = size // len(keys)
-    return min(size, share + share // 2 + _FEWEST_PER_TOPIC)
 
 
 @cache

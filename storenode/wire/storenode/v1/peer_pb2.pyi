@@ -186,7 +186,9 @@ class SumSearch(_message.Message):
     content digest (16 bytes).
     """
     more: _builtins.bool
-    """Not all that differs is looked into: it is too much for one session."""
+    """Not all that differs is looked into: it is too much for one session. A first step may name no span
+    and set this; the other side answers it with a step in any case.
+    """
     @_builtins.property
     def spans(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The spans whose sums are given, as times in Unix nanoseconds: the first of each, and the one behind

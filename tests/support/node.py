@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,7 +50,7 @@ REPEATABLE = frozenset(
 )
 
 
-def _latest(line: Sequence[str]) -> list[str]:
+def latest_options(line: Sequence[str], repeatable: Collection[str] = REPEATABLE) -> list[str]:
     """Return a command line with the last of each option that may be given once only."""
     parts: list[list[str]] = []
     for word in line:
@@ -62,7 +62,7 @@ def _latest(line: Sequence[str]) -> list[str]:
     return [
         word
         for place, (name, part) in enumerate(zip(names, parts, strict=True))
-        if name in REPEATABLE or name not in names[place + 1 :]
+        if name in repeatable or name not in names[place + 1 :]
         for word in part
     ]
 
@@ -138,7 +138,7 @@ class NodeProcess:
                 line += [option, self.ports.setdefault(option, HeldPort()).address]
         if self.database_url is not None:
             line += ["--database-url", self.database_url]
-        return _latest([*line, *self.args])
+        return latest_options([*line, *self.args])
 
     def launch(self) -> None:
         """Start the process without waiting for it."""

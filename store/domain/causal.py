@@ -18,8 +18,10 @@ References are claims of publishers. Cycles end because nothing is taken twice, 
 `MAX_WALK_BYTES` and `MAX_EDGES`: then the walk stops where it is, truncated. The claimants of an ID
 are a group that is made once: a reference to a crowded ID costs as much as any other.
 
-Reads are few because they are large: all keys that the frontier needs are asked for together, and
-the database follows parents from there, up to a number of keys that grows while they are used.
+Reads are few because they are large: all keys that the frontier needs are asked for together, with
+what is probably needed next. In a dense history that is a window: the claims of the channel which
+are next in time. Where too many claims of windows stay unused, it is what the database reaches by
+parents, up to a number of keys that grows while they are used.
 """
 
 from __future__ import annotations
@@ -52,6 +54,10 @@ FEWEST_AHEAD: Final = 64
 FIRST_AHEAD: Final = 256
 MOST_AHEAD: Final = 4_096
 """Keys that the database reaches by parents in one read."""
+
+FEWEST_IN_WINDOW: Final = 256
+MOST_IN_WINDOW: Final = 4_096
+"""Claims of one window."""
 
 WIDE_FRONTIER_KEYS: Final = 512
 """Keys whose read is large enough without any that are reached from them."""
@@ -146,6 +152,8 @@ class CausalWalk:
         self._ahead = FIRST_AHEAD
         self._asked_ahead = 0
         self._taken_before = 0  # the last read
+        self._asked_window = 0
+        self._unused = 0  # claims of windows
         self._frontier: deque[Claim] = deque()  # what is taken and not expanded
         self._edges = array("i")
         self._edge_ends = array("i")
@@ -167,7 +175,7 @@ class CausalWalk:
             return self._hash_known(self._unhashed)
         if answer is not None and self._claims.add(answer) > LARGE_ANSWER_BYTES:
             self._ahead = FEWEST_AHEAD
-            self._asked_ahead = 0
+            self._asked_ahead = self._asked_window = 0
         found = self._expand_heads() if self._node == HEADS else self._expand_frontier()
         if self._node != HEADS and len(self._edges) > MAX_EDGES:
             return self._end()
@@ -450,7 +458,12 @@ class CausalWalk:
                         reached.append(claim)
             if left <= 0 or len(keys) >= MAX_READ_KEYS or len(hints) >= MAX_READ_HINTS:
                 break
-        return ClaimQuery(tuple(keys), tuple(hints.values()), self._choose_ahead(len(keys)))
+        used = len(self.taken) - self._taken_before
+        self._taken_before = len(self.taken)
+        ahead, window = self._choose_ahead(len(keys), used), self._choose_window(len(keys), used)
+        newest = [(claim[1], claim[2]) for claim in islice(self._frontier, MAX_READ_HINTS)]
+        before = max(newest) if window else (0, b"")
+        return ClaimQuery(tuple(keys), tuple(hints.values()), ahead, window, before)
 
     def _is_resolved(self, key: bytes, hint: bytes | None) -> bool:
         outcome = self._outcomes.get(key)
@@ -467,14 +480,25 @@ class CausalWalk:
     def _follows(self) -> bool:
         return self._limit > len(self.taken) and not self._request.max_depth
 
-    def _choose_ahead(self, keys: int) -> int:
+    def _choose_window(self, keys: int, used: int) -> int:
+        """Return how many claims the next window should have, at most half of them unused."""
+        if self._asked_window:
+            self._unused = max(self._unused + self._asked_window - used, 0)
+        self._asked_window, size = 0, 2 * self._asked_window
+        room = self._limit - len(self.taken)
+        is_limited = self._request.max_depth > 0 or room <= 0
+        if keys and self._frontier and not is_limited and self._unused <= len(self.taken) // 2:
+            size = min(max(size, FEWEST_IN_WINDOW), MOST_IN_WINDOW)
+            self._asked_window = min(size, max(FEWEST_AHEAD, 2 * room))
+        return self._asked_window
+
+    def _choose_ahead(self, keys: int, used: int) -> int:
         """Return how many further keys the database should reach from ``keys``."""
-        used = len(self.taken) - self._taken_before
         if self._asked_ahead:
             is_used = 2 * used >= self._asked_ahead
             size = 2 * self._ahead if is_used else self._ahead // 2
             self._ahead = min(max(size, FEWEST_AHEAD), MOST_AHEAD)
-        self._taken_before, self._asked_ahead = len(self.taken), 0
+        self._asked_ahead = 0
         room, depth = self._limit - len(self.taken), self._request.max_depth
         is_last_level = 0 < depth <= self._depth + 1
         if self._node != HEADS and 0 < keys < WIDE_FRONTIER_KEYS and room > 0 and not is_last_level:

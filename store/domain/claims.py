@@ -29,7 +29,7 @@ from functools import cache
 from struct import Struct
 from typing import Any, Final
 
-from store.domain.ports import HistoryEntry
+from store.domain.ports import HistoryEntry, SyncId
 from storenode.message.limits import HASH_BYTES, MAX_SDS_CLAIMANTS
 from storenode.sds.codec import decode, sds_key
 from storenode.sds.proofs import ID_BYTES
@@ -147,20 +147,25 @@ HintAnswers = Mapping[tuple[bytes, bytes], Hinted | None]
 class ClaimQuery:
     """A read: every claimant of ``keys``, of up to ``ahead`` further keys that are reached from
     these by parents, and the messages that ``hints`` name.
+
+    ``window`` asks for about so many claims of the channel that follow those of the previous
+    window, or are older than position ``before``, newest first.
     """
 
     keys: Sequence[bytes]
     hints: Sequence[HintQuery] = ()
     ahead: int = 0
+    window: int = 0
+    before: SyncId = (0, b"")
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimAnswer:
     """The answer to a `ClaimQuery`.
 
-    ``claims`` hold all claimants of every key in ``asked`` (the first in their order, and one more
-    than are returned for an ID, which shows that there are more). ``asked`` may be a part of the
-    keys of the query; the rest is to be asked for again.
+    ``claims`` hold all claimants of every key in ``asked`` or in ``claims`` (the first in their
+    order, and one more than are returned for an ID, which shows that there are more). ``asked`` may
+    be a part of the keys of the query; the rest is to be asked for again.
     """
 
     asked: Sequence[bytes]

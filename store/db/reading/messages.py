@@ -27,7 +27,7 @@ MAX_POSITIONS: Final = 4_096
 """Positions of one statement that reads topics or content digests."""
 
 MAX_FRAME_POSITIONS: Final = 2_048
-"""Positions of one read of small frames: at most about 20 MiB."""
+"""Positions of one read of small frames: at most about 30 MiB."""
 
 EXACT_POSITIONS: Final = 48
 """Positions of one read of frames of any size: about 7 MiB if all have the largest."""
@@ -60,6 +60,14 @@ _AT_POSITIONS: Final = f"""
 select {{columns}} from unnest(%(ts)b::bigint[], %(hash)b::bytea[]) as k(ts, hash)
 cross join {MESSAGE_AT} where true{{topics}}
 """
+# Many messages by timestamp alone cost less; others share timestamps, so rows are limited.
+_AT_TIMESTAMPS: Final = f"""
+select {DATA_COLUMNS} from storenode.messages m
+where m.ts = any(%(ts)b::bigint[]) and m.ts >= %(low)b::bigint and m.ts <= %(high)b::bigint
+limit %(limit)b::bigint
+"""
+_SHARED_TIMESTAMPS: Final = 1_024
+
 _TOPICS_AT: Final = _AT_POSITIONS.format(columns="m.hash, m.topic", topics="")
 _CONTENTS_AT: Final = _AT_POSITIONS.format(columns="m.hash, m.content_digest", topics="")
 
@@ -184,8 +192,16 @@ async def _bodies_at(
 
 
 async def most_frames(connection: Connection, positions: Sequence[SyncId]) -> list[bytes | None]:
-    """Return frames of `MAX_FRAME_POSITIONS` at most, in order; None: not stored, or large."""
-    return await _frames_at(connection, positions, _SMALL_BYTES)
+    """Return frames of `MAX_FRAME_POSITIONS` at most, in order; None: not stored, or large.
+
+    Where very many messages share timestamps, None also stands for others.
+    """
+    limit = len(positions) + _SHARED_TIMESTAMPS
+    parameters = position_parameters(sorted(positions)) | {"most": _SMALL_BYTES, "limit": limit}
+    cursor = await connection.execute(_AT_TIMESTAMPS, parameters, binary=True)
+    rows: list[Row] = await cursor.fetchall()  # type: ignore[assignment]
+    frames = {row[1]: begin_frame(row[1], row[3]) + row[2] for row in rows if row[2] is not None}
+    return [frames.get(digest) for _, digest in positions]
 
 
 async def exact_frames(connection: Connection, positions: Sequence[SyncId]) -> list[bytes | None]:

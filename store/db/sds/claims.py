@@ -11,6 +11,7 @@ say which are (``proof``).
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from typing import Final
@@ -19,6 +20,7 @@ from uuid import UUID
 from store.db.arrays import bigints, fixed_bytes, uuids
 from store.db.pool import Connection, Database
 from store.db.reading.messages import Topics, locate, position_parameters, resolve, topics_of
+from store.domain.causal import FEWEST_AHEAD, MOST_IN_WINDOW
 from store.domain.claims import (
     Child,
     Claim,
@@ -29,8 +31,8 @@ from store.domain.claims import (
     rank,
 )
 from store.domain.ports import HistoryEntry, SyncId, TopicFilter
-from storenode.message.limits import HASH_BYTES
-from storenode.sds.codec import decode
+from storenode.message.limits import HASH_BYTES, MAX_TIMESTAMP_NS
+from storenode.sds.codec import channel_key, decode
 
 MAX_SEEN_CLAIMANTS: Final = 4_096
 """Claimants of one key that are looked through for those that a filter lets through."""
@@ -41,6 +43,9 @@ MAX_ANSWER_BYTES: Final = 16 * 1024 * 1024
 _KEYS_AT_ONCE: Final = 1_024
 _FURTHER_CLAIMANTS: Final = 1_024
 """Rows that a statement may find beyond one for each key; with more it is split."""
+
+_LARGE_WINDOW: Final = 512
+"""Claims of a window behind which the next one is read while this one is used."""
 
 _PAYLOADS: Final = 48
 """Payloads of one statement: about 7 MiB if all messages have the largest size."""
@@ -68,6 +73,21 @@ select {columns}
 from unnest(%(keys)b::uuid[], %(ts)b::bigint[], %(hash)b::bytea[]) as k(key, ts, hash)
 join storenode.sds s on s.key = k.key and s.ts = k.ts and s.hash = k.hash
 where s.ts >= %(low)b::bigint and s.ts <= %(high)b::bigint and s.channel = %(channel)b::bytea
+"""
+
+_WINDOW: Final = """
+select {columns} from storenode.sds s
+where s.channel_key = %(channel_key)b::uuid and s.channel = %(channel)b::bytea
+  and s.ts >= 0 and s.ts <= %(ts)b::bigint
+  and (s.ts, s.hash) < (%(ts)b::bigint, %(hash)b::bytea)
+order by s.ts desc, s.hash desc limit %(limit)b::bigint
+"""
+
+_CLAIMED_AGAIN: Final = """
+select uuid_send(k.key), count(*) from (
+    select s.key from storenode.sds s where s.key = any(%(keys)b::uuid[])
+    limit %(limit)b::bigint
+) k group by k.key having count(*) > 1
 """
 
 _CROWD: Final = """
@@ -108,6 +128,9 @@ join storenode.sds s on s.key = k.key and s.ts = k.ts and s.hash = k.hash
 where s.ts >= %(low)b::bigint and s.ts <= %(high)b::bigint
 """
 
+_Windowed = tuple[Sequence[Claim], SyncId]
+"""The complete sets of the keys claimed in a window, and the position that it reached."""
+
 ParentPlace = tuple[Child, int]
 """A claim, and the slot of one of its parents, counted from 0."""
 
@@ -142,6 +165,8 @@ class ClaimReader:
         self._prefers = prefer_proven
         self._allowed: frozenset[bytes] | None = None
         self._horizon_ns = 0
+        self._reached: SyncId = (MAX_TIMESTAMP_NS, b"")
+        self._next_window: asyncio.Task[_Windowed] | None = None
 
     async def prepare(self, wanted: TopicFilter) -> None:
         """Read the topics of the filter and the horizon; before the first `answer`."""
@@ -157,16 +182,73 @@ class ClaimReader:
 
     async def answer(self, query: ClaimQuery) -> ClaimAnswer:
         """Return the answer to one read of a look-up or walk."""
+        window = await self._advance(query) if query.window else ()
+        claimed = {claim[0] for claim in window}
+        hits = [key for key in query.keys if key in claimed]
+        unread = [key for key in query.keys if key not in claimed]
+        ahead = min(query.ahead, FEWEST_AHEAD) if hits else query.ahead
+        if not unread and not query.hints:
+            return ClaimAnswer(hits, window, {})
 
         async def look(connection: Connection) -> ClaimAnswer:
-            keys = query.keys
-            if query.ahead:
-                keys = await self._reach(connection, query.keys, query.ahead)
+            keys = await self._reach(connection, unread, ahead) if unread and ahead else unread
             asked, claims = await self._read_claims(connection, keys)
             hinted = await self._hinted(connection, query.hints) if query.hints else {}
-            return ClaimAnswer(asked, claims, hinted)
+            if window:
+                again = set(asked)
+                claims += [claim for claim in window if claim[0] not in again]
+            return ClaimAnswer([*asked, *hits], claims, hinted)
 
         return await self._database.read(look, pool=self._database.bulk_pool)
+
+    async def aclose(self) -> None:
+        """Stop reading the next window."""
+        if self._next_window is not None:
+            self._next_window.cancel()
+            await asyncio.gather(self._next_window, return_exceptions=True)
+            self._next_window = None
+
+    async def _advance(self, query: ClaimQuery) -> Sequence[Claim]:
+        """Return the claims of the next window, and begin to read the one that follows."""
+        if self._next_window is None:
+            self._next_window = self._begin(min(self._reached, query.before), query.window)
+        claims, self._reached = await self._next_window
+        self._next_window = None
+        if query.window >= _LARGE_WINDOW and self._reached[0] > 0:
+            size = min(2 * query.window, MOST_IN_WINDOW)
+            self._next_window = self._begin(self._reached, size)
+        return claims
+
+    def _begin(self, before: SyncId, size: int) -> asyncio.Task[_Windowed]:
+        reading = self._database.read(self._window, before, size, pool=self._database.bulk_pool)
+        return asyncio.ensure_future(reading)
+
+    async def _window(self, connection: Connection, before: SyncId, size: int) -> _Windowed:
+        parameters = {
+            "channel_key": UUID(bytes=channel_key(self._channel)),
+            "ts": before[0],
+            "hash": before[1],
+            "limit": size,
+        }
+        rows = await self._rows(connection, _WINDOW, parameters)
+        reached = rows[-1][1:3] if len(rows) == size else (0, b"")
+        if not rows:
+            return [], reached
+        again = await self._claimed_again(connection, {row[0] for row in rows})
+        claims = await self._filter_stored(connection, [row for row in rows if row[0] not in again])
+        if again:
+            claims += (await self._read_claims(connection, sorted(again)))[1]
+        return claims, reached
+
+    async def _claimed_again(self, connection: Connection, keys: set[bytes]) -> set[bytes]:
+        """Return the keys with several claimants; all keys, if there are very many of these."""
+        limit = len(keys) + _FURTHER_CLAIMANTS
+        # The index is searched in the order of keys; sorting them costs less here than there.
+        parameters = {"keys": uuids(sorted(keys)), "limit": limit}
+        cursor = await connection.execute(_CLAIMED_AGAIN, parameters, binary=True)
+        counts: list[tuple[bytes, int]] = await cursor.fetchall()  # type: ignore[assignment]
+        rows = len(keys) + sum(count - 1 for _, count in counts)
+        return keys if rows >= limit else {key for key, _ in counts}
 
     async def parents_of(self, places: Sequence[ParentPlace]) -> Parents:
         """Return parents as their children claim them, without those of deleted rows."""

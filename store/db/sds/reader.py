@@ -134,7 +134,7 @@ class DatabaseSdsReader:
             prefer_proven=request.prefer_proven,
         )
         room = await outlet.room(HANDY_PAGE_BYTES)
-        async with self._walks.turn(outlet.caller, outlet.connection):
+        async with self._walks.turn(outlet.caller, outlet.connection), aclosing(reader):
             walk = await _walk(reader, request)
         _fit(room, len(walk.taken))
         pages = SdsPages(self._page_bytes)

@@ -263,3 +263,12 @@ def test_hints_of_odd_sizes_that_add_up_are_not_taken_for_hashes() -> None:
     odd = [bytes(28), struct.pack(">i", 32) + bytes(32)]
     assert len(packed_hints(odd)) == 20 + 2 * 36
     assert references(packed_keys([key, key]), packed_hints(odd)) == [(key, None), (key, None)]
+
+
+def test_windows_are_read_while_they_are_used() -> None:
+    dense, thin = chain(600), chain(12_000, every=20)
+    assert len(walk(dense, request([(b"599", None)])).taken) == 600
+    assert len(walk(thin, request([(b"11980", None)])).taken) == 600
+    assert len(dense.queries) < 6
+    assert sum(query.window for query in dense.queries) >= 512
+    assert 0 < sum(query.window for query in thin.queries) < 1_500

@@ -200,7 +200,7 @@ async def most_frames(connection: Connection, positions: Sequence[SyncId]) -> li
     parameters = position_parameters(sorted(positions)) | {"most": _SMALL_BYTES, "limit": limit}
     cursor = await connection.execute(_AT_TIMESTAMPS, parameters, binary=True)
     rows: list[Row] = await cursor.fetchall()  # type: ignore[assignment]
-    frames = {row[1]: begin_frame(row[1], row[3]) + row[2] for row in rows if row[2] is not None}
+    frames = {row[1]: frame_prefix(row[3]) + row[1] + row[2] for row in rows if row[2] is not None}
     return [frames.get(digest) for _, digest in positions]
 
 

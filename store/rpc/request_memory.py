@@ -51,6 +51,10 @@ PAUSE_S: Final = 0.1
 PAUSE_ROUNDS: Final = 10
 """Between two measurements: so long, or so many times the duration of the last one."""
 
+FILLING_PAUSE_S: Final = 0.01
+FILLING_SHARE: Final = 8
+"""The pause while more bytes come and this share of the budget is used."""
+
 
 class NoRequestError(CallError):
     """The caller has hung up, or closed its side, before it sent a request."""
@@ -179,6 +183,12 @@ class IncompleteRequests:
         """The bytes of all connections in the last round."""
         return sum(each.unread_bytes for each in self._connections.values() if each.awaited)
 
+    @property
+    def is_filling(self) -> bool:
+        """True if more bytes came in the last round, and a share of the budget is used."""
+        is_growing = any(each.grew for each in self._connections.values() if each.awaited)
+        return is_growing and self.unread_bytes > self._limit_bytes // FILLING_SHARE
+
     async def next(
         self, context: grpc.aio.ServicerContext[bytes, bytes], owner: str
     ) -> bytes | None:
@@ -227,7 +237,8 @@ class IncompleteRequests:
         while True:
             began_s = loop.time()
             await self.measure()
-            await asyncio.sleep(max(PAUSE_S, (loop.time() - began_s) * PAUSE_ROUNDS))
+            pause_s = max(PAUSE_S, (loop.time() - began_s) * PAUSE_ROUNDS)
+            await asyncio.sleep(FILLING_PAUSE_S if self.is_filling else pause_s)
 
     async def measure(self) -> None:
         """Measure in a thread, and end calls where there are too many bytes."""

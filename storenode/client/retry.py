@@ -37,6 +37,8 @@ _Q = TypeVar("_Q")
 _P = TypeVar("_P")
 
 _log = logging.getLogger("storenode")
+# Without a handler of the application, Python would print warnings on standard error.
+_log.addHandler(logging.NullHandler())
 
 # Past any maximum of the delay, and far from what a float cannot hold.
 _MAX_DOUBLINGS = 64

@@ -160,7 +160,7 @@ def test_a_state_in_postgres_is_refused_without_its_password(library: Environmen
     chat = ("chat", "--node", "127.0.0.1:1", "--channel", "c", "--name", "me", "--state", state)
     ended = library.storenode(*chat)
     assert (ended.code, ended.out, len(ended.err.splitlines())) == (1, "", 1)
-    assert "is neither a path nor sqlite:///PATH: name a file" in ended.err
+    assert "The state is a URL of 'postgresql': name a file." in ended.err
     assert "secret" not in ended.err
 
 

@@ -245,7 +245,7 @@ SESSIONS = {
 }
 
 _CLAIM = "resolved=resolved"
-_HOLDS = "held is None or held.get((each.start_ns, each.end_ns)) == then"
+_HOLDS = "sums is None or sums.get(each.span) == (each.count, each.fingerprint)"
 
 STATEMENTS = {
     "states equality whatever was transferred": Mutant(
@@ -267,12 +267,12 @@ STATEMENTS = {
         in_coverage("_runs", _HOLDS, "True"), "is equal over", 39
     ),
     "withdraws no statement after a late message": Mutant(
-        in_coverage("_runs", _HOLDS, "held[each.start_ns, each.end_ns][0] >= each.count"),
+        in_coverage("_runs", _HOLDS, "sums is None or sums[each.span][0] >= each.count"),
         "is equal over",
         140,
     ),
     "keeps statements after commits were lost": Mutant(
-        in_coverage("_runs", _HOLDS, "held[each.start_ns, each.end_ns][0] <= each.count"),
+        in_coverage("_runs", _HOLDS, "sums is None or sums[each.span][0] <= each.count"),
         "is equal over",
         20_120,
     ),

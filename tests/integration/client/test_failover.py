@@ -118,7 +118,7 @@ async def test_a_call_that_hangs_goes_on_at_another_node(two: list[NodeProcess])
     message = Message(b"x", TOPIC)
     two[0].signal(signal.SIGSTOP)
     try:
-        async with AsyncClient(addresses(two), retry=ONCE, timeout_s=5) as client:
+        async with AsyncClient(addresses(two), retry=ONCE, timeout_s=60) as client:
             assert (await client.publish(message)).held
         async with AsyncClient(two[0].listen, retry=PATIENT, timeout_s=1) as client:
             with pytest.raises(CallTimeout):

@@ -209,7 +209,6 @@ async def test_prune_frees_a_disk_on_which_postgres_cannot_start(
     small.mounted.fill(0)
     with pytest.raises(psycopg.OperationalError):
         exhaust_log(small)
-    # Whether the node meets a Postgres that starts or one that has given up, it names the disk.
     await logged(small, "disk-full")
     small.kill()
     # What the killed Postgres leaves to others.

@@ -53,7 +53,7 @@ PAUSE_ROUNDS: Final = 10
 
 FILLING_PAUSE_S: Final = 0.01
 FILLING_SHARE: Final = 8
-"""The pause while more bytes come and this share of the budget is used."""
+"""The pause while connections that grow hold this share of the budget."""
 
 
 class NoRequestError(CallError):
@@ -177,17 +177,12 @@ class IncompleteRequests:
         self._connections: dict[str, MeasuredConnection] = {}
         self._forget_at = FORGET_BEYOND
         self._round = 0
+        self._is_filling = False
 
     @property
     def unread_bytes(self) -> int:
         """The bytes of all connections in the last round."""
         return sum(each.unread_bytes for each in self._connections.values() if each.awaited)
-
-    @property
-    def is_filling(self) -> bool:
-        """True if more bytes came in the last round, and a share of the budget is used."""
-        is_growing = any(each.grew for each in self._connections.values() if each.awaited)
-        return is_growing and self.unread_bytes > self._limit_bytes // FILLING_SHARE
 
     async def next(
         self, context: grpc.aio.ServicerContext[bytes, bytes], owner: str
@@ -238,11 +233,12 @@ class IncompleteRequests:
             began_s = loop.time()
             await self.measure()
             pause_s = max(PAUSE_S, (loop.time() - began_s) * PAUSE_ROUNDS)
-            await asyncio.sleep(FILLING_PAUSE_S if self.is_filling else pause_s)
+            await asyncio.sleep(FILLING_PAUSE_S if self._is_filling else pause_s)
 
     async def measure(self) -> None:
         """Measure in a thread, and end calls where there are too many bytes."""
         waiting = [each for each in self._connections.values() if each.awaited]
+        self._is_filling = False
         if not waiting:
             return
         last, self._round = self._round, self._round + 1
@@ -257,6 +253,8 @@ class IncompleteRequests:
         for each in waiting:
             if each.name in came and each.awaited:
                 each.measure(came[each.name], last)
+        growing_bytes = sum(each.unread_bytes for each in waiting if each.awaited and each.grew)
+        self._is_filling = growing_bytes > self._limit_bytes // FILLING_SHARE
         self._end_excess([each for each in waiting if each.awaited])
 
     def _end_excess(self, waiting: list[MeasuredConnection]) -> None:

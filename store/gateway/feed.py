@@ -11,7 +11,7 @@ from typing import Final
 
 from store.gateway.limits import FEED_TIMEOUT_S, MAX_PUSH_AGE_NS
 from store.gateway.node import Node, NodeCallError
-from store.gateway.varints import bytes_field, fields
+from store.gateway.varints import bytes_field, decode_zigzag, fields
 from store.observe.logging import get_logger
 from storenode.common.backoff import Backoff
 
@@ -67,7 +67,7 @@ def _parse_message(entry: bytes) -> FollowedMessage:
         raise ValueError("a message has fields of other types")  # noqa: TRY004 - of a page
     if 1 not in inner:
         encoded = bytes_field(1, b"") + encoded
-    timestamp_ns = (zigzag >> 1) ^ -(zigzag & 1)
+    timestamp_ns = decode_zigzag(zigzag)
     return FollowedMessage(
         message_hash, pubsub_topic.decode(), content_topic.decode(), timestamp_ns, encoded
     )

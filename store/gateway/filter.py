@@ -272,7 +272,7 @@ class Filter:
             subscriber = FilterSubscriber(connection, queue)
             self._subscribers[connection] = subscriber
             self._feed.acquire()
-            subscriber.pushing = connection.start(self._push(subscriber))
+            subscriber.pushing = connection.start(queue.run(self._metrics))
             subscriber.pushing.add_done_callback(partial(self._end, subscriber))
             self._metrics.filter_subscribers.set(len(self))
         subscriber.expires_ns = now_ns + _SUBSCRIPTION_NS
@@ -309,17 +309,6 @@ class Filter:
         self._metrics.filter_subscribers.set(len(self))
         if subscriber.pushing is not None:
             subscriber.pushing.cancel()
-
-    async def _push(self, subscriber: FilterSubscriber) -> None:
-        """Send a subscriber its frames until it takes no more."""
-        try:
-            await subscriber.queue.run()
-        except Fault as fault:
-            self._metrics.refused(fault.reason)
-        except TimeoutError:
-            self._metrics.refused("timeout")
-        except OSError:
-            pass
 
     def _end(self, subscriber: FilterSubscriber, _pushing: asyncio.Task[None]) -> None:
         self._remove(subscriber)

@@ -44,7 +44,7 @@ from store.gateway.reading import Reader
 from store.gateway.send_queue import SendQueue
 from store.gateway.spool import Spool, SpooledMessage
 from store.gateway.streams import Stream
-from store.gateway.varints import delimited, fields
+from store.gateway.varints import decode_zigzag, delimited, fields
 from store.observe.logging import get_logger
 from storenode.common.bounded import BoundedDict
 from storenode.message.hashing import message_hash
@@ -94,7 +94,7 @@ def parse_message(message: GossipMessage) -> RelayedMessage | None:
         raise InvalidMessageError(f"a message has more than {MAX_META_BYTES} bytes of meta")
     if len(message.data) + len(message.topic) > MAX_RELAYED_BYTES:
         raise InvalidMessageError("a message is too large to be relayed")
-    timestamp_ns = (zigzag >> 1) ^ -(zigzag & 1)
+    timestamp_ns = decode_zigzag(zigzag)
     try:
         content_topic.decode()
         digest = message_hash(message.topic, payload, content_topic, meta, timestamp_ns)
@@ -173,7 +173,7 @@ class Relay:
             connection.allow_frames(RELAY_FRAMES_PER_S)
         queue = SendQueue(connection, RELAY, MAX_QUEUED_RPCS)
         self._peers[key] = connection, queue
-        task = connection.start(self._send(queue))
+        task = connection.start(queue.run(self._metrics))
         task.add_done_callback(lambda _task: self._leave(key, queue))
         self._metrics.relay_peers.set(len(self._peers))
         _log.info("relay_peer_joined", peer=key, outbound=is_outbound)
@@ -243,16 +243,6 @@ class Relay:
         self._metrics.refused("relay_peer")
         if peer is not None:
             peer[0].end()
-
-    async def _send(self, queue: SendQueue) -> None:
-        try:
-            await queue.run()
-        except Fault as fault:
-            self._metrics.refused(fault.reason)
-        except TimeoutError:
-            self._metrics.refused("timeout")
-        except OSError:
-            pass
 
     def _leave(self, key: str, queue: SendQueue) -> None:
         queue.discard()

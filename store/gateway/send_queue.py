@@ -8,6 +8,7 @@ from collections import deque
 from store.gateway.connection import Connection
 from store.gateway.faults import Ended, Fault
 from store.gateway.limits import PUSH_TIMEOUT_S
+from store.gateway.metrics import GatewayMetrics
 
 
 class SendQueue:
@@ -41,16 +42,20 @@ class SendQueue:
         while self._frames:
             self._drop_first()
 
-    async def run(self) -> None:
+    async def run(self, metrics: GatewayMetrics) -> None:
         """Send frames on one stream after the other, until the client takes none on one.
 
-        Raises:
-            Fault: The client does not speak the protocol.
-            OSError, TimeoutError: It has gone, or does not read.
+        A client that does not speak the protocol, or does not read, is counted as refused.
         """
         try:
             while await self._send_on_one_stream():
                 pass
+        except Fault as fault:
+            metrics.refused(fault.reason)
+        except TimeoutError:
+            metrics.refused("timeout")
+        except OSError:
+            pass
         finally:
             self.discard()
 

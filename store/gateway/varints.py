@@ -37,6 +37,11 @@ def decode_varint(
     raise ValueError("a varint is too long")
 
 
+def decode_zigzag(value: int) -> int:
+    """Return the signed number that protobuf writes as a ``sint64``."""
+    return (value >> 1) ^ -(value & 1)
+
+
 def delimited(data: bytes) -> bytes:
     """Return the bytes behind their length."""
     return varint(len(data)) + data

@@ -16,8 +16,9 @@ from typing import Any, Final
 
 import yaml
 
+from store.gateway.metrics import GatewayMetrics
 from store.observe.metrics import Metrics
-from store.observe.problems import RULES, RUNBOOKS, Condition, Rule, Series
+from store.observe.problems import GATEWAY_RULES, RULES, RUNBOOKS, Condition, Rule, Series
 
 ROOT: Final = Path(__file__).parents[1]
 TARGET: Final = ROOT / "deploy/prometheus/rules/storenode.yml"
@@ -30,7 +31,7 @@ _HEAD: Final = """\
 # Made by tools/generate_rules.py from store/observe/problems.py and tools/outside_rules.yml: do not
 # edit.
 """
-_METRICS: Final = Metrics("")
+_METRICS: Final = (Metrics(""), GatewayMetrics(""))
 _ONE_NODE: Final = "on (job, instance)"
 _FIELD: Final = re.compile(r"\{(\w+)(?::[^}]*)?\}(?: (MiB|hours))?")
 _VALUES: Final = {
@@ -57,7 +58,8 @@ def expression(rule: Rule) -> str:
 
 def series(each: Series) -> str:
     """Return a selector in PromQL."""
-    metric = getattr(_METRICS, each.metric)
+    of_node, of_gateway = _METRICS
+    metric = getattr(of_node, each.metric, None) or getattr(of_gateway, each.metric)
     suffix = each.suffix or ("_total" if metric._type == "counter" else "")
     labels = ", ".join(
         f'{name}="{values[0]}"' if len(values) == 1 else f'{name}=~"{"|".join(values)}"'
@@ -141,7 +143,7 @@ def rules() -> str:
     groups = yaml.safe_load(OUTSIDE.read_text("utf-8"))["groups"]
     groups.append({"name": "storenode-problems", "rules": []})
     alerts = {rule["alert"]: rule for group in groups for rule in group["rules"] if "alert" in rule}
-    for alert in map(_alert, RULES):
+    for alert in map(_alert, (*RULES, *GATEWAY_RULES)):
         known = alerts.setdefault(alert["alert"], alert)
         if known is alert:
             groups[-1]["rules"].append(alert)

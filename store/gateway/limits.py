@@ -179,6 +179,9 @@ MAX_CACHED_MESSAGE_BYTES: Final = 64 * 1024 * 1024
 MAX_PENALTIES: Final = 10_000
 """Peers whose faults are remembered."""
 
+MAX_BACKOFFS: Final = 20_000
+"""Pairs of a topic and a peer, also one that has left, for which a back-off is remembered."""
+
 MAX_METADATA_BYTES: Final = 64 * 1024
 """A request for metadata: a cluster and shards."""
 

@@ -123,6 +123,6 @@ class RelayJudge:
     def require_rest(self, router: RelayRouter) -> None:
         """Check that nothing is left of the messages of a run."""
         core = router.core
-        left = (core._seen, core._cache, core._promises, core._pruned_until_s, core._penalties)
+        left = (core._seen, core._cache, core._promises, core._penalties)
         if any(left):
             raise Violation(f"{router.name} still keeps what is long over")

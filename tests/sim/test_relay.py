@@ -7,12 +7,11 @@ from collections import Counter
 
 import pytest
 
-from sim.relaying.scenario import PUNISHED, Trick
 from sim.run import simulate_relay
 from tests.sim.relay_mutants import RELAY_MUTANTS
 from tests.sim.test_repeating import command
 
-GROUPS, GROUP = 4, 10
+GROUPS, GROUP = 2, 6
 SEEDS = 60
 """A fault must show in one of so many runs; most show in the first."""
 
@@ -34,10 +33,6 @@ def test_a_run_is_the_same_in_every_process() -> None:
     first, second = (command("--relay", "--seed", "9", "--trace", hash_seed=each) for each in "12")
     assert first == second
     assert "seed 9: RelaySummary(digest=" in first
-
-
-def test_there_are_liars_of_both_kinds() -> None:
-    assert set(Trick) > PUNISHED
 
 
 @pytest.mark.usefixtures("swept")

@@ -4,10 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Final
 
+from store.gateway.filter import FILTER_SUBSCRIBE
+from store.gateway.gossipsub_wire import (
+    Prune,
+    encode_graft,
+    encode_idontwant,
+    encode_ihave,
+    encode_iwant,
+    encode_message,
+    encode_prune,
+    encode_subscriptions,
+)
+from store.gateway.light_push import LIGHT_PUSH
+from store.gateway.relay import RELAY
+from store.gateway.varints import bytes_field, fields, number_field
+from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest
 from tests.support.waku_client import (
     MPLEX,
@@ -29,6 +45,7 @@ _UPGRADE: Final = (
     b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n\r\n"
 )
 
+_FLOOD_S: Final = 30.0
 MAX_STREAMS: Final = 32
 """Of one connection, as the gateway has it by default."""
 
@@ -185,10 +202,95 @@ async def broken_websocket(address: str, chance: random.Random) -> None:
     raw.close()
 
 
+async def status_of(client: WakuClient, protocol: str, request: bytes) -> int:
+    """Return the status in the answer to a request of light push or filter."""
+    answer = await client.ask(protocol, delimited(request))
+    size_bytes = 1 if answer[0] < 0x80 else 2
+    found = dict(fields(answer[size_bytes:]))[10]
+    assert isinstance(found, int)
+    return found
+
+
+async def broken_services(address: str, chance: random.Random) -> None:
+    """Requests of light push and filter that are broken, or of another network or time."""
+    message = WakuMessage(payload=b"x", content_topic="/a/1/b/proto", timestamp=time.time_ns())
+    late = WakuMessage(payload=b"x", content_topic="/a/1/b/proto", timestamp=2**62)
+
+    def push(topic: str, message: WakuMessage) -> bytes:
+        return (
+            bytes_field(1, b"r")
+            + bytes_field(20, topic.encode())
+            + bytes_field(21, message.SerializeToString())
+        )
+
+    def subscribe(topic: str, count: int) -> bytes:
+        named = b"".join(bytes_field(11, b"/a/1/%d/proto" % each) for each in range(count))
+        return bytes_field(1, b"r") + number_field(2, 1) + bytes_field(10, topic.encode()) + named
+
+    here, elsewhere = "/waku/2/rs/1/0", "/waku/2/rs/65535/0"
+    async with WakuClient.connected(address, chance.choice((MPLEX, YAMUX))) as client:
+        for protocol, request, expected in (
+            (LIGHT_PUSH, b"\xff" + chance.randbytes(chance.randrange(500)), 400),
+            (LIGHT_PUSH, push(elsewhere, message), 421),
+            (LIGHT_PUSH, push(here, late), 420),
+            (FILTER_SUBSCRIBE, b"\xff" + chance.randbytes(chance.randrange(500)), 400),
+            (FILTER_SUBSCRIBE, subscribe(elsewhere, 1), 400),
+            (FILTER_SUBSCRIBE, subscribe(here, 101), 400),
+        ):
+            assert await status_of(client, protocol, request) == expected, (protocol, expected)
+        await require_answer(client)
+
+
+async def many_subscriptions(address: str, chance: random.Random) -> None:
+    """Ten thousand subscriptions, of which a connection has a thousand; what comes is not read."""
+    async with WakuClient.connected(address, chance.choice((MPLEX, YAMUX))) as client:
+        codes = []
+        for number in range(100):
+            named = b"".join(
+                bytes_field(11, b"/many/1/%d-%d/proto" % (number, each)) for each in range(100)
+            )
+            request = bytes_field(1, b"r") + number_field(2, 1)
+            request += bytes_field(10, b"/waku/2/rs/1/0") + named
+            codes.append(await status_of(client, FILTER_SUBSCRIBE, request))
+        assert codes == [200] * 10 + [503] * 90
+
+
+async def hostile_relay(address: str, chance: random.Random) -> None:
+    """A relay peer that sends floods, forgeries and garbage, and reads nothing."""
+    topic = "/waku/2/rs/1/0"
+
+    def invented(count: int) -> list[bytes]:
+        return [chance.randbytes(32) for _ in range(count)]
+
+    rpcs = (
+        lambda: chance.randbytes(chance.randrange(1, 2_000)),
+        lambda: b"\x0a\x00" * 36_000,
+        lambda: encode_ihave(topic, invented(4_000)),
+        lambda: encode_iwant(invented(4_000)),
+        lambda: encode_idontwant(invented(4_000)),
+        lambda: encode_subscriptions(f"/waku/2/rs/9/{each}" for each in range(900)),
+        lambda: encode_graft(topic) * 900,
+        lambda: encode_prune(Prune(topic, 2**40)) + encode_graft(topic),
+        lambda: encode_message(topic, chance.randbytes(500)),
+        lambda: encode_message(topic, bytes(160_000)),
+    )
+    async with WakuClient.connected(address, YAMUX) as client:
+        number = client.open()
+        client.raw.send(client.data(number, line("/multistream/1.0.0") + line(RELAY)))
+        for _ in range(chance.randrange(2, 30)):
+            rpc = delimited(chance.choice(rpcs)())
+            for start in range(0, len(rpc), 16_384):
+                client.raw.send(client.data(number, rpc[start : start + 16_384]))
+            if client.raw.writer.is_closing():
+                return
+            async with asyncio.timeout(_FLOOD_S):
+                await client.raw.writer.drain()
+
+
 HOSTILE: Final[tuple[Callable[[str, random.Random], Awaitable[None]], ...]] = (
     *(garbage, broken_noise, forged_identity, broken_seal, broken_frames, broken_request),
     *(too_large_request, too_long_number, unknown_protocol, half_requests, too_many_streams),
-    flood,
+    *(flood, broken_services, many_subscriptions, hostile_relay),
 )
 """Against a listener of TCP."""
 

@@ -19,7 +19,12 @@ from store.gateway.varints import bytes_field, number_field
 from store.observe.logging import get_logger
 from storenode.connection.channel import Metadata
 from storenode.connection.errors import node_error
-from storenode.wire.storenode.v1.store_pb2 import PublishResponse, PublishResult
+from storenode.wire.storenode.v1.store_pb2 import (
+    PUBLISH_SOURCE_UNSPECIFIED,
+    PublishResponse,
+    PublishResult,
+    PublishSource,
+)
 
 _QUERY: Final = "/storenode.v1.Store/Query"
 _PUBLISH: Final = "/storenode.v1.Store/Publish"
@@ -85,9 +90,14 @@ class Node:
         return result
 
     async def publish_all(
-        self, messages: Sequence[tuple[bytes, str]], places: asyncio.Semaphore | None = None
+        self,
+        messages: Sequence[tuple[bytes, str]],
+        places: asyncio.Semaphore | None = None,
+        source: PublishSource = PUBLISH_SOURCE_UNSPECIFIED,
     ) -> Sequence[PublishResult]:
         """Publish encoded messages with their pubsub topics, and return the result of each.
+
+        ``source`` counts where the gateway's token has the right `backfill`.
 
         Raises:
             NodeCallError: The node gave none.
@@ -95,7 +105,7 @@ class Node:
         entries = (
             bytes_field(1, data) + bytes_field(2, topic.encode()) for data, topic in messages
         )
-        request = b"".join(bytes_field(1, entry) for entry in entries)
+        request = b"".join(bytes_field(1, entry) for entry in entries) + number_field(4, source)
         async with self._calling("publish_failed", places):
             response = await self._publish(request, metadata=self._metadata)
         if len(response.results) != len(messages):

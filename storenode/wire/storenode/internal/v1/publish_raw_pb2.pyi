@@ -30,7 +30,9 @@ class RawPublishRequest(_message.Message):
     MESSAGES_FIELD_NUMBER: _builtins.int
     MIN_CONFIRMS_FIELD_NUMBER: _builtins.int
     CONFIRM_TIMEOUT_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
     min_confirms: _builtins.int
+    source: _builtins.int
     @_builtins.property
     def messages(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
     @_builtins.property
@@ -41,10 +43,11 @@ class RawPublishRequest(_message.Message):
         messages: _abc.Iterable[_builtins.bytes] | None = ...,
         min_confirms: _builtins.int = ...,
         confirm_timeout: _duration_pb2.Duration | None = ...,
+        source: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["confirm_timeout", b"confirm_timeout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["confirm_timeout", b"confirm_timeout", "messages", b"messages", "min_confirms", b"min_confirms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["confirm_timeout", b"confirm_timeout", "messages", b"messages", "min_confirms", b"min_confirms", "source", b"source"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

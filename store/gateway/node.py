@@ -23,7 +23,6 @@ from storenode.wire.storenode.v1.store_pb2 import (
     PUBLISH_SOURCE_UNSPECIFIED,
     PublishResponse,
     PublishResult,
-    PublishSource,
 )
 
 _QUERY: Final = "/storenode.v1.Store/Query"
@@ -93,7 +92,7 @@ class Node:
         self,
         messages: Sequence[tuple[bytes, str]],
         places: asyncio.Semaphore | None = None,
-        source: PublishSource = PUBLISH_SOURCE_UNSPECIFIED,
+        source: int = PUBLISH_SOURCE_UNSPECIFIED,
     ) -> Sequence[PublishResult]:
         """Publish encoded messages with their pubsub topics, and return the result of each.
 

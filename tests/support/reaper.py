@@ -29,7 +29,7 @@ def run(command: Sequence[str]) -> int:
     """Run a command, end what it leaves behind, and return its exit code."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    main = os.spawnvp(os.P_NOWAIT, command[0], command)
+    main = os.spawnvp(os.P_NOWAIT, command[0], list(command))
     # The terminal sends Ctrl-C to the command too, which reports and exits.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: os.kill(main, signal.SIGTERM))

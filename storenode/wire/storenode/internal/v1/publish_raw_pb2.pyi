@@ -10,6 +10,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from storenode.wire.storenode.v1 import store_pb2 as _store_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -32,7 +33,7 @@ class RawPublishRequest(_message.Message):
     CONFIRM_TIMEOUT_FIELD_NUMBER: _builtins.int
     SOURCE_FIELD_NUMBER: _builtins.int
     min_confirms: _builtins.int
-    source: _builtins.int
+    source: _store_pb2.PublishSource.ValueType
     @_builtins.property
     def messages(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
     @_builtins.property
@@ -43,7 +44,7 @@ class RawPublishRequest(_message.Message):
         messages: _abc.Iterable[_builtins.bytes] | None = ...,
         min_confirms: _builtins.int = ...,
         confirm_timeout: _duration_pb2.Duration | None = ...,
-        source: _builtins.int = ...,
+        source: _store_pb2.PublishSource.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["confirm_timeout", b"confirm_timeout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...

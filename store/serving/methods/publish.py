@@ -24,8 +24,7 @@ from store.serving.methods.decode import clip
 from store.serving.methods.encode import publish_response
 from storenode.message.limits import MAX_REQUEST_BYTES
 from storenode.message.rules import Reason
-from storenode.wire.storenode.internal.v1.publish_raw_pb2 import RawPublishRequest
-from storenode.wire.storenode.v1 import store_pb2
+from storenode.wire.storenode.internal.v1 import publish_raw_pb2
 
 PUBLISH: Final = Method(
     "Publish", Right.PUBLISH, CallKind.CALL, max_request_bytes=MAX_REQUEST_BYTES
@@ -41,8 +40,8 @@ MESSAGES_FIELD: Final = 1
 _NO_REQUEST: Final = "the request is no storenode.v1.PublishRequest: encode it as the schema says"
 _NS_PER_S: Final = 1e9
 _SOURCES: Final[dict[int, Source]] = {
-    store_pb2.PUBLISH_SOURCE_RELAY: Source.RELAY,
-    store_pb2.PUBLISH_SOURCE_NWAKU: Source.NWAKU,
+    publish_raw_pb2.RAW_PUBLISH_SOURCE_RELAY: Source.RELAY,
+    publish_raw_pb2.RAW_PUBLISH_SOURCE_NWAKU: Source.NWAKU,
 }
 _CLOCKS: Final = frozenset({Reason.TOO_OLD, Reason.TOO_NEW})
 
@@ -86,7 +85,7 @@ class PublishService:
         if size > COUNTED_REQUEST_BYTES:
             request = clip(request, MESSAGES_FIELD, most + 1)
         try:
-            decoded = RawPublishRequest.FromString(request)
+            decoded = publish_raw_pb2.RawPublishRequest.FromString(request)
         except DecodeError:
             raise malformed(_NO_REQUEST) from None
         if node.read_only:

@@ -15,8 +15,8 @@ from functools import wraps
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 from storenode.client.asynchronous import (
+    DEFAULT_RETRY,
     DEFAULT_TIMEOUT_S,
-    PATIENT,
     AsyncAdmin,
     AsyncClient,
 )
@@ -216,7 +216,7 @@ class Client(_Blocking[AsyncClient]):
         *,
         token: str | None = None,
         tls: TlsIdentity | None = None,
-        retry: Retry = PATIENT,
+        retry: Retry = DEFAULT_RETRY,
         timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> None:
         made = call_on_loop(

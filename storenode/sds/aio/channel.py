@@ -362,9 +362,7 @@ class Channels:
 def _transports(places: Place | Sequence[Place]) -> list[Transport]:
     given = [places] if isinstance(places, str) or not isinstance(places, Sequence) else places
     if not 0 < len(given) <= MAX_TRANSPORTS:
-        raise ArgumentError(
-            f"There are {len(given)} nodes to reach the channel by: give 1 to {MAX_TRANSPORTS}."
-        )
+        raise ArgumentError(f"{len(given)} nodes are named: give 1 to {MAX_TRANSPORTS}.")
     for each in given:
         if not (isinstance(each, str) or hasattr(each, "open")):
             raise ArgumentError(f"{each!r} is no node: give HOST:PORT, or a StoreNode.")

@@ -248,6 +248,7 @@ FAULTS: Final = (
         minutes=40,
         settle_min=8,
     ),
+    _gauge("a lower retention is held", "retention-held", "retention_held_days", (29, 0)),
     _gauge(
         "retention waits for the archive",
         "retention-blocked-by-archive",

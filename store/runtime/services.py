@@ -162,6 +162,7 @@ class Wiring:
     """
 
     database: Database
+    writer: DatabaseWriter
     services: Services
     maintainer: Maintainer
     feed: DatabaseFeed
@@ -261,6 +262,7 @@ async def open_wiring(
     stack.push_async_callback(statements.flush)
     return Wiring(
         database,
+        writer,
         services,
         maintainer,
         feed,

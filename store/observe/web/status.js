@@ -552,7 +552,7 @@ function showRates(data) {
 
 const failuresOf = (number) => (number === 1 ? "failed" : `failed ${count(number)} times in a row`);
 
-function badgesOf(peer) {
+function badgesOf(peer, shortfall) {
   const badges = [];
   const live = peer.live;
   if (peer.in_session) badges.push(["reconciling now", ""]);
@@ -564,7 +564,8 @@ function badgesOf(peer) {
   else if (live && live.connected) badges.push(["live", peer.failures ? "" : "good"]);
   else badges.push(["not live", ""]);
   if (peer.last && peer.last.outcome === "done") {
-    badges.push(peer.last.in_sync ? ["in sync", "good"] : ["differences left", "warn"]);
+    if (!peer.last.in_sync) badges.push(["differences left", "warn"]);
+    else badges.push(shortfall ? ["in sync above the horizon", "warn"] : ["in sync", "good"]);
   }
   return badges;
 }
@@ -612,18 +613,18 @@ function sentencesOf(peer, now) {
   return lines;
 }
 
-function peerCard(peer, now) {
+function peerCard(peer, now, shortfall) {
   const card = element("article", undefined, "peer");
   card.append(element("h3", peer.address || peer.node_id));
   const badges = element("div", undefined, "badges");
-  badgesOf(peer).forEach(([words, kind]) => badges.append(element("span", words, `badge ${kind}`.trim())));
+  badgesOf(peer, shortfall).forEach(([words, kind]) => badges.append(element("span", words, `badge ${kind}`.trim())));
   card.append(badges);
   sentencesOf(peer, now).forEach(([words, kind]) => card.append(element("p", words, kind)));
   return card;
 }
 
 function showPeers(data) {
-  const cards = data.peers.map((peer) => peerCard(peer, data.time));
+  const cards = data.peers.map((peer) => peerCard(peer, data.time, data.held && data.held.shortfall_s));
   const box = byId("peers");
   const same =
     box.children.length === cards.length &&

@@ -43,6 +43,9 @@ _SOURCES: Final[dict[int, Source]] = {
     publish_raw_pb2.RAW_PUBLISH_SOURCE_RELAY: Source.RELAY,
     publish_raw_pb2.RAW_PUBLISH_SOURCE_NWAKU: Source.NWAKU,
 }
+ABANDONED_NS: Final = 1_000_000_000
+"""A caller that hangs up after so long has waited for the database in vain."""
+
 _CLOCKS: Final = frozenset({Reason.TOO_OLD, Reason.TOO_NEW})
 
 
@@ -124,6 +127,13 @@ class PublishService:
                 stored = await self._services.writer.store(
                     published.batch, batch.source, batch.min_confirms
                 )
+        except asyncio.CancelledError:
+            # The deadline of a client ends its call like this too. A stream counts once.
+            waited_ns = call.node.monotonic_ns() - batch.began_ns
+            if waited_ns >= ABANDONED_NS and not call.is_abandoned:
+                call.is_abandoned = True
+                metrics.publishes_abandoned.inc()
+            raise
         finally:
             metrics.publishes_in_flight.dec()
         if published.ephemerals:

@@ -408,13 +408,15 @@ class SyncEnding(StrEnum):
     """The end of a session (label ``outcome`` of the metrics).
 
     DONE: both sides completed it. ABORTED: another session with this peer went before it, which is
-    no error. REFUSED: one of the two does not reconcile. FAILED: it broke.
+    no error. REFUSED: one of the two does not reconcile. FAILED: it broke. UNAVAILABLE: the
+    database of this node did not serve.
     """
 
     DONE = "done"
     ABORTED = "aborted"
     REFUSED = "refused"
     FAILED = "failed"
+    UNAVAILABLE = "unavailable"
 
 
 @dataclass(frozen=True, slots=True)

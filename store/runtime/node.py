@@ -196,6 +196,7 @@ class NodeRuntime:
             tracing,
             guard=self._host.guard,
             disk=self._disk,
+            policy=self._policy,
         )
         self._wiring = wiring
         await self._start_tasks(stack, wiring)
@@ -222,7 +223,7 @@ class NodeRuntime:
         self._gossiping = gossiping
         self._status.complete(
             stack,
-            ReportedParts(identity, wiring, peering, gossiping, config.retention, self._callers),
+            ReportedParts(identity, wiring, peering, gossiping, self._policy, self._callers),
         )
         context = self._rpc_context(identity, wiring, peering, gossiping, tracing)
         listeners = bind_listeners(config, wiring.services, context)

@@ -98,7 +98,9 @@ def rows_of(report: SyncReport) -> Iterator[tuple[str, str]]:
     if report.error:
         yield "result", f"{report.outcome}: {safe(report.error)}"
     else:
-        yield "result", "in sync" if report.in_sync else "not in sync"
+        is_partial = any(note.startswith("not compared: ") for note in report.notes)
+        extent = ", as far as it was compared" if is_partial else ""
+        yield "result", f"in sync{extent}" if report.in_sync else "not in sync"
     if report.equality:
         yield "compared", _compared(report)
         yield "mode", "compact" if report.compact else "by WAKU-SYNC"

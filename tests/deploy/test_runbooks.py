@@ -26,7 +26,13 @@ CASES: Final[Mapping[Callable[[World], None], tuple[str, ...]]] = {
         *("database-unreachable", "publish-errors"),
     ),
     maintenance: (
-        *("retention-failing", "maintenance-failing", "partitions-missing", "dead-tuples"),
+        *(
+            "retention-held",
+            "retention-failing",
+            "maintenance-failing",
+            "partitions-missing",
+            "dead-tuples",
+        ),
         *("clock-wrong", "clock-differs"),
     ),
     peers: (

@@ -39,6 +39,9 @@ MESSAGES_FIELD: Final = 1
 
 _NO_REQUEST: Final = "the request is no storenode.v1.PublishRequest: encode it as the schema says"
 _NS_PER_S: Final = 1e9
+ABANDONED_NS: Final = 1_000_000_000
+"""A caller that hangs up after so long has waited for the database in vain."""
+
 _SOURCE: Final = Source.CLIENT.value
 _CLOCKS: Final = frozenset({Reason.TOO_OLD, Reason.TOO_NEW})
 
@@ -117,6 +120,13 @@ class PublishService:
                 stored = await self._services.writer.store(
                     published.batch, Source.CLIENT, batch.min_confirms
                 )
+        except asyncio.CancelledError:
+            # The deadline of a client ends its call like this too. A stream counts once.
+            waited_ns = call.node.monotonic_ns() - batch.began_ns
+            if waited_ns >= ABANDONED_NS and not call.is_abandoned:
+                call.is_abandoned = True
+                metrics.publishes_abandoned.inc()
+            raise
         finally:
             metrics.publishes_in_flight.dec()
         if published.ephemerals:

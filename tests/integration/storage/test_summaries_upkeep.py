@@ -312,7 +312,7 @@ def maintainer(node: Node, events: list[dict[str, object]], **options: object) -
 
     return Maintainer(
         node.database.connect,
-        RetentionPolicy(),
+        RetentionPolicy,
         on_event=note,
         now_ns=lambda: NOW,
         interval_s=NEVER_S,

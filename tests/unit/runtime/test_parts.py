@@ -70,12 +70,14 @@ def test_the_horizon_is_the_later_of_retention_and_what_was_dropped(
 ) -> None:
     policy = source(monkeypatch, "--retention=30d")
     assert policy.current().horizon_ns == NOW_NS - 30 * DAY_NS
-    policy.raise_horizon(NOW_NS - 7 * DAY_NS)
-    policy.raise_horizon(NOW_NS - 8 * DAY_NS)
+    policy.set_horizon(NOW_NS - 7 * DAY_NS)
     assert policy.current().horizon_ns == NOW_NS - 7 * DAY_NS
+    assert policy.shortfall_ns() == 23 * DAY_NS
+    policy.set_horizon(NOW_NS - 31 * DAY_NS)
+    assert (policy.current().horizon_ns, policy.shortfall_ns()) == (NOW_NS - 30 * DAY_NS, 0)
     policy = source(monkeypatch, "--retention=off")
     assert policy.current().horizon_ns is None
-    policy.raise_horizon(5)
+    policy.set_horizon(5)
     assert policy.current().horizon_ns == 5
 
 

@@ -356,9 +356,18 @@ function showMap(data) {
     const words = `${moment(from).slice(0, 16)} UTC: ${wordsOf(kind, hours[place])}${others}`;
     if (cell.getAttribute("aria-label") !== words) cell.setAttribute("aria-label", words);
   });
+  hideEmptyDays([...map.querySelectorAll("tbody tr")], kinds);
   showLegend(bounds, most, compares);
   repeatDetail();
   setText(byId("gaps"), gapsOf(kinds, start));
+}
+
+// Days before the oldest message say nothing of this store; today is always shown.
+function hideEmptyDays(rows, kinds) {
+  rows.forEach((row, place) => {
+    const day = kinds.slice(24 * place, 24 * (place + 1));
+    row.hidden = place < rows.length - 1 && day.every((kind) => kind === "before");
+  });
 }
 
 function gapsOf(kinds, start) {
@@ -431,7 +440,8 @@ function moved(group, place, key) {
     Home: rowStart,
     End: Math.min(rowStart + width, cells.length) - 1,
   }[key];
-  return to >= 0 && to < cells.length ? cells[to] : null;
+  const cell = cells[to];
+  return cell && !cell.closest("tr")?.hidden ? cell : null;
 }
 
 let shown = null;

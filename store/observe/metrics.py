@@ -33,7 +33,7 @@ RATE_SAMPLES: Final = 150
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
-SOURCES: Final = ("client", "transfer", "gossip", "resume", "restore")
+SOURCES: Final = ("client", "relay", "nwaku", "transfer", "gossip", "resume", "restore")
 """Values of the label `source`."""
 
 MAINTENANCE_EVENTS: Final = (
@@ -472,11 +472,11 @@ class Rates:
         metrics = self._metrics
         stored, pushed = metrics.messages_stored, {"bodies_pushed", "bodies_answered"}
         return [
-            total(stored, source={"client"}),
+            total(stored, source={"client", "relay"}),
             total(metrics.query_seconds, "_count"),
             total(stored, source={"gossip"}),
             total(metrics.gossip_events, what=pushed),
-            total(stored, source={"transfer", "resume"}),
+            total(stored, source={"transfer", "resume", "nwaku"}),
             total(metrics.transfer_messages, direction={"sent"}),
             total(metrics.calls, code=SERVER_FAULTS)
             + total(metrics.http_requests, code=HTTP_FAULTS)

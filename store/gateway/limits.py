@@ -229,7 +229,7 @@ TRANSFER_BATCH: Final = 50
 MAX_UNSOLICITED_MESSAGES: Final = 1_000
 """Transferred messages that are dropped, for each session, before the stream is."""
 
-MIN_SYNC_PAUSE_S: Final = 10.0
+MIN_SYNC_PAUSE_S: Final = 1.0
 """Between two sessions that one peer begins; nwaku begins one every five minutes."""
 
 TRANSFER_IDLE_TIMEOUT_S: Final = 10 * 60.0

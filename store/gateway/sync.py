@@ -68,7 +68,7 @@ TRANSFER: Final = "/vac/waku/transfer/1.0.0"
 JITTER_NS: Final = 20 * NS_PER_S
 """The newest messages, which are still on their way, are not compared (nwaku)."""
 
-FIRST_PAUSE_S: Final = 5.0
+FIRST_PAUSE_S: Final = 2.0
 """From the connection to the first session with a peer."""
 
 _STATUS_FIELD, _MESSAGES_FIELD, _CURSOR_FIELD = 10, 20, 51

@@ -39,6 +39,7 @@ from store.messages.record import RecordBatch
 from store.observe.logging import get_logger
 from store.observe.metrics import Metrics, total
 from store.runtime.resources import DiskSpace
+from store.runtime.tasks import finish
 from store.sync.coverage import Coverage, StatementBuffer
 from store.sync.index.hot import HotIndex
 from store.sync.index.views import IndexedReconcilable
@@ -259,7 +260,7 @@ async def open_wiring(
     maintainer = _maintainer(config, database, metrics, policy)
     reconcilable = IndexedReconcilable(ids, hot)
     statements = StatementBuffer(DatabaseStatements(database))
-    stack.push_async_callback(statements.flush)
+    stack.push_async_callback(finish, statements.flush)
     return Wiring(
         database,
         writer,

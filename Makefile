@@ -59,7 +59,7 @@ test-long: java $(DEV) ## run the long tests, which `make test` leaves out
 java:
 	@sh tools/require_java.sh
 
-check-browser: $(DEV) ## try the status page in the system's Chromium, which must be installed
+check-browser: $(DEV) $(DOCS) ## try the pages of a node and the site in the system's Chromium, which must be installed
 	@exec $(PYTEST) tests/browser $(ARGS)
 
 sim: $(DEV) ## simulate nodes, or SDS groups, under faults; ARGS='--help' lists what can be asked

@@ -20,7 +20,7 @@ from storenode.cli.client.text import TIME, safe
 from storenode.cli.errors import FAILED, OK, UNREACHABLE, USAGE, CliError
 from storenode.cli.options.layers import option, with_options
 from storenode.cli.options.types import Parsed
-from storenode.client.errors import ClientOptionError, NodeError
+from storenode.client.errors import ArgumentError, ClientOptionError, NodeError, StorenodeError
 from storenode.client.node import NodeClient, connect
 from storenode.connection.channel import TlsIdentity
 from storenode.message.limits import HASH_BYTES
@@ -91,11 +91,8 @@ def connected(
 def _run(session: Coroutine[Any, Any, int], *, interrupt_ends: bool) -> int:
     try:
         return asyncio.run(session)
-    except NodeError as error:
-        code = UNREACHABLE if error.unreachable else FAILED
-        raise CliError(code, safe(error.sentence)) from error
-    except ClientOptionError as error:
-        raise CliError(USAGE, safe(str(error))) from error
+    except StorenodeError as error:
+        raise ended_by(error) from error
     except UnicodeEncodeError as error:
         raise CliError(
             USAGE, "An option holds bytes that are not UTF-8, which no field of a message takes."
@@ -108,6 +105,14 @@ def _run(session: Coroutine[Any, Any, int], *, interrupt_ends: bool) -> int:
         if interrupt_ends:
             return OK
         raise
+
+
+def ended_by(error: StorenodeError) -> CliError:
+    """Return what ends a command that the library's error ends."""
+    if isinstance(error, NodeError):
+        return CliError(UNREACHABLE if error.unreachable else FAILED, safe(error.sentence))
+    is_usage = isinstance(error, ClientOptionError | ArgumentError)
+    return CliError(USAGE if is_usage else FAILED, safe(str(error)))
 
 
 def drop_output() -> None:

@@ -73,7 +73,7 @@ class Output:
             note(f"{counted(self._printed, 'message')}{reached}", end="\r")
 
     def flush(self) -> None:
-        """Hand all lines to the reader."""
+        """Write all lines to the reader."""
         try:
             sys.stdout.buffer.flush()
         except BrokenPipeError:
@@ -82,7 +82,7 @@ class Output:
             raise _not_written(error) from error
 
     def finish(self) -> None:
-        """Hand all lines to the reader, and clear the progress."""
+        """Write all lines to the reader, and clear the progress."""
         self.flush()
         if self._shows_progress:
             note("", end="")

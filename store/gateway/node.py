@@ -22,7 +22,11 @@ from storenode.client.nodes import Node as Connection
 from storenode.client.nodes import Nodes
 from storenode.client.retry import Attempts, Retry
 from storenode.connection.errors import NodeError, node_error, query_error
-from storenode.wire.storenode.v1.store_pb2 import PublishResponse, PublishResult
+from storenode.wire.storenode.v1.store_pb2 import (
+    PUBLISH_SOURCE_UNSPECIFIED,
+    PublishResponse,
+    PublishResult,
+)
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryResponse
 
 _QUERY: Final = "/storenode.v1.Store/Query"
@@ -108,9 +112,14 @@ class Node:
         return result
 
     async def publish_all(
-        self, messages: Sequence[tuple[bytes, str]], places: asyncio.Semaphore | None = None
+        self,
+        messages: Sequence[tuple[bytes, str]],
+        places: asyncio.Semaphore | None = None,
+        source: int = PUBLISH_SOURCE_UNSPECIFIED,
     ) -> Sequence[PublishResult]:
         """Publish encoded messages with their pubsub topics, and return the result of each.
+
+        ``source`` counts where the gateway's token has the right `backfill`.
 
         Raises:
             NodeCallError: No node gave them.
@@ -118,7 +127,7 @@ class Node:
         entries = (
             bytes_field(1, data) + bytes_field(2, topic.encode()) for data, topic in messages
         )
-        request = b"".join(bytes_field(1, entry) for entry in entries)
+        request = b"".join(bytes_field(1, entry) for entry in entries) + number_field(4, source)
 
         async def call(node: Connection) -> PublishResponse:
             publish = node.channel.unary_unary(_PUBLISH, None, PublishResponse.FromString)

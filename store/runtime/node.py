@@ -200,7 +200,8 @@ class NodeRuntime:
         )
         self._wiring = wiring
         await self._start_tasks(stack, wiring)
-        identity = NodeIdentity(node_id, str(UUID(bytes=wiring.database.store_id)), self._version)
+        store_id = str(UUID(bytes=wiring.database.store_id))
+        identity = NodeIdentity(node_id, store_id, self._version, config.cluster)
         peering = open_peering(
             stack,
             config,

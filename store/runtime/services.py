@@ -30,7 +30,7 @@ from store.db.writing.writer import DatabaseWriter
 from store.domain.environment import Environment
 from store.domain.hub import CommitRow, Place, WrittenIds
 from store.domain.partitioning import DAY_NS
-from store.domain.ports import Services, Source
+from store.domain.ports import PUBLISHED, Services, Source
 from store.domain.quota import ClientLimits
 from store.domain.retention import RetentionPolicy
 from store.gossip.driver.driver import GossipDriver
@@ -209,7 +209,7 @@ async def open_wiring(
 
     def conflicting(source: Source, conflict: Conflict) -> None:
         # A client is answered; what others send has no one else to notice it.
-        if source is not Source.CLIENT:
+        if source not in PUBLISHED:
             _LOG.warning("message_conflict", source=source.value, **conflict.fields())
 
     writer = DatabaseWriter(

@@ -119,6 +119,9 @@ class StatusReport:
             "ready": health.ready,
             "why_not_ready": health.unready,
             "problems": [_problem(each) for each in health.problems],
+            "ended": [
+                _problem(each.problem) | {"ended": int(each.ended_s)} for each in self._health.ended
+            ],
             "disks": self._disks(),
             "clocks_ahead_s": self._clocks_ahead_s(),
             "publish_ms": self._rates.publish_ms(),

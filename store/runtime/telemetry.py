@@ -172,7 +172,10 @@ class Telemetry:
         metrics.clocks_off_ratio.set(off / len(offsets_s) if offsets_s else 0)
 
     def _read_pools(self) -> None:
-        connections = self._metrics.pool_connections
+        connections, refused = self._metrics.pool_connections, self._metrics.connections_refused
+        refused.clear()
+        if (failure := self._wiring.database.connect_failure) is not None:
+            refused.labels(failure.sentence).set(1)
         for pool in self._wiring.database.pools:
             stats = pool.get_stats()
             size, idle = stats.get("pool_size", 0), stats.get("pool_available", 0)

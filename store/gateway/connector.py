@@ -26,7 +26,7 @@ _RULES: Final = ClientRules(connections=8, new_connections_per_s=100, requests_p
 _log = get_logger("store.gateway")
 
 
-class PeerConnector:
+class WakuConnector:
     """Keeps a connection to each of some peers.
 
     Each of ``joins``, by peer ID, is called with every connection of the peer.

@@ -15,7 +15,7 @@ from store.gateway.addresses import PeerAddress
 from store.gateway.clients import Clients
 from store.gateway.config import GatewayConfig, RelayMode
 from store.gateway.connection import Connection, Handler, Surroundings
-from store.gateway.connector import PeerConnector
+from store.gateway.connector import WakuConnector
 from store.gateway.faults import GatewayError
 from store.gateway.feed import NodeFeed
 from store.gateway.filter import FILTER_SUBSCRIBE, Filter
@@ -123,7 +123,7 @@ class _Services:
             if each.host:
                 peers.setdefault(each.peer_id, each)
             joins[each.peer_id].append(self._sync.join)
-        connector = PeerConnector(around, joins)
+        connector = WakuConnector(around, joins)
         return work + [connector.keep(each) for each in peers.values()]
 
 

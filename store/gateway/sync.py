@@ -80,7 +80,7 @@ _log = get_logger("store.gateway")
 
 @dataclass(frozen=True, slots=True)
 class SyncRules:
-    """With whom to reconcile, how often and how far back; topics are those of the gateway."""
+    """The peers to reconcile with, how often and how far back, and the topics of the gateway."""
 
     peers: Collection[str]
     interval_ns: int
@@ -148,7 +148,7 @@ class NwakuSync:
         connection.start(self._repeat(connection))
 
     async def serve(self, stream: Stream, reader: Reader, connection: Connection) -> None:
-        """Answer a session that a peer begins."""
+        """Serve a session that a peer begins."""
         allowance = self._allowance_of(connection)
         is_early = time.monotonic() - allowance.begun_s < MIN_SYNC_PAUSE_S
         if allowance.in_session or is_early:
@@ -295,7 +295,7 @@ class NwakuSync:
     async def _exchange(
         self, session: SyncSession, stream: Stream, reader: Reader, frame: bytes
     ) -> None:
-        """Answer a frame of the peer, and those that follow, until one side ends the session."""
+        """Process frames of the peer, ``frame`` first, until one side ends the session."""
         for _ in range(MAX_SYNC_FRAMES):
             answer = await asyncio.to_thread(session.receive, frame)
             if answer is not None:

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from store.db.pool import Connection
 from tests.integration.storage.node import Node, running
 
 
@@ -20,4 +21,11 @@ async def node(database_url: str) -> AsyncIterator[Node]:
 async def other_node(database_url: str) -> AsyncIterator[Node]:
     """A second node on the same database."""
     async with running(database_url) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def connection(node: Node) -> AsyncIterator[Connection]:
+    """A connection that belongs to nobody else."""
+    async with await node.database.connect() as opened:
         yield opened

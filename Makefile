@@ -115,7 +115,8 @@ proto-check: $(DEV) ## check storenode/wire/, the style of proto/, and its compa
 	$(BIN)/buf breaking --against $(BASELINE)
 
 # Not --quiet: it would also hide the warnings from --strict.
-docs: $(DOCS) ## build the documentation's site into build/site; a broken link is an error
+docs: $(DOCS) ## build the documentation's site into build/site, and check its prose; a broken link is an error
+	@$(BIN)/python tools/check_prose.py
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict $(ARGS)
 
 check-azure: $(DEV) ## try archives on Azurite, which npm installs below build/

@@ -29,7 +29,7 @@ LIVE: Final = "Live"
 def node(
     tmp_path_factory: pytest.TempPathFactory, new_store: Callable[[], str]
 ) -> Iterator[NodeProcess]:
-    """A node with the page, which demands a token."""
+    """Return a node with the page, which requires a token."""
     folder = tmp_path_factory.mktemp("page")
     write_tokens(folder, {"page": ["read", "follow", "publish"]})
     port = HeldPort()
@@ -80,7 +80,7 @@ def show(page: Page, node: NodeProcess, token: str = TOKEN, topic: str = TOPIC) 
 
 
 def rows(page: Page) -> list[str]:
-    """The texts of the shown messages, newest first."""
+    """Return the texts of the shown messages, newest first."""
     script = "return [...document.querySelectorAll('#messages > li')].map(each => each.innerText)"
     return list(page.run(script))
 
@@ -115,7 +115,7 @@ def choose_channel(page: Page, name: str) -> None:
 
 
 def click(page: Page, selector: str, text: str) -> None:
-    """Click the first element of a selector with this text."""
+
     found = page.driver.find_elements("css selector", selector)
     next(each for each in found if each.text == text).click()
 

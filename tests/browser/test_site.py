@@ -27,7 +27,7 @@ return [...blocks].filter(each => each.scrollWidth > each.clientWidth + 1)
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The site as `make docs` builds it."""
+    """Build the site as `make docs` does, and return its folder."""
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir"]
     subprocess.run(

@@ -52,6 +52,7 @@ _CURSORLESS: Final = ("", "dumb", "unknown")
 )
 @option("--pubsub-topic", default=DEFAULT_PUBSUB_TOPIC, show_default=True, section=_CHAT)
 @option(
+    "-t",
     "--content-topic",
     section=_CHAT,
     help="Must be the same for all participants; /sds/1/CHANNEL/proto by default.",

@@ -32,7 +32,7 @@ class Secured:
         return Command.of(self.node)
 
     def flags(self, client: str, authority: str = "ca") -> tuple[str, ...]:
-        """Options of a client with this token, which trusts this authority."""
+        """Return the options of a client with this token, which trusts this authority."""
         token, ca = self.files / f"{client}.token", self.files / f"{authority}.pem"
         return ("--token-file", str(token), "--tls-ca", str(ca))
 

@@ -1,7 +1,7 @@
-"""The table of mistakes in docs/client.md: each is made, and what is told of it compared.
+"""The table of mistakes in docs/client.md: each is made, and its sentence compared.
 
-A mistake is told by an error, or by a warning in the log where it may heal. The seconds of the
-table are those of the run that made it.
+A mistake raises an error, or logs a warning where it may heal. The seconds of the table are those
+of the run that made it.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ class World:
         return self.authority("ca")
 
     def authority(self, name: str) -> TlsIdentity:
-        """An authority by the name of its file."""
+        """Return an authority by the name of its file."""
         return TlsIdentity(ca=(self.secured.files / f"{name}.pem").read_bytes())
 
     def token(self, name: str) -> str:
-        """The token of a client."""
+        """Return the token of a client."""
         return (self.secured.files / f"{name}.token").read_text().strip()
 
     def client(
@@ -264,8 +264,8 @@ def world(
     return World(node, secured, topic, lambda: [record.getMessage() for record in caplog.records])
 
 
-def told(world: World, make: Make, clear_log: Callable[[], None]) -> tuple[str, str, float]:
-    """Make a mistake, and return what tells of it, the sentence, and after how many seconds."""
+def outcome_of(world: World, make: Make, clear_log: Callable[[], None]) -> tuple[str, str, float]:
+    """Make a mistake, and return what reports it, the sentence, and after how many seconds."""
     clear_log()
     began_s = time.monotonic()
     with warnings.catch_warnings(record=True) as caught:
@@ -288,21 +288,19 @@ def _without_numbers(sentence: str) -> str:
     return re.sub(r"\b3(599|600)\.\d+ s", "3,600 s", sentence)
 
 
-def test_every_mistake_is_told_in_a_sentence(
-    world: World, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_every_mistake_has_its_sentence(world: World, caplog: pytest.LogCaptureFixture) -> None:
     rows: list[tuple[str, float]] = []
     for name, client, channel in MISTAKES:
         found: dict[tuple[str, str], tuple[list[str], float]] = {}
         for what, make in (("Client", client), ("Channel", channel)):
             if make is not None:
-                kind, sentence, seconds = told(world, make, caplog.clear)
+                kind, sentence, seconds = outcome_of(world, make, caplog.clear)
                 names, longest_s = found.setdefault((kind, sentence), ([], 0.0))
                 found[kind, sentence] = [*names, what], max(seconds, longest_s)
         for (kind, sentence), (names, longest_s) in found.items():
             rows.append((f"| {name} | {', '.join(names)} | {kind} | {sentence} |", longest_s))
     page = (ROOT / "docs/client.md").read_text()
-    head = "| mistake | made with | told by | sentence | seconds |\n|---|---|---|---|---|\n"
+    head = "| mistake | made with | reported by | sentence | seconds |\n|---|---|---|---|---|\n"
     fresh = head + "".join(f"{row} {seconds:.1f} |\n" for row, seconds in rows)
     shown = page.partition(BEGIN)[2].partition(END)[0]
     shown_rows = [line.rpartition("| ")[0].rstrip("| ") for line in shown.splitlines()[2:]]

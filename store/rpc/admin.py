@@ -19,7 +19,7 @@ from store.domain.unread import GossipState
 from store.observe.problems import Problem
 from store.rpc.context import RpcContext
 from store.serving.call import Call
-from store.serving.context import DatabaseState
+from store.serving.context import ServedDatabase
 from store.serving.failure import CallError, Code, malformed, unready
 from store.serving.methods.decode import decode, decode_read, history_entries
 from store.sync.schedule.driver import Synchronizer
@@ -168,7 +168,7 @@ def _gossip(gossip: GossipState) -> admin_pb2.GossipStatus:
     )
 
 
-def _database(database: DatabaseState) -> admin_pb2.DatabaseStatus:
+def _database(database: ServedDatabase) -> admin_pb2.DatabaseStatus:
     disks = [_filled(admin_pb2.DiskStatus, disk) for disk in database.disks]
     return _filled(admin_pb2.DatabaseStatus, database, disks=disks)
 

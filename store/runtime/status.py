@@ -32,7 +32,7 @@ from store.runtime.health import NodeHealth
 from store.runtime.services import MAX_STATUS_TOPICS, PolicySource, Wiring
 from store.runtime.tasks import SingleFlightCache
 from store.runtime.telemetry import SUMMARY_AGE_S
-from store.serving.context import DatabaseState, DiskState, NodeIdentity
+from store.serving.context import DiskState, NodeIdentity, ServedDatabase
 from storenode.message.limits import NS_PER_S
 
 STATUS_REST_S: Final = 1.0
@@ -146,14 +146,14 @@ class StatusReport:
         fields["sessions"] = {"running": running, "ended": self._sessions_ended()}
         return json.dumps(fields, separators=(",", ":"), allow_nan=False).encode()
 
-    async def database(self, *, is_up: bool) -> DatabaseState | None:
+    async def database(self, *, is_up: bool) -> ServedDatabase | None:
         """Return the state of the database, as it was last read; None if it never was."""
         if self._database is None:
             return None
         upkeep = await self._database.upkeep.get(STATUS_PATIENCE_S if is_up else 0)
         if upkeep is None:
             return None
-        return DatabaseState(
+        return ServedDatabase(
             host=upkeep.host,
             standby=upkeep.standby,
             timeline=int(total(self._metrics.database_timeline, "")),

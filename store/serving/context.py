@@ -83,7 +83,7 @@ class NodeState:
     index_start_ns: int = 0
     gossip: GossipState | None = None
     conflicts: int = 0
-    database: DatabaseState | None = None
+    database: ServedDatabase | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class DiskState:
 
 
 @dataclass(frozen=True, slots=True)
-class DatabaseState:
+class ServedDatabase:
     """The state of the database of a node, as ``Admin.GetStatus`` reports it."""
 
     host: str

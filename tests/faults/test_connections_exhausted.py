@@ -25,7 +25,7 @@ select count(*) from pg_stat_activity where usename = 'storenode' and {MONITORIN
 
 
 def refusals(node: NodeProcess) -> list[str]:
-    """Why the node gets no further connection, as its metrics show it."""
+    """Return why the node gets no further connection, as its metrics show it."""
     found = metrics(node).items()
     return [
         cause for (name, *causes), _ in found if "connections_refused" in name for cause in causes

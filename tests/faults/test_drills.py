@@ -24,7 +24,7 @@ MANUAL = Path(__file__).parents[2] / "docs/operations.md"
 
 
 def test_the_table_of_the_manual_is_that_of_the_drills() -> None:
-    """To renew it: ``python -m tests.support.drills``."""
+    """Compare them; ``python -m tests.support.drills`` prints it anew."""
     assert "\n".join(table()) in MANUAL.read_text("utf-8")
 
 

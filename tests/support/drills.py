@@ -59,7 +59,7 @@ class _Observer:
 
 
 def play(fault: Fault) -> tuple[str, float, float, float, float]:
-    """Play a fault step by step.
+    """Return what a fault that is played step by step shows.
 
     Returns:
         The sentence, when the page and when the alert has it, in seconds since the beginning, and

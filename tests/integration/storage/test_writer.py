@@ -20,7 +20,7 @@ from store.db.pool import Connection
 from store.db.reading.messages import frame_of
 from store.db.writing import insert as insert_module
 from store.db.writing import writer as writer_module
-from store.db.writing.insert import Inserted
+from store.db.writing.insert import Inserted, Part
 from store.domain.ports import Source, StoreBusy
 from store.messages.record import RecordBatch
 from storenode.sds.codec import channel_key, encode, sds_key
@@ -353,7 +353,7 @@ async def test_who_falls_silent_before_its_commit_does_not_hold_up_the_others(
     batch = random_batch(random.Random(SEED), 3, [NOW])
     silent = await node.database.connect()
     await silent.execute("begin")
-    await insert_module.assign_commit_position(silent, [], Source.RESTORE)
+    await insert_module.assign_commit_position(silent, [], [])
     async with asyncio.timeout(90):
         assert all(await node.store(batch))
     with pytest.raises(Error, match="idle-in-transaction"):
@@ -475,9 +475,9 @@ async def test_copies_that_fail_grow_rare_and_their_messages_are_stored_all_the_
 ) -> None:
     tried: list[bytes] = []
 
-    async def copy(connection: Connection, batch: RecordBatch) -> Inserted:
-        tried.append(batch.hashes[0])
-        return await insert_module.copy(connection, batch)
+    async def copy(connection: Connection, parts: Sequence[Part]) -> list[Inserted]:
+        tried.append(parts[0].batch.hashes[0])
+        return await insert_module.copy(connection, parts)
 
     monkeypatch.setattr(writer_module, "copy", copy)
     monkeypatch.setattr(writer_module, "FEWEST_COPIED", 2)

@@ -53,20 +53,20 @@ def delaying_library(directory: Path, flush_ms: int) -> Path:
 
 async def paced(bench: Bench, data: Sequence[Row], rate: float) -> list[float | None]:
     """Publish one by one at a rate: the seconds that each took, None where it failed."""
-
-    async def publish(stub: StoreStub, row: Row, start_s: float) -> float | None:
-        await asyncio.sleep(start_s - time.monotonic())
-        try:
-            await stub.Publish(publish_request([row]), timeout=PATIENCE_S)
-        except grpc.aio.AioRpcError:
-            return None
-        return time.monotonic() - start_s
-
     began_s = time.monotonic()
     async with grpc.aio.insecure_channel(bench.node.listen) as channel:
         stub = StoreStub(channel)
+
+        async def publish(row: Row, start_s: float) -> float | None:
+            await asyncio.sleep(start_s - time.monotonic())
+            try:
+                await stub.Publish(publish_request([row]), timeout=PATIENCE_S)
+            except grpc.aio.AioRpcError:
+                return None
+            return time.monotonic() - start_s
+
         return await asyncio.gather(
-            *(publish(stub, row, began_s + number / rate) for number, row in enumerate(data))
+            *(publish(row, began_s + number / rate) for number, row in enumerate(data))
         )
 
 
@@ -101,6 +101,8 @@ def main() -> None:
     count: int = given.messages
     data = rows(2 * count)
     with tempfile.TemporaryDirectory(prefix="storenode-bench-") as directory, ExitStack() as stack:
+        # Where this runs as root, Postgres is another user, who must be able to read it.
+        Path(directory).chmod(0o755)
         library = delaying_library(Path(directory), given.flush_ms)
         slow = stack.enter_context(
             bench_node_on(Path(directory, "slow"), *_OPEN, LD_PRELOAD=str(library))

@@ -64,7 +64,7 @@ from storenode.common.bounded import BoundedDict
 from storenode.message.limits import MAX_MESSAGE_BYTES
 
 if TYPE_CHECKING:
-    from store.db.writing.insert import Committed
+    from store.db.writing.insert import OwnCommit
 
 POLL_S: Final = 10.0
 """How often commits are looked for without a notification: a connection may be dead unnoticed."""
@@ -182,7 +182,7 @@ class DatabaseFeed:
         self._own_notices.pop(notice, None)
         self._news.set()
 
-    def take_own(self, connection: Connection, committed: Sequence[Committed]) -> None:
+    def take_own(self, connection: Connection, committed: Sequence[OwnCommit]) -> None:
         """Take the commits of a transaction that is durable.
 
         They are read from the database, like those of others, unless nothing can lie between the
@@ -205,7 +205,7 @@ class DatabaseFeed:
                     self._on_failed(error)
                 return
 
-    def _dispatch_own(self, committed: Committed) -> None:
+    def _dispatch_own(self, committed: OwnCommit) -> None:
         batch, added = committed.part.batch, committed.added
         commit = CommitRow(
             place=(committed.position, committed.part.token % TOKEN_SPAN),
@@ -476,7 +476,7 @@ async def _newest_and_count(connection: Connection) -> tuple[Place, int]:
         return await newest(connection), await messages_ever(connection)
 
 
-def _new_rows(committed: Committed, topics: set[bytes]) -> list[Row]:
+def _new_rows(committed: OwnCommit, topics: set[bytes]) -> list[Row]:
     """Return the new messages of a commit on some topics, in the order of time."""
     batch, hashes = committed.part.batch, committed.added.hashes
     places = [

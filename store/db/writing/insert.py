@@ -1,8 +1,8 @@
 """The statements that write messages, in three ways, and messages as their parameters.
 
-A transaction has a `Part` for each source of its messages, and each part becomes a commit. Rows of
-all parts are written together, in the order of their keys: so no two transactions wait for each
-other in a circle.
+A transaction has a `CommitPart` for each source of its messages, and each part becomes a commit.
+Rows of all parts are written together, in the order of their keys: so no two transactions wait for
+each other in a circle.
 
 `insert` finds out which messages are new: index rows come only from the rows that were really
 inserted. It is right for all messages, in a transaction whose last step gives the commits their
@@ -186,7 +186,7 @@ def new_token() -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class CommitPart:
     """The messages of one source in a transaction, which become the commit with this token."""
 
     batch: RecordBatch
@@ -215,11 +215,11 @@ class Inserted:
 
 
 @dataclass(frozen=True, slots=True)
-class Committed:
+class OwnCommit:
     """A commit of this node: its position, and what it added of its part."""
 
     position: int
-    part: Part
+    part: CommitPart
     added: Inserted
 
 
@@ -287,7 +287,7 @@ def _array_literal(elements: Iterable[str]) -> str:
     return "{" + ",".join(elements) + "}"
 
 
-async def insert(connection: Connection, parts: Sequence[Part]) -> list[Inserted]:
+async def insert(connection: Connection, parts: Sequence[CommitPart]) -> list[Inserted]:
     """Insert what is new of each part; the caller's transaction is open."""
     parameters = await _lay_out(parts)
     statement = _INSERT_WITH_SDS if "s_key" in parameters else _INSERT
@@ -333,7 +333,7 @@ async def find_conflicts(
     return dict(rows)
 
 
-async def copy(connection: Connection, parts: Sequence[Part]) -> list[Inserted]:
+async def copy(connection: Connection, parts: Sequence[CommitPart]) -> list[Inserted]:
     """Insert parts all of which are new; the caller's transaction is open.
 
     Raises:
@@ -351,10 +351,10 @@ async def copy(connection: Connection, parts: Sequence[Part]) -> list[Inserted]:
 
 async def insert_at_once(
     connection: Connection,
-    parts: Sequence[Part],
+    parts: Sequence[CommitPart],
     new: Sequence[Inserted],
     unread: dict[str, object] | None,
-) -> list[Committed]:
+) -> list[OwnCommit]:
     """Insert parts and commit them; the caller has no transaction open.
 
     ``new`` is what each part adds if all of it is new; ``unread`` are the parameters of the unread
@@ -384,7 +384,7 @@ async def insert_at_once(
     committed = []
     for part, added in zip(parts, new, strict=True):
         position, batch_id = found[part.token]
-        committed.append(Committed(position, part, replace(added, batch_id=batch_id)))
+        committed.append(OwnCommit(position, part, replace(added, batch_id=batch_id)))
     return committed
 
 
@@ -399,7 +399,7 @@ def _at_once(*, with_sds: bool, with_unread: bool) -> str:
     return _MESSAGES + "".join(parts.values()) + _COMMITTED.format(written=written)
 
 
-async def find_committed(connection: Connection, part: Part) -> Inserted | None:
+async def find_committed(connection: Connection, part: CommitPart) -> Inserted | None:
     """Return what an earlier attempt has committed of a part; None: nothing."""
     cursor = await connection.execute(_COMMIT_OF, (part.token,))
     row = await cursor.fetchone()
@@ -420,7 +420,7 @@ def all_new(batch: RecordBatch, batch_id: int) -> Inserted:
     return Inserted(batch_id, len(batch.hashes), first, last, None, topics, summary, claims)
 
 
-async def _lay_out(parts: Sequence[Part]) -> dict[str, object]:
+async def _lay_out(parts: Sequence[CommitPart]) -> dict[str, object]:
     batch = join([part.batch for part in parts])
     sizes = [len(part.batch) for part in parts]
     given: dict[str, object] = {
@@ -472,21 +472,21 @@ def _listed(topics: object) -> tuple[bytes, ...] | None:
     return tuple(keys) if 0 < len(keys) <= MAX_LISTED_TOPICS else None
 
 
-def notice_of(parts: Sequence[Part]) -> str:
+def notice_of(parts: Sequence[CommitPart]) -> str:
     """Return the payload of the notification of a transaction: the token of its first part."""
     return str(parts[0].token) if parts else ""
 
 
 async def assign_commit_position(
-    connection: Connection, parts: Sequence[Part], inserted: Sequence[Inserted]
-) -> list[Committed]:
+    connection: Connection, parts: Sequence[CommitPart], inserted: Sequence[Inserted]
+) -> list[OwnCommit]:
     """Insert the commits of the parts that added something, in commit order.
 
     The transaction must commit right after.
     """
     idle = f"{MAX_IDLE_IN_PLACE_MS}ms"
     await connection.execute(_TAKE_PLACE, (COMMIT_ORDER, notice_of(parts), idle))
-    committed: list[Committed] = []
+    committed: list[OwnCommit] = []
     for part, added in zip(parts, inserted, strict=True):
         if not added.count:
             continue
@@ -496,7 +496,7 @@ async def assign_commit_position(
         cursor = await connection.execute(_COMMIT_ROW, (*counts, topics, *said))
         row = await cursor.fetchone()
         assert row is not None
-        committed.append(Committed(row[0], part, added))  # type: ignore[arg-type]
+        committed.append(OwnCommit(row[0], part, added))  # type: ignore[arg-type]
     return committed
 
 

@@ -39,11 +39,11 @@ from store.db.replication import cover_what_is_visible, waiting_for_standby
 from store.db.schema.partitions import PartitionMap
 from store.db.writing.bulk import FEWEST_COPIED
 from store.db.writing.insert import (
-    Committed,
+    CommitPart,
     Inserted,
     KnownTopics,
     NothingNewError,
-    Part,
+    OwnCommit,
     all_new,
     assign_commit_position,
     copy,
@@ -104,7 +104,7 @@ class _Group:
     """The batches of one transaction and their callers, and its parts, one for each source."""
 
     members: list[_Waiting]
-    parts: list[Part] = field(init=False)
+    parts: list[CommitPart] = field(init=False)
     uncertain: bool = False
     """An earlier attempt may have committed."""
     careful: bool = False
@@ -115,7 +115,7 @@ class _Group:
     def __post_init__(self) -> None:
         sources = {member.source for member in self.members}
         self.parts = [
-            Part(join([each.batch for each in self.members if each.source is source]), source)
+            CommitPart(join([each.batch for each in self.members if each.source is source]), source)
             for source in sorted(sources)
         ]
 
@@ -152,8 +152,8 @@ def _without(batch: RecordBatch, conflicts: Mapping[bytes, bytes]) -> RecordBatc
     return batch.select(kept)
 
 
-def _answer(group: _Group, part: Part, added: Inserted) -> None:
-    """Answer the callers of a part; of two with the same message, the first has the new one."""
+def _answer(group: _Group, part: CommitPart, added: Inserted) -> None:
+    """Set the outcomes of the callers of a part; a message is new to the first who has it."""
     everything = added.count == len(part.batch.hashes)
     new = set() if added.hashes is None else set(added.hashes)
     for member in group.members:
@@ -395,7 +395,7 @@ class DatabaseWriter:
                 self._report_conflicts(part, group.conflicts)
                 _answer(group, part, added)
 
-    def _report_conflicts(self, part: Part, conflicts: Mapping[bytes, bytes]) -> None:
+    def _report_conflicts(self, part: CommitPart, conflicts: Mapping[bytes, bytes]) -> None:
         if not conflicts:
             return
         columns = zip(part.batch.hashes, part.batch.content_digests, strict=True)
@@ -510,9 +510,9 @@ class DatabaseWriter:
                 return await self._finish(connection, group, inserted, committed)
 
     @contextmanager
-    def _handing_over(self, connection: Connection, group: _Group) -> Iterator[list[Committed]]:
-        """Give the feed what is added to the list, once this block has ended without an error."""
-        committed: list[Committed] = []
+    def _handing_over(self, connection: Connection, group: _Group) -> Iterator[list[OwnCommit]]:
+        """Pass what is added to the list to the feed after this block, if it does not fail."""
+        committed: list[OwnCommit] = []
         if self._feed is None:
             yield committed
             return
@@ -543,7 +543,7 @@ class DatabaseWriter:
                 conflicts |= await find_conflicts(connection, part.batch, places)
         return conflicts
 
-    async def _write_at_once(self, connection: Connection, group: _Group) -> list[Committed]:
+    async def _write_at_once(self, connection: Connection, group: _Group) -> list[OwnCommit]:
         with ExitStack() as attempt:
             unread: dict[str, object] | None = None
             new = [all_new(part.batch, 0) for part in group.parts]
@@ -560,7 +560,7 @@ class DatabaseWriter:
         connection: Connection,
         group: _Group,
         inserted: list[Inserted],
-        committed: list[Committed],
+        committed: list[OwnCommit],
     ) -> list[Inserted]:
         """Write what goes with the messages; the commit comes right after."""
         if self._tracking is not None:

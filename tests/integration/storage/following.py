@@ -8,9 +8,9 @@ from contextlib import aclosing, asynccontextmanager
 
 from store.db.commits.feed import DatabaseFeed
 from store.db.writing.insert import (
+    CommitPart,
     Inserted,
     KnownTopics,
-    Part,
     assign_commit_position,
     insert,
     insert_topics,
@@ -132,7 +132,7 @@ class LongTransaction:
         # What others do meanwhile may take longer than a node may be silent.
         await connection.execute("set idle_in_transaction_session_timeout = 0")
         await connection.execute("begin")
-        self._parts = [Part(batch, Source.RESTORE) for batch in batches]
+        self._parts = [CommitPart(batch, Source.RESTORE) for batch in batches]
         self._inserted: list[Inserted] = []
         for part in self._parts:
             (added,) = await insert(connection, [part])

@@ -18,7 +18,7 @@ from store.db.pool import Connection
 from store.db.reading.messages import Topics
 from store.db.writing import insert as insert_module
 from store.db.writing import writer as writer_module
-from store.db.writing.insert import Committed
+from store.db.writing.insert import OwnCommit
 from store.domain.hub import MAX_QUEUED_BYTES, MAX_QUEUED_COMMITS, CommitRow, Place, Row, Subscriber
 from store.domain.ports import Ephemeral, TopicFilter, TopicRights
 from storenode.message.limits import MAX_RESPONSE_BYTES
@@ -276,7 +276,7 @@ async def test_a_commit_whose_messages_cannot_be_handed_over_is_read(
     monkeypatch.setattr(feed_module, "POLL_S", 3_600.0)
     attempts: list[int] = []
 
-    async def lose_first_answer(*given: Any) -> list[Committed]:  # noqa: ANN401
+    async def lose_first_answer(*given: Any) -> list[OwnCommit]:  # noqa: ANN401
         committed = await insert_module.insert_at_once(*given)
         attempts.append(len(committed))
         if len(attempts) == 1:

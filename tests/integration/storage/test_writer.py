@@ -20,7 +20,7 @@ from store.db.pool import Connection
 from store.db.reading.messages import frame_of
 from store.db.writing import insert as insert_module
 from store.db.writing import writer as writer_module
-from store.db.writing.insert import Inserted, Part
+from store.db.writing.insert import CommitPart, Inserted
 from store.domain.ports import Source, StoreBusy
 from store.messages.record import RecordBatch
 from storenode.sds.codec import channel_key, encode, sds_key
@@ -505,7 +505,7 @@ async def test_copies_that_fail_grow_rare_and_their_messages_are_stored_all_the_
 ) -> None:
     tried: list[bytes] = []
 
-    async def copy(connection: Connection, parts: Sequence[Part]) -> list[Inserted]:
+    async def copy(connection: Connection, parts: Sequence[CommitPart]) -> list[Inserted]:
         tried.append(parts[0].batch.hashes[0])
         return await insert_module.copy(connection, parts)
 

@@ -19,6 +19,8 @@ BASELINE := tests/vectors/proto-0.1.0.binpb
 # LONG=1: with the tests that are marked as long.
 TESTS := tests/faults tests/install tests/integration tests/embedded \
 	tests/sim tests/unit tests/interop tests/layering
+# Ends what an interrupted run leaves behind.
+PYTEST := $(BIN)/python tests/support/reaper.py $(BIN)/python -m pytest
 IN_PROCESSES := --numprocesses auto --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
@@ -43,22 +45,22 @@ pipeline: $(PIPELINE) ## run a job of the data pipeline; ARGS are those of `stor
 
 test: $(if $(ARGS),,java) $(DEV) ## run the tests without the long ones; ARGS are arguments of pytest, MORE further folders
 ifdef ARGS
-	@exec $(BIN)/python -m pytest $(ARGS)
+	@exec $(PYTEST) $(ARGS)
 else
-	@$(BIN)/python -m pytest $(IN_PROCESSES) $(if $(LONG),,-m 'not long') --processor-time tools/test_time.toml $(TIME) \
+	@$(PYTEST) $(IN_PROCESSES) $(if $(LONG),,-m 'not long') --processor-time tools/test_time.toml $(TIME) \
 		$(MORE) $(TESTS); code=$$?; \
 	$(if $(LONG),,echo 'The long tests were left out: `make test-long` runs them.';) exit $$code
 endif
 
 test-long: java $(DEV) ## run the long tests, which `make test` leaves out
-	@exec $(BIN)/python -m pytest $(IN_PROCESSES) -m long $(TESTS)
+	@exec $(PYTEST) $(IN_PROCESSES) -m long $(TESTS)
 
 .PHONY: java
 java:
 	@sh tools/require_java.sh
 
-check-browser: $(DEV) ## try the status page in the system's Chromium, which must be installed
-	@exec $(BIN)/python -m pytest tests/browser $(ARGS)
+check-browser: $(DEV) $(DOCS) ## try the pages of a node and the site in the system's Chromium, which must be installed
+	@exec $(PYTEST) tests/browser $(ARGS)
 
 sim: $(DEV) ## simulate nodes, or SDS groups, under faults; ARGS='--help' lists what can be asked
 	@exec $(BIN)/python -m sim $(ARGS)
@@ -113,7 +115,8 @@ proto-check: $(DEV) ## check storenode/wire/, the style of proto/, and its compa
 	$(BIN)/buf breaking --against $(BASELINE)
 
 # Not --quiet: it would also hide the warnings from --strict.
-docs: $(DOCS) ## build the documentation's site into build/site; a broken link is an error
+docs: $(DOCS) ## build the documentation's site into build/site, and check its prose; a broken link is an error
+	@$(BIN)/python tools/check_prose.py
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict $(ARGS)
 
 check-azure: $(DEV) ## try archives on Azurite, which npm installs below build/
@@ -132,7 +135,7 @@ check-rules: $(DEV) ## check that the alerts of deploy/ are those of the problem
 	@$(BIN)/python tools/generate_rules.py --check
 
 check-deploy: check-dashboard check-rules ## validate deploy/ with docker-compose, promtool, kubectl, systemd-analyze and psql
-	@$(BIN)/python -m pytest tests/deploy --numprocesses auto $(ARGS)
+	@$(PYTEST) tests/deploy --numprocesses auto $(ARGS)
 
 audit-dependencies: $(DEV) ## ask for known vulnerabilities of dependencies; code 3: not known
 	@$(BIN)/python tools/audit_dependencies.py

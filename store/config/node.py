@@ -178,6 +178,12 @@ class NodeConfig:
     retention_size: int | None = messages(
         "Size of the store beyond which the oldest partitions are dropped.", SIZE
     )
+    retention_confirm: bool = messages(
+        "Drop at this start what --retention and --retention-size do not keep, however much it is."
+        " Without it, a lower limit that would drop more than a tenth of the store, or a week, is"
+        " held.",
+        is_flag=True,
+    )
     maintenance_interval: int = messages(
         "How often to create partitions and drop old ones; for tests.",
         POSITIVE_DURATION,

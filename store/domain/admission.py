@@ -1,6 +1,7 @@
 """Admission: the decision which messages the node stores, from any source, and in which form.
 
-A message can come from a client, a transfer, a resume, gossip or a restore. All are judged here,
+A message can come from a client, a gateway to a Waku network (from its relay mesh, or from nwaku by
+reconciliation), a transfer, a resume, gossip or a restore. All are judged here,
 by the rules of `storenode.message.rules`, then stored by one writer and announced by one feed;
 what differs is data:
 
@@ -8,8 +9,9 @@ what differs is data:
 source             past                                  future                ephemeral
 =================  ====================================  ====================  ================
 client             publisher's limit, then the horizon   the drift, or a day   to the followers
+relay              the horizon                           the drift, or a day   to the followers
 transfer, resume,  the horizon                           the drift, or a day   refused
-gossip
+gossip, nwaku
 restore            any timestamp greater than 0          the drift, or a day   refused
 =================  ====================================  ====================  ================
 
@@ -164,8 +166,8 @@ class Admission:
         largest = None if client is None else client.limits.message_bytes
         if largest is not None and largest < policy.max_message_bytes:
             policy = replace(policy, max_message_bytes=largest)
-        self._relays = source is Source.CLIENT
-        if not self._relays:
+        self._relays = source in (Source.CLIENT, Source.RELAY)
+        if source is not Source.CLIENT:
             policy = replace(policy, publisher=False, below_horizon=source is Source.RESTORE)
         self._policy = policy
         self._times = Times(policy, now_ns)

@@ -29,7 +29,7 @@ from store.observe.metrics import RATE_INTERVAL_S, Metrics, Rates, samples, tota
 from store.observe.problems import Problem
 from store.runtime.exchange import Gossiping, Peering
 from store.runtime.health import NodeHealth
-from store.runtime.services import MAX_STATUS_TOPICS, Wiring
+from store.runtime.services import MAX_STATUS_TOPICS, PolicySource, Wiring
 from store.runtime.tasks import SingleFlightCache
 from store.runtime.telemetry import SUMMARY_AGE_S
 from store.serving.context import NodeIdentity
@@ -62,7 +62,7 @@ class ReportedParts:
     wiring: Wiring
     peering: Peering
     gossiping: Gossiping
-    retention_ns: int | None
+    policy: PolicySource
     callers: Mapping[str, float]
 
 
@@ -119,6 +119,9 @@ class StatusReport:
             "ready": health.ready,
             "why_not_ready": health.unready,
             "problems": [_problem(each) for each in health.problems],
+            "ended": [
+                _problem(each.problem) | {"ended": int(each.ended_s)} for each in self._health.ended
+            ],
             "disks": self._disks(),
             "clocks_ahead_s": self._clocks_ahead_s(),
             "publish_ms": self._rates.publish_ms(),
@@ -236,7 +239,7 @@ def _stored(
 ) -> Fields | None:
     if summary is None:
         return None
-    retention_ns = parts.retention_ns
+    retention_ns = parts.policy.retention_ns
     return {
         "age_s": round(age_s or 0.0, 1),
         "messages": summary.messages,
@@ -244,6 +247,7 @@ def _stored(
         "newest": _seconds(summary.newest_timestamp_ns),
         "horizon": _seconds(summary.horizon_ns),
         "retention_s": None if retention_ns is None else _seconds(retention_ns),
+        "shortfall_s": _seconds(parts.policy.shortfall_ns()),
         "index_entries": parts.wiring.reconcilable.index_entries,
     }
 

@@ -34,11 +34,13 @@ class NodeIdentity:
     """The identity of a node, towards peers and in its status.
 
     ``store_id`` names the database behind the node: two nodes on one database have the same.
+    ``cluster``: whose messages it exchanges live; None with those of any.
     """
 
     node_id: str
     store_id: str
     version: str
+    cluster: int | None = None
 
 
 class Tokens(Protocol):

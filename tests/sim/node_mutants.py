@@ -183,7 +183,7 @@ SESSIONS = {
         in_exchange("driving", "finally:", "else:"), f"{LEFT}|{UNEQUAL}", 2
     ),
     "lets a session wait for ever": Mutant(
-        in_exchange("keep", "self.work.silence_s", "10**6"), "waits too long", 34
+        in_exchange("keep", "self.work.silence_s", "10**6"), "waits too long", 116
     ),
     "leaves the timer of a claimed session": Mutant(
         in_exchange(

@@ -51,6 +51,7 @@ def healthy(now_s: float = START_S) -> Metrics:
     metrics = Metrics("test")
     metrics.ready.set(1)
     metrics.database_up.set(1)
+    metrics.commit_age_seconds.labels("").set(1)
     metrics.disk_size_bytes.labels("data").set(100)
     metrics.disk_free_bytes.labels("data").set(50)
     metrics.sync_interval_seconds.set(300)
@@ -103,10 +104,49 @@ def _wrong_clock(metrics: Metrics, _now_s: float) -> None:
     metrics.messages_rejected.labels("client", "too_new").inc(5)
 
 
+def _refuse_most(metrics: Metrics, _now_s: float) -> None:
+    """Show a clock of node and database that is wrong, and a peer's that is right."""
+    metrics.clock_offset_seconds.labels("node-b").set(300)
+    metrics.clocks_off_ratio.set(0.5)
+    metrics.clock_refused_publishers.set(1)
+
+
+def _take_all(metrics: Metrics, _now_s: float) -> None:
+    metrics.clock_offset_seconds.labels("node-b").set(0)
+    metrics.clocks_off_ratio.set(0)
+    metrics.clock_refused_publishers.set(0)
+
+
 def _right_clock(metrics: Metrics, _now_s: float) -> None:
     for clock in ("database", "node-b"):
         metrics.clock_offset_seconds.labels(clock).set(0)
     metrics.clocks_off_ratio.set(0)
+
+
+def _commit_nothing(metrics: Metrics, now_s: float) -> None:
+    metrics.ready.set(0)
+    metrics.commit_age_seconds.clear()
+    cause = "commits wait for synchronous replication"
+    metrics.commit_age_seconds.labels(cause).set(now_s - WELL_MIN * 60 + 30)
+
+
+def _commit_again(metrics: Metrics, _now_s: float) -> None:
+    metrics.ready.set(1)
+    metrics.commit_age_seconds.clear()
+    metrics.commit_age_seconds.labels("").set(1)
+
+
+def _fail_over(metrics: Metrics, _now_s: float) -> None:
+    metrics.commit_age_seconds.clear()
+    metrics.commit_age_seconds.labels("the database cannot be reached").set(15)
+
+
+def _lose_peer(metrics: Metrics, _now_s: float) -> None:
+    metrics.peer_absent_since.labels("b:1").set(WELL_MIN * 60)
+
+
+def _find_peer(metrics: Metrics, _now_s: float) -> None:
+    metrics.peer_absent_since.labels("b:1").set(0)
 
 
 def _publish_at_a_reader(metrics: Metrics, _now_s: float) -> None:
@@ -144,7 +184,7 @@ def _gauge(
         return change
 
     bad, good = values
-    return Fault(name, (page,), setting(bad), setting(good), minutes)
+    return Fault(name, (page,) if page else (), setting(bad), setting(good), minutes)
 
 
 FAULTS: Final = (
@@ -158,6 +198,8 @@ FAULTS: Final = (
         "a former primary takes writes", "database-host-refused", "database_hosts_refused", (1, 0)
     ),
     _gauge("the node takes no writes", "node-not-ready", "ready", (0, 1)),
+    Fault("nothing commits", ("nothing-commits",), _commit_nothing, _commit_again),
+    Fault("commits take a quarter of a minute", (), _fail_over, _commit_again),
     Fault(
         "nothing is stored, since the disk is full",
         ("disk-full",),
@@ -165,17 +207,18 @@ FAULTS: Final = (
         _gauges(disk_full=0, ready=1),
     ),
     _gauge("the disk is almost full", "disk-full", "disk_free_bytes", (4, 40), labels=("data",)),
-    Fault(
-        "the clock jumped, and retention is paused",
-        ("clock-wrong",),
-        lambda m, _: m.maintenance_events.labels("clock_doubted").inc(),
-        settle_min=8,
-    ),
+    _gauge("the clock jumped, and retention is paused", "clock-wrong", "retention_paused", (1, 0)),
     Fault(
         "this node's clock is wrong, and publishes are rejected",
         ("clock-wrong", "clock-differs"),
         _wrong_clock,
         _right_clock,
+    ),
+    Fault(
+        "the clock of this machine is wrong, and most publishers are refused",
+        ("clock-wrong", "clock-differs"),
+        _refuse_most,
+        _take_all,
     ),
     _gauge(
         "the clock of one peer is wrong",
@@ -216,6 +259,13 @@ FAULTS: Final = (
         labels=("read", "waiting"),
     ),
     _gauge(
+        "the database gives no further connection",
+        "connections-exhausted",
+        "connections_refused",
+        (1, 0),
+        labels=("the database has no free connection for this node",),
+    ),
+    _gauge(
         "dead rows accumulate",
         "dead-tuples",
         "table_dead_ratio",
@@ -230,24 +280,31 @@ FAULTS: Final = (
         lambda m, now_s: m.partitions_until.set(now_s + 30 * DAY_S),
         minutes=20,
     ),
-    Fault(
-        "maintenance fails",
-        ("maintenance-failing",),
-        lambda m, _: m.maintenance_events.labels("maintenance_failed").inc(),
-        settle_min=13,
+    _gauge(
+        "maintenance fails", "maintenance-failing", "maintenance_failing", (1, 0), labels=("fold",)
+    ),
+    _gauge(
+        "maintenance fails for three minutes",
+        "",
+        "maintenance_failing",
+        (1, 0),
+        labels=("fold",),
+        minutes=3,
     ),
     Fault(
         "five connections of maintenance are lost",
         (),
         lambda m, _: m.maintenance_events.labels("maintenance_disconnected").inc(5),
     ),
-    Fault(
+    _gauge(
         "retention cannot drop partitions",
-        ("retention-failing",),
-        lambda m, _: m.maintenance_events.labels("retention_problem").inc(),
+        "retention-failing",
+        "maintenance_failing",
+        (1, 0),
+        labels=("retention",),
         minutes=40,
-        settle_min=8,
     ),
+    _gauge("a lower retention is held", "retention-held", "retention_held_days", (29, 0)),
     _gauge(
         "retention waits for the archive",
         "retention-blocked-by-archive",
@@ -264,6 +321,8 @@ FAULTS: Final = (
     _gauge(
         "sessions with a peer fail", "peer-unreachable", "peer_failures", (3, 0), labels=("a:1",)
     ),
+    Fault("a peer is away", ("peer-unreachable",), _lose_peer, _find_peer),
+    Fault("a peer is restarted", (), _lose_peer, _find_peer, minutes=3),
     Fault(
         "a peer is silent",
         ("peer-silent",),
@@ -305,13 +364,22 @@ FAULTS: Final = (
         "publishing fails",
         ("publish-errors",),
         lambda m, _: m.calls.labels("Publish", "UNAVAILABLE").inc(200),
-        settle_min=4,
+    ),
+    Fault(
+        "callers give up while nothing is committed",
+        ("publish-errors",),
+        lambda m, _: m.publishes_abandoned.inc(200),
+    ),
+    Fault(
+        "some publishes fail in one moment",
+        (),
+        lambda m, _: m.calls.labels("Publish", "UNAVAILABLE").inc(200),
+        minutes=1,
     ),
     Fault(
         "publishing over HTTP fails",
         ("publish-errors",),
         lambda m, _: m.http_requests.labels("publish", "503").inc(200),
-        settle_min=4,
     ),
     Fault(
         "clients publish at a node that only reads",
@@ -344,7 +412,7 @@ FAULTS: Final = (
         "calls fail with an internal error",
         ("calls-failing", "publish-errors"),
         lambda m, _: m.calls.labels("Publish", "INTERNAL").inc(50),
-        settle_min=13,
+        settle_min=7,
     ),
     Fault(
         "a certificate ends soon",

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import trustme
 
-from tests.support.node import NodeProcess, running_node
+from tests.support.node import NodeProcess, running_node, with_defaults
 from tests.support.polling import eventually
+from tests.support.postgres import copy_cluster
 
 TIMEOUT_S = 60.0
 
@@ -49,7 +50,7 @@ class Pki:
         """Options of a node that its peers know by a certificate."""
         cert, key = self.issue(name, "127.0.0.1", file=name)
         files = ("--tls-cert", str(cert), "--tls-key", str(key), "--tls-ca", str(self.ca))
-        return (*files, "--peer-listen", "127.0.0.1:0", *more)
+        return (*files, *with_defaults(more, "--peer-listen", "127.0.0.1:0"))
 
 
 def serial(address: str, trust: ssl.SSLContext) -> object:
@@ -85,7 +86,7 @@ def secured_node(files: Path, tokens: Mapping[str, Sequence[str]]) -> Iterator[N
         *("--tls-cert", str(files / "node.pem"), "--tls-key", str(files / "node.key")),
         *("--peer-listen", "127.0.0.1:0", "--client-token-file", str(files / "clients.toml")),
     )
-    with running_node(files / "node", *options) as node:
+    with running_node(copy_cluster(files / "node"), *options) as node:
         yield node
 
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -35,7 +35,7 @@ from store.db.commits.feed import DatabaseFeed
 from store.db.commits.pages import TOKEN_SPAN
 from store.db.errors import DISK_FULL, find_failure, is_missing_partition, is_transient
 from store.db.pool import Connection, Database, RetryPatience
-from store.db.replication import cover_what_is_visible, waiting_for_standby
+from store.db.replication import commit_canary, cover_what_is_visible, waiting_for_standby
 from store.db.schema.partitions import PartitionMap
 from store.db.writing.bulk import FEWEST_COPIED
 from store.db.writing.insert import (
@@ -88,7 +88,7 @@ fails leaves dead rows behind."""
 _STOPPING: Final = "the node is stopping; retry elsewhere"
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Waiting:
     batch: RecordBatch
     source: Source
@@ -113,7 +113,8 @@ class _Group:
     """The content digests of stored messages that differ from this group's, by hash."""
 
     def __post_init__(self) -> None:
-        sources = {member.source for member in self.members}
+        # The canary of the writer has no messages, and is part of no commit.
+        sources = {member.source for member in self.members if member.batch.hashes}
         self.parts = [
             CommitPart(join([each.batch for each in self.members if each.source is source]), source)
             for source in sorted(sources)
@@ -122,8 +123,6 @@ class _Group:
     @property
     def hashes(self) -> list[bytes]:
         """The hashes of all messages, in the order of the parts."""
-        if len(self.parts) == 1:
-            return self.parts[0].batch.hashes
         return [digest for part in self.parts for digest in part.batch.hashes]
 
     def written(self, inserted: Sequence[Inserted]) -> list[WrittenBatch]:
@@ -220,7 +219,7 @@ class DatabaseWriter:
         self._partitions = partitions
         self._topics = KnownTopics()
         self._careful_groups = 0
-        self._queue: deque[_Waiting] = deque()
+        self._queue = OrderedDict[_Waiting, None]()
         self._queued_bytes = self._queued_messages = 0
         self._most_writers = max(1, database.settings.write_connections - 1)
         self._writers: set[asyncio.Task[None]] = set()
@@ -228,12 +227,15 @@ class DatabaseWriter:
         self._callers = self._peak_callers = self._expected_callers = 0
         self._is_stalled = False
         self._stopped = True
+        self.committed_s = 0.0
+        """When the last transaction was committed, by the loop's clock; at first, the start."""
 
     async def start(self) -> None:
         """Begin to write, by at most one connection less than the write pool has.
 
         That one is for what must not wait for messages: when the node was online, and the unread.
         """
+        self.committed_s = asyncio.get_running_loop().time()
         self._stopped = False
 
     async def stop(self) -> None:
@@ -243,7 +245,7 @@ class DatabaseWriter:
             writer.cancel()
         await asyncio.gather(*self._writers, return_exceptions=True)
         while self._queue:
-            waiting = self._queue.popleft()
+            waiting, _ = self._queue.popitem(last=False)
             if not waiting.answer.done():
                 waiting.answer.set_exception(StoreBusy(_STOPPING))
         self._queued_bytes = self._queued_messages = 0
@@ -268,6 +270,21 @@ class DatabaseWriter:
         if self._is_disk_full():
             raise StoreUnavailable(DISK_FULL.sentence)
         self._require_writable()
+        return await self._enqueue(batch, source, min_confirms)
+
+    async def commit_canary(self) -> None:
+        """Commit a record that is no message, through queue, worker and connection like a batch.
+
+        Raises:
+            psycopg.Error: the database did not take it.
+            PoolTimeout: no connection became free.
+            StoreBusy, StoreUnavailable: as `store`.
+        """
+        if self._is_disk_full():
+            raise StoreUnavailable(DISK_FULL.sentence)
+        await self._enqueue(RecordBatch(), Source.CLIENT, 0)
+
+    async def _enqueue(self, batch: RecordBatch, source: Source, min_confirms: int) -> StoreResult:
         size = batch.frame_bytes
         if self._queue and (
             self._queued_bytes + size > MAX_QUEUED_BYTES or len(self._queue) >= MAX_QUEUED_BATCHES
@@ -279,7 +296,7 @@ class DatabaseWriter:
         answer: asyncio.Future[StoreResult] = loop.create_future()
         trace = None if self._tracing is None else self._tracing.waiting()
         waiting = _Waiting(batch, source, size, min_confirms, answer, loop.time(), trace)
-        self._queue.append(waiting)
+        self._queue[waiting] = None
         self._queued_bytes += size
         self._queued_messages += len(batch.hashes)
         self._callers += 1
@@ -298,6 +315,13 @@ class DatabaseWriter:
             ) from None
         finally:
             self._callers -= 1
+            if waiting in self._queue:  # its caller has gone away
+                self._remove(waiting)
+
+    def _remove(self, waiting: _Waiting) -> None:
+        del self._queue[waiting]
+        self._queued_bytes -= waiting.size_bytes
+        self._queued_messages -= len(waiting.batch.hashes)
 
     def _wake(self) -> None:
         """Start a writer if there is none, or those that there are do not keep up."""
@@ -346,7 +370,7 @@ class DatabaseWriter:
             return
         self._gathering = asyncio.Event()
         try:
-            async with asyncio.timeout_at(self._queue[0].arrived_s + WINDOW_S):
+            async with asyncio.timeout_at(next(iter(self._queue)).arrived_s + WINDOW_S):
                 await self._gathering.wait()
         except TimeoutError:
             pass
@@ -363,7 +387,7 @@ class DatabaseWriter:
         digests: dict[bytes, bytes] = {}
         messages = size = 0
         while self._queue:
-            first = self._queue[0]
+            first = next(iter(self._queue))
             messages += len(first.batch.hashes)
             size += first.size_bytes
             if members and (messages > MAX_GROUP_MESSAGES or size > MAX_GROUP_BYTES):
@@ -373,9 +397,7 @@ class DatabaseWriter:
                 if any(digests[each] != own[each] for each in digests.keys() & own.keys()):
                     break
                 digests |= own
-            self._queue.popleft()
-            self._queued_bytes -= first.size_bytes
-            self._queued_messages -= len(first.batch.hashes)
+            self._remove(first)
             if not first.answer.done():  # else its caller has gone away
                 members.append(first)
         return _Group(members) if members else None
@@ -390,10 +412,15 @@ class DatabaseWriter:
         except Exception as error:  # noqa: BLE001 - whoever waits is told
             await self._isolate(group, error)
         else:
+            if not group.parts or any(added.count for added in inserted):
+                self.committed_s = asyncio.get_running_loop().time()
             for part, added in zip(group.parts, inserted, strict=True):
                 self._on_stored(part.batch, part.source, added.count)
                 self._report_conflicts(part, group.conflicts)
                 _answer(group, part, added)
+            for member in group.members:
+                if not member.answer.done():  # the canary, which is part of no commit
+                    member.answer.set_result(StoreResult())
 
     def _report_conflicts(self, part: CommitPart, conflicts: Mapping[bytes, bytes]) -> None:
         if not conflicts:
@@ -436,7 +463,9 @@ class DatabaseWriter:
         failure = find_failure(error)
         for member in group.members:
             if not member.answer.done():
-                known = None if failure is None else self._database.unavailable(failure)
+                known = None
+                if failure is not None and member.batch.hashes:  # the canary reports the error
+                    known = self._database.unavailable(failure)
                 member.answer.set_exception(known or error)
 
     def _require_writable(self) -> None:
@@ -464,7 +493,8 @@ class DatabaseWriter:
                     raise
                 await self._refresh_partitions(error)
             except (psycopg.Error, PoolTimeout) as error:
-                self._require_writable()
+                if group.parts:
+                    self._require_writable()
                 if not is_transient(error) or not await patience.wait():
                     raise
                 group.careful = group.uncertain = True
@@ -478,6 +508,10 @@ class DatabaseWriter:
 
     async def _attempt(self, connection: Connection, group: _Group) -> list[Inserted]:
         hashes = group.hashes
+        if not hashes:
+            with waiting_for_standby(connection):
+                await commit_canary(connection)
+            return []
         for part in group.parts:
             await self._partitions.ensure(connection, part.batch.timestamps)
         # A new connection may lead to a server that has lost the newest names.

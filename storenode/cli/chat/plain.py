@@ -16,9 +16,9 @@ from storenode.cli.chat.limits import (
 )
 from storenode.cli.chat.people import now_ms
 from storenode.cli.chat.transcript import Kind, Line, Transcript
-from storenode.cli.client.output import Output, note
+from storenode.cli.client.output import Output
 from storenode.cli.client.source import lines
-from storenode.cli.client.text import counted, safe
+from storenode.cli.client.text import counted, note, safe
 from storenode.cli.errors import FAILED, UNREACHABLE, CliError
 from storenode.sds.aio.events import Connected, Disconnected, Message
 from storenode.sds.channel import ChannelFullError
@@ -42,7 +42,7 @@ class PlainChat:
         self._keeps = keeps
         self._transcript = Transcript(name, now_ms())
         self._commands = Commands(channel, self._transcript)
-        self._out = Output(as_json=False)
+        self._out = Output()
 
     async def run(self) -> None:
         """Say every line of the input; at its end, wait for what is on its way.

@@ -79,9 +79,13 @@ class TerminalChat(PlainChat):
                     asyncio.create_task(self._print(events)),
                     asyncio.create_task(self._introduce()),
                 ]
-                tasks[0].add_done_callback(self._leave)
+                for task in tasks:
+                    task.add_done_callback(self._leave)
                 try:
                     await self._prompt()
+                    for task in tasks:
+                        if task.done():
+                            await task
                 finally:
                     for number in _ENDING:
                         loop.remove_signal_handler(number)

@@ -42,7 +42,7 @@ _WALK = "Walk"
 @option("--no-data", is_flag=True, section=_WALK, help="Print only IDs and hashes.")
 @coverage_option
 @topic_options
-@connected()
+@connected(has_payloads=True)
 async def causal_history(
     session: Session,
     *,

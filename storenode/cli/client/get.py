@@ -18,7 +18,7 @@ from storenode.client.node import Entry, content_filter
 @option("--hint", type=HEX, help="Retrieval hint, a message hash; only with a single ID.")
 @coverage_option
 @topic_options
-@connected()
+@connected(has_payloads=True)
 async def get(
     session: Session,
     *,

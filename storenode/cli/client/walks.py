@@ -7,8 +7,8 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from storenode.cli.client.completeness import tell
-from storenode.cli.client.output import Output, note
-from storenode.cli.client.text import safe
+from storenode.cli.client.output import Output
+from storenode.cli.client.text import note, safe
 from storenode.client.plain import to_plain
 
 if TYPE_CHECKING:

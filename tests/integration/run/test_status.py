@@ -22,13 +22,12 @@ from store.observe.problems import RUNBOOKS
 from storenode.client.messages import new_message
 from storenode.client.types import WakuMessageAndTopic
 from tests.integration.run.helpers import TIMEOUT_S, get, raw_exchange
-from tests.support.cluster import copy_cluster
 from tests.support.command import Command
 from tests.support.fleet import await_status, made, publish
 from tests.support.node import NodeProcess, running_node
 from tests.support.polling import eventually
 from tests.support.ports import HeldPort
-from tests.support.postgres import PostgresServer
+from tests.support.postgres import PostgresServer, copy_cluster
 
 HOUR_S = 3_600
 FILES = {

@@ -378,13 +378,16 @@ class Database:
     async def write(
         self, work: Callable[[Connection, *_Given], Awaitable[_Result]], *given: *_Given
     ) -> _Result:
-        """Run a write on a connection of its pool, once.
+        """Run a write that may be lost with the server, once: it waits for no disk and no standby.
+
+        What it is for makes claims, such as until when the node was online; fewer do no harm.
 
         Raises:
             StoreUnavailable: the database did not serve; whether it was done is not known then.
         """
         try:
-            async with self.connection(self.write_pool) as connection:
+            async with self.connection(self.write_pool) as connection, connection.transaction():
+                await connection.execute("set local synchronous_commit = off")
                 return await work(connection, *given)
         except (psycopg.Error, PoolTimeout) as error:
             raise StoreUnavailable(sentence(error)) from error

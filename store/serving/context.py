@@ -21,8 +21,10 @@ from store.serving.limits import (
     MAX_FOLLOWED_BYTES,
     MAX_IN_FLIGHT_PUBLISH_BYTES,
     MAX_LARGE_READ_BYTES,
+    MAX_UNSTORED_MESSAGES,
 )
 from store.serving.queue import FairQueue, memory_queue
+from storenode.common.bounded import BoundedDict
 from storenode.message.rules import Policy
 
 if TYPE_CHECKING:
@@ -91,7 +93,8 @@ class NodeContext:
     ``state``: the stored messages and the index; may raise the errors of ``store.domain.ports``.
     ``tracing``, ``coverage``, ``intake``, ``missing_parents``: None while they are off. Coverage is
     read for one caller at a time. ``in_flight``, ``large_reads``, ``followed``: the memory of
-    publishers' requests, of large requests of reads, and of followed topics.
+    publishers' requests, of large requests of reads, and of followed topics. ``unstored``: when
+    messages that were in time and could not be stored were received, by their content digests.
     """
 
     identity: NodeIdentity
@@ -114,6 +117,9 @@ class NodeContext:
     missing_parents: MissingParents | None = None
     read_only: bool = False
     clocks: ClockComparison = field(default_factory=ClockComparison)
+    unstored: BoundedDict[bytes, int] = field(
+        default_factory=lambda: BoundedDict(MAX_UNSTORED_MESSAGES)
+    )
     in_flight: FairQueue = field(
         default_factory=lambda: memory_queue(MAX_IN_FLIGHT_PUBLISH_BYTES, "requests")
     )

@@ -260,13 +260,13 @@ async def test_own_commits_are_not_read(node: Node, monkeypatch: pytest.MonkeyPa
         reads: list[str] = []
         for name in ("commits_between", "rows_of", "topic_names"):
             monkeypatch.setattr(feed_module, name, lambda *_, name=name: reads.append(name))
-        held = await publish(node, SEED, 8, (1, 3, 150))
+        messages = await publish(node, SEED, 8, (1, 3, 150))
         end, order = await store_end(node), await commit_order(node)
-        held.append(end_marker())
+        messages.append(end_marker())
         for follower, each in zip(followers, (TopicFilter(), wanted, TopicFilter()), strict=True):
-            await assert_complete(follower, each, order, held, end)
+            await assert_complete(follower, each, order, messages, end)
         assert reads == []
-    assert node.feed.counted[1] == len(held)
+    assert node.feed.counted[1] == len(messages)
 
 
 @pytest.mark.parametrize("fault", ["lost answer", "other server"])

@@ -210,11 +210,11 @@ async def test_queued_batches_share_a_transaction_and_the_first_copy_is_new(node
 async def test_sources_share_a_transaction_with_a_commit_each(
     node: Node, size: int, known: bool
 ) -> None:
-    dice = random.Random(SEED)
-    before = random_batch(dice, 2, TIMES)
+    rng = random.Random(SEED)
+    before = random_batch(rng, 2, TIMES)
     await node.store(before)
-    plugs = [random_batch(dice, 1, [NOW]) for _ in range(WORKERS)]
-    batches = [random_batch(dice, size, TIMES) for _ in range(4)]
+    plugs = [random_batch(rng, 1, [NOW]) for _ in range(WORKERS)]
+    batches = [random_batch(rng, size, TIMES) for _ in range(4)]
     if known:
         batches[1].extend(part_of(batches[0], [1]))
         batches[2].extend(before)

@@ -41,7 +41,7 @@ class Writer(DatabaseWriter):
             await self.store(batch, Source.CLIENT)
 
 
-async def test_a_lone_caller_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_lone_caller_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer_module, "WINDOW_S", 3_600.0)
     writer = Writer(3)
     await writer.start()
@@ -66,7 +66,7 @@ async def test_callers_that_go_on_share_their_commits(
     assert set(middle[1:]) <= {callers}
 
 
-async def test_a_caller_that_stays_away_holds_up_nobody() -> None:
+async def test_a_caller_that_stays_away_delays_no_other() -> None:
     writer = Writer(3)
     await writer.start()
     await asyncio.gather(writer.publish(0, 3), writer.publish(1, 1))
@@ -76,7 +76,7 @@ async def test_a_caller_that_stays_away_holds_up_nobody() -> None:
     assert writer.groups[-10:] == [1] * 10
 
 
-async def test_many_messages_are_not_held_back_for_more(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_many_messages_do_not_wait_for_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer_module, "WINDOW_S", 3_600.0)
     monkeypatch.setattr(writer_module, "ENOUGH_MESSAGES", 10)
     writer = Writer(3)

@@ -14,8 +14,8 @@ from storenode.cli.chat.limits import (
     LEAVE_TIMEOUT_S,
     MAX_SHOWN_LINES,
 )
-from storenode.cli.chat.people import now_ms
 from storenode.cli.chat.transcript import Kind, Line, Transcript
+from storenode.cli.chat.words import now_ms
 from storenode.cli.client.output import Output
 from storenode.cli.client.source import lines
 from storenode.cli.client.text import counted, note, safe

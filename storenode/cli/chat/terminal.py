@@ -20,10 +20,9 @@ from wcwidth import wcswidth
 
 from storenode.cli.chat.commands import KEYS, Answer, Commands
 from storenode.cli.chat.limits import AWAY_S, MAX_MARKED_LINES, MAX_QUOTED_CHARS, REFRESH_S
-from storenode.cli.chat.people import clock_of
 from storenode.cli.chat.plain import PlainChat
 from storenode.cli.chat.transcript import Kind, Line, Mark
-from storenode.cli.chat.words import brief_state_of, reason_of, state_of
+from storenode.cli.chat.words import brief_state_of, clock_of, reason_of, state_of
 from storenode.cli.client.text import safe
 from storenode.sds.channel import ChannelFullError
 

@@ -1,10 +1,18 @@
-"""The state of a channel, and what happens in it, in plain words."""
+"""People, messages and the state of a channel in plain words.
+
+Nothing of a stranger's text moves the cursor, and emoji stay whole.
+"""
 
 from __future__ import annotations
 
+import re
+import time
+from dataclasses import dataclass
 from typing import Final
 
+from storenode.cli.chat.limits import MAX_PEOPLE, MAX_TAG_CHARS, MAX_TEXT_CHARS, MAX_TEXT_ROWS
 from storenode.cli.client.text import counted, safe
+from storenode.common.bounded import BoundedDict
 from storenode.sds.aio.events import (
     ChannelEvent,
     Connected,
@@ -16,7 +24,25 @@ from storenode.sds.aio.status import Status
 from storenode.sds.events import Behind, CaughtUp, GaveUp, Lost
 from storenode.sds.gaps import MAX_SEARCHES
 
-_JOINED: Final = {
+_MS_PER_S: Final = 1_000
+_ROW_ENDS: Final = re.compile(r"\r\n|\r|\n")
+_FLAG: Final = f"\U0001f3f4[\U000e0020-\U000e007e]{{1,{MAX_TAG_CHARS}}}\U000e007f"
+_JOINED: Final = r"(?<=[^\x00-\x7f\s\u200c\u200d])[\u200c\u200d](?=[^\x00-\x7f\s\u200c\u200d])"
+_INVISIBLE: Final = re.compile(f"({_FLAG}|{_JOINED})")
+"""Characters without a picture of their own that belong to what is beside them: joiners between
+two characters of a script or two emoji, and the letters of a region after a black flag."""
+
+_TAB_COLUMNS: Final = 4
+
+NOT_VERIFIED: Final = "(not verified)"
+"""Below a message whose ID cannot be recomputed."""
+
+MEANING: Final = (
+    "Not verified: the ID of the line is not the hash of what it says, so somebody else may have "
+    "made it. If the genuine line comes, it takes its place, and this one is shown as FORGED."
+)
+
+_STATES: Final = {
     "offline": "offline:",
     "catching up": "catching up from",
     "incomplete": "incomplete, connected to",
@@ -28,7 +54,7 @@ def state_of(status: Status) -> str:
     """Where a participant stands, in a few words; the most important first."""
     reason = reason_of(status)
     found = status.node if status.node is not None else reason
-    said = [" ".join([_JOINED[_connection(status)], safe(found)]) if found else "connecting"]
+    said = [" ".join([_STATES[_connection(status)], safe(found)]) if found else "connecting"]
     if status.node is not None and reason:
         said.append(reason)
     return ", ".join(said + lacks_of(status) + owed_of(status))
@@ -125,3 +151,91 @@ def _search(event: Behind | CaughtUp) -> str | None:
     if event.searches == MAX_SEARCHES:
         return f"what {who} has was not found yet: searching the whole history"
     return None
+
+
+@dataclass(slots=True)
+class Person:
+    """When it was last heard (Unix time), and how many messages it has that are not here."""
+
+    heard_ms: int = 0
+    ahead: int = 0
+    searches: int = 0
+
+
+class People:
+    """Participants by name, up to 500, whoever was heard last at the end."""
+
+    def __init__(self, own: str) -> None:
+        self.own = own
+        self.others = BoundedDict[str, Person](MAX_PEOPLE)
+        self.namesakes = False
+        """Whether another participant writes under our name."""
+
+    def heard(self, name: str, when_ms: int) -> None:
+        """A message of somebody came, or was in the log."""
+        if name and name != self.own:
+            person = self._person(name)
+            person.heard_ms = max(person.heard_ms, min(when_ms, now_ms()))
+
+    def ahead(self, name: str, at_least: int, searches: int) -> None:
+        """Somebody has messages that are not here."""
+        person = self._person(name)
+        person.ahead, person.searches = at_least, searches
+
+    def level(self, name: str) -> None:
+        """All that somebody has is here."""
+        if name in self.others:
+            self.others[name].ahead = self.others[name].searches = 0
+
+    def by_name(self) -> list[tuple[str, Person]]:
+        """The others in the order of their names."""
+        return sorted(self.others.items(), key=lambda item: item[0].casefold())
+
+    def _person(self, name: str) -> Person:
+        person = self.others[name] = self.others.get(name) or Person()
+        return person
+
+
+def now_ms() -> int:
+    """Unix time in milliseconds."""
+    return int(time.time() * _MS_PER_S)
+
+
+def clock_of(when_ms: int) -> str:
+    """A time of the day on the clock of the user: hours and minutes."""
+    return time.strftime("%H:%M", time.localtime(when_ms / _MS_PER_S))
+
+
+def standing(name: str, person: Person, lacks: int = 0) -> str:
+    """One of the others, in words; ``lacks`` is how many messages of ours are not there."""
+    heard = f"last heard at {clock_of(person.heard_ms)}" if person.heard_ms else "not heard yet"
+    said = [f"{safe(name)}: {heard}"]
+    if person.ahead:
+        said.append(f"has {counted(person.ahead, 'message')} or more that are not here: searching")
+    if lacks:
+        here = "is" if lacks == 1 else "are"
+        said.append(f"lacks {counted(lacks, 'message')} that {here} here: being sent again")
+    return ", ".join(said)
+
+
+def rows_of(content: bytes) -> list[str]:
+    """A message as rows that may be printed, at most 64,000 characters in 1,000 rows."""
+    text = content.decode("utf-8", "replace")
+    rows = _ROW_ENDS.split(text[:MAX_TEXT_CHARS].rstrip())
+    shown = [_shown(row) for row in rows[:MAX_TEXT_ROWS]]
+    left = [len(text) - MAX_TEXT_CHARS, len(rows) - MAX_TEXT_ROWS]
+    said = [
+        f"{count:,} more {noun}"
+        for count, noun in zip(left, ("characters", "rows"), strict=True)
+        if count > 0
+    ]
+    return [*shown, f"[{' and '.join(said)} not shown]"] if said else shown
+
+
+def _shown(row: str) -> str:
+    row = row.expandtabs(_TAB_COLUMNS)
+    if row.isprintable():
+        return row
+    # Every second part is one that the pattern found.
+    parts = _INVISIBLE.split(row)
+    return "".join(part if at % 2 else safe(part) for at, part in enumerate(parts))

@@ -7,13 +7,17 @@ from dataclasses import replace
 from prompt_toolkit.completion import CompleteEvent
 from prompt_toolkit.document import Document
 
-from storenode.cli.chat.forgeries import NOT_VERIFIED
 from storenode.cli.chat.limits import FAR_UP_ENTRIES, MAX_SHOWN_LINES, MAX_TEXT_ROWS
-from storenode.cli.chat.people import Person, standing
 from storenode.cli.chat.terminal import _Names, first_that_fits, formatted
-from storenode.cli.chat.text import rows_of
 from storenode.cli.chat.transcript import Kind, Mark, Transcript
-from storenode.cli.chat.words import brief_state_of, state_of
+from storenode.cli.chat.words import (
+    NOT_VERIFIED,
+    Person,
+    brief_state_of,
+    rows_of,
+    standing,
+    state_of,
+)
 from storenode.sds.aio.events import Message, Repaired
 from storenode.sds.aio.status import Status
 from storenode.sds.claims import Proof
@@ -65,14 +69,14 @@ def test_marks_never_go_back() -> None:
     assert seen[3:] == [Mark.POSSIBLY, Mark.ACKNOWLEDGED, Mark.ACKNOWLEDGED]
 
 
-def test_late_lines_are_put_in_their_place_and_remarks_stay_where_they_were() -> None:
+def test_a_late_line_is_pointed_out_and_a_line_comes_once() -> None:
     transcript = Transcript("alice", 0)
     transcript.take(own("first", 1))
     transcript.take(own("third", 3))
     transcript.take(Repaired(2, 1, 1))
     transcript.take(own("second", 2))
     transcript.take(own("second", 2))
-    assert texts(transcript) == ["first", "second", "third", "fetched 1 of 2 missing messages"]
+    assert texts(transcript) == ["first", "third", "fetched 1 of 2 missing messages", "second"]
     late = transcript.take(said("far", 1, after=FAR_UP_ENTRIES), live=True)
     assert [line.kind for line in late] == [Kind.MESSAGE, Kind.REMARK]
 
@@ -82,7 +86,7 @@ def test_old_lines_make_room() -> None:
     for number in range(MAX_SHOWN_LINES + 10):
         transcript.take(own(str(number), number))
     assert len(transcript.lines) == MAX_SHOWN_LINES
-    assert transcript.lines[0].key == (10, "10")
+    assert transcript.lines[0].rows == ["10"]
     # The largest clock there is has no date, and is a line all the same.
     (far,) = transcript.take(own("far", 2**64 - 1))
     assert formatted(far)

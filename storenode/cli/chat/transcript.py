@@ -16,7 +16,7 @@ from storenode.cli.chat.limits import (
 )
 from storenode.cli.chat.words import (
     NOT_VERIFIED,
-    People,
+    ChatMembers,
     clock_of,
     now_ms,
     remark_of,
@@ -45,7 +45,7 @@ _NS_PER_MS = NS_PER_S // 1_000
 
 
 class Mark(Enum):
-    """How far an own message has come; the value is its sign."""
+    """The progress of an own message; the value is its sign."""
 
     WAITING = "…"
     STORED = "·"
@@ -58,8 +58,8 @@ class Mark(Enum):
 _RANK = [Mark.WAITING, Mark.STORED, Mark.POSSIBLY, Mark.FAILED, Mark.ACKNOWLEDGED]
 
 
-class Kind(Enum):
-    """What a line is."""
+class LineKind(Enum):
+    """The kind of a line."""
 
     MESSAGE = "message"
     REMARK = "remark"
@@ -73,7 +73,7 @@ class Line:
     ``when_ms`` is Unix time, of a message as its sender claims.
     """
 
-    kind: Kind
+    kind: LineKind
     when_ms: int
     rows: list[str]
     sender: str = ""
@@ -82,8 +82,8 @@ class Line:
     mention: bool = False
 
     def plain(self) -> list[str]:
-        """The line for pipes; only its first row begins with something else than blanks."""
-        if self.kind is not Kind.MESSAGE:
+        """Return the rows for a pipe; all but the first begin with blanks."""
+        if self.kind is not LineKind.MESSAGE:
             return self.rows
         when = format_time(self.when_ms * _NS_PER_MS)[:19].replace("T", " ")
         head = f"{when}  {self.sender}: "
@@ -98,7 +98,7 @@ class Transcript:
 
     def __init__(self, own: str, since_ms: int) -> None:
         self.lines: deque[Line] = deque(maxlen=MAX_SHOWN_LINES)
-        self.people = People(own)
+        self.people = ChatMembers(own)
         self.forged: deque[str] = deque(maxlen=MAX_FORGED)
         """What was said of forged messages, with the time of it."""
         self._since_ms = since_ms
@@ -107,7 +107,7 @@ class Transcript:
         self._earlier: bool | None = None
         self._name = re.compile(rf"(?<!\w){re.escape(own)}(?!\w)", re.IGNORECASE)
 
-    def held(self, message: Message) -> list[Line]:
+    def stored(self, message: Message) -> list[Line]:
         """Take a message of the log; the lines that are new."""
         return self._message(message, message.own)
 
@@ -125,7 +125,7 @@ class Transcript:
             case GaveUp() | NotStored():
                 self._mark(event.message_id, Mark.FAILED)
             case Received():
-                self.people.heard(event.sender_id, now_ms())
+                self.people.received(event.sender_id, now_ms())
             case Behind():
                 self.people.ahead(event.sender_id, event.at_least, event.searches)
             case CaughtUp():
@@ -142,7 +142,7 @@ class Transcript:
 
     def remark(self, *rows: str, warning: bool = False) -> Line:
         """Add a remark at the end."""
-        line = Line(Kind.WARNING if warning else Kind.REMARK, now_ms(), list(rows))
+        line = Line(LineKind.WARNING if warning else LineKind.REMARK, now_ms(), list(rows))
         self.lines.append(line)
         return line
 
@@ -165,7 +165,7 @@ class Transcript:
     def _message(self, message: Message, mine: bool) -> list[Line]:
         if message.message_id in self._by_id:
             return []
-        self.people.heard(message.sender_id, message.lamport)
+        self.people.received(message.sender_id, message.lamport)
         own = _mark_of(message)
         rows = rows_of(message.content)
         if message.unmet:
@@ -174,7 +174,7 @@ class Transcript:
             rows.append(NOT_VERIFIED)
         sender = safe(message.sender_id) or "somebody"
         line = Line(
-            Kind.MESSAGE,
+            LineKind.MESSAGE,
             min(message.lamport, _MAX_TIME_MS),
             rows,
             sender if mine or not message.own else f"{sender} (not here)",
@@ -204,7 +204,7 @@ class Transcript:
         ]
 
     def caught_up(self) -> list[Line]:
-        """What was said before is through: warn of earlier lines under the own name, once."""
+        """Warn once, after the history was read, of earlier lines under the own name."""
         if not self._earlier:
             return []
         self._earlier = False
@@ -256,7 +256,7 @@ def _is(count: int) -> str:
 
 
 def _rejected(event: Forged, genuine: Line | None) -> str:
-    """A message came under the ID of another one."""
+    """Return the warning of a message under the ID of another one."""
     quoted = _quoted(rows_of(event.content))
     which = "a line"
     if genuine is not None:
@@ -267,7 +267,7 @@ def _rejected(event: Forged, genuine: Line | None) -> str:
 
 
 def _replaced(forged: Line) -> str:
-    """A line was shown whose ID is another message's."""
+    """Return the warning of a printed line whose ID is another message's."""
     rows = [row for row in forged.rows if row != NOT_VERIFIED]
     return f"FORGED: {_quoted(rows)} was not said by {forged.sender}: the genuine line follows"
 

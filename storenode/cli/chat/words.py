@@ -1,4 +1,4 @@
-"""People, messages and the state of a channel in plain words.
+"""ChatMembers, messages and the state of a channel in plain words.
 
 Nothing of a stranger's text moves the cursor, and emoji stay whole.
 """
@@ -51,7 +51,7 @@ _STATES: Final = {
 
 
 def state_of(status: Status) -> str:
-    """Where a participant stands, in a few words; the most important first."""
+    """Describe the state of a participant, the most important first."""
     reason = reason_of(status)
     found = status.node if status.node is not None else reason
     said = [" ".join([_STATES[_connection(status)], safe(found)]) if found else "connecting"]
@@ -61,7 +61,7 @@ def state_of(status: Status) -> str:
 
 
 def brief_state_of(status: Status) -> str:
-    """The same for a narrow terminal: without the node, and why there is none."""
+    """Describe the state for a narrow terminal, without the node or the reason for its absence."""
     said = [_connection(status)]
     if status.missing or status.waiting:
         said.append(f"{max(status.missing, 1):,} missing")
@@ -77,7 +77,7 @@ def brief_state_of(status: Status) -> str:
 
 
 def reason_of(status: Status) -> str:
-    """The last failure while it lasts, as a part of a sentence."""
+    """Return the last failure while it lasts, as a part of a sentence."""
     return safe(status.trouble).removesuffix(".")
 
 
@@ -95,7 +95,7 @@ def _unconfirmed(status: Status) -> int:
 
 
 def lacks_of(status: Status) -> list[str]:
-    """What is not here, and what is done about it."""
+    """Describe the messages that are missing here."""
     said = []
     if status.missing or status.waiting:
         fetching = "being fetched" if status.node else "fetched when a node is reachable"
@@ -108,7 +108,7 @@ def lacks_of(status: Status) -> list[str]:
 
 
 def owed_of(status: Status) -> list[str]:
-    """What has become of own messages."""
+    """Describe the own messages that nobody has confirmed."""
     said = []
     if status.unpublished:
         said.append(f"{status.unpublished:,} not sent yet")
@@ -118,7 +118,7 @@ def owed_of(status: Status) -> list[str]:
 
 
 def remark_of(event: ChannelEvent) -> str | None:
-    """What is said of an event besides the messages; None for most."""
+    """Return the remark about an event; None for most."""
     said: str | None = None
     match event:
         case Connected():
@@ -154,62 +154,64 @@ def _search(event: Behind | CaughtUp) -> str | None:
 
 
 @dataclass(slots=True)
-class Person:
-    """When it was last heard (Unix time), and how many messages it has that are not here."""
+class ChatMember:
+    """A participant: the time of its last message, and its messages that are missing here."""
 
-    heard_ms: int = 0
+    last_seen_ms: int = 0
     ahead: int = 0
     searches: int = 0
 
 
-class People:
-    """Participants by name, up to 500, whoever was heard last at the end."""
+class ChatMembers:
+    """The other participants by name, up to 500, the one with the latest message at the end."""
 
     def __init__(self, own: str) -> None:
         self.own = own
-        self.others = BoundedDict[str, Person](MAX_PEOPLE)
+        self.others = BoundedDict[str, ChatMember](MAX_PEOPLE)
         self.namesakes = False
-        """Whether another participant writes under our name."""
+        """True if another participant writes under the own name."""
 
-    def heard(self, name: str, when_ms: int) -> None:
-        """A message of somebody came, or was in the log."""
+    def received(self, name: str, when_ms: int) -> None:
+        """Note the time of a message."""
         if name and name != self.own:
             person = self._person(name)
-            person.heard_ms = max(person.heard_ms, min(when_ms, now_ms()))
+            person.last_seen_ms = max(person.last_seen_ms, min(when_ms, now_ms()))
 
     def ahead(self, name: str, at_least: int, searches: int) -> None:
-        """Somebody has messages that are not here."""
+        """Note that a participant has messages that are missing here."""
         person = self._person(name)
         person.ahead, person.searches = at_least, searches
 
     def level(self, name: str) -> None:
-        """All that somebody has is here."""
+        """Note that all messages of a participant are here."""
         if name in self.others:
             self.others[name].ahead = self.others[name].searches = 0
 
-    def by_name(self) -> list[tuple[str, Person]]:
-        """The others in the order of their names."""
+    def by_name(self) -> list[tuple[str, ChatMember]]:
+        """Return the others in the order of their names."""
         return sorted(self.others.items(), key=lambda item: item[0].casefold())
 
-    def _person(self, name: str) -> Person:
-        person = self.others[name] = self.others.get(name) or Person()
+    def _person(self, name: str) -> ChatMember:
+        person = self.others[name] = self.others.get(name) or ChatMember()
         return person
 
 
 def now_ms() -> int:
-    """Unix time in milliseconds."""
+    """Return the Unix time in milliseconds."""
     return int(time.time() * _MS_PER_S)
 
 
 def clock_of(when_ms: int) -> str:
-    """A time of the day on the clock of the user: hours and minutes."""
+    """Return a time of the day on the clock of the user: hours and minutes."""
     return time.strftime("%H:%M", time.localtime(when_ms / _MS_PER_S))
 
 
-def standing(name: str, person: Person, lacks: int = 0) -> str:
-    """One of the others, in words; ``lacks`` is how many messages of ours are not there."""
-    heard = f"last heard at {clock_of(person.heard_ms)}" if person.heard_ms else "not heard yet"
-    said = [f"{safe(name)}: {heard}"]
+def standing(name: str, person: ChatMember, lacks: int = 0) -> str:
+    """Describe a participant; ``lacks`` counts own messages that it has not received."""
+    seen = (
+        f"last heard at {clock_of(person.last_seen_ms)}" if person.last_seen_ms else "not heard yet"
+    )
+    said = [f"{safe(name)}: {seen}"]
     if person.ahead:
         said.append(f"has {counted(person.ahead, 'message')} or more that are not here: searching")
     if lacks:
@@ -219,7 +221,7 @@ def standing(name: str, person: Person, lacks: int = 0) -> str:
 
 
 def rows_of(content: bytes) -> list[str]:
-    """A message as rows that may be printed, at most 64,000 characters in 1,000 rows."""
+    """Return a message as rows that may be printed, at most 64,000 characters in 1,000 rows."""
     text = content.decode("utf-8", "replace")
     rows = _ROW_ENDS.split(text[:MAX_TEXT_CHARS].rstrip())
     shown = [_shown(row) for row in rows[:MAX_TEXT_ROWS]]

@@ -39,6 +39,7 @@ from store.messages.record import RecordBatch
 from store.observe.logging import get_logger
 from store.observe.metrics import Metrics, total
 from store.runtime.resources import DiskSpace
+from store.runtime.tasks import finish
 from store.sync.coverage import Coverage, StatementBuffer
 from store.sync.index.hot import HotIndex
 from store.sync.index.views import IndexedReconcilable
@@ -106,20 +107,20 @@ class PolicySource:
         """
         before = self.brake.held
         await database.read(self.brake.settle, self._now_ns())
-        held = self.brake.held
-        metrics.retention_held_days.set(0 if held is None else held.span_ns / DAY_NS)
-        metrics.retention_held_ratio.set(0 if held is None else held.share)
-        if held is not None and before is None:
+        excess = self.brake.held
+        metrics.retention_held_days.set(0 if excess is None else excess.span_ns / DAY_NS)
+        metrics.retention_held_ratio.set(0 if excess is None else excess.share)
+        if excess is not None and before is None:
             _LOG.error(
                 "retention_held",
-                days=round(held.span_ns / DAY_NS, 1),
-                partitions=len(held.partitions),
-                bytes=held.size_bytes,
-                share=round(held.share, 3),
+                days=round(excess.span_ns / DAY_NS, 1),
+                partitions=len(excess.partitions),
+                bytes=excess.size_bytes,
+                share=round(excess.share, 3),
                 reason="--retention or --retention-size would drop more than the store has agreed"
                 " to: correct the option, or confirm it by `storenode db retention --apply`",
             )
-        elif held is None and before is not None:
+        elif excess is None and before is not None:
             _LOG.info("retention_released")
 
     def current(self) -> Policy:
@@ -201,6 +202,7 @@ async def open_wiring(
     written_ids, unread = WrittenIds(), UnreadRows(database, max_confirms)
     # Also without gossip: other nodes on the database ask their peers to confirm.
     tracking = None if config.read_only else ConfirmationTracker(unread, max_confirms)
+    ids = DatabaseIds(database)
     partitions, recent_topics = PartitionMap(time.time_ns, policy.retention_ns), RecentTopics()
 
     def stored(batch: RecordBatch, source: Source, new: int) -> None:
@@ -212,20 +214,6 @@ async def open_wiring(
         if source not in PUBLISHED:
             _LOG.warning("message_conflict", source=source.value, **conflict.fields())
 
-    writer = DatabaseWriter(
-        database,
-        partitions,
-        written_ids=written_ids,
-        tracking=tracking,
-        tracing=tracing,
-        is_disk_full=lambda: disk.full,
-        on_stored=stored,
-        on_conflict=conflicting,
-    )
-    if not config.read_only:
-        await writer.start()
-        stack.push_async_callback(writer.stop)
-    ids = DatabaseIds(database)
     hot = HotIndex(
         ids,
         written_ids,
@@ -250,6 +238,20 @@ async def open_wiring(
         on_commits=committed,
         read_only=config.read_only,
     )
+    writer = DatabaseWriter(
+        database,
+        partitions,
+        written_ids=written_ids,
+        tracking=tracking,
+        feed=feed,
+        tracing=tracing,
+        is_disk_full=lambda: disk.full,
+        on_stored=stored,
+        on_conflict=conflicting,
+    )
+    if not config.read_only:
+        await writer.start()
+        stack.push_async_callback(writer.stop)
     await feed.start()
     stack.push_async_callback(feed.stop)
     hot.start()
@@ -259,7 +261,7 @@ async def open_wiring(
     maintainer = _maintainer(config, database, metrics, policy)
     reconcilable = IndexedReconcilable(ids, hot)
     statements = StatementBuffer(DatabaseStatements(database))
-    stack.push_async_callback(statements.flush)
+    stack.push_async_callback(finish, statements.flush)
     return Wiring(
         database,
         writer,

@@ -22,7 +22,7 @@ from store.serving.failure import malformed, over_limit, unready
 from store.serving.limits import COUNTED_REQUEST_BYTES
 from store.serving.methods.decode import clip
 from store.serving.methods.encode import publish_response
-from storenode.message.limits import MAX_REQUEST_BYTES
+from storenode.message.limits import MAX_REQUEST_BYTES, NS_PER_S
 from storenode.message.rules import Reason
 from storenode.wire.storenode.internal.v1 import publish_raw_pb2
 
@@ -37,8 +37,10 @@ READ_ONLY: Final = "this node only reads: publish at a node that takes writes"
 MESSAGES_FIELD: Final = 1
 """Number of ``PublishRequest.messages``."""
 
+RETRY_NS: Final = 3_600 * NS_PER_S
+"""For how long a message that was received in time, and not stored, may be published again."""
+
 _NO_REQUEST: Final = "the request is no storenode.v1.PublishRequest: encode it as the schema says"
-_NS_PER_S: Final = 1e9
 _SOURCES: Final[dict[int, Source]] = {
     publish_raw_pb2.RAW_PUBLISH_SOURCE_RELAY: Source.RELAY,
     publish_raw_pb2.RAW_PUBLISH_SOURCE_NWAKU: Source.NWAKU,
@@ -100,7 +102,12 @@ class PublishService:
         source = Source.CLIENT
         if Right.BACKFILL in call.client.rights:
             source = _SOURCES.get(decoded.source, source)
-        admission = Admission(node.policy(), node.now_ns(), source, call.client)
+
+        def is_retry(digest: bytes) -> bool:
+            received_ns = node.unstored.get(digest)
+            return received_ns is not None and began_ns - received_ns < RETRY_NS
+
+        admission = Admission(node.policy(), node.now_ns(), source, call.client, is_retry)
         step = chunk_messages(count, size)
         for start in range(0, count, step):
             if start:
@@ -111,7 +118,7 @@ class PublishService:
         timeout_s = None
         if decoded.HasField("confirm_timeout"):
             given = decoded.confirm_timeout
-            timeout_s = float(given.seconds) + given.nanos / _NS_PER_S
+            timeout_s = float(given.seconds) + given.nanos / NS_PER_S
         return PublishBatch(admission.admitted, source, decoded.min_confirms, timeout_s, began_ns)
 
     async def store(self, call: Call, batch: PublishBatch) -> StoreResult:
@@ -127,10 +134,14 @@ class PublishService:
                 stored = await self._services.writer.store(
                     published.batch, batch.source, batch.min_confirms
                 )
-        except asyncio.CancelledError:
+        except BaseException as error:
+            # Also where the caller has given up: it tries again when its message may be too old.
+            for digest in published.batch.content_digests:
+                call.node.unstored[digest] = batch.began_ns
             # The deadline of a client ends its call like this too. A stream counts once.
             waited_ns = call.node.monotonic_ns() - batch.began_ns
-            if waited_ns >= ABANDONED_NS and not call.is_abandoned:
+            is_cancelled = isinstance(error, asyncio.CancelledError)
+            if is_cancelled and waited_ns >= ABANDONED_NS and not call.is_abandoned:
                 call.is_abandoned = True
                 metrics.publishes_abandoned.inc()
             raise
@@ -145,7 +156,7 @@ class PublishService:
         if counts.ephemeral:
             metrics.messages_ephemeral.inc(counts.ephemeral)
         elapsed_ns = call.node.monotonic_ns() - batch.began_ns
-        metrics.publish_batch_seconds.observe(elapsed_ns / _NS_PER_S)
+        metrics.publish_batch_seconds.observe(elapsed_ns / NS_PER_S)
         return stored
 
     async def confirm(

@@ -166,17 +166,17 @@ def maintenance(world: World) -> None:
 
 
 def _lower_retention(world: World, node: NodeProcess) -> None:
-    """The only day with messages would go; a session still locks it when an operator agrees."""
+    # The only day with messages would go; a session still locks it when an operator agrees.
     left = {"storenode sync": "The node has no peer."}
-    held = world.incident(
+    incident = world.incident(
         "retention-held", node.metrics, values={"30d": "2d"}, env=environment(node), left=left
     )
-    held.fires()
-    assert "would drop  1 days" in held.do("storenode db retention --retention").out
-    held.do("storenode db retention --lower-horizon")
+    incident.fires()
+    assert "would drop  1 days" in incident.do("storenode db retention --retention").out
+    incident.do("storenode db retention --lower-horizon")
     eventually(lambda: not metric(node, "storenode_retention_held_days"))
-    held.do("storenode db retention --apply", codes=(1,))
-    held.resolved()
+    incident.do("storenode db retention --apply", codes=(1,))
+    incident.resolved()
 
 
 def _forgotten_session(world: World, node: NodeProcess, forgotten: psycopg.Connection) -> None:

@@ -74,10 +74,10 @@ def simulate_group(
         return world.run()
 
 
-def simulate_relay(seed: int, dice: Dice, *, sink: Sink | None = None) -> RelaySummary:
-    """As `simulate`, a network of gossipsub routers."""
-    scenario = drawn_relay(dice)
-    world = RelayWorld(scenario, dice, sink)
+def simulate_relay(seed: int, rng: Dice, *, sink: Sink | None = None) -> RelaySummary:
+    """Run a network of gossipsub routers once; arguments and errors as of `simulate`."""
+    scenario = drawn_relay(rng)
+    world = RelayWorld(scenario, rng, sink)
     with _repeatable(world.trace, scenario, seed, before=" --relay"):
         return world.run()
 

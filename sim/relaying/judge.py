@@ -1,4 +1,4 @@
-"""What must hold of relay.
+"""The rules that a run of relay must keep.
 
 1. A router accepts a message once, and forwards only what was published, on its topic, and is
    fresh; to the peer that it came from only if that asks for it, and to one that asks at most

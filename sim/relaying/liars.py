@@ -33,7 +33,7 @@ _REMEMBERED: Final = 12
 
 
 class Liar:
-    """One of them; ``name`` is what it calls itself now."""
+    """A liar; ``name`` is what it calls itself now."""
 
     def __init__(self, world: RelayWorld, number: int, trick: Trick) -> None:
         self.name = f"x{number}"
@@ -42,7 +42,7 @@ class Liar:
         self._world = world
         self._number = number
         self._lives = 0
-        self._heard: deque[GossipMessage] = deque(maxlen=_REMEMBERED)
+        self._received: deque[GossipMessage] = deque(maxlen=_REMEMBERED)
 
     def haunt(self, victim: str) -> None:
         """Connect to a router, and lie to it until it ends the connection."""
@@ -71,7 +71,7 @@ class Liar:
     def receive(self, data: bytes, peer: str) -> None:
         """Read an RPC of a router."""
         rpc = parse_rpc(data)
-        self._heard.extend(each for each in rpc.messages if each not in self._heard)
+        self._received.extend(each for each in rpc.messages if each not in self._received)
         others = [each for each in self._world.victims_of(self.name) if each != peer]
         for message in rpc.messages if self.trick in (Trick.WITHHOLD, Trick.SIGN) else ():
             is_signed = self.trick is Trick.SIGN
@@ -81,25 +81,27 @@ class Liar:
                 self._world.transmit(self.name, victim, lie)
 
     def _lies(self) -> list[bytes]:
-        dice, topic = self._world.dice, self._world.topics[0]
-        heard = [each.message_id for each in self._heard]
+        rng, topic = self._world.rng, self._world.topics[0]
+        received_ids = [each.message_id for each in self._received]
         lies: dict[Trick, Callable[[], list[bytes]]] = {
             Trick.ANNOUNCE: lambda: [encode_ihave(topic, self._invented())],
             Trick.GRAFT: lambda: [encode_prune(Prune(topic, 1)), encode_graft(topic)] * 4,
-            Trick.DEMAND: lambda: [encode_iwant(heard * 3)],
+            Trick.DEMAND: lambda: [encode_iwant(received_ids * 3)],
             Trick.REFUSE: lambda: [encode_idontwant(self._invented())],
-            Trick.SIGN: lambda: [_signed(self._heard[-1] if heard else GossipMessage(topic, b"x"))],
-            Trick.INVALID: lambda: [encode_message(topic, dice.randbytes(40))],
-            Trick.GARBAGE: lambda: [b"\xff" + dice.randbytes(40) for _ in range(4)],
+            Trick.SIGN: lambda: [
+                _signed(self._received[-1] if received_ids else GossipMessage(topic, b"x"))
+            ],
+            Trick.INVALID: lambda: [encode_message(topic, rng.randbytes(40))],
+            Trick.GARBAGE: lambda: [b"\xff" + rng.randbytes(40) for _ in range(4)],
             Trick.REPLAY: lambda: [
-                b"".join(encode_message(each.topic, each.data) for each in self._heard)
+                b"".join(encode_message(each.topic, each.data) for each in self._received)
             ],
             Trick.CHURN: lambda: [encode_graft(topic), encode_prune(Prune(topic, 2**40))],
         }
         return lies[self.trick]() if self.trick in lies else []
 
     def _invented(self) -> list[bytes]:
-        invented = self._world.dice.randbytes(_FLOOD * MESSAGE_ID_BYTES)
+        invented = self._world.rng.randbytes(_FLOOD * MESSAGE_ID_BYTES)
         return [
             invented[at : at + MESSAGE_ID_BYTES] for at in range(0, len(invented), MESSAGE_ID_BYTES)
         ]

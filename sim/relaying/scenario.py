@@ -1,4 +1,4 @@
-"""What a run of relay is made of, drawn from its seed."""
+"""The scenario of a run of relay, drawn from its seed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MAX_LIARS: Final = 4
 
 
 class Trick(StrEnum):
-    """What a peer does that no honest one does, over and over."""
+    """A fault of a liar, which it repeats."""
 
     ANNOUNCE = "announce"
     """It announces thousands of IDs of messages that do not exist."""
@@ -47,7 +47,7 @@ PUNISHED: Final = frozenset({Trick.ANNOUNCE, Trick.GRAFT, Trick.SIGN, Trick.INVA
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelayScenario:
-    """One run.
+    """The parameters of a run.
 
     ``links`` connect routers, the first of each pair is the one that connects. ``leaves``: of the
     routers, the last so many forward nothing. ``losses``: of RPCs, the share that is lost while
@@ -65,26 +65,26 @@ class RelayScenario:
     victims: int
 
 
-def drawn_relay(dice: Dice) -> RelayScenario:
+def drawn_relay(rng: Dice) -> RelayScenario:
     """Draw a scenario: the routers that forward are always connected by links."""
-    count = dice.randint(MIN_ROUTERS, MAX_ROUTERS)
-    leaves = dice.randint(0, 1)
-    links = {(number, dice.randint(0, number - 1)) for number in range(1, count)}
-    for _ in range(dice.randint(0, 2 * count)):
-        one, two = dice.sample(range(count), 2)
+    count = rng.randint(MIN_ROUTERS, MAX_ROUTERS)
+    leaves = rng.randint(0, 1)
+    links = {(number, rng.randint(0, number - 1)) for number in range(1, count)}
+    for _ in range(rng.randint(0, 2 * count)):
+        one, two = rng.sample(range(count), 2)
         if (two, one) not in links:
             links.add((one, two))
     for leaf in range(count, count + leaves):
-        links |= {(leaf, other) for other in dice.sample(range(count), 2)}
-    liars = dice.randint(0, _MAX_LIARS)
+        links |= {(leaf, other) for other in rng.sample(range(count), 2)}
+    liars = rng.randint(0, _MAX_LIARS)
     return RelayScenario(
         routers=count + leaves,
         leaves=leaves,
         links=tuple(sorted(links)),
-        delay_ns=dice.choice((2, 50, 200)) * NS_PER_MS,
-        losses=0.1 if happens(dice, 0.5) else 0.0,
-        breaks=dice.choice((0, 4, 20)),
-        restarts=dice.choice((0, 1, 3)),
-        tricks=tuple(dice.choice(list(Trick)) for _ in range(liars)),
-        victims=dice.randint(1, 3),
+        delay_ns=rng.choice((2, 50, 200)) * NS_PER_MS,
+        losses=0.1 if happens(rng, 0.5) else 0.0,
+        breaks=rng.choice((0, 4, 20)),
+        restarts=rng.choice((0, 1, 3)),
+        tricks=tuple(rng.choice(list(Trick)) for _ in range(liars)),
+        victims=rng.randint(1, 3),
     )

@@ -42,7 +42,7 @@ _TOPICS: Final = ("/waku/2/rs/7/0", "/waku/2/rs/7/1")
 
 @dataclass(frozen=True, slots=True)
 class RelaySummary:
-    """What a run came to; ``settled`` is the number of messages that had to reach every router."""
+    """The result of a run; ``settled`` is the number of messages that had to reach every router."""
 
     digest: str
     events: int
@@ -63,7 +63,7 @@ class RelayRouter:
         self.name = f"r{number}"
         self.is_leaf = is_leaf
         self._world = world
-        self._began_s = world.dice.random()
+        self._began_s = world.rng.random()
         self.start()
 
     def start(self) -> None:
@@ -71,10 +71,10 @@ class RelayRouter:
         self.life = object()
         self.accepted: set[GossipMessage] = set()
         self.sources: dict[GossipMessage, str] = {}
-        self.core = Router(self._world.topics, self._world.dice, forwards=not self.is_leaf)
+        self.core = Router(self._world.topics, self._world.rng, forwards=not self.is_leaf)
 
     def apply(self, effects: Iterable[RouterEffect]) -> None:
-        """Carry effects out."""
+        """Execute effects."""
         world = self._world
         for effect in effects:
             match effect:
@@ -110,15 +110,15 @@ class RelayRouter:
 
 
 class RelayWorld:
-    """All of it. `run` goes from the beginning to the end, once."""
+    """A network of routers and liars; `run` is called once."""
 
     topics: tuple[str, ...] = _TOPICS
 
     def __init__(
-        self, scenario: RelayScenario, dice: Dice, sink: Callable[[str], None] | None = None
+        self, scenario: RelayScenario, rng: Dice, sink: Callable[[str], None] | None = None
     ) -> None:
         self.scenario = scenario
-        self.dice = dice
+        self.rng = rng
         self.timeline = Timeline(START_NS)
         self.trace = Trace(self.timeline, sink)
         self.judge = RelayJudge(self)
@@ -147,17 +147,17 @@ class RelayWorld:
             Violation: Something that must hold does not.
             AssertionError: A router's invariant, or a bound, is broken.
         """
-        scenario, dice = self.scenario, self.dice
+        scenario, rng = self.scenario, self.rng
         for router in self.routers.values():
-            self.timeline.after(dice.randint(0, NS_PER_S), router.beat)
+            self.timeline.after(rng.randint(0, NS_PER_S), router.beat)
         for one, two in scenario.links:
-            self._dial(f"r{one}", f"r{two}")
+            self._connect(f"r{one}", f"r{two}")
         liars = [Liar(self, *each) for each in enumerate(scenario.tricks)]
         names = [each.name for each in self.routers.values() if not each.is_leaf]
         for liar in liars:
             self.liars[liar.name] = liar
-            for victim in dice.sample(names, min(len(names), scenario.victims)):
-                self.timeline.after(dice.randint(0, NS_PER_S), partial(liar.haunt, victim))
+            for victim in rng.sample(names, min(len(names), scenario.victims)):
+                self.timeline.after(rng.randint(0, NS_PER_S), partial(liar.haunt, victim))
         self._plan_faults()
         self._let_pass(_FAULTS_NS)
         self._is_faulty = False
@@ -211,8 +211,8 @@ class RelayWorld:
             if name in self.routers:
                 self.routers[name].core.leave(peer)
         if pair[0] in self.routers:
-            pause_ns = self.dice.randint(NS_PER_S, _REDIAL_NS)
-            self.timeline.after(pause_ns, lambda: self._dial(*pair))
+            pause_ns = self.rng.randint(NS_PER_S, _REDIAL_NS)
+            self.timeline.after(pause_ns, lambda: self._connect(*pair))
 
     def transmit(self, sender: str, receiver: str, rpc: bytes) -> None:
         """Send an RPC; those of one sender arrive in order, unless the connection ends before.
@@ -221,10 +221,10 @@ class RelayWorld:
         """
         life = self._life(sender, receiver)
         is_first = rpc == encode_subscriptions(self.topics)
-        is_lost = self._is_faulty and not is_first and happens(self.dice, self.scenario.losses)
+        is_lost = self._is_faulty and not is_first and happens(self.rng, self.scenario.losses)
         if life is None or is_lost:
             return
-        delay_ns = self.dice.randint(self.scenario.delay_ns // 10, self.scenario.delay_ns)
+        delay_ns = self.rng.randint(self.scenario.delay_ns // 10, self.scenario.delay_ns)
         due_ns = max(self.timeline.now_ns + delay_ns, self._due_ns.get((sender, receiver), 0))
         self._due_ns[sender, receiver] = due_ns
 
@@ -246,23 +246,23 @@ class RelayWorld:
     def _life(self, one: str, two: str) -> int | None:
         return self._links.get((one, two), self._links.get((two, one)))
 
-    def _dial(self, one: str, two: str) -> None:
+    def _connect(self, one: str, two: str) -> None:
         if self._life(one, two) is None:
             self.link(one, two)
 
     # Phases
 
     def _plan_faults(self) -> None:
-        dice, timeline, scenario = self.dice, self.timeline, self.scenario
+        rng, timeline, scenario = self.rng, self.timeline, self.scenario
         for _ in range(scenario.breaks):
-            one, two = dice.choice(scenario.links)
-            when_ns = dice.randint(0, _FAULTS_NS)
+            one, two = rng.choice(scenario.links)
+            when_ns = rng.randint(0, _FAULTS_NS)
             timeline.after(when_ns, partial(self.unlink, f"r{one}", f"r{two}"))
         for _ in range(scenario.restarts):
-            router = dice.choice(list(self.routers.values()))
-            timeline.after(dice.randint(0, _FAULTS_NS), partial(self._restart, router))
+            router = rng.choice(list(self.routers.values()))
+            timeline.after(rng.randint(0, _FAULTS_NS), partial(self._restart, router))
         for _ in range(_PUBLISHED_WITH_FAULTS):
-            timeline.after(dice.randint(0, _FAULTS_NS), self._publish_one)
+            timeline.after(rng.randint(0, _FAULTS_NS), self._publish_one)
 
     def _restart(self, router: RelayRouter) -> None:
         self.trace.note(router.name, "restarts")
@@ -276,8 +276,8 @@ class RelayWorld:
     def _publish(self) -> GossipMessage:
         """Publish a message at a router that forwards."""
         routers = [each for each in self.routers.values() if not each.is_leaf]
-        router, topic = self.dice.choice(routers), self.dice.choice(self.topics)
-        size_bytes = self.dice.choice((0, 40, 2_000))
+        router, topic = self.rng.choice(routers), self.rng.choice(self.topics)
+        size_bytes = self.rng.choice((0, 40, 2_000))
         message = GossipMessage(topic, b"%d " % next(self._numbers) + bytes(size_bytes))
         self.trace.note(router.name, f"publishes {message.data[:8]!r}")
         router.publish(message)

@@ -443,7 +443,7 @@ class Router:
         self._send(key, encode_prune(Prune(topic, BACKOFF_S)))
 
     def _back_off(self, topic: str, key: str, backoff_s: float) -> None:
-        """Neither send a GRAFT nor take one, after a PRUNE of either side."""
+        """Refuse and send no GRAFT for a while, after a PRUNE of either side."""
         self._pruned_until_s.pop((topic, key), None)
         self._pruned_until_s[topic, key] = self._now_s + backoff_s
         self._bound(self._pruned_until_s)

@@ -72,26 +72,26 @@ async def until_closed(raw: RawClient) -> None:
             pass
 
 
-async def garbage(address: str, chance: random.Random) -> None:
+async def garbage(address: str, rng: random.Random) -> None:
     """Bytes that are no negotiation."""
     raw = await RawClient.connect(address)
-    raw.writer.write(chance.randbytes(chance.randrange(1, 4_000)))
+    raw.writer.write(rng.randbytes(rng.randrange(1, 4_000)))
     raw.writer.write_eof()
     await until_closed(raw)
     raw.close()
 
 
-async def broken_noise(address: str, chance: random.Random) -> None:
+async def broken_noise(address: str, rng: random.Random) -> None:
     """A first message of the handshake that is none."""
     raw = await RawClient.connect(address)
     raw.writer.write(line("/multistream/1.0.0") + line("/noise"))
-    raw.write_message(chance.choice((b"", bytes(32), chance.randbytes(chance.randrange(5_000)))))
-    raw.write_message(chance.randbytes(200))
+    raw.write_message(rng.choice((b"", bytes(32), rng.randbytes(rng.randrange(5_000)))))
+    raw.write_message(rng.randbytes(200))
     await until_closed(raw)
     raw.close()
 
 
-async def forged_identity(address: str, chance: random.Random) -> None:  # noqa: ARG001
+async def forged_identity(address: str, rng: random.Random) -> None:  # noqa: ARG001
     """The key of another."""
     raw = await RawClient.connect(address)
     await raw.secure(forged=True)
@@ -99,55 +99,55 @@ async def forged_identity(address: str, chance: random.Random) -> None:  # noqa:
     raw.close()
 
 
-async def broken_seal(address: str, chance: random.Random) -> None:
+async def broken_seal(address: str, rng: random.Random) -> None:
     """A message that was encrypted with another key."""
     async with WakuClient.connected(address) as client:
-        client.raw.write_message(chance.randbytes(chance.randrange(1, 60_000)))
+        client.raw.write_message(rng.randbytes(rng.randrange(1, 60_000)))
         await until_closed(client.raw)
 
 
-async def broken_frames(address: str, chance: random.Random) -> None:
+async def broken_frames(address: str, rng: random.Random) -> None:
     """Random bytes in place of frames of a multiplexer."""
-    async with WakuClient.connected(address, chance.choice((MPLEX, YAMUX))) as client:
+    async with WakuClient.connected(address, rng.choice((MPLEX, YAMUX))) as client:
         for _ in range(4):
-            client.raw.send(chance.randbytes(chance.randrange(1, 5_000)))
+            client.raw.send(rng.randbytes(rng.randrange(1, 5_000)))
         client.raw.writer.write_eof()
         await until_closed(client.raw)
 
 
-async def broken_request(address: str, chance: random.Random) -> None:
+async def broken_request(address: str, rng: random.Random) -> None:
     """A query that is no protobuf: the node says so, and the connection goes on."""
-    async with WakuClient.connected(address, chance.choice((MPLEX, YAMUX))) as client:
+    async with WakuClient.connected(address, rng.choice((MPLEX, YAMUX))) as client:
         answer = await client.ask(STORE_QUERY, delimited(b"\x0a\x05aaaaa" + b"\xff" * 20))
         assert b"aaaaa" in answer
         await require_answer(client)
 
 
-async def too_large_request(address: str, chance: random.Random) -> None:
+async def too_large_request(address: str, rng: random.Random) -> None:
     """A query that says it is larger than is allowed: its stream is reset at once."""
-    async with WakuClient.connected(address, chance.choice((MPLEX, YAMUX))) as client:
+    async with WakuClient.connected(address, rng.choice((MPLEX, YAMUX))) as client:
         await require_reset(client, varint(2**20 + 1))
         await require_answer(client)
 
 
-async def too_long_number(address: str, chance: random.Random) -> None:
+async def too_long_number(address: str, rng: random.Random) -> None:
     """A length that is no varint."""
-    async with WakuClient.connected(address, chance.choice((MPLEX, YAMUX))) as client:
+    async with WakuClient.connected(address, rng.choice((MPLEX, YAMUX))) as client:
         await require_reset(client, b"\xff" * 12)
 
 
-async def unknown_protocol(address: str, chance: random.Random) -> None:
+async def unknown_protocol(address: str, rng: random.Random) -> None:
     """A protocol after the other, none of which there is."""
-    async with WakuClient.connected(address, chance.choice((MPLEX, YAMUX))) as client:
+    async with WakuClient.connected(address, rng.choice((MPLEX, YAMUX))) as client:
         number = client.open()
         lines = b"".join(line(f"/unknown/{each}") for each in range(20))
         client.raw.send(client.data(number, line("/multistream/1.0.0") + lines))
         await require_answer(client)
 
 
-async def half_requests(address: str, chance: random.Random) -> None:
+async def half_requests(address: str, rng: random.Random) -> None:
     """Streams whose request never comes, and a connection that is left without a word."""
-    async with WakuClient.connected(address, chance.choice((MPLEX, YAMUX))) as client:
+    async with WakuClient.connected(address, rng.choice((MPLEX, YAMUX))) as client:
         for _ in range(10):
             number = client.open()
             begun = line("/multistream/1.0.0") + line(STORE_QUERY) + varint(1_000_000)
@@ -155,31 +155,31 @@ async def half_requests(address: str, chance: random.Random) -> None:
         await require_answer(client)
 
 
-async def too_many_streams(address: str, chance: random.Random) -> None:
+async def too_many_streams(address: str, rng: random.Random) -> None:
     """More streams than a connection may have: the further ones are reset."""
-    async with WakuClient.connected(address, chance.choice((MPLEX, YAMUX))) as client:
+    async with WakuClient.connected(address, rng.choice((MPLEX, YAMUX))) as client:
         for _ in range(MAX_STREAMS):
             client.open()
         await require_reset(client, b"")
 
 
-async def flood(address: str, chance: random.Random) -> None:  # noqa: ARG001
+async def flood(address: str, rng: random.Random) -> None:  # noqa: ARG001
     """Ever more frames without meaning: the connection is ended."""
     async with WakuClient.connected(address) as client:
         client.raw.send(b"\x04\x00" * 30_000)
         await until_closed(client.raw)
 
 
-async def broken_upgrade(address: str, chance: random.Random) -> None:
+async def broken_upgrade(address: str, rng: random.Random) -> None:
     """A request of HTTP that opens no WebSocket: of another kind, without end, or too long."""
     raw = await RawClient.connect(address)
     raw.writer.write(
-        chance.choice(
+        rng.choice(
             (
                 b"GET / HTTP/1.1\r\nHost: gateway\r\n\r\n",
                 b"POST / HTTP/1.1\r\nContent-Length: 99999999\r\n\r\n",
-                b"GET /" + b"a" * chance.randrange(20_000),
-                b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * chance.randrange(1_000),
+                b"GET /" + b"a" * rng.randrange(20_000),
+                b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * rng.randrange(1_000),
                 _UPGRADE.replace(b"13", b"12"),
             )
         )
@@ -189,14 +189,14 @@ async def broken_upgrade(address: str, chance: random.Random) -> None:
     raw.close()
 
 
-async def broken_websocket(address: str, chance: random.Random) -> None:
+async def broken_websocket(address: str, rng: random.Random) -> None:
     """An opened WebSocket on which random bytes, text or an endless message follow."""
     raw = await RawClient.connect(address)
     raw.writer.write(_UPGRADE)
     await raw.reader.readuntil(b"\r\n\r\n")
     endless = bytes.fromhex("02fe1000") + bytes(4) + bytes(4096)
-    broken = (chance.randbytes(2_000), b"\x81\x84" + bytes(8), b"\x82\xff" + b"\xff" * 12, endless)
-    raw.writer.write(chance.choice(broken))
+    broken = (rng.randbytes(2_000), b"\x81\x84" + bytes(8), b"\x82\xff" + b"\xff" * 12, endless)
+    raw.writer.write(rng.choice(broken))
     raw.writer.write_eof()
     await until_closed(raw)
     raw.close()
@@ -211,8 +211,8 @@ async def status_of(client: WakuClient, protocol: str, request: bytes) -> int:
     return found
 
 
-async def broken_services(address: str, chance: random.Random) -> None:
-    """Requests of light push and filter that are broken, or of another network or time."""
+async def broken_services(address: str, rng: random.Random) -> None:
+    """Send requests of light push and filter that are broken, or of another network or time."""
     message = WakuMessage(payload=b"x", content_topic="/a/1/b/proto", timestamp=time.time_ns())
     late = WakuMessage(payload=b"x", content_topic="/a/1/b/proto", timestamp=2**62)
 
@@ -228,12 +228,12 @@ async def broken_services(address: str, chance: random.Random) -> None:
         return bytes_field(1, b"r") + number_field(2, 1) + bytes_field(10, topic.encode()) + named
 
     here, elsewhere = "/waku/2/rs/1/0", "/waku/2/rs/65535/0"
-    async with WakuClient.connected(address, chance.choice((MPLEX, YAMUX))) as client:
+    async with WakuClient.connected(address, rng.choice((MPLEX, YAMUX))) as client:
         for protocol, request, expected in (
-            (LIGHT_PUSH, b"\xff" + chance.randbytes(chance.randrange(500)), 400),
+            (LIGHT_PUSH, b"\xff" + rng.randbytes(rng.randrange(500)), 400),
             (LIGHT_PUSH, push(elsewhere, message), 421),
             (LIGHT_PUSH, push(here, late), 420),
-            (FILTER_SUBSCRIBE, b"\xff" + chance.randbytes(chance.randrange(500)), 400),
+            (FILTER_SUBSCRIBE, b"\xff" + rng.randbytes(rng.randrange(500)), 400),
             (FILTER_SUBSCRIBE, subscribe(elsewhere, 1), 400),
             (FILTER_SUBSCRIBE, subscribe(here, 101), 400),
         ):
@@ -241,9 +241,9 @@ async def broken_services(address: str, chance: random.Random) -> None:
         await require_answer(client)
 
 
-async def many_subscriptions(address: str, chance: random.Random) -> None:
-    """Ten thousand subscriptions, of which a connection has a thousand; what comes is not read."""
-    async with WakuClient.connected(address, chance.choice((MPLEX, YAMUX))) as client:
+async def many_subscriptions(address: str, rng: random.Random) -> None:
+    """Subscribe ten thousand times on a connection, which has room for a thousand, and read no push."""
+    async with WakuClient.connected(address, rng.choice((MPLEX, YAMUX))) as client:
         codes = []
         for number in range(100):
             named = b"".join(
@@ -255,15 +255,15 @@ async def many_subscriptions(address: str, chance: random.Random) -> None:
         assert codes == [200] * 10 + [503] * 90
 
 
-async def hostile_relay(address: str, chance: random.Random) -> None:
-    """A relay peer that sends floods, forgeries and garbage, and reads nothing."""
+async def hostile_relay(address: str, rng: random.Random) -> None:
+    """Send floods, forgeries and garbage as a relay peer, and read nothing."""
     topic = "/waku/2/rs/1/0"
 
     def invented(count: int) -> list[bytes]:
-        return [chance.randbytes(32) for _ in range(count)]
+        return [rng.randbytes(32) for _ in range(count)]
 
     rpcs = (
-        lambda: chance.randbytes(chance.randrange(1, 2_000)),
+        lambda: rng.randbytes(rng.randrange(1, 2_000)),
         lambda: b"\x0a\x00" * 36_000,
         lambda: encode_ihave(topic, invented(4_000)),
         lambda: encode_iwant(invented(4_000)),
@@ -271,14 +271,14 @@ async def hostile_relay(address: str, chance: random.Random) -> None:
         lambda: encode_subscriptions(f"/waku/2/rs/9/{each}" for each in range(900)),
         lambda: encode_graft(topic) * 900,
         lambda: encode_prune(Prune(topic, 2**40)) + encode_graft(topic),
-        lambda: encode_message(topic, chance.randbytes(500)),
+        lambda: encode_message(topic, rng.randbytes(500)),
         lambda: encode_message(topic, bytes(160_000)),
     )
     async with WakuClient.connected(address, YAMUX) as client:
         number = client.open()
         client.raw.send(client.data(number, line("/multistream/1.0.0") + line(RELAY)))
-        for _ in range(chance.randrange(2, 30)):
-            rpc = delimited(chance.choice(rpcs)())
+        for _ in range(rng.randrange(2, 30)):
+            rpc = delimited(rng.choice(rpcs)())
             for start in range(0, len(rpc), 16_384):
                 client.raw.send(client.data(number, rpc[start : start + 16_384]))
             if client.raw.writer.is_closing():

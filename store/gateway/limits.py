@@ -223,5 +223,14 @@ MAX_SYNC_BYTES: Final = 256 * 1024 * 1024
 MAX_TRANSFER_FRAME_BYTES: Final = 153_600
 """One message on a stream of transfer; nwaku closes the stream after a larger one."""
 
+TRANSFER_BATCH: Final = 50
+"""Messages that are read from the node at a time: at most about 8 MiB."""
+
+MAX_UNSOLICITED_MESSAGES: Final = 1_000
+"""Transferred messages that are dropped, for each session, before the stream is."""
+
+MIN_SYNC_PAUSE_S: Final = 1.0
+"""Between two sessions that one peer begins; nwaku begins one every five minutes."""
+
 TRANSFER_IDLE_TIMEOUT_S: Final = 10 * 60.0
 """Between two messages on a stream of transfer: nwaku keeps its stream from session to session."""

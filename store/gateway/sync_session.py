@@ -90,16 +90,16 @@ class SyncSession:
         self.to_send: list[Id] = []
         self.missing = 0
         self.has_ended = False
+        self.high_ns = high_ns
         self._ids = ids
         self._low_ns = low_ns
-        self._high_ns = high_ns
         self._pubsub_topics = pubsub_topics
 
     def begin(self) -> bytes:
         """Return the first frame of the side that begins."""
-        whole = self._fingerprint(self._low_ns, self._high_ns)
+        whole = self._fingerprint(self._low_ns, self.high_ns)
         if whole.upper_ns - whole.lower_ns < PARTS:
-            whole = self._item_set(self._low_ns, self._high_ns)
+            whole = self._item_set(self._low_ns, self.high_ns)
         return self._encode([whole])
 
     def receive(self, data: bytes) -> bytes | None:
@@ -131,7 +131,7 @@ class SyncSession:
     def _answer(self, asked: Range) -> Iterator[Range]:
         """Yield the answer to a range, with Skips where it lies outside of the session."""
         low_ns = min(max(asked.lower_ns, self._low_ns), asked.upper_ns)
-        high_ns = max(min(asked.upper_ns, self._high_ns), low_ns)
+        high_ns = max(min(asked.upper_ns, self.high_ns), low_ns)
         yield Range(asked.lower_ns, low_ns, None)
         if isinstance(asked.content, ItemSet):
             yield self._answer_items(low_ns, high_ns, asked.content)

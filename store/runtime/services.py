@@ -202,6 +202,7 @@ async def open_wiring(
     written_ids, unread = WrittenIds(), UnreadRows(database, max_confirms)
     # Also without gossip: other nodes on the database ask their peers to confirm.
     tracking = None if config.read_only else ConfirmationTracker(unread, max_confirms)
+    ids = DatabaseIds(database)
     partitions, recent_topics = PartitionMap(time.time_ns, policy.retention_ns), RecentTopics()
 
     def stored(batch: RecordBatch, source: Source, new: int) -> None:
@@ -213,20 +214,6 @@ async def open_wiring(
         if source not in PUBLISHED:
             _LOG.warning("message_conflict", source=source.value, **conflict.fields())
 
-    writer = DatabaseWriter(
-        database,
-        partitions,
-        written_ids=written_ids,
-        tracking=tracking,
-        tracing=tracing,
-        is_disk_full=lambda: disk.full,
-        on_stored=stored,
-        on_conflict=conflicting,
-    )
-    if not config.read_only:
-        await writer.start()
-        stack.push_async_callback(writer.stop)
-    ids = DatabaseIds(database)
     hot = HotIndex(
         ids,
         written_ids,
@@ -251,6 +238,20 @@ async def open_wiring(
         on_commits=committed,
         read_only=config.read_only,
     )
+    writer = DatabaseWriter(
+        database,
+        partitions,
+        written_ids=written_ids,
+        tracking=tracking,
+        feed=feed,
+        tracing=tracing,
+        is_disk_full=lambda: disk.full,
+        on_stored=stored,
+        on_conflict=conflicting,
+    )
+    if not config.read_only:
+        await writer.start()
+        stack.push_async_callback(writer.stop)
     await feed.start()
     stack.push_async_callback(feed.stop)
     hot.start()

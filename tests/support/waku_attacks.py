@@ -242,7 +242,7 @@ async def broken_services(address: str, rng: random.Random) -> None:
 
 
 async def many_subscriptions(address: str, rng: random.Random) -> None:
-    """Subscribe ten thousand times on a connection, which has room for a thousand, and read no push."""
+    """Subscribe ten thousand times on a connection, which has room for a thousand."""
     async with WakuClient.connected(address, rng.choice((MPLEX, YAMUX))) as client:
         codes = []
         for number in range(100):

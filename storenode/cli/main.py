@@ -33,6 +33,11 @@ class Command(NamedTuple):
 
 COMMANDS: Final[Mapping[str, Command]] = {
     "run": Command("store.cli.run:run", "Run a node in the foreground.", "embedded"),
+    "check-config": Command(
+        "store.cli.check_config:check_config",
+        "Try all that the next start of a node would try.",
+        "embedded",
+    ),
     "gateway": Command(
         "store.cli.gateway:gateway", "Serve a node to Waku clients over libp2p.", "gateway"
     ),
@@ -49,9 +54,9 @@ COMMANDS: Final[Mapping[str, Command]] = {
         "Show what is held by hour, and which stores are equal.",
     ),
     "follow": Command("storenode.cli.client.follow:follow", "Receive messages as they are stored."),
-    "get": Command("storenode.cli.client.get:get", "Fetch SDS messages by message ID."),
+    "get": Command("storenode.cli.client.sds:get", "Fetch SDS messages by message ID."),
     "causal-history": Command(
-        "storenode.cli.client.causal_history:causal_history",
+        "storenode.cli.client.sds:causal_history",
         "Fetch what SDS messages causally depend on.",
     ),
     "chat": Command("storenode.cli.chat.command:chat", "Talk in an SDS channel."),

@@ -58,7 +58,9 @@ RELAY_MUTANTS = {
         first_seed=16,
     ),
     "an early GRAFT is free": Mutant(
-        in_router("_take_graft", "if is_early:", "if False:"), "never disconnected for graft"
+        in_router("_take_graft", "if is_early:", "if False:"),
+        "never disconnected for graft",
+        first_seed=29,
     ),
     "a peer is asked for everything that it announces": Mutant(
         in_router("_request", "peer.requested >= MAX_IWANT_PER_HEARTBEAT", "False"),
@@ -68,13 +70,14 @@ RELAY_MUTANTS = {
     "a broken promise is free": Mutant(
         in_router("_forget", "self._punish(key, MALFORMED_PENALTY,", "str("),
         "never disconnected for announce",
+        first_seed=9,
     ),
     "promises are kept for ever": Mutant(
         in_router("_forget", "if until_s < self._now_s:", "if False:"),
         f"{KEPT}|never disconnected for announce",
     ),
     "messages are served without end": Mutant(
-        in_router("_serve", "count < MAX_SERVED and ", ""), "without end"
+        in_router("_serve", "count < MAX_SERVED and ", ""), "without end", first_seed=14
     ),
     "the cache of messages is never emptied": Mutant(
         in_router("_forget", "len(self._history) == CACHE_HEARTBEATS", "False"), KEPT

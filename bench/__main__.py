@@ -22,6 +22,7 @@ BENCHMARKS = (
     "publish",
     "single",
     "slow_flush",
+    "idle",
     "disk",
     "scan",
     "hashes",

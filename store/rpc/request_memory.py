@@ -237,18 +237,20 @@ class IncompleteRequests:
 
     async def run(self) -> None:
         """Measure again and again while a request is awaited, for a small part of the time."""
-        loop, pause_s = asyncio.get_running_loop(), PAUSE_S
+        loop, pause_s, least_s = asyncio.get_running_loop(), PAUSE_S, PAUSE_S
         while True:
             if not self._is_filling:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(pause_s - PAUSE_S if self._awaited else None):
                         await self._begun.wait()
-            begun, began_s = self._begun.is_set(), loop.time()
+            begun = self._begun.is_set()
             self._begun.clear()
+            # The request of most calls has come by then.
+            await asyncio.sleep(FILLING_PAUSE_S if self._is_filling else least_s)
+            began_s = loop.time()
             await self.measure()
             pause_s = PAUSE_S if begun or self._has_grown else min(2 * pause_s, MAX_PAUSE_S)
             least_s = max(PAUSE_S, (loop.time() - began_s) * PAUSE_ROUNDS)
-            await asyncio.sleep(FILLING_PAUSE_S if self._is_filling else least_s)
 
     async def measure(self) -> None:
         """Measure in a thread, and end calls where there are too many bytes."""

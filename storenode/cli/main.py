@@ -32,6 +32,11 @@ class Command(NamedTuple):
 
 COMMANDS: Final[Mapping[str, Command]] = {
     "run": Command("store.cli.run:run", "Run a node in the foreground.", "embedded"),
+    "check-config": Command(
+        "store.cli.check_config:check_config",
+        "Try all that the next start of a node would try.",
+        "embedded",
+    ),
     "gateway": Command(
         "store.cli.gateway:gateway", "Serve a node to Waku clients over libp2p.", "gateway"
     ),

@@ -338,6 +338,7 @@ class NodeRuntime:
                 index_start_ns=wiring.reconcilable.index_start_ns,
                 gossip=gossiping.state(telemetry.unread),
                 conflicts=int(total(self._metrics.conflicts)),
+                database=await self._status.database(is_up=is_up),
             )
 
         return RpcContext(

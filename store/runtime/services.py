@@ -105,9 +105,9 @@ class PolicySource:
         Raises:
             StoreUnavailable: The database does not serve.
         """
-        before = self.brake.held
+        before = self.brake.excess
         await database.read(self.brake.settle, self._now_ns())
-        excess = self.brake.held
+        excess = self.brake.excess
         metrics.retention_held_days.set(0 if excess is None else excess.span_ns / DAY_NS)
         metrics.retention_held_ratio.set(0 if excess is None else excess.share)
         if excess is not None and before is None:

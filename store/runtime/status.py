@@ -10,7 +10,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from store.db.summaries.timeline import (
@@ -32,7 +32,7 @@ from store.runtime.health import NodeHealth
 from store.runtime.services import MAX_STATUS_TOPICS, PolicySource, Wiring
 from store.runtime.tasks import SingleFlightCache
 from store.runtime.telemetry import SUMMARY_AGE_S
-from store.serving.context import NodeIdentity
+from store.serving.context import DiskState, NodeIdentity, ServedDatabase
 from storenode.message.limits import NS_PER_S
 
 STATUS_REST_S: Final = 1.0
@@ -122,7 +122,7 @@ class StatusReport:
             "ended": [
                 _problem(each.problem) | {"ended": int(each.ended_s)} for each in self._health.ended
             ],
-            "disks": self._disks(),
+            "disks": [asdict(each) for each in self._disks()],
             "clocks_ahead_s": self._clocks_ahead_s(),
             "publish_ms": self._rates.publish_ms(),
             "rates": {"interval_s": RATE_INTERVAL_S, "per_second": self._rates.series()},
@@ -146,11 +146,29 @@ class StatusReport:
         fields["sessions"] = {"running": running, "ended": self._sessions_ended()}
         return json.dumps(fields, separators=(",", ":"), allow_nan=False).encode()
 
-    def _disks(self) -> list[Fields]:
+    async def database(self, *, is_up: bool) -> ServedDatabase | None:
+        """Return the state of the database, as it was last read; None if it never was."""
+        if self._database is None:
+            return None
+        upkeep = await self._database.upkeep.get(STATUS_PATIENCE_S if is_up else 0)
+        if upkeep is None:
+            return None
+        return ServedDatabase(
+            host=upkeep.host,
+            standby=upkeep.standby,
+            timeline=int(total(self._metrics.database_timeline, "")),
+            standbys=int(total(self._metrics.standbys, "")),
+            size_bytes=upkeep.size_bytes,
+            disks=self._disks(),
+            archived=upkeep.archives,
+            oldest_unarchived_ns=upkeep.unarchived_ns or 0,
+        )
+
+    def _disks(self) -> list[DiskState]:
         metrics = self._metrics
         size = {each.labels["volume"]: each.value for each in samples(metrics.disk_size_bytes)}
         return [
-            {"volume": name, "free_bytes": each.value, "size_bytes": size.get(name)}
+            DiskState(name, int(each.value), int(size.get(name, 0)))
             for each in samples(metrics.disk_free_bytes)
             if (name := each.labels["volume"])
         ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -71,7 +71,8 @@ class NodeState:
 
     Timestamps in Unix nanoseconds, 0 when nothing is stored. ``index_entries``: SyncIDs in memory,
     which begin at ``index_start_ns``. ``gossip``: None where it is switched off. ``conflicts``:
-    messages since the start that share a hash with a stored one and differ from it.
+    messages since the start that share a hash with a stored one and differ from it. ``database``:
+    None while it has not been read.
     """
 
     ready: bool
@@ -82,6 +83,30 @@ class NodeState:
     index_start_ns: int = 0
     gossip: GossipState | None = None
     conflicts: int = 0
+    database: ServedDatabase | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DiskState:
+    """The space of a volume."""
+
+    volume: str
+    free_bytes: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ServedDatabase:
+    """The state of the database of a node, as ``Admin.GetStatus`` reports it."""
+
+    host: str
+    standby: bool
+    timeline: int
+    standbys: int
+    size_bytes: int
+    disks: Sequence[DiskState]
+    archived: bool
+    oldest_unarchived_ns: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import importlib
-import importlib.metadata
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -33,6 +32,11 @@ class Command(NamedTuple):
 
 COMMANDS: Final[Mapping[str, Command]] = {
     "run": Command("store.cli.run:run", "Run a node in the foreground.", "embedded"),
+    "check-config": Command(
+        "store.cli.check_config:check_config",
+        "Try all that the next start of a node would try.",
+        "embedded",
+    ),
     "gateway": Command(
         "store.cli.gateway:gateway", "Serve a node to Waku clients over libp2p.", "gateway"
     ),
@@ -49,9 +53,9 @@ COMMANDS: Final[Mapping[str, Command]] = {
         "Show what is held by hour, and which stores are equal.",
     ),
     "follow": Command("storenode.cli.client.follow:follow", "Receive messages as they are stored."),
-    "get": Command("storenode.cli.client.get:get", "Fetch SDS messages by message ID."),
+    "get": Command("storenode.cli.client.sds:get", "Fetch SDS messages by message ID."),
     "causal-history": Command(
-        "storenode.cli.client.causal_history:causal_history",
+        "storenode.cli.client.sds:causal_history",
         "Fetch what SDS messages causally depend on.",
     ),
     "chat": Command("storenode.cli.chat.command:chat", "Talk in an SDS channel."),
@@ -80,9 +84,11 @@ _NOT_INSTALLED: Final = (
 @cache
 def _has_node() -> bool:
     """Whether the node is installed; a module that happens to be called ``store`` is not it."""
+    # Client commands start sooner without it.
+    metadata = importlib.import_module("importlib.metadata")
     try:
-        importlib.metadata.distribution(NODE)
-    except importlib.metadata.PackageNotFoundError:
+        metadata.distribution(NODE)
+    except ModuleNotFoundError:
         return False
     return True
 

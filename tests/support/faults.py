@@ -127,7 +127,7 @@ def _commit_nothing(metrics: Metrics, now_s: float) -> None:
     metrics.ready.set(0)
     metrics.commit_age_seconds.clear()
     cause = "commits wait for synchronous replication"
-    metrics.commit_age_seconds.labels(cause).set(now_s - WELL_MIN * 60 + 30)
+    metrics.commit_age_seconds.labels(cause).set(now_s - WELL_MIN * 60 + 5)
 
 
 def _commit_again(metrics: Metrics, _now_s: float) -> None:

@@ -123,7 +123,7 @@ class PostgresServer:
         return name
 
     def drop_database(self, name: str) -> None:
-        """Remove a database, whoever is connected to it."""
+        """Remove a database, and end the connections to it."""
         self._execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
 
     def _execute(self, statement: sql.Composed) -> None:
@@ -132,7 +132,7 @@ class PostgresServer:
 
 
 def copy_cluster(directory: Path, installation: binaries.Installation | None = None) -> Path:
-    """Give a data directory, of a node too, an empty cluster as its first start would make it.
+    """Copy an empty cluster, as its first start would make it, into a data directory of a node.
 
     To copy one costs a tenth of making it, and all that are copied have one system identifier.
     """
@@ -144,7 +144,7 @@ def copy_cluster(directory: Path, installation: binaries.Installation | None = N
 
 @cache
 def _made(installation: binaries.Installation) -> Path:
-    """A data directory with a cluster that nobody has ever started."""
+    """Return a data directory with a cluster that was never started."""
     data = DataDir(Path(tempfile.mkdtemp(prefix="storenode-made-")))
     atexit.register(shutil.rmtree, data.path, ignore_errors=True)
     account = account_for(data.cluster)

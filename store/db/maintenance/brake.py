@@ -32,7 +32,7 @@ _AGREE: Final[LiteralString] = "update storenode.store set retention_ns = %s, re
 
 @dataclass(frozen=True, slots=True)
 class RetentionReview:
-    """What limits would drop of a store.
+    """The effect that limits would have on a store.
 
     Attributes:
         agreed: The limits that the store has agreed to; None: none yet.
@@ -85,7 +85,8 @@ class RetentionBrake:
 
     Attributes:
         policy: These limits: those of the node's options, or the agreed ones while these are held.
-        held: What the options would drop, and is kept until it is confirmed; None: nothing is held.
+        excess: The partitions that the options would drop, and that wait for a confirmation;
+            None: there are none.
     """
 
     def __init__(self, wanted: RetentionPolicy, *, confirmed: bool = False) -> None:
@@ -99,7 +100,7 @@ class RetentionBrake:
         self._confirmed = confirmed
         self._is_settled = self._is_backlog = False
         self.policy = wanted
-        self.held: Excess | None = None
+        self.excess: Excess | None = None
 
     async def settle(self, connection: Connection, now_ns: int) -> None:
         """Decide which limits apply: at the start, and again every few seconds.
@@ -110,18 +111,18 @@ class RetentionBrake:
         starts, wanted = not self._is_settled, self._wanted
         agreed = await read_agreed(connection)
         is_agreed = agreed is not None and wanted.keeps(agreed) and agreed.keeps(wanted)
-        held, is_backlog = None, False
+        excess, is_backlog = None, False
         if not self._confirmed and (starts or not is_agreed or self._is_backlog):
             found = await review(connection, wanted, now_ns)
             # While a node runs, much may be due because a lock has held it.
             is_backlog = is_agreed and (starts or self._is_backlog) and found.has_backlog(wanted)
-            held = found.due if is_backlog else found.excess
+            excess = found.due if is_backlog else found.excess
         is_longer = agreed is not None and wanted.keeps(agreed)
         # Another node may have agreed to less meanwhile: only a start replaces that.
-        if held is None and not is_agreed and (starts or not is_longer):
+        if excess is None and not is_agreed and (starts or not is_longer):
             await agree(connection, wanted)
-        keeps_all = held is not None and (is_backlog or agreed is None)
-        applied = RetentionPolicy() if keeps_all else wanted if held is None else agreed
+        keeps_all = excess is not None and (is_backlog or agreed is None)
+        applied = RetentionPolicy() if keeps_all else wanted if excess is None else agreed
         assert applied is not None
         self.policy = replace(applied, requires_archive=wanted.requires_archive)
-        self.held, self._is_backlog, self._is_settled = held, is_backlog, True
+        self.excess, self._is_backlog, self._is_settled = excess, is_backlog, True

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from storenode.cli.client.limits import PROGRESS_INTERVAL_S
+from storenode.cli.client.limits import PROGRESS_COLUMNS, PROGRESS_INTERVAL_S
 from storenode.cli.client.text import counted, format_time, note, preview, safe
 from storenode.cli.errors import FAILED, CliError
 from storenode.client.plain import to_json
@@ -70,7 +70,8 @@ class Output:
             self._shown_s = now_s
             newest = items[-1].message
             reached = f", up to {format_time(newest.timestamp)}" if newest.timestamp else ""
-            note(f"{counted(self._printed, 'message')}{reached}", end="\r")
+            text = f"{counted(self._printed, 'message')}{reached}"
+            note(f"{text:<{PROGRESS_COLUMNS}}", end="\r")
 
     def flush(self) -> None:
         """Write all lines to the reader."""
@@ -85,7 +86,7 @@ class Output:
         """Write all lines to the reader, and clear the progress."""
         self.flush()
         if self._shows_progress:
-            note("", end="")
+            note(" " * PROGRESS_COLUMNS, end="\r")
 
     def json(self, value: Mapping[str, Any]) -> None:
         """Print one JSON object, in ASCII without control characters."""

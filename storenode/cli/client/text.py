@@ -61,10 +61,7 @@ def parse_time_ns(text: str) -> tuple[int, datetime | None]:
 def note(text: str, end: str = "\n") -> None:
     """Print a remark on standard error."""
     sys.stdout.flush()
-    # On a terminal, a line that is shorter than the progress before it clears the rest.
-    print(
-        safe(text), end="\x1b[K" + end if sys.stderr.isatty() else end, file=sys.stderr, flush=True
-    )
+    print(safe(text), end=end, file=sys.stderr, flush=True)
 
 
 def _noted_time(text: str) -> int:

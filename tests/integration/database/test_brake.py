@@ -13,7 +13,7 @@ from store.domain.partitioning import DAY_NS
 from store.domain.retention import RetentionPolicy
 from tests.integration.database.rows import NOW, TODAY, Connection, horizon, insert, opened
 
-HELD_DAYS = 40
+STORED_DAYS = 40
 KEEP_ALL = RetentionPolicy()
 
 
@@ -24,7 +24,7 @@ def days(number: float) -> RetentionPolicy:
 @pytest.fixture
 async def connection(database_url: str) -> AsyncIterator[Connection]:
     async with await opened(database_url) as connection:
-        times = [NOW - day * DAY_NS for day in range(HELD_DAYS)]
+        times = [NOW - day * DAY_NS for day in range(STORED_DAYS)]
         await ensure_for(connection, times, NOW, None)
         await insert(connection, times)
         yield connection
@@ -49,10 +49,10 @@ async def settle(connection: Connection, brake: RetentionBrake, now_ns: int = NO
 
 
 def applies(node: RetentionBrake, policy: RetentionPolicy) -> bool:
-    return node.held is None and node.policy == policy
+    return node.excess is None and node.policy == policy
 
 
-async def held_days(connection: Connection) -> int:
+async def stored_days(connection: Connection) -> int:
     return sum(
         each.bounds.high <= TODAY + DAY_NS
         for each in (await read_inventory(connection)).of("messages")
@@ -61,7 +61,7 @@ async def held_days(connection: Connection) -> int:
 
 STARTS: dict[str, tuple[RetentionPolicy | None, RetentionPolicy, bool]] = {
     "a first start that drops nothing": (None, days(60), False),
-    "a first start that drops a day": (None, days(HELD_DAYS - 2), False),
+    "a first start that drops a day": (None, days(STORED_DAYS - 2), False),
     "a first start that drops nine days": (None, days(30), True),
     "a first start without limits": (None, KEEP_ALL, False),
     "30m for 30d": (days(60), days(1 / 48), True),
@@ -77,43 +77,43 @@ STARTS: dict[str, tuple[RetentionPolicy | None, RetentionPolicy, bool]] = {
 
 
 async def test_a_start_holds_what_would_drop_much(connection: Connection) -> None:
-    for name, (agreed, wanted, is_held) in STARTS.items():
+    for name, (agreed, wanted, waits) in STARTS.items():
         async with connection.transaction(force_rollback=True):
             if agreed is not None:
                 await agree(connection, agreed)
             node = RetentionBrake(wanted)
             await node.settle(connection, NOW)
-            assert (node.held is not None) == is_held, name
-            assert node.policy == ((agreed or KEEP_ALL) if is_held else wanted), name
-            assert await read_agreed(connection) == (agreed if is_held else wanted), name
+            assert (node.excess is not None) == waits, name
+            assert node.policy == ((agreed or KEEP_ALL) if waits else wanted), name
+            assert await read_agreed(connection) == (agreed if waits else wanted), name
 
 
-async def test_a_held_node_drops_when_an_operator_agrees(connection: Connection) -> None:
+async def test_a_node_drops_when_an_operator_agrees(connection: Connection) -> None:
     await agree(connection, days(60))
     slip = await start(connection, days(2))
-    assert slip.held is not None
-    assert len(slip.held.partitions) == HELD_DAYS - 3
-    assert slip.held.share > 0.9
-    assert slip.held.span_ns == (HELD_DAYS - 3) * DAY_NS
+    assert slip.excess is not None
+    assert len(slip.excess.partitions) == STORED_DAYS - 3
+    assert slip.excess.share > 0.9
+    assert slip.excess.span_ns == (STORED_DAYS - 3) * DAY_NS
     await settle(connection, slip)
-    assert slip.held is not None
-    assert await held_days(connection) == HELD_DAYS
+    assert slip.excess is not None
+    assert await stored_days(connection) == STORED_DAYS
     await agree(connection, days(2))
     await settle(connection, slip)
     assert applies(slip, days(2))
-    assert await held_days(connection) == 3
+    assert await stored_days(connection) == 3
 
 
 async def test_a_confirmed_start_drops_at_once(connection: Connection) -> None:
     await agree(connection, days(60))
     node = await start(connection, days(2), confirmed=True)
     assert applies(node, days(2))
-    assert await held_days(connection) == 3
+    assert await stored_days(connection) == 3
     # The next start has nothing to confirm.
-    assert (await start(connection, days(2))).held is None
+    assert (await start(connection, days(2))).excess is None
 
 
-async def test_what_falls_due_day_by_day_is_never_held(connection: Connection) -> None:
+async def test_what_falls_due_day_by_day_never_waits(connection: Connection) -> None:
     await start(connection, days(2), confirmed=True)
     for day in range(1, 4):
         now_ns = NOW + day * DAY_NS
@@ -121,17 +121,17 @@ async def test_what_falls_due_day_by_day_is_never_held(connection: Connection) -
         await insert(connection, [now_ns])
         # A third of the store is due.
         node = await start(connection, days(2), now_ns=now_ns)
-        assert node.held is None
+        assert node.excess is None
     assert await horizon(connection) == TODAY + DAY_NS
 
 
-async def test_more_than_a_week_due_at_a_start_is_held(connection: Connection) -> None:
+async def test_more_than_a_week_due_at_a_start_waits(connection: Connection) -> None:
     await agree(connection, days(30))
     node = await start(connection, days(30))
-    assert node.held is not None
-    assert (node.policy, await held_days(connection)) == (KEEP_ALL, HELD_DAYS)
+    assert node.excess is not None
+    assert (node.policy, await stored_days(connection)) == (KEEP_ALL, STORED_DAYS)
     await settle(connection, node)
-    assert node.held is not None
+    assert node.excess is not None
     await prune(connection, days(30), NOW)
     await settle(connection, node)
     assert applies(node, days(30))
@@ -150,7 +150,7 @@ async def test_a_backlog_of_a_running_node_is_dropped(connection: Connection) ->
     # A lock has kept eight days from being dropped.
     await settle(connection, node, NOW + 30 * DAY_NS)
     assert applies(node, days(60))
-    assert await held_days(connection) == 31
+    assert await stored_days(connection) == 31
 
 
 async def test_two_nodes_with_different_retention_keep_the_longer_one(
@@ -158,7 +158,7 @@ async def test_two_nodes_with_different_retention_keep_the_longer_one(
 ) -> None:
     long = await start(connection, days(60))
     short = await start(connection, days(20))
-    assert short.held is not None
+    assert short.excess is not None
     assert short.policy == days(60)
     # An operator confirms the shorter one; the other node must not undo that before its restart.
     await agree(connection, days(20))
@@ -166,7 +166,7 @@ async def test_two_nodes_with_different_retention_keep_the_longer_one(
     assert await read_agreed(connection) == days(20)
     await settle(connection, short)
     assert applies(short, days(20))
-    assert await held_days(connection) == 21
+    assert await stored_days(connection) == 21
     assert long.policy == days(60)
     await start(connection, days(60))
     assert await read_agreed(connection) == days(60)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
@@ -20,31 +19,13 @@ from storenode.wire.storenode.v1.store_pb2 import (
 )
 from storenode.wire.storenode.v1.store_pb2_grpc import StoreStub
 from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
-from tests.integration.gateway.messages import CLUSTER, PUBSUB, SHARD
+from tests.integration.gateway.messages import CLUSTER, PUBSUB, SHARD, access_files
 from tests.support.gateway import GENEROUS, GatewayProcess, running_gateway
 from tests.support.node import NodeProcess, running_node
 from tests.support.polling import eventually
 
 TOPIC: Final = "/sync/1/chat/proto"
 NETWORK: Final = (*GENEROUS, "--cluster", str(CLUSTER), "--shard", str(SHARD))
-RIGHTS: Final = {
-    "gateway": ("read", "publish", "follow", "backfill"),
-    "writer": ("read", "publish", "backfill"),
-    "timid": ("read", "publish", "follow"),
-}
-
-
-def access_files(folder: Path) -> None:
-    """Write a token file, and the token of each client beside it."""
-    folder.mkdir()
-    text = ""
-    for name, rights in RIGHTS.items():
-        digest = sha256(f"token-of-{name}".encode()).hexdigest()
-        quoted = ", ".join(f'"{each}"' for each in rights)
-        text += f'[clients.{name}]\ntoken_sha256 = "{digest}"\nrights = [{quoted}]\n'
-        (folder / name).write_text(f"token-of-{name}", encoding="utf-8")
-        (folder / name).chmod(0o600)
-    (folder / "clients.toml").write_text(text, encoding="utf-8")
 
 
 def stored(node: NodeProcess) -> list[bytes]:

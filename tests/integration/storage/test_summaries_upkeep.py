@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
 
 import pytest
 
@@ -46,13 +45,6 @@ BURST = 10
 """Commits of a publisher between two times that all is folded."""
 
 SPREAD = [NOW - number * DAY // 7 for number in range(60)]
-
-
-@pytest.fixture
-async def connection(node: Node) -> AsyncIterator[Connection]:
-    """A connection that belongs to nobody else."""
-    async with await node.database.connect() as opened:
-        yield opened
 
 
 def within(found: Summary, low: int, high: int) -> Summary:

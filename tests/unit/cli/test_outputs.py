@@ -134,7 +134,7 @@ def on_console(width: int = 80) -> None:
 def in_a_chat() -> None:
     transcript = Transcript("me", 0)
     remarks = transcript.take(Disconnected(HOSTILE, HOSTILE))
-    said = transcript.held(Message("1", HOSTILE, 1, HOSTILE.encode()))
+    said = transcript.stored(Message("1", HOSTILE, 1, HOSTILE.encode()))
     for line in remarks + said:
         for row in line.plain():
             Output().shown(row)

@@ -112,4 +112,6 @@ def test_progress_is_shown_on_a_terminal_when_the_output_goes_elsewhere(
     out = Output("json")
     out.stored(stored())
     out.finish()
-    assert capfd.readouterr().err == "6 messages, up to 2033-05-18T03:33:19.999Z\x1b[K\r\x1b[K"
+    shown, cleared, _ = capfd.readouterr().err.split("\r")
+    assert shown.rstrip() == "6 messages, up to 2033-05-18T03:33:19.999Z"
+    assert cleared == " " * len(shown)

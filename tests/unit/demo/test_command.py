@@ -20,7 +20,7 @@ GIVEN_UP = "n3 gets what it lacks: 2 left, and no change for 1 s"
 
 @pytest.fixture
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory in which the demo makes its own."""
+    """Return the directory in which the demo makes its own."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     return tmp_path
 

@@ -1,4 +1,4 @@
-"""Processor time of a node that nobody uses, alone and with a peer, by the hour.
+"""Processor time of an idle node, alone and with a peer, by the hour.
 
 After `SETTLE_S` the node and its Postgres are left alone for ``--seconds``; then the same with a
 peer that is connected and has nothing new. Printed is the processor time of node and Postgres, as

@@ -52,7 +52,7 @@ def in_turn(bench: Bench, data: list[Row]) -> dict[str, list[float]]:
 
 
 def alone(bench: Bench, data: Sequence[Row]) -> dict[str, float]:
-    """Processor time of messages that one caller publishes, in microseconds by process."""
+    """Return the processor time of messages of one caller, in microseconds by process."""
     before = used(bench)
     with bench.channel() as channel:
         stub = StoreStub(channel)

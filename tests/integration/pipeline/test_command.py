@@ -72,9 +72,6 @@ def test_an_archive_is_made_by_the_command(url: str, tmp_path: Path) -> None:
         (["report", "{tmp}", "--output", "{tmp}"], {}, 2, "TMP exists already"),
         (["report", "{tmp}", "--output", "{tmp}/none/x.html"], {}, 2, "There is no directory"),
         (["report", "{tmp}", "--output", "{tmp}/x.html"], {}, 2, "There is no archive in TMP"),
-        (["report", "--output", "{tmp}/x.html", "--admin", "127.0.0.1:1"], {}, 3, "127.0.0.1:1"),
-        (["report", "--output", "{tmp}/x.html", "--admin", "odd"], {}, 2, "odd"),
-        (["report", "--output", "{tmp}/x.html", "--disk", "much"], {}, 2, "much"),
         (["verify", "postgresql://x/y"], {}, 2, "An archive is a directory, not a database"),
         (
             ["archive", "{tmp}/lake", "--database-url", "postgresql://x@127.0.0.1:1/x"],

@@ -121,7 +121,7 @@ class ArchiveWriter:
     def compact(self) -> int:
         """Compact small files; return how many are gone."""
         gone = 0
-        while files := self._archive.listing.crowded():
+        while files := self._archive.crowded():
             messages = sum(each.rows for each in files)
             with shown(self._say, "compact", messages):
                 written, added = self._write(

@@ -15,9 +15,7 @@ from pyspark.sql import SparkSession
 
 from store.pipeline.delta import CommitMetadata, DataFile, DeltaArchive, FileRecord, Manifest
 from store.pipeline.errors import USAGE, PipelineError
-from store.pipeline.fingerprints import NOTHING, Fingerprints
-from store.pipeline.limits import DAY_NS, HOUR_NS
-from store.pipeline.parquet import file_digests, fingerprints_of
+from store.pipeline.parquet import file_digests
 from store.pipeline.spark import Say, shown, silent
 from store.pipeline.verify import CHANGED_FILE, UNREADABLE, FaultList
 
@@ -62,10 +60,7 @@ class RepairReport(FaultList):
         """Return the report in words."""
         found = self.fault_lines()
         if self.refused:
-            return [
-                *found,
-                _REFUSED,
-            ]
+            return [*found, _REFUSED]
         if not (self.restored or self.removed):
             return [
                 *found,
@@ -113,7 +108,7 @@ def repair(session: SparkSession, job: RepairJob) -> RepairReport:
     if is_short:
         result.aside = archive.restore_log(manifest)
     if lost:
-        _remove(session, archive, lost)
+        archive.open_for_writing().commit([], lost, CommitMetadata(hours=None))
     return result
 
 
@@ -154,18 +149,6 @@ def _lost_files(
     result.add(UNREADABLE, gone)
     result.add(CHANGED_FILE, changed)
     return [files[path] for path in (*gone, *changed)]
-
-
-def _remove(session: SparkSession, archive: DeltaArchive, lost: list[DataFile]) -> None:
-    """Commit that lost files are no longer part of the table, with the hours that are left."""
-    archive.open_for_writing()
-    paths = {each.path for each in lost}
-    days = {each.day for each in lost}
-    here = [each for each in archive.files(days) if each.path not in paths]
-    left = fingerprints_of(session, here, HOUR_NS)
-    before = {hour for hour in archive.manifest.stored if hour // DAY_NS in days}
-    hours: Fingerprints = {hour: left.get(hour, NOTHING) for hour in before | left.keys()}
-    archive.commit([], lost, CommitMetadata(hours=hours, lost=True))
 
 
 def _data_file(archive: DeltaArchive, path: str, record: FileRecord) -> DataFile:

@@ -399,7 +399,7 @@ def _check_manifest(
     newest = max(each.version for each in wanted)
     if newest > archive.version:
         result.add(LOST_COMMIT, [f"{newest}: the newest commit of the log is {archive.version}"])
-    paths = archive.listing.paths()
+    paths = set(map(archive.within, archive.files()))
     files = {path: each for some in wanted for path, each in some.files.items()}
     files = {path: each for path, each in files.items() if job.covers(each.day)}
     result.add(LOST_FILE, sorted(files.keys() - paths))
@@ -441,7 +441,7 @@ def _notes(archive: DeltaArchive, own: Manifest) -> list[str]:
         found += f" It was begun in place of one with {own.replaces:,}."
     if own.foreign:
         found += f" Other programs made {len(own.foreign):,} of them."
-    named = archive.listing.paths()
+    named = set(map(archive.within, archive.files()))
     unnamed = sum(path not in named and path not in own.removed for path in archive.stored())
     notes = [found]
     if unnamed:

@@ -162,7 +162,7 @@ def test_a_large_file_is_read_in_parts_and_as_a_whole(store: ObjectStore) -> Non
     assert found.equals(table.select(KEY).cast(found.schema))
     low, high = rows // groups, rows // groups + 1
     (one,) = batches_of(path, ["ts"], low, high)
-    assert one["ts"].to_pylist() == list(range(low, 2 * low))
+    assert one["ts"].to_pylist() == [low]
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,7 @@ class Place:
         written, _ = read_back(self.spark, archive, {row["path"]: row["rows"] for row in done})
         digests = {each.path: each.digest for each in written}
         before = dict.fromkeys(archive.manifest.stored, NOTHING)
-        archive.commit(written, gone, CommitMetadata(digests, before | self._hours(), lost=True))
+        archive.commit(written, gone, CommitMetadata(digests, before | self._hours()))
 
     def _hours(self) -> Fingerprints:
         found: Fingerprints = {}

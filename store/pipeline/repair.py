@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from pyspark.sql import SparkSession
 
@@ -30,51 +30,38 @@ STRANGE: Final = "commit of the manifest names a file that is none of an archive
 class RepairReport(FaultList):
     """The result of a repair run, or a forecast of it if it was a ``dry_run``.
 
-    ``restored`` commits are in the log again; ``removed`` files are lost, and no longer named.
-    ``aside`` is where the old log is. ``refused``: nothing was changed because of the faults.
+    ``commits_restored`` are in the log again; ``files_removed`` are lost, and no longer named.
+    ``damaged_log`` is where the old log is. ``refused``: nothing was changed because of the faults.
     """
 
     commits: int = 0
     files: int = 0
-    restored: int = 0
-    removed: int = 0
-    aside: str | None = None
+    commits_restored: int = 0
+    files_removed: int = 0
+    damaged_log: str | None = None
     refused: bool = False
     dry_run: bool = False
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the report for JSON."""
-        return {
-            "sound": self.sound,
-            "refused": self.refused,
-            "commits": self.commits,
-            "files": self.files,
-            "commits_restored": self.restored,
-            "files_removed": self.removed,
-            "damaged_log": self.aside,
-            "faults": self.faults_as_json(),
-            "dry_run": self.dry_run,
-        }
 
     def lines(self) -> list[str]:
         """Return the report in words."""
         found = self.fault_lines()
         if self.refused:
             return [*found, _REFUSED]
-        if not (self.restored or self.removed):
+        if not (self.commits_restored or self.files_removed):
             return [
                 *found,
                 "The log has every commit of the manifest: there is nothing to repair.",
             ]
         verb = "Would restore" if self.dry_run else "Restored"
         found.append(
-            f"{verb} {self.restored:,} commits of the log, which names {self.files:,} files."
+            f"{verb} {self.commits_restored:,} commits of the log, which names {self.files:,}"
+            " files."
         )
-        if self.removed:
+        if self.files_removed:
             verb = "Would remove" if self.dry_run else "Removed"
-            found.append(f"{verb} {self.removed:,} lost files from the table.")
-        if self.aside is not None:
-            found.append(f"The old log is in {self.aside}.")
+            found.append(f"{verb} {self.files_removed:,} lost files from the table.")
+        if self.damaged_log is not None:
+            found.append(f"The old log is in {self.damaged_log}.")
         return found
 
 
@@ -97,16 +84,16 @@ def repair(session: SparkSession, job: RepairJob) -> RepairReport:
     result = RepairReport(
         commits=manifest.version + 1, files=len(manifest.files), dry_run=job.dry_run
     )
-    result.restored = manifest.version + 1 if is_short else 0
+    result.commits_restored = manifest.version + 1 if is_short else 0
     files = {path: _data_file(archive, path, each) for path, each in manifest.files.items()}
     with shown(job.say, "repair"):
         lost = _lost_files(session, manifest, files, result)
-    result.removed = len(lost)
+    result.files_removed = len(lost)
     result.refused = bool(manifest.strange) or (bool(lost) and not job.leave_out)
     if result.refused or job.dry_run:
         return result
     if is_short:
-        result.aside = archive.restore_log(manifest)
+        result.damaged_log = archive.restore_log(manifest)
     if lost:
         archive.open_for_writing().commit([], lost, CommitMetadata(hours=None))
     return result

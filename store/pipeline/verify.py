@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import zip_longest
 from typing import Any, Final
 
@@ -27,7 +27,7 @@ from store.pipeline.files import checked
 from store.pipeline.fingerprints import NOTHING, Fingerprints, collected
 from store.pipeline.limits import DAY_NS, HOUR_NS, MAX_LISTED, SHARD_PARTITIONS
 from store.pipeline.parquet import PATH, batches_of, file_digests, read_files, start_of, sums
-from store.pipeline.reports import time_text
+from store.pipeline.reports import JobReport, time_text
 from store.pipeline.source import NO_SHARD
 from store.pipeline.spark import Say, shown, silent
 from storenode.message.limits import HASH_BYTES, MAX_TOPIC_BYTES
@@ -148,7 +148,7 @@ class VerifyFault:
 
 
 @dataclass
-class FaultList:
+class FaultList(JobReport):
     """The faults that a job has found."""
 
     faults: list[VerifyFault] = field(default_factory=list)
@@ -165,12 +165,9 @@ class FaultList:
         if number:
             self.faults.append(VerifyFault(kind, number, tuple(listed[:MAX_LISTED])))
 
-    def faults_as_json(self) -> list[dict[str, Any]]:
-        """Return the faults for JSON."""
-        return [
-            {"kind": each.kind, "count": each.count, "where": list(each.where)}
-            for each in self.faults
-        ]
+    def as_json(self) -> dict[str, Any]:
+        """Return the report for JSON."""
+        return {**super().as_json(), "faults": [asdict(each) for each in self.faults]}
 
     def fault_lines(self) -> list[str]:
         """Return the faults in words."""
@@ -191,21 +188,8 @@ class VerifyReport(FaultList):
     files: int = 0
     hours: int = 0
     not_archived_yet: int = 0
-    database: bool = False
+    compared_with_database: bool = False
     notes: list[str] = field(default_factory=list)
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the report for JSON."""
-        return {
-            "sound": self.sound,
-            "messages": self.messages,
-            "files": self.files,
-            "hours": self.hours,
-            "compared_with_database": self.database,
-            "not_archived_yet": self.not_archived_yet,
-            "faults": self.faults_as_json(),
-            "notes": self.notes,
-        }
 
     def lines(self) -> list[str]:
         """Return the report in words."""
@@ -240,7 +224,7 @@ def verify(session: SparkSession, job: VerifyJob) -> VerifyReport:
     archive = job.archive.open()
     copy = _read_copy(job.manifest)
     files = [each for each in archive.files() if job.covers(each.day)]
-    result = VerifyReport(files=len(files), database=job.url is not None)
+    result = VerifyReport(files=len(files), compared_with_database=job.url is not None)
     try:
         with shown(job.say, "verify", sum(each.rows for each in files)):
             digests = {path: each for path, (_, each) in file_digests(session, files).items()}

@@ -12,7 +12,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the name that everybody k
 from store.pipeline.audit.examine import CYCLE, VIOLATION
 from store.pipeline.audit.tables import AuditTables
 from store.pipeline.limits import MAX_LISTED
-from store.pipeline.reports import time_text
+from store.pipeline.reports import JobReport, time_text
 from storenode.message.text import printable
 
 _NOTHING_MISSING: Final[dict[str, Any]] = {
@@ -28,7 +28,7 @@ _FAULTS: Final = ("missing", "incomplete", "violations", "cycles", "conflicts")
 
 
 @dataclass
-class AuditReport:
+class AuditReport(JobReport):
     """The result of an audit. Lists have at most `MAX_LISTED` entries, ``counts`` are of all."""
 
     name: str

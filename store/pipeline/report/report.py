@@ -29,6 +29,7 @@ from store.pipeline.report.figures import (
     traffic_of,
 )
 from store.pipeline.report.page import page_of
+from store.pipeline.reports import JobReport
 from store.pipeline.spark import Say, shown, silent
 
 _MODE: Final = 0o644
@@ -53,17 +54,12 @@ class ReportJob:
     audit: bool = True
 
 
-@dataclass(frozen=True)
-class PageReport:
+@dataclass
+class PageReport(JobReport):
     """The figures, and the page that was written."""
 
     figures: Figures
     output: Path
-
-    @property
-    def sound(self) -> bool:
-        """The constant True: a report has no verdict."""
-        return True
 
     def as_json(self) -> dict[str, Any]:
         """Return the figures behind the page."""

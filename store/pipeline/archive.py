@@ -29,7 +29,6 @@ from store.pipeline.database import (
     connected,
     lock_archiving,
     mark_archived,
-    read_archived,
     read_marked_archives,
     read_marks,
     read_position,
@@ -54,13 +53,7 @@ from store.pipeline.parquet import (
     write_files,
 )
 from store.pipeline.reports import JobReport, time_text
-from store.pipeline.source import (
-    good_slice_rows,
-    in_steps,
-    plan_slices,
-    read_database,
-    to_text,
-)
+from store.pipeline.source import in_steps, read_database
 from store.pipeline.spark import Say, shown, silent
 
 
@@ -410,19 +403,14 @@ class Archiver:
     def _rows(self, state: DatabaseState, hours: Fingerprints) -> DataFrame:
         """Return the messages of some hours, as far as the job is about them."""
         job = self._job
-        rows = sum(each.messages for each in hours.values())
-        slices = plan_slices(
-            hours,
-            state.partitions,
-            Bounds(job.low_ns, job.high_ns),
-            good_slice_rows(rows, job.connections),
-        )
+        within = Bounds(job.low_ns, job.high_ns)
         return read_database(
             self._session,
             job.url,
-            columns=",".join(NAMES),
-            position=state.position,
-            slices=to_text(slices),
+            NAMES,
+            state,
+            hours,
+            within=within,
             connections=job.connections,
         )
 
@@ -451,7 +439,7 @@ def mark_hours(
         for hour, each in state.fingerprints.items()
         if hour + HOUR_NS <= now_ns and job.low_ns <= hour and hour + HOUR_NS <= job.high_ns
     }
-    before = read_archived(connection)
+    before = read_marks(connection)
     result.hours_marked_before = sum(before.get(hour) == each for hour, each in sealed.items())
     new = [hour for hour, each in sealed.items() if before.get(hour) != each]
     equal = [hour for hour in new if stored.get(hour) == sealed[hour]]

@@ -16,7 +16,7 @@ from store.pipeline.fingerprints import LEVELS_NS, NOTHING, Fingerprints, coarse
 from store.pipeline.limits import DAY_NS, HOUR_NS, MAX_CONNECTIONS
 from store.pipeline.parquet import fingerprints_of, read_files, shuffle_partitions
 from store.pipeline.reports import JobReport, time_text
-from store.pipeline.source import good_slice_rows, plan_slices, read_database, to_text
+from store.pipeline.source import read_database
 
 
 def known_hours(session: SparkSession, archive: DeltaArchive) -> Fingerprints:
@@ -93,14 +93,13 @@ class DatabaseMessages:
         wanted = self.hours
         if hours is not None:
             wanted = {hour: wanted[hour] for hour in hours if hour in wanted}
-        size = good_slice_rows(sum(each.messages for each in wanted.values()), self._connections)
-        slices = plan_slices(wanted, self._state.partitions, Bounds(low_ns, high_ns), size)
         return read_database(
             self.session,
             self._url,
-            columns=",".join(names),
-            slices=to_text(slices),
-            position=self._state.position,
+            names,
+            self._state,
+            wanted,
+            within=Bounds(low_ns, high_ns),
             connections=self._connections,
         )
 

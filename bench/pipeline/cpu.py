@@ -52,12 +52,6 @@ def descendants_cpu_s(pid: int) -> float:
     return sum(tree_cpu_s(each.pid) for each in psutil.Process(pid).children())
 
 
-def postgres_cpu_s() -> float:
-    """What the servers that this process has started have used."""
-    children = psutil.Process().children()
-    return sum(tree_cpu_s(each.pid) for each in children if each.name() == "postgres")
-
-
 def measured(work: Callable[[], T]) -> tuple[T, Used]:
     """Do some work; its result, and what this process and its descendants used for it."""
     cpu_s, began = tree_cpu_s(), time.perf_counter()

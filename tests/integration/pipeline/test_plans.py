@@ -30,7 +30,7 @@ def simplified(plan: str) -> str:
 
 @pytest.fixture
 def plans(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The plans of what jobs compute, as `explain()` prints them."""
+    """Return a list to which the plan of whatever a job computes is added."""
     found: list[str] = []
     for name in ("collect", "count", "localCheckpoint"):
         compute = getattr(DataFrame, name)

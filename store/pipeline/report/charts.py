@@ -9,18 +9,17 @@ import io
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import datetime
 from typing import Any, Final
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
-from matplotlib.dates import AutoDateLocator, date2num, num2date
+from matplotlib.dates import AutoDateLocator, ConciseDateFormatter, date2num
 from matplotlib.figure import Figure
 from matplotlib.patches import PathPatch
 from matplotlib.path import Path
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
-from store.pipeline.limits import DAY_NS, HOUR_NS
+from store.pipeline.limits import HOUR_NS
 from store.pipeline.report.figures import Figures, axis_in
 from store.pipeline.report.text import moment, shard_name, short_count, span
 
@@ -65,13 +64,6 @@ _STYLE: Final[dict[str, Any]] = {
     "grid.color": _COLOURS["grid"],
     "grid.linewidth": 1,
 }
-_TIME_TEXTS: Final[tuple[tuple[int, Callable[[datetime], str]], ...]] = (
-    (2 * DAY_NS, lambda time: f"{time:%H:%M}" if time.hour or time.minute else f"{time:%b %d}"),
-    (200 * DAY_NS, lambda time: f"{time:%b} {time.day}"),
-    (3_000 * DAY_NS, lambda time: f"{time:%b %Y}"),
-    (2**63, lambda time: f"{time:%Y}"),
-)
-"""The format of times on an axis of up to each length."""
 
 
 def draw_steps(traffic: Figures) -> str:
@@ -178,12 +170,10 @@ def _times(times_ns: Sequence[int]) -> list[float]:
 
 
 def _time_axis(ax: Axes, low_ns: int, high_ns: int) -> None:
-    text = next(text for length_ns, text in _TIME_TEXTS if high_ns - low_ns <= length_ns)
     ax.set_xlim(*_times([low_ns, high_ns]))
-    ax.xaxis.set_major_locator(AutoDateLocator(minticks=2, maxticks=9))  # type: ignore[no-untyped-call]
-    ax.xaxis.set_major_formatter(
-        FuncFormatter(lambda value, _: text(num2date(value)))  # type: ignore[no-untyped-call]
-    )
+    locator = AutoDateLocator(minticks=2, maxticks=9)  # type: ignore[no-untyped-call]
+    ax.xaxis.set_major_locator(locator)
+    ax.xaxis.set_major_formatter(ConciseDateFormatter(locator, show_offset=False))  # type: ignore[no-untyped-call]
 
 
 def _count_axis(ax: Axes) -> None:

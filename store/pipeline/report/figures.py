@@ -341,12 +341,12 @@ def completeness_of(found: AuditReport) -> Figures:
                 "naming_senders": each["naming_senders"],
                 "named_by": each["named_by"],
             }
-            for each in found.channels
+            for each in found.listed["channels"]
         ],
         "missing_parents": [
             {name: each[name] for name in ("channel", "message_id", "named_by", "sender", "hint")}
             | {"first_named_by": each["first_named_by"], "since_ns": each["ts"]}
-            for each in found.missing
+            for each in found.listed["missing"]
         ],
     }
 

@@ -277,7 +277,8 @@ def _check_files(
     found = by_file_and_hour(rows).collect()
     _check_counts(job.archive, readable, found, result)
     _list_faults(job.archive, rows, found, result)
-    again = repeated(rows.select("ts", "hash")).persist(StorageLevel.MEMORY_AND_DISK)
+    keys = read_files(session, readable.values(), ("ts", "hash"))
+    again = repeated(keys).persist(StorageLevel.MEMORY_AND_DISK)
     several = again.count()
     if several:
         listed = again.orderBy("ts", "hash").limit(MAX_LISTED).collect()

@@ -19,6 +19,8 @@ BASELINE := tests/vectors/proto-0.1.0.binpb
 # LONG=1: with the tests that are marked as long.
 TESTS := tests/faults tests/install tests/integration tests/embedded \
 	tests/sim tests/unit tests/interop tests/layering
+# Ends what an interrupted run leaves behind.
+PYTEST := $(BIN)/python tests/support/reaper.py $(BIN)/python -m pytest
 IN_PROCESSES := --numprocesses auto --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
@@ -43,22 +45,22 @@ pipeline: $(PIPELINE) ## run a job of the data pipeline; ARGS are those of `stor
 
 test: $(if $(ARGS),,java) $(DEV) ## run the tests without the long ones; ARGS are arguments of pytest, MORE further folders
 ifdef ARGS
-	@exec $(BIN)/python -m pytest $(ARGS)
+	@exec $(PYTEST) $(ARGS)
 else
-	@$(BIN)/python -m pytest $(IN_PROCESSES) $(if $(LONG),,-m 'not long') --processor-time tools/test_time.toml $(TIME) \
+	@$(PYTEST) $(IN_PROCESSES) $(if $(LONG),,-m 'not long') --processor-time tools/test_time.toml $(TIME) \
 		$(MORE) $(TESTS); code=$$?; \
 	$(if $(LONG),,echo 'The long tests were left out: `make test-long` runs them.';) exit $$code
 endif
 
 test-long: java $(DEV) ## run the long tests, which `make test` leaves out
-	@exec $(BIN)/python -m pytest $(IN_PROCESSES) -m long $(TESTS)
+	@exec $(PYTEST) $(IN_PROCESSES) -m long $(TESTS)
 
 .PHONY: java
 java:
 	@sh tools/require_java.sh
 
 check-browser: $(DEV) ## try the status page in the system's Chromium, which must be installed
-	@exec $(BIN)/python -m pytest tests/browser $(ARGS)
+	@exec $(PYTEST) tests/browser $(ARGS)
 
 sim: $(DEV) ## simulate nodes, or SDS groups, under faults; ARGS='--help' lists what can be asked
 	@exec $(BIN)/python -m sim $(ARGS)
@@ -132,7 +134,7 @@ check-rules: $(DEV) ## check that the alerts of deploy/ are those of the problem
 	@$(BIN)/python tools/generate_rules.py --check
 
 check-deploy: check-dashboard check-rules ## validate deploy/ with docker-compose, promtool, kubectl, systemd-analyze and psql
-	@$(BIN)/python -m pytest tests/deploy --numprocesses auto $(ARGS)
+	@$(PYTEST) tests/deploy --numprocesses auto $(ARGS)
 
 audit-dependencies: $(DEV) ## ask for known vulnerabilities of dependencies; code 3: not known
 	@$(BIN)/python tools/audit_dependencies.py

@@ -22,7 +22,7 @@ class MalformedCompactError(MalformedPayloadError):
 
     def __init__(self, offset: int, what: str) -> None:
         super().__init__(offset, what)
-        self.args = (f"{what} at byte {offset} of a compact frame: see docs/compact.md",)
+        self.args = (f"{what} at byte {offset} of a compact frame: see docs/spec/compact.md",)
 
 
 class PayloadLimitError(ValueError):

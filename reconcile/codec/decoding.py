@@ -1,7 +1,7 @@
 """The decoder of ``RangesData`` (WAKU-SYNC, "Payload encoding").
 
 Compiled code reads well-formed payloads. Without it, and to name what is malformed, a payload is
-read one record after the other; `docs/decisions/0009-kernel.md` has the figures.
+read one record after the other; `docs/decisions/README.md` has figures.
 """
 
 from array import array

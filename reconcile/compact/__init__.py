@@ -1,4 +1,4 @@
-"""Reconciliation in two round trips and few bytes between nodes that know it (docs/compact.md).
+"""Reconciliation in two round trips and few bytes (docs/spec/compact.md).
 
 Slices of the window by time show where the sides differ; a table of short IDs, from which the
 other side takes its own, is peeled down to the differences. Any failure ends in a base session

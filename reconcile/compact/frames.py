@@ -1,4 +1,4 @@
-"""The frames of the compact mode as bytes; docs/compact.md describes each.
+"""The frames of the compact mode as bytes; docs/spec/compact.md describes each.
 
 A frame is a byte for its kind and fields one after the other. Numbers are varints (LEB128, as
 short as possible, at most 63 bits); columns are written one after the other, each whole. The kernel

@@ -1,5 +1,5 @@
 /* Frames of the compact mode that have no slices, as columns: what an answer begins with, a table,
- * and what was found (docs/compact.md).
+ * and what was found (docs/spec/compact.md).
  *
  * None stands for a frame that is malformed or beyond a limit.
  */

@@ -1,5 +1,5 @@
 /* Short IDs of the compact mode: a linear function of a hash under the session's key, in GF(2^64)
- * (docs/compact.md). The XOR of some hashes has the XOR of their short IDs.
+ * (docs/spec/compact.md). The XOR of some hashes has the XOR of their short IDs.
  */
 
 #ifndef RECONCILE_SHORT_H

@@ -1,4 +1,4 @@
-/* Slices of an index in the compact mode (docs/compact.md): where they are, and what is in them. */
+/* Slices of an index in the compact mode (docs/spec/compact.md): where they are, and what is in them. */
 
 #ifndef RECONCILE_SLICES_H
 #define RECONCILE_SLICES_H

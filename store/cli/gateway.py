@@ -35,16 +35,18 @@ _LIBRARIES: Final = ("cryptography", "noise", "websockets")
 @options_of(GatewayConfig)
 @option(
     "--node",
-    default=DEFAULT_NODE,
+    multiple=True,
+    default=(DEFAULT_NODE,),
     show_default=True,
     metavar="HOST:PORT",
     section="Connection",
-    help="The node to pass queries on to.",
+    help="Node to pass queries and messages on to; repeatable: while one does not serve, the next"
+    " one does. They should have one store.",
 )
 @credential_options
 def gateway(
     *,
-    node: str,
+    node: tuple[str, ...],
     token_file: Path | None,
     tls_ca: Path | None,
     tls_cert: Path | None,
@@ -69,7 +71,7 @@ def gateway(
 
 
 async def _serve(
-    config: GatewayConfig, address: str, token: str | None, tls: TlsIdentity | None
+    config: GatewayConfig, addresses: tuple[str, ...], token: str | None, tls: TlsIdentity | None
 ) -> None:
     # Imported here, after the library's verbosity is set, and so that `--help` needs no server.
     gc.disable()
@@ -79,7 +81,7 @@ async def _serve(
     gc.freeze()
     gc.enable()
     version = importlib.metadata.version("storenode")
-    service = Gateway(config, Upstream(address, token, tls), version, announce)
+    service = Gateway(config, Upstream(addresses, token, tls), version, announce)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, service.stop)

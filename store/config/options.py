@@ -82,7 +82,7 @@ USUAL: Final = frozenset(
 )
 """The options that ``--help`` shows, besides those of every command."""
 
-_SHOW_ALL: Final = "storenode.help_all"
+SHOW_ALL: Final = "storenode.help_all"
 
 
 class RunCommand(LayeredCommand):
@@ -105,12 +105,12 @@ class RunCommand(LayeredCommand):
     def shows(self, ctx: click.Context, param: click.Parameter) -> bool:
         """Return True if the help text has this option."""
         is_declared = getattr(param, "section", "Options") != "Options"
-        return _SHOW_ALL in ctx.meta or not is_declared or max(param.opts, key=len) in USUAL
+        return SHOW_ALL in ctx.meta or not is_declared or max(param.opts, key=len) in USUAL
 
 
 def _show_all(ctx: click.Context, _param: click.Parameter, given: bool) -> None:
     if given and not ctx.resilient_parsing:
-        ctx.meta[_SHOW_ALL] = True
+        ctx.meta[SHOW_ALL] = True
         click.echo(ctx.get_help(), color=ctx.color)
         ctx.exit()
 

@@ -9,13 +9,16 @@ promoted (PostgreSQL manual, "Synchronous Replication", "Planning for High Avail
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Final, LiteralString
 
 import psycopg
+from psycopg import sql
 from psycopg.errors import Diagnostic
 
+from store.db.locks import COMMIT_ORDER
 from store.db.pool import Connection
 
 _WAITER: Final = "SyncRepWaitForLSN"
@@ -26,11 +29,22 @@ _WAIT_FOR_STANDBY: Final = (
     " where current_setting('synchronous_standby_names') <> ''"
 )
 
-_PROBE: Final = """
-with granted as (insert into storenode.messages select * from storenode.messages where false)
-select pg_logical_emit_message(true, 'storenode', '')
+_CANARY: Final[LiteralString] = """
+with granted as (
+    insert into storenode.messages select * from storenode.messages where false
+), located as (
+    update storenode.hashes set topic = topic
+    where ts = {now} and key = '00000000-0000-0000-0000-000000000000'
+), row as (
+    update storenode.messages set batch = batch where ts = {now} and hash = ''
+), placed as materialized (
+    select pg_advisory_xact_lock({commit_order})
+)
+select pg_logical_emit_message(true, 'storenode', '') from placed
 """
-"""Adds no row and needs the right to add one; its record in the log is committed as a row is."""
+"""Changes no row, and needs the rights and the locks that a batch of now needs: on the tables, on
+the partitions of now, which are known to the planner, and on the commit order. Its record in the
+log is committed as rows are."""
 
 
 class StandbyNotWaitedForError(psycopg.OperationalError):
@@ -68,6 +82,9 @@ async def cover_what_is_visible(connection: Connection) -> None:
     await connection.execute(_WAIT_FOR_STANDBY)
 
 
-async def commit_probe(connection: Connection) -> None:
+async def commit_canary(connection: Connection) -> None:
     """Commit a small write as a publish does; its errors are those of a publish."""
-    await connection.execute(_PROBE)
+    statement = sql.SQL(_CANARY).format(
+        now=sql.Literal(time.time_ns()), commit_order=sql.Literal(COMMIT_ORDER)
+    )
+    await connection.execute(statement, prepare=False)

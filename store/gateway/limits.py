@@ -78,6 +78,9 @@ MAX_NEGOTIATION_BYTES: Final = 1024
 MAX_PROPOSALS: Final = 16
 """Protocols that a client may propose one after the other."""
 
+MAX_REFUSAL_BYTES: Final = 8 * 1024
+"""A response of the node that may be a status only, and is parsed where there is another node."""
+
 MAX_REQUEST_ID_BYTES: Final = 1024
 """A request ID that is repeated in a refusal; the node has the same limit."""
 

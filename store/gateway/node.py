@@ -1,7 +1,8 @@
-"""The node behind the gateway: `Store.Query`, `Store.Publish` and `Store.Follow`.
+"""The nodes behind the gateway: `Store.Query`, `Store.Publish` and `Store.Follow`.
 
-Messages are not parsed here. A query gets one field more, by which the node reads it as nwaku
-does.
+One of the nodes serves at a time; when it does not, the next one does, as for any client of the
+library. Messages are not parsed here. A query gets one field more, by which the node reads it as
+nwaku does.
 """
 
 from __future__ import annotations
@@ -13,13 +14,16 @@ from typing import Final
 
 import grpc
 
-from store.gateway.limits import FORWARD_PLACES, FORWARD_TIMEOUT_S
+from store.gateway.limits import FORWARD_PLACES, FORWARD_TIMEOUT_S, MAX_REFUSAL_BYTES
 from store.gateway.metrics import GatewayMetrics
 from store.gateway.varints import bytes_field, number_field
 from store.observe.logging import get_logger
-from storenode.connection.channel import Metadata
-from storenode.connection.errors import node_error
+from storenode.client.nodes import Node as Connection
+from storenode.client.nodes import Nodes
+from storenode.client.retry import Attempts, Retry
+from storenode.connection.errors import NodeError, node_error, query_error
 from storenode.wire.storenode.v1.store_pb2 import PublishResponse, PublishResult
+from storenode.wire.waku.store.v3.store_pb2 import StoreQueryResponse
 
 _QUERY: Final = "/storenode.v1.Store/Query"
 _PUBLISH: Final = "/storenode.v1.Store/Publish"
@@ -27,13 +31,19 @@ _FOLLOW: Final = "/storenode.v1.Store/Follow"
 _NWAKU_RULES: Final = number_field(7421, 1)
 """``StoreQueryRequest.nwaku_rules``; it goes first, so that a request that is cut off stays one."""
 _STATUS_CODES: Final = {
-    grpc.StatusCode.INVALID_ARGUMENT: 400,
-    grpc.StatusCode.OUT_OF_RANGE: 400,
-    grpc.StatusCode.RESOURCE_EXHAUSTED: 429,
+    "INVALID_ARGUMENT": 400,
+    "OUT_OF_RANGE": 400,
+    "RESOURCE_EXHAUSTED": 429,
+    "QUERY_429": 429,
 }
 _UNAVAILABLE: Final = 503
+_TOO_BUSY: Final = (_UNAVAILABLE, 429)
 _AWAY: Final = "the node behind this gateway cannot be reached: try again later"
 """The sentence for strangers; the operator's log has the node, and why."""
+
+_ONE_ROUND: Final = Retry(attempts=0)
+"""Each node is asked once: the client, or the feed, tries again."""
+
 _log = get_logger("store.gateway")
 
 
@@ -46,31 +56,44 @@ class NodeCallError(Exception):
 
 
 class Node:
-    """Calls of one node, a bounded number at a time."""
+    """Calls of the nodes, a bounded number at a time."""
 
-    def __init__(
-        self, address: str, channel: grpc.aio.Channel, metadata: Metadata, metrics: GatewayMetrics
-    ) -> None:
-        self.address = address
-        self._channel = channel
-        self._metadata = metadata
+    def __init__(self, nodes: Nodes, metrics: GatewayMetrics) -> None:
+        self.addresses = ", ".join(nodes.addresses)
+        self._nodes = nodes
         self._metrics = metrics
-        self.unready: str | None = f"the node at {address} is not connected"
+        self._connected: set[str] = set()
+        self._serving = nodes.addresses[0]
         self._places = asyncio.Semaphore(FORWARD_PLACES)
-        # Without serializers, requests and responses are bytes.
-        self._query = channel.unary_unary(_QUERY, None, None)
-        self._publish = channel.unary_unary(_PUBLISH, None, PublishResponse.FromString)
-        self._follow = channel.unary_stream(_FOLLOW, None, None)
+
+    @property
+    def unready(self) -> str | None:
+        """The reason why no node can be called, or None."""
+        return None if self._connected else f"the node at {self.addresses} is not connected"
+
+    @property
+    def serving(self) -> str:
+        """The address of the node that serves."""
+        return self._serving
 
     async def query(self, request: bytes, places: asyncio.Semaphore) -> bytes:
-        """Return the node's answer to a ``StoreQueryRequest``; ``places`` are one client's.
+        """Return the answer to a ``StoreQueryRequest``; ``places`` are one client's.
 
         Raises:
-            NodeCallError: It gave none.
+            NodeCallError: No node gave one.
         """
+
+        async def ask(node: Connection) -> bytes:
+            # Without serializers, requests and responses are bytes.
+            call = node.channel.unary_unary(_QUERY, None, None)
+            answer: bytes = await call(_NWAKU_RULES + request, metadata=node.metadata)
+            if len(self._nodes) > 1:
+                _require_served(answer)
+            return answer
+
         async with self._calling("query_failed", places):
             with self._metrics.query_seconds.time():
-                answer: bytes = await self._query(_NWAKU_RULES + request, metadata=self._metadata)
+                _, answer = await Attempts(self._nodes, _ONE_ROUND).answer(ask)
         return answer
 
     async def publish(
@@ -79,7 +102,7 @@ class Node:
         """Publish an encoded ``WakuMessage``, and return its result; ``places`` are one client's.
 
         Raises:
-            NodeCallError: The node gave none.
+            NodeCallError: No node gave one.
         """
         (result,) = await self.publish_all([(message, pubsub_topic)], places)
         return result
@@ -90,14 +113,20 @@ class Node:
         """Publish encoded messages with their pubsub topics, and return the result of each.
 
         Raises:
-            NodeCallError: The node gave none.
+            NodeCallError: No node gave them.
         """
         entries = (
             bytes_field(1, data) + bytes_field(2, topic.encode()) for data, topic in messages
         )
         request = b"".join(bytes_field(1, entry) for entry in entries)
+
+        async def call(node: Connection) -> PublishResponse:
+            publish = node.channel.unary_unary(_PUBLISH, None, PublishResponse.FromString)
+            response: PublishResponse = await publish(request, metadata=node.metadata)
+            return response
+
         async with self._calling("publish_failed", places):
-            response = await self._publish(request, metadata=self._metadata)
+            response = await Attempts(self._nodes, _ONE_ROUND).answer_of_one(call)
         if len(response.results) != len(messages):
             raise NodeCallError(_UNAVAILABLE, "the node answers with another number of results")
         results: Sequence[PublishResult] = response.results
@@ -107,15 +136,19 @@ class Node:
         """Yield the encoded pages of new messages after a cursor, or from now on.
 
         Raises:
-            NodeCallError: The call failed.
+            NodeCallError: The call failed; the next one is made at the next node.
         """
         request = number_field(4, 1) + (bytes_field(2, cursor) if cursor else b"")
-        call = self._follow(request, metadata=self._metadata)
+        node = await Attempts(self._nodes, _ONE_ROUND).connected()
+        call = node.channel.unary_stream(_FOLLOW, None, None)(request, metadata=node.metadata)
         try:
             async for page in call:
                 yield page
         except grpc.aio.AioRpcError as error:
-            raise self._error_of(error, "follow_failed") from error
+            failure = node_error(error, node.address)
+            if failure.retryable:
+                self._nodes.failed(node)
+            raise self._error_of(failure, "follow_failed") from error
         finally:
             call.cancel()
 
@@ -127,29 +160,42 @@ class Node:
                 yield
         except TimeoutError as error:
             raise NodeCallError(_UNAVAILABLE, "the node did not answer in time") from error
-        except grpc.aio.AioRpcError as error:
+        except NodeError as error:
             raise self._error_of(error, event) from error
+        if self._nodes.current.address != self._serving:
+            _log.warning("node_changed", node=self._nodes.current.address, before=self._serving)
+            self._serving = self._nodes.current.address
 
-    def _error_of(self, error: grpc.aio.AioRpcError, event: str) -> NodeCallError:
-        code = _STATUS_CODES.get(error.code(), _UNAVAILABLE)
+    def _error_of(self, error: NodeError, event: str) -> NodeCallError:
+        code = _STATUS_CODES.get(error.code, _UNAVAILABLE)
         if code == _UNAVAILABLE:
-            _log.warning(event, node=self.address, code=error.code().name)
-        sentence = node_error(error, self.address).sentence
-        return NodeCallError(code, sentence if code != _UNAVAILABLE else _AWAY)
+            _log.warning(event, node=self.addresses, code=error.code, reason=error.sentence)
+        return NodeCallError(code, error.sentence if code != _UNAVAILABLE else _AWAY)
 
     async def watch(self) -> None:
-        """Keep the connection up, and say when it is lost and found."""
-        connected: bool | None = None
+        """Keep the connections up, and log when one is lost and found."""
+        await asyncio.gather(*map(self._watch, self._nodes.in_order()))
+
+    async def _watch(self, node: Connection) -> None:
+        known: bool | None = None
         while True:
-            state = self._channel.get_state(try_to_connect=True)
+            state = node.channel.get_state(try_to_connect=True)
             now = state is grpc.ChannelConnectivity.READY
-            self.unready = None if now else f"the node at {self.address} is not connected"
+            (self._connected.add if now else self._connected.discard)(node.address)
+            self._metrics.node_reachable.set(bool(self._connected))
             failed = state is grpc.ChannelConnectivity.TRANSIENT_FAILURE
-            if now != connected and (now or failed):
-                connected = now
-                self._metrics.node_reachable.set(now)
+            if now != known and (now or failed):
+                known = now
                 if now:
-                    _log.info("node_connected", node=self.address)
+                    _log.info("node_connected", node=node.address)
                 else:
-                    _log.warning("node_unreachable", node=self.address)
-            await self._channel.wait_for_state_change(state)
+                    _log.warning("node_unreachable", node=node.address)
+            await node.channel.wait_for_state_change(state)
+
+
+def _require_served(answer: bytes) -> None:
+    """Raise `NodeError` for a ``StoreQueryResponse`` that another node may answer better."""
+    if len(answer) <= MAX_REFUSAL_BYTES:
+        response = StoreQueryResponse.FromString(answer)
+        if response.status_code in _TOO_BUSY:
+            raise query_error(response.status_code, response.status_desc)

@@ -39,16 +39,17 @@ from store.gateway.spool import Spool
 from store.observe.http import ANY, MetricsListener
 from store.observe.logging import get_logger
 from store.serving.tls import TlsError, TlsFiles, renewing_context
-from storenode.connection.channel import TlsIdentity, open_channel
+from storenode.client.nodes import Nodes
+from storenode.connection.channel import TlsIdentity
 
 _log = get_logger("store.gateway")
 
 
 @dataclass(frozen=True, slots=True)
 class Upstream:
-    """The node behind the gateway: HOST:PORT, and who the gateway is to it."""
+    """The nodes behind the gateway: HOST:PORT of each, and who the gateway is to them."""
 
-    address: str
+    addresses: tuple[str, ...]
     token: str | None
     tls: TlsIdentity | None
 
@@ -130,9 +131,9 @@ class Gateway:
         tls = _tls(config)
         metrics = GatewayMetrics(self._version)
         async with AsyncExitStack() as stack:
-            channel, metadata = open_channel(upstream.address, upstream.token, upstream.tls)
-            stack.push_async_callback(channel.close, None)
-            node = Node(upstream.address, channel, metadata, metrics)
+            nodes = Nodes(upstream.addresses, upstream.token, upstream.tls)
+            stack.push_async_callback(nodes.close)
+            node = Node(nodes, metrics)
             bound = []
             for address in config.listen:
                 bound.append(bind(address))
@@ -179,7 +180,7 @@ class Gateway:
 
     def _say_ready(self, identity: Identity, bound: list[Listening], metrics: str | None) -> None:
         addresses = [f"{each.address}/p2p/{identity.peer_id}" for each in bound]
-        _log.info("gateway_ready", listen=addresses, node=self._upstream.address)
+        _log.info("gateway_ready", listen=addresses, nodes=self._upstream.addresses)
         ready = {"listen": addresses, "peer_id": identity.peer_id, "metrics": metrics}
         self._announce(json.dumps({name: each for name, each in ready.items() if each}))
 

@@ -226,6 +226,11 @@ class Metrics:
     # The database
 
     database_up: Gauge = _gauge("1 while the database answers, else 0.")
+    commit_age_seconds: Gauge = _gauge(
+        "How long ago this node last committed anything; a node that takes no messages has none."
+        " cause: why nothing is committed, empty while something is.",
+        "cause",
+    )
     database_hosts_refused: Gauge = _gauge(
         "Hosts of the database URL that take writes and must not."
     )
@@ -247,6 +252,12 @@ class Metrics:
     )
     maintenance_in_charge: Gauge = _gauge(
         "1 on the node that does the maintenance of its database, else 0."
+    )
+    maintenance_failing: Gauge = _gauge(
+        "1 for each task of maintenance whose last attempt failed on this node.", "task"
+    )
+    retention_paused: Gauge = _gauge(
+        "1 while a clock that is wrong keeps this node from dropping partitions, else 0."
     )
     table_bytes: Gauge = _gauge("Size of a table with its partitions and indexes.", "table")
     table_rows: Gauge = _gauge(

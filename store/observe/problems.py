@@ -24,6 +24,9 @@ MAX_STEPS: Final = 1_024
 
 _MIB: Final = 1024 * 1024
 
+_DETAILS: Final = frozenset({"cause"})
+"""Labels that may change while a problem lasts."""
+
 Labels: TypeAlias = tuple[tuple[str, str], ...]
 Vector: TypeAlias = dict[Labels, float]
 
@@ -220,7 +223,8 @@ class Problems:
         since: dict[tuple[int, Labels], float] = {}
         for number, rule in enumerate(RULES):
             for labels, value in self._evaluation.present(rule).items():
-                since_s = since[number, labels] = self._since.get((number, labels), now_s)
+                key = number, tuple(each for each in labels if each[0] not in _DETAILS)
+                since_s = since[key] = self._since.get(key, now_s)
                 if now_s - since_s < rule.for_s:
                     continue
                 sentence = rule.sentence.format(

@@ -1,4 +1,4 @@
-"""Checks every few seconds whether the database answers and commits a small write.
+"""Checks every few seconds whether the database answers.
 
 The monitor has a connection of its own, because the pools lend what may be broken, and because a
 busy database should still find a place for this question. Where it can have none, as when Postgres
@@ -19,7 +19,6 @@ from psycopg_pool import PoolTimeout
 
 from store.db.errors import UNREACHABLE, Failure, find_failure, sentence
 from store.db.pool import Connection, Database
-from store.db.replication import commit_probe
 from store.observe.logging import get_logger
 
 _LOG = get_logger("store.runtime.monitor")
@@ -33,19 +32,12 @@ UNHEALTHY_CHECK_INTERVAL_S: Final = 0.25
 CHECK_TIMEOUT_S: Final = 5.0
 """A database that answers no sooner counts as away."""
 
-COMMIT_TIMEOUT_S: Final = 10.0
-"""A database that commits a small write no sooner counts as taking no writes."""
-
 REASON_REST_S: Final = 2.0
 """The database is away for so long before another reason for it is told."""
 
 POOL_ATTEMPTS: Final = 5
 """How often the pools are asked for a connection to ask on, where no other can be had."""
 _ASK = "select pg_is_in_recovery(), (extract(epoch from clock_timestamp()) * 1000000000)::bigint"
-STALLED = (
-    f"the database has not committed a small write within {COMMIT_TIMEOUT_S:g} s: a synchronous"
-    " standby, a lock or its disk keeps it waiting"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +46,11 @@ class DatabaseHealth:
 
     Attributes:
         away: Why the database does not answer, for the log; None if it does.
-        failure: What that means for callers, or why the database refuses writes.
-        is_stalled: It answers, and does not commit.
+        failure: What that means for callers.
     """
 
     away: str | None = None
     failure: Failure | None = None
-    is_stalled: bool = False
 
     @property
     def is_up(self) -> bool:
@@ -68,15 +58,8 @@ class DatabaseHealth:
         return self.away is None
 
     @property
-    def takes_writes(self) -> bool:
-        """True if the small write was committed, or none is asked for."""
-        return self.is_up and self.failure is None and not self.is_stalled
-
-    @property
     def reason(self) -> str | None:
         """A sentence for operators and callers; None if nothing is wrong."""
-        if self.is_stalled:
-            return STALLED
         if self.failure is not None and self.failure is not UNREACHABLE:
             return self.failure.sentence
         return None if self.is_up else "the database does not answer"
@@ -85,7 +68,7 @@ class DatabaseHealth:
 class DatabaseMonitor:
     """A periodic check of the database, which reports changes to `on_change`.
 
-    It keeps `Database.connect_failure` and `Database.write_failure` up to date.
+    It keeps `Database.connect_failure` up to date.
     """
 
     def __init__(
@@ -101,7 +84,7 @@ class DatabaseMonitor:
         Args:
             database: What is checked.
             on_change: Gets the health when it has changed.
-            read_only: A standby will do, and nothing is written.
+            read_only: A standby will do.
             on_time: Gets the database's clock, and how long ago it showed it; nanoseconds.
         """
         self._database = database
@@ -140,8 +123,9 @@ class DatabaseMonitor:
                 if health.is_up and losses != self._losses:
                     continue  # perhaps the last answer of the server that has gone
                 self._change(health)
-                well = health.takes_writes
-                interval_s = HEALTHY_CHECK_INTERVAL_S if well else UNHEALTHY_CHECK_INTERVAL_S
+                interval_s = (
+                    HEALTHY_CHECK_INTERVAL_S if health.is_up else UNHEALTHY_CHECK_INTERVAL_S
+                )
                 # Not by `wait_for`: before Python 3.12 it may lose the cancellation that ends this.
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(interval_s):
@@ -174,7 +158,7 @@ class DatabaseMonitor:
         except (psycopg.Error, OSError) as error:
             # What a lent connection broke of is less than why no other can be made.
             health = _outage(connect_error or error)
-        if not health.takes_writes:
+        if not health.is_up:
             await self._disconnect()
         self._set_connect_failure(connect_error if health.is_up else None)
         return health
@@ -185,7 +169,7 @@ class DatabaseMonitor:
         while True:
             try:
                 async with (
-                    asyncio.timeout(CHECK_TIMEOUT_S + COMMIT_TIMEOUT_S),
+                    asyncio.timeout(2 * CHECK_TIMEOUT_S),
                     self._database.connection(self._database.read_pool) as connection,
                 ):
                     return await self._ask(connection)
@@ -203,23 +187,7 @@ class DatabaseMonitor:
             is_standby, time_ns = row
         if self._on_time is not None:
             self._on_time(int(str(time_ns)), (time.monotonic_ns() - asked_ns) // 2)
-        if self._read_only:
-            return DatabaseHealth()
-        if is_standby:
-            return DatabaseHealth("it is a standby")
-        try:
-            async with asyncio.timeout(COMMIT_TIMEOUT_S):
-                await commit_probe(connection)
-        except TimeoutError:
-            return DatabaseHealth(is_stalled=True)
-        except psycopg.Error as error:
-            failure = find_failure(error)
-            if failure is None:
-                failure = Failure((), "", f"the database refuses a small write: {sentence(error)}")
-            if failure.is_transient:
-                raise
-            return DatabaseHealth(failure=failure)
-        return DatabaseHealth()
+        return DatabaseHealth("it is a standby" if is_standby and not self._read_only else None)
 
     async def _connect(self) -> Exception | None:
         """Open a connection of its own; return why none can be made, else None."""
@@ -238,7 +206,6 @@ class DatabaseMonitor:
 
     def _change(self, health: DatabaseHealth) -> None:
         before, self._health = self._health, health
-        self._database.write_failure = health.failure if health.is_up else None
         if not health.is_up and not before.is_up:
             self._log_another_reason(health.away)
         elif not health.is_up:
@@ -250,11 +217,6 @@ class DatabaseMonitor:
             failed = self._database.failed_connections - self._failed_before
             away_s = round(time.monotonic() - self._away_since_s, 1)
             _LOG.info("database_back", away_s=away_s, failed_connections=failed)
-        if health.is_up and health.reason != (before.reason if before.is_up else None):
-            if health.takes_writes:
-                _LOG.info("database_takes_writes")
-            else:
-                _LOG.error("database_takes_no_writes", reason=health.reason)
         if (health.is_up, health.reason) != (before.is_up, before.reason):
             self._on_change(health)
 

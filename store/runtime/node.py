@@ -28,6 +28,7 @@ from store.observe.metrics import RATE_INTERVAL_S, Metrics, total
 from store.rpc.context import RpcContext
 from store.rpc.health import Health
 from store.rpc.limits import MAX_CALLERS
+from store.runtime.canary import WriteCanary
 from store.runtime.database import HostWatch, database_host, note_hosts
 from store.runtime.exchange import Gossiping, Peering, open_gossip, open_peering
 from store.runtime.health import NodeHealth, Obstacle
@@ -126,6 +127,7 @@ class NodeRuntime:
         self._host = database_host(config, self._host_event, note_hosts(self._metrics))
         self._wiring: Wiring | None = None
         self._monitor: DatabaseMonitor | None = None
+        self._canary: WriteCanary | None = None
         self._gossiping: Gossiping | None = None
         self._database_up = True
         self._refusing = False
@@ -280,6 +282,15 @@ class NodeRuntime:
         stack.push_async_callback(self._tasks.stop)
         tasks = self._tasks
         tasks.start("database monitor", self._monitor.run)
+        if not self._config.read_only:
+            writer = wiring.writer
+            self._canary = WriteCanary(
+                wiring.database,
+                writer.commit_canary,
+                lambda: writer.committed_s,
+                self._writes_changed,
+            )
+            tasks.start("write canary", self._canary.run)
         if watch is not None:
             tasks.start_every(HOSTS_INTERVAL_S, "database hosts", watch.look)
         if not self._config.read_only:
@@ -405,16 +416,20 @@ class NodeRuntime:
         """Renew the gauges that problems look at."""
         if self._telemetry is not None:
             self._telemetry.read_process()
-        if self._gossiping is not None:
-            self._gossiping.measure(self._metrics)
+        self._measure()
         self._status.measure_callers()
 
     async def _render_metrics(self) -> bytes:
         if self._telemetry is None:
             return self._metrics.render()
+        self._measure()
+        return await self._telemetry.render()
+
+    def _measure(self) -> None:
         if self._gossiping is not None:
             self._gossiping.measure(self._metrics)
-        return await self._telemetry.render()
+        if self._canary is not None:
+            self._canary.measure(self._metrics.commit_age_seconds)
 
     def _token_file_read(self, usable: bool) -> None:
         self._metrics.token_file_broken.set(int(not usable))
@@ -431,7 +446,9 @@ class NodeRuntime:
         self._database_up = is_up
         self._show_refusal()
         self._health.set(Obstacle.DATABASE, not is_up, health.reason)
-        self._health.set(Obstacle.WRITES, is_up and not health.takes_writes, health.reason)
+
+    def _writes_changed(self, reason: str | None) -> None:
+        self._health.set(Obstacle.WRITES, reason is not None, reason)
 
     def _hosts_seen(self, choice: HostChoice) -> None:
         self._refusing = bool(choice.refused)

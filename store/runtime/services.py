@@ -119,6 +119,7 @@ class Wiring:
     """
 
     database: Database
+    writer: DatabaseWriter
     services: Services
     maintainer: Maintainer
     feed: DatabaseFeed
@@ -215,6 +216,7 @@ async def open_wiring(
     stack.push_async_callback(statements.flush)
     return Wiring(
         database,
+        writer,
         services,
         maintainer,
         feed,

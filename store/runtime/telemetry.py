@@ -90,7 +90,12 @@ class Telemetry:
         self._metrics.feed_position.set(self._wiring.feed.head[0])
         self._metrics.index_entries.set(self._wiring.reconcilable.index_entries)
         self._metrics.log_events_suppressed.set(suppressed_total())
-        self._metrics.maintenance_in_charge.set(int(self._wiring.maintainer.in_charge))
+        maintainer = self._wiring.maintainer
+        self._metrics.maintenance_in_charge.set(int(maintainer.in_charge))
+        self._metrics.retention_paused.set(int(maintainer.is_clock_wrong))
+        self._metrics.maintenance_failing.clear()
+        for task in maintainer.failing:
+            self._metrics.maintenance_failing.labels(task).set(1)
 
     async def read_all(self) -> None:
         """Read what the database holds and how it is divided."""

@@ -71,7 +71,9 @@ def _played(fault: Fault, names: set[str]) -> dict[str, Any]:
     node = 'job="storenode",instance="a"'
     series = {
         f"{each[:-1]},{node}}}".replace("{,", "{"): " ".join(
-            str(taken.get(each, "_")) for taken in recorded
+            # As Prometheus does, a series that a scrape lacks is marked as ended.
+            str(taken.get(each, "stale"))
+            for taken in recorded
         )
         for each in {each for taken in recorded for each in taken}
     }

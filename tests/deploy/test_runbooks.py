@@ -43,6 +43,7 @@ CASES: Final[Mapping[Callable[[World], None], tuple[str, ...]]] = {
 
 NOT_HERE: Final[Mapping[str, str]] = {
     "node-restarting": "It asks systemd, Kubernetes and the kernel, which restart and kill nodes.",
+    "nothing-commits": "Its faults are those of tests/faults/test_drills.py.",
     "certificate-expiring": "Its commands are those of certificate-ending.",
     "certificate-ending": "Files are replaced by hand; test_tls renews one while the node runs.",
     "token-file-broken": "A file is edited by hand; the tests of tokens do it.",

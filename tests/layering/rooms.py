@@ -54,7 +54,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "store.db": EDGES_SHARE | {"reconcile", "storenode.sds"},
     "store.embedded": frozenset(),
     "store.gateway": frozenset({"store.config", "store.domain", "store.observe", "store.serving"})
-    | {"storenode.cli.options", "storenode.connection", "storenode.message", "storenode.wire"},
+    | {"storenode.cli.options", "storenode.client", "storenode.connection", "storenode.message"}
+    | {"storenode.wire"},
     "store.rpc": EDGES_SHARE
     | {"reconcile", "store.gossip.driver", "store.serving", "store.sync"}
     | {"storenode.connection", "storenode.wire"},

@@ -51,6 +51,7 @@ def healthy(now_s: float = START_S) -> Metrics:
     metrics = Metrics("test")
     metrics.ready.set(1)
     metrics.database_up.set(1)
+    metrics.commit_age_seconds.labels("").set(1)
     metrics.disk_size_bytes.labels("data").set(100)
     metrics.disk_free_bytes.labels("data").set(50)
     metrics.sync_interval_seconds.set(300)
@@ -109,6 +110,24 @@ def _right_clock(metrics: Metrics, _now_s: float) -> None:
     metrics.clocks_off_ratio.set(0)
 
 
+def _commit_nothing(metrics: Metrics, now_s: float) -> None:
+    metrics.ready.set(0)
+    metrics.commit_age_seconds.clear()
+    cause = "commits wait for synchronous replication"
+    metrics.commit_age_seconds.labels(cause).set(now_s - WELL_MIN * 60 + 30)
+
+
+def _commit_again(metrics: Metrics, _now_s: float) -> None:
+    metrics.ready.set(1)
+    metrics.commit_age_seconds.clear()
+    metrics.commit_age_seconds.labels("").set(1)
+
+
+def _fail_over(metrics: Metrics, _now_s: float) -> None:
+    metrics.commit_age_seconds.clear()
+    metrics.commit_age_seconds.labels("the database cannot be reached").set(15)
+
+
 def _publish_at_a_reader(metrics: Metrics, _now_s: float) -> None:
     metrics.read_only.set(1)
     metrics.calls.labels("Publish", "UNAVAILABLE").inc(200)
@@ -144,7 +163,7 @@ def _gauge(
         return change
 
     bad, good = values
-    return Fault(name, (page,), setting(bad), setting(good), minutes)
+    return Fault(name, (page,) if page else (), setting(bad), setting(good), minutes)
 
 
 FAULTS: Final = (
@@ -158,6 +177,8 @@ FAULTS: Final = (
         "a former primary takes writes", "database-host-refused", "database_hosts_refused", (1, 0)
     ),
     _gauge("the node takes no writes", "node-not-ready", "ready", (0, 1)),
+    Fault("nothing commits", ("nothing-commits",), _commit_nothing, _commit_again),
+    Fault("commits take a quarter of a minute", (), _fail_over, _commit_again),
     Fault(
         "nothing is stored, since the disk is full",
         ("disk-full",),
@@ -165,12 +186,7 @@ FAULTS: Final = (
         _gauges(disk_full=0, ready=1),
     ),
     _gauge("the disk is almost full", "disk-full", "disk_free_bytes", (4, 40), labels=("data",)),
-    Fault(
-        "the clock jumped, and retention is paused",
-        ("clock-wrong",),
-        lambda m, _: m.maintenance_events.labels("clock_doubted").inc(),
-        settle_min=8,
-    ),
+    _gauge("the clock jumped, and retention is paused", "clock-wrong", "retention_paused", (1, 0)),
     Fault(
         "this node's clock is wrong, and publishes are rejected",
         ("clock-wrong", "clock-differs"),
@@ -230,23 +246,29 @@ FAULTS: Final = (
         lambda m, now_s: m.partitions_until.set(now_s + 30 * DAY_S),
         minutes=20,
     ),
-    Fault(
-        "maintenance fails",
-        ("maintenance-failing",),
-        lambda m, _: m.maintenance_events.labels("maintenance_failed").inc(),
-        settle_min=13,
+    _gauge(
+        "maintenance fails", "maintenance-failing", "maintenance_failing", (1, 0), labels=("fold",)
+    ),
+    _gauge(
+        "maintenance fails for three minutes",
+        "",
+        "maintenance_failing",
+        (1, 0),
+        labels=("fold",),
+        minutes=3,
     ),
     Fault(
         "five connections of maintenance are lost",
         (),
         lambda m, _: m.maintenance_events.labels("maintenance_disconnected").inc(5),
     ),
-    Fault(
+    _gauge(
         "retention cannot drop partitions",
-        ("retention-failing",),
-        lambda m, _: m.maintenance_events.labels("retention_problem").inc(),
+        "retention-failing",
+        "maintenance_failing",
+        (1, 0),
+        labels=("retention",),
         minutes=40,
-        settle_min=8,
     ),
     _gauge(
         "retention waits for the archive",

@@ -22,7 +22,7 @@ from storenode.connection.channel import TlsIdentity
 from storenode.wire.storenode.v1.admin_pb2 import WatchStatusRequest
 from storenode.wire.storenode.v1.admin_pb2_grpc import AdminStub
 from tests.support.command import Command, Ended
-from tests.support.node import NodeProcess
+from tests.support.node import NodeProcess, with_defaults
 from tests.support.polling import PATIENCE_S, PAUSE_S
 
 PUBSUB = "/waku/2/rs/1/0"
@@ -149,9 +149,10 @@ class Fleet:
             database_url = self.new_database()
         addresses = [peer if isinstance(peer, str) else peer.peer for peer in peers]
         named = [part for address in addresses for part in ("--peer", address)]
-        options = ("--max-clock-drift", "off", "--log-level", "info", "--log-format", "json")
+        usual = ("--max-clock-drift", "off", "--log-level", "info", "--log-format", "json")
+        options = with_defaults((*named, *args), *usual, *OWN_SCHEDULE)
         data_dir = self.directory / f"node-{len(self.nodes)}"
-        node = NodeProcess(data_dir, (*options, *OWN_SCHEDULE, *named, *args), database_url)
+        node = NodeProcess(data_dir, options, database_url)
         self.nodes.append(node)
         return node.start()
 

@@ -14,10 +14,9 @@ from pathlib import Path
 import psutil
 
 from tests.support import warm
-from tests.support.node import COMMAND, clean_environment, latest_options
+from tests.support.node import COMMAND, clean_environment
 
 STOP_TIMEOUT_S = 60.0
-_REPEATABLE = frozenset(("--listen", "--shard", "--relay-peer"))
 
 GENEROUS = (
     *("--max-connections-per-address", "5000", "--max-new-connections-per-s", "100000"),
@@ -92,7 +91,6 @@ def running_gateway(directory: Path, node: str, *options: str) -> Iterator[Gatew
         *("--listen", "/ip4/127.0.0.1/tcp/0/ws", "--listen", "/ip4/127.0.0.1/tcp/0"),
         *("--metrics-listen", "127.0.0.1:0", *options),
     )
-    line = latest_options(line, _REPEATABLE)
     with (
         log.open("ab") as errors,
         subprocess.Popen(

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,29 +42,14 @@ def clean_environment(**extra: str) -> dict[str, str]:
     return {**kept, **extra}
 
 
-REPEATABLE = frozenset(
-    (
-        *("--peer", "--shard", "--insecure", "--allow-peer", "--postgres-setting"),
-        *("--http-allow-origin", "--http-allow-host", "--metrics-allow-host"),
-    )
-)
+def with_defaults(args: Sequence[str], *defaults: str) -> tuple[str, ...]:
+    """Return options, and before them the defaults of those that are not named.
 
-
-def latest_options(line: Sequence[str], repeatable: Collection[str] = REPEATABLE) -> list[str]:
-    """Return a command line with the last of each option that may be given once only."""
-    parts: list[list[str]] = []
-    for word in line:
-        if word.startswith("--") or not parts:
-            parts.append([word])
-        else:
-            parts[-1].append(word)
-    names = [part[0].partition("=")[0] for part in parts]
-    return [
-        word
-        for place, (name, part) in enumerate(zip(names, parts, strict=True))
-        if name in repeatable or name not in names[place + 1 :]
-        for word in part
-    ]
+    ``defaults``: names and values by turns.
+    """
+    named = {each.partition("=")[0] for each in args}
+    pairs = zip(defaults[::2], defaults[1::2], strict=True)
+    return (*(word for pair in pairs if pair[0] not in named for word in pair), *args)
 
 
 @dataclass
@@ -131,14 +116,14 @@ class NodeProcess:
         return self.data_dir.with_name(self.data_dir.name + ".log")
 
     def command(self) -> list[str]:
-        """The command line; later options win, so ``args`` may name other listeners."""
+        """The command line; ``args`` may name other listeners."""
         line = [*self.program, "run", "--data-dir", str(self.data_dir)]
         for option in LISTENERS:
             if option not in self.args:
                 line += [option, self.ports.setdefault(option, HeldPort()).address]
         if self.database_url is not None:
             line += ["--database-url", self.database_url]
-        return latest_options([*line, *self.args])
+        return [*line, *self.args]
 
     def launch(self) -> None:
         """Start the process without waiting for it."""

@@ -28,11 +28,14 @@ QUICK: Final[Mapping[str, str]] = {
 }
 """Settings of the server that tests share; what is about durability starts one of its own."""
 
-MONITORING: Final = "position('with granted as' in query) > 0"
+MONITORING: Final = "position('select pg_is_in_recovery(), ' in query) = 1"
+"""A condition on pg_stat_activity: a connection that asks whether the database answers."""
+
+CANARY: Final = "position('with granted as' in query) > 0"
 """A condition on pg_stat_activity: a connection that asks whether the database takes writes."""
 
 WRITING: Final = (
-    f"(query = 'COMMIT' or position('into storenode.messages' in query) > 0 and not {MONITORING})"
+    f"(query = 'COMMIT' or position('into storenode.messages' in query) > 0 and not {CANARY})"
 )
 """A condition on pg_stat_activity, which shows the first kilobyte of a statement: a writer that
 commits, after its rows or together with them."""

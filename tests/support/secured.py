@@ -12,7 +12,7 @@ from pathlib import Path
 
 import trustme
 
-from tests.support.node import NodeProcess, running_node
+from tests.support.node import NodeProcess, running_node, with_defaults
 from tests.support.polling import eventually
 
 TIMEOUT_S = 60.0
@@ -49,7 +49,7 @@ class Pki:
         """Options of a node that its peers know by a certificate."""
         cert, key = self.issue(name, "127.0.0.1", file=name)
         files = ("--tls-cert", str(cert), "--tls-key", str(key), "--tls-ca", str(self.ca))
-        return (*files, "--peer-listen", "127.0.0.1:0", *more)
+        return (*files, *with_defaults(more, "--peer-listen", "127.0.0.1:0"))
 
 
 def serial(address: str, trust: ssl.SSLContext) -> object:

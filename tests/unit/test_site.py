@@ -56,9 +56,11 @@ def test_every_public_name_of_the_client_is_in_its_reference() -> None:
 
 
 def test_every_command_is_in_the_reference() -> None:
-    titles = re.findall(r"^#+ `storenode ?(.*)`$", commands.reference(), re.MULTILINE)
+    text = commands.reference()
+    titles = re.findall(r"^#+ `storenode ?(.*)`$", text, re.MULTILINE)
     assert {title.partition(" ")[0] for title in titles} == {"", *COMMANDS}
     assert {"db upgrade", "pipeline archive"} <= {*titles}
+    assert "--sync-offset" in text, "the usual options of a node, and the others"
 
 
 def test_the_reference_of_the_schemas_has_every_comment_and_links_that_lead_somewhere() -> None:

@@ -64,9 +64,9 @@ def test_long_tests_are_run_where_they_are_asked_for() -> None:
     assert " -m long " in long
     assert "-m" not in planned("test", "ARGS=tests/unit").rpartition("pytest ")[2]
     refused = subprocess.run(
-        ["bash", ".ci/run", "--all"], cwd=ROOT, capture_output=True, text=True, check=False
+        ["bash", ".ci/run", "--short"], cwd=ROOT, capture_output=True, text=True, check=False
     )
-    assert (refused.returncode, refused.stderr) == (2, "usage: .ci/run [--long]\n")
+    assert (refused.returncode, refused.stderr) == (2, "usage: .ci/run [--all | --long]\n")
     assert 'make test LONG="$long"' in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
 
 

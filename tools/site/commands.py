@@ -7,6 +7,7 @@ from typing import Final
 
 import click
 
+from store.config.options import SHOW_ALL
 from storenode.cli.main import cli
 
 WIDTH: Final = 90
@@ -19,6 +20,7 @@ def reference() -> str:
 
 def _sections(command: click.Command, context: click.Context, level: int) -> Iterator[str]:
     context.terminal_width = WIDTH
+    context.meta[SHOW_ALL] = True
     yield f"{'#' * level} `{context.command_path}`\n\n```text\n{command.get_help(context)}\n```"
     if isinstance(command, click.Group):
         for name in command.list_commands(context):

@@ -59,6 +59,10 @@ select (extract(epoch from greatest(created_at, (
 _CLOCK: Final = "select (extract(epoch from clock_timestamp()) * 1000000)::bigint * 1000"
 
 
+RETENTION: Final = "retention"
+"""The task that fails while expired partitions cannot be dropped."""
+
+
 class EventSink(Protocol):
     """Takes note of what happens; called from the event loop, must not block."""
 
@@ -107,8 +111,11 @@ class Maintainer:
         self._rebuilding: asyncio.Task[None] | None = None
         self._clock: RetentionClock | None = None
         self._doubted = False
+        self._is_waiting = False
         self._wake = asyncio.Event()
         self._in_charge = False
+        self._is_leading = False
+        self._failing: set[str] = set()
         self._tasks = (self._prune, self._ensure_ahead, self._analyze, self._seal, self._rebuild)
         self.rounds = 0
 
@@ -116,6 +123,16 @@ class Maintainer:
     def in_charge(self) -> bool:
         """True while this node holds the lock."""
         return self._in_charge
+
+    @property
+    def failing(self) -> frozenset[str]:
+        """The tasks whose last attempt failed; empty while another node has the lock."""
+        return frozenset(self._failing if self._in_charge else ())
+
+    @property
+    def is_clock_wrong(self) -> bool:
+        """True while a clock keeps this node from its maintenance, or retention from its time."""
+        return self._is_leading or (self._in_charge and self._doubted and not self._is_waiting)
 
     def wake(self) -> None:
         """Ask for a round, or another try for the lock, without waiting for the interval."""
@@ -178,7 +195,8 @@ class Maintainer:
             return False
         theirs_ns = await database_ns(connection)
         lead_ns = self._now_ns() - theirs_ns
-        if lead_ns <= self._max_lead_ns:
+        self._is_leading = lead_ns > self._max_lead_ns
+        if not self._is_leading:
             return False
         self._on_event(
             "clock_ahead",
@@ -201,12 +219,17 @@ class Maintainer:
     async def _attempt(self, connection: Connection, task: str, work: Awaitable[None]) -> None:
         try:
             await work
+            self._failing.discard(task)
         except psycopg.Error as error:
             if connection.broken or connection.closed:
                 raise
-            self._on_event("maintenance_failed", task=task, error=sentence(error))
+            self._fail(task, sentence(error))
         except ValueError as error:
-            self._on_event("maintenance_failed", task=task, error=str(error))
+            self._fail(task, str(error))
+
+    def _fail(self, task: str, error: str) -> None:
+        self._failing.add(task)
+        self._on_event("maintenance_failed", task=task, error=error)
 
     async def _time(self, connection: Connection) -> int:
         clock_ns = self._now_ns()
@@ -222,6 +245,7 @@ class Maintainer:
             if starts and await _is_new(connection):
                 absent_ns = 0  # no node has ever served this store
             name, problem = _doubt(reading, absent_ns if starts else None)
+            self._is_waiting = name == "retention_waits"
             self._on_event(name, problem=problem)
         if self._doubted and not reading.doubted:
             self._on_event("clock_believed")
@@ -242,6 +266,9 @@ class Maintainer:
             )
         for problem in report.problems:
             self._on_event("retention_problem", problem=problem)
+        self._failing.discard(RETENTION)
+        if report.problems:
+            self._failing.add(RETENTION)
 
     async def _ensure_ahead(self, connection: Connection, now_ns: int) -> None:
         fine = (await read_inventory(connection)).of(FINE_TABLE)

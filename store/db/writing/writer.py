@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
@@ -30,7 +30,7 @@ from psycopg_pool import PoolTimeout
 from store.db.commits.pages import TOKEN_SPAN
 from store.db.errors import DISK_FULL, find_failure, is_missing_partition, is_transient
 from store.db.pool import Connection, Database, RetryPatience
-from store.db.replication import cover_what_is_visible, waiting_for_standby
+from store.db.replication import commit_canary, cover_what_is_visible, waiting_for_standby
 from store.db.schema.partitions import PartitionMap
 from store.db.writing.bulk import FEWEST_COPIED
 from store.db.writing.insert import (
@@ -71,7 +71,7 @@ fails leaves dead rows behind."""
 _STOPPING: Final = "the node is stopping; retry elsewhere"
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Waiting:
     batch: RecordBatch
     source: Source
@@ -180,17 +180,20 @@ class DatabaseWriter:
         self._partitions = partitions
         self._topics = KnownTopics()
         self._careful_groups = 0
-        self._queue: deque[_Waiting] = deque()
+        self._queue = OrderedDict[_Waiting, None]()
         self._queued_bytes = 0
         self._arrived = asyncio.Event()
         self._workers: list[asyncio.Task[None]] = []
         self._stopped = False
+        self.committed_s = 0.0
+        """When the last transaction was committed, by the loop's clock; at first, the start."""
 
     async def start(self) -> None:
         """Start the workers, one for each connection of the write pool but one.
 
         That one is for what must not wait for them: when the node was online, and the unread.
         """
+        self.committed_s = asyncio.get_running_loop().time()
         count = max(1, self._database.settings.write_connections - 1)
         self._workers = [
             asyncio.create_task(self._work(), name=f"writer-{number}") for number in range(count)
@@ -203,7 +206,7 @@ class DatabaseWriter:
             worker.cancel()
         await asyncio.gather(*self._workers, return_exceptions=True)
         while self._queue:
-            waiting = self._queue.popleft()
+            waiting, _ = self._queue.popitem(last=False)
             if not waiting.answer.done():
                 waiting.answer.set_exception(StoreBusy(_STOPPING))
         self._queued_bytes = 0
@@ -228,6 +231,21 @@ class DatabaseWriter:
         if self._is_disk_full():
             raise StoreUnavailable(DISK_FULL.sentence)
         self._require_writable()
+        return await self._enqueue(batch, source, min_confirms)
+
+    async def commit_canary(self) -> None:
+        """Commit a record that is no message, through queue, worker and connection like a batch.
+
+        Raises:
+            psycopg.Error: the database did not take it.
+            PoolTimeout: no connection became free.
+            StoreBusy, StoreUnavailable: as `store`.
+        """
+        if self._is_disk_full():
+            raise StoreUnavailable(DISK_FULL.sentence)
+        await self._enqueue(RecordBatch(), Source.CLIENT, 0)
+
+    async def _enqueue(self, batch: RecordBatch, source: Source, min_confirms: int) -> StoreResult:
         size = batch.frame_bytes
         if self._queue and (
             self._queued_bytes + size > MAX_QUEUED_BYTES or len(self._queue) >= MAX_QUEUED_BATCHES
@@ -237,7 +255,8 @@ class DatabaseWriter:
             )
         answer: asyncio.Future[StoreResult] = asyncio.get_running_loop().create_future()
         trace = None if self._tracing is None else self._tracing.waiting()
-        self._queue.append(_Waiting(batch, source, size, min_confirms, answer, trace))
+        waiting = _Waiting(batch, source, size, min_confirms, answer, trace)
+        self._queue[waiting] = None
         self._queued_bytes += size
         self._arrived.set()
         # What is being written goes on: to cut a commit short that waits for the standby would
@@ -251,6 +270,10 @@ class DatabaseWriter:
                 f"the database has not committed within {patience_s:g} s, as when its synchronous"
                 " standby is down: the messages may be stored or not; publish them again"
             ) from None
+        finally:
+            if waiting in self._queue:  # its caller has gone away
+                del self._queue[waiting]
+                self._queued_bytes -= size
 
     async def _work(self) -> None:
         while True:
@@ -264,7 +287,7 @@ class DatabaseWriter:
         digests: dict[bytes, bytes] = {}
         messages = size = 0
         while self._queue:
-            first = self._queue[0]
+            first = next(iter(self._queue))
             messages += len(first.batch.hashes)
             size += first.size_bytes
             full = messages > MAX_GROUP_MESSAGES or size > MAX_GROUP_BYTES
@@ -275,7 +298,7 @@ class DatabaseWriter:
                 if any(digests[each] != own[each] for each in digests.keys() & own.keys()):
                     break
                 digests |= own
-            self._queue.popleft()
+            del self._queue[first]
             self._queued_bytes -= first.size_bytes
             if not first.answer.done():  # else its caller has gone away
                 members.append(first)
@@ -296,7 +319,10 @@ class DatabaseWriter:
         except Exception as error:  # noqa: BLE001 - whoever waits is told
             await self._isolate(group, error)
         else:
-            self._on_stored(group.batch, group.source, added.count)
+            if added.count or not group.batch.hashes:
+                self.committed_s = asyncio.get_running_loop().time()
+            if group.batch.hashes:
+                self._on_stored(group.batch, group.source, added.count)
             self._report_conflicts(group)
             _answer(group, added)
 
@@ -342,7 +368,9 @@ class DatabaseWriter:
         failure = find_failure(error)
         for member in group.members:
             if not member.answer.done():
-                known = None if failure is None else self._database.unavailable(failure)
+                known = None
+                if failure is not None and member.batch.hashes:  # the canary reports the error
+                    known = self._database.unavailable(failure)
                 member.answer.set_exception(known or error)
 
     def _require_writable(self) -> None:
@@ -370,7 +398,8 @@ class DatabaseWriter:
                     raise
                 await self._refresh_partitions(error)
             except (psycopg.Error, PoolTimeout) as error:
-                self._require_writable()
+                if group.batch.hashes:
+                    self._require_writable()
                 if not is_transient(error) or not await patience.wait():
                     raise
                 group.careful = group.uncertain = True
@@ -384,6 +413,10 @@ class DatabaseWriter:
 
     async def _attempt(self, connection: Connection, group: _Group) -> Inserted:
         batch, count = group.batch, len(group.batch.hashes)
+        if not count:
+            with waiting_for_standby(connection):
+                await commit_canary(connection)
+            return Inserted(0, 0, 0, 0, None, None, b"", b"")
         await self._partitions.ensure(connection, batch.timestamps)
         # A new connection may lead to a server that has lost the newest names.
         era = self._partitions.generation, self._database.connections_made

@@ -2,7 +2,7 @@
 
 The mode finds what the other side lacks by short IDs. The side with the last compact frame sends
 its own IDs with it; the other one answers with its IDs and its sum, as at the end of a base
-session. So equality is concluded from sums. Source: docs/compact.md.
+session. So equality is concluded from sums. Source: docs/spec/compact.md.
 """
 
 from __future__ import annotations

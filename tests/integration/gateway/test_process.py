@@ -14,12 +14,14 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from store.gateway.varints import delimited, fields, number_field
+from store.gateway.light_push import LIGHT_PUSH
+from store.gateway.varints import bytes_field, delimited, fields, number_field
 from storenode.client.message import Message
+from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest
 from tests.integration.gateway.messages import CLUSTER, NODE_PAGE, SHARD, TOPICS
 from tests.support.gateway import GatewayProcess, gateway_command, running_gateway
-from tests.support.node import NodeProcess, clean_environment
+from tests.support.node import NodeProcess, clean_environment, running_node
 from tests.support.polling import PAUSE_S, eventually
 from tests.support.ports import HeldPort
 from tests.support.waku_client import (
@@ -151,6 +153,37 @@ def test_an_unreachable_node_is_reported_and_found_again(
         log = gateway.log.read_text(encoding="utf-8")
     assert "node_unreachable" in log
     assert log.count("node_connected") == 2
+
+
+async def test_the_next_node_serves_when_one_does_not(
+    tmp_path: Path, new_store: Callable[[], str]
+) -> None:
+    url = new_store()
+    with (
+        running_node(tmp_path / "a", database_url=url) as first,
+        running_node(tmp_path / "b", database_url=url) as second,
+        running_gateway(tmp_path, first.listen, "--node", second.listen) as gateway,
+    ):
+        async with WakuClient.connected(gateway.address("tcp")) as client:
+
+            async def push(payload: bytes) -> int | bytes:
+                message = WakuMessage(
+                    payload=payload, content_topic="/fail/1/over/proto", timestamp=time.time_ns()
+                )
+                request = bytes_field(1, b"r") + bytes_field(20, b"/waku/2/rs/1/0")
+                request += bytes_field(21, message.SerializeToString())
+                return dict(fields((await client.ask(LIGHT_PUSH, delimited(request)))[1:]))[10]
+
+            assert await push(b"one") == 200
+            await asyncio.to_thread(first.kill)
+            assert await push(b"two") == 200
+            found = await client.query(StoreQueryRequest(include_data=True))
+            assert [each.message.payload for each in found.messages] == [b"one", b"two"]
+        assert gateway.get("/readyz")[0] == 200
+        log = gateway.log.read_text(encoding="utf-8")
+    (line_of_log,) = (each for each in log.splitlines() if "node_changed" in each)
+    assert first.listen in line_of_log
+    assert second.listen in line_of_log
 
 
 @pytest.mark.parametrize("multiplexer", [MPLEX, YAMUX])

@@ -1,6 +1,4 @@
-"""The programs of docs/sds.md and docs/reliable-channel.md run as they stand there, each under the
-name that it begins with.
-"""
+"""The programs of the pages about SDS run as they stand there, under their names."""
 
 from __future__ import annotations
 
@@ -17,10 +15,11 @@ from tests.support.node import NodeProcess, clean_environment, running_node
 from tests.support.pages import ROOT, blocks, matches, steps
 
 PAGE = (ROOT / "docs" / "sds.md").read_text(encoding="utf-8")
+PROTOCOL = (ROOT / "docs" / "sds-protocol.md").read_text(encoding="utf-8")
 RELIABLE = (ROOT / "docs" / "reliable-channel.md").read_text(encoding="utf-8")
 FILES = {
     body.splitlines()[0].removeprefix("# "): body
-    for page in (PAGE, RELIABLE)
+    for page in (PAGE, PROTOCOL, RELIABLE)
     for body in blocks(page, "python")
 }
 TIMEOUT_S = 120

@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
+import time
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import psycopg
 import pytest
 from psycopg import conninfo, sql
 
+from store.db.locks import COMMIT_ORDER
 from store.db.pool import PoolSettings
+from store.db.schema.partitions import ensure_ahead
 from store.domain.ports import PageRequest, StoreUnavailable, TopicFilter
+from store.runtime.canary import WriteCanary
 from store.runtime.monitor import DatabaseHealth, DatabaseMonitor
 from tests.integration.storage.node import Node, running
 from tests.integration.storage.world import NOW, random_batch
+from tests.support.polling import PAUSE_S
 from tests.support.postgres import PostgresServer
 
+TODAY = time.strftime("%Y%m%d", time.gmtime())
 READ_ONLY = "alter database {database} set default_transaction_read_only = on"
 WRITABLE = "alter database {database} reset default_transaction_read_only"
 DISCONNECT = (
     "select pg_terminate_backend(pid) from pg_stat_activity"
     " where datname = {name} and pid <> pg_backend_pid()"
 )
+WAITING = """
+select count(*) from pg_locks where relation = 'storenode.messages'::regclass and not granted
+"""
 REVOKE = "revoke insert on storenode.messages from storenode"
 GRANT = "grant insert on storenode.messages to storenode"
 REQUEST = PageRequest(
@@ -30,30 +41,48 @@ REQUEST = PageRequest(
 
 
 class Watched:
-    """A node's storage with its monitor, on a database that the superuser changes."""
+    """A node's storage with its monitor and its canary, on a database that the superuser changes.
+
+    ``reasons`` grows with what the canary reports.
+    """
 
     def __init__(self, node: Node, admin_url: str) -> None:
         self.node = node
-        self._admin_url = admin_url
-        self._changes: list[DatabaseHealth] = []
-        self.monitor = DatabaseMonitor(node.database, self._changes.append)
+        self.admin_url = admin_url
+        self.reasons: list[str | None] = []
+        self.monitor = DatabaseMonitor(node.database, lambda _: None)
+        writer = node.writer
+        self.canary = WriteCanary(
+            node.database, writer.commit_canary, lambda: writer.committed_s, self.reasons.append
+        )
         self._rng = random.Random(7)
 
     def alter(self, *statements: str) -> None:
-        with psycopg.connect(self._admin_url, autocommit=True) as connection:
+        with psycopg.connect(self.admin_url, autocommit=True) as connection:
             connection.execute("set default_transaction_read_only = off")
             name = connection.info.dbname
             names = {"database": sql.Identifier(name), "name": sql.Literal(name)}
             for each in statements:
                 connection.execute(sql.SQL(each).format(**names))
 
-    async def look(self) -> DatabaseHealth:
-        health = await self.monitor.check()
-        self.monitor._change(health)
-        return health
-
     async def publish(self) -> list[bool]:
         return await self.node.store(random_batch(self._rng, 1, [NOW]))
+
+    @asynccontextmanager
+    async def stalled(self, cause: str) -> AsyncIterator[None]:
+        """Let the canary try within the block, and wait until it reports a cause."""
+        running = asyncio.create_task(self.canary.run())
+        try:
+            async with asyncio.timeout(60):
+                while cause not in str(self.reasons[-1:]):  # noqa: ASYNC110 - tells nobody
+                    await asyncio.sleep(PAUSE_S)
+            yield
+            async with asyncio.timeout(60):
+                while self.reasons[-1] is not None:  # noqa: ASYNC110 - tells nobody
+                    await asyncio.sleep(PAUSE_S)
+        finally:
+            running.cancel()
+            await asyncio.wait({running})
 
 
 @pytest.fixture
@@ -77,43 +106,82 @@ async def test_a_database_that_refuses_writes_refuses_publishing_alone(
 ) -> None:
     node = watched.node
     assert await watched.publish() == [True]
-    assert (await watched.look()).takes_writes
     watched.alter(*refuse)
     with pytest.raises(StoreUnavailable, match=sentence):
         await watched.publish()
-    health = await watched.look()
-    assert (health.is_up, health.takes_writes) == (True, False)
-    assert str(health.reason).startswith(sentence)
+    await watched.canary._attempt()
+    assert str(watched.reasons[-1]).startswith(sentence)
+    assert (await watched.monitor.check()).is_up
     with pytest.raises(StoreUnavailable, match=sentence):
         await watched.publish()
     assert (await node.reader.query(REQUEST)).count == 1
     watched.alter(*allow)
-    assert (await watched.look()).takes_writes
+    await watched.canary._attempt()
+    assert watched.reasons[-1] is None
     assert await watched.publish() == [True]
 
 
-async def test_a_small_write_that_is_not_committed_in_time_is_a_stall(
-    watched: Watched, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "lock",
+    [
+        "lock table storenode.messages in share mode",
+        f"lock table storenode.messages_{TODAY} in share mode",
+        f"select pg_advisory_xact_lock({COMMIT_ORDER})",
+    ],
+    ids=["table", "partition", "commit-order"],
+)
+async def test_a_lock_that_stops_publishing_stops_the_canary_and_is_named(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch, lock: str
 ) -> None:
-    monkeypatch.setattr("store.runtime.monitor.COMMIT_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("store.runtime.canary.STALL_S", 0.05)
+    monkeypatch.setattr("store.runtime.canary.CANARY_INTERVAL_S", 0.0)
+    monkeypatch.setattr("store.runtime.canary.CAUSE_INTERVAL_S", 0.05)
     assert await watched.publish() == [True]
-    holder = await watched.node.database.connect()
-    async with holder, holder.transaction():
+    async with await watched.node.database.connect() as connection:
+        await ensure_ahead(connection, time.time_ns(), None)
+    with psycopg.connect(watched.admin_url, application_name="backup") as holder:
+        holder.execute(lock.encode())
+        pid = holder.info.backend_pid
+        cause = f"a lock is held by pid {pid} (backup, role postgres, idle in transaction)"
+        async with watched.stalled(f"nothing has been committed for more than 0.05 s: {cause}"):
+            # What waits may still be stored: only a refusal is certain.
+            assert watched.node.database.write_failure is None
+            assert (await watched.node.reader.query(REQUEST)).count == 1
+            holder.rollback()
+
+
+async def test_a_call_that_is_abandoned_leaves_the_queue(watched: Watched) -> None:
+    writer = watched.node.writer
+    assert await watched.publish() == [True]
+    async with await watched.node.database.connect() as holder, holder.transaction():
         await holder.execute("lock table storenode.messages in share mode")
-        health = await watched.look()
-        assert (health.is_up, health.takes_writes) == (True, False)
-        assert "has not committed a small write" in str(health.reason)
-        # What waits may still be stored: only a refusal is certain.
-        assert watched.node.database.write_failure is None
-        assert (await watched.node.reader.query(REQUEST)).count == 1
+        calls: list[asyncio.Task[list[bool]]] = []
+        workers = watched.node.database.settings.write_connections - 1
+        async with asyncio.timeout(60):
+            while await watched.node.value(WAITING) != workers:
+                calls.append(asyncio.create_task(watched.publish()))
+                await asyncio.sleep(PAUSE_S)
+        calls += [asyncio.create_task(watched.publish()) for _ in range(10)]
+        await asyncio.sleep(0)
+        assert writer.queued_bytes
+        for each in calls:
+            each.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+        assert (writer.queued_bytes, len(writer._queue)) == (0, 0)
+    assert await watched.publish() == [True]
 
 
 async def test_a_login_that_is_refused_is_the_reason_of_an_outage(watched: Watched) -> None:
+    async def check() -> DatabaseHealth:
+        health = await watched.monitor.check()
+        watched.monitor._change(health)
+        return health
+
     watched.alter("alter role storenode nologin", DISCONNECT)
     try:
-        health = await watched.look()
+        health = await check()
         assert not health.is_up
         assert "refuses the node's login" in str(health.reason)
     finally:
         watched.alter("alter role storenode login")
-    assert (await watched.look()).takes_writes
+    assert (await check()).is_up

@@ -40,6 +40,16 @@ def test_every_command_takes_all_its_options_from_everywhere() -> None:
                 assert param.envvar == ENV_PREFIX + option_name(param).upper()
 
 
+def test_every_command_refuses_an_option_that_is_given_twice() -> None:
+    for command in leaves(cli, click.Context(cli)):
+        for param in command.params:
+            if not isinstance(param, click.Option) or param.multiple or param.count:
+                continue
+            given = [param.opts[-1], *(() if param.is_flag else ("1",) * param.nargs)]
+            with pytest.raises(click.UsageError, match="is given 2 times: give it once"):
+                command.make_context(command.name, given * 2)
+
+
 def test_the_list_of_commands_is_shown_with_code_2_when_none_is_given(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

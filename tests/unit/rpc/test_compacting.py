@@ -279,7 +279,7 @@ async def test_a_frame_that_is_none_ends_in_a_base_session_that_says_why(offers:
     assert one.work is not None
     assert one.work.compact_failed
     assert one.work.compact is not None
-    assert "docs/compact.md" in one.work.compact.reason
+    assert "docs/spec/compact.md" in one.work.compact.reason
     assert proven_from(one) == proven_from(other) == 0
     assert modes(one, other) == {False}
 

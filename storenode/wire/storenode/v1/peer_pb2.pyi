@@ -117,7 +117,7 @@ class ReconcileExtension(_message.Message):
     nonce: _builtins.bytes
     """Random, 16 bytes, for the keys of the compact mode. Only in the first frame of each side."""
     compact_frame: _builtins.bytes
-    """A frame of the compact mode (docs/compact.md). The initiator offers the mode in its first frame,
+    """A frame of the compact mode (docs/spec/compact.md). The initiator offers the mode in its first frame,
     beside `ranges_data`; a responder that does not take it up answers `ranges_data` alone. Where the
     initiator only says that it takes slices, the first frame of the mode is the responder's. In all
     frames of the mode but an offer, and one that falls back, `ranges_data` is empty.

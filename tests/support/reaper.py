@@ -1,0 +1,77 @@
+"""A parent for a run of tests that ends every process which the run leaves behind.
+
+Run as a program, with the command of the run. On Linux it adopts the orphans of the run
+(prctl(2), PR_SET_CHILD_SUBREAPER), also those in sessions of their own, such as the nodes of a
+demo whose process was killed. When the command has ended, by itself or by Ctrl-C, it ends what is
+left and exits with the code of the command.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from typing import Final
+
+import psutil
+
+PATIENCE_S: Final = 10.0
+"""How long a process may take to end before it is killed."""
+
+POLL_S: Final = 0.05
+_PR_SET_CHILD_SUBREAPER: Final = 36
+
+
+def run(command: Sequence[str]) -> int:
+    """Run a command, end what it leaves behind, and return its exit code."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    main = os.spawnvp(os.P_NOWAIT, command[0], list(command))
+    # The terminal sends Ctrl-C to the command too, which reports and exits.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: os.kill(main, signal.SIGTERM))
+    while True:
+        pid, status = os.wait()
+        if pid == main:
+            break
+    if left := _end_descendants():
+        print(f"Ended what the tests left behind: {'; '.join(left)}", file=sys.stderr)  # noqa: T201
+    code = os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else 128 - code
+
+
+def _end_descendants() -> list[str]:
+    """End all descendants, and return their command lines."""
+    left: dict[int, str] = {}
+    for ending, wait_s in ((signal.SIGTERM, PATIENCE_S), (signal.SIGKILL, PATIENCE_S)):
+        deadline_s = time.monotonic() + wait_s
+        signalled: set[int] = set()
+        while (running := _running()) and time.monotonic() < deadline_s:
+            for process in running:
+                if process.pid not in signalled:
+                    signalled.add(process.pid)
+                    left[process.pid] = f"{process.pid} {process.name()}"
+                    process.send_signal(ending)
+            time.sleep(POLL_S)
+    return list(left.values())
+
+
+def _running() -> list[psutil.Process]:
+    """Return the descendants that have not ended; those that have are reaped."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        return []
+    return [
+        each
+        for each in psutil.Process().children(recursive=True)
+        if each.status() != psutil.STATUS_ZOMBIE
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(run(sys.argv[1:]))

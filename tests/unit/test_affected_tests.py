@@ -1,0 +1,74 @@
+"""Tests are left out only where a change cannot affect them."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.layering.rooms import MAY_IMPORT
+from tools.affected_tests import FILTERS, ROOT, changed_files, unaffected
+
+
+@pytest.mark.parametrize(
+    ("changed", "run"),
+    [
+        ("README.md", set()),
+        ("tests/unit/test_site.py", set()),
+        ("tests/browser/test_status.py", {"tests/browser"}),
+        (
+            "store/embedded/process.py",
+            {"tests/embedded", "tests/install", "tests/integration/demo"},
+        ),
+        ("store/gossip/events.py", {"tests/faults/test_attacks.py", "tests/faults/test_soak.py"}),
+        ("store/pipeline/delta.py", {"tests/browser", "tests/integration/pipeline"}),
+        ("tests/support/node.py", set(FILTERS)),
+        (".ci/run", set(FILTERS)),
+    ],
+)
+def test_a_change_runs_what_it_can_affect(changed: str, run: set[str]) -> None:
+    assert run <= set(FILTERS) - set(unaffected([changed]))
+    if not run:
+        assert unaffected([changed]) == list(FILTERS)
+
+
+def test_everything_runs_without_a_change() -> None:
+    assert unaffected([]) == []
+
+
+@pytest.mark.parametrize(
+    ("tests", "room"), [("tests/sim", "sim"), ("tests/integration/pipeline", "store.pipeline")]
+)
+def test_a_filter_names_all_rooms_that_its_room_may_import(tests: str, room: str) -> None:
+    for imported in MAY_IMPORT[room] | {room}:
+        assert f"{imported.replace('.', '/')}/".startswith(FILTERS[tests]), imported
+
+
+def test_filters_name_what_exists() -> None:
+    for tests, prefixes in FILTERS.items():
+        for path in (tests, *prefixes):
+            assert (ROOT / path).exists(), path
+
+
+def test_changes_are_those_since_the_merge_base(tmp_path: Path) -> None:
+    def git(*arguments: str) -> None:
+        identity = ("-c", "user.name=a", "-c", "user.email=a@b.example")
+        subprocess.run(["git", "-C", tmp_path, *identity, *arguments], check=True)
+
+    assert changed_files(tmp_path) == []
+    git("init", "-q", "-b", "main")
+    for name in ("a", "b", "c"):
+        (tmp_path / name).write_text(name)
+    git("add", ".")
+    git("commit", "-q", "-m", "first")
+    assert changed_files(tmp_path) == []
+    git("switch", "-q", "-c", "change")
+    git("rm", "-q", "a")
+    git("commit", "-q", "-m", "second")
+    (tmp_path / "b").write_text("new")
+    (tmp_path / "d").write_text("d")
+    assert changed_files(tmp_path) == ["a", "b", "d"]
+    git("switch", "-q", "--discard-changes", "--orphan", "unrelated")
+    git("branch", "-q", "-D", "main")
+    assert changed_files(tmp_path) == []

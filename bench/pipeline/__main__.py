@@ -10,29 +10,21 @@ time is that of the driver, Spark's JVM and the workers, not of Postgres.
 from __future__ import annotations
 
 import argparse
-import resource
 import sys
 import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-import psutil
 import psycopg
 
-from bench.pipeline.cpu import apart, measured
+from bench.pipeline.cpu import apart
+from bench.pipeline.night import night
 from bench.pipeline.world import filled_database
 from bench.support import report
-from store.pipeline.archive import ArchiveJob, archive
-from store.pipeline.audit.audit import AuditJob, audit
-from store.pipeline.delta import DeltaArchive
-from store.pipeline.message_sets import ArchiveMessages
-from store.pipeline.spark import spark_session
-from store.pipeline.verify import VerifyJob, verify
 
 _MESSAGES: Final = 1_000_000
 _CORES: Final = 2
-_MEBIBYTE: Final = 1024 * 1024
 _MINUTE_S: Final = 60
 
 
@@ -75,40 +67,6 @@ _COMBINED: Final[dict[str, Callable[[Iterable[float]], float]]] = {
     "driver_mib": max,
     "jvm_mib": max,
 }
-
-
-def night(url: str, path: str, cores: int) -> dict[str, dict[str, float]]:
-    """Run the jobs in one session; return for each the seconds, and the greatest memory so far.
-
-    ``driver_mib`` is the memory of this process, ``jvm_mib`` that of the JVM, in which the tasks'
-    engine runs, too.
-    """
-    settings = {"spark.sql.shuffle.partitions": str(2 * cores)}
-    found: dict[str, dict[str, float]] = {}
-    with spark_session(f"local[{cores}]", settings) as session:
-        opened = DeltaArchive(path)
-        jobs: dict[str, Callable[[], Any]] = {
-            "archive": lambda: archive(session, ArchiveJob(url, opened)),
-            "verify": lambda: verify(session, VerifyJob(opened, url)),
-            "audit": lambda: audit(
-                session, AuditJob(ArchiveMessages(session, opened), record=opened)
-            ),
-        }
-        for name, job in jobs.items():
-            result, used = measured(job)
-            assert result.sound, result.lines()
-            found[name] = {
-                "cpu_s": used.cpu_s,
-                "wall_s": used.wall_s,
-                "driver_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-                "jvm_mib": _jvm_bytes() / _MEBIBYTE,
-            }
-    return found
-
-
-def _jvm_bytes() -> int:
-    children = psutil.Process().children(recursive=True)
-    return sum(each.memory_info().rss for each in children if each.name() == "java")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from typing import Final
 
 from pyspark.sql import SparkSession
 
-from store.pipeline.delta import CommitMetadata, DataFile, DeltaArchive, FileRecord, Manifest
+from store.pipeline.delta import CommitMetadata, DataFile, DeltaArchive, Manifest
 from store.pipeline.errors import USAGE, PipelineError
 from store.pipeline.parquet import file_digests
 from store.pipeline.spark import Say, shown, silent
@@ -85,7 +85,10 @@ def repair(session: SparkSession, job: RepairJob) -> RepairReport:
         commits=manifest.version + 1, files=len(manifest.files), dry_run=job.dry_run
     )
     result.commits_restored = manifest.version + 1 if is_short else 0
-    files = {path: _data_file(archive, path, each) for path, each in manifest.files.items()}
+    files = {
+        path: DataFile(f"{archive.messages}/{path}", each.day, 0, 0, 0)
+        for path, each in manifest.files.items()
+    }
     with shown(job.say, "repair"):
         lost = _lost_files(session, manifest, files, result)
     result.files_removed = len(lost)
@@ -136,9 +139,3 @@ def _lost_files(
     result.add(UNREADABLE, gone)
     result.add(CHANGED_FILE, changed)
     return [files[path] for path in (*gone, *changed)]
-
-
-def _data_file(archive: DeltaArchive, path: str, record: FileRecord) -> DataFile:
-    shard = path.split("shard=", 1)[-1].split("/", 1)[0]
-    number = int(shard) if shard.lstrip("-").isdigit() else 0
-    return DataFile(f"{archive.messages}/{path}", record.day, number, 0, 0)

@@ -213,6 +213,7 @@ _OPTIONS: Final = _FORMAT.make_write_options(
     compression_level={name: 1 for name in _LEAVES if name not in _RANDOM},
     use_dictionary=[name for name in _LEAVES if name not in _DISTINCT],
     write_statistics=list(_BOUNDED),
+    store_schema=False,
 )
 _DIRECTORIES: Final = ds.partitioning(pa.schema(map(ARROW.field, PARTITIONS)), flavor="hive")
 _MAX_OPEN_FILES: Final = 8

@@ -24,7 +24,7 @@ from store.pipeline.database import FOREVER, connected, read_as_of, read_marks
 from store.pipeline.delta import DataFile, DeltaArchive, Manifest, read_manifest, short_hours
 from store.pipeline.errors import SPARK_ERRORS, USAGE, PipelineError, of_spark
 from store.pipeline.files import checked
-from store.pipeline.fingerprints import NOTHING, Fingerprints, collected
+from store.pipeline.fingerprints import HASH_WORDS, NOTHING, Fingerprints, collected
 from store.pipeline.limits import DAY_NS, HOUR_NS, MAX_LISTED, SHARD_PARTITIONS
 from store.pipeline.parquet import PATH, batches_of, file_digests, read_files, start_of, sums
 from store.pipeline.reports import JobReport, time_text
@@ -41,10 +41,7 @@ TOO_LONG: Final = "a topic is longer than may be"
 CHECKED: Final = (
     "ts",
     "hash",
-    "h0",
-    "h1",
-    "h2",
-    "h3",
+    *HASH_WORDS,
     "pubsub_topic",
     "content_topic",
     "payload",
@@ -109,7 +106,7 @@ def _hashed() -> Column:
 
 def _words_hex() -> Column:
     """Return the words as the digits of the hash, to whose bytes they are little-endian."""
-    words = (F.lpad(F.hex(f"h{place}"), 16, "0") for place in reversed(range(4)))
+    words = (F.lpad(F.hex(word), 16, "0") for word in reversed(HASH_WORDS))
     return F.regexp_replace(F.reverse(F.concat(*words)), "(.)(.)", "$2$1")
 
 
@@ -239,26 +236,6 @@ def verify(session: SparkSession, job: VerifyJob) -> VerifyReport:
     return result
 
 
-def checked_rows(session: SparkSession, files: Iterable[DataFile]) -> DataFrame:
-    """Return the messages of some files, with their file, hour, and a column for each fault."""
-    rows = read_files(session, files, (*CHECKED, "day", PATH.name))
-    faults = [fault.alias(kind) for kind, fault in row_faults().items()]
-    words = [f"h{place}" for place in range(4)]
-    return rows.select(PATH.name, start_of(HOUR_NS), "ts", "hash", *words, *faults)
-
-
-def by_file_and_hour(rows: DataFrame) -> DataFrame:
-    """Return count and XOR of the checked rows by file and hour, and how many have each fault."""
-    faults = [F.count_if(F.col(f"`{kind}`")).alias(kind) for kind in row_faults()]
-    return rows.groupBy(PATH.name, "start_ns").agg(*sums(), *faults)
-
-
-def repeated(rows: DataFrame) -> DataFrame:
-    """Return the messages that are there more than once, and how often."""
-    counted = rows.groupBy("ts", "hash").agg(F.count(F.lit(1)).alias("count"))
-    return counted.where("count > 1")
-
-
 def _check_files(
     session: SparkSession,
     job: VerifyJob,
@@ -273,12 +250,16 @@ def _check_files(
     readable = {each.path: each for each in files if each.path not in lost}
     if not readable:
         return {}
-    rows = checked_rows(session, readable.values())
-    found = by_file_and_hour(rows).collect()
+    read = read_files(session, readable.values(), (*CHECKED, PATH.name))
+    faults = [fault.alias(kind) for kind, fault in row_faults().items()]
+    rows = read.select(PATH.name, start_of(HOUR_NS), "ts", "hash", *HASH_WORDS, *faults)
+    counts = [F.count_if(F.col(f"`{kind}`")).alias(kind) for kind in row_faults()]
+    found = rows.groupBy(PATH.name, "start_ns").agg(*sums(), *counts).collect()
     _check_counts(job.archive, readable, found, result)
     _list_faults(job.archive, rows, found, result)
     keys = read_files(session, readable.values(), ("ts", "hash"))
-    again = repeated(keys).persist(StorageLevel.MEMORY_AND_DISK)
+    counted = keys.groupBy("ts", "hash").agg(F.count(F.lit(1)).alias("count"))
+    again = counted.where("count > 1").persist(StorageLevel.MEMORY_AND_DISK)
     several = again.count()
     if several:
         listed = again.orderBy("ts", "hash").limit(MAX_LISTED).collect()

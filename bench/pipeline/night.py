@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import resource
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final
 
 import psutil
@@ -43,10 +44,18 @@ def night(url: str, path: str, cores: int) -> dict[str, dict[str, float]]:
             found[name] = {
                 "cpu_s": used.cpu_s,
                 "wall_s": used.wall_s,
-                "driver_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / _KIBIBYTE,
+                "driver_mib": _peak_kib() / _KIBIBYTE,
                 "jvm_mib": _jvm_bytes() / _MEBIBYTE,
             }
     return found
+
+
+def _peak_kib() -> int:
+    """Return the greatest memory of this process; that of `getrusage` may be its parent's."""
+    (line,) = re.findall(
+        r"^VmHWM:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE
+    )
+    return int(line)
 
 
 def _jvm_bytes() -> int:

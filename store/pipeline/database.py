@@ -7,7 +7,7 @@ position and the fingerprints of everything that was committed up to it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, LiteralString
 
@@ -96,7 +96,12 @@ def connected(url: str, what: str = "The database") -> Iterator[Connection]:
     try:
         require_served(url)
         with psycopg.connect(url, autocommit=True) as connection:
-            yield connection
+            try:
+                yield connection
+            finally:
+                # The server may see the end of a connection only after the next job wants its lock.
+                with suppress(psycopg.Error):
+                    connection.execute("select pg_advisory_unlock_all()")
     except SchemaError as error:
         raise PipelineError(f"{what} does not fit: {error}.", FAILED) from error
     except psycopg.Error as error:
